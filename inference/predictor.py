@@ -263,7 +263,8 @@ def _config_and_description(
     else:
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
         adapter = config.MODEL.PRETRAINED_ADAPTER
-        names, task = classes or classes_of(path, adapter) or [], task_of(path, adapter) or config.TASK
+        names = classes or classes_of(path, adapter) or []
+        task = task_of(path, adapter) or config.TASK
         thresholds = thresholds_of(path, adapter)
         if config.MODEL.NUM_CLASSES == "auto" and names:
             config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))

@@ -53,7 +53,8 @@ def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> 
             raise InputError(f"{told}: give its -data_path (and -dataset)")
     chosen: dict[str, Any] = {datasets.key: dataset}
     if run and dataset == run.DATA.DATASET:
-        own, defaults = dict(leaves(run)), default_values()
+        own = dict(leaves(run))
+        defaults = default_values()
         words = datasets.components[dataset].reads
         keys = [*map(datasets.key_of, words), *(f"DATA.{name}" for name in _PARTS)]
         chosen |= {key: own[key] for key in keys if own[key] != defaults[key]}

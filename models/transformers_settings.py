@@ -300,13 +300,15 @@ def _resnet(config: dict[str, Any]) -> dict[str, Any]:
     _expect(config, "embedding_size", 64)
     _expect(config, "downsample_in_bottleneck", False)
     _expect(config, "downsample_in_first_stage", False)
-    kind, stages = config.get("layer_type", "bottleneck"), config["depths"]
-    depths = {"basic": {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}}
-    depths["bottleneck"] = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
-    depth = next((depth for depth, own in depths.get(kind, {}).items() if own == stages), None)
-    if depth is None:
-        raise InputError(f"depths is {value_text(stages)} of layer_type {value_text(kind)}, which no ResNet here has")
-    return {"DEPTH": depth}
+    kind = config.get("layer_type", "bottleneck")
+    stage_depths = config["depths"]
+    models = {"basic": {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}}
+    models["bottleneck"] = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
+    for depth, own in models.get(kind, {}).items():
+        if own == stage_depths:
+            return {"DEPTH": depth}
+    told = f"depths is {value_text(stage_depths)} of layer_type {value_text(kind)}"
+    raise InputError(f"{told}, which no ResNet here has")
 
 
 def _regnet(config: dict[str, Any]) -> dict[str, Any]:

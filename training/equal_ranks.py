@@ -189,7 +189,8 @@ def _items_of(dataset: ImageDataset, split: str) -> Iterator[_Items]:
     yield _listed(f"the {split} classes", dataset.classes)
     if dataset.compared is not None:
         yield _listed("the outputs of DATA.CLASSES", dataset.compared.tolist())
-    names, pixels = dataset.relative_names(), _pixels(dataset)
+    names = dataset.relative_names()
+    pixels = _pixels(dataset)
     # A cache's pixels were read, and compared with their CRC-32, at the start.
     crc = pixels.crc if isinstance(pixels, MappedImages) else None
     yield _Items(
@@ -210,7 +211,8 @@ def _listed(what: str, values: list[Any]) -> _Items:
 
 def _content(dataset: ImageDataset, names: Names, first: int, last: int) -> list[Any]:
     """Returns the labels of images, and their names or, of images without names, their pixels: to be hashed."""
-    labels, pixels = dataset.labels, _pixels(dataset)
+    labels = dataset.labels
+    pixels = _pixels(dataset)
     parts: list[Any] = []
     if isinstance(labels, LabelSets):
         ends = labels.ends[first : last + 1]

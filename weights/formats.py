@@ -78,7 +78,8 @@ def read_weights(path: str | Path) -> WeightFile:
     """
     index = find_weights(path)
     arrays: dict[str, np.ndarray] = {}
-    layouts, notes = set(), []
+    layouts: set[str] = set()
+    notes: list[str] = []
     files = files_of(path)
     for file in files:
         with reading(file, "weights"), open_file(file) as stream:
