@@ -37,7 +37,8 @@ __all__ = [
     "update_config", "with_options", "with_values",
 ]  # fmt: skip
 
-if __name__ == "config":  # as a part of another program (tools/package) it leaves that one's imports alone
+# An installed copy has another name (tools/package). It leaves the imports of the program that uses it alone.
+if __name__ == "config":
     explain_missing_modules()
 
 _C = Configuration()

@@ -142,7 +142,7 @@ class ImageDataset(paddle.io.Dataset):
         return f"sample {index}"
 
     def relative_names(self) -> Paths | np.ndarray | None:
-        """Returns the images' names, which don't tell where the data lie; None: they have none."""
+        """Returns the images' names, relative to the data's folder; None: images without names."""
         return None
 
 
@@ -277,8 +277,9 @@ def get_dataset(
     """Returns the dataset of DATA.DATASET.
 
     Args:
-        mode: "train" (augmented) or "val"; True or False as PaddleViT's ``is_train``.
-        alone: of "train": no validation set is needed, so the classes' folders may stand without a train/.
+        mode: "train" (augmented) or "val"; or True or False, as PaddleViT's ``is_train``.
+        is_train: PaddleViT's argument, which takes the place of ``mode``.
+        alone: with "train": no validation set is needed, so the classes' folders may stand without a train/.
         skipped: takes the paths of entries that aren't data, such as hidden ones.
 
     Raises:
@@ -363,32 +364,38 @@ def get_datasets(
         config = with_part_note(check_evaluation(config, val, trained), len(val))
         set_outputs(config, val)
         check_pretrained_classes(config, val)
-        return _with_notes(config, skipped), None, val
+        return _with_note(config, _skipped_note(skipped)), None, val
     train, val = (get_dataset(config, mode, skipped=skipped) for mode in ("train", "val"))
     _check_several_classes(config, train, val)
     config = check_training(config, train, val)
     set_outputs(config, train, val)
     check_pretrained_classes(config, train)
-    if absent := "" if isinstance(train, SyntheticDataset) else absent_classes(train, val):
-        config = with_values(config)
-        add_note(config, absent)
-    return _with_notes(config, skipped), train, val
+    if not isinstance(train, SyntheticDataset):
+        config = _with_note(config, absent_classes(train, val))
+    return _with_note(config, _skipped_note(skipped)), train, val
 
 
-def _with_notes(config: Configuration, skipped: list[str]) -> Configuration:
-    """Returns the configuration with a line about the paths that were skipped."""
-    if skipped:
-        config = with_values(config)  # a copy: the note is this start's
-        add_note(config, skipped_text(sorted(set(skipped))))  # DATA.VAL_SPLIT reads a folder twice
+def _skipped_note(skipped: list[str]) -> str:
+    # With DATA.VAL_SPLIT a folder is read twice.
+    return skipped_text(sorted(set(skipped))) if skipped else ""
+
+
+def _with_note(config: Configuration, note: str) -> Configuration:
+    """Returns a copy of the configuration with a note for this start; for an empty note ``config`` itself."""
+    if not note:
+        return config
+    config = with_values(config)
+    add_note(config, note)
     return config
 
 
 def _check_several_classes(config: Configuration, train: ImageDataset, val: ImageDataset) -> None:
-    """Raises InputError where a classification has one class alone: nothing can be learnt from that."""
-    present = np.union1d(every_label(train.labels), every_label(val.labels))
-    if len(present) > 1 or config.TASK != "classification" or config.TRAIN.DISTILLATION_TYPE is not None:
+    """Raises InputError where all images of a classification have the same class: nothing can be learnt from that."""
+    # A student learns from its teacher even then.
+    if config.TASK != "classification" or config.TRAIN.DISTILLATION_TYPE is not None:
         return
-    if isinstance(train, SyntheticDataset):
+    present = np.union1d(every_label(train.labels), every_label(val.labels))
+    if len(present) > 1 or isinstance(train, SyntheticDataset):
         return
     name = train.classes[present[0]] if train.classes else f"class {present[0]}"
     below = below_class(Path(train.root), train.paths, name) if isinstance(train, FileDataset) else ""
@@ -399,7 +406,7 @@ def _check_several_classes(config: Configuration, train: ImageDataset, val: Imag
 
 
 def _mode(mode: str | bool) -> str:
-    """Returns PaddleViT's ``is_train``, or a mode as it is, as a mode."""
+    """Returns the mode that PaddleViT's ``is_train`` stands for; a mode as it is."""
     if isinstance(mode, bool):
         return "train" if mode else "val"
     return mode
@@ -438,9 +445,9 @@ def get_dataloader(
 
     Args:
         mode: "train" (shuffled) or "val".
-        multi_process, is_train, use_dist_sampler: PaddleViT's, of several years. With one of them, or a bool as
-            ``mode``, a ``PairLoader`` is returned; it splits the samples among the processes if that is asked for.
-        rank, ranks: otherwise: a ``Loader`` of the part of one process of several.
+        multi_process, is_train, use_dist_sampler: arguments of PaddleViT's releases. With one of them, or with a bool
+            as ``mode``, a ``PairLoader`` is returned. It splits the samples among the processes if that is asked for.
+        rank, ranks: of a ``Loader``: this process, and how many processes share the samples.
 
     Raises:
         InputError: memory is short, DALI isn't installed or can't serve the dataset.
@@ -465,5 +472,5 @@ def get_dataloader(
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Says what to write for the names of PaddleViT's ``datasets`` that aren't here."""
+    """Raises an error, which says what to write for a name of PaddleViT's ``datasets`` that isn't here."""
     instead("datasets", name)

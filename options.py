@@ -195,21 +195,21 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 # ------------------------------------------------- the command line
 
-_MOST_PROBLEMS = 8  # unknown flags that an error names
+_MOST_PROBLEMS = 8  # of a command line, in its error
 
 
 class Parser(argparse.ArgumentParser):
     """The parser of a program's command line.
 
-    A flag may have one dash or two, and dashes or underscores within. It is never shortened, as argparse would have it:
-    ``-pre`` isn't ``-pretrained``, and ``-output=x`` isn't ``-o`` with a value. Each program has ``-h`` and
+    A flag may begin with one dash or two, and has dashes or underscores within. It can't be shortened, unlike in
+    argparse: ``-pre`` isn't ``-pretrained``, and ``-output=x`` isn't ``-o`` with a value. Each program has ``-h`` and
     ``--version``. A wrong command line raises InputError instead of printing the usage.
 
     Args:
         description: printed by -h above the flags: a program's docstring.
-        passes_on: flags that aren't known here belong to another parser; ``parse_known_args`` returns them.
-        others: names of the program's flags that another parser has taken; an unknown flag may mean one of them.
-        settings: of ``argparse.ArgumentParser``.
+        passes_on: leave unknown flags to another parser: ``parse_known_args`` returns them.
+        others: names of flags that another parser of this program takes. The error for an unknown flag may suggest one.
+        settings: further arguments of ``argparse.ArgumentParser``.
     """
 
     def __init__(
@@ -224,7 +224,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             description=description, formatter_class=layout, allow_abbrev=False, add_help=False, **settings
         )
-        self.passes_on, self.others = passes_on, others
+        self.passes_on = passes_on
+        self.others = others
         self.add_argument("-h", "--help", action="help", help="print this, and end")
         version = f"paddle-vit-toolkit {__version__}"
         self.add_argument("--version", action="version", version=version, help="print the toolkit's version, and end")
@@ -238,25 +239,27 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._spelled(sys.argv[1:] if args is None else args), namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Raises InputError with argparse's message."""
-        message = re.sub(r"(-[\w-]+)/-[\w/-]+", r"\1", message)  # it names all spellings of a flag: -top/--top
+        """Raises InputError with argparse's message, in which a flag has one spelling instead of -top/--top."""
+        message = re.sub(r"(-[\w-]+)/-[\w/-]+", r"\1", message)
         message = message.removeprefix("argument ").replace("the following arguments are required:", "missing:")
         message = re.sub(r"^(-\w+): expected .*one argument$", r"\1 has no value", message)
         raise InputError(f"command line: {message}; -h says what it takes")
 
     def instead(self, name: str, values: list[str]) -> str:
-        """Returns what to write instead of an unknown flag: "; did you mean -top?".
+        """Returns what to write instead of an unknown flag, such as "; did you mean -top?".
 
         Args:
             name: the flag without dashes in front, with underscores within.
             values: the words that follow it.
         """
         known = self._flags()
-        switch = self._option_string_actions.get(known.get(name.removeprefix("no_"), ""))
-        if name.startswith("no_") and switch and switch.nargs == "?":
-            return f"; write -{name.removeprefix('no_')}=False"
-        if name.startswith("no_") and switch and switch.nargs == 0:
-            return f"; leave out -{name.removeprefix('no_')}"
+        if name.startswith("no_"):
+            positive = name.removeprefix("no_")
+            switch = self._option_string_actions.get(known.get(positive, ""))
+            if switch and switch.nargs == "?":
+                return f"; write -{positive}=False"
+            if switch and switch.nargs == 0:
+                return f"; leave out -{positive}"
         flags = [f"-{flag}" for flag in (*known, *self.others)]
         longer = [flag for flag in flags if flag.startswith(f"-{name}")]
         return f"; did you mean {' or '.join(longer)}?" if longer else nearest(f"-{name}", flags)
@@ -291,7 +294,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def is_flag(word: str) -> bool:
-    """Returns whether a word of a command line is a flag, by its look: no negative number is."""
+    """Returns whether a word of a command line looks like a flag; a negative number doesn't."""
     return bool(re.match(r"--?[^\W\d][^\s=]*(=|$)", word))
 
 
@@ -304,7 +307,8 @@ def plain_flag(word: str) -> str:
 
 WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
 COMMAND_LINE, WITH_VALUES = "command line", "with_values"  # sources that are no files
-NAMED = "-o"  # by this, somebody names the key that is set; and by a flag, of which this is the beginning:
+# What ``Given.first`` is for a key that -o sets, and how it begins for a key that a flag sets. Either names the key.
+NAMED = "-o"
 FLAG = "flag -"
 
 

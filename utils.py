@@ -206,7 +206,8 @@ class AverageMeter:
         self.reset()
 
     def reset(self) -> None:
-        self.sum, self.count = 0.0, 0
+        self.sum = 0.0
+        self.count = 0
 
     def update(self, val: float, n: int = 1) -> None:
         self.sum += float(val) * n
@@ -301,7 +302,7 @@ def open_logs(directory: Path) -> None:
 
 
 def get_logger(file_path: str | Path) -> tuple[logging.Logger, logging.Logger]:
-    """Returns ``get_loggers()``, which write to the folder ``file_path`` from now on: PaddleViT's function."""
+    """PaddleViT's function: returns ``get_loggers()``, which write to the folder ``file_path`` from now on."""
     loggers = get_loggers()
     open_logs(Path(file_path))
     return loggers
@@ -314,10 +315,11 @@ def write_log(
     msg_master: str | None = None,
     level: str = "info",
 ) -> None:
-    """Writes a line to this process's log, and one to that of all, as PaddleViT's function.
+    """PaddleViT's function: writes a line to this process's log, and one to the log of all processes.
 
     Args:
-        msg_master: None: ``msg_local``.
+        msg_local: the line of this process's log.
+        msg_master: the line of the log of all processes; None: ``msg_local``.
         level: info, warning or fatal.
     """
     number = getattr(logging, level.upper())
@@ -328,7 +330,9 @@ def write_log(
 
 
 def __getattr__(name: str) -> Any:
-    """Returns what programs take from PaddleViT's ``utils``; for what isn't here, the error says what to write."""
+    """Returns a name of PaddleViT's ``utils``; for one that isn't here, the error says what to write."""
     from configs.paddlevit import helpers
 
-    return getattr(helpers, name) if name in helpers.__all__ else instead("utils", name)
+    if name in helpers.__all__:
+        return getattr(helpers, name)
+    return instead("utils", name)

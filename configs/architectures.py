@@ -33,16 +33,17 @@ def architecture(kind: str, by: str = "") -> Architecture:
     """Returns the architecture that MODEL.TYPE names, in any case.
 
     Args:
-        by: who names it, which begins the error.
+        by: the file or the program that names it; the error begins with it.
 
     Raises:
         InputError: there is none.
     """
     found = architectures().get(kind.lower())
     if found is None:
-        absent = absent_type(kind)
-        expected = f": {absent}" if absent else f", expected one of {', '.join(sorted(architectures()))}"
-        raise InputError(f"{by}MODEL.TYPE is {quoted(kind)}{expected}")
+        told = f"{by}MODEL.TYPE is {quoted(kind)}"
+        if absent := absent_type(kind):
+            raise InputError(f"{told}: {absent}")
+        raise InputError(f"{told}, expected one of {', '.join(sorted(architectures()))}")
     return found
 
 

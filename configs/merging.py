@@ -279,7 +279,10 @@ def _check_names(found: Any, path: Path) -> None:
 
 
 def _check_type(content: dict[str, Any], path: Path) -> None:
-    """Raises InputError where a file's MODEL.TYPE, or its task, isn't here: its keys aren't either."""
+    """Raises InputError where a file's MODEL.TYPE, or its task, isn't here.
+
+    It comes before the check of the keys: an error about one of them would be misleading.
+    """
     keys = dict(leaves(content))
     if "BASE" not in content and (line := absent_task(keys)):
         raise InputError(f"{path}: {line}")

@@ -74,12 +74,13 @@ def hub_weights(name: str, file: Path | None) -> str:
     Raises:
         InputError: timm has no weights of it.
     """
-    plain, _, told = names(file).get("timm", "").partition(".") if file else ("", "", "")
-    asked = current_name(name).partition(".")[2]
+    timm_name = names(file).get("timm", "") if file else ""
+    plain, _, tag_of_file = timm_name.partition(".")
+    tag_of_name = current_name(name).partition(".")[2]
     known = tags(plain)
     if not known:
         raise InputError(f"timm has no weights of {name}; give pretrained=FILE, or leave it out")
-    tag = asked or told or _table()["default"].get(plain, known[0])
+    tag = tag_of_name or tag_of_file or _table()["default"].get(plain, known[0])
     # timm keeps these weights once, whichever GELU their name has.
     return f"hf-hub:timm/{plain.replace('_clip_quickgelu_', '_clip_')}.{tag}"
 

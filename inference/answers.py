@@ -65,7 +65,7 @@ class JsonLines:
 
 class Csv:
     """A row for each class of each image (COLUMNS), the most probable first; of an image that can't be read, one row
-    with its error (``loading.tables``). Of names, bytes that are no UTF-8 are escapes.
+    with its error. ``loading.tables`` says what the cells are. Bytes of names that aren't UTF-8 become escapes.
     """
 
     def __init__(self, file: IO[str] | io.TextIOBase) -> None:
@@ -73,7 +73,8 @@ class Csv:
         file.write(",".join(COLUMNS) + "\n")
 
     def write(self, answer: Answer) -> None:
-        name, empty = answer.name, [None] * 4
+        name = answer.name
+        empty = [None] * 4
         if isinstance(answer, Failure):
             self.file.write(csv_line(name, *empty, reason(answer)))
             return

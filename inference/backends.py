@@ -115,7 +115,8 @@ class OpenVino:
 RUNNERS: dict[str, Callable[[Path, str, str], Runner]] = {
     "paddle": PaddleInference,
     "paddle-legacy": PaddleInference,
-    "paddlex": PaddleInference,  # gives probabilities, as paddleclas
+    # These two give probabilities instead of logits.
+    "paddlex": PaddleInference,
     "paddleclas": OnnxRuntime,
     "onnx": OnnxRuntime,
     "openvino": OpenVino,

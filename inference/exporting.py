@@ -24,7 +24,7 @@ from inference.answers import writing
 from inference.backends import RUNNERS, STEMS, import_extra, open_export
 from inference.conventions import write_conventions
 from inference.fidelity import LEAST_AGREEMENT, Fidelity, compare_with_eager
-from inference.folder import MANIFEST, sha256
+from inference.folder import MANIFEST
 from inference.preparation import Preparation
 from inference.quantise import check_calibration, quantise
 from launch.startup import remove, unfinished_path
@@ -33,6 +33,7 @@ from models.base import ImageModel
 from models.inference import PROGRAM, inputs_of, save_program
 from options import Configuration
 from training.checkpoint import describe
+from training.checkpoint.folder import sha256_of
 from utils import sync_directory
 
 _UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
@@ -73,7 +74,7 @@ def write_export(
     least: float = LEAST_AGREEMENT,
     thresholds: Sequence[float] = (),
 ) -> Fidelity:
-    """Writes the folder ``target``, whole or not at all; returns what its logits differ from the model's.
+    """Writes the folder ``target``, whole or not at all; returns how far its outputs are from the model's.
 
     Args:
         classes: names, by output; empty: none are known.
@@ -84,10 +85,11 @@ def write_export(
 
     Raises:
         InputError: ``target`` exists, the model can't be exported so, or a package isn't installed.
-        RunError: the export's logits aren't the model's.
+        RunError: the export's outputs aren't the model's.
     """
     check_combination(kind, precision)
-    if kind in paddlex.FORMATS:
+    for_client = kind in paddlex.FORMATS
+    if for_client:
         paddlex.check_paddlex(config, kind, task)
     check_target(target)
     if precision == "int8":
@@ -95,7 +97,7 @@ def write_export(
     model.eval()
     description = describe(config, classes, task, thresholds)
     eager: nn.Layer = model
-    if kind in paddlex.FORMATS:
+    if for_client:
         eager = paddlex.Probabilities(model, task, description.thresholds)
     temporary = unfinished_path(target)
     try:
@@ -105,7 +107,7 @@ def write_export(
     try:
         with writing(str(target)):
             with tempfile.TemporaryDirectory(dir=temporary) as scratch, _raising_full_disk(temporary):
-                if kind in paddlex.FORMATS:
+                if for_client:
                     answering = paddlex.Probabilities(model.inference_model(), task, description.thresholds)
                     _write_answering(answering, temporary, Path(scratch), kind)
                     paddlex.write_settings(temporary, config, description, kind)
@@ -114,10 +116,10 @@ def write_export(
                     _write_graphs(config, exported, temporary, Path(scratch), kind, precision, calibration)
             write_conventions(temporary, config, description, model.num_features)
             content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
-            content["files"] = {file.name: sha256(file) for file in sorted(temporary.iterdir())}
+            content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
             (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
             found = compare_with_eager(config, eager, open_export(temporary), precision, calibration, least)
-            if kind in paddlex.FORMATS:
+            if for_client:
                 found = found._replace(outputs="probabilities")
             for file in temporary.iterdir():
                 sync_directory(file)

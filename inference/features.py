@@ -14,11 +14,11 @@ import paddle
 from paddle import nn
 
 from errors import InputError, Unreadable, open_file, printable, reading
-from inference.folder import sha256
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
 from loading.files import Paths
 from loading.tables import csv_line, csv_rows
+from training.checkpoint.folder import sha256_of
 from utils import writing_whole
 from weights.formats import files_of
 from weights.hub import HUB_PREFIXES
@@ -53,7 +53,8 @@ _FORM: Form = {
     "norm": Rule("true or false", lambda value: type(value) is bool),
     "shape": Rule("two to four sizes", lambda value: is_list(value, is_whole, 2, 4)),
     "offset": Rule("a number of bytes", is_whole),
-    "oriented": Rule("true or false", lambda value: type(value) is bool),  # which earlier releases lack
+    # Records of earlier releases don't have it.
+    "oriented": Rule("true or false", lambda value: type(value) is bool),
     "index": Rule(f"one of {', '.join(INDEXES)}", lambda value: value in INDEXES),
 }
 
@@ -98,7 +99,7 @@ class Features(Predictor):
             raise InputError(f"{printable(str(path))} is an export, which gives logits alone; give the checkpoint")
         path = str(path) if str(path).startswith(HUB_PREFIXES) else os.path.abspath(path)
         assert self.weights is not None
-        total = sha256(*files_of(self.weights))
+        total = sha256_of(*files_of(self.weights))
         cfg = os.path.abspath(cfg) if cfg and os.path.isfile(cfg) else cfg
         self.made = {"checkpoint": path, "sha256": total, "cfg": cfg, "options": list(options)}
         self.made |= {"layer": layer, "pool": pool, "norm": norm}

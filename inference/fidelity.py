@@ -30,7 +30,7 @@ class Fidelity(NamedTuple):
         agreement: share of images with the model's best class.
         images: how many were compared.
         kinds: which ones, in words.
-        outputs: what was compared, in words.
+        outputs: what was compared: "logits" or "probabilities".
     """
 
     difference: float

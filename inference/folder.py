@@ -4,14 +4,14 @@
 first release have ``preprocessing.json``, which tells less.
 """
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from errors import InputError, Unreadable, open_file, reading
+from errors import InputError, Unreadable, reading
 from training.checkpoint import Description
 from training.checkpoint.description import read_description
+from training.checkpoint.folder import sha256_of
 from weights.plain import Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
 
 MANIFEST, EARLIER = "preprocess.json", "preprocessing.json"
@@ -73,7 +73,7 @@ class Export(NamedTuple):
         """
         for name, expected in self.files.items():
             with reading(self.folder / name, "a file of an export", ADVICE):
-                if sha256(self.folder / name) != expected:
+                if sha256_of(self.folder / name) != expected:
                     raise Unreadable("it isn't what was exported: its SHA-256 is another")
 
 
@@ -108,13 +108,3 @@ def _of_earlier(folder: Path, content: Any) -> Export:
     return Export(
         folder, kind, "float32", Description(content["model"], "classification", content["classes"], values), {}
     )
-
-
-def sha256(*files: Path) -> str:
-    """Returns the sum of the bytes of files, one after the other, in hexadecimal."""
-    total = hashlib.sha256()
-    for file in files:
-        with open_file(file) as content:
-            while piece := content.read(1 << 20):
-                total.update(piece)
-    return total.hexdigest()

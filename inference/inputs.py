@@ -12,7 +12,7 @@ from typing import IO
 
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import read_class_names
-from loading.files import Paths
+from loading.files import Paths, refuse_utf16
 from loading.label_spaces import imagenet_names
 from loading.layout import IMAGE_SUFFIXES, is_leftover, skipped_text
 from loading.sources import images_below
@@ -21,7 +21,6 @@ from utils import rank
 STDIN, LIST = "-", ".txt"
 _LARGEST = 1 << 28  # bytes of a list on standard input
 _LISTED = 32  # bytes that a path takes besides its own
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
@@ -58,8 +57,8 @@ def _files_of_word(word: str, stdin: IO[bytes] | None, skipped: list[str]) -> It
             raise InputError(f"'{printable(word)}': there is no such file or folder")
         matches = _matches(word, skipped)
         if not matches:
-            but = f"; {skipped_text(skipped)}" if skipped else ""
-            raise InputError(f"'{printable(word)}': no file has such a name{but}")
+            note = f"; {skipped_text(skipped)}" if skipped else ""
+            raise InputError(f"'{printable(word)}': no file has such a name{note}")
         return itertools.chain.from_iterable(_files_of_match(match, skipped) for match in matches)
     if os.path.isdir(word):
         return _images_in(word, skipped)
@@ -91,18 +90,19 @@ def _in_folder(word: str, skipped: list[str]) -> Iterator[str]:
 
 
 def _matches(pattern: str, skipped: list[str]) -> list[str]:
-    """What a pattern matches, sorted; of one with ``**`` files alone, links to folders aren't followed."""
+    """Returns what a pattern matches, sorted. One with ``**`` matches files alone, and follows no links to folders."""
     with reading(f"'{printable(pattern)}'", "a pattern of paths"):
         parts = pattern.split("/")
         if "**" not in parts:
             found = sorted(glob.glob(pattern))
             # A part without a wildcard, or one that begins with a dot, names what it matches.
-            free = [glob.has_magic(part) and not part.startswith(".") for part in filter(None, parts)]
-            left_out = {
-                path for path in found if any(map(is_leftover, itertools.compress(filter(None, path.split("/")), free)))
-            }
-            skipped += sorted(left_out)
-            return [path for path in found if path not in left_out]
+            is_wild = [glob.has_magic(part) and not part.startswith(".") for part in filter(None, parts)]
+
+            def is_skipped(path: str) -> bool:
+                return any(map(is_leftover, itertools.compress(filter(None, path.split("/")), is_wild)))
+
+            skipped += filter(is_skipped, found)
+            return [path for path in found if not is_skipped(path)]
         # glob.glob follows links to folders: two that lead to their own folder are 2 to the power of 40 folders.
         plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
         rest = "/".join(parts[len(plain) :] + ["*"] * (parts[-1] == "**"))
@@ -135,8 +135,7 @@ def _from_stdin(stdin: IO[bytes] | None) -> list[bytes]:
 
 def _split(data: bytes) -> list[bytes]:
     """The paths of a list; its empty lines are none."""
-    if data[:2] in _UTF16:  # NULs may be between the paths of a list
-        raise Unreadable("it is in UTF-16; save it in UTF-8")
+    refuse_utf16(data, nuls=True)
     data, allowance = data.removeprefix(b"\xef\xbb\xbf"), Allowance(len(data))
     end = b"\0" if b"\0" in data else b"\n"
     allowance.take(_LISTED * data.count(end))

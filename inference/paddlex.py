@@ -1,8 +1,8 @@
 """Exports for PaddleX 3 and for the deployment of PaddleClas 2.6: a graph that gives probabilities, and its settings.
 
-Neither computes a softmax or a sigmoid, so the graph does. PaddleX reads a Paddle program and inference.yml. It chooses
-its code by the model's name, which has to be one of its own. PaddleClas reads ONNX and paddleclas.yml. It can't run a
-Paddle program under Paddle 3.3, because it asks for a memory pass that new programs don't have.
+Neither client computes a softmax or a sigmoid, so the graph does. PaddleX reads a Paddle program and inference.yml. It
+chooses its code by the model's name, which has to be one that it knows. PaddleClas reads ONNX and paddleclas.yml. It
+can't run a Paddle program under Paddle 3.3: it asks for a memory pass that new programs don't have.
 """
 
 from pathlib import Path
@@ -27,8 +27,8 @@ PADDLEX, PADDLECLAS, NAMES = "inference.yml", "paddleclas.yml", "class_id_map.tx
 MODEL_NAMES = {"classification": "CLIP_vit_base_patch16_224", "multilabel": "CLIP_vit_base_patch16_448_ML"}
 INPUTS = paddle.static.InputSpec([None, 3, None, None], "float32", "images")
 _THRESHOLD, _TOP = 0.5, 5
-# The clients round the long side of a resized image, which is cut off here. With this taken from the short side, which
-# they round, too, the size is ours for 91 instead of 52 of 100 pictures with sides of 1:1 to 1:2.
+# The clients round both sides of a resized image to whole pixels, where ours cuts off the long side's fraction. With
+# this taken from the short side, the size is ours for 91 instead of 52 of 100 pictures with sides of 1:1 to 1:2.
 _ROUNDED = 0.3
 
 
@@ -49,9 +49,9 @@ def check_paddlex(config: Configuration, kind: str, task: str) -> None:
 class Probabilities(nn.Layer):
     """A model that crops its images and gives probabilities.
 
-    The clients' CropImage begins up to a pixel earlier, and PaddleX's multi-label predictor ignores it. That predictor
-    also compares the n-th image, not the n-th class, with the n-th threshold. So where thresholds differ, a class below
-    its own gets 0, and ``file_threshold`` serves for all.
+    It crops because the clients' CropImage begins up to a pixel earlier, and PaddleX's multi-label predictor ignores
+    it. That predictor also compares the n-th image, not the n-th class, with the n-th threshold. So if thresholds
+    differ, a class below its own threshold gets 0, and ``file_threshold`` is the one threshold for all.
 
     Shape: [B, 3, H, W] float32, at least as large as the model's images -> [B, K] float32.
 
@@ -63,7 +63,8 @@ class Probabilities(nn.Layer):
 
     def __init__(self, model: ImageModel, task: str, thresholds: list[float]) -> None:
         super().__init__()
-        self.model, self.task = model, task
+        self.model = model
+        self.task = task
         self.size = model.image_size
         self.gated = len(set(thresholds)) > 1
         if self.gated:
@@ -74,7 +75,9 @@ class Probabilities(nn.Layer):
         if self.task != "multilabel":
             return F.softmax(logits)
         shares = F.sigmoid(logits)
-        return paddle.where(shares >= self.thresholds, shares, paddle.zeros_like(shares)) if self.gated else shares
+        if not self.gated:
+            return shares
+        return paddle.where(shares >= self.thresholds, shares, paddle.zeros_like(shares))
 
     def _cropped(self, images: paddle.Tensor) -> paddle.Tensor:
         height, width = self.size
@@ -86,33 +89,36 @@ class Probabilities(nn.Layer):
 
 
 def file_threshold(thresholds: list[float]) -> float:
-    """Returns the one threshold of a multi-label model's file.
+    """Returns the threshold that a multi-label model's settings name.
 
-    Where thresholds differ, it is half of the least: the graph has made 0 of what is below a class's own.
+    If thresholds differ, it is half of the smallest: the graph gives 0 to a class below its own threshold.
     """
     if not thresholds:
         return _THRESHOLD
     if len(set(thresholds)) == 1:
         return float(thresholds[0])
-    return max(min(thresholds) / 2, 1e-9)  # above the 0 of what isn't found
+    # It has to be above 0, which is the probability of classes that weren't found.
+    return max(min(thresholds) / 2, 1e-9)
 
 
 def write_settings(folder: Path, config: Configuration, description: Description, kind: str) -> None:
-    """Writes what a client reads into ``folder``: inference.yml, or paddleclas.yml and the classes."""
+    """Writes the settings that a client reads into ``folder``: inference.yml, or paddleclas.yml and the classes."""
     if kind == "paddlex":
-        told = f"create_model({MODEL_NAMES[description.task]!r}, model_dir=...) of PaddleX"
-        name, settings = PADDLEX, paddlex_config(config, description)
+        usage = f"create_model({MODEL_NAMES[description.task]!r}, model_dir=...) of PaddleX"
+        file = folder / PADDLEX
+        settings = paddlex_config(config, description)
     else:
-        told = f"in this folder: python -m paddleclas.deploy.python.predict_cls -c {PADDLECLAS}"
-        name, settings = PADDLECLAS, paddleclas_config(config, description)
+        usage = f"in this folder: python -m paddleclas.deploy.python.predict_cls -c {PADDLECLAS}"
+        file = folder / PADDLECLAS
+        settings = paddleclas_config(config, description)
         lines = [f"{number} {label}\n" for number, label in enumerate(_names(config, description))]
         (folder / NAMES).write_text("".join(lines), encoding="utf-8")
-    text = f"# {description.model}; {told}\n{yaml.safe_dump(settings, sort_keys=False)}"
-    (folder / name).write_text(text, encoding="utf-8")
+    text = f"# {description.model}; {usage}\n{yaml.safe_dump(settings, sort_keys=False)}"
+    file.write_text(text, encoding="utf-8")
 
 
 def paddlex_config(config: Configuration, description: Description) -> dict[str, Any]:
-    """Returns what PaddleX 3.7.2 reads: a name of its own, operations with their arguments, the classes' names."""
+    """Returns what PaddleX 3.7.2 reads: a name that it knows, operations with their arguments, the classes' names."""
     height, width = pair(config.DATA.IMAGE_SIZE)
     names = _names(config, description)
     if description.task == "multilabel":
@@ -151,21 +157,22 @@ def paddleclas_config(config: Configuration, description: Description) -> dict[s
 
 
 def _operations(config: Configuration) -> list[dict[str, Any]]:
-    """What both do before the graph, which crops. ``backend`` pil is Pillow, whose filters are ours."""
+    """Returns what both clients do before the graph, which crops. ``backend`` pil is Pillow, whose filters are ours."""
     data = config.DATA
     rows, columns = before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)
     resized: dict[str, Any] = {"resize_short": round(rows - _ROUNDED, 1)}
     if data.CROP_MODE == "squash":
         resized = {"size": [columns, rows]}
-    channels = 3 // len(data.IMAGENET_MEAN), 3 // len(data.IMAGENET_STD)
-    normalize = {"mean": list(data.IMAGENET_MEAN) * channels[0], "std": list(data.IMAGENET_STD) * channels[1]}
+    # One value may stand for all three channels.
+    mean = list(data.IMAGENET_MEAN) * (3 // len(data.IMAGENET_MEAN))
+    std = list(data.IMAGENET_STD) * (3 // len(data.IMAGENET_STD))
     return [
         {"ResizeImage": {**resized, "interpolation": data.INTERPOLATION, "backend": "pil"}},
-        {"NormalizeImage": {**normalize, "scale": 1 / 255, "order": "", "channel_num": 3}},
+        {"NormalizeImage": {"mean": mean, "std": std, "scale": 1 / 255, "order": "", "channel_num": 3}},
         {"ToCHWImage": None},
     ]
 
 
 def _names(config: Configuration, description: Description) -> list[str]:
-    """The classes' names; of a model that has none the numbers, as tools/predict.py prints them."""
+    """Returns the classes' names; if they aren't known, their numbers, as tools/predict.py prints them."""
     return list(description.classes) or [str(number) for number in range(config.MODEL.NUM_CLASSES)]

@@ -74,7 +74,7 @@ class Predictor:
         thresholds: multilabel: the weights' own, by output; empty: 0.5 serves for each.
         classes: names by output; empty: they aren't known.
         report: what was loaded, in a line.
-        warning: what is wrong with the weights, though they can be used; "": nothing.
+        warning: what is wrong with weights that can still be used; "": nothing.
         weights: the file that was loaded; None: an export.
 
     Raises:
@@ -190,7 +190,7 @@ class Predictor:
             }
 
     def check_classifier(self) -> None:
-        """Raises InputError where the model has no classifier: its outputs are features then, and no classes'."""
+        """Raises InputError where the model has no classifier, so that its outputs are features."""
         if not self.config.MODEL.NUM_CLASSES or (self.weights and is_projection(self.weights)):
             found = f"{printable(str(self.weights))} has no classifier: it gives features, and no classes"
             raise InputError(f"{found}; tools/features.py computes them, or train a classifier (-pretrained)")
@@ -263,7 +263,8 @@ def _config_and_description(
     else:
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
         adapter = config.MODEL.PRETRAINED_ADAPTER
-        names, task = classes or classes_of(path, adapter) or [], task_of(path, adapter) or config.TASK
+        names = classes or classes_of(path, adapter) or []
+        task = task_of(path, adapter) or config.TASK
         thresholds = thresholds_of(path, adapter)
         if config.MODEL.NUM_CLASSES == "auto" and names:
             config = with_values(config, "the classes' names", MODEL__NUM_CLASSES=len(names))

@@ -26,18 +26,18 @@ from training.command_line import run_file
 
 _PREPARED = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
 _PREPARED += ("IMAGE_DTYPE",)
-# Which images of the data are trained on; besides, a dataset has keys of its own.
+# Keys that decide which images of any dataset are trained on. A dataset has keys of its own besides.
 _PARTS = ("VAL_SPLIT", "FOLDS", "FOLD", "SPLIT_SEED", "SPLIT_GROUPS", "SKIP_BROKEN", "MAX_PIXELS")
 
 
 def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> list[Any]:
     """Returns the keys that name the training set, and their values, as words after ``-o``.
 
-    They are those of the run that saved the weights, with the values of ``flags`` in the place of its own. If these
-    choose another dataset, the run's keys don't count.
+    They are the keys of the run that saved the weights, with the values of ``flags`` in place of the run's. If the
+    flags choose another dataset, the run's keys don't count.
 
     Raises:
-        InputError: no run saved the weights, and nothing else names data.
+        InputError: no run saved the weights, and ``flags`` names no data.
     """
     given = dict(flags)
     file = run_file(weights) if weights else None
@@ -53,7 +53,8 @@ def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> 
             raise InputError(f"{told}: give its -data_path (and -dataset)")
     chosen: dict[str, Any] = {datasets.key: dataset}
     if run and dataset == run.DATA.DATASET:
-        own, defaults = dict(leaves(run)), default_values()
+        own = dict(leaves(run))
+        defaults = default_values()
         words = datasets.components[dataset].reads
         keys = [*map(datasets.key_of, words), *(f"DATA.{name}" for name in _PARTS)]
         chosen |= {key: own[key] for key in keys if own[key] != defaults[key]}
@@ -61,7 +62,7 @@ def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> 
 
 
 def is_data_key(key: str) -> bool:
-    """Returns whether a dotted key says which images there are, so that calibration goes by it, too."""
+    """Returns whether a dotted key decides which images there are, and so which ones calibrate."""
     return key == datasets.key or key.removeprefix("DATA.") in _PARTS or key in datasets.readers()
 
 
@@ -85,7 +86,8 @@ def training_images(config: Configuration, data: Sequence[Any], count: int, seed
     turned = config.DATA.EXIF_ORIENTATION
     config = get_config(None, [*data, *prepared, "MODEL.NUM_CLASSES", "auto"])
     config = with_values(config, DATA__EXIF_ORIENTATION=turned)
-    if config.DATA.VAL_SPLIT is not None and own_validation(config.DATA):  # another folder than the run's
+    # The run's VAL_SPLIT doesn't fit another folder that has validation images of its own.
+    if config.DATA.VAL_SPLIT is not None and own_validation(config.DATA):
         config = with_values(config, DATA__VAL_SPLIT=None)
     if datasets.components[config.DATA.DATASET].given.get("task") == "multilabel":
         config = with_values(config, TASK="multilabel")

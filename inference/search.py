@@ -119,7 +119,7 @@ def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path, orient
     """Writes a PNG, whole or not at all: the query, then its neighbours, each above its name and its similarity.
 
     Args:
-        oriented: the model saw them turned as their EXIF says (DATA.EXIF_ORIENTATION).
+        oriented: whether the model saw them rotated as their EXIF says (DATA.EXIF_ORIENTATION).
 
     Returns:
         what is wrong with those that can't be read.

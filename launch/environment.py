@@ -27,7 +27,7 @@ MPI = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
 )
-# Ranks of launchers whose variables aren't read: PMIx alone, Cray, Flux, IBM.
+# Variables with the rank, of launchers that aren't supported: PMIx alone, Cray, Flux, IBM.
 UNREAD = ("PMIX_RANK", "PMI_RANK", "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK")
 # srun's tasks are a step, which may be a part of a SLURM job. So a step's variables come before the job's.
 SLURM_NTASKS = "SLURM_STEP_NUM_TASKS SLURM_NTASKS"
@@ -213,18 +213,23 @@ def num_cores() -> int:
 def cores_each(processes: int) -> int:
     """Returns the number of cores for each of a run's ``processes`` on this machine.
 
-    SLURM's cores per task are a task's own. Where it has no cgroups, a task sees those of the others as well.
+    SLURM gives each task cores of its own. Without cgroups, a task also sees those of the other tasks.
     """
     cores = num_cores()
-    if not (per_task := _number("SLURM_CPUS_PER_TASK", 0)):
+    per_task = _number("SLURM_CPUS_PER_TASK", 0)
+    if not per_task:
         return max(1, cores // processes)
-    each_is_a_task = _first(SLURM_NTASKS) == os.environ.get("PADDLE_TRAINERS_NUM")
-    return min(cores, per_task if each_is_a_task else max(1, per_task // processes))
+    # If SLURM started as many tasks as there are processes, each process is a task.
+    if _first(SLURM_NTASKS) == os.environ.get("PADDLE_TRAINERS_NUM"):
+        return min(cores, per_task)
+    return min(cores, max(1, per_task // processes))
 
 
 def set_by_launcher() -> bool:
-    """Returns whether Paddle's launcher or torchrun started this process. Their ranks get an OMP_NUM_THREADS that the
-    user hasn't set; srun and mpirun hand the user's on.
+    """Returns whether Paddle's launcher or torchrun started this process.
+
+    Both set OMP_NUM_THREADS for their ranks, which says nothing about the user's wish. srun and mpirun pass on the
+    user's own value.
     """
     with contextlib.suppress(OSError):
         started = Path("/proc/self/environ").read_bytes()
@@ -262,12 +267,15 @@ def _translate_torchrun() -> None:
 
 
 def _made_up_hosts(master: str, ranks: int, here: int) -> list[str]:
+    """Returns a host for each rank, where only the master's is known: names that tell the machines apart."""
     return [f"node{place // here}" if place >= here else master for place in range(ranks)]
 
 
 def _translate_mpi() -> bool:
-    """Translates the variables of Open MPI, MVAPICH, MPICH or Intel MPI; returns whether one started this process as
-    one of several. None of them names rank 0's machine, and MPICH has no number of its job, from which a port follows.
+    """Translates the variables of Open MPI, MVAPICH, MPICH or Intel MPI.
+
+    Returns whether one of these started this process as one of several. None of them names the machine of rank 0. Only
+    Open MPI has a number of its job, from which a port follows.
     """
     for names in MPI:
         if not all(map(os.environ.get, names)) or _number(names[1]) == 1:
@@ -276,10 +284,13 @@ def _translate_mpi() -> bool:
         _check_rank(names[0], rank, ranks)
         _check_rank(names[2], local_rank, here)
         job = os.environ.get("PMIX_NAMESPACE")
-        missing = [] if os.environ.get("MASTER_ADDR") or here == ranks else ["MASTER_ADDR (the machine of rank 0)"]
-        missing += [] if os.environ.get("MASTER_PORT") or job else ["MASTER_PORT (any free one, such as 29500)"]
+        missing = []
+        if not os.environ.get("MASTER_ADDR") and here != ranks:
+            missing.append("MASTER_ADDR (the machine of rank 0)")
+        if not os.environ.get("MASTER_PORT") and not job:
+            missing.append("MASTER_PORT (any free one, such as 29500)")
         if missing:
-            # rank 0 tells it for all
+            # With these variables, rank 0 alone prints the error.
             os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks)}
             found = f"{names[1]} is {ranks}, {names[3]} is {here}"
             advice = "give them to mpirun: -x NAME=VALUE (Open MPI), -genv NAME VALUE (MPICH, Intel MPI)"
@@ -292,7 +303,10 @@ def _translate_mpi() -> bool:
 
 
 def _tell_unread() -> None:
-    """Notes that another launcher's ranks run alone. srun and mpirun of a single rank set such variables, too."""
+    """Prints a note if an unsupported launcher started this process: each of its ranks is then a run of its own.
+
+    srun, and mpirun with a single rank, set such variables, too.
+    """
     of_one = _first("SLURM_STEP_ID") or _first(" ".join(names[1] for names in MPI)) == "1"
     rank = next(filter(os.environ.get, UNREAD), None)
     if rank and not of_one and not all(map(os.environ.get, TORCHRUN[:3])):

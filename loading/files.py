@@ -26,13 +26,20 @@ def contents(path: str | Path, most: int) -> bytes:
         return file.read(most + 1)[:most]
 
 
-_UTF16 = (b"\xff\xfe", b"\xfe\xff")
-_TO_UTF8 = "iconv -f GB18030 -t UTF-8 OLD > NEW"  # of Chinese Windows' text
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# For text that was written on a Chinese Windows.
+_TO_UTF8 = "iconv -f GB18030 -t UTF-8 OLD > NEW"
 
 
-def refuse_utf16(start: bytes) -> None:
-    """Raises Unreadable where a text begins as UTF-16 does, with its mark or without: ``start`` is 4 bytes or more."""
-    if start[:2] in _UTF16 or b"\0\0" in (start[:4:2], start[1:4:2]):
+def refuse_utf16(start: bytes, nuls: bool = False) -> None:
+    """Raises Unreadable where a text begins as UTF-16 does.
+
+    Args:
+        start: the text's first bytes, 4 or more.
+        nuls: the text may have NULs of its own, so only the byte order mark counts.
+    """
+    alternate = b"\0\0" in (start[:4:2], start[1:4:2])
+    if start[:2] in _UTF16_MARKS or (alternate and not nuls):
         raise Unreadable("it is in UTF-16; save it in UTF-8")
 
 
@@ -47,12 +54,12 @@ def utf8_text(data: bytes) -> str:
 
 
 def why_missing(root: str | Path, path: bytes) -> str:
-    """Returns what is wrong with a listed path that isn't there, where that can be seen; otherwise ""."""
+    """Returns why a path of a list may be missing, to be added to the error; "" if no reason is found."""
 
     def exists(other: bytes) -> bool:
         return os.path.lexists(os.path.join(os.fsencode(root), other))
 
-    # A short name in GBK may be another one in UTF-8, so the files decide.
+    # A short name in GBK may also be valid UTF-8, so what is on the disk decides.
     gbk = path.decode("gb18030", "replace").encode()
     if not path.isascii() and (exists(gbk) or exists(gbk.replace(b"\\", b"/"))):
         return f"; the list is in GBK: {_TO_UTF8}"
@@ -93,12 +100,12 @@ class Paths(Sequence[str]):
         return self._bytes[self._ends[index] : self._ends[index + 1]]
 
     def block(self, first: int, last: int) -> list[Any]:
-        """Returns what tells the paths from ``first`` to before ``last`` from others: bytes and lengths."""
+        """Returns the bytes and the lengths of the paths from ``first`` to before ``last``, to be hashed."""
         ends = self._ends[first : last + 1]
         return [self._bytes[ends[0] : ends[-1]], np.diff(ends)]
 
     def below(self, root: str) -> "Paths":
-        """Returns the paths, without ``root`` where they are absolute and begin with it."""
+        """Returns the paths; absolute ones that lie below ``root`` become relative to it."""
         # Each one's first byte; 0 stands for that of an empty path at the end.
         first_bytes = np.frombuffer(self._bytes + b"\0", np.uint8)[self._ends[:-1]]
         if not (first_bytes == ord("/")).any():

@@ -63,9 +63,9 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
 
 
 def absent_classes(train: Labelled, val: Labelled) -> str:
-    """Returns a remark on classes without a training image or without a validation image; "": there are none.
+    """Returns a note about classes without a training or a validation image; "" if there are none.
 
-    Of a list without names the classes are the numbers up to the largest label.
+    If the classes have no names, they are the numbers up to the largest label.
     """
     count = max(_count(dataset) for dataset in (train, val))
     parts = []
@@ -115,7 +115,7 @@ def _match_names(config: Configuration, val: Labelled, trained: Sequence[str] | 
         unknown = [name for name in _present(val) if name not in places]
         if unknown:
             raise InputError(
-                f"the weights were trained on the classes {_some(trained)}, the data has others: {_some(unknown)};"
+                f"the weights were trained on the classes {some_of(trained)}, the data has others: {some_of(unknown)};"
                 " name its folders as the weights' classes are, or leave the others out"
             )
         return _with_outputs(config, val, places, list(trained), "the weights' classes")
@@ -149,7 +149,7 @@ def _map_outputs(
     places = {name: place for place, name in enumerate(names)}
     found = read_class_map(file)
     if missing := [name for name in _present(val) if name not in found]:
-        raise InputError(f"{file}: classes of the data aren't in it: {_some(missing)}")
+        raise InputError(f"{file}: classes of the data aren't in it: {some_of(missing)}")
 
     def place_of(name: str) -> int:
         candidates = {places[name]} if name in places else set() if trained or outputs != 1000 else _candidates(name)
@@ -157,7 +157,7 @@ def _map_outputs(
             candidates = {int(name)}
         if len(candidates) != 1:
             how = "the name of several outputs" if candidates else "no output's name or number"
-            raise InputError(f"{file}: '{name}' is {how}; the model has {outputs}: {_some(names)}")
+            raise InputError(f"{file}: '{name}' is {how}; the model has {outputs}: {some_of(names)}")
         return candidates.pop()
 
     wanted = {name: sorted(set(map(place_of, several))) for name, several in found.items()}
@@ -200,7 +200,7 @@ def check_pretrained_classes(config: Configuration, dataset: Labelled) -> None:
     places = imagenet_places(dataset.classes)[0]
     others = dataset.classes and [places.get(name) for name in dataset.classes] != list(range(1000))
     if outputs != 1000 or others:
-        found = f"{outputs} classes" if outputs != 1000 else f"others: {_some(dataset.classes)}"
+        found = f"{outputs} classes" if outputs != 1000 else f"others: {some_of(dataset.classes)}"
         raise InputError(
             f"MODEL.PRETRAINED_CLASSES is {order}, which keeps ImageNet-1k's 1000 classes, but the data has {found};"
             " set it with -o MODEL.PRETRAINED_CLASSES null for a fresh classifier"
@@ -229,7 +229,7 @@ def imagenet_places(names: Sequence[str]) -> tuple[dict[str, int], str]:
     places = {name: places.pop() for name, places in found.items() if len(places) == 1}
     unknown = [name for name, candidates in found.items() if name not in places and not candidates]
     if unknown:
-        return places, f"not {_some(unknown)}; name a folder by its synset (n01440764) or name (tench)"
+        return places, f"not {some_of(unknown)}; name a folder by its synset (n01440764) or name (tench)"
     synsets = imagenet_synsets()
     for name, candidates in found.items():
         if name not in places:
@@ -314,5 +314,7 @@ def _present(dataset: Labelled) -> list[str]:
     return [dataset.classes[label] for label in np.unique(every_label(dataset.labels))]
 
 
-def _some(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:5])}{', ...' * (len(names) > 5)} ({len(names)})"
+def some_of(names: Sequence[str]) -> str:
+    """Returns the first names of classes, with their number, for a message."""
+    more = ", ..." if len(names) > 5 else ""
+    return f"{', '.join(names[:5])}{more} ({len(names)})"

@@ -1,4 +1,4 @@
-"""What a dataset's folder holds: entries that aren't data, and words for what was found where data were expected."""
+"""What a dataset's folder holds: which entries aren't data, and descriptions of what was found in place of data."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from errors import InputError, printable
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".npy")
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-# What systems leave in folders, besides names that begin with a dot.
+# What operating systems leave in folders, besides names that begin with a dot. In lower case.
 _LEFTOVERS = {
     *("__macosx", "icon\r", "network trash folder", "temporary items"),  # macOS
     *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini"),  # Windows
@@ -22,7 +22,7 @@ _NAMED = 5  # of a folder's entries
 
 
 def is_leftover(name: str) -> bool:
-    """Returns whether an entry of a folder or an archive isn't data: it is hidden, or a system left it there."""
+    """Returns whether an entry of a folder or an archive isn't data: it is hidden, or the system left it there."""
     if name.startswith("."):
         return name not in (".", "..")
     return name.lower() in _LEFTOVERS
@@ -35,9 +35,9 @@ def skipped_text(skipped: Sequence[str]) -> str:
 
 
 def holds(folder: Path) -> str:
-    """Returns what a folder holds, in words: "the folders cats, dogs and 12 images"; of one that isn't there "nothing".
+    """Returns what a folder holds, in words: "the folders cats, dogs and 12 images".
 
-    Leftovers aren't counted.
+    Leftovers aren't counted. Of an empty or a missing folder it is "nothing".
     """
     folders: list[str] = []
     images: list[str] = []
@@ -59,29 +59,30 @@ def holds(folder: Path) -> str:
                     others.append(entry.name)
     except OSError:
         pass
-    parts = [
-        _some("the folder", "the folders", folders),
-        f"{len(images):,} image{'s' * (len(images) != 1)}" if images else "",
-        _some("the archive", "the archives", archives),
-        _some("the file", "the files", others),
-    ]
-    return " and ".join(filter(None, parts)) or "nothing"
+    parts = [_listed("folder", folders)] if folders else []
+    if images:
+        parts.append("1 image" if len(images) == 1 else f"{len(images):,} images")
+    if archives:
+        parts.append(_listed("archive", archives))
+    if others:
+        parts.append(_listed("file", others))
+    return " and ".join(parts) or "nothing"
 
 
-def _some(one: str, several: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
+def _listed(kind: str, names: Sequence[str]) -> str:
+    """Returns entries of a folder by name: "the folders cats, dogs"; of very many the first ones and their number."""
     shown = ", ".join(printable(name, 60) for name in sorted(names)[:_NAMED])
     more = f", ... ({len(names):,})" if len(names) > _NAMED else ""
-    return f"{one if len(names) == 1 else several} {shown}{more}"
+    plural = "" if len(names) == 1 else "s"
+    return f"the {kind}{plural} {shown}{more}"
 
 
 def check_data_path(path: str, default: str, unpacked: bool) -> None:
-    """Raises InputError where -data_path is no folder, or one that holds no data, and says what it is.
+    """Raises InputError where -data_path isn't a folder with data; the line says what it is.
 
     Args:
-        default: the value of DATA.DATA_PATH where nobody gives one.
-        unpacked: the dataset isn't read from archives.
+        default: the value that DATA.DATA_PATH has if nobody sets it.
+        unpacked: whether the dataset is read from files, not from archives.
     """
     told = f"-data_path is {printable(path)}"
     if not os.path.exists(path):
@@ -105,7 +106,7 @@ def check_data_path(path: str, default: str, unpacked: bool) -> None:
 
 
 def _nearest_folder(path: str) -> str:
-    """What a person may have meant by a path that isn't there."""
+    """Returns a hint about a path that isn't there, which begins with "; "."""
     if path.startswith("~"):
         return "; the shell leaves ~ as it is there: write $HOME in its place"
     above = Path(os.path.abspath(path)).parent
@@ -115,16 +116,16 @@ def _nearest_folder(path: str) -> str:
 
 
 def named_as_parts(names: Sequence[str]) -> bool:
-    """Returns whether folders are called as parts of a dataset are, not as classes: "training", "Test"."""
+    """Returns whether all folders have names of a dataset's parts, such as "training" and "Test", not of classes."""
     return bool(names) and all(name.lower() in _PARTS for name in names)
 
 
 def below_class(root: Path, paths: Sequence[str], name: str) -> str:
-    """Returns what lies below the only class of a dataset of files, in words, and what to do about it.
+    """Returns what lies below the only class of a dataset of files, and what to do about it; "" for a list's class.
 
     Args:
-        paths: of the images, below ``root``.
-        name: of the class, which is a folder.
+        paths: the images' paths, relative to ``root``.
+        name: the class. In a dataset of folders it is one of the folders in ``paths``.
     """
     parts = paths[0].split("/")
     if name not in parts[:-1]:
@@ -134,5 +135,5 @@ def below_class(root: Path, paths: Sequence[str], name: str) -> str:
     below = sorted({path.split("/")[depth] for path in paths if path.count("/") > depth})
     if not below:
         return f"; {folder} holds {holds(folder)}"
-    advice = f"give -data_path={folder}" if depth == 1 else f"they belong into {folder.parent}"
-    return f"; one level below, {folder} has {_some('the folder', 'the folders', below)}: {advice}"
+    advice = f"give -data_path={folder}" if depth == 1 else f"move them to {folder.parent}"
+    return f"; one level below, {folder} has {_listed('folder', below)}: {advice}"

@@ -96,15 +96,15 @@ def multilabel_list(split: Split, *, data_path: str) -> Files:
 
 
 def _list_paths(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[bytes]:
-    both = True
+    all_have_both = True
     for number, line in _lines(lines):
         path, tab, field = line.rpartition(b"\t")
         words = [word.strip() for word in field.split(b",")] if field.strip() else []
-        last = (words if tab else line.split(b" ")[-1].split(b",")) or [b""]
-        repeats = len(set(last)) < len(last) or (not tab and len(last) > 1)
-        if set(last) <= {b"0", b"1"} and repeats:
-            raise InputError(_told_vectors(f"{file}, line {number}", file, len(last)))
-        both = both and sorted(words) == [b"0", b"1"]
+        last_field = words if tab else line.split(b" ")[-1].split(b",")
+        repeats = len(set(last_field)) < len(last_field) or (not tab and len(last_field) > 1)
+        if repeats and set(last_field) <= {b"0", b"1"}:
+            raise InputError(_told_vectors(f"{file}, line {number}", file, len(last_field)))
+        all_have_both = all_have_both and sorted(words) == [b"0", b"1"]
         if not (tab and path.strip()) or not all(word.isdigit() for word in words):
             found = printable(os.fsdecode(line[:200]))
             expected = "a path, a TAB, then labels such as 3,17 (or nothing: no class)"
@@ -116,12 +116,13 @@ def _list_paths(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[byt
         if len(set(labels)) != len(labels):
             raise InputError(f"{file}, line {number}: it has a label twice")
         yield read.add(path.strip(), labels)
-    if both and len(read.ends) > 1:  # read as numbers, every image would have both classes
+    # Lines that all say 0,1 or 1,0 are such vectors, too: as numbers, they would give every image both classes.
+    if all_have_both and len(read.ends) > 1:
         raise InputError(_told_vectors(f"{file}, each line", file, 2))
 
 
 def _told_vectors(where: str, file: Path, classes: int) -> str:
-    """The line about a list of PaddleClas's, which has a 0 or 1 for each class, and how to make a table of it."""
+    """Returns the error about a list with a 0 or 1 for each class, as PaddleClas has it: how to make a table of it."""
     table = f"{file.name.removesuffix('_list.txt')}.csv"
     join = r"s/[ \t]*\([01,]*\)\r*$/,\1/"
     return (

@@ -18,7 +18,7 @@ class PairLoader(paddle.io.DataLoader):
     sees each image once.
 
     Args:
-        train: shuffle, drop the last batch if it isn't full, and go on to the next epoch's augmentation at each pass.
+        train: shuffle the samples, drop an incomplete last batch (DATA.DROP_LAST), and augment anew at each pass.
         split: each process of the run takes its part of the samples.
 
     Raises:
@@ -38,14 +38,16 @@ class PairLoader(paddle.io.DataLoader):
             raise InputError(
                 f"PaddleViT's loader knows no {key}; leave it out, or call get_dataloader with a mode alone"
             )
-        sampler = (paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler)(
+        kind = paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler
+        sampler = kind(
             dataset,
             batch_size=data.BATCH_SIZE if train else data.BATCH_SIZE_EVAL,
             shuffle=train,
             drop_last=train and data.DROP_LAST,
         )
         super().__init__(dataset, batch_sampler=sampler, num_workers=data.NUM_WORKERS, use_shared_memory=False)
-        self.images, self.train = dataset, train
+        self.images = dataset
+        self.train = train
         self.normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
 
     def __iter__(self) -> Iterator[list[paddle.Tensor]]:
@@ -55,4 +57,5 @@ class PairLoader(paddle.io.DataLoader):
             if self.images.erasing is not None:
                 images = self.images.erasing(images, batch["erased"])
             yield [images, batch["labels"]]
-        self.images.epoch += self.train
+        if self.train:
+            self.images.epoch += 1

@@ -75,7 +75,7 @@ def fold_name(data: Any) -> str:
 
 
 def own_validation(data: Any) -> list[Path]:
-    """Returns the files or the folder of the data's own validation part; none, where it has none."""
+    """Returns the files or the folder of the data's own validation part; an empty list if it has none."""
     pattern = datasets.components[data.DATASET].given.get("val")
     return sorted(Path(data.DATA_PATH).glob(pattern)) if pattern else []
 

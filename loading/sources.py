@@ -190,11 +190,11 @@ def folder(split: Split, *, data_path: str) -> Files:
         known, _ = _classes(root / "train")
         split.skip(os.path.normpath(f"{mode}/{name}") for name in leftovers)
         if not own:
+            needs = os.path.normpath(f"{mode}/<class>/<image>")
+            advice = "" if split.alone else "; without a val/, DATA.VAL_SPLIT splits what there is"
             raise InputError(
-                f"{root / mode}: no class folders; DATASET folder needs {os.path.normpath(f'{mode}/<class>/<image>')}"
-                " under -data_path"
-                + "; without a val/, DATA.VAL_SPLIT splits what there is" * (not split.alone)
-                + f"; {_found_instead(root, mode)}"
+                f"{root / mode}: no class folders; DATASET folder needs {needs} under -data_path{advice};"
+                f" {_found_instead(root, mode)}"
             )
         if mode == ".":
             _check_classes_alone(root, own)
@@ -224,7 +224,7 @@ def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
     """Raises InputError where folders that stand without train/ and val/ are a dataset's parts, or whole datasets."""
     if named_as_parts(names):
         raise InputError(
-            f"{root}: its folders {', '.join(names)} are called as parts of a dataset, not as classes;"
+            f"{root}: its folders {', '.join(names)} have names of a dataset's parts, not of classes;"
             " DATASET folder needs the names train and val"
         )
     for name in names:
@@ -233,7 +233,7 @@ def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
 
 
 def missing_list(file: Path, dataset: str) -> str:
-    """Returns the line about a list or a table that isn't there."""
+    """Returns the error about a dataset's list or table that isn't there."""
     advice = ""
     if (file.parent / "train").is_dir():
         advice = "; for folders of classes give -dataset=folder"
@@ -244,10 +244,11 @@ def missing_list(file: Path, dataset: str) -> str:
 
 
 def _found_instead(root: Path, mode: str) -> str:
-    """What is where class folders were expected."""
+    """Returns what is in the place of class folders, in words."""
     where = root / mode if (root / mode).is_dir() else root
     found = holds(where)
-    return f"{where} holds {found}" + ("; give the folder above it" if where == root and "folder" not in found else "")
+    advice = "; give the folder above it" if where == root and "folder" not in found else ""
+    return f"{where} holds {found}{advice}"
 
 
 def _classes(folder: Path) -> tuple[list[str], list[str]]:

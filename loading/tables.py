@@ -5,16 +5,16 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# A spreadsheet takes such a cell for a formula, also behind quotes and spaces. Numbers are none.
+# A spreadsheet takes a cell that begins like this for a formula, also behind quotes and spaces. Full-width signs count.
 _FORMULA = re.compile(r"""[\s'"]*[=+\-@\uff0b\uff0d\uff1d\uff20]|[ '"]*[\t\r\n]""")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.I | re.A)
 
 
 def csv_line(*cells: Any) -> str:
-    """Returns a row of a CSV table (RFC 4180), which a spreadsheet can open: no name becomes a formula there.
+    """Returns a row of a CSV table (RFC 4180) in which a spreadsheet finds no formula.
 
-    Text is in quotes, numbers aren't, None is empty. Text that a spreadsheet would compute gets a ' in front, which
-    ``csv_rows`` takes away again.
+    Text is quoted, numbers aren't, and None is an empty cell. Text that a spreadsheet would compute gets a ' in front,
+    which ``csv_rows`` removes. Text that is a number, such as "-1", doesn't get one.
     """
     return ",".join(map(_csv_cell, cells)) + "\n"
 

@@ -91,8 +91,8 @@ def create_model(name: str, pretrained: str | Path | bool | None = None, **overr
     Args:
         name: one of ``list_models()``, or what timm or PaddleViT calls it.
         pretrained: weights to load, which have to fit. True: timm's weights of this name and tag, from the Hugging Face
-            Hub or its cache (HF_HOME). With a ``num_classes`` that they haven't got, the classifier is new, and a
-            warning says so.
+            Hub or its cache (HF_HOME). If ``num_classes`` isn't their number, the classifier is new, and a warning
+            says so.
         overrides: keys of MODEL, or IMAGE_SIZE and IMAGE_CHANNELS of DATA, in lower case: ``num_classes=10``. An
             image_size may be (height, width) here. timm's names are taken where they mean the same: ``in_chans``,
             ``img_size``, ``drop_path_rate``, ``checkpoint_path``.
@@ -102,7 +102,8 @@ def create_model(name: str, pretrained: str | Path | bool | None = None, **overr
     """
     if shipped_model(name) is None:
         absent = absent_name(name)
-        raise InputError(f"no model {name}{f': {absent}' if absent else instead(name, model_files())}")
+        hint = f": {absent}" if absent else instead(name, model_files())
+        raise InputError(f"no model {name}{hint}")
     path = overrides.pop("checkpoint_path", None)
     if not isinstance(pretrained, str | Path | bool | None):
         raise InputError(f"pretrained is {pretrained!r}, expected True, False or weights")
@@ -113,16 +114,18 @@ def create_model(name: str, pretrained: str | Path | bool | None = None, **overr
     elif pretrained:
         path = str(pretrained)
     overrides = renamed(get_config(name).MODEL.TYPE, overrides)
-    if overrides.get("num_classes", 0) is None:  # timm's default
+    # timm's default, which asks for nothing.
+    if overrides.get("num_classes", 0) is None:
         del overrides["num_classes"]
-    named = "num_classes" in overrides
-    if pretrained is True and not named and "num_classes" in (told := read_config(path)):
+    classes_named = "num_classes" in overrides
+    if pretrained is True and not classes_named and "num_classes" in (told := read_config(path)):
         overrides["num_classes"] = told["num_classes"]
     arguments = {}
     if "image_channels" in overrides:
-        channels = arguments["in_channels"] = overrides.pop("image_channels")
+        channels = overrides.pop("image_channels")
         if type(channels) is not int or channels < 1:
             raise InputError(f"image_channels is {channels!r}, expected a number from 1 on")
+        arguments["in_channels"] = channels
     options = []
     for key, value in overrides.items():
         section = "DATA" if key == "image_size" else "MODEL"
@@ -131,9 +134,9 @@ def create_model(name: str, pretrained: str | Path | bool | None = None, **overr
     if not path:
         return build_model(config, **arguments)
     model = build_model(with_switches(config, path), **arguments)
-    # Of features the file's classifier isn't wanted.
+    # A model for features has no classifier, so the file's is left out.
     allow = [f"{layer}.*" for layer in model.classifier_names()] if config.MODEL.NUM_CLASSES == 0 else None
-    report = load_weights(model, path, strict=not named, allow=allow, classes=config.MODEL.PRETRAINED_CLASSES)
+    report = load_weights(model, path, strict=not classes_named, allow=allow, classes=config.MODEL.PRETRAINED_CLASSES)
     if report.fresh:
         warnings.warn(f"{', '.join(report.fresh)} are new: {report.reason} ({report.file})", stacklevel=2)
     return model

@@ -45,9 +45,8 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
         InputError: as ``build_model``, or the file is too small for so many parameters.
     """
     file, total, own = find_weights(path), 0, threading.get_ident()
-    most = _SPARE + 2 * sum(
-        one.stat().st_size for one in files_of(path)
-    )  # at one byte each or more, in a file that may be compressed
+    # A parameter takes a byte or more, in a file that may be compressed.
+    most = _SPARE + 2 * sum(one.stat().st_size for one in files_of(path))
 
     def counted(layer: nn.Layer, shape: Sequence[int], *rest: Any, **named: Any) -> paddle.Tensor:
         nonlocal total
@@ -96,12 +95,14 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
 
 
 def _with_orientation(config: Configuration, path: str) -> Configuration:
-    """Returns ``config`` with DATA.EXIF_ORIENTATION as a run of this toolkit had it that saved the weights."""
+    """Returns ``config`` with the DATA.EXIF_ORIENTATION of the run that saved the weights, if it was one of ours."""
     key = "DATA.EXIF_ORIENTATION"
-    if is_given(config, key) or config.DATA.LOADER == "dali":  # which turns nothing
+    # DALI rotates no image.
+    if is_given(config, key) or config.DATA.LOADER == "dali":
         return config
     adapter = config.MODEL.PRETRAINED_ADAPTER
-    for file in (*((find_adapter(adapter),) if adapter else ()), find_weights(path)):
+    files = [find_adapter(adapter)] if adapter else []
+    for file in [*files, find_weights(path)]:
         with reading(file, "weights that describe themselves"):
             text = read_metadata(file).get(METADATA)
             told = parsed_json(text.encode())["values"].get(key) if text else None

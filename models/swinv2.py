@@ -103,7 +103,7 @@ class WindowAttention(swin.WindowAttention):
         return self.qkv(x, bias)
 
     def _scale(self) -> paddle.Tensor:
-        # Not clip: in Paddle 2.6 it has no gradient at the limit itself, and the factor would stay there.
+        # In Paddle 2.6, clip has no gradient at the limit itself: the factor would stay there.
         most = paddle.full_like(self.logit_scale, math.log(100))
         return paddle.where(self.logit_scale > most, most, self.logit_scale).exp()
 

@@ -37,7 +37,8 @@ _OURS = {  # timm's: ours, where it isn't the same in capitals
     "stages": "STAGE_DEPTHS",
     "use_fc_norm": "FC_NORM",
 }
-_BY_TOKEN = ("coat", "crossvit", "pit", "volo")  # whose classifier reads the class token, without GLOBAL_POOL
+# Their classifiers read the class token, and they have no GLOBAL_POOL.
+_BY_TOKEN = ("coat", "crossvit", "pit", "volo")
 _ALONE = {"output_stride": 32, "proj_bias": True, "final_norm": True, "conv_bias": True}
 _ALONE |= {"use_pos_embed": True}
 _ALONE |= {
@@ -81,7 +82,7 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
     return config
 
 
-# What timm's create_model takes besides a model's own arguments: ours, where there is one; else what to write.
+# Arguments of timm's create_model that mean the same under another name here, and what to write for the others.
 _SAME_ARGUMENT = {"attn_drop_rate": "attention_dropout", "drop_path_rate": "droppath"}
 _SAME_ARGUMENT |= {"in_chans": "image_channels", "img_size": "image_size"}
 _DROPPED = "dropout=RATE is after the position embedding, the attention's projection and in the MLPs together"
@@ -103,9 +104,11 @@ _INSTEAD = {
 def renamed(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments of timm's ``create_model`` by the names that they have here.
 
+    An argument that is None asks for nothing. So does one without a counterpart that is False.
+
     Args:
         kind: MODEL.TYPE.
-        arguments: by name; an unknown one is returned as it is. One that is None or False asks for nothing.
+        arguments: by name. An unknown one is returned as it is.
 
     Raises:
         InputError: an argument without a counterpart; the line says what to write.
@@ -114,10 +117,11 @@ def renamed(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
         if f"MODEL.{name.upper()}" in architecture(kind).arguments:
             own[name] = value
-        elif name in _INSTEAD or name in _SAME_ARGUMENT:
-            if name in _INSTEAD and value:
+        elif name in _INSTEAD:
+            if value:
                 raise InputError(f"create_model takes no {name}; {_INSTEAD[name]}")
-            if value is not None and name in _SAME_ARGUMENT:
+        elif name in _SAME_ARGUMENT:
+            if value is not None:
                 own[_SAME_ARGUMENT[name]] = value
         elif name in {*_OURS, *_ALONE, "global_pool"}:
             if key := _key(kind, name, value, f"{name} is {value_text(value)}", "leave it out"):

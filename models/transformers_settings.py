@@ -34,7 +34,7 @@ _FORM = (
     | {"rope_theta": _REAL, "down_ops": _LISTS}
     | {"num_register_tokens": optional(Rule("a whole number", lambda value: is_whole(value, 0, 1 << 20)))}
 )
-# What a class of transformers takes where config.json leaves a key out.
+# The defaults of transformers' classes, for keys that a config.json leaves out.
 _VIT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "patch_size": 16}
 _VIT |= {"layer_norm_eps": 1e-12, "hidden_act": "gelu"}
 _VIT_MLP = _VIT | {"intermediate_size": 3072}
@@ -94,19 +94,21 @@ def _vit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deit(config: dict[str, Any]) -> dict[str, Any]:
-    """With a teacher both tokens have a head; without one the distillation token is one that no head reads."""
-    alone = "DeiTForImageClassification" in config["architectures"]
-    return _vit(config) | {"DISTILLED": not alone, "REG_TOKENS": int(alone)}
+    """With a teacher, both tokens have a head. Without one, no head reads the distillation token: it is a register."""
+    without_teacher = "DeiTForImageClassification" in config["architectures"]
+    return _vit(config) | {"DISTILLED": not without_teacher, "REG_TOKENS": int(without_teacher)}
 
 
 def _dinov2(config: dict[str, Any]) -> dict[str, Any]:
     values = _vit(config) | {"INIT_VALUES": config["layerscale_value"]}
-    registers = config.get("num_register_tokens") or 0
-    values |= {"REG_TOKENS": registers, "NO_EMBED_CLASS": True} if registers else {}
+    if registers := config.get("num_register_tokens"):
+        values |= {"REG_TOKENS": registers, "NO_EMBED_CLASS": True}
     if config.get("use_swiglu_ffn"):
         half = (int(config["hidden_size"] * values["MLP_RATIO"]) * 2 // 3 + 7) // 8 * 8
         values |= {"ACT": "swiglu", "MLP_RATIO": 2 * half / config["hidden_size"]}
-    return values | ({"GLOBAL_POOL": "token_avg"} if _classifies(config) else {})
+    if _classifies(config):
+        values["GLOBAL_POOL"] = "token_avg"
+    return values
 
 
 def _dinov3(config: dict[str, Any]) -> dict[str, Any]:
@@ -148,16 +150,19 @@ def _beit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clip(config: dict[str, Any]) -> dict[str, Any]:
-    """The classifier reads the mean of the patches as the last block leaves them."""
-    pooled = {"GLOBAL_POOL": "avg", "FINAL_NORM": False} if _classifies(config) else {}
-    return _vit(config) | {"PRE_NORM": True} | pooled
+    """The classifier reads the mean of the patches, without the last norm."""
+    values = _vit(config) | {"PRE_NORM": True}
+    if _classifies(config):
+        values |= {"GLOBAL_POOL": "avg", "FINAL_NORM": False}
+    return values
 
 
 def _siglip(config: dict[str, Any]) -> dict[str, Any]:
-    """The classifier reads the mean of the patches, not what the attention pools."""
-    attends = config.get("vision_use_head", True) and not _classifies(config)
-    pooled = {"GLOBAL_POOL": "map"} if attends else {"GLOBAL_POOL": "avg", "FC_NORM": False}
-    return _vit(config) | {"CLASS_TOKEN": False, "CUT_IMAGES": True} | pooled
+    """The classifier reads the mean of the patches. Only the encoder's own output is pooled by attention."""
+    values = _vit(config) | {"CLASS_TOKEN": False, "CUT_IMAGES": True}
+    if config.get("vision_use_head", True) and not _classifies(config):
+        return values | {"GLOBAL_POOL": "map"}
+    return values | {"GLOBAL_POOL": "avg", "FC_NORM": False}
 
 
 def _classifies(config: dict[str, Any]) -> bool:
@@ -212,7 +217,8 @@ def _levit(config: dict[str, Any]) -> dict[str, Any]:
     ratios = {"attention_ratio": config.get("attention_ratio", [2])[0], "mlp_ratio": config.get("mlp_ratio", [2])[0]}
     between = [["Subsample", key_dim, dim // key_dim, 4, 2, 2] for dim in dims[:-1]]
     told = config.get("down_ops", between)
-    while told and told[-1] == [""]:  # each time that transformers builds the model it appends one
+    # transformers appends a [""] each time that it builds the model.
+    while told and told[-1] == [""]:
         told = told[:-1]
     if told != between:
         raise InputError("down_ops tells another way from stage to stage than models here have")
@@ -294,13 +300,15 @@ def _resnet(config: dict[str, Any]) -> dict[str, Any]:
     _expect(config, "embedding_size", 64)
     _expect(config, "downsample_in_bottleneck", False)
     _expect(config, "downsample_in_first_stage", False)
-    kind, stages = config.get("layer_type", "bottleneck"), config["depths"]
-    depths = {"basic": {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}}
-    depths["bottleneck"] = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
-    depth = next((depth for depth, own in depths.get(kind, {}).items() if own == stages), None)
-    if depth is None:
-        raise InputError(f"depths is {value_text(stages)} of layer_type {value_text(kind)}, which no ResNet here has")
-    return {"DEPTH": depth}
+    kind = config.get("layer_type", "bottleneck")
+    stage_depths = config["depths"]
+    models = {"basic": {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}}
+    models["bottleneck"] = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
+    for depth, own in models.get(kind, {}).items():
+        if own == stage_depths:
+            return {"DEPTH": depth}
+    told = f"depths is {value_text(stage_depths)} of layer_type {value_text(kind)}"
+    raise InputError(f"{told}, which no ResNet here has")
 
 
 def _regnet(config: dict[str, Any]) -> dict[str, Any]:
@@ -320,7 +328,7 @@ def _activation(config: dict[str, Any]) -> str:
 
 
 def _expect(config: dict[str, Any], key: str, value: Any) -> None:
-    """Raises InputError where a setting is another than the one that models here have, which is transformers' own."""
+    """Raises InputError where a setting isn't the only one that models here have, which is transformers' default."""
     if config.get(key, value) != value:
         raise InputError(f"{key} is {value_text(config[key])}, models here have {value_text(value)} alone")
 
@@ -403,7 +411,8 @@ def with_settings(config: Configuration, path: str | Path) -> Configuration:
     for key, value in values.items():
         if key in _SHAPED or f"MODEL.{key}" not in taken or config.MODEL[key] == value:
             continue
-        if encoder and key in ("GLOBAL_POOL", "FC_NORM"):  # an encoder doesn't tell what a classifier of it reads
+        # An encoder doesn't say what a classifier on top of it would read.
+        if encoder and key in ("GLOBAL_POOL", "FC_NORM"):
             continue
         beside = f"MODEL.{key} {value_text(value)}, as the config.json of {path} tells"
         if is_users(config, f"MODEL.{key}"):

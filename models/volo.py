@@ -301,8 +301,8 @@ class VOLO(ImageModel):
         if not self.num_classes:
             return logits
         values = in_float32(self.aux_head(x[:, 1:]))  # not every build has a half gradient of the maximum
-        # The gradient goes to the first of equal values, as PyTorch's. That of paddle.max takes seconds on a CPU, and
-        # Paddle 2.6 gives all of it to each of them.
+        # As in PyTorch, the first of equal values gets the gradient. The gradient of paddle.max takes seconds on a CPU,
+        # and in Paddle 2.6 each of equal values gets all of it.
         if self.training or ops.usable(values):
             # On a GPU argmax is -1 where all are NaN.
             place = values.argmax(axis=1, keepdim=True).clip(min=0)

@@ -12,8 +12,8 @@ val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Noth
 aren't listed. --groups keeps images together: a pattern of their paths, or a file of a path, a tab and a group on each
 line.
 
-Exit status: 0 if the data, or with --split the lists, can be used, with or without remarks. 1 if a run with them would
-end in an error. 2 for a wrong command line, or data that can't be checked.
+Exit status: 0 if the data can be used, with or without remarks. 1 if a run with them would end in an error. With
+--split, both are about the lists. 2 for a wrong command line, or data that can't be checked.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto", liste
 
     Args:
         limit: classes that labels are below; "auto": they may be any.
-        listed: lists of the images that can be read are written: it is about these whether they can be used.
+        listed: lists of the readable images are written, and the verdict is about the lists.
 
     Raises:
         InputError: there are no training images to check, or labels that no class has.

@@ -37,10 +37,10 @@ def main() -> None:
     parser.add_argument("-output", "--output", required=True, type=Path, metavar="DIR", help="a folder that is new")
     parser.add_argument("-format", "--format", choices=_FORMATS, default="paddle")
     parser.add_argument("-precision", "--precision", choices=_PRECISIONS, default="float32")
-    text = "int8: one that main_single_gpu.py takes (default: the run's, or folder)"
-    parser.add_argument("-dataset", "--dataset", help=text)
-    text = "int8: where its training set is (default: the run's)"
-    parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help=text)
+    dataset_help = "int8: one that main_single_gpu.py takes (default: the run's, or folder)"
+    parser.add_argument("-dataset", "--dataset", help=dataset_help)
+    path_help = "int8: where its training set is (default: the run's)"
+    parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help=path_help)
     parser.add_argument("-calibration_images", "--calibration_images", type=int, default=300, metavar="N")
     parser.add_argument("-least_agreement", "--least_agreement", type=float, default=0.8, metavar="SHARE")
     parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
@@ -57,7 +57,8 @@ def main() -> None:
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     if trained.model is None:
         raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")
-    if not trained.config.MODEL.NUM_CLASSES:  # a CLIP's projection is exported
+    # CLIP's projection of images can be exported, though it isn't a classifier.
+    if not trained.config.MODEL.NUM_CLASSES:
         trained.check_classifier()
     print(trained.report)
     if trained.warning:
@@ -84,7 +85,11 @@ def main() -> None:
 
 
 def _data(arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    """Returns the keys that flags give to the training set that calibrates int8, and their values."""
+    """Returns the keys and values that the flags set for the training set that calibrates int8.
+
+    Raises:
+        InputError: a flag is out of range, or has no effect.
+    """
     if arguments.precision != "int8" and (arguments.dataset or arguments.data_path):
         raise InputError("-dataset and -data_path calibrate -precision int8 alone; leave them out")
     if arguments.calibration_images < 1:

@@ -4,9 +4,9 @@
 
 The flags besides are main_multi_gpu.py's, with -o. The model, its data, loss and optimizer are the run's, and so is the
 effective batch, which this one process accumulates. DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve.
-With -output=FILE.png the curve is that file, and the table is FILE.csv beside it. No checkpoint is written, and no
-run's folder changes. It prints two rates: where the loss falls fastest, and a tenth of where it is lowest. The lower
-one of both is suggested, as TRAIN.BASE_LR.
+With -output=FILE.png, the curve is written to that file, and the table to FILE.csv beside it. No checkpoint is
+written, and no run's folder changes. It prints two rates: where the loss falls fastest, and a tenth of where it is
+lowest. The lower one of both is suggested, as TRAIN.BASE_LR.
 """
 
 import argparse

@@ -103,8 +103,8 @@ def devices() -> Finding:
         return False, f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (docs/quick_start.md)"
     if not gpus:
         text = f"no GPU is visible to {build}: on the CPU, over gloo"
+        # Paddle's launcher ends in an IndexError with "" and with "-1".
         if visible is not None and not listed:
-            # Paddle's launcher takes neither "" nor "-1": an IndexError.
             text += f"; unset CUDA_VISIBLE_DEVICES='{visible}' for paddle.distributed.launch"
         return True, text
     kinds = sorted({paddle.device.cuda.get_device_properties(gpu).name for gpu in range(gpus)})

@@ -12,10 +12,10 @@ predictions  a grid of images with their classes, or of -mistakes
 
 attention: ViT, DeiT, BEiT, EVA-02, DINOv3, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, HaloNet, PVTv2, VOLO, Hiera,
 CAFormer, MobileViT. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3. positions: ViT, DeiT, BEiT, EVA-02, CaiT, PiT, XCiT,
-CrossViT, Swin, Swin V2, VOLO, Hiera. The others draw every architecture.
+CrossViT, Swin, Swin V2, VOLO, Hiera. The other pictures can be drawn for every architecture.
 
-IMAGES are files, folders, patterns and lists, as of tools/predict.py. An image's true class is the first of the
-folders that it lies in which the model knows as a class: train/ and val/ aren't.
+IMAGES are files, folders, patterns and lists, as of tools/predict.py. An image's true class is the outermost folder
+around it that is one of the model's classes. So train/ and val/ don't count.
 -output is one picture, FILE.png, or a new folder that gets one for each image. The model runs in float32.
 """
 
@@ -53,7 +53,7 @@ ON_A_SHEET = 16  # images, at most
 
 
 def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Returns the image files that words stand for, and of each the names of the folders between the word and it.
+    """Returns the image files that words stand for, and for each file the folders between the word and the file.
 
     Raises:
         InputError: a word stands for nothing.
@@ -71,9 +71,11 @@ def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 
 def true_class(folders: Sequence[str], classes: Collection[str]) -> str | None:
-    """Returns the class of an image that lies in ``folders``, outermost first; None: it lies in none.
+    """Returns the class of an image: the first of its folders that is one of ``classes``, or else the first folder.
 
-    It is the first that the model knows, or else the first.
+    Args:
+        folders: the image's folders, outermost first; if there are none, the class is None.
+        classes: those that the model knows.
     """
     known = [name for name in folders if name in classes]
     return next(iter(known or folders), None)

@@ -110,14 +110,15 @@ class Classification(Task):
 
 def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
     """Returns, by name, which samples are right in the first guess and in the first five (or all, of fewer classes).
-    Each is [B] float32, 100 or 0. Of equal logits the lowest class comes first. NaN comes before all numbers.
+    Each is [B] float32, 100 or 0. Of equal logits the lowest class comes first, and NaN comes before all numbers.
 
     Args:
         targets: labels [B], or distributions [B, K], whose largest share counts as the label.
     """
     labels = (targets if targets.ndim == 1 else targets.argmax(1)).unsqueeze(1)
-    logits, classes = logits.astype("float32"), logits.shape[1]
-    # The label's place is counted: among equal logits, topk chooses as its sorting algorithm happens to.
+    logits = logits.astype("float32")
+    classes = logits.shape[1]
+    # The classes before the label are counted, because topk takes any of equal logits. NaN counts as before it.
     own = paddle.take_along_axis(logits, labels, 1)
     not_before = (logits < own) | ((logits == own) & (paddle.arange(classes) >= labels))
     place = classes - not_before.astype("int64").sum(1)
@@ -128,8 +129,8 @@ def _percent(right: paddle.Tensor) -> paddle.Tensor:
     return right.astype("float32") * 100
 
 
-def first(logits: paddle.Tensor) -> paddle.Tensor:
-    """Returns the class of the highest of logits [B, K], the lowest of equal ones: [B] int64."""
+def best_class(logits: paddle.Tensor) -> paddle.Tensor:
+    """Returns the class of the highest logit, the lowest class of equal ones: logits [B, K] -> [B] int64."""
     # On a GPU argmax is -1 where all are NaN.
     return logits.astype("float32").argmax(1).clip(min=0)
 
@@ -144,12 +145,12 @@ def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
     logits = logits.astype("float32")
     of_labels = logits + (labels.astype("float32") - 1) * LOW
     loss = paddle.logsumexp(logits, 1) - paddle.logsumexp(of_labels, 1)
-    return {"loss": loss, **hits(logits, first(of_labels))}
+    return {"loss": loss, **hits(logits, best_class(of_labels))}
 
 
 def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
     """Returns what is kept of samples: of several labels the predicted one, if that is right, or else the first."""
-    predicted = first(logits)
+    predicted = best_class(logits)
     logits = logits.astype("float32")
     probability = (logits.max(1) - paddle.logsumexp(logits, 1)).exp()
     if labels.ndim == 2:

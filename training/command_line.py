@@ -58,7 +58,7 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
 
     Args:
         argv: its words; None: the process's.
-        own: names of flags that the program has taken out of it; an unknown flag may mean one of them.
+        own: names of flags that the program takes itself. The error for an unknown flag may suggest one of them.
     """
     arguments = parse_command_line(program, argv, FLAGS, default_values(), own)
     given = {flag: getattr(arguments, flag) for flag in FLAGS}
@@ -73,8 +73,9 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
     other_base = asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"} and len(config.origins["MODEL.PRETRAINED"]) > 1
     if config.MODEL.PRETRAINED_ADAPTER and other_base:
         flags.append(Option("MODEL.PRETRAINED_ADAPTER", None, "-pretrained, in the place of the adapter's base"))
-    other_data = asked.keys() & {"DATA.DATASET", "DATA.DATA_PATH"} and "MODEL.NUM_CLASSES" not in asked
-    if choice.of_run and other_data and not (config.EVAL or config.MODEL.RESUME):
+    other_data = asked.keys() & {"DATA.DATASET", "DATA.DATA_PATH"}
+    fine_tunes = choice.of_run and not (config.EVAL or config.MODEL.RESUME)
+    if fine_tunes and other_data and "MODEL.NUM_CLASSES" not in asked:
         flags.append(Option("MODEL.NUM_CLASSES", "auto", "-pretrained, of a run whose data may have other classes"))
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
         flags.append(Option("NGPUS", -1, "this command, which counts the devices itself"))
@@ -84,11 +85,12 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
     config = asked_config(choice.file, [*flags, *named])
     if choice.note:
         add_note(config, choice.note)
-    if not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked)) and (recipe := weights_recipe(config)):
+    from_scratch = not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked))
+    if from_scratch and (recipe := weights_recipe(config)):
         add_note(
             config,
-            f"warning: {recipe} is a recipe for weights that were trained before, and none are given: all starts from"
-            " random values; give -pretrained=FILE",
+            f"warning: {recipe} is a recipe for weights that were trained before, and none are given: the model starts"
+            " from random values; give -pretrained=FILE",
         )
     if arguments.explain:
         print(explanation(config, arguments.explain, default_values(config), NEEDS))
@@ -154,7 +156,7 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
 
 
 def run_file(path: str | os.PathLike) -> Path | None:
-    """Returns the configuration of a run; None where ``path`` is of none.
+    """Returns the file with a run's configuration; None if ``path`` doesn't belong to a run.
 
     Args:
         path: the run's folder, a checkpoint, or a file of one.
@@ -169,9 +171,12 @@ def run_file(path: str | os.PathLike) -> Path | None:
 
 
 def weights_recipe(config: Configuration) -> str:
-    """Returns the name of the shipped recipe that TRAIN's values are from, if its head trains with ``-pretrained``."""
+    """Returns the name of the shipped recipe that sets keys of TRAIN and is for weights that were trained before.
+
+    Its file says so: the command behind "# Train:" has ``-pretrained``. It is "" if there is no such recipe.
+    """
     sources = {where.source: None for key, where in value_sources(config).items() if key.startswith("TRAIN.")}
-    for file in (Path(source) for source in sources):
+    for file in map(Path, sources):
         if file.is_relative_to(CONFIG_DIR) and re.search(r"^# Train:.* -pretrained=", file.read_text("utf-8"), re.M):
             return file.stem
     return ""
@@ -200,9 +205,9 @@ class _Parser(Parser):
     """The parser of main_*.py, which knows the keys of -o and what other toolkits call them.
 
     Args:
-        flag_of: the flags of keys.
-        defaults: by dotted key.
-        settings: of ``Parser``.
+        flag_of: the flag of each key that has one.
+        defaults: the value of each dotted key.
+        settings: further arguments of ``Parser``.
     """
 
     def __init__(self, flag_of: Mapping[str, str], defaults: Mapping[str, Any], **settings: Any) -> None:
@@ -268,7 +273,7 @@ def parse_command_line(
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raises InputError for what scripts get wrong: lines that go on, line ends, variables that aren't set."""
+    """Raises InputError for mistakes of scripts: at continued lines, at line ends, with variables that aren't set."""
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.endswith(("\r", "\\")) or (word and not word.strip()):

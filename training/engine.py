@@ -61,7 +61,7 @@ def fit(
     task: Task = (kind or tasks.choose(config))(config, val.classes)
     training = prepare(task, network, train, run)
     (progress, chosen), ending = resume(training), training.ending
-    # All is loaded. Within an epoch, a checkpoint holds each rank's own statistics of batch norm.
+    # Everything is loaded now. A checkpoint within an epoch has statistics of batch norm for each rank: they stay.
     for model in training.evaluated_models.values():
         broadcast_weights(model, without=own_statistics(model) if chosen else ())
     val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
@@ -136,12 +136,12 @@ def _conclude(
     if rank():
         return
     plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
-    best: list[str] = []
+    best_lines = []
     for split, record in progress.best.items():
-        file = BEST if split == "val" else BEST_EMA
-        told = f"{task.line('best', record)} after epoch {record['epoch']}, in checkpoints/{file}"
-        run.info(f"best {split}: {told}")
-        best += [f"best: {told}"] if split == "val" else [f"best average: {told}"]
+        file, title = (BEST, "best") if split == "val" else (BEST_EMA, "best average")
+        line = f"{task.line('best', record)} after epoch {record['epoch']}, in checkpoints/{file}"
+        run.info(f"best {split}: {line}")
+        best_lines.append(f"{title}: {line}")
     weights = {"val": saver.path, "ema": saver.path / "ema.safetensors"}
     results = {
         split: _result(task, found, str(weights[split])) | {"best": progress.best[split]}
@@ -151,7 +151,7 @@ def _conclude(
     if reason := training.ending.reason:
         result["ended"] = reason
         run.info(reason)
-    run.result(result | results, "; ".join([task.line("result", result), *best]))
+    run.result(result | results, "; ".join([task.line("result", result), *best_lines]))
 
 
 def train_one_epoch(
@@ -310,7 +310,8 @@ def evaluate_only(
         InputError: no weights are given, they don't fit, or are of another task.
     """
     if not config.MODEL.PRETRAINED:
-        load_pretrained(config, model, run, strict=True)  # says so if another rank has weights
+        # It raises an error if another rank has weights.
+        load_pretrained(config, model, run, strict=True)
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
     check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
     load_pretrained(config, model, run, strict=True)

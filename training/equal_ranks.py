@@ -1,8 +1,8 @@
-"""What all ranks of a run need to have alike, compared before the first step: settings, data and loaded weights.
+"""The comparison of what all ranks of a run must have in common: settings, data and loaded weights.
 
 Ranks that a launcher started read their own files. On another machine these may be stale, incomplete or renamed, and
-nothing would fail: the ranks would train from different weights, or on other labels. Names count relative to the data's
-folder. Absolute paths and times of change don't count: machines may have the data in different places.
+nothing would fail: the ranks would train from different weights, or on other labels. Images are compared by their names
+relative to the data's folder. Absolute paths and times of change don't count: the data may lie in different places.
 """
 
 import functools
@@ -22,9 +22,10 @@ from loading.label_sets import LabelSets
 from options import Configuration, leaves
 from utils import all_gather, world_size
 
-_SAME = ("TASK", "DATA.", "MODEL.", "TRAIN.", "DIST.ENGINE", "DIST.STRATEGY", "SEED", "EVAL", "AMP")  # for every rank
-# But where data lie, and what loads them, may differ from machine to machine. So may the places of files with weights,
-# which are compared when they are loaded.
+# Settings that have to be the same for every rank, except those of _PLACES.
+_SAME = ("TASK", "DATA.", "MODEL.", "TRAIN.", "DIST.ENGINE", "DIST.STRATEGY", "SEED", "EVAL", "AMP")
+# Where data lie, and what loads them, may differ from machine to machine. So may the places of files with weights,
+# whose content is compared when they are loaded.
 _PLACES = (
     "DATA.DATA_PATH",
     "DATA.CACHE",
@@ -35,22 +36,24 @@ _PLACES = (
     "TRAIN.TEACHER_MODEL",
     "TRAIN.TEACHER_PATH",
 )
-_FROM_DATA = ("MODEL.NUM_CLASSES",)  # settings that may follow from the data, which are compared before them
-_BLOCKS = 256  # into which items are divided at a time, to find the first that differs
+# Settings that may follow from the data. They are compared after the data, whose difference says more.
+_FROM_DATA = ("MODEL.NUM_CLASSES",)
+# The number of blocks into which items are divided, again and again, to find the first that differs.
+_BLOCKS = 256
 _LONGEST_NAME = 80  # characters of an item's name in a message
 
 Names = Paths | np.ndarray | None
 
 
 class _Items(NamedTuple):
-    """Things whose order counts, such as a dataset's images.
+    """A sequence of things that ranks compare, such as a dataset's images.
 
     Attributes:
         what: their name in a message.
         count: how many there are.
-        content: (first, last) -> what tells these items from others.
+        content: (first, last) -> the content of these items, to be hashed.
         shown: an item's number -> the item in a message.
-        whole: what tells all of them from others besides, though no single one.
+        whole: content of all of them together that no single item has, such as a checksum of their pixels.
     """
 
     what: str
@@ -70,13 +73,16 @@ class _Items(NamedTuple):
 def check_same(config: Configuration, train: ImageDataset | None = None, val: ImageDataset | None = None) -> None:
     """Raises InputError, on every rank, where ranks have different configurations or data.
 
-    Which configuration a command means may follow from a run's folder, which a machine may not see.
+    Configurations may differ though the command is the same: a run's folder, which a machine may not see, decides, too.
     """
     if world_size() == 1:
         return
     own = {key: value for key, value in leaves(config) if key.startswith(_SAME) and key not in _PLACES}
-    items = [*_items_of(train, "training")] if train else []
-    items += [*_items_of(val, "validation")] if val else []
+    items: list[_Items] = []
+    if train:
+        items += _items_of(train, "training")
+    if val:
+        items += _items_of(val, "validation")
     told = all_gather((own, [(each.count, each.digest(0, each.count), each.whole) for each in items]))
     settings = [theirs for theirs, _ in told]
     _check_settings([{key: value for key, value in each.items() if key not in _FROM_DATA} for each in settings])
@@ -90,18 +96,20 @@ def check_same(config: Configuration, train: ImageDataset | None = None, val: Im
 def check_teacher(config: Configuration) -> None:
     """Raises InputError, on every rank, where the teacher has other settings on another rank."""
     own = {
-        key: value for key, value in leaves(config) if key.startswith(("MODEL.", "DATA.IMAGE")) and key not in _PLACES
+        f"the teacher's {key}": value
+        for key, value in leaves(config)
+        if key.startswith(("MODEL.", "DATA.IMAGE")) and key not in _PLACES
     }
-    _check_settings(all_gather({f"the teacher's {key}": value for key, value in own.items()}))
+    _check_settings(all_gather(own))
 
 
 def check_loaded(key: str, file: object, checksums: Mapping[str, int | str]) -> None:
     """Raises InputError, on every rank, where ranks have loaded different values.
 
     Args:
-        key: of the configuration, that names the file.
-        file: which was loaded here, in a message.
-        checksums: of what was loaded, by name; {}: nothing.
+        key: the configuration's key that names the file.
+        file: what was loaded on this rank, for the message.
+        checksums: of what was loaded, by name; {}: nothing was loaded.
     """
     digest = blake2b(repr(sorted(checksums.items())).encode(), digest_size=16).digest()
     told = all_gather((str(file), digest))
@@ -132,13 +140,16 @@ def _check_settings(told: list[dict[str, Any]]) -> None:
 
 
 def _others(told: Sequence[Any]) -> str:
-    """Names the ranks that told something else than rank 0."""
+    """Returns the ranks whose entry isn't that of rank 0, in words: "rank 1" or "ranks 2, 3"."""
     others = [str(place) for place, each in enumerate(told) if each != told[0]]
-    return f"rank{'s' * (len(others) > 1)} {', '.join(others)}"
+    return f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(others)}"
 
 
 def _difference(items: _Items, told: Sequence[tuple[int, bytes, bytes]]) -> str:
-    """Returns which ranks have other items than rank 0, and the first one that differs. Every rank calls it."""
+    """Returns which ranks have other items than rank 0, and the first item that differs.
+
+    It gathers from all ranks, so every rank has to call it.
+    """
     counts = [count for count, _, _ in told]
     first = _first_difference(items, min(counts))
     shown = all_gather(items.shown(first) if first < items.count else "missing")
@@ -155,9 +166,9 @@ def _difference(items: _Items, told: Sequence[tuple[int, bytes, bytes]]) -> str:
 
 
 def _first_difference(items: _Items, count: int) -> int:
-    """Returns the number of the first of ``count`` items that isn't the same on all ranks; ``count``: all are.
+    """Returns the number of the first of ``count`` items that differs between ranks; ``count`` if none does.
 
-    Each turn compares up to 256 blocks, and goes on within the first one that differs: three turns for ImageNet.
+    Each turn compares up to 256 blocks, and the next turn divides the first block that differs: three for ImageNet.
     """
     first, last = 0, count
     while first < last:
@@ -174,15 +185,21 @@ def _first_difference(items: _Items, count: int) -> int:
 
 
 def _items_of(dataset: ImageDataset, split: str) -> Iterator[_Items]:
-    """Yields what ranks have to share of a dataset."""
+    """Yields the sequences of a dataset that have to be the same on all ranks."""
     yield _listed(f"the {split} classes", dataset.classes)
     if dataset.compared is not None:
         yield _listed("the outputs of DATA.CLASSES", dataset.compared.tolist())
-    names, pixels = dataset.relative_names(), _pixels(dataset)
+    names = dataset.relative_names()
+    pixels = _pixels(dataset)
     # A cache's pixels were read, and compared with their CRC-32, at the start.
     crc = pixels.crc if isinstance(pixels, MappedImages) else None
-    content, shown = functools.partial(_content, dataset, names), functools.partial(_shown, dataset, names)
-    yield _Items(f"the {split} images", len(dataset), content, shown, str(crc).encode())
+    yield _Items(
+        what=f"the {split} images",
+        count=len(dataset),
+        content=functools.partial(_content, dataset, names),
+        shown=functools.partial(_shown, dataset, names),
+        whole=str(crc).encode(),
+    )
 
 
 def _listed(what: str, values: list[Any]) -> _Items:
@@ -193,8 +210,9 @@ def _listed(what: str, values: list[Any]) -> _Items:
 
 
 def _content(dataset: ImageDataset, names: Names, first: int, last: int) -> list[Any]:
-    """Returns what tells these images from others, with their labels: names, or without names their pixels."""
-    labels, pixels = dataset.labels, _pixels(dataset)
+    """Returns the labels of images, and their names or, of images without names, their pixels: to be hashed."""
+    labels = dataset.labels
+    pixels = _pixels(dataset)
     parts: list[Any] = []
     if isinstance(labels, LabelSets):
         ends = labels.ends[first : last + 1]
@@ -205,7 +223,8 @@ def _content(dataset: ImageDataset, names: Names, first: int, last: int) -> list
         parts += names.block(first, last)
     elif names is not None:
         parts.append(b"\0".join(names[first:last].tolist()))
-        parts += [dataset.shards.lengths[first:last]] if isinstance(dataset, ShardDataset) else []
+        if isinstance(dataset, ShardDataset):
+            parts.append(dataset.shards.lengths[first:last])
     elif isinstance(pixels, np.ndarray):
         parts.append(pixels[first:last])
     return [part if isinstance(part, bytes) else np.ascontiguousarray(part) for part in parts]

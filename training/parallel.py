@@ -76,8 +76,8 @@ def _strategy(config: Configuration) -> fleet.DistributedStrategy:
 def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
     """Returns the network to train. Freeze parameters before this call.
 
-    Paddle gives all ranks rank 0's values here. What is loaded into the model later isn't among them: call
-    ``broadcast_weights`` after all loading.
+    Paddle sends rank 0's values to all ranks here. For values that are loaded later, call ``broadcast_weights`` after
+    all loading.
 
     Raises:
         InputError: TRAIN.SYNC_BN isn't possible here.
@@ -96,10 +96,10 @@ def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
 
 @paddle.no_grad()
 def broadcast_weights(model: nn.Layer, without: Collection[str] = ()) -> None:
-    """Gives the model's parameters and buffers, in place, the values that they have on rank 0.
+    """Sends rank 0's values of the model's parameters and buffers to all ranks, in place.
 
     Args:
-        without: names of those that may differ.
+        without: names of tensors that keep each rank's own values.
     """
     if world_size() == 1:
         return

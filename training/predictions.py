@@ -85,7 +85,9 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
     """
     classes, several = dataset.classes, "truth" in found
     with writing_whole(file) as out:
-        head = SEVERAL if several else (*ONE, *(("class", "predicted_class") if classes else ()))
+        head = SEVERAL if several else ONE
+        if classes and not several:
+            head = (*ONE, "class", "predicted_class")
         out.write(",".join(head) + "\n")
         columns = found.values() if several else (found[name].tolist() for name in ONE[1:])
         for index, (first, second, *rest) in enumerate(zip(*columns, strict=True)):

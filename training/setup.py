@@ -13,13 +13,14 @@ import ops
 from config import default_values, is_users, with_values
 from datasets import ImageDataset, get_dataloader
 from errors import InputError
+from loading.label_spaces import some_of
 from loading.scales import check_scales
 from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_text
 from options import Configuration, explicit_sources
-from training.checkpoint.description import classes_of, some_of
+from training.checkpoint.description import classes_of
 from training.ending import Ending
 from training.equal_ranks import check_loaded
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
@@ -121,11 +122,12 @@ def _trace(model: nn.Layer) -> None:
 
 
 def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: bool) -> None:
-    """Loads MODEL.PRETRAINED, if it is set. Tells what was loaded, and where images aren't prepared as the weights were
-    made for.
+    """Loads MODEL.PRETRAINED, if it is set.
+
+    Log lines say what was loaded, and where images are prepared in another way than the weights were made for.
 
     Raises:
-        InputError: the weights don't fit, or other ranks have loaded others, or none.
+        InputError: the weights don't fit, or another rank has loaded other weights, or none.
     """
     settings = config.MODEL
     if not settings.PRETRAINED:

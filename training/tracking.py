@@ -50,9 +50,9 @@ class Tracking:
     def missing_packages(self) -> str:
         """Returns the line that says which tracker's package isn't installed, or nothing."""
         packages = {name: trackers.components[name].given["package"] for name in self.names}
-        lacking = [f"{name} needs {package}" for name, package in packages.items() if not _is_installed(package)]
-        missing = " ".join(package for package in packages.values() if not _is_installed(package))
-        advice = f"pip install {missing}, or leave it out of TRACKERS"
+        missing = {name: package for name, package in packages.items() if not _is_installed(package)}
+        lacking = [f"{name} needs {package}" for name, package in missing.items()]
+        advice = f"pip install {' '.join(missing.values())}, or leave it out of TRACKERS"
         return f"TRACKERS: {', '.join(lacking)}, which isn't installed; {advice}" if lacking else ""
 
     def begin(self, folder: Path) -> str:

@@ -48,7 +48,7 @@ class LoadReport:
         notes: what else there is to tell.
         config: timm's config.json beside the file, or {}.
         checksums: the CRC-32 of each tensor as it is in the file, and in an adapter's, by name; {} unless asked for.
-        warning: with ``strict``: that the classifiers' values tell no classes apart; "": they do.
+        warning: with ``strict``: a warning about classifiers that can't tell classes apart; "": they can.
     """
 
     file: Path
@@ -96,7 +96,7 @@ def load_weights(
         allow: shell patterns of names that may be missing in the file or in the model.
         classes: MODEL.PRETRAINED_CLASSES: of a classifier of ImageNet-22k's classes ImageNet-1k's are kept.
         adapter: what ``weights.adapters.read_adapter`` takes: merged into the file's tensors, whose place it takes.
-        checksums: whether to report them. They don't depend on what computes resized and merged tensors.
+        checksums: whether to report checksums. They are of the files' tensors, before any is resized or merged.
 
     Returns:
         the report, to be shown.
@@ -150,7 +150,10 @@ def load_weights(
 
 
 def _checksums(model: Target, arrays: dict[str, np.ndarray], adapter: Adapter | None) -> dict[str, int]:
-    """Returns the CRC-32 of the arrays, in PyTorch's layout, as most files have them, and of an adapter's products."""
+    """Returns the CRC-32 of the arrays, and of an adapter's products.
+
+    They are taken in PyTorch's layout: most files have it, and arrays in it need no copy.
+    """
     transposed = linear_weights(model)
     found = {name: checksum(array.T if name in transposed else array) for name, array in arrays.items()}
     if adapter:
@@ -238,7 +241,7 @@ def _check(
     Args:
         told: the keys of MODEL, and the values with which the names would be the file's.
         other: MODEL.TYPE that the file's names look like, where the model is another.
-        headless: what to say where the file lacks the classifiers, and nothing else.
+        headless: what to say if the file lacks the classifiers and nothing else; "": it lacks something else.
     """
 
     def refused(names: list[str]) -> list[str]:

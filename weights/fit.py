@@ -50,13 +50,15 @@ def classifiers_of(model: Target, names: Iterable[str]) -> list[str]:
 
 
 def blind_classifiers(model: Target, file: Path) -> str:
-    """Returns what the classifiers' values, which were read from ``file``, can't tell apart; "": they tell classes
-    apart.
+    """Returns a warning about classifiers that give all classes, or all images, the same probabilities.
+
+    It is "" if they don't. The values were read from ``file``.
     """
     layers = [sublayer(model, name) for name in model.classifier_names()]
-    linears = [one for layer in layers for one in layer.sublayers(include_self=True) if isinstance(one, nn.Linear)]
-    weights = [one.weight.numpy() for one in linears]
-    biases = [one.bias.numpy() for one in linears if one.bias is not None]
+    sublayers = [sub for layer in layers for sub in layer.sublayers(include_self=True)]
+    linears = [layer for layer in sublayers if isinstance(layer, nn.Linear)]
+    weights = [linear.weight.numpy() for linear in linears]
+    biases = [linear.bias.numpy() for linear in linears if linear.bias is not None]
     if not weights:
         return ""
     if model.num_classes > 1 and all((values == values[..., :1]).all() for values in [*weights, *biases]):

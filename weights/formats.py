@@ -30,10 +30,10 @@ from weights.unpickle import DataUnpickler, Script
 # Where a checkpoint keeps its weights: timm's order (load_state_dict, the average first), then others' names.
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "model_state_dict", "model_state", "module", "net")
 WRAPPERS += ("teacher",)
-# What wraps a model, in any order: DataParallel; modules of Lightning and others, by the attribute's usual names.
-# Before a number "model." is PaddleViT's name of VOLO's stages.
+# Prefixes of names, in any order: those of DataParallel, and usual names of the attribute in which a module, such as
+# Lightning's, holds the model. "model." before a number isn't one: PaddleViT's VOLO has its stages there.
 _WRAPPED = re.compile(r"^((module|model|net|backbone)\.)+(?!\d)")
-# torch.compile, FSDP, activation checkpoints, Fabric: at any depth.
+# Parts of names, at any depth: those of torch.compile, FSDP, activation checkpoints and Fabric.
 _INNER = re.compile(r"(?:(?<=\.)|^)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 
 METADATA = "paddle_vit_toolkit"  # what a .safetensors file of this toolkit tells of itself: a description, in JSON
@@ -78,7 +78,8 @@ def read_weights(path: str | Path) -> WeightFile:
     """
     index = find_weights(path)
     arrays: dict[str, np.ndarray] = {}
-    layouts, notes = set(), []
+    layouts: set[str] = set()
+    notes: list[str] = []
     files = files_of(path)
     for file in files:
         with reading(file, "weights"), open_file(file) as stream:
@@ -98,13 +99,14 @@ def read_weights(path: str | Path) -> WeightFile:
 
 
 def files_of(path: str | Path) -> list[Path]:
-    """Returns the files that hold the weights ``path``: one, or those that an index names.
+    """Returns the files that hold weights: a single one, or those that an index names.
 
     Args:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: there is none; an index that can't be read, or names a file that isn't beside it; a part alone.
+        InputError: there is no file; an index can't be read, or names a file that isn't beside it; the file is one
+            part of several.
     """
     file = find_weights(path)
     part = _PART.search(file.name)

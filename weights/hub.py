@@ -28,8 +28,9 @@ INDEX = ".index.json"  # of weights in several files: which tensor is in which
 CONFIG = "config.json"
 _CHECKPOINTS = "checkpoints"  # in a run's folder
 _ANSWER = 8  # seconds in which the Hub has to answer
-_SILENT = 30  # seconds in which one that didn't isn't asked again
-_silent: dict[str, tuple[float, Exception]] = {}  # by endpoint, until when, and what was wrong
+_SILENT = 30  # seconds for which it isn't asked again if it didn't answer
+# Endpoints that didn't answer: until when they aren't asked, and the error.
+_silent: dict[str, tuple[float, Exception]] = {}
 LONGEST_CONFIG = 4 << 20  # bytes; one that names and describes the 21,841 classes of ImageNet-22k has 1.5 million
 
 _SIZE = Rule("three sizes (channels, height, width)", lambda v: is_list(v, lambda n: is_whole(n, 1, 1 << 16), 3, 3))
@@ -61,7 +62,7 @@ _BESIDE = ("architecture", "model_args", "num_classes", "label_names")
 
 
 def best_of_run(path: str | Path) -> str | Path:
-    """Returns the best checkpoint of a run's folder, and any other path as it is."""
+    """Returns the best checkpoint for a run's folder, and any other path as it is."""
     best = Path(path) / _CHECKPOINTS / "best"
     return best if os.path.isdir(best) else path
 
@@ -90,7 +91,7 @@ def find_weights(path: str | Path) -> Path:
     found = next((file for file in candidates if os.path.isfile(file)), None)  # never raises, unlike Path's
     if found is None and os.path.isfile(path / ".metadata"):
         writer = "torch.distributed.checkpoint"
-        raise InputError(f"{path} was written by {writer}; make a .pth of it by its format_utils.dcp_to_torch_save")
+        raise InputError(f"{path} was written by {writer}; its format_utils.dcp_to_torch_save makes a .pth of it")
     if found is None:
         where = f"a folder without {' or '.join(IN_FOLDER)}" if os.path.isdir(path) else "no such file or folder"
         if os.path.exists(path) and not os.path.isdir(path):
@@ -170,8 +171,8 @@ def _is_hub_name(path: str | Path) -> bool:
 def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
     """Returns the local copy of the first of ``filenames`` that the repository holds; None if it holds none.
 
-    The Hub's cache is used, and its settings (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN). Where the Hub doesn't
-    answer, the cache alone is asked.
+    The Hub's cache is used, and its settings (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN). If the Hub doesn't
+    answer, only the cache is searched.
 
     Raises:
         InputError: huggingface_hub isn't installed, the name is wrong, or the files can't be had.
@@ -208,9 +209,10 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
 
 
 def _trouble(url: str) -> Exception | None:
-    """Why the Hub doesn't give a file, or None. The Hub's own library tries for half a minute, and again for each file.
+    """Returns the error with which the Hub refuses a file, or which reaching it ends in; None if it gives the file.
 
-    It is asked in a thread, because no timeout ends the search for a host's address.
+    The Hub's own library would try for half a minute, and again for each file. The Hub is asked in a thread, because no
+    timeout ends the search for a host's address.
     """
     from huggingface_hub import constants, get_hf_file_metadata
 

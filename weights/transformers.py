@@ -20,7 +20,7 @@ from weights.plain import (
     whole_file,
 )
 
-# What a class's outputs are: one for each of id2label; CLIP's projection of the image; none, of an encoder.
+# What a class's outputs are: one for each entry of id2label; CLIP's projection of the image; none, of an encoder.
 LABELS, PROJECTION, ENCODER = "labels", "projection", "encoder"
 _CLIP = {
     "CLIPForImageClassification": LABELS,
@@ -29,7 +29,7 @@ _CLIP = {
     "CLIPVisionModel": ENCODER,
 }
 _SIGLIP = {"SiglipForImageClassification": LABELS, "SiglipModel": ENCODER, "SiglipVisionModel": ENCODER}
-# The classes, by model_type, whose answers the models here give. Another class's head may compute otherwise.
+# The classes of each model_type whose outputs models here compute. Another class's head may compute something else.
 HEADS: dict[str, dict[str, str]] = {
     "vit": {"ViTForImageClassification": LABELS, "ViTForMaskedImageModeling": ENCODER, "ViTModel": ENCODER},
     "deit": {
@@ -145,10 +145,10 @@ def read_transformers(path: str | Path) -> dict[str, Any]:
 
 
 def head_of(config: dict[str, Any]) -> str:
-    """Returns what the outputs are of the class that a configuration names: LABELS, PROJECTION or ENCODER.
+    """Returns what the outputs of the class that a configuration names are: LABELS, PROJECTION or ENCODER.
 
     Raises:
-        InputError: the class isn't among those whose answers the models here give, or problem_type is another task.
+        InputError: models here don't compute the outputs of this class, or problem_type is a task that isn't here.
     """
     known = HEADS[config["model_type"]]
     classes = config.get("architectures") or []
@@ -193,7 +193,7 @@ def task_of(path: str | Path) -> str | None:
 
 
 def _outputs(config: dict[str, Any]) -> int:
-    """Returns the outputs of a class whose answers are given here; 0: it has none."""
+    """Returns the number of outputs of the class that a configuration names; 0: it has none, or isn't read here."""
     heads = HEADS.get(config["model_type"], {})
     kinds = {heads.get(name) for name in config.get("architectures") or []}
     if PROJECTION in kinds:
@@ -227,7 +227,8 @@ def _processor(preprocessor: dict[str, Any]) -> str:
 def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, Any]:
     """How images are prepared, in timm's keys. A side is the model's: what the preprocessor says is its share."""
     mobile = config.get("model_type") == "mobilevit"  # its processor can't normalise
-    side = config.get("image_size") or (256 if mobile else 224)
+    default_side = 256 if mobile else 224
+    side = config.get("image_size") or default_side
     height, width = side if isinstance(side, list) else (side, side)
     found: dict[str, Any] = {"input_size": [config.get("num_channels") or 3, height, width]}
     if mobile and preprocessor.get("do_flip_channel_order", True) is not True:
@@ -241,7 +242,8 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
     pixels = preprocessor.get("rescale_factor", _PIXELS) if preprocessor.get("do_rescale", True) else 1
     if abs(pixels - _PIXELS) > 1e-6:
         raise InputError(f"pixels are multiplied by {value_text(pixels)} (rescale_factor), expected 1/255")
-    size, processor = preprocessor.get("size"), _processor(preprocessor)
+    processor = _processor(preprocessor)
+    size = preprocessor.get("size")
     if is_whole(size):
         size = {"shortest_edge": size} if processor.startswith(_BY_EDGE) else {"height": size, "width": size}
     size = size or {}

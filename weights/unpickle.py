@@ -239,7 +239,8 @@ _SCRIPTED = "__torch__."  # where TorchScript has the classes of a program
 
 def _describe(function: Any, arguments: Any) -> Any:
     if type(function) is _Name and function.label.startswith(_SCRIPTED):
-        return Script()  # a module, or a member of an enumeration, whose value stands in the place of arguments
+        # It is a module, or a member of an enumeration, which has its value in place of the arguments.
+        return Script()
     if type(function) is not _Name or type(arguments) is not tuple:
         raise Unreadable("its pickle calls what is no admitted name")
     describe = ADMITTED[function.label]

@@ -22,7 +22,7 @@ _FAMILIES = (
     ("TopFormer", "topformer", "topformer_"),
     ("ViP", "vip", "vip_"),
 )
-# The task, and what of its files PaddleViT's others don't have: a MODEL.TYPE, keys and sections.
+# The task, and what only PaddleViT's files for it have: values of MODEL.TYPE (a pattern), and keys or sections.
 _TASKS = (
     ("GANs", "transgan|styleformer", ("DATA.MAX_GEN_NUM",)),
     ("object detection", "detr|pvtv2_det", ("FPN.", "MODEL.NUM_QUERIES")),
@@ -59,8 +59,9 @@ def absent_task(keys: Collection[str]) -> str:
         if any(key == mark or (mark[-1] == "." and key.startswith(mark)) for key in keys for mark in marks):
             return _task_line(task)
     # Its files for classification all have a TYPE; those for detection with Swin have none.
-    windows = "MODEL.TRANS.WINDOW_SIZE" in keys and "MODEL.TYPE" not in keys
-    return _task_line("object detection") if windows else ""
+    if "MODEL.TRANS.WINDOW_SIZE" in keys and "MODEL.TYPE" not in keys:
+        return _task_line("object detection")
+    return ""
 
 
 def _task_line(task: str) -> str:

@@ -33,8 +33,11 @@ class WarmupCosineScheduler(LRScheduler):
         last_epoch: int = -1,
         verbose: bool = False,
     ) -> None:
-        self.warmup_epochs, self.total_epochs = warmup_epochs, total_epochs
-        self.warmup_start_lr, self.start_lr, self.end_lr = warmup_start_lr, start_lr, end_lr
+        self.warmup_epochs = warmup_epochs
+        self.total_epochs = total_epochs
+        self.warmup_start_lr = warmup_start_lr
+        self.start_lr = start_lr
+        self.end_lr = end_lr
         self.cycles = cycles
         super().__init__(learning_rate, last_epoch, verbose)
 
@@ -49,20 +52,23 @@ class WarmupCosineScheduler(LRScheduler):
 
 
 def get_exclude_from_weight_decay_fn(exclude_list: Sequence[str] = ()) -> Callable[[str], bool] | None:
-    """Returns whether a parameter of a name decays: not where the name ends as one of the list; None for an empty list.
+    """Returns a function that tells from a parameter's name whether it decays; None for an empty list.
 
-    The names are ``named_parameters``'. AdamW asks by others (``linear_0.b_0``): ``skip_weight_decay_fn`` knows both.
+    A parameter doesn't decay if its name ends with an entry of the list. The names are those of ``named_parameters``.
+    AdamW asks with other names (``linear_0.b_0``). ``skip_weight_decay_fn`` knows both.
     """
     endings = tuple(exclude_list)
-    return (lambda name: not name.endswith(endings)) if endings else None
+    if not endings:
+        return None
+    return lambda name: not name.endswith(endings)
 
 
 def skip_weight_decay_fn(
     model: nn.Layer, skip_list: Sequence[str] = (), filter_bias_and_bn: bool = True
 ) -> Callable[[str], bool] | None:
-    """Returns AdamW's ``apply_decay_param_fun``: whether a parameter decays; None where all do.
+    """Returns AdamW's ``apply_decay_param_fun``, which tells whether a parameter decays; None if all do.
 
-    In PaddleViT it compares names of two kinds, and excludes none. Here it knows both.
+    PaddleViT's function compares names of two kinds, so that it excludes no parameter. This one knows both kinds.
 
     Args:
         skip_list: names of parameters, as ``model.named_parameters()`` has them, that don't decay.
@@ -70,9 +76,9 @@ def skip_weight_decay_fn(
     """
     if not skip_list and not filter_bias_and_bn:
         return None
-    kept = set()
+    excluded = set()
     for name, parameter in model.named_parameters():
-        plain = filter_bias_and_bn and (parameter.ndim == 1 or name.endswith(".bias"))
-        if plain or name in skip_list:
-            kept |= {name, parameter.name}
-    return lambda name: name not in kept
+        is_bias_or_norm = parameter.ndim == 1 or name.endswith(".bias")
+        if (filter_bias_and_bn and is_bias_or_norm) or name in skip_list:
+            excluded |= {name, parameter.name}
+    return lambda name: name not in excluded

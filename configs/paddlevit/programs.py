@@ -1,6 +1,6 @@
-"""Programs that were written against PaddleViT's own modules: its names in ``config``, ``datasets``, ``utils`` ...
+"""For programs that were written for PaddleViT: the names that its ``config``, ``datasets`` and ``utils`` have.
 
-What means something here works. For the rest, the error says what to write instead.
+Names that have a counterpart here work. For the others, the error says what to write instead.
 """
 
 import importlib.abc
@@ -14,7 +14,7 @@ from configs.merging import Option
 from configs.paddlevit import reading
 from options import leaves, nearest_key
 
-# What a program has parsed, in an attribute of this name, and the key that it sets.
+# Attributes of a program's parsed flags, and the key that each sets.
 _ARGUMENTS = {
     "dataset": "DATA.DATASET",
     "data_path": "DATA.DATA_PATH",
@@ -31,7 +31,7 @@ _ARGUMENTS = {
     "eval": "EVAL",
     "amp": "AMP",
 }
-# The rest of the names that PaddleViT's modules of the same names as ours have, and what to write instead.
+# Names that PaddleViT's modules have and ours of the same name don't, and what to write instead.
 _INSTEAD = {
     "datasets": {
         "ImageNet2012Dataset": "datasets.get_dataset(config, mode), with DATA.DATASET imagenet2012",
@@ -45,7 +45,7 @@ _INSTEAD = {
         "RandomResizedCropAndInterpolationWithTwoPic": "loading.transforms.TrainTransform(config), of one picture",
     },
 }
-# Its other modules.
+# PaddleViT's modules that aren't here, and what to do instead.
 _MODULES = {
     "augment": "set TRAIN.AUTO_AUGMENT, which loading.transforms.TrainTransform(config) reads",
     "droppath": "write from models.layers import DropPath",
@@ -75,7 +75,7 @@ def instead(module: str, name: str) -> NoReturn:
 
 
 class ModuleFinder(importlib.abc.MetaPathFinder):
-    """Says what to write where a program imports one of PaddleViT's modules that this toolkit doesn't have."""
+    """Finds no module: for one of PaddleViT's that isn't here, it raises an error that says what to write."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         hint = _MODULES.get(fullname)
@@ -87,21 +87,24 @@ class ModuleFinder(importlib.abc.MetaPathFinder):
 
 
 def explain_missing_modules() -> None:
-    """Adds the finder behind all others, once."""
+    """Adds a ``ModuleFinder`` behind all other finders, unless there is one already."""
     if not any(isinstance(finder, ModuleFinder) for finder in sys.meta_path):
         sys.meta_path.append(ModuleFinder())
 
 
 def options_of(arguments: Any, evaluates: bool) -> Iterator[Option]:
-    """Yields what a program's parsed flags set, as in PaddleViT's ``update_config``: None, False, 0, "" set nothing.
+    """Yields the options that a program's parsed flags set, as PaddleViT's ``update_config`` does.
+
+    A flag that is missing, None, False, 0 or "" sets nothing.
 
     Args:
-        arguments: with the flags as attributes; those that are missing aren't given.
-        evaluates: whether the configuration is an evaluation's without them.
+        arguments: the flags as attributes.
+        evaluates: whether the configuration, before the flags, is one for an evaluation.
     """
     given = {name: getattr(arguments, name, None) for name in _ARGUMENTS}
     evaluates = evaluates or bool(given["eval"])
-    if evaluates:  # its -batch_size is the evaluation's, too; its -amp is training's alone
+    # With -eval, PaddleViT's -batch_size is the evaluation's, and its -amp has no effect.
+    if evaluates:
         given["batch_size_eval"] = given["batch_size_eval"] or given["batch_size"]
         given["amp"] = None
     for name, value in given.items():
@@ -128,7 +131,7 @@ class Section(CfgNode):
 
 
 class _Group:
-    """A group of PaddleViT's within MODEL."""
+    """A group of keys that PaddleViT has within MODEL, such as MODEL.TRANS. Its keys can only be read."""
 
     def __init__(self, model: Section, prefix: str) -> None:
         self.__dict__.update(model=model, prefix=prefix)
@@ -145,7 +148,11 @@ class _Group:
 
 
 def _own_value(section: Section, theirs: str) -> Any:
-    """Returns the value of a key by PaddleViT's name; raises AttributeError, which says what it is here."""
+    """Returns the value of a key by PaddleViT's name.
+
+    Raises:
+        AttributeError: the section has no such key; the line says where the value is here.
+    """
     names = [reading.own_key(theirs), reading.own_key(theirs, [])]
     top = section.__dict__["name"] + "."
     for name in names:

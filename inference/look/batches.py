@@ -20,7 +20,7 @@ def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, co
     """Returns the first images of the first batch of an epoch (from 1), of one process, as the loss gets them. They are
     cropped, augmented, erased and mixed. Also returns their labels with the shares that mixing leaves them.
 
-    If the dataset doesn't fill the batch, all of its images are the batch.
+    If the dataset has fewer images than a batch, the batch consists of all of them.
     """
     config = with_values(config, DATA__DROP_LAST=False)
     loader = get_dataloader(config, dataset, "train")

@@ -64,15 +64,15 @@ _UPLOADS = {
     "properties": {"image": {"type": "array", "items": _BINARY, "minItems": 1}},
     "required": ["image"],
 }
-# An image's own type is taken, too: generators of clients know no range of types, such as image/*.
+# An image's own type is taken, too. It isn't listed: generators of clients don't know ranges such as image/*.
 _RAW = {"application/octet-stream": {"schema": _BINARY}}
 _FORMS = {
     "multipart/form-data": {"schema": {"$ref": "#/components/schemas/Uploads"}},
     "application/json": {"schema": {"$ref": "#/components/schemas/Encoded"}},
 }
 _IMAGES = {"requestBody": {"required": True, "content": _FORMS | _RAW}}
-# Forms are taken, too. A client of openapi-python-client 0.29 can't be imported if a path has several kinds of bodies
-# and no other parameter.
+# Forms are taken, too. They aren't listed: a client of openapi-python-client 0.29 can't be imported if a path has
+# several kinds of bodies and no other parameter.
 _IMAGE = {"requestBody": {"required": True, "content": _RAW}}
 _PICTURE: Any = {200: {"content": {"image/png": {"schema": _BINARY}} | _RAW}}
 _TOKEN = {"type": "http", "scheme": "bearer", "description": "the token that the server was started with (-token_file)"}
@@ -104,7 +104,8 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,  # what a generated client calls it
+        # A generated client names its functions by it.
+        generate_unique_id_function=lambda route: route.name,
     )
     app.openapi = lambda: _description(app, bool(settings.token))
     _problems(app)
@@ -114,7 +115,7 @@ def create_app(
 
 
 def _description(app: FastAPI, token: bool) -> dict[str, Any]:
-    """Returns the OpenAPI description, with what FastAPI doesn't know: the bodies of images and the token."""
+    """Returns the OpenAPI description. FastAPI's own lacks the bodies with images, and the token."""
     described = FastAPI.openapi(app)
     described["components"]["schemas"] |= {"Encoded": Encoded.model_json_schema(), "Uploads": _UPLOADS}
     described["components"]["securitySchemes"] = {"token": _TOKEN}
@@ -152,7 +153,7 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         status = 200
         if all("error" in answer for _, answer, _ in found):
             status, content["error"] = _unreadable(predictions)
-        # The page shows an image as the model sees it.
+        # The page reads it, to show an image as the model sees it.
         return JSONResponse(content, status, {"x-exif-orientation": str(pool.oriented).lower()})
 
     @app.post("/attention", response_class=Response, responses=_PROBLEMS | _PICTURE, openapi_extra=_IMAGE)

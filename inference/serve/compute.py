@@ -24,7 +24,6 @@ if __name__ == "__main__":
 import numpy as np
 
 from errors import RunError, Unreadable, one_line, out_of_memory
-from inference.folder import sha256
 from inference.inputs import class_names
 from inference.pictures import Pictures
 from inference.predictor import Predictor
@@ -37,6 +36,7 @@ from loading.transforms.decode import readable
 from loading.transforms.formats import NPY, kind_of, opened_image
 from ops.settings import set_device_flags
 from training.checkpoint import describe
+from training.checkpoint.folder import sha256_of
 from utils import num_gpus
 
 _OURS = "image 0: "  # what a Predictor calls an image without a path
@@ -81,7 +81,7 @@ def fingerprint(predictor: Predictor, path: str) -> str:
     total = hashlib.sha256(told.to_json().encode())
     if predictor.model is None:
         for file in sorted(Path(path).iterdir()):
-            total.update(f"{file.name} {sha256(file)}".encode())
+            total.update(f"{file.name} {sha256_of(file)}".encode())
     else:
         for name, value in sorted(predictor.model.state_dict().items()):
             total.update(name.encode())

@@ -41,17 +41,17 @@ def document(described: dict[str, Any]) -> str:
 def _parameters_of(said: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = [("Authorization", "Bearer TOKEN", "")] if "security" in said else []
     for one in said.get("parameters", ()):
-        # A parameter that may be missing is of its own type, or null.
+        # The schema of a parameter that may be missing has a second type, null.
         kinds = one["schema"].get("anyOf", [one["schema"]])
         form = next(kind for kind in kinds if kind.get("type") != "null")
         bounds = f"{form['minimum']} to {form['maximum']}" if "minimum" in form else form.get("type", "")
         rows.append((f"?{one['name']}=", one.get("description", ""), bounds))
     for kind, content in said.get("requestBody", {}).get("content", {}).items():
         form = content["schema"]
-        form = schemas[form["$ref"].rpartition("/")[2]] if "$ref" in form else form
-        rows.append(
-            (kind, ", ".join(form.get("properties", ["the image itself; its own type (image/...) will do, too"])), "")
-        )
+        if "$ref" in form:
+            form = schemas[form["$ref"].rpartition("/")[2]]
+        fields = form.get("properties", ["the image itself; its own type (image/...) will do, too"])
+        rows.append((kind, ", ".join(fields), ""))
     return rows
 
 

@@ -48,7 +48,7 @@ class Pool:
 
     Attributes:
         about: what the model says of itself ("model", "task"), once one is loaded.
-        oriented: the model sees photographs turned as their EXIF says (DATA.EXIF_ORIENTATION).
+        oriented: whether the model sees photographs rotated as their EXIF says (DATA.EXIF_ORIENTATION).
         ended: gets an exception once the server can't go on.
     """
 

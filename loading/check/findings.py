@@ -153,17 +153,14 @@ def findings(
     Args:
         problems: what the readers left out, by mode.
         skipped: paths of entries that aren't data.
-        listed: lists are written of the images that can be read, so the others stop no run.
+        listed: lists of the readable images are written, so the other images don't stop a run.
     """
-    found = [
-        Finding(
-            said[0] if len(said) == 1 else f"{said[0]} (and {len(said) - 1} more)",
-            said[1:_EXAMPLES],
-            not listed or mode not in parts,
-        )
-        for mode, said in problems.items()
-        if said
-    ]
+    found = []
+    for mode, said in problems.items():
+        if said:
+            text = said[0] if len(said) == 1 else f"{said[0]} (and {len(said) - 1} more)"
+            stops = not listed or mode not in parts
+            found.append(Finding(text, said[1:_EXAMPLES], stops))
     if skipped:
         found.append(Finding(f"hidden or system entries, skipped: {len(skipped):,}", skipped[:_EXAMPLES], False))
     for mode, part in parts.items():
@@ -233,7 +230,7 @@ def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> l
 
 
 def _images_by_class(part: Part, listed: bool) -> np.ndarray:
-    """The number of images of each class; of those that can be read, where lists leave out the others."""
+    """Returns the number of images of each class; with ``listed``, of images that can be read."""
     labels = part.source.labels
     if listed:
         labels = take_labels(labels, np.flatnonzero(part.records["readable"]))
@@ -241,7 +238,7 @@ def _images_by_class(part: Part, listed: bool) -> np.ndarray:
 
 
 def one_class(config: Configuration, part: Part, present: np.ndarray) -> str:
-    """Returns the line about training images that have one class alone; "" where there are several.
+    """Returns the problem of images that all have the same class; "" if there are several classes.
 
     Args:
         present: which classes have an image, [K] bool.
@@ -249,10 +246,12 @@ def one_class(config: Configuration, part: Part, present: np.ndarray) -> str:
     labels = np.flatnonzero(present)
     if len(labels) != 1:
         return ""
-    name, below = class_name(part.source.classes, int(labels[0])), ""
+    name = class_name(part.source.classes, int(labels[0]))
+    below = ""
     if datasets.components[config.DATA.DATASET].returns == "Files":
         root = Path(config.DATA.DATA_PATH)
-        below = below_class(root, [os.path.relpath(part.source.name(i), root) for i in range(len(part.records))], name)
+        paths = [os.path.relpath(part.source.name(index), root) for index in range(len(part.records))]
+        below = below_class(root, paths, name)
     return f"all images have one class, {name}; expected two or more{below}"
 
 

@@ -54,7 +54,7 @@ def quarters(x: paddle.Tensor, places: int) -> list[paddle.Tensor]:
 def pool_units(x: paddle.Tensor, places: int) -> paddle.Tensor:
     """Returns the maximum of 2 x 2 neighbours: tokens [B, N, D], in units of so many places -> [B, N / 4, D].
 
-    Equal values share the gradient (in Paddle 2.6 one has it). There, ``paddle.max`` would give each of them all of it.
+    Equal values share the gradient. In Paddle 2.6 one of them gets it; ``paddle.max`` would give all of it to each.
     """
     if ops.usable(x):
         length, dim = x.shape[1:]

@@ -18,7 +18,7 @@ from errors import InputError, RunError
 from models import build_model
 from training import engine, requests, setup, shared_gradients
 from training.checkpoint import classes_of
-from training.classification import Classification, any_of, first, hits
+from training.classification import Classification, any_of, best_class, hits
 from training.optim import LossScaler
 from training.run import Run
 from weights import load_weights
@@ -227,7 +227,7 @@ def test_of_equal_logits_the_lowest_class_comes_first(dtype):
         order = np.argsort(-logits, 1, kind="stable")
         several = np.eye(classes)[labels] + (rng.random((64, classes)) < 1 / classes) > 0
         tensor = paddle.to_tensor(logits.astype("float32")).astype(dtype)
-        assert first(tensor).tolist() == order[:, 0].tolist()
+        assert best_class(tensor).tolist() == order[:, 0].tolist()
         at = np.arange(64)[:, None]
         for found, right in (
             (hits(tensor, paddle.to_tensor(labels)), np.eye(classes)[labels][at, order]),

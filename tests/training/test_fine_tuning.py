@@ -91,7 +91,7 @@ def test_a_recipe_for_trained_weights_warns_where_it_gets_none(own_run, tmp_path
     for recipe in ("finetune_vit_small_patch16_224", "vit_base_patch16_224_finetune", "eva02_base_patch14_448"):
         [line] = warnings(f"-cfg={recipe}", *FOLDER)
         assert line.startswith("warning: ")
-        assert line.endswith("none are given: all starts from random values; give -pretrained=FILE")
+        assert line.endswith("none are given: the model starts from random values; give -pretrained=FILE")
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-pretrained=RUN")
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-resume=RUN")
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-eval", "-pretrained=RUN")

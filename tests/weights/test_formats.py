@@ -234,7 +234,7 @@ def test_an_index_is_held_to_its_form(tmp_path, index, message):
 def test_a_folder_of_torchs_distributed_checkpoint_is_told(tmp_path):
     (tmp_path / ".metadata").touch()
     (tmp_path / "__0_0.distcp").touch()
-    with pytest.raises(InputError, match=r"was written by torch\.distributed\.checkpoint; make a \.pth of it by its"):
+    with pytest.raises(InputError, match=r"checkpoint; its format_utils\.dcp_to_torch_save makes a \.pth"):
         read_weights(tmp_path)
 
 

@@ -1,5 +1,6 @@
-"""What mkdocs.yml brings into the site besides docs/: the pages at the repository's root, links that leave docs/, and
-Chinese words around Chinese pages.
+"""What mkdocs.yml brings into the site besides docs/: the pages at the repository's root, and links that leave docs/.
+
+Chinese pages get the theme's Chinese words and menu.
 
 A hook of mkdocs (``make docs``), not a command. README.md is the site's first page, index.md. On GitHub the same links
 work as they stand in the files.

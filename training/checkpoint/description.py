@@ -155,8 +155,9 @@ def classes_of(path: str | Path, adapter: str | None = None) -> list[str] | None
 
 
 def task_of(path: str | Path, adapter: str | None = None) -> str | None:
-    """Returns what the weights, or an adapter of them, are trained for, as they tell it: one of TASKS. Otherwise
-    transformers' config.json beside them tells it; None: nothing does.
+    """Returns what the weights, or an adapter of them, are trained for: one of TASKS.
+
+    Their own description tells it, or transformers' config.json beside them. It is None if neither does.
 
     Raises:
         InputError: as ``description_of``.
@@ -204,12 +205,6 @@ def _of_state(file: Path) -> Description | None:
     return Description(
         values.get("MODEL.NAME", file.stem), "classification", _printable(state["classes"], file), values
     )
-
-
-def some_of(classes: list[str]) -> str:
-    """Returns the first names of classes, with their number, for a message."""
-    more = ", ..." if len(classes) > 5 else ""
-    return f"{', '.join(classes[:5])}{more} ({len(classes)})"
 
 
 def _printable(classes: list[str], file: Path | str) -> list[str]:

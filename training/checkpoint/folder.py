@@ -201,10 +201,12 @@ def whole(folder: Path, file: str, what: str) -> contextlib.AbstractContextManag
     return reading(f"{folder}: damaged checkpoint: {file}", what, _ADVICE)
 
 
-def sha256_of(file: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal digits."""
-    sha256, block = hashlib.sha256(), memoryview(bytearray(1 << 20))
-    with open_file(file) as stream:
-        while count := stream.readinto(block):
-            sha256.update(block[:count])
+def sha256_of(*files: Path) -> str:
+    """Returns the SHA-256 of the bytes of files, one after the other, in hexadecimal digits."""
+    sha256 = hashlib.sha256()
+    block = memoryview(bytearray(1 << 20))
+    for file in files:
+        with open_file(file) as stream:
+            while count := stream.readinto(block):
+                sha256.update(block[:count])
     return sha256.hexdigest()

@@ -24,14 +24,15 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
     Raises:
         InputError: it is another model's, or another checkpoint on another rank.
     """
-    several = world_size() > 1  # ranks, which have to find the same
+    # All ranks have to load the same.
+    compared = world_size() > 1
     checksums: dict[str, int | str] = {}
-    if several:
+    if compared:
         names = (folder.SUMS, folder.STATE, folder.STATISTICS, folder.UNMERGED)
         checksums |= {name: folder.sha256_of(chosen / name) for name in names if (chosen / name).exists()}
     files = [(model, folder.MODEL)] if ema is None else [(model, folder.MODEL), (ema, folder.EMA)]
     for layer, name in files:
-        report = load_weights(layer, chosen / name, checksums=several)
+        report = load_weights(layer, chosen / name, checksums=compared)
         checksums |= {f"{name}: {tensor}": value for tensor, value in report.checksums.items()}
         if report.changes:
             raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
@@ -40,7 +41,7 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
     moments, known = {}, set()
     own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
     for key, value in read_arrays(chosen / folder.OPTIMIZER):
-        if several:
+        if compared:
             checksums[f"{folder.OPTIMIZER}: {key}"] = checksum(value)
         if not np.isfinite(value).all():
             problem = f"{key} holds NaN or infinite values; take an earlier one"

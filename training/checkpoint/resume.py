@@ -12,10 +12,10 @@ import paddle
 from config import default_values
 from configs.architectures import kept_values
 from errors import InputError, Unreadable, reading
+from loading.label_spaces import some_of
 from models.layers.batch_norm import BATCH_NORMS
 from options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
 from training.checkpoint import folder
-from training.checkpoint.description import some_of
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.checkpoint.state import read_state
@@ -95,11 +95,13 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
         if (own / link).is_dir() and not (own / link).is_symlink():
             raise InputError(f"{own / link} is a folder, expected a link to one of its checkpoints; remove it")
     found = folder.find_checkpoints(own)
-    if asked != AUTO and os.path.isdir(chosen / "checkpoints"):  # a run's folder
+    # A run's folder stands for its newest checkpoint.
+    if asked != AUTO and os.path.isdir(chosen / "checkpoints"):
         newest = _newest(chosen / "checkpoints", notes)
         if newest is None:
             raise InputError(f"-resume={asked}: {chosen / 'checkpoints'} holds no checkpoint to go on from")
-        if newest.parent == own:  # damaged later ones are set aside, as for auto
+        # In this run's own folder, damaged later checkpoints are set aside, as for auto.
+        if newest.parent == own:
             return newest
         chosen = newest
     if asked != AUTO:
@@ -122,7 +124,7 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
 
 
 def _newest(checkpoints: Path, notes: list[str]) -> Path | None:
-    """The newest whole checkpoint in a folder, or None where it has none; each damaged one is noted.
+    """Returns the newest whole checkpoint in a folder, or None if there is no checkpoint. Damaged ones are noted.
 
     Raises:
         InputError: all are damaged.
@@ -221,10 +223,10 @@ def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dic
 
 
 def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> list[str]:
-    """Returns what is otherwise than the run was trained with, as the command line names it.
+    """Returns the settings that differ from those that the run was trained with: "KEY before -> now".
 
     Raises:
-        InputError: something is otherwise that nobody named; it is listed.
+        InputError: settings differ that the command line doesn't name; the line lists them.
     """
     now = dict(leaves(plain(config)))
     names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
@@ -239,9 +241,9 @@ def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> list[
         if key.startswith(_COMPARED) and key not in _FREE and then.get(key) != value
     }
     named = option_keys(config)
-    if others := [told for key, told in changed.items() if key not in named]:
+    if unnamed := [change for key, change in changed.items() if key not in named]:
         raise InputError(
-            f"{chosen} was trained with other settings: {', '.join(others)}; leave them as they were, or name what is"
+            f"{chosen} was trained with other settings: {', '.join(unnamed)}; leave them as they were, or name what is"
             " meant to change with a flag or -o KEY VALUE"
         )
     return list(changed.values())

@@ -53,17 +53,17 @@ def asymmetric(
 def binary_cross_entropy(
     logits: paddle.Tensor, targets: paddle.Tensor, pos_weight: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Returns -w t log(sigmoid(x)) - (1 - t) log(1 - sigmoid(x)) of each logit x, as torch's of the same name.
+    """Returns -w t log(sigmoid(x)) - (1 - t) log(1 - sigmoid(x)) of each logit x, as PyTorch's function does.
 
-    Its gradient is sigmoid(x) - t at every logit, without w. Paddle's own isn't: version 3.3 gives 1 less at 0. Its
-    ``pos_weight`` is another thing where targets lie between 0 and 1.
+    Without w, its gradient is sigmoid(x) - t at every logit. That of Paddle 3.3's own function is 1 less at 0. Paddle's
+    ``pos_weight`` means something else if targets lie between 0 and 1.
 
     Args:
         logits: x, [B, K] float32.
         targets: t, [B, K] float32, from 0 to 1.
         pos_weight: w, [K] or [1]; None: 1.
     """
-    # With the sign of the nearer answer nothing cancels out: the loss of a 1 or a 0 is a softplus alone.
+    # The softplus has the sign of the nearer answer, so that nothing cancels out: for a target of 1 or 0 it is all.
     is_yes = (targets > 0.5).astype("float32")
     each = F.softplus(logits * (1 - 2 * is_yes))
     if pos_weight is None:

@@ -84,7 +84,7 @@ def _summary(run: Finished) -> str:
 
 
 def _best(found: Mapping[str, Any]) -> str:
-    """The best evaluation of a run in words, with the checkpoint that has its weights."""
+    """Returns a run's best evaluation in words, with the checkpoint that has its weights; "" if there is none."""
     if not found:
         return ""
     figures = ", ".join(f"{label} {number(found[key], key)}" for key, label in FIGURES.items() if key in found)

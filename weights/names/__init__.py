@@ -77,10 +77,10 @@ def switches(family: ModuleType | None, arrays: Arrays) -> dict[str, Any]:
 
 
 def unread_classifier(arrays: Collection[str]) -> str:
-    """Returns why the classifier of a file isn't read, in words; "": it is, or there is none.
+    """Returns why a file's classifier isn't read, in words; "" if it is read, or there is none.
 
     Args:
-        arrays: by the file's names.
+        arrays: the file's names, untranslated.
     """
     if any(re.match(r"(opt/target/)?pre_logits\b", name) for name in arrays):
         return "its classifier reads a layer pre_logits, which no model here has"

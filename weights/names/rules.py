@@ -51,8 +51,9 @@ def join_qkv(arrays: Arrays) -> Arrays:
 
 
 def drop_key_biases(arrays: Arrays) -> Arrays:
-    """Leaves out the keys' biases that timm keeps at 0 and a traced program stores; others are left, for no model here
-    has them.
+    """Leaves out biases of keys that are 0: timm's traced programs store them, though they are constants.
+
+    Other biases of keys stay, and then don't fit: no model here has them.
     """
     return {name: array for name, array in arrays.items() if not name.endswith(".attn.k_bias") or array.any()}
 

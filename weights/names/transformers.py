@@ -206,8 +206,8 @@ def timm_names(arrays: Arrays) -> Arrays:
 
 
 def _encoders(arrays: Arrays) -> Arrays:
-    """BEiT's keys have no bias: queries' and values' stand by themselves. The distillation token of a DeiT without a
-    teacher is one that no head reads.
+    """BEiT's keys have no bias, so those of queries and values stay apart. The distillation token of a DeiT without a
+    teacher becomes a register token, because no head reads it.
     """
     if "blocks.0.attn.k.bias" not in arrays:
         arrays = rename(arrays, [(r"\.attn\.([qv])\.bias$", r".attn.\1_bias")])
@@ -217,11 +217,12 @@ def _encoders(arrays: Arrays) -> Arrays:
 
 
 def _towers(arrays: Arrays) -> Arrays:
-    """A classifier, which has a bias unlike CLIP's projection, reads the mean of the patches. What pools a SigLIP's and
-    normalises a CLIP's is in its file without being used.
+    """A classifier reads the mean of the patches. It has a bias, unlike CLIP's projection. Its file also holds SigLIP's
+    attention pooling or CLIP's last norm, which the classifier doesn't use.
     """
     if "head.bias" in arrays:
-        arrays = rename(arrays, [(r"^(attn_pool|norm)\." if "cls_token" in arrays else r"^attn_pool\.", None)])
+        unused = r"^(attn_pool|norm)\." if "cls_token" in arrays else r"^attn_pool\."
+        arrays = rename(arrays, [(unused, None)])
     for name, dimensions in (("cls_token", (1, 1, -1)), ("pos_embed", (1, *arrays["pos_embed"].shape))):
         if name in arrays:
             arrays[name] = arrays[name].reshape(dimensions)

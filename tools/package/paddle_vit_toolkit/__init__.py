@@ -43,7 +43,8 @@ def _import(
     """``__import__`` of this package's modules."""
     first = name.partition(".")[0]
     if first == "paddle" and first not in sys.modules:
-        with warnings.catch_warnings():  # the program's own filters stay as they are
+        # The filters of the program that imports this package stay as they are.
+        with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="No ccache found")
             return builtins.__import__(name, globals, locals, fromlist, level)
     if level or first not in _OWN:
