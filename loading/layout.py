@@ -13,7 +13,7 @@ _LEFTOVERS = {
     *("__macosx", "icon\r", "network trash folder", "temporary items"),  # macOS
     *("thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini"),  # Windows
     *("$recycle.bin", "system volume information", "found.000", "found.001"),
-    *("@eadir", "#recycle", "#snapshot", "@tmp"),  # Synology
+    *("@eadir", "@synoresource", "#recycle", "#snapshot", "@tmp"),  # Synology
     *("@recycle", "@recently-snapshot", "@__thumb", "~snapshot"),  # QNAP, NetApp
     *("lost+found", "__pycache__"),
 }

@@ -20,13 +20,23 @@ from loading.cache import MappedImages
 from loading.files import Paths
 from loading.label_sets import LabelSets
 from options import Configuration, leaves
+from training.environment import versions
 from utils import all_gather, world_size
 
-# Settings that have to be the same for every rank, except those of _PLACES.
-_SAME = ("TASK", "DATA.", "MODEL.", "TRAIN.", "DIST.ENGINE", "DIST.STRATEGY", "SEED", "EVAL", "AMP")
-# Where data lie, and what loads them, may differ from machine to machine. So may the places of files with weights,
-# whose content is compared when they are loaded.
-_PLACES = (
+# Every setting has to be the same, also those that change no result: ranks that report, evaluate or save at other steps
+# wait for each other in vain. But where data lie, and what loads them, may differ from machine to machine. So may the
+# places of files with weights, which are compared when they are loaded, and what a machine does by itself.
+_MAY_DIFFER = (
+    "BASE",
+    "SAVE",
+    "OUTPUT",
+    "TAG",
+    "TRACKERS",
+    "NGPUS",
+    "TUNE_CPU",
+    "DIST.TIMEOUT",
+    "DIST.INIT_TIMEOUT",
+    "DIST.MAX_RESTART",
     "DATA.DATA_PATH",
     "DATA.CACHE",
     "DATA.NUM_WORKERS",
@@ -71,13 +81,14 @@ class _Items(NamedTuple):
 
 
 def check_same(config: Configuration, train: ImageDataset | None = None, val: ImageDataset | None = None) -> None:
-    """Raises InputError, on every rank, where ranks have different configurations or data.
+    """Raises InputError, on every rank, where ranks have different versions, configurations or data.
 
     Configurations may differ though the command is the same: a run's folder, which a machine may not see, decides, too.
     """
     if world_size() == 1:
         return
-    own = {key: value for key, value in leaves(config) if key.startswith(_SAME) and key not in _PLACES}
+    _check_versions(all_gather({name: version for name, version in versions().items() if name != "python"}))
+    own = {key: value for key, value in leaves(config) if key not in _MAY_DIFFER}
     items: list[_Items] = []
     if train:
         items += _items_of(train, "training")
@@ -98,7 +109,7 @@ def check_teacher(config: Configuration) -> None:
     own = {
         f"the teacher's {key}": value
         for key, value in leaves(config)
-        if key.startswith(("MODEL.", "DATA.IMAGE")) and key not in _PLACES
+        if key.startswith(("MODEL.", "DATA.IMAGE")) and key not in _MAY_DIFFER
     }
     _check_settings(all_gather(own))
 
@@ -125,6 +136,19 @@ def check_loaded(key: str, file: object, checksums: Mapping[str, int | str]) -> 
         f" {len(names)} that differ; rank {other} read {told[other][0]}, rank 0 read {told[0][0]};"
         " give every rank the same file"
     )
+
+
+def _check_versions(told: list[dict[str, str]]) -> None:
+    """Raises InputError where a rank has another Paddle, NumPy or toolkit.
+
+    They compute otherwise, and one NumPy can't read what another one has pickled.
+    """
+    for place, theirs in enumerate(told):
+        for name, version in told[0].items():
+            if theirs[name] != version:
+                raise InputError(
+                    f"rank {place} has {name} {theirs[name]}, rank 0 has {version}; install the same on every machine"
+                )
 
 
 def _check_settings(told: list[dict[str, Any]]) -> None:

@@ -22,7 +22,8 @@ from tools import check_dataset, make_shards
 LEFTOVERS = [
     ".ipynb_checkpoints", ".DS_Store", "._cat", ".Trash-1000", ".git", ".nomedia", ".AppleDouble", "__MACOSX",
     "Thumbs.db", "THUMBS.DB", "desktop.ini", "$RECYCLE.BIN", "System Volume Information", "@eaDir", "#recycle",
-    "#snapshot", "@Recycle", "lost+found", "Network Trash Folder", "Temporary Items", "FOUND.000", "__pycache__",
+    "#snapshot", "@SynoResource", "@Recycle", "lost+found", "Network Trash Folder", "Temporary Items", "FOUND.000",
+    "__pycache__",
 ]  # fmt: skip
 DATA = ["cat", "n01440764", "_cat", "@cat", "#1", "trash", "lost", "found", "Thumbs", "0", "macosx", "recycled"]
 

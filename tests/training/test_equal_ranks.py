@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from test_failed_starts import SMALL, attempt
 
 from config import get_config
+from errors import InputError
 from loading.files import Paths
 from main_multi_gpu import read_datasets
 from models import build_model
@@ -23,6 +24,7 @@ from tools.make_shards import main as make_shards
 from training import equal_ranks
 from training.checkpoint import resume
 from training.command_line import config_from_arguments
+from training.environment import versions
 from utils import all_gather, rank
 from weights import save_weights
 from weights.formats import read_metadata, write_weights
@@ -196,6 +198,22 @@ DATA = {
     ),
 }
 
+# Settings of rank 1 alone, which say when ranks meet or what they gather.
+SETTINGS = {
+    setting: (([], ["-o", setting]), unchanged, f"rank 1 has {setting.replace('=', ' ')}, rank 0 has ")
+    for setting in (
+        "VALIDATE_FREQ=2",
+        "REPORT_FREQ=2",
+        "SAVE_FREQ=3",
+        "SAVE_STEPS=2",
+        "SAVE_MINUTES=1.0",
+        "KEEP_LAST=1",
+        "BEST_METRIC=loss",
+        "REPORT=False",
+        "SAVE_ON_ERROR=continue",
+    )
+}
+
 MODEL = "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): "
 FILES = "of 1 that differ; rank 1 read small.safetensors, rank 0 read small.safetensors; give every rank the same file"
 RESUME = "rank 1 loaded other values than rank 0 (MODEL.RESUME): "
@@ -352,6 +370,32 @@ def test_other_data_on_a_rank_end_all_in_a_line(place, tmp_path):
     assert_refused(place, tmp_path, DATA, 2)
 
 
+def test_another_setting_of_a_rank_ends_all_in_a_line(place, tmp_path):
+    assert_refused(place, tmp_path, SETTINGS, 2)
+
+
+def with_another(name, version):
+    """What a run is refused for if rank 1 has another version."""
+    if rank() == 1:
+        equal_ranks.versions = lambda: versions() | {name: version}
+    try:
+        equal_ranks.check_same(get_config("teacher.yaml"))
+    except InputError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", ["paddle", "numpy", "toolkit"])
+def test_another_version_of_a_rank_ends_all_in_a_line(place, monkeypatch, name):
+    monkeypatch.chdir(place)
+    line = f"rank 1 has {name} 0.0.9, rank 0 has {versions()[name]}; install the same on every machine"
+    assert run_ranks(with_another, name, "0.0.9") == [line] * 2
+
+
+def test_another_python_of_a_rank_does_not_count(place, monkeypatch):
+    monkeypatch.chdir(place)
+    assert run_ranks(with_another, "python", "3.9.0") == [None] * 2
+
+
 @pytest.mark.long
 @pytest.mark.smoke
 def test_other_weights_on_a_rank_end_all_in_a_line(trained, tmp_path):
@@ -367,7 +411,9 @@ def elsewhere(folder, names, commands):
     """What each command was refused for; rank 1 has all in another folder, which was written at another time."""
     os.chdir(folder / f"machine{rank()}")
     return [
-        attempt(["-cfg=small.yaml", f"-output={folder}/{name}", *flags])
+        attempt(
+            ["-cfg=small.yaml", f"-output={folder}/{name}", *(flags[rank()] if isinstance(flags, tuple) else flags)]
+        )
         for name, flags in zip(names, commands, strict=True)
     ]
 
@@ -389,6 +435,7 @@ def test_where_files_lie_and_how_they_are_written_does_not_count(trained, tmp_pa
         "cache": CACHED,
         "adapter": ["-eval", *ADAPTER],
         "teacher": TEACHER,
+        "settings": (["-o", "TAG=left", "DIST.TIMEOUT=700"], ["-o", "TAG=right", "TUNE_CPU=False"]),
     }
     assert run_ranks(elsewhere, tmp_path, list(commands), list(commands.values())) == [[None] * len(commands)] * 2
 
