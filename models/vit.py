@@ -54,7 +54,7 @@ class VisionTransformer(ImageModel):
         qk_norm: normalise each head's queries and keys.
         init_values: layer scale's initial value; None: no layer scale.
         global_pool: what the head reads: "token": the class token; "avg": the mean of the patch tokens; "map": what
-            ``AttentionPool`` makes of all (SigLIP). With "token_avg" it reads the class token and the mean (DINOv2).
+            ``AttentionPool`` makes of them (SigLIP). With "token_avg" it reads the class token and the mean (DINOv2).
         final_norm: whether there is a last norm.
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
         class_token: whether there is a class token.
@@ -187,7 +187,7 @@ class VisionTransformer(ImageModel):
             logits, distilled = self.head(x[:, 0]), self.head_dist(x[:, 1])
             return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
         if self.attn_pool is not None:
-            x = self.attn_pool(x)
+            x = self.attn_pool(x[:, self.num_prefix_tokens :])
         elif self.global_pool == "token":
             x = x[:, 0]
         else:
