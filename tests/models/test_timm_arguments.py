@@ -347,7 +347,7 @@ def test_the_hub_has_weights_by_timms_name_and_tag():
 
 def test_attention_pooling_reads_patches_alone(tmp_path):
     """As timm's ``pool_include_prefix`` False: the class token and the registers change nothing."""
-    words = ["MODEL.GLOBAL_POOL", "map", "MODEL.REG_TOKENS", "2"]
+    words = ["MODEL.GLOBAL_POOL", "map", "MODEL.REG_TOKENS", "2", "MODEL.NUM_CLASSES", "0"]
     model = build_model(get_config("vit_tiny_patch16_224", [*TINY, *words]))
     model.eval()
     tokens = paddle.randn([2, 3 + 4, 192])
