@@ -100,6 +100,8 @@ def create_model(name: str, pretrained: str | Path | bool | None = None, **overr
     Raises:
         InputError: an unknown name or key, or weights that can't be had or don't fit.
     """
+    if not isinstance(name, str):
+        raise InputError(f"the model's name is {name!r}, expected a string")
     if shipped_model(name) is None:
         absent = absent_name(name)
         hint = f": {absent}" if absent else instead(name, model_files())

@@ -88,6 +88,7 @@ _SAME_ARGUMENT |= {"in_chans": "image_channels", "img_size": "image_size"}
 _DROPPED = "dropout=RATE is after the position embedding, the attention's projection and in the MLPs together"
 _INSTEAD = {
     "cache_dir": "set HF_HOME before the program starts",
+    "drop_block_rate": "droppath=RATE drops whole branches",
     "drop_rate": f"timm's is before the classifier, where nothing is dropped here; {_DROPPED}",
     "exportable": "leave it out: tools/export_model.py takes every model",
     "features_only": "model.forward_intermediates(images) gives the features, model.feature_info tells of them",
@@ -116,6 +117,7 @@ def renamed(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     own = {}
     for name, value in arguments.items():
         if f"MODEL.{name.upper()}" in architecture(kind).arguments:
+            _check_value(kind, value, f"{name} is {value_text(value)}", "leave it out")
             own[name] = value
         elif name in _INSTEAD:
             if value:
@@ -131,13 +133,21 @@ def renamed(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return own
 
 
+def _check_value(kind: str, value: Any, beside: str, advice: str) -> None:
+    """Refuses timm's word "none" (``pos_embed``): a configuration would read it as null, which is the default."""
+    if isinstance(value, str) and value.lower() in ("none", "null"):
+        raise InputError(f"{beside}, which {kind} here can't be; {advice}")
+
+
 def _key(kind: str, name: str, value: Any, beside: str, advice: str = "take other weights") -> str | None:
     """Returns MODEL's key for an argument of timm's; None: with this value it changes nothing.
 
     A flag that is off, or null, changes nothing either: where a model has what it is for, the tensors' names differ.
+    EVA's rotary positions have no tensors.
     """
     if name in _ELSEWHERE or value is None:
         return None
+    _check_value(kind, value, beside, advice)
     keys = [_OURS.get(name, name.upper()), *(["STAGE_DEPTHS"] if name == "depth" else [])]
     for key in keys:
         if f"MODEL.{key}" in architecture(kind).arguments:
@@ -146,7 +156,10 @@ def _key(kind: str, name: str, value: Any, beside: str, advice: str = "take othe
         "act_layer": "relu" if kind.lower() in ("resnet", "regnet") else "gelu",
         "global_pool": "token" if kind.lower() in _BY_TOKEN else "avg",
     }
-    if value is False or (name in alone and alone[name] == value):
+    if kind.lower() == "eva":
+        alone["use_rot_pos_emb"] = True
+    off = value is False and name != "use_rot_pos_emb"
+    if off or (name in alone and alone[name] == value):
         return None
     has = f"has {value_text(alone[name])} alone" if name in alone else "has no such argument"
     raise InputError(f"{beside}, but {kind} here {has}; {advice}")

@@ -18,6 +18,7 @@ from weights.transformers import ENCODER, LABELS, head_of, read_transformers
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "quick_gelu": "quick_gelu"}
 _NUMBER = optional(Rule("a whole number", lambda value: is_whole(value, 1, 1 << 20)))
+_COUNT = Rule("a whole number", lambda value: is_whole(value, 0, 1 << 20))
 _REAL = optional(Rule("a number", lambda value: is_real(value, 0, 1e6)))
 _NUMBERS = Rule("whole numbers", lambda value: is_list(value, lambda one: is_whole(one, 1, 1 << 20), 1, 100))
 _SIDES = Rule("a whole number, or a list of such", lambda value: _NUMBER.holds(value) or _NUMBERS.holds(value))
@@ -32,7 +33,8 @@ _FORM = (
     )
     | dict.fromkeys(("layer_norm_eps", "layerscale_value", "layer_scale_init_value", "expand_ratio"), _REAL)
     | {"rope_theta": _REAL, "down_ops": _LISTS}
-    | {"num_register_tokens": optional(Rule("a whole number", lambda value: is_whole(value, 0, 1 << 20)))}
+    | dict.fromkeys(("num_register_tokens", "num_query_pool"), optional(_COUNT))
+    | {"pretrained_window_sizes": Rule("whole numbers", lambda value: is_list(value, _COUNT.holds, 1, 100))}
 )
 # The defaults of transformers' classes, for keys that a config.json leaves out.
 _VIT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "patch_size": 16}
@@ -185,7 +187,9 @@ def _swin(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _swin_v2(config: dict[str, Any]) -> dict[str, Any]:
-    return _swin(config) | {"PRETRAINED_WINDOW_SIZES": config.get("pretrained_window_sizes", [0, 0, 0, 0])}
+    sizes = config.get("pretrained_window_sizes", [0, 0, 0, 0])
+    # Its default has four numbers; a model of fewer stages doesn't read the last ones.
+    return _swin(config) | {"PRETRAINED_WINDOW_SIZES": sizes[: len(config["depths"])]}
 
 
 def _hiera(config: dict[str, Any]) -> dict[str, Any]:
@@ -201,6 +205,12 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"masked_unit_attention is {value_text(within)}, models here have it in the first stages alone"
         )
+    # There the mask units shrink from stage to stage, pooled or not; here they shrink by the pooling.
+    pools, units = config.get("num_query_pool", 3), min(sum(within), stages - 1)
+    if pools < units:
+        raise InputError(
+            f"num_query_pool is {value_text(pools)}, models here have at least {units} with this masked_unit_attention"
+        )
     values = {
         "EMBED_DIM": config["embed_dim"],
         "STAGE_DEPTHS": config["depths"],
@@ -209,7 +219,7 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
         "MLP_RATIO": config.get("mlp_ratio", 4.0),
     }
     masked = "PreTraining" in str(config.get("architectures"))  # it pools once less than the classifiers
-    return values if masked else values | {"Q_POOL": config.get("num_query_pool", 3)}
+    return values if masked else values | {"Q_POOL": pools}
 
 
 def _levit(config: dict[str, Any]) -> dict[str, Any]:

@@ -130,7 +130,11 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
     if resume and (found := _resumed_run(resume, words.get("OUTPUT"))):
         return Choice(found, f"configuration: {found}, of the run that goes on (no -cfg is given)", of_run=True)
     if resume and resume != AUTO:
-        raise InputError(f"-resume={resume}: no {FILE} of its run (RUN, RUN/checkpoints/...) is there; give -cfg")
+        if not os.path.lexists(resume):
+            raise InputError(f"-resume={resume}: there is no such folder; give a run's, or one of its checkpoints")
+        run = Path(resume).parent
+        advice = f"give {run}" if (run / FILE).is_file() else "give -cfg"
+        raise InputError(f"-resume={resume}: no {FILE} of its run (RUN, RUN/checkpoints/...) is there; {advice}")
     if pretrained and (found := run_file(pretrained)):
         return Choice(
             found, f"configuration: {found}, of the run that -pretrained names (no -cfg is given)", of_run=True
@@ -268,6 +272,9 @@ def parse_command_line(
     parsed, rest = parser.parse_known_args(words)
     if rest:
         example = "; write -o before KEY=VALUE" if "=" in rest[0] else ""
+        # Text programs make such dashes of hyphens.
+        if rest[0].startswith(("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")):
+            example = "; it begins with a typographic dash: write -, as on the keyboard"
         raise InputError(f"command line: no flag takes the word {rest[0]!r}{example}")
     return parsed
 

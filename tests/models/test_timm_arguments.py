@@ -77,6 +77,8 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         ),
         ("vit_tiny_patch16_224", {"global_pool": "max"}, "global_pool is 'max'; .*expected one of token, avg"),
         ("vit_tiny_patch16_224", {"num_heads": "x"}, "num_heads is 'x'; .*MODEL.NUM_HEADS"),
+        ("vit_tiny_patch16_224", {"pos_embed": "none"}, "pos_embed is 'none', which ViT here can't be"),
+        ("eva02_tiny_patch14_224", {"use_rot_pos_emb": False}, "use_rot_pos_emb is False, but Eva here has True alone"),
         (
             "vit_tiny_patch16_224",
             {"scale_attn_norm": True},
@@ -341,3 +343,34 @@ def test_the_hub_has_weights_by_timms_name_and_tag():
     for file in model_files():
         if tags(names(file).get("timm", "").partition(".")[0]):
             assert of(file.stem).startswith("hf-hub:timm/")
+
+
+def test_attention_pooling_reads_patches_alone(tmp_path):
+    """As timm's ``pool_include_prefix`` False: the class token and the registers change nothing."""
+    words = ["MODEL.GLOBAL_POOL", "map", "MODEL.REG_TOKENS", "2", "MODEL.NUM_CLASSES", "0"]
+    model = build_model(get_config("vit_tiny_patch16_224", [*TINY, *words]))
+    model.eval()
+    tokens = paddle.randn([2, 3 + 4, 192])
+    others = tokens.clone()
+    others[:, :3] += 1
+    np.testing.assert_array_equal(model.forward_head(tokens).numpy(), model.forward_head(others).numpy())
+    expected = model.head(model.fc_norm(model.attn_pool(tokens[:, 3:])))
+    np.testing.assert_allclose(model.forward_head(tokens).numpy(), expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        (None, {}, "the model's name is None, expected a string"),
+        ("vit_tiny_patch16_224", {"pos_embed": "none"}, "pos_embed is 'none', which ViT here can't be; leave it out"),
+        ("vit_tiny_patch16_224", {"drop_block_rate": 0.1}, "takes no drop_block_rate; droppath=RATE"),
+    ],
+)
+def test_calls_that_would_build_another_model_are_refused(name, arguments, message):
+    with pytest.raises(InputError, match=message):
+        create_model(name, **arguments)
+
+
+def test_deits_usual_call_is_taken():
+    model = create_model("vit_tiny_patch16_224", False, depth=1, drop_rate=0.0, drop_block_rate=None, img_size=32)
+    assert len(model.blocks) == 1

@@ -142,6 +142,7 @@ def test_every_entry_of_other_toolkits_names_leads_to_a_key_that_exists():
         (["-pretrained", "-eval"], "-pretrained has no value; -h says what it takes"),
         (["-o", "-eval"], "-o has no value; -h says what it takes"),
         (["vit_tiny"], "no flag takes the word 'vit_tiny'"),
+        (["–cfg=vit_tiny"], "no flag takes the word '–cfg=vit_tiny'; it begins with a typographic dash: write -"),
         (["SEED=4"], "no flag takes the word 'SEED=4'; write -o before KEY=VALUE"),
     ],
 )

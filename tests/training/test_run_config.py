@@ -211,6 +211,12 @@ def test_without_a_script_nothing_is_digits(run):
     assert of() == ("imagenet2012", 224, -1, [])
 
 
+@pytest.mark.parametrize("part", ["checkpoints", "config.yaml"])
+def test_resuming_a_part_of_a_run_names_the_run(run, part):
+    with pytest.raises(InputError, match=f"^-resume={run}/{part}: no config.yaml of its run .* is there; give {run}$"):
+        of(SCRIPT, f"-resume={run}/{part}")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -222,7 +228,8 @@ def test_without_a_script_nothing_is_digits(run):
         ([SCRIPT, "-output=new", "-resume=auto", "-dataset=folder"], "-dataset=folder needs -cfg"),
         (["-output=new", "-resume=auto"], "-resume=auto: no config.yaml in new to go on with; give -cfg"),
         ([SCRIPT, "-output=bare", "-resume=auto"], "-resume=auto: no config.yaml in bare to go on with; give -cfg"),
-        ([SCRIPT, "-resume=elsewhere/epoch_0001"], "-resume=elsewhere/epoch_0001: no config.yaml of its run"),
+        ([SCRIPT, "-resume=bare/checkpoints"], "-resume=bare/checkpoints: no config.yaml of its run (RUN, RUN/che"),
+        ([SCRIPT, "-resume=elsewhere/epoch_0001"], "-resume=elsewhere/epoch_0001: there is no such folder; give a run"),
         (["-output=evaluated", "-resume=auto"], "evaluated/config.yaml is an evaluation's: there is no training to go"),
     ],
 )

@@ -125,6 +125,9 @@ def test_other_models_and_settings_are_refused(folder):
             "masked_unit_attention is [True, False, True, False], models here have it in the first stages alone",
         ),
         ("hiera", {"masked_unit_attention": "all"}, "hiera_tiny_224", "expected a list of true and false"),
+        ("hiera", {"num_query_pool": 1}, "hiera_tiny_224", "num_query_pool is 1, models here have at least 2 with"),
+        ("hiera", {"num_query_pool": "two"}, "hiera_tiny_224", "its num_query_pool is 'two', expected a whole number"),
+        ("swinv2", {"pretrained_window_sizes": 8}, "swinv2_tiny_window8_256", "expected whole numbers"),
         ("levit", {"key_dim": [8, 8, 4]}, "levit_128s", "key_dim is [8, 8, 4], models here have [8, 8, 8] alone"),
         (
             "levit",
@@ -184,6 +187,13 @@ def test_a_whole_clip_is_read_as_its_image_tower(folder):
     config = description_of(path).to_config(["MODEL.PRETRAINED", str(path)])
     expected = np.array(golden["outputs"])
     np.testing.assert_allclose(outputs("clip", config), expected, atol=2e-5 * np.ptp(expected), rtol=0)
+
+
+def test_a_swin_v2_of_fewer_stages_has_the_default_windows(folder):
+    """transformers writes pretrained_window_sizes [0, 0, 0, 0] for any number of stages."""
+    path = folder("swinv2", depths=[1, 1], num_heads=[1, 2], pretrained_window_sizes=[0, 0, 0, 0])
+    config = description_of(path).to_config([])
+    assert config.MODEL.PRETRAINED_WINDOW_SIZES == [0, 0]
 
 
 def test_hieras_masked_pre_training_is_read_as_its_encoder(folder):
