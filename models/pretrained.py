@@ -101,13 +101,17 @@ def _with_orientation(config: Configuration, path: str) -> Configuration:
     if is_given(config, key) or config.DATA.LOADER == "dali":
         return config
     adapter = config.MODEL.PRETRAINED_ADAPTER
-    files = [find_adapter(adapter)] if adapter else []
-    for file in [*files, find_weights(path)]:
-        with reading(file, "weights that describe themselves"):
-            text = read_metadata(file).get(METADATA)
-            told = parsed_json(text.encode())["values"].get(key) if text else None
-        if told is not None:
-            return with_values(config, "the weights' description", DATA__EXIF_ORIENTATION=told is True)
+    try:
+        files = [find_adapter(adapter)] if adapter else []
+        for file in [*files, find_weights(path)]:
+            with reading(file, "weights that describe themselves"):
+                text = read_metadata(file).get(METADATA)
+                told = parsed_json(text.encode())["values"].get(key) if text else None
+            if told is not None:
+                return with_values(config, "the weights' description", DATA__EXIF_ORIENTATION=told is True)
+    except InputError:
+        # Loading the weights says what is wrong with them.
+        return config
     return config
 
 

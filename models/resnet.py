@@ -203,8 +203,8 @@ class ResNet(ImageModel):
         dropout: before the classifier.
         small_stem: for small images, as in section 4.2 of the paper (CIFAR-10). The first convolution is 3 x 3 with
             stride 1, and there is no pooling after it.
-        stem_type: what reads the image. "7x7": one convolution; "deep": three of 3 x 3; "deep_tiered": the first of
-            fewer channels. The three have stem_width, stem_width and twice as many.
+        stem_type: what reads the image. "plain": one convolution of 7 x 7; "deep": three of 3 x 3; "deep_tiered": the
+            first of fewer channels. The three have stem_width, stem_width and twice as many.
         stem_width: channels of a deep stem's first two convolutions.
         stem_pool: "max": max pooling; "conv": a convolution of stride 2 (ResNet-RS).
         avg_down: shortcuts are halved by average pooling before their convolution (ResNet-D).
@@ -233,7 +233,7 @@ class ResNet(ImageModel):
         depth: Size = 50,
         dropout: Rate = 0.0,
         small_stem: bool = False,
-        stem_type: Literal["7x7", "deep", "deep_tiered"] = "7x7",
+        stem_type: Literal["plain", "deep", "deep_tiered"] = "plain",
         stem_width: Size = 32,
         stem_pool: Literal["max", "conv"] = "max",
         avg_down: bool = False,
@@ -256,7 +256,7 @@ class ResNet(ImageModel):
         self.zero_init_last = zero_init_last
         block, stage_depths = SIZES[depth]
         self._check_options(small_stem, (stem_type, stem_pool, anti_alias), se_ratio, eca)
-        stem_dim = 64 if stem_type == "7x7" else 2 * stem_width
+        stem_dim = 64 if stem_type == "plain" else 2 * stem_width
         self._add_stem(in_channels, stem_dim, small_stem, stem_type)
         self.maxpool = nn.Identity() if small_stem else pool_of_stem(stem_dim, stem_pool, anti_alias)
         options = Options(cardinality, base_width, avg_down, anti_alias, se_ratio, eca)
@@ -276,7 +276,7 @@ class ResNet(ImageModel):
 
     def _add_stem(self, in_channels: int, dim: int, small: bool, kind: str) -> None:
         self.act1 = ReLU()
-        if kind == "7x7":
+        if kind == "plain":
             kernel, stride = (3, 1) if small else (7, 2)
             self.conv1, self.bn1 = convolution(in_channels, dim, kernel, stride)
             self.first_conv = "conv1"
@@ -289,7 +289,7 @@ class ResNet(ImageModel):
         self.first_conv = "conv1.0"
 
     def _check_options(self, small_stem: bool, kinds: tuple[str | None, ...], se_ratio: float, eca: bool) -> None:
-        if small_stem and kinds != ("7x7", "max", None):
+        if small_stem and kinds != ("plain", "max", None):
             raise InputError("SMALL_STEM True has no pooling; leave STEM_TYPE, STEM_POOL and ANTI_ALIAS out")
         if se_ratio and eca:
             raise InputError(f"SE_RATIO is {se_ratio} and ECA True, expected one of them: each scales the channels")

@@ -90,7 +90,7 @@ KINDS = [
     ("ViT", "DROPPATH", "much", "much", "takes float, found 'much' (str)"),
     ("ViT", "DROPPATH", "1.0", 1.0, "is 1.0, expected 0 <= value < 1"),
     ("ViT", "INIT_VALUES", "0", 0, "is 0.0, expected 1e-12 to 1000000"),
-    ("ViT", "GLOBAL_POOL", "max", "max", "is 'max', expected one of token, avg, map"),
+    ("ViT", "GLOBAL_POOL", "max", "max", "is 'max', expected one of token, avg, map, token_avg"),
     ("ViT", "GLOBAL_POOL", "3", 3, "takes str, found 3 (int)"),
     ("ViT", "HEAD_INIT_SCALE", "-1", -1, "is -1.0, expected 0 to 1000000"),
     ("Swin", "NUM_HEADS", "many", "many", "takes a list of ints, found 'many' (str)"),

@@ -51,7 +51,10 @@ NEW = [
     ),
     ([CFG, "-resume=nowhere"], "no checkpoint at"),
     (["-resume=run/checkpoints/last"], "epoch 2 is done already"),
-    (["-resume=run/checkpoints/epoch_0001", "-image_size=12"], "trained with other settings: DATA.IMAGE_SIZE 8 -> 12"),
+    (
+        ["-resume=run/checkpoints/epoch_0001", "-image_size=12"],
+        "can't go on with another model (pos_embed resized from 2 x 2 to 3 x 3)",
+    ),
     (["-resume=run/checkpoints/epoch_0001", "-data_path=more"], "its run had 48 training images, the data has 60"),
     (["-resume=run/checkpoints/epoch_0001", "-last_epoch=2"], "TRAIN.LAST_EPOCH is 2, the checkpoint's last"),
     (["-resume=damaged/checkpoints/epoch_0001"], "damaged checkpoint: model.safetensors: can't be read"),
@@ -65,7 +68,7 @@ NEW = [
 # What the folder of a run is refused for.
 OWN = [
     ([CFG], "already holds a run; go on from it with -resume"),
-    ([AUTO, "-image_size=12"], "trained with other settings: DATA.IMAGE_SIZE 8 -> 12"),
+    ([AUTO, "-image_size=12"], "can't go on with another model (pos_embed resized from 2 x 2 to 3 x 3)"),
     ([AUTO, "-pretrained=nowhere"], "no weights at nowhere"),
     ([AUTO, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has"),
     ([AUTO, "-batch_size=99"], "48 training images don't fill one global batch of 99 x"),

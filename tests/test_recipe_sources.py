@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 import recipe_sources
+import yaml
 from conftest import ROOT
 from recipe_sources import PAGE, page, quotations, sources, values
 
@@ -70,7 +71,16 @@ def test_every_recipe_has_a_source():
     ours = {name for name in NAMES if name in OURS or name.startswith(("small_data_", "finetune_vit"))}
     assert set(SOURCES) - set(NAMES) == set()
     presets = {name for name, file in NAMES.items() if "recipes/finetune.yaml" in _base_of(file)}
-    assert set(NAMES) - set(SOURCES) - bases - ours - presets == set()
+    # A variant has its family's recipe, which the rows of another file hold, if it changes nothing but how a batch is
+    # shared out, and whether there is a teacher. The head of coat_lite_medium_384 says that its recipe isn't its own.
+    held = {_base_of(NAMES[name]) for name in SOURCES}
+    variants = {name for name, file in NAMES.items() if _base_of(file) in held and not _own_keys(file)}
+    variants |= {"coat_lite_medium_384"}
+    assert set(NAMES) - set(SOURCES) - bases - ours - presets - variants == set()
+
+
+def _own_keys(file):
+    return set(yaml.safe_load(file.read_text()).get("TRAIN", {})) - {"ACCUM_ITER", "DISTILLATION_TYPE"}
 
 
 def _base_of(file):

@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402  (streams)
-from config import default_values  # noqa: E402
 from errors import InputError, reporting  # noqa: E402
 from options import Parser, pairs  # noqa: E402
 
@@ -46,7 +45,8 @@ def main() -> None:
     parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = parser.parse_args()
     flags = _data(arguments)
-    from inference import Predictor  # after the command line: these import Paddle
+    from config import default_values  # after the command line: these import Paddle
+    from inference import Predictor
     from inference.exporting import check_combination, check_target, write_export
     from inference.quantise import calibration_data, is_data_key, training_images
 

@@ -81,7 +81,7 @@ def test_drop_path_is_the_same_at_all_blocks_and_drops_whole_samples():
     rates = [layer.drop_prob for name, layer in model.named_sublayers() if "drop_path" in name]
     assert rates == [0.5] * 10  # two of each block, one of what is between stages
     paddle.seed(0)
-    block = Block(8, nn.Identity(), 2.0, 0.5)
+    block = Block(8, nn.Identity(), 2.0, 0.5, "hardswish")
     tokens = paddle.randn([64, 6, 8])
     dropped = (block(tokens) == tokens).numpy().all(axis=(1, 2)).sum()
     assert 4 < dropped < 32  # a quarter loses both branches

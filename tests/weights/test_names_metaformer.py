@@ -10,7 +10,7 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from golden.metaformer import CASES, array
+from golden.metaformer import array
 from test_metaformer import small
 
 from config import get_config
@@ -40,7 +40,7 @@ def difference(model, name):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("file", "name"), [(name, name) for name in CASES], indirect=["file"])
+@pytest.mark.parametrize(("file", "name"), [(name, name) for name in GOLDEN], indirect=["file"])
 def test_the_authors_files_give_their_logits(file, name):
     model = small(name, head_norm_eps=1e-5)
     report = load_weights(model, file)

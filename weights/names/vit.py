@@ -100,6 +100,14 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     return arrays
 
 
+def _reads_two_tokens(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> bool:
+    """Returns whether the classifier reads as many channels as the class token and the mean of the patches have."""
+    head = arrays.get("head.weight")
+    token = arrays["cls_token"]
+    # A damaged file may hold a number in place of a tensor.
+    return head is not None and head.ndim == 2 and token.ndim == 3 and head.shape[0] == 2 * token.shape[-1]
+
+
 def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
     """Tells tokens, positions, what the head reads (``fc_norm`` comes after a mean), layer scale, norms and biases."""
     if "blocks.0.norm1.weight" not in arrays:  # another family's
@@ -123,7 +131,7 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
     told["FINAL_NORM"] = bool({"norm.weight", "fc_norm.weight"} & set(arrays))
     if "attn_pool.latent" in arrays:
         told["GLOBAL_POOL"] = "map"
-    elif token and "head.weight" in arrays and arrays["head.weight"].shape[0] == 2 * arrays["cls_token"].shape[-1]:
+    elif token and _reads_two_tokens(arrays):
         told["GLOBAL_POOL"] = "token_avg"
     elif told["FINAL_NORM"]:
         after = "fc_norm.weight" in arrays
