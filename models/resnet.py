@@ -23,10 +23,11 @@ from models.base import ImageModel, register
 from models.layers import DropPath
 from models.layers.activations import ReLU, relu
 from models.layers.batch_norm import BatchNorm2D
-from models.layers.conv import Conv2D, MaxPool2D
+from models.layers.conv import AvgPool2D, Conv2D, MaxPool2D
 from models.layers.conv_norm import SqueezeExcite
 from models.layers.init import init_as_torch, init_convolution
 from models.layers.layout import mean_of_places
+from models.layers.linear import in_float32
 from models.layers.scale import scale_planes
 from models.layers.stages import drop_path_rates, feature_info
 
@@ -114,8 +115,9 @@ class BlurPool(nn.Layer):
         self.register_buffer("weight", paddle.outer(row, row).expand([dim, 1, 3, 3]), persistable=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        x = F.pad(x, [1, 1, 1, 1], mode="reflect")
-        return F.conv2d(x, self.weight.astype(x.dtype), stride=2, groups=x.shape[1])
+        # Mirroring has no gradient for bfloat16 in Paddle.
+        padded = F.pad(in_float32(x), [1, 1, 1, 1], mode="reflect")
+        return F.conv2d(padded, self.weight, stride=2, groups=x.shape[1]).astype(x.dtype)
 
 
 class EfficientChannelAttention(nn.Layer):
@@ -144,13 +146,13 @@ def downsample(in_dim: int, dim: int, stride: int, avg_down: bool) -> nn.Layer:
     """Returns what makes a shortcut as small and as wide as its branch."""
     if not avg_down:
         return nn.Sequential(*convolution(in_dim, dim, 1, stride))
-    pool = nn.Identity() if stride == 1 else nn.AvgPool2D(2, stride, ceil_mode=True)
+    pool = nn.Identity() if stride == 1 else AvgPool2D(2, stride, ceil_mode=True)
     return nn.Sequential(pool, *convolution(in_dim, dim, 1))
 
 
 def anti_alias(kind: str | None, dim: int) -> nn.Layer:
     """Returns what halves maps of ``dim`` channels without aliasing."""
-    return BlurPool(dim) if kind == "blur" else nn.AvgPool2D(2, ceil_mode=True)
+    return BlurPool(dim) if kind == "blur" else AvgPool2D(2, ceil_mode=True)
 
 
 def channel_attention(dim: int, options: Options) -> nn.Layer:

@@ -107,6 +107,8 @@ def graph(variant, flash=True):
         small |= {"attention_every": [0, 1, 1, 1], "num_heads": [0, 2, 4, 4]}
     if config.MODEL.TYPE.lower() == "mobilevit":  # of the stem, seven blocks and the last convolution
         small |= {"embed_dims": [16] * 9, "hidden_dims": [32] * 3}
+    if config.MODEL.TYPE.lower() == "levit":
+        small["key_dim"] = 16  # of which the widths above are multiples
     if config.MODEL.TYPE.lower() == "tinyvit":  # other architectures' heads fit the channels above
         small["num_heads"] = [1, 2, 4, 8]
     small = {key: value for key, value in small.items() if key in taken}

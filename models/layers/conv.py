@@ -39,3 +39,11 @@ class MaxPool2D(nn.MaxPool2D):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         pooled = nn.MaxPool2D.forward(self, in_float32(x))  # (Paddle 2.6 traces no super())
         return pooled if pooled.dtype == x.dtype else pooled.astype(x.dtype)
+
+
+class AvgPool2D(nn.AvgPool2D):
+    """``paddle.nn.AvgPool2D``, in float32 whatever the type of x, as ``MaxPool2D``."""
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        pooled = nn.AvgPool2D.forward(self, in_float32(x))  # (Paddle 2.6 traces no super())
+        return pooled if pooled.dtype == x.dtype else pooled.astype(x.dtype)
