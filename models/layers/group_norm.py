@@ -1,5 +1,7 @@
 """Group norm, by the compiled operators (ops/) where there are any."""
 
+from typing import Any
+
 import paddle
 from paddle import nn
 
@@ -8,6 +10,12 @@ import ops
 
 class GroupNorm(nn.GroupNorm):
     """``paddle.nn.GroupNorm`` with a scale. Shape: [B, C, H, W] -> the same."""
+
+    def __init__(self, *sizes: Any, bias_attr: Any = None, **settings: Any) -> None:
+        super().__init__(*sizes, bias_attr=bias_attr, **settings)
+        if bias_attr is False:
+            # Paddle 2.6 makes a bias nevertheless, which doesn't train.
+            self.bias = None
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
