@@ -15,7 +15,7 @@ class GroupNorm(nn.GroupNorm):
         super().__init__(*sizes, bias_attr=bias_attr, **settings)
         if bias_attr is False:
             # Paddle 2.6 makes a bias nevertheless, which doesn't train.
-            self.bias = None
+            self.bias = None  # pyright: ignore[reportAttributeAccessIssue]
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
