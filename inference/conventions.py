@@ -7,7 +7,8 @@ from typing import Any
 from options import Configuration, pair
 from training.checkpoint import Description
 
-TIMM, LABELS = "config.json", "labels.txt"
+TIMM = "config.json"
+LABELS = "labels.txt"
 
 
 def write_conventions(folder: Path, config: Configuration, description: Description, num_features: int) -> None:

@@ -122,7 +122,8 @@ def _sort(graph: Any) -> None:
 
 def join_models(preparation: Any, model: Any) -> Any:
     """Returns one ONNX model of two: pixels [B, H, W, C] uint8 -> logits."""
-    onnx, compose = import_extra("onnx"), import_extra("onnx.compose")
+    onnx = import_extra("onnx")
+    compose = import_extra("onnx.compose")
     with refusing("joined with its preprocessing", "use another -format"):
         preparation.ir_version = model.ir_version = max(preparation.ir_version, model.ir_version)
         both = compose.merge_models(preparation, model, io_map=[("prepared", "images")], prefix1="preparation/")

@@ -22,11 +22,14 @@ from options import Configuration, pair
 from training.checkpoint import Description
 
 FORMATS = ("paddlex", "paddleclas")
-PADDLEX, PADDLECLAS, NAMES = "inference.yml", "paddleclas.yml", "class_id_map.txt"
+PADDLEX = "inference.yml"
+PADDLECLAS = "paddleclas.yml"
+NAMES = "class_id_map.txt"
 # PaddleX 3.7.2 has 84 names of classifiers and 8 of multi-label models. Each runs the same code; these two are ViTs.
 MODEL_NAMES = {"classification": "CLIP_vit_base_patch16_224", "multilabel": "CLIP_vit_base_patch16_448_ML"}
 INPUTS = paddle.static.InputSpec([None, 3, None, None], "float32", "images")
-_THRESHOLD, _TOP = 0.5, 5
+_THRESHOLD = 0.5
+_TOP = 5
 # The clients round both sides of a resized image to whole pixels, where ours cuts off the long side's fraction. With
 # this taken from the short side, the size is ours for 91 instead of 52 of 100 pictures with sides of 1:1 to 1:2.
 _ROUNDED = 0.3
@@ -137,9 +140,11 @@ def paddlex_config(config: Configuration, description: Description) -> dict[str,
 def paddleclas_config(config: Configuration, description: Description) -> dict[str, Any]:
     """Returns what ``paddleclas.deploy.python.predict_cls`` of PaddleClas 2.6.0 reads: every key that it asks for."""
     if description.task == "multilabel":
-        indicator, given = "MultiLabelThreshOutput", {"threshold": file_threshold(description.thresholds)}
+        indicator = "MultiLabelThreshOutput"
+        given: dict[str, Any] = {"threshold": file_threshold(description.thresholds)}
     else:
-        indicator, given = "Topk", {"topk": min(_TOP, config.MODEL.NUM_CLASSES)}
+        indicator = "Topk"
+        given = {"topk": min(_TOP, config.MODEL.NUM_CLASSES)}
     return {
         "Global": {
             "infer_imgs": ".",

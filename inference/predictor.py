@@ -112,7 +112,9 @@ class Predictor:
                 f"{printable(str(path))} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
             )
         set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
-        self.model, self.weights, self.warning = None, None, ""
+        self.model = None
+        self.weights = None
+        self.warning = ""
         if not export:
             self.model = build_model(self.config) if cfg else build_described(self.config, path)
         if export:
@@ -123,7 +125,9 @@ class Predictor:
             allow, order = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES
             adapter = settings.PRETRAINED_ADAPTER
             loaded = load_weights(self.model, path, allow=allow, classes=order, adapter=adapter)
-            self.report, self.warning, self.weights = str(loaded), loaded.warning, loaded.file
+            self.report = str(loaded)
+            self.warning = loaded.warning
+            self.weights = loaded.file
             self.model.eval()
             self.model = self.model.inference_model()
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)

@@ -131,7 +131,9 @@ class ConvNeXt(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
-        self.use_grn, self.head_norm_eps, self.conv_mlp = use_grn, head_norm_eps, conv_mlp
+        self.use_grn = use_grn
+        self.head_norm_eps = head_norm_eps
+        self.conv_mlp = conv_mlp
         self.num_features = head_hidden_size or embed_dims[-1]
         self.stem = stem(in_channels, embed_dims[0], stem_type)
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)

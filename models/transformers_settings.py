@@ -206,7 +206,8 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
             f"masked_unit_attention is {value_text(within)}, models here have it in the first stages alone"
         )
     # There the mask units shrink from stage to stage, pooled or not; here they shrink by the pooling.
-    pools, units = config.get("num_query_pool", 3), min(sum(within), stages - 1)
+    pools = config.get("num_query_pool", 3)
+    units = min(sum(within), stages - 1)
     if pools < units:
         raise InputError(
             f"num_query_pool is {value_text(pools)}, models here have at least {units} with this masked_unit_attention"

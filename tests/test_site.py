@@ -108,7 +108,8 @@ def test_a_search_from_the_disk_finds_its_worker(tmp_path):
     )
     with browsing() as browser:
         browser.open((tmp_path / "page.html").as_uri())
-        browser.wait("window.answer === 21", seconds=10)
+        browser.wait("window.answer", seconds=10)
+        assert browser.value("window.answer") == 21
 
 
 def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():

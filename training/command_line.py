@@ -216,7 +216,8 @@ class _Parser(Parser):
 
     def __init__(self, flag_of: Mapping[str, str], defaults: Mapping[str, Any], **settings: Any) -> None:
         super().__init__("Train or evaluate a Vision Transformer.", **settings)
-        self.flag_of, self.defaults = flag_of, defaults
+        self.flag_of = flag_of
+        self.defaults = defaults
 
     def instead(self, name: str, values: list[str]) -> str:
         found = _instead(name, values, self.flag_of, self.defaults) or super().instead(name, values)

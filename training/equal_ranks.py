@@ -129,7 +129,8 @@ def check_loaded(key: str, file: object, checksums: Mapping[str, int | str]) -> 
         return
     gathered = all_gather(checksums)
     other = next(place for place, theirs in enumerate(digests) if theirs != digests[0])
-    ours, theirs = gathered[0], gathered[other]
+    ours = gathered[0]
+    theirs = gathered[other]
     names = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
     raise InputError(
         f"{_others(digests)} loaded other values than rank 0 ({key}): {printable(names[0])} is the first of"

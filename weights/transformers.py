@@ -21,7 +21,9 @@ from weights.plain import (
 )
 
 # What a class's outputs are: one for each entry of id2label; CLIP's projection of the image; none, of an encoder.
-LABELS, PROJECTION, ENCODER = "labels", "projection", "encoder"
+LABELS = "labels"
+PROJECTION = "projection"
+ENCODER = "encoder"
 _CLIP = {
     "CLIPForImageClassification": LABELS,
     "CLIPModel": PROJECTION,
@@ -70,7 +72,8 @@ _TASKS = {"single_label_classification": "classification", "multi_label_classifi
 _WHOLE = ("clip", "siglip")  # kinds whose image tower is described by vision_config
 _OF_THE_WHOLE = ("model_type", "architectures", "problem_type", "id2label", "num_labels", "projection_dim")
 _OF_THE_WHOLE += ("quantization_config",)
-_DEFAULT_LABELS, _DEFAULT_PROJECTION = 2, 512
+_DEFAULT_LABELS = 2
+_DEFAULT_PROJECTION = 512
 
 _SIDE = Rule("a size", lambda v: is_whole(v, 1, 1 << 16) or is_list(v, lambda n: is_whole(n, 1, 1 << 16), 2, 2))
 _EDGES = ("height", "width", "shortest_edge")

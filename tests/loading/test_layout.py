@@ -357,5 +357,10 @@ def test_names_of_classes_in_gbk_name_the_way(tmp_path):
         get_dataset(listed_config(tmp_path, dataset="multilabel_csv"), "train")
 
 
-def test_split_skip_without_anybody_who_asks():
-    Split("train").skip(["a"])
+def test_a_split_notes_what_was_skipped_if_somebody_asks():
+    asked: list[str] = []
+    Split("train", skipped=asked).skip(["a"])
+    unasked = Split("train")
+    unasked.skip(["a"])
+    assert asked == ["a"]
+    assert unasked.skipped is None

@@ -238,7 +238,8 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     stored = read_config(path)
     if "architecture" not in stored:
         return _of_transformers(path, options)
-    name, shipped = stored["architecture"], shipped_configs()
+    name = stored["architecture"]
+    shipped = shipped_configs()
     if name not in [file.stem for file in shipped] and shipped_model(name) is None:
         raise InputError(f"{path}: its config.json names {name}, which is no model here{instead(name, shipped)}")
     outputs, asked = stored.get("num_classes"), (stored.get("model_args") or {}).get("num_classes")

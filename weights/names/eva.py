@@ -90,7 +90,8 @@ def switches(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     Raises:
         InputError: periods that no model here has.
     """
-    periods, told = arrays.get("rope_embed.periods", arrays.get("rope.periods")), {}
+    told: dict[str, Any] = {}
+    periods = arrays.get("rope_embed.periods", arrays.get("rope.periods"))
     if periods is not None:
         count = max(periods.size, 1)
         exact = np.float32(_BASE) ** (np.arange(count, dtype=np.float32) / np.float32(count))
