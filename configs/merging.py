@@ -12,7 +12,7 @@ from configs.architectures import all_keys, architecture
 from configs.documents import read_yaml
 from configs.names import TOOLKITS, images_of, instead, matching_file, tags
 from configs.paddlevit import reading
-from configs.paddlevit.absent import absent_name, absent_task
+from configs.paddlevit.absent import absent_task
 from configs.values import coerce, quoted
 from errors import InputError, printable
 from options import (
@@ -64,9 +64,7 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     plain, _, tag = path.name.partition(".")
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
         raise InputError(f"{by}timm has no weights {printable(path.name)}; of {plain} it has {', '.join(tags(plain))}")
-    absent = absent_name(path.name)
-    hint = f": {absent}" if absent else instead(path.name, shipped)
-    raise InputError(f"{by}no configuration file {printable(str(path))}{hint}")
+    raise InputError(f"{by}no configuration file {printable(str(path))}{instead(path.name, shipped)}")
 
 
 def tag_options(cfg_file: str | os.PathLike) -> list[Option]:

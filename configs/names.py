@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from configs.paddlevit.absent import absent_name
 from errors import InputError, reading
 from options import nearest_model
 
@@ -105,7 +106,8 @@ def families() -> dict[str, list[str]]:
 def instead(name: str, files: Sequence[Path]) -> str:
     """Returns how the error about a model's name that means no file goes on: "; did you mean ...?", or nothing.
 
-    A name of timm's says that this variant, or its whole family, isn't here. Others get the nearest name.
+    For a name of timm's or PaddleViT's it says that this variant, or its whole family, isn't here. Others get the
+    nearest name.
 
     Args:
         name: it may be a file's, or have timm's tag of weights.
@@ -113,6 +115,8 @@ def instead(name: str, files: Sequence[Path]) -> str:
     """
     ours = [file.stem for file in files]
     given = name.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
+    if absent := absent_name(given):
+        return f": {absent}"
     plain = current_name(given).partition(".")[0]
     family, others = next(((one, of) for one, of in families().items() if plain in of), ("", []))
     here = [other for other in others if matching_file(other, files)]

@@ -8,7 +8,6 @@ from typing import Any
 
 from config import default_values, get_config, model_files, shipped_model, with_values
 from configs.names import hub_weights, instead, matches, matching_file
-from configs.paddlevit.absent import absent_name
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import renamed, with_arguments
@@ -103,9 +102,7 @@ def create_model(name: str, pretrained: str | Path | bool | None = None, **overr
     if not isinstance(name, str):
         raise InputError(f"the model's name is {name!r}, expected a string")
     if shipped_model(name) is None:
-        absent = absent_name(name)
-        hint = f": {absent}" if absent else instead(name, model_files())
-        raise InputError(f"no model {name}{hint}")
+        raise InputError(f"no model {name}{instead(name, model_files())}")
     path = overrides.pop("checkpoint_path", None)
     if not isinstance(pretrained, str | Path | bool | None):
         raise InputError(f"pretrained is {pretrained!r}, expected True, False or weights")
