@@ -99,6 +99,10 @@ def find_weights(path: str | Path) -> Path:
         last = path / _CHECKPOINTS / "last"
         if os.path.isdir(last):
             raise InputError(f"{path} is the folder of a run that wasn't evaluated yet; its newest weights are {last}")
+        if path.name == _CHECKPOINTS and os.path.isdir(path / "last"):
+            raise InputError(
+                f"{path} holds the checkpoints of a run; give the run's folder, {path.parent}, or one of them"
+            )
         raise InputError(f"no weights at {path}: {where}, nor a file of that name with {', '.join(ENDINGS)}")
     return found
 

@@ -226,6 +226,8 @@ def test_a_runs_folder_stands_for_its_best(tmp_path):
     message = f"^{tmp_path}/run is the folder of a run that wasn't evaluated yet; its newest weights are {saved}/last$"
     with pytest.raises(InputError, match=message):
         find_weights(tmp_path / "run")
+    with pytest.raises(InputError, match=rf"holds the checkpoints of a run; give the run's folder, {tmp_path}/run, or"):
+        find_weights(saved)
     (saved / "best").symlink_to("epoch_0001")
     for path in (tmp_path / "run", f"{tmp_path}/run/"):
         assert find_weights(path) == find_adapter(path) == saved / "best" / "model.safetensors"
