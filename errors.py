@@ -210,6 +210,8 @@ class Failure(NamedTuple):
 # What a disk does to a run that is no mistake of the program.
 _DISK = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of the quota", errno.EROFS: "make it writable"}
 _DISK |= {errno.EACCES: "give this user the right to it", errno.EPERM: "give this user the right to it"}
+_DISK |= dict.fromkeys((errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EEXIST), "move it away")
+_DISK |= {errno.EMLINK: "copy the folder"}
 _DISK |= {errno.EFBIG: "raise the limit on a file's size", errno.EIO: "check the disk", errno.ESTALE: "mount it again"}
 
 

@@ -21,8 +21,9 @@ from configs.paddlevit.programs import instead
 from errors import InputError, RunError, printable
 from launch import secret
 from launch.environment import num_cores
-from launch.startup import sync_directory as sync_directory
-from launch.startup import writing_whole as writing_whole
+from launch.files import open_to_append
+from launch.files import sync_directory as sync_directory
+from launch.files import writing_whole as writing_whole
 
 if __name__ == "utils":  # as a part of another program (tools/package) it leaves these to that one
     logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
@@ -257,6 +258,9 @@ class _LogFile(logging.FileHandler):
 
     told = False
 
+    def _open(self) -> Any:
+        return open_to_append(Path(self.baseFilename))
+
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
@@ -291,8 +295,6 @@ def open_logs(directory: Path) -> None:
     """Writes what ``get_loggers``'s two hold to their files in ``directory``, and from now on each line at once."""
     for logger in map(logging.getLogger, ("local", "main")):
         for held in [handler for handler in logger.handlers if isinstance(handler, _Held)]:
-            if (directory / held.file).is_fifo():  # opening it would wait, and no signal be heard
-                raise InputError(f"{directory / held.file}: it is no regular file; move it away")
             file = _LogFile(directory / held.file)
             file.setFormatter(_LINE)
             logger.removeHandler(held)

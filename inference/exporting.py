@@ -27,7 +27,7 @@ from inference.fidelity import LEAST_AGREEMENT, Fidelity, compare_with_eager
 from inference.folder import MANIFEST
 from inference.preparation import Preparation
 from inference.quantise import check_calibration, quantise
-from launch.startup import remove, unfinished_path
+from launch.files import making_folder
 from loading.transforms import pixel_dtype
 from models.base import ImageModel
 from models.inference import PROGRAM, inputs_of, save_program
@@ -99,35 +99,28 @@ def write_export(
     eager: nn.Layer = model
     if for_client:
         eager = paddlex.Probabilities(model, task, description.thresholds)
-    temporary = unfinished_path(target)
     try:
-        temporary.mkdir(parents=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{target} can't be made ({error.strerror}); choose another -output") from None
-    try:
-        with writing(str(target)):
-            with tempfile.TemporaryDirectory(dir=temporary) as scratch, _raising_full_disk(temporary):
-                if for_client:
-                    answering = paddlex.Probabilities(model.inference_model(), task, description.thresholds)
-                    _write_answering(answering, temporary, Path(scratch), kind)
-                    paddlex.write_settings(temporary, config, description, kind)
-                else:
-                    exported = model.inference_model()
-                    _write_graphs(config, exported, temporary, Path(scratch), kind, precision, calibration)
-            write_conventions(temporary, config, description, model.num_features)
-            content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
-            content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
-            (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-            found = compare_with_eager(config, eager, open_export(temporary), precision, calibration, least)
+    with writing(str(target)), making_folder(target) as temporary:
+        with tempfile.TemporaryDirectory(dir=temporary) as scratch, _raising_full_disk(temporary):
             if for_client:
-                found = found._replace(outputs="probabilities")
-            for file in temporary.iterdir():
-                sync_directory(file)
-            sync_directory(temporary)
-            os.rename(temporary, target)
-            sync_directory(target.parent)
-    finally:
-        remove(temporary)
+                answering = paddlex.Probabilities(model.inference_model(), task, description.thresholds)
+                _write_answering(answering, temporary, Path(scratch), kind)
+                paddlex.write_settings(temporary, config, description, kind)
+            else:
+                exported = model.inference_model()
+                _write_graphs(config, exported, temporary, Path(scratch), kind, precision, calibration)
+        write_conventions(temporary, config, description, model.num_features)
+        content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
+        content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
+        (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        found = compare_with_eager(config, eager, open_export(temporary), precision, calibration, least)
+        if for_client:
+            found = found._replace(outputs="probabilities")
+        for file in temporary.iterdir():
+            sync_directory(file)
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import streams
+from launch.files import open_to_append
 
 DOING = ("starting", "waiting for data", "computing", "evaluating")
 STARTING, LOADING, COMPUTING, EVALUATING = range(4)
@@ -54,5 +55,5 @@ def keep_native_errors(log: Path) -> None:
     """
     if is_watched():
         sys.stderr = streams.lasting(os.dup(2), lines=True)
-        with open(log, "ab") as file:
+        with open_to_append(log) as file:
             os.dup2(file.fileno(), 2)

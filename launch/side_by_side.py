@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from launch import gpus, signals
 from launch.environment import num_cores, visible_gpus
+from launch.files import open_to_append
 
 _LOOK = 0.1  # seconds between two checks of the commands
 _received: deque[int] = deque()  # signals that this process received
@@ -80,7 +81,7 @@ def run(
 
 def _start(command: Command, environment: dict[str, str], keep: Sequence[int]) -> subprocess.Popen[bytes]:
     """Starts a command in its own session: a terminal's Ctrl-C reaches it only through this process."""
-    with open(command.printed, "ab") as printed:
+    with open_to_append(command.printed) as printed:
         return subprocess.Popen(
             command.words,
             env={**os.environ, **environment},

@@ -1,5 +1,6 @@
 """The process that spawned the ranks. It sends signals on, ends all ranks if one fails or stalls, and restarts them."""
 
+import contextlib
 import itertools
 import mmap
 import multiprocessing
@@ -19,6 +20,7 @@ from yacs.config import CfgNode
 
 from errors import FAILURE, InputError
 from launch import signals
+from launch.files import open_to_append
 from launch.progress import FIELDS
 from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
 
@@ -219,5 +221,6 @@ def forget_lost_tracker() -> None:
 def _print_and_log(config: CfgNode, line: str) -> None:
     print(line, file=sys.stderr, flush=True)
     if Path(config.OUTPUT).is_dir():  # else the run has no folder yet
-        with open(Path(config.OUTPUT) / "log.txt", "a", encoding="utf-8") as log:
+        # It was said on stderr already.
+        with contextlib.suppress(OSError), open_to_append(Path(config.OUTPUT) / "log.txt") as log:
             log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")

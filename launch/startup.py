@@ -6,14 +6,13 @@ import contextlib
 import gc
 import os
 import resource
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from launch import streams
+from launch import files, streams
 
 LEAST_MEMORY = 1200 << 20  # bytes of address space that Paddle's libraries need; with less, Paddle hangs or crashes
 LEAST_FILES = 64  # files that a process with a few ranks and loader workers has open
@@ -59,58 +58,22 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def unfinished_path(path: Path) -> Path:
-    """Returns the path at which this process writes a file or folder until it is complete: hidden, beside it."""
-    name = os.fsdecode(os.fsencode(path.name)[:200])  # a name has at most 255 bytes
-    return path.with_name(f".{name}.{os.getpid()}")
+def stop_by_removing(path: Path | None = None) -> None:
+    """Makes STOPS end this process with one line from now on, and remove what it has begun to write before.
 
-
-@contextlib.contextmanager
-def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Opens a file that replaces ``path`` only if the body ends without an error. So ``path`` is never half written."""
-    temporary = unfinished_path(path)
-    try:
-        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_directory(path.parent)
-    except OSError as error:
-        error.filename = str(path)  # an error of write names no file, one of open names the temporary one
-        raise
-    finally:
-        with contextlib.suppress(OSError):  # the disk has become read-only, say: the first error counts
-            temporary.unlink()
-
-
-def sync_directory(path: Path) -> None:
-    """Makes changes of names in a directory, such as a rename, survive a crash of the machine."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def stop_by_removing(path: Path | None) -> None:
-    """Makes STOPS end this process with one line from now on, and remove the incomplete ``path`` before."""
+    Args:
+        path: what another process writes, which this one watches.
+    """
     program = os.getpid()
 
     def end(number: int, _: object) -> None:
         if os.getpid() == program:  # workers have this handler, too
-            remove(path)
+            files.remove_unfinished()
+            files.remove(path)
             os.write(2, f"{os.linesep * os.isatty(2)}stopped by {signal.Signals(number).name}\n".encode())
         os._exit(128 + number)
 
     stop_at_once(end)
-
-
-def remove(path: Path | None) -> None:
-    """Removes a file or a folder, if it is there."""
-    if path:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def speak_utf8() -> None:

@@ -166,15 +166,18 @@ def test_what_a_stranger_says_as_a_rank_is_not_unpickled(monkeypatch):
     assert len(unpickled) == 1  # this rank's
 
 
-def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(capsys):
+def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(capsys, tmp_path):
     log = logging.Logger("full")
-    log.addHandler(utils._LogFile("/dev/full"))
+    handler = utils._LogFile(tmp_path / "log.txt")
+    handler.setStream(open("/dev/full", "w")).close()  # noqa: SIM115
+    log.addHandler(handler)
     log.error("on stderr already")
     for _ in range(2):
         log.info("a line")
     with contextlib.suppress(OSError):
         log.handlers[0].close()
-    assert capsys.readouterr().err == "/dev/full: not written (No space left on device); the run goes on\n"
+    told = f"{tmp_path}/log.txt: not written (No space left on device); the run goes on\n"
+    assert capsys.readouterr().err == told
 
 
 def test_the_collector_of_garbage_is_left_as_it_was():

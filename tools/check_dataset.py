@@ -203,7 +203,7 @@ def main() -> None:
     config = build_config(options)
     check_outputs(options, config)
     import_paddle()
-    launch.startup.stop_by_removing(options.report and launch.startup.unfinished_path(options.report))
+    launch.startup.stop_by_removing()
     start = time.monotonic()
     limit = config.MODEL.NUM_CLASSES if options.cfg else "auto"
     result = check_images(config, options.workers, limit, bool(options.output))

@@ -62,7 +62,7 @@ def main() -> None:
     if output and (output.suffix.lower() not in (".html", ".htm") or not output.parent.is_dir()):
         raise InputError(f"-output {output}: expected a file that ends in .html, in a folder that is there")
     import_paddle()
-    launch.startup.stop_by_removing(output and launch.startup.unfinished_path(output))
+    launch.startup.stop_by_removing()
     try:
         if len(options.runs) == 1:
             print(f"{write_report_again(options.runs[0])} is written")

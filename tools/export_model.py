@@ -53,7 +53,7 @@ def main() -> None:
     check_combination(arguments.format, arguments.precision)
     arguments.output = Path(os.path.abspath(arguments.output))  # without ".."
     check_target(arguments.output)
-    launch.startup.stop_by_removing(launch.startup.unfinished_path(arguments.output))
+    launch.startup.stop_by_removing()
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     if trained.model is None:
         raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")

@@ -9,20 +9,20 @@ same sources, count, seed and Pillow make the same bytes.
 """
 
 import importlib.util
-import shutil
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402  (streams)
+import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 import numpy as np  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from launch.files import making_folder  # noqa: E402
 from options import Parser  # noqa: E402
 
 _BUNDLED = {
@@ -71,9 +71,8 @@ def write(output: Path, count: int, seed: int) -> str:
         raise InputError(f"{output} exists; choose another -output, or remove it")
     if count < 2 * len(sources):
         raise InputError(f"--count {count}: expected at least {2 * len(sources)}, two of each of the photographs")
-    temporary = launch.startup.unfinished_path(output)
     size = 0
-    try:
+    with making_folder(output) as temporary:
         for index in range(count):
             place, label = divmod(index, len(sources))
             name = list(sources)[label]
@@ -81,9 +80,6 @@ def write(output: Path, count: int, seed: int) -> str:
             file.parent.mkdir(parents=True, exist_ok=True)
             crop(sources[name], np.random.default_rng([seed, index])).save(file, quality=_QUALITY)
             size += file.stat().st_size
-        temporary.rename(output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return f"{output}: {count} images of {len(sources)} photographs, {size / count / 1000:.0f} kB each"
 
 

@@ -16,7 +16,6 @@ import io
 import multiprocessing
 import os
 import re
-import shutil
 import signal
 import sys
 import tarfile
@@ -30,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402  (streams)
+import launch.startup  # noqa: E402, F401  (streams)
 
 # First: it says what isn't installed.
 from errors import InputError, RunError, Unreadable, open_file, reading, remedy, reporting  # noqa: E402
@@ -41,6 +40,7 @@ from PIL import Image  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from configs.registry import datasets  # noqa: E402
+from launch.files import making_folder  # noqa: E402
 from options import Parser  # noqa: E402
 
 _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -206,7 +206,6 @@ def make_shards(options: argparse.Namespace) -> str:
     from loading.layout import skipped_text
     from loading.parts import part_of
     from loading.sources import Split
-    from utils import sync_directory
 
     limit = ["DATA.MAX_PIXELS", str(options.max_pixels)] if options.max_pixels else []
     named = ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path, *limit, *options.o]
@@ -218,26 +217,21 @@ def make_shards(options: argparse.Namespace) -> str:
     files: dict[str, Any] = {mode: part_of(config.DATA, split, reader) for mode, split in splits.items()}
     if skipped:
         print(skipped_text(sorted(set(skipped))), file=sys.stderr)
-    temporary = launch.startup.unfinished_path(output)
     fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
     pool = ProcessPoolExecutor(options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN))
     try:
-        temporary.mkdir(parents=True)
-        lines = [
-            line for mode in files for line in pack(mode, files[mode], temporary, pool, options, config.DATA.MAX_PIXELS)
-        ]
-        (temporary / "SHA256SUMS").write_text("".join(lines))
-        size = sum(file.stat().st_size for file in temporary.iterdir())
-        sync_directory(temporary)
-        os.rename(temporary, output)
-        sync_directory(output.parent)
+        with making_folder(output) as temporary:
+            lines = []
+            for mode in files:
+                lines += pack(mode, files[mode], temporary, pool, options, config.DATA.MAX_PIXELS)
+            (temporary / "SHA256SUMS").write_text("".join(lines))
+            size = sum(file.stat().st_size for file in temporary.iterdir())
     except BrokenProcessPool:
         raise RunError("a worker was killed; is memory short? Fewer --workers need less") from None
     except OSError as error:
         raise RunError(f"{output} isn't written ({error}); {remedy(error)}") from None
     finally:
         pool.shutdown(cancel_futures=True)
-        shutil.rmtree(temporary, ignore_errors=True)
     images = " and ".join(f"{len(labels):,} {mode} images" for mode, (_, _, labels, _) in files.items())
     shards = sum(".tar\n" in line for line in lines)
     return f"{output}: {images} in {shards} shards, {size / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s"

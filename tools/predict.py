@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-from launch import environment, launched, signals, spawned, startup  # noqa: E402  (streams)
+from launch import environment, files, launched, signals, spawned, startup  # noqa: E402  (streams)
 
 if "main" in __name__:  # also in a rank, which imports this anew
     startup.stop_at_once()  # the other imports take a second
@@ -106,7 +106,7 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
             raise InputError(f"{told} is there already, and is no empty folder; choose another")
     elif os.path.lexists(output) and not output.is_file():
         raise InputError(f"{told} is a folder, or no regular file; choose another")
-    return startup.unfinished_path(output)
+    return files.unfinished_path(output)
 
 
 def answer(arguments: argparse.Namespace, images: Any, config: Configuration) -> None:
@@ -245,7 +245,7 @@ def main() -> None:
     except BrokenPipeError:  # ``| head``
         os._exit(128 + signal.SIGPIPE)
     finally:
-        startup.remove(arguments.temporary)
+        files.remove(arguments.temporary)
 
 
 if __name__ == "__main__":

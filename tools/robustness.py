@@ -25,10 +25,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402  (streams)
+import launch.startup  # noqa: E402, F401  (streams)
 from configs.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
-from errors import InputError, install, reading, reporting  # noqa: E402
+from errors import InputError, install, reading, remedy, reporting  # noqa: E402
 from launch import signals  # noqa: E402
+from launch.files import refuse_links, writing_whole  # noqa: E402
 from options import Parser  # noqa: E402
 
 CLEAN = "clean"
@@ -120,9 +121,13 @@ def main() -> None:
             found = f"of {key} {before.get(key)}, not {asked[key]}"
             raise InputError(f"{output} has evaluations {found}; choose another -output")
     output.mkdir(parents=True, exist_ok=True)
+    try:
+        refuse_links(output)
+    except OSError as error:
+        raise InputError(f"{error.filename}: {error.strerror}; {remedy(error)}, or choose another -output") from None
 
     def write(found: dict) -> None:
-        with launch.startup.writing_whole(output / _FILE) as file:
+        with writing_whole(output / _FILE) as file:
             file.write(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n")
 
     write({})

@@ -62,7 +62,7 @@ def main() -> None:
         found = f"--count is {options.count}, --epoch {options.epoch}"
         raise InputError(f"{found}; expected 1 to {_MOST}, and 1 or more")
     import_paddle()
-    launch.startup.stop_by_removing(launch.startup.unfinished_path(options.output))
+    launch.startup.stop_by_removing()
     from training.command_line import config_from_arguments
     from utils import writing_whole
 

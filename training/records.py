@@ -28,7 +28,7 @@ class Tracker:
     """A place where records are shown. Whatever a method raises turns this tracker off, and nothing else.
 
     Args:
-        folder: the tracker's own, in the run's; it is empty.
+        folder: the tracker's own, in the run's; it holds nothing but a hidden mark.
         config: the run's configuration, as nested dicts.
     """
 

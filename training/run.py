@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import platform
-import shutil
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from config import differences, resolved_yaml, with_values
 from errors import InputError, one_line, remedy
+from launch.files import leftovers, obstacle, open_in_place, open_to_append
 from launch.progress import keep_native_errors
 from options import Configuration, notes, value_sources
 from training.command_line import CHECKPOINT
@@ -26,10 +27,19 @@ from training.tracking import Tracking
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, writing_whole
 
 LOCK = ".lock"  # in a run's folder
+CHECKPOINTS = "checkpoints"
 # What a run's last line names.
 FILES = ("config.yaml", "result.json", "metrics.jsonl", "curves.png", "predictions.csv", "confusion.csv", "report.html")
 FILES += ("checkpoints/best", "checkpoints/best_ema.safetensors", "checkpoints/last")
+_OTHERS = (LOCK, ".lock_trackers", "classes.json", "confusion.png", "log.txt", "log_trackers.txt")
+_RANKS_LOG = re.compile(r"log_[0-9]+\.txt")
+_SIGNATURE = re.compile(rb"(process [0-9]+ on [^\n]{0,255})?")  # what a lock holds
 INPUT_BOUND = 0.2  # share of the training time that waits for data, from which on a run says so
+
+
+def is_own(name: str) -> bool:
+    """Returns whether a run writes a file of this name into its folder."""
+    return name in FILES or name in _OTHERS or _RANKS_LOG.fullmatch(name) is not None
 
 
 class Run:
@@ -73,7 +83,7 @@ class Run:
         if problem:
             raise InputError(problem)
         self.directory = Path(directory)
-        self.checkpoints = self.directory / "checkpoints"
+        self.checkpoints = self.directory / CHECKPOINTS
 
     def begin(self) -> None:
         """Makes the folder, with the lines so far; every rank calls it, once all that can be checked was checked.
@@ -84,6 +94,10 @@ class Run:
         all_gather(None)  # unless every rank came this far, there is no run
         self._agree(self.folder.make if self.folder else None)
         self.directory.mkdir(parents=True, exist_ok=True)  # on another machine, whose disk isn't shared
+        if rank() == 0:
+            for path, name in leftovers(self.directory):
+                if is_own(name) and obstacle(path) is None:
+                    path.unlink()
         open_logs(self.directory)
         keep_native_errors(self.directory / f"log_{rank()}.txt")
         if rank() == 0:
@@ -172,13 +186,16 @@ class Run:
 
     def _append(self, line: str) -> None:
         file = self.directory / "metrics.jsonl"
-        size = file.stat().st_size if file.exists() else 0
         try:
-            with open(file, "a", encoding="utf-8") as metrics:
-                metrics.write(line)
+            with open_to_append(file) as metrics:
+                size = os.fstat(metrics.fileno()).st_size
+                try:
+                    metrics.write(line)
+                    metrics.flush()
+                except OSError:
+                    os.truncate(metrics.fileno(), size)  # no half line
+                    raise
         except OSError as error:  # a full disk
-            with contextlib.suppress(OSError):
-                os.truncate(file, size)  # no half line
             if self.on_error == "stop":
                 error.filename = str(file)
                 raise
@@ -267,8 +284,10 @@ class RunFolder:
             if not os.access(there, os.W_OK):
                 read_only = os.statvfs(there).f_flag & os.ST_RDONLY
                 return self._cannot("make", os.strerror(errno.EROFS if read_only else errno.EACCES))
-            locked = self._take_lock(os.O_RDWR) if (self.path / LOCK).exists() else None
-            return locked or self._check_free()
+            problem = self._check_content() if self.path.is_dir() else None
+            if problem is None and os.path.lexists(self.path / LOCK):
+                problem = self._take_lock(os.O_RDWR)
+            return problem or self._check_free()
         except OSError as error:
             return self._cannot("read", error.strerror)
 
@@ -289,6 +308,22 @@ class RunFolder:
                 return f"{self.path}: another run was there meanwhile; give the command again"
         return self._sign()
 
+    def _check_content(self) -> str | None:
+        """Returns what of the folder's content a run can't write, or would replace though no run made it."""
+        names = os.listdir(self.path)
+        own = sorted(filter(is_own, names))
+        for name in own:
+            in_place = name.startswith((".lock", "log")) or name == "metrics.jsonl"
+            if problem := obstacle(self.path / name, in_place):
+                return f"{self.path / name}: {problem.strerror}; {remedy(problem)}, or choose another -output"
+        checkpoints = self.path / CHECKPOINTS
+        if os.path.lexists(checkpoints) and (checkpoints.is_symlink() or not checkpoints.is_dir()):
+            kind = "link" if checkpoints.is_symlink() else "file"
+            return f"{checkpoints} is a {kind}, expected a folder; move it away, or choose another -output"
+        if own and {LOCK, CHECKPOINTS, "metrics.jsonl"}.isdisjoint(names):
+            return f"{self.path} holds {own[0]}, but no run; choose another -output"
+        return None
+
     def _check_free(self) -> str | None:
         if self.resumes or not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
             return None
@@ -300,7 +335,10 @@ class RunFolder:
     def _take_lock(self, flags: int) -> str | None:
         """Locks the folder as long as this process lives; returns what stands against it."""
         try:
-            lock = os.open(self.path / LOCK, flags)
+            lock = open_in_place(self.path / LOCK, flags)
+            if not _SIGNATURE.fullmatch(os.pread(lock, 1000, 0)):
+                os.close(lock)
+                return f"{self.path / LOCK} is no lock of a run; move it away, or choose another -output"
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # which of the two, systems differ
@@ -323,6 +361,8 @@ class RunFolder:
 
     def _cannot_lock(self, error: OSError) -> str:
         if self.new:
-            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                (self.path / LOCK).unlink(missing_ok=True)
+                self.path.rmdir()
         why = f"({error.strerror}); {remedy(error)}, or choose another -output"
         return f"{self.path}: can't lock the run's folder {why}"

@@ -25,12 +25,14 @@ from typing import Any
 
 from configs.documents import read_yaml
 from configs.registry import ROOT, trackers
-from errors import one_line, open_file, reading
+from errors import RunError, one_line, open_file, reading
+from launch.files import open_in_place, open_to_append
 from launch.verdict import how_it_ended
 from training.records import OFFLINE, Tracker, final_numbers
 
 LOG = "log_trackers.txt"  # in a run's folder: what trackers print, and the tracebacks of what they raise
 LOCK = ".lock_trackers"  # it names the newest such process
+MARK = ".made_by_paddle_vit_toolkit"  # in a tracker's folder, which is removed where a run goes on
 EVERY = 1.0  # seconds between two looks at the records
 PATIENCE = 60  # seconds that trackers have to end
 _DONE = b"done\n"
@@ -63,7 +65,9 @@ class Tracking:
         command = [sys.executable, "-m", "training.tracking", str(folder.absolute()), turn, *self.names]
         quiet = {**os.environ, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
         try:  # a session of its own: what is sent to the run's group isn't for it, which sees the run's end
-            (folder / LOCK).write_text(turn)
+            with open(open_in_place(folder / LOCK, os.O_RDWR | os.O_CREAT), "r+") as lock:
+                lock.truncate()
+                lock.write(turn)
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
             )
@@ -110,9 +114,14 @@ class Follower:
             self._guard(name, lambda name=name: self._make(name, config))
 
     def _make(self, name: str, config: dict[str, Any]) -> None:
-        shutil.rmtree(self.folder / name, ignore_errors=True)  # of before the run went on
-        (self.folder / name).mkdir()
-        self.live[name] = trackers.load(name)[0](self.folder / name, config)
+        folder = self.folder / name
+        if (folder / MARK).is_file() and not folder.is_symlink():  # of before the run went on
+            shutil.rmtree(folder)
+        if os.path.lexists(folder):
+            raise RunError(f"{folder} isn't of this run's trackers; move it away")
+        folder.mkdir()
+        (folder / MARK).touch(exist_ok=False)
+        self.live[name] = trackers.load(name)[0](folder, config)
 
     def follow(self) -> None:
         """Hands on the records that were written since the last time."""
@@ -164,17 +173,18 @@ def main(folder: Path, turn: str, names: Sequence[str]) -> None:
         turn: what the lock's file has as long as no newer process was started.
     """
     console = os.dup(2)
-    printed = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    printed = open_in_place(folder / LOG, os.O_WRONLY | os.O_CREAT)
+    os.truncate(printed, 0)
     for stream in (1, 2):
         os.dup2(printed, stream)
 
     def say(line: str) -> None:
         with contextlib.suppress(OSError):
             os.write(console, f"{line}\n".encode())
-        with contextlib.suppress(OSError), open(folder / "log.txt", "a", encoding="utf-8") as log:
+        with contextlib.suppress(OSError), open_to_append(folder / "log.txt") as log:
             log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")
 
-    with open(folder / LOCK, "r+") as lock:
+    with open(open_in_place(folder / LOCK, os.O_RDWR), "r+") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)  # the one of before the run went on may be about to end
         if lock.read() != turn:  # or it begins only now: this one, which has nothing to add
             return

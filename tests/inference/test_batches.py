@@ -140,7 +140,7 @@ def test_the_command_draws_a_picture(root, monkeypatch, capsys):
         "0",
     ]
     monkeypatch.setattr(show_batch, "import_paddle", lambda: None)  # it takes this process's signals
-    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda _: None)
+    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda: None)
     monkeypatch.setattr(sys, "argv", ["x", *words, *small])
     show_batch.main()
     assert Image.open(io.BytesIO((root / "batch.png").read_bytes())).width > 400

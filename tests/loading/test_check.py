@@ -248,7 +248,7 @@ def test_images_in_memory_are_checked():
 def run(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["check_dataset.py", "--workers=1", *map(str, words)])
     monkeypatch.setattr(check_dataset, "import_paddle", lambda: None)  # it takes this process's signals
-    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda _: None)
+    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda: None)
     try:
         check_dataset.main()
     except SystemExit as end:

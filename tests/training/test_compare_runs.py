@@ -125,7 +125,7 @@ def test_what_cant_be_compared_says_so(tmp_path):
 def command(monkeypatch, tmp_path):
     """Runs the tool in this process, in ``tmp_path``."""
     monkeypatch.setattr(compare_runs, "import_paddle", lambda: None)  # it takes this process's signals
-    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda _: None)
+    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda: None)
     monkeypatch.chdir(tmp_path)
 
     def run(*words):

@@ -304,7 +304,7 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for output in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(InputError, match="file.*: can't be a sweep's folder \\((File exists|Not a directory)\\)"):
+        with pytest.raises(InputError, match="file.*: can't be a sweep's \\((File exists|Not a directory)\\)"):
             results.lock(output)
 
     def full(*_):

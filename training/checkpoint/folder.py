@@ -12,11 +12,11 @@ left out.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,7 @@ from typing import IO, Any
 import numpy as np
 
 from errors import InputError, RunError, Unreadable, open_file, reading
-from utils import sync_directory
+from launch.files import leftovers, making_folder, sync_directory, unfinished_path
 from weights import find_weights
 from weights.formats import write_safetensors
 from weights.plain import whole_file
@@ -32,7 +32,8 @@ from weights.plain import whole_file
 SUMS, STATE = "SHA256SUMS", "state.json"
 MODEL, EMA, OPTIMIZER, STATISTICS = (f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics"))
 ADAPTER, ADAPTER_EMA, UNMERGED = (f"{part}.safetensors" for part in ("adapter", "adapter_ema", "unmerged"))
-LAST, BEST, BEST_EMA = "last", "best", "best_ema.safetensors"
+FILES = (SUMS, STATE, MODEL, EMA, OPTIMIZER, STATISTICS, ADAPTER, ADAPTER_EMA, UNMERGED)  # all that a checkpoint has
+LAST, BEST, BEST_EMA = LINKS = ("last", "best", "best_ema.safetensors")
 _NAME = re.compile(r"epoch_([0-9]+)(?:_sample_([0-9]+))?")
 _LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.]*)\n?", re.ASCII)
 LONGEST_SUMS = 1 << 14  # bytes; a checkpoint has eight files at most
@@ -81,7 +82,6 @@ def write_checkpoint(
         RunError: a value is NaN or infinite; nothing is written.
         OSError: the disk is full, say; nothing is left of the folder.
     """
-    target, temporary = directory / name, directory / f".{name}.{os.getpid()}"
     for file, arrays in files.items():
         for key, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -89,23 +89,18 @@ def write_checkpoint(
                     f"{name} isn't saved: {key} of {file} holds NaN or infinite values; lower TRAIN.BASE_LR, or set"
                     " TRAIN.GRAD_CLIP, and go on from a checkpoint before it went wrong"
                 )
-    temporary.mkdir(parents=True)
-    try:
+    target = directory / name
+    with making_folder(target) as temporary:
         sums = [_write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
         sums.append(_write_file(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
         _write_file(temporary / SUMS, "".join(sums).encode())
-        sync_directory(temporary)
-        os.rename(temporary, target)
-        sync_directory(directory)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     point(directory / LAST, name)
     return target
 
 
 def _write_file(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
     """Writes and syncs a file; returns its line of SHA256SUMS."""
-    with open(file, "wb") as raw:
+    with open(file, "xb") as raw:
         hashed = _Hashed(raw)
         if isinstance(content, bytes):
             hashed.write(content)
@@ -128,34 +123,69 @@ class _Hashed:
 
 
 def point(link: Path, to: str) -> None:
-    """Makes ``link`` name ``to``; at every moment it names what it did before or that."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
+    """Makes ``link`` name ``to``; at every moment it names what it did before or that.
+
+    Raises:
+        OSError: a file or a folder lies in its place.
+    """
+    if os.path.lexists(link) and not link.is_symlink():
+        raise OSError(errno.EEXIST, "it is no link to a checkpoint", str(link))
+    temporary = unfinished_path(link)
     temporary.symlink_to(to)
     os.replace(temporary, link)
     sync_directory(link.parent)
 
 
-def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> None:
-    """Removes what is neither among the last ``keep_last``, nor a best one, nor of every ``save_freq``-th epoch."""
+def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> list[str]:
+    """Removes what is neither among the last ``keep_last``, nor a best one, nor of every ``save_freq``-th epoch.
+
+    Returns:
+        The names of those that stay because they hold something else, too.
+    """
     found = find_checkpoints(directory)
     kept = {(directory / link).resolve().name for link in (LAST, BEST)}
     kept |= {(directory / BEST_EMA).resolve().parent.name} | {folder.name for folder in found[-keep_last:]}
+    left = []
     for folder in found:
         epoch, samples = position(folder)
         freely = save_freq and samples == float("inf") and epoch % save_freq == 0
-        if folder.name not in kept and not freely:
-            gone = folder.with_name(f".{folder.name}.{os.getpid()}")
-            os.rename(folder, gone)  # so that what is left of it, if this is cut short, isn't taken for a damaged one
-            remove(gone)
+        if folder.name not in kept and not freely and not remove_checkpoint(folder):
+            left.append(folder.name)
+    return left
 
 
-def remove(path: Path) -> None:
-    """Removes a folder, or a link or a file that stands for one: what it leads to stays."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def remove_checkpoint(folder: Path) -> bool:
+    """Removes a checkpoint, whole or not. One that holds something else, too, is left as it is.
+
+    Returns:
+        Whether it is gone.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    with os.scandir(folder) as entries:
+        if any(entry.name not in FILES or entry.is_dir(follow_symlinks=False) for entry in entries):
+            return False
+    # If this is cut short, what is left isn't taken for a damaged checkpoint.
+    gone = unfinished_path(folder)
+    os.rename(folder, gone)
+    for name in FILES:
+        (gone / name).unlink(missing_ok=True)
+    gone.rmdir()
+    return True
+
+
+def remove_leftovers(directory: Path) -> list[str]:
+    """Removes what runs that were killed had begun to write.
+
+    Returns:
+        The names of the other hidden entries, which are somebody else's and stay.
+    """
+    for path, name in leftovers(directory):
+        if is_name(name):
+            remove_checkpoint(path)
+        elif name in LINKS and path.is_symlink():
+            path.unlink()
+    return sorted(name for name in os.listdir(directory) if name.startswith("."))
 
 
 def verify(folder: Path) -> list[str]:

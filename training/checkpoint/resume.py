@@ -1,5 +1,6 @@
 """How a run goes on from a checkpoint: which one, whether it belongs to this configuration, and what it restores."""
 
+import itertools
 import os
 import shutil
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import paddle
 
 from config import default_values
 from configs.architectures import kept_values
-from errors import InputError, Unreadable, reading
+from errors import InputError, Unreadable, open_file, printable, reading
+from launch.files import making_folder
 from loading.label_spaces import some_of
 from models.layers.batch_norm import BATCH_NORMS
 from options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
@@ -22,7 +24,7 @@ from training.checkpoint.state import read_state
 from training.environment import versions
 from training.optim.groups import decayed_parameters
 from training.setup import Training
-from utils import all_gather, rank, sync_directory, world_size
+from utils import all_gather, rank, world_size
 from weights.fit import TABLE
 from weights.plain import value_text, whole_file
 
@@ -78,6 +80,8 @@ def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
     lost = {}
     if rank() == 0:
         lost = _settle(run.checkpoints, chosen, progress)
+        if left := folder.remove_leftovers(run.checkpoints):
+            run.info(f"{run.checkpoints} also holds {some_of(left)}, which no run made: left as they are")
         for name in dict.fromkeys(lost.values()):
             run.info(f"the best so far, {name}, isn't whole; the best from now on takes its place")
         run.rewind(progress.epoch, progress.step if progress.samples else 0)
@@ -91,9 +95,10 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
         return None
     with reading(asked, "the path of a checkpoint"):
         own, chosen = (Path(os.path.realpath(path)) for path in (own, asked))  # which goes round no loop of links
-    for link in (folder.LAST, folder.BEST):  # as a copy has it that follows links
-        if (own / link).is_dir() and not (own / link).is_symlink():
-            raise InputError(f"{own / link} is a folder, expected a link to one of its checkpoints; remove it")
+    for link in folder.LINKS:  # a copy may have followed them
+        if os.path.lexists(own / link) and not (own / link).is_symlink():
+            kind = "folder" if (own / link).is_dir() else "file"
+            raise InputError(f"{own / link} is a {kind}, expected a link to one of its checkpoints; remove it")
     found = folder.find_checkpoints(own)
     # A run's folder stands for its newest checkpoint.
     if asked != AUTO and os.path.isdir(chosen / "checkpoints"):
@@ -168,9 +173,10 @@ def _restore(training: Training, chosen: Path) -> Progress:
     if state.get("length"):  # it was measured for these
         for key in ("TRAIN.MAX_MINUTES", "TRAIN.NUM_EPOCHS"):
             if then[key] != (now := dict(leaves(config))[key]):
+                before = printable(str(then[key]))
                 raise InputError(
                     f"{chosen}: TRAIN.MAX_MINUTES fixed its run's length, {state['length'][1]:.4g} epochs; {key} is"
-                    f" {now} and was {then[key]}: leave it so, or start from the weights with -pretrained"
+                    f" {now} and was {before}: leave it so, or start from the weights with -pretrained"
                 )
     images = len(training.loader.dataset)
     if state["images"] != images:
@@ -202,7 +208,8 @@ def _restore(training: Training, chosen: Path) -> Progress:
         restore_statistics(chosen, training.evaluated_models)
     here = {name: version for name, version in versions().items() if name in state["versions"]}  # once no toolkit's
     if state["versions"] != here:
-        training.run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
+        other = [f"{name} {value_text(then)}" for name, then in state["versions"].items() if then != here.get(name)]
+        training.run.info(f"saved under {', '.join(other[:4])}, this is {here}: last digits may differ")
     for line in train_otherwise(config, training.model, state.get("behaviour", 1)):
         training.run.info(line)
     within = f", {state['samples']} samples into the next" if state["samples"] else ""
@@ -236,7 +243,7 @@ def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> list[
             " it was, or start from its weights with -pretrained"
         )
     changed = {
-        key: f"{key} {then.get(key)} -> {value}"
+        key: f"{key} {printable(str(then.get(key)))} -> {value}"
         for key, value in now.items()
         if key.startswith(_COMPARED) and key not in _FREE and then.get(key) != value
     }
@@ -260,24 +267,20 @@ def train_otherwise(config: Configuration, model: paddle.nn.Layer, behaviour: in
 
 
 def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:
-    """Makes the run's folder what it was when ``chosen`` was written: no leftovers, no damaged ones, links in place.
+    """Makes the run's folder what it was when ``chosen`` was written: no later ones, which are damaged; links in place.
 
     Returns:
         by split, the best checkpoints that aren't whole.
     """
     own = own.resolve()
     own.mkdir(parents=True, exist_ok=True)
-    for left in own.glob(".*"):  # of a writing that was cut short
-        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     if chosen is None:
         return {}
     lost = {}
     if chosen.parent == own:
         found = folder.find_checkpoints(own)
         for damaged in found[found.index(chosen) + 1 :]:
-            aside = own / f"damaged_{damaged.name}"
-            folder.remove(aside)  # of an earlier time
-            os.rename(damaged, aside)
+            os.rename(damaged, _aside(damaged))
         folder.point(own / folder.LAST, chosen.name)
     for split, link, file in (("val", folder.BEST, ""), ("ema", folder.BEST_EMA, f"/{folder.EMA}")):
         if split not in progress.best:
@@ -292,6 +295,12 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str
     return lost
 
 
+def _aside(damaged: Path) -> Path:
+    """Returns a path beside a damaged checkpoint at which nothing lies yet."""
+    names = itertools.chain([f"damaged_{damaged.name}"], (f"damaged_{damaged.name}-{n}" for n in itertools.count(2)))
+    return next(path for path in map(damaged.with_name, names) if not os.path.lexists(path))
+
+
 def _bring_checkpoint(best: Path, own: Path) -> bool:
     """Copies a whole checkpoint into the run's folder, unless it lies there; returns whether it is there now."""
     try:
@@ -300,13 +309,10 @@ def _bring_checkpoint(best: Path, own: Path) -> bool:
         return False
     target = own / best.name
     if not target.exists():
-        temporary = own / f".{best.name}.{os.getpid()}"
-        temporary.mkdir()
-        for name in names:
-            shutil.copyfile(best / name, temporary / name)
-            with open(temporary / name, "rb+") as file:
-                os.fsync(file.fileno())
-        sync_directory(temporary)
-        os.rename(temporary, target)
-        sync_directory(own)
+        with making_folder(target) as temporary:
+            for name in names:
+                with open_file(best / name) as source, open(temporary / name, "xb") as file:
+                    shutil.copyfileobj(source, file)
+                    file.flush()
+                    os.fsync(file.fileno())
     return True

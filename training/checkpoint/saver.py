@@ -65,6 +65,7 @@ class Saver:
         self.base = ""  # hash of what stays as it is, from the first save on
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
+        self.kept: set[str] = set()  # superseded checkpoints that stay, because they hold something else, too
         self.begin(Progress())
 
     def begin(self, progress: Progress) -> None:
@@ -221,7 +222,10 @@ class Saver:
                 folder.point(directory / folder.BEST, name)
             if "ema" in improved:
                 folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
-            folder.remove_superseded(directory, self.config.KEEP_LAST, self.config.SAVE_FREQ)
+            kept = folder.remove_superseded(directory, self.config.KEEP_LAST, self.config.SAVE_FREQ)
+            for other in set(kept) - self.kept:
+                self.run.info(f"{directory / other} isn't removed (KEEP_LAST): it holds what no run made")
+            self.kept.update(kept)
             size = sum(array.nbytes for arrays in files.values() for array in arrays.values())
             took = time.perf_counter() - started
             self.run.local.info(

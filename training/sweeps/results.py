@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from errors import InputError, Unreadable, open_file, printable, reading
-from launch.startup import writing_whole
+from launch.files import open_in_place, refuse_links, writing_whole
 from launch.verdict import how_it_ended
 from loading.tables import csv_line
 from training.sweeps.points import Point, Sweep
@@ -36,9 +37,14 @@ def lock(output: Path) -> int:
         output.mkdir(parents=True, exist_ok=True)
         if not (output / FILE).exists() and (other := [name for name in os.listdir(output) if name != LOCK]):
             raise InputError(f"{output} holds {printable(other[0])} and no sweep; give another output")
-        descriptor, until = os.open(output / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), time.monotonic() + LEFT
+        refuse_links(output)
+        descriptor = open_in_place(output / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        raise InputError(f"{output}: can't be a sweep's folder ({error.strerror}); give another output") from None
+        where = error.filename or output
+        raise InputError(f"{where}: can't be a sweep's ({error.strerror}); give another output") from None
+    if not re.fullmatch(rb"[0-9]*", os.pread(descriptor, 100, 0)):
+        raise InputError(f"{output / LOCK} is no lock of a sweep; move it away, or give another output")
+    until = time.monotonic() + LEFT
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

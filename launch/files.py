@@ -1,0 +1,186 @@
+"""The door for writing: whatever the toolkit writes is opened here, as ``errors.open_file`` opens what it reads.
+
+A folder may come from a stranger, or be shared with one. A link within it could lead a write to any file of the user,
+and so could a file that has a second name elsewhere (a hard link). So nothing is written through either. The way to
+the folder may have links: they are the user's own.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LINK = "it is a link, through which nothing is written"
+_LONGEST = 200  # bytes of a name's beginning: with what is added to it, it has at most 255
+# What this process writes at this moment, by the path until it is whole. After a signal it is removed.
+_unfinished: set[Path] = set()
+_LEFT = re.compile(r"\.(.+?)\.([0-9]+)(?:\.[0-9a-f]{8})?", re.DOTALL)  # releases before 1.0 had no random part
+
+
+def unfinished_path(path: Path) -> Path:
+    """Returns a path for a file or folder until it is complete: hidden, beside ``path``, and not to be guessed."""
+    name = os.fsdecode(os.fsencode(path.name)[:_LONGEST])
+    return path.with_name(f".{name}.{os.getpid()}.{os.urandom(4).hex()}")
+
+
+def leftovers(folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yields what processes of this machine began in a folder and left, each with the name that it would have had.
+
+    The name of a leftover alone doesn't prove whose it is: whoever removes one looks at its content, too.
+    """
+    with os.scandir(folder) as entries:
+        found = sorted(entry.name for entry in entries)
+    for name in found:
+        matched = _LEFT.fullmatch(name)
+        if matched and not _is_another_process(int(matched[2])):
+            yield folder / name, matched[1]
+
+
+def _is_another_process(number: int) -> bool:
+    return number != os.getpid() and os.path.exists(f"/proc/{number}")
+
+
+def obstacle(path: Path, in_place: bool = False) -> OSError | None:
+    """Returns the error that says why ``path`` isn't written; None: nothing stands against it.
+
+    Args:
+        in_place: the file would be changed where it lies, not replaced.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    return _obstacle(found, path, in_place)
+
+
+def _obstacle(found: os.stat_result, path: Path, in_place: bool) -> OSError | None:
+    if stat.S_ISLNK(found.st_mode):
+        return OSError(errno.ELOOP, _LINK, str(path))
+    if stat.S_ISDIR(found.st_mode):
+        return OSError(errno.EISDIR, "it is a folder, expected a file", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        return OSError(errno.ENXIO, "it is no regular file", str(path))
+    if in_place and found.st_nlink > 1:
+        return OSError(errno.EMLINK, f"it has {found.st_nlink} names (hard links), and all would change", str(path))
+    return None
+
+
+def refuse_links(folder: Path) -> None:
+    """Raises OSError where an entry of a folder is a link: what is written into that would go elsewhere."""
+    with os.scandir(folder) as entries:
+        links = sorted(entry.path for entry in entries if entry.is_symlink())
+    if links:
+        raise OSError(errno.ELOOP, _LINK, links[0])
+
+
+def open_in_place(path: Path, flags: int) -> int:
+    """Opens a regular file that is changed where it lies, such as a log or a lock; returns its descriptor.
+
+    Args:
+        flags: of ``os.open``; O_TRUNC isn't among them, since it would act before the file was looked at.
+
+    Raises:
+        OSError: it is a link, a folder, no regular file, or a file that has another name, too (a hard link).
+    """
+    if problem := obstacle(path, in_place=True):
+        raise problem
+    # What was looked at may have been replaced meanwhile.
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if problem := _obstacle(os.fstat(descriptor), path, in_place=True):
+        os.close(descriptor)
+        raise problem
+    return descriptor
+
+
+def open_to_append(path: Path) -> IO[str]:
+    """Opens a file of text whose lines are added at its end (``open_in_place``)."""
+    return open(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
+    """Opens a file that replaces ``path`` only if the body ends without an error. So ``path`` is never half written.
+
+    Raises:
+        OSError: ``path`` is a link, a folder or no regular file, or the disk is full, say.
+    """
+    temporary = unfinished_path(path)
+    try:
+        if problem := obstacle(path):
+            raise problem
+        folder = os.open(path.parent, _FOLDER)
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    _unfinished.add(temporary)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary.name, flags, 0o666, dir_fd=folder)
+        with open(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.fsync(folder)
+    except OSError as error:
+        # An error of write names no file, and one of open names the temporary one.
+        error.filename = str(path)
+        raise
+    finally:
+        # The disk may have become read-only: the first error counts.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary.name, dir_fd=folder)
+        _unfinished.discard(temporary)
+        os.close(folder)
+
+
+@contextlib.contextmanager
+def making_folder(path: Path) -> Iterator[Path]:
+    """Yields a new folder that becomes ``path`` if the body ends without an error, and is removed otherwise.
+
+    Files within it are synced by their writers. An empty folder in the place of ``path`` is replaced.
+    """
+    temporary = unfinished_path(path)
+    temporary.mkdir(parents=True)
+    _unfinished.add(temporary)
+    try:
+        yield temporary
+        sync_directory(temporary)
+        os.rename(temporary, path)
+        sync_directory(path.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        _unfinished.discard(temporary)
+
+
+def sync_directory(path: Path) -> None:
+    """Makes changes of names in a directory, such as a rename, survive a crash of the machine."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_unfinished() -> None:
+    """Removes what this process has begun to write."""
+    for path in list(_unfinished):
+        remove(path)
+
+
+def remove(path: Path | None) -> None:
+    """Removes a file or a folder that this program made, if it is there; of a link, itself."""
+    if path:
+        with contextlib.suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()

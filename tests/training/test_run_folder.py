@@ -1,0 +1,214 @@
+"""A run writes, replaces and removes within its folder what runs made, and nothing else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from runs import refused, train
+
+from config import get_config
+from errors import InputError
+from training import tracking
+from training.checkpoint import folder
+from training.checkpoint.folder import remove_checkpoint, remove_leftovers, remove_superseded
+from training.run import FILES, Run
+from training.tracking import MARK, Follower
+
+OWN = [name for name in FILES if "/" not in name]
+OWN += [".lock", ".lock_trackers", "classes.json", "confusion.png", "log.txt", "log_0.txt", "log_17.txt"]
+OWN += ["log_trackers.txt"]
+
+
+def held(path):
+    """What lies below a folder: links as such, and files' content."""
+    found = {}
+    for place, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            entry = os.path.join(place, name)
+            if os.path.islink(entry):
+                found[entry] = os.readlink(entry)
+            elif os.path.isfile(entry):
+                found[entry] = Path(entry).read_bytes()
+            else:
+                found[entry] = None
+    return found
+
+
+def line_of(output, *options):
+    """The error of a run that is to begin in a folder."""
+    with pytest.raises(InputError) as caught:
+        Run(get_config("vit_digits", ["OUTPUT", str(output), *options]), ["a"]).begin()
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------- links, folders and others' files
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_link_or_a_folder_in_the_place_of_a_file_is_a_line_before_the_run(name, tmp_path):
+    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside.write_text("before")
+    run.mkdir()
+    if name != ".lock":
+        (run / ".lock").write_text("process 1 on there")
+    (run / name).symlink_to(outside)
+    before = held(tmp_path)
+    for options in ([], ["MODEL.RESUME", "auto"], ["EVAL", "True"]):
+        told = line_of(run, *options)
+        assert told.startswith(f"{run / name}: it is a link, through which nothing is written; move it away, or choose")
+    (run / name).unlink()
+    (run / name).mkdir()
+    assert line_of(run).startswith(f"{run / name}: it is a folder, expected a file; move it away, or choose another")
+    (run / name).rmdir()
+    (run / name).symlink_to(outside)
+    assert held(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["log.txt", "log_0.txt", ".lock", "metrics.jsonl", "log_trackers.txt"])
+def test_a_file_that_would_change_elsewhere_is_a_line(name, tmp_path):
+    (tmp_path / "outside").write_text("process 1 on there")
+    (tmp_path / "run").mkdir()
+    os.link(tmp_path / "outside", tmp_path / "run" / name)
+    if name != ".lock":
+        (tmp_path / "run" / ".lock").touch()
+    told = line_of(tmp_path / "run", "MODEL.RESUME", "auto")
+    assert "it has 2 names (hard links), and all would change; copy the folder, or choose another -output" in told
+    assert (tmp_path / "outside").read_text() == "process 1 on there"
+
+
+def test_checkpoints_that_lie_elsewhere_are_refused(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "home")
+    for options in ([], ["MODEL.RESUME", "auto"]):
+        told = line_of(tmp_path / "run", *options)
+        assert told == (
+            f"{tmp_path}/run/checkpoints is a link, expected a folder; move it away, or choose another -output"
+        )
+    assert held(tmp_path / "home") == {}
+
+
+def test_a_folder_of_somebody_elses_files_is_no_run(tmp_path):
+    for name in ("config.yaml", "log.txt", "report.html", "log_0.txt"):
+        (tmp_path / name).write_text("mine")
+        for options in ([], ["MODEL.RESUME", "auto"], ["EVAL", "True"]):
+            assert line_of(tmp_path, *options) == f"{tmp_path} holds {name}, but no run; choose another -output"
+        assert held(tmp_path) == {str(tmp_path / name): b"mine"}
+        (tmp_path / name).unlink()
+    (tmp_path / "data.csv").write_text("mine")
+    Run(get_config("vit_digits", ["OUTPUT", str(tmp_path)]), ["a"]).begin()
+    assert (tmp_path / "data.csv").read_text() == "mine"
+
+
+def test_a_lock_of_another_program_is_left_alone(tmp_path):
+    (tmp_path / ".lock").write_text("#!/bin/sh\n")
+    assert line_of(tmp_path) == f"{tmp_path}/.lock is no lock of a run; move it away, or choose another -output"
+    assert (tmp_path / ".lock").read_text() == "#!/bin/sh\n"
+
+
+def test_a_runs_folder_may_be_a_users_link(tmp_path, tiny):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to("disk")
+    train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
+    assert {"config.yaml", "log.txt", "checkpoints", "result.json"} <= set(os.listdir(tmp_path / "disk"))
+
+
+# ----------------------------------------------------------------------------- what is removed
+
+
+def test_a_run_that_goes_on_removes_what_killed_runs_began_and_nothing_else(tmp_path, tiny, capsys):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
+    train(options, tmp_path, 32)
+    checkpoints = tmp_path / "checkpoints"
+    gone = subprocess.run([sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    dead = int(gone.stdout)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/model.safetensors").write_text("mine")
+    for name in (".git", ".ssh", f".epoch_0003.{dead}"):
+        (checkpoints / name).mkdir()
+        (checkpoints / name / "id").write_text("mine")
+    for name in (".gitignore", ".bashrc", f".epoch_0004.{dead}", f".notes.{dead}"):
+        (checkpoints / name).write_text("mine")
+    (checkpoints / f".epoch_0005.{dead}").symlink_to(tmp_path / "outside")
+    (checkpoints / f".epoch_0006.{os.getppid()}.01234567").mkdir()
+    kept = sorted(name for name in os.listdir(checkpoints) if name.startswith("."))
+    others = held(tmp_path / "outside") | {path: what for path, what in held(checkpoints).items() if "/." in path}
+    for name in (f".epoch_0007.{dead}", f".epoch_0008_sample_000000016.{dead}.89abcdef"):
+        (checkpoints / name).mkdir()
+        (checkpoints / name / "model.safetensors").write_text("half")
+    (checkpoints / f".last.{dead}.89abcdef").symlink_to("epoch_0007")
+    (tmp_path / f".config.yaml.{dead}.89abcdef").write_text("half")
+    capsys.readouterr()
+    train([*options, "TRAIN.NUM_EPOCHS", "2"], tmp_path, 32, named=("TRAIN.NUM_EPOCHS", "2"))
+    told = capsys.readouterr().out
+    assert sorted(name for name in os.listdir(checkpoints) if name.startswith(".")) == kept
+    found = held(tmp_path / "outside") | {path: what for path, what in held(checkpoints).items() if "/." in path}
+    assert found == others
+    assert not (tmp_path / f".config.yaml.{dead}.89abcdef").exists()
+    assert f"{checkpoints} also holds .bashrc, " in told
+    assert "which no run made: left as they are" in told
+
+
+def checkpoint(path):
+    path.mkdir()
+    for name in (folder.MODEL, folder.OPTIMIZER, folder.STATE, folder.SUMS):
+        (path / name).touch()
+    return path
+
+
+def test_a_checkpoint_that_holds_something_else_stays(tmp_path):
+    for epoch in range(1, 6):
+        checkpoint(tmp_path / f"epoch_{epoch:04}")
+    (tmp_path / "epoch_0002" / "notes.txt").write_text("mine")
+    (tmp_path / "epoch_0003" / folder.EMA).mkdir()
+    (tmp_path / "last").symlink_to("epoch_0005")
+    assert remove_superseded(tmp_path, 1, 0) == ["epoch_0002", "epoch_0003"]
+    assert sorted(os.listdir(tmp_path)) == ["epoch_0002", "epoch_0003", "epoch_0005", "last"]
+    assert len(os.listdir(tmp_path / "epoch_0002")) == 5
+    (tmp_path / "link").symlink_to("epoch_0005")
+    assert not remove_checkpoint(tmp_path / "link")
+    assert (tmp_path / "epoch_0005" / folder.MODEL).exists()
+    assert remove_leftovers(tmp_path) == []
+
+
+def test_damaged_checkpoints_are_set_aside_beside_those_of_before(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "SAVE_FREQ", "1", "TRAIN.NUM_EPOCHS", "2", "MODEL.RESUME", "auto"]
+    train(options, tmp_path, 32)
+    checkpoints = tmp_path / "checkpoints"
+    for time in (1, 2):
+        (checkpoints / "epoch_0002" / "state.json").write_text(f"{time}")
+        train(options, tmp_path, 32)
+    found = [(checkpoints / name / "state.json").read_text() for name in ("damaged_epoch_0002", "damaged_epoch_0002-2")]
+    assert found == ["1", "2"]
+
+
+@pytest.mark.parametrize("link", folder.LINKS)
+def test_a_file_in_the_place_of_a_link_is_not_replaced(link, tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / link).write_text("mine")
+    expected = f"checkpoints/{link} is a file, expected a link to one of its checkpoints; remove it"
+    refused(expected, options, tmp_path, 32)
+    assert (tmp_path / "checkpoints" / link).read_text() == "mine"
+    with pytest.raises(FileExistsError, match="it is no link to a checkpoint"):
+        folder.point(tmp_path / "checkpoints" / link, "epoch_0001")
+
+
+def test_a_trackers_folder_that_no_run_made_stays(tmp_path, monkeypatch):
+    from test_trackers import Odd
+
+    monkeypatch.setattr(tracking.trackers, "registered", dict.fromkeys(("odd", "even"), (Odd, {})))
+    (tmp_path / "config.yaml").write_text("{SEED: 1}")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / MARK).touch()
+    (tmp_path / "odd").symlink_to("outside")
+    (tmp_path / "even").mkdir()
+    (tmp_path / "even/notes.txt").write_text("mine")
+    said = []
+    Follower(tmp_path, ["odd", "even"], said.append)
+    line = "TRACKERS: {0} is off (RunError: {1}/{0} isn't of this run's trackers; move it away); the run goes on"
+    assert said == [line.format(name, tmp_path) for name in ("odd", "even")]
+    assert os.listdir(tmp_path / "outside") == [MARK]
+    assert (tmp_path / "even/notes.txt").read_text() == "mine"
