@@ -99,11 +99,7 @@ def write_export(
     eager: nn.Layer = model
     if for_client:
         eager = paddlex.Probabilities(model, task, description.thresholds)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{target} can't be made ({error.strerror}); choose another -output") from None
-    with writing(str(target)), making_folder(target) as temporary:
+    with writing(str(target)), _new_folder(target) as temporary:
         with tempfile.TemporaryDirectory(dir=temporary) as scratch, _raising_full_disk(temporary):
             if for_client:
                 answering = paddlex.Probabilities(model.inference_model(), task, description.thresholds)
@@ -122,6 +118,17 @@ def write_export(
         for file in temporary.iterdir():
             sync_directory(file)
     return found
+
+
+@contextlib.contextmanager
+def _new_folder(target: Path) -> Iterator[Path]:
+    """``making_folder``; where none can be made, another -output is the way out."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(making_folder(target))
+        except OSError as error:
+            raise InputError(f"{target} can't be made ({error.strerror}); choose another -output") from None
+        yield folder
 
 
 @contextlib.contextmanager

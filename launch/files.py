@@ -1,8 +1,8 @@
 """The door for writing: whatever the toolkit writes is opened here, as ``errors.open_file`` opens what it reads.
 
-A folder may come from a stranger, or be shared with one. A link within it could lead a write to any file of the user,
-and so could a file that has a second name elsewhere (a hard link). So nothing is written through either. The way to
-the folder may have links: they are the user's own.
+A folder may come from a stranger, or be shared with one. A link within it could lead a write to any file of the user.
+So could a file that has a second name elsewhere (a hard link). Nothing is written through either. The way to the folder
+may have links: they are the user's own.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What writes or removes, wherever in the house: through the door (launch/files.py), or in this list with the reason."""
+"""What writes or removes does so through the door (launch/files.py), or is listed here with the reason."""
 
 import ast
 import re

@@ -39,12 +39,14 @@ def write_report_again(folder: Path) -> Path:
         InputError: the folder isn't one of a run that is over.
         OSError: it can't be written.
     """
-    from config import get_config
+    from config import get_config, with_values
     from datasets import get_dataset
     from training.report import write_report
 
     try:
-        dataset = get_dataset(get_config(folder / "config.yaml"), "val")
+        # Looking at a run writes into its own folder alone.
+        config = with_values(get_config(folder / "config.yaml"), "this command", DATA__CACHE=None)
+        dataset = get_dataset(config, "val")
     except RunError as error:
         print(f"there are no pictures of the mistakes: {error}", file=sys.stderr)
         dataset = None

@@ -10,6 +10,7 @@ from runs import refused, train
 
 from config import get_config
 from errors import InputError
+from tools import compare_runs
 from training import tracking
 from training.checkpoint import folder
 from training.checkpoint.folder import remove_checkpoint, remove_leftovers, remove_superseded
@@ -212,3 +213,14 @@ def test_a_trackers_folder_that_no_run_made_stays(tmp_path, monkeypatch):
     assert said == [line.format(name, tmp_path) for name in ("odd", "even")]
     assert os.listdir(tmp_path / "outside") == [MARK]
     assert (tmp_path / "even/notes.txt").read_text() == "mine"
+
+
+def test_a_report_that_is_written_again_writes_into_the_runs_folder_alone(tmp_path, tiny):
+    train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
+    file = tmp_path / "run/config.yaml"
+    written = file.read_text()
+    file.write_text(written.replace("CACHE: null", f"CACHE: {tmp_path}/cache"))
+    assert file.read_text() != written
+    before = held(tmp_path).keys()
+    compare_runs.write_report_again(tmp_path / "run")
+    assert held(tmp_path).keys() == before | {str(tmp_path / "run/report.html")}
