@@ -325,7 +325,8 @@ def reporting(failed: Any = None) -> Iterator[None]:
         if line := line or gpu_failure(error) or limit_reached(error):
             _end(1, f"{_speaker()}error: {line}", failed)
         if isinstance(error, OSError) and error.errno in _DISK:
-            _end(1, f"{_speaker()}error: {error}; {remedy(error)}, then -resume=auto goes on", failed)
+            goes_on = ", then -resume=auto goes on" if _PROGRAM.startswith("main_") else ""
+            _end(1, f"{_speaker()}error: {error}; {remedy(error)}{goes_on}", failed)
         if _rank()[1] > 1:
             time.sleep(3)
         _end(1, _speaker() + traceback.format_exc(), failed, unforeseen=True)

@@ -151,8 +151,10 @@ def spawn(worker, count, failed, beats, *objects):
     given = failed, beats, spawned.Handed(*objects)
     computed = paddle.base.core.host_memory_stat_peak_value("Allocated", 0) > 0
     forks = paddle.get_device() == "cpu" and not computed and dist.parallel._global_parallel_env is None
-    method = "fork" if forks else "spawn"
-    return dist.spawn(worker, args=given, nprocs=count, join=False, start_method=method)
+    if forks:
+        return dist.spawn(worker, args=given, nprocs=count, join=False, start_method="fork")
+    with environment.starting_pythons():
+        return dist.spawn(worker, args=given, nprocs=count, join=False, start_method="spawn")
 
 
 def read_datasets(config):
@@ -186,8 +188,11 @@ def devices_now():
 
     if not num_gpus():
         return num_processes(-1)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(num_processes, -1).result()
+    with environment.starting_pythons():
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        counted = pool.submit(num_processes, -1)
+    with pool:
+        return counted.result()
 
 
 def main():

@@ -20,8 +20,9 @@
 # JOB_ID          tells runs on one server apart
 here=$(dirname "$0")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
-# Paddle's launcher would hang where the port is taken or the address wrong.
-environment="import runpy, sys; sys.path[0] = sys.argv.pop(1); runpy.run_module('launch.environment', run_name='__main__')"
+# Paddle's launcher would hang where the port is taken or the address wrong. The first entry of sys.path is the current
+# folder, in which a module of Python's name may lie.
+environment="import sys; sys.path[0] = sys.argv.pop(1); import runpy; runpy.run_module('launch.environment', run_name='__main__')"
 flags=$(python -c "$environment" "$here") || exit
 case $MASTER in etcd://*)
     export PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python  # etcd3's messages were made for protobuf 3
@@ -29,7 +30,7 @@ case $MASTER in etcd://*)
     export PADDLE_ELASTIC_TIMEOUT="${ELASTIC_TIMEOUT:-30}" PADDLE_JOB_ID="${JOB_ID:-default}"
 esac
 # As python -m paddle.distributed.launch, but Paddle 2.6's zlib crashes Python's where that comes later (in etcd3).
-launch="import runpy, zlib; runpy.run_module('paddle.distributed.launch', run_name='__main__')"
+launch="import sys; del sys.path[0]; import runpy, zlib; runpy.run_module('paddle.distributed.launch', run_name='__main__')"
 exec python -c "$launch" $flags --log_dir "${LOG_DIR:-$here/output/launch_${NODE_RANK:-$(hostname)}}" \
 "$here/main_multi_gpu.py" \
 -default_cfg=vit_digits \

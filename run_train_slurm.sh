@@ -19,7 +19,7 @@ here=${SLURM_SUBMIT_DIR:-$(dirname "$0")}  # SLURM runs a copy of this file, els
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
 export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-1}"  # which srun doesn't take from sbatch by itself
 # What the ranks of this run have in common and nobody else; srun hands the environment to all of its tasks.
-export PADDLE_VIT_SECRET="${PADDLE_VIT_SECRET:-$(python -c 'import secrets; print(secrets.token_hex(32))')}"
+export PADDLE_VIT_SECRET="${PADDLE_VIT_SECRET:-$(python -I -c 'import secrets; print(secrets.token_hex(32))')}"
 srun --kill-on-bad-exit=1 python "$here/main_multi_gpu.py" \
 -default_cfg=vit_digits \
 -output="$here/output/slurm_$SLURM_JOB_ID" \

@@ -12,7 +12,7 @@ import re
 import socket
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,21 @@ def stay_inside() -> None:
     for name, address in rendezvous.addresses().items():
         if address == LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+@contextlib.contextmanager
+def starting_pythons() -> Iterator[None]:
+    """Has the processes that multiprocessing starts find their first modules in Python's own folders.
+
+    They would look into the current folder first, where a stranger's run may have a ``socket.py``. Before they run
+    anything of this program, they change to the folder that this process was started in.
+    """
+    current = os.getcwd()
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.chdir(current)
 
 
 def prepare_spawn() -> None:

@@ -20,7 +20,9 @@ _LINK = "it is a link, through which nothing is written"
 _LONGEST = 200  # bytes of a name's beginning: with what is added to it, it has at most 255
 # What this process writes at this moment, by the path until it is whole. After a signal it is removed.
 _unfinished: set[Path] = set()
-_LEFT = re.compile(r"\.(.+?)\.([0-9]+)(?:\.[0-9a-f]{8})?", re.DOTALL)  # releases before 1.0 had no random part
+_LEFT = re.compile(r"\.(.+)\.([0-9]{1,7})\.[0-9a-f]{8}", re.DOTALL)
+_LEFT_EARLIER = re.compile(r"\.(.+)\.([0-9]{1,7})", re.DOTALL)  # by releases before 1.0
+_MOST_PROCESSES = 1 << 22  # Linux's limit on a process's number
 
 
 def unfinished_path(path: Path) -> Path:
@@ -29,21 +31,24 @@ def unfinished_path(path: Path) -> Path:
     return path.with_name(f".{name}.{os.getpid()}.{os.urandom(4).hex()}")
 
 
-def leftovers(folder: Path) -> Iterator[tuple[Path, str]]:
+def leftovers(folder: Path, earlier: bool = False) -> Iterator[tuple[Path, str]]:
     """Yields what processes of this machine began in a folder and left, each with the name that it would have had.
 
-    The name of a leftover alone doesn't prove whose it is: whoever removes one looks at its content, too.
+    Args:
+        earlier: of earlier releases, too, whose names had no random part: whoever removes one looks at its content.
     """
     with os.scandir(folder) as entries:
         found = sorted(entry.name for entry in entries)
     for name in found:
-        matched = _LEFT.fullmatch(name)
-        if matched and not _is_another_process(int(matched[2])):
+        matched = _LEFT.fullmatch(name) or (earlier and _LEFT_EARLIER.fullmatch(name))
+        if matched and _is_gone(int(matched[2])):
             yield folder / name, matched[1]
 
 
-def _is_another_process(number: int) -> bool:
-    return number != os.getpid() and os.path.exists(f"/proc/{number}")
+def _is_gone(process: int) -> bool:
+    if process > _MOST_PROCESSES:
+        return False
+    return process == os.getpid() or not os.path.exists(f"/proc/{process}")
 
 
 def obstacle(path: Path, in_place: bool = False) -> OSError | None:

@@ -20,6 +20,7 @@ from yacs.config import CfgNode
 
 from errors import FAILURE, InputError
 from launch import signals
+from launch.environment import starting_pythons
 from launch.files import open_to_append
 from launch.progress import FIELDS
 from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
@@ -190,7 +191,8 @@ def run(
     context, stepped = multiprocessing.get_context("spawn"), True
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
-        failed, beats = shared_arrays(context, count)  # starts Python's resource tracker, which unblocks two signals
+        with starting_pythons():  # Python's resource tracker, which unblocks two signals
+            failed, beats = shared_arrays(context, count)
         signals.hold_signals()  # until the ranks handle them; this process sends signals on
         ranks = Ranks(start(config, count, failed, beats), failed, beats, config.DIST.TIMEOUT)
         verdict = ranks.wait()

@@ -50,7 +50,6 @@ WRITTEN = {
     "training/run.py: _sign": DOORS,
     "training/shared_gradients.py: _shared_memory": NO_FILE,
     "training/sweeps/results.py: lock": DOORS,
-    "training/tracking.py: _make": OWN_FOLDER,
     "training/tracking.py: main": DOORS,
 }
 REMOVED = {
@@ -62,12 +61,12 @@ REMOVED = {
     "tools/package/build_command.py: run": "setuptools' own folder for a build",
     "tools/robustness.py: main": "the file that it has just made, and its folder if that is empty",
     "training/checkpoint/folder.py: point": "a link takes the place of a link",
-    "training/checkpoint/folder.py: remove_checkpoint": "a folder that holds nothing but a checkpoint's files",
+    "training/checkpoint/folder.py: _empty": "a folder that holds nothing but a checkpoint's files",
+    "training/checkpoint/folder.py: remove_checkpoint": "the same, before",
     "training/checkpoint/folder.py: remove_leftovers": "a link with the name of one that a killed run had begun",
     "training/checkpoint/resume.py: _settle": "a damaged checkpoint gets another name; links of the run's own",
     "training/run.py: _cannot_lock": "the folder that it has just made, if that is empty",
     "training/run.py: begin": "a file with the name of one that a killed run had begun to write",
-    "training/tracking.py: _make": "a folder with a tracker's mark",
 }
 
 

@@ -81,13 +81,16 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     import paddle.distributed as dist
 
     spawn = multiprocessing.get_context("spawn")
-    answers = spawn.Queue()
     ranks = machine.ranks_here(ngpus)
-    if not environment.is_launched() and ranks > 1:
+    spawns = not environment.is_launched() and ranks > 1
+    if spawns:
         environment.prepare_spawn()
-        return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host
-    own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
-    own.start()
+    with environment.starting_pythons():
+        answers = spawn.Queue()
+        if spawns:
+            return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host
+        own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
+        own.start()
     return types.SimpleNamespace(processes=[own]), answers
 
 

@@ -67,6 +67,12 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
     asked = {option.key: option.value for option in (*flags, *named)}
     default = arguments.default_cfg if arguments.cfg is None else None
     choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
+    if choice.of_run and "OUTPUT" not in asked:
+        # The file may be a stranger's: it doesn't say where this command writes.
+        where = "this command"
+        flags.append(Option("OUTPUT", None, where))
+        if "SAVE" not in asked:
+            flags.append(Option("SAVE", default_values()["SAVE"], where))
     if choice.of_run and _has_weights(asked):
         flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
     config = asked_config(choice.file, [*flags, *named])

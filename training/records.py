@@ -28,9 +28,15 @@ class Tracker:
     """A place where records are shown. Whatever a method raises turns this tracker off, and nothing else.
 
     Args:
-        folder: the tracker's own, in the run's; it holds nothing but a hidden mark.
+        folder: the tracker's own, in the run's.
         config: the run's configuration, as nested dicts.
+
+    Attributes:
+        written: a pattern of the names that it gives to what it writes there. Those entries are removed where a run
+            goes on.
     """
+
+    written = ".*"
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         raise NotImplementedError
@@ -59,6 +65,8 @@ def final_numbers(result: Mapping[str, Any]) -> dict[str, float]:
 class VisualDL(Tracker):
     """Paddle's own."""
 
+    written = r"vdlrecords\..*"
+
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from visualdl import LogWriter  # pyright: ignore[reportMissingImports]: an extra
 
@@ -78,6 +86,8 @@ class VisualDL(Tracker):
 @trackers.register("tensorboard", package="tensorboardX")
 class TensorBoard(Tracker):
     """Its files, by tensorboardX, which needs neither TensorFlow nor torch."""
+
+    written = r"events\.out\.tfevents\..*"
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]: an extra
@@ -105,6 +115,8 @@ class TensorBoard(Tracker):
 class WeightsAndBiases(Tracker):
     """Weights & Biases: ``wandb sync RUN/wandb/offline-run-*`` uploads it, to WANDB_PROJECT."""
 
+    written = r"(offline-)?run-.*|latest-run|debug.*\.log"
+
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb  # pyright: ignore[reportMissingImports]: an extra
 
@@ -124,6 +136,8 @@ class WeightsAndBiases(Tracker):
 @trackers.register("mlflow", package="mlflow")
 class MLflow(Tracker):
     """MLflow's file store: ``mlflow ui --backend-store-uri RUN/mlflow`` shows it. MLFLOW_EXPERIMENT_NAME names it."""
+
+    written = r"[0-9]+|\.trash|models"
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]: an extra

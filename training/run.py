@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from config import differences, resolved_yaml, with_values
-from errors import InputError, one_line, remedy
+from errors import InputError, Unreadable, one_line, open_file, remedy
 from launch.files import leftovers, obstacle, open_in_place, open_to_append
 from launch.progress import keep_native_errors
 from options import Configuration, notes, value_sources
@@ -31,9 +31,9 @@ CHECKPOINTS = "checkpoints"
 # What a run's last line names.
 FILES = ("config.yaml", "result.json", "metrics.jsonl", "curves.png", "predictions.csv", "confusion.csv", "report.html")
 FILES += ("checkpoints/best", "checkpoints/best_ema.safetensors", "checkpoints/last")
-_OTHERS = (LOCK, ".lock_trackers", "classes.json", "confusion.png", "log.txt", "log_trackers.txt")
+_OTHERS = (LOCK, ".lock_trackers", ".trackers", "classes.json", "confusion.png", "log.txt", "log_trackers.txt")
 _RANKS_LOG = re.compile(r"log_[0-9]+\.txt")
-_SIGNATURE = re.compile(rb"(process [0-9]+ on [^\n]{0,255})?")  # what a lock holds
+_SIGNATURE = re.compile(rb"process [0-9]+ on [^\n]{0,255}")  # what a lock holds, once its run has begun
 INPUT_BOUND = 0.2  # share of the training time that waits for data, from which on a run says so
 
 
@@ -267,7 +267,8 @@ class RunFolder:
     """
 
     def __init__(self, config: Configuration) -> None:
-        name = f"{'eval' if config.EVAL else 'train'}-{config.MODEL.NAME}-{time.strftime('%Y%m%d-%H-%M-%S')}"
+        model = re.sub(r"[^\w.-]", "_", config.MODEL.NAME)  # which a stranger's config.yaml may have chosen
+        name = f"{'eval' if config.EVAL else 'train'}-{model}-{time.strftime('%Y%m%d-%H-%M-%S')}"
         self.named, self.resumes = bool(config.OUTPUT), bool(config.MODEL.RESUME)
         self.path = self.base = Path(config.OUTPUT) if config.OUTPUT else Path(config.SAVE) / name
         self.lock: int | None = None
@@ -279,6 +280,8 @@ class RunFolder:
             there = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
             if not there.is_dir():
                 return self._cannot("make", f"{there} is a file")
+            if self.path.is_symlink() and not self.path.exists():
+                return self._cannot("make", "it is a link to what isn't there")
             if not os.access(there, os.W_OK) and there == self.path:
                 return f"{self.path}: not writable; choose another folder with -output"
             if not os.access(there, os.W_OK):
@@ -313,16 +316,31 @@ class RunFolder:
         names = os.listdir(self.path)
         own = sorted(filter(is_own, names))
         for name in own:
-            in_place = name.startswith((".lock", "log")) or name == "metrics.jsonl"
-            if problem := obstacle(self.path / name, in_place):
+            in_place = name.startswith((".lock", ".trackers", "log")) or name == "metrics.jsonl"
+            problem = obstacle(self.path / name, in_place)
+            if problem is None and in_place and not os.access(self.path / name, os.W_OK):
+                problem = OSError(errno.EACCES, os.strerror(errno.EACCES))
+            if problem:
                 return f"{self.path / name}: {problem.strerror}; {remedy(problem)}, or choose another -output"
         checkpoints = self.path / CHECKPOINTS
         if os.path.lexists(checkpoints) and (checkpoints.is_symlink() or not checkpoints.is_dir()):
             kind = "link" if checkpoints.is_symlink() else "file"
             return f"{checkpoints} is a {kind}, expected a folder; move it away, or choose another -output"
-        if own and {LOCK, CHECKPOINTS, "metrics.jsonl"}.isdisjoint(names):
-            return f"{self.path} holds {own[0]}, but no run; choose another -output"
+        others = [name for name in own if name != LOCK]
+        if others and not self._is_runs():
+            return f"{self.path} holds {others[0]}, but no run; choose another -output"
         return None
+
+    def _is_runs(self) -> bool:
+        """Whether a run made what the folder holds: it signed the lock, or left checkpoints or records."""
+        if any((self.path / CHECKPOINTS).glob("epoch_*")):
+            return True
+        with contextlib.suppress(FileNotFoundError, Unreadable), open_file(self.path / LOCK) as lock:
+            if _SIGNATURE.fullmatch(lock.read(1000)):
+                return True
+        with contextlib.suppress(InputError):
+            return any(True for _ in records(self.path / "metrics.jsonl"))
+        return False
 
     def _check_free(self) -> str | None:
         if self.resumes or not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
@@ -336,7 +354,7 @@ class RunFolder:
         """Locks the folder as long as this process lives; returns what stands against it."""
         try:
             lock = open_in_place(self.path / LOCK, flags)
-            if not _SIGNATURE.fullmatch(os.pread(lock, 1000, 0)):
+            if not re.fullmatch(rb"|" + _SIGNATURE.pattern, os.pread(lock, 1000, 0)):
                 os.close(lock)
                 return f"{self.path / LOCK} is no lock of a run; move it away, or choose another -output"
             try:

@@ -12,8 +12,8 @@ import fcntl
 import importlib.util
 import json
 import os
+import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,14 +25,14 @@ from typing import Any
 
 from configs.documents import read_yaml
 from configs.registry import ROOT, trackers
-from errors import RunError, one_line, open_file, reading
-from launch.files import open_in_place, open_to_append
+from errors import RunError, Unreadable, one_line, open_file, reading
+from launch.files import open_in_place, open_to_append, remove
 from launch.verdict import how_it_ended
 from training.records import OFFLINE, Tracker, final_numbers
 
 LOG = "log_trackers.txt"  # in a run's folder: what trackers print, and the tracebacks of what they raise
 LOCK = ".lock_trackers"  # it names the newest such process
-MARK = ".made_by_paddle_vit_toolkit"  # in a tracker's folder, which is removed where a run goes on
+MADE = ".trackers"  # it has a line for each tracker whose folder was made
 EVERY = 1.0  # seconds between two looks at the records
 PATIENCE = 60  # seconds that trackers have to end
 _DONE = b"done\n"
@@ -115,13 +115,18 @@ class Follower:
 
     def _make(self, name: str, config: dict[str, Any]) -> None:
         folder = self.folder / name
-        if (folder / MARK).is_file() and not folder.is_symlink():  # of before the run went on
-            shutil.rmtree(folder)
-        if os.path.lexists(folder):
+        tracker = trackers.load(name)[0]
+        if not os.path.lexists(folder):
+            folder.mkdir()
+            with open_to_append(self.folder / MADE) as made:
+                made.write(f"{name}\n")
+        elif name not in _made(self.folder / MADE) or folder.is_symlink():
             raise RunError(f"{folder} isn't of this run's trackers; move it away")
-        folder.mkdir()
-        (folder / MARK).touch(exist_ok=False)
-        self.live[name] = trackers.load(name)[0](folder, config)
+        # What it wrote before the run went on.
+        for entry in os.listdir(folder):
+            if re.fullmatch(tracker.written, entry):
+                remove(folder / entry)
+        self.live[name] = tracker(folder, config)
 
     def follow(self) -> None:
         """Hands on the records that were written since the last time."""
@@ -164,6 +169,13 @@ class Follower:
             traceback.print_exc()
             self.live.pop(name, None)
             self.say(one_line(f"TRACKERS: {name} is off ({type(error).__name__}: {error}); the run goes on"))
+
+
+def _made(file: Path) -> list[str]:
+    """Returns the lines of MADE; none, if it isn't there."""
+    with contextlib.suppress(FileNotFoundError, Unreadable), open_file(file) as lines:
+        return lines.read(1 << 16).decode(errors="replace").splitlines()
+    return []
 
 
 def main(folder: Path, turn: str, names: Sequence[str]) -> None:

@@ -118,11 +118,13 @@ def test_leftovers_are_of_processes_that_are_gone(tmp_path):
     gone = subprocess.run([sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     dead, own, alive = int(gone.stdout), os.getpid(), os.getppid()
     other = [".git", ".gitignore", ".bashrc.1x", "a.txt.1", f".a.txt.{dead}x", f".{dead}", f".a.{dead}.0123456g"]
-    left = [f".a.txt.{dead}", f".b.{dead}.01234567", f".c.{own}.89abcdef"]
-    for name in (*other, *left, f".d.{alive}.01234567", f".e.{alive}"):
+    other += [".a.20240101", ".a.20240101.01234567", ".a.4194305.01234567", f".a.{alive}.01234567", f".a.{alive}"]
+    left = {f".b.{dead}.01234567": "b", f".c.{own}.89abcdef": "c"}
+    earlier = {f".a.txt.{dead}": "a.txt"}
+    for name in (*other, *left, *earlier):
         (tmp_path / name).touch()
-    found = {path.name: name for path, name in leftovers(tmp_path)}
-    assert found == {left[0]: "a.txt", left[1]: "b", left[2]: "c"}
+    assert {path.name: name for path, name in leftovers(tmp_path)} == left
+    assert {path.name: name for path, name in leftovers(tmp_path, earlier=True)} == left | earlier
 
 
 def test_links_in_a_folder_are_named(tmp_path):

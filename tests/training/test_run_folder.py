@@ -1,11 +1,17 @@
 """A run writes, replaces and removes within its folder what runs made, and nothing else."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
+from conftest import TINY
+from PIL import Image
+from programs import ROOT
 from runs import refused, train
 
 from config import get_config
@@ -14,12 +20,13 @@ from tools import compare_runs
 from training import tracking
 from training.checkpoint import folder
 from training.checkpoint.folder import remove_checkpoint, remove_leftovers, remove_superseded
+from training.command_line import config_from_arguments
 from training.run import FILES, Run
-from training.tracking import MARK, Follower
+from training.tracking import MADE, Follower
 
 OWN = [name for name in FILES if "/" not in name]
 OWN += [".lock", ".lock_trackers", "classes.json", "confusion.png", "log.txt", "log_0.txt", "log_17.txt"]
-OWN += ["log_trackers.txt"]
+OWN += [".trackers", "log_trackers.txt"]
 
 
 def held(path):
@@ -203,7 +210,8 @@ def test_a_trackers_folder_that_no_run_made_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(tracking.trackers, "registered", dict.fromkeys(("odd", "even"), (Odd, {})))
     (tmp_path / "config.yaml").write_text("{SEED: 1}")
     (tmp_path / "outside").mkdir()
-    (tmp_path / "outside" / MARK).touch()
+    (tmp_path / "outside" / "events").touch()
+    (tmp_path / MADE).write_text("odd\n")
     (tmp_path / "odd").symlink_to("outside")
     (tmp_path / "even").mkdir()
     (tmp_path / "even/notes.txt").write_text("mine")
@@ -211,7 +219,7 @@ def test_a_trackers_folder_that_no_run_made_stays(tmp_path, monkeypatch):
     Follower(tmp_path, ["odd", "even"], said.append)
     line = "TRACKERS: {0} is off (RunError: {1}/{0} isn't of this run's trackers; move it away); the run goes on"
     assert said == [line.format(name, tmp_path) for name in ("odd", "even")]
-    assert os.listdir(tmp_path / "outside") == [MARK]
+    assert os.listdir(tmp_path / "outside") == ["events"]
     assert (tmp_path / "even/notes.txt").read_text() == "mine"
 
 
@@ -224,3 +232,86 @@ def test_a_report_that_is_written_again_writes_into_the_runs_folder_alone(tmp_pa
     before = held(tmp_path).keys()
     compare_runs.write_report_again(tmp_path / "run")
     assert held(tmp_path).keys() == before | {str(tmp_path / "run/report.html")}
+
+
+# ------------------------------------------------------------------------- what a stranger's folder says
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory):
+    """A run's folder."""
+    place = tmp_path_factory.mktemp("strangers")
+    train([*TINY, "DATA.BATCH_SIZE", "16", "DATA.NUM_WORKERS", "0"], place / "run", 32)
+    return place / "run"
+
+
+@pytest.mark.parametrize("line", ["OUTPUT: {0}/else", "SAVE: {0}/else", "MODEL.NAME: ../../else/x"])
+@pytest.mark.parametrize("flag", ["-pretrained={}", "-resume={}"])
+def test_a_runs_file_does_not_say_where_a_command_writes(line, flag, strangers, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(strangers, "run", symlinks=True)
+    key, _, value = line.format(tmp_path).partition(": ")
+    content = yaml.safe_load(Path("run/config.yaml").read_text())
+    place = content["MODEL"] if key.startswith("MODEL.") else content
+    place[key.rpartition(".")[2]] = value
+    Path("run/config.yaml").write_text(yaml.safe_dump(content))
+    config = config_from_arguments("main_single_gpu.py", [flag.format("run"), "-eval"][: 1 + ("pre" in flag)])
+    Run(config, ["a"]).begin()
+    assert sorted(os.listdir(tmp_path)) == ["output", "run"]
+    [made] = os.listdir("output")
+    assert re.fullmatch(r"(eval|train)-(\.\._\.\._else_x|vit_base_patch16_224)-[0-9-]+", made)
+    assert {"config.yaml", "log.txt"} <= set(os.listdir(f"output/{made}"))
+
+
+def test_a_lock_that_nobody_signed_makes_no_run(tmp_path):
+    for name in (".lock", "checkpoints/", "metrics.jsonl"):
+        folder_ = tmp_path / name.strip("./")
+        folder_.mkdir()
+        (folder_ / "config.yaml").write_text("mine")
+        (folder_ / name).mkdir() if name.endswith("/") else (folder_ / name).write_text("")
+        for options in (["EVAL", "True"], ["MODEL.RESUME", "auto"]):
+            assert line_of(folder_, *options) == f"{folder_} holds config.yaml, but no run; choose another -output"
+        assert (folder_ / "config.yaml").read_text() == "mine"
+
+
+def test_a_link_to_nowhere_is_named(tmp_path):
+    (tmp_path / "run").symlink_to("absent")
+    assert "can't make the run's folder (it is a link to what isn't there)" in line_of(tmp_path / "run")
+
+
+MODULES = (
+    "socket",
+    "secrets",
+    "random",
+    "pickle",
+    "runpy",
+    "selectors",
+    "signal",
+    "queue",
+    "config",
+    "utils",
+    "launch",
+)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tools/predict.py", "{run}", "image.png", "-ngpus=2", "-output=answers.csv"],
+        ["main_multi_gpu.py", "-eval", "-pretrained={run}", "-ngpus=2", "-output=evaluated"],
+        ["tools/doctor.py", "-ngpus=2"],
+        ["tools/model_info.py", "vit_digits"],
+        ["tools/compare_runs.py", "{run}"],
+    ],
+)
+def test_modules_in_the_current_folder_are_not_run(words, strangers, tmp_path, monkeypatch):
+    shutil.copytree(strangers, tmp_path / "run", symlinks=True)
+    Image.new("L", (8, 8)).save(tmp_path / "image.png")
+    for name in MODULES:
+        (tmp_path / f"{name}.py").write_text(
+            f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\nraise SystemExit(9)\n"
+        )
+    command = [sys.executable, str(ROOT / words[0]), *(word.format(run="run") for word in words[1:])]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert not (tmp_path / "ran").exists()
+    assert done.returncode == 0, done.stderr

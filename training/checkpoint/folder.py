@@ -140,7 +140,7 @@ def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> list[s
     """Removes what is neither among the last ``keep_last``, nor a best one, nor of every ``save_freq``-th epoch.
 
     Returns:
-        The names of those that stay because they hold something else, too.
+        The names of those that stay (``remove_checkpoint``).
     """
     found = find_checkpoints(directory)
     kept = {(directory / link).resolve().name for link in (LAST, BEST)}
@@ -155,23 +155,33 @@ def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> list[s
 
 
 def remove_checkpoint(folder: Path) -> bool:
-    """Removes a checkpoint, whole or not. One that holds something else, too, is left as it is.
+    """Removes a checkpoint, whole or not. One that holds something else, or is somebody else's, is left as it is.
 
     Returns:
         Whether it is gone.
     """
-    if folder.is_symlink() or not folder.is_dir():
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK) or not holds_checkpoint_alone(folder):
         return False
-    with os.scandir(folder) as entries:
-        if any(entry.name not in FILES or entry.is_dir(follow_symlinks=False) for entry in entries):
-            return False
     # If this is cut short, what is left isn't taken for a damaged checkpoint.
     gone = unfinished_path(folder)
     os.rename(folder, gone)
-    for name in FILES:
-        (gone / name).unlink(missing_ok=True)
-    gone.rmdir()
+    _empty(gone)
     return True
+
+
+def holds_checkpoint_alone(folder: Path) -> bool:
+    """Returns whether a path is a folder, no link to one, with no other files than a checkpoint's."""
+    if folder.is_symlink() or not folder.is_dir():
+        return False
+    with os.scandir(folder) as entries:
+        return all(entry.name in FILES and not entry.is_dir(follow_symlinks=False) for entry in entries)
+
+
+def _empty(folder: Path) -> None:
+    """Removes a folder with a checkpoint's files."""
+    for name in FILES:
+        (folder / name).unlink(missing_ok=True)
+    folder.rmdir()
 
 
 def remove_leftovers(directory: Path) -> list[str]:
@@ -180,11 +190,13 @@ def remove_leftovers(directory: Path) -> list[str]:
     Returns:
         The names of the other hidden entries, which are somebody else's and stay.
     """
-    for path, name in leftovers(directory):
-        if is_name(name):
-            remove_checkpoint(path)
-        elif name in LINKS and path.is_symlink():
-            path.unlink()
+    for path, name in leftovers(directory, earlier=True):
+        # One that this user may not remove stays, and is named.
+        with contextlib.suppress(PermissionError):
+            if is_name(name) and holds_checkpoint_alone(path):
+                _empty(path)
+            elif name in LINKS and path.is_symlink():
+                path.unlink()
     return sorted(name for name in os.listdir(directory) if name.startswith("."))
 
 

@@ -224,7 +224,8 @@ class Saver:
                 folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
             kept = folder.remove_superseded(directory, self.config.KEEP_LAST, self.config.SAVE_FREQ)
             for other in set(kept) - self.kept:
-                self.run.info(f"{directory / other} isn't removed (KEEP_LAST): it holds what no run made")
+                why = "it holds what no run made, or is another user's"
+                self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
             self.kept.update(kept)
             size = sum(array.nbytes for arrays in files.values() for array in arrays.values())
             took = time.perf_counter() - started
