@@ -95,7 +95,9 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
             raise InputError("-format pictures needs -output: a new folder, or a file that ends in .png or .jpg")
         return None
     arguments.named = arguments.output
-    output = arguments.output = Path(os.path.realpath(arguments.output))  # of a link, what it leads to
+    folder = arguments.output.is_dir()  # maybe by a link, as the way to a file may have them
+    output = Path(os.path.realpath(arguments.output if folder else arguments.output.parent))
+    output = arguments.output = output if folder else output / arguments.output.name
     told = f"-output {printable(str(output))}"
     if not output.parent.is_dir():
         raise InputError(f"{told}: there is no folder {printable(str(output.parent))}")
@@ -104,8 +106,8 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
     if arguments.format == "pictures" and not arguments.sheet:
         if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
             raise InputError(f"{told} is there already, and is no empty folder; choose another")
-    elif os.path.lexists(output) and not output.is_file():
-        raise InputError(f"{told} is a folder, or no regular file; choose another")
+    elif problem := files.obstacle(output):
+        raise InputError(f"{told}: {problem.strerror}; choose another")
     return files.unfinished_path(output)
 
 

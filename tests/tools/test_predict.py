@@ -121,8 +121,8 @@ REFUSED = {
     "-threshold=0.3": "-threshold is for models of several labels per image; -top says how many classes",
     "-format=pictures": "-format pictures needs -output: a new folder, or a file that ends in .png or .jpg",
     "-output=none/a.csv": "none/a.csv: there is no folder ",
-    "-output=photographs": "photographs is a folder, or no regular file; choose another",
-    "-output=/dev/null": "-output /dev/null is a folder, or no regular file; choose another",
+    "-output=photographs": "photographs: it is a folder, expected a file; choose another",
+    "-output=/dev/null": "-output /dev/null: it is no regular file; choose another",
     "-output=photographs -format=pictures": "photographs is there already, and is no empty folder; choose another",
     "none.jpg -output=new.csv": "'none.jpg': there is no such file or folder",
     "-classes=photographs -output=new.csv": "photographs: it is no regular file",
@@ -261,6 +261,11 @@ def test_what_is_read_isnt_replaced(place, tmp_path, output):
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     status, out, err = predict(tmp_path, "list.txt", "-format=csv", f"-output={output}")
     assert (status, out) == (2, "")
-    written = tmp_path / output.replace("link", "photo")
-    assert err == f"error: {written} would be read and written; choose another output\n"
+    if output == "link.png":
+        assert (
+            err
+            == f"error: -output {tmp_path}/link.png: it is a link, through which nothing is written; choose another\n"
+        )
+    else:
+        assert err == f"error: {tmp_path / output} would be read and written; choose another output\n"
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

@@ -8,6 +8,7 @@ import numpy as np
 
 from config import differences
 from datasets import ImageDataset
+from launch.files import obstacle
 from loading.tables import csv_line
 from training.pages import page
 from training.report import drawings, mistakes
@@ -34,6 +35,9 @@ def write_report(folder: Path, dataset: ImageDataset | None) -> Path:
         OSError: they can't be written.
     """
     run = read_run(folder)
+    for name in (PAGE, TABLE, PICTURE):  # before the first of them is written
+        if problem := obstacle(folder / name):
+            raise problem
     told = run.told.get("val")
     # What a reader looks for first comes first; how fast the run was comes last.
     parts = [_summary(run)]
