@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from errors import Unreadable, printable
+from weights.hub import ADAPTER_CONFIG as CONFIG
 from weights.plain import (
     FLAG,
     Form,
@@ -29,7 +30,6 @@ from weights.plain import (
     whole_file,
 )
 
-CONFIG = "adapter_config.json"
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 _LONGEST = 1 << 20  # bytes of the file
 _PATIENCE = 10  # seconds that a regular expression may take

@@ -281,6 +281,26 @@ def test_pefts_biases_take_the_place_of_the_base_s(tmp_path, base, kind):
         load_weights(create_model("vit_digits", **SHAPE), base, adapter=tmp_path)
 
 
+def test_an_adapter_of_other_classes_leaves_the_classifier_fresh(tmp_path, base):
+    folder, model = peft_folder(tmp_path), create_model("vit_digits", **SHAPE, num_classes=3)
+    before, fresh = load_file(base), file_arrays(model)["head.weight"]
+    report = load_weights(model, base, strict=False, adapter=folder)
+    assert report.fresh == ["head.weight", "head.bias"]
+    assert report.reason == "10 classes in the file, 3 in the model"
+    found = file_arrays(model)
+    np.testing.assert_array_equal(found["head.weight"], fresh)
+    wanted = before["blocks.1.attn.qkv.weight"] + 4 * numbers(48, 2, seed=1) @ numbers(2, 16)
+    np.testing.assert_allclose(found["blocks.1.attn.qkv.weight"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_in_the_place_of_weights_is_named(tmp_path, base):
+    folder = peft_folder(tmp_path / "peft")
+    for path in (folder, folder / "adapter_model.safetensors"):
+        message = f"{path} (is|holds) an adapter, no whole model; .* -o MODEL.PRETRAINED_ADAPTER {path}$"
+        with pytest.raises(InputError, match=message):
+            load_weights(create_model("vit_digits", **SHAPE), path)
+
+
 LACKS = "an adapter of another model, or not whole: it lacks "
 REFUSED = {
     "no A": ({}, {A: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight$"),
