@@ -146,7 +146,7 @@ WITHIN = {
     "loading/archives.py: _members", "loading/cache.py: __init__", "loading/files.py: npz",
     "loading/shards.py: _plain_members", "loading/transforms/decode.py: _decode",
     "loading/transforms/formats.py: opened_plain", "weights/archives.py: _read_torch", "weights/archives.py: read_zip",
-    "weights/formats.py: _read_pickle", "weights/formats.py: _read_torch_legacy", "weights/plain.py: parsed_json",
+    "weights/formats.py: _read_pickle", "weights/formats.py: _read_torch_legacy", "configs/plain.py: parsed_json",
 }  # fmt: skip
 NO_STRANGERS = {
     "inference/serve/frames.py: head_of": "what the server's own processes send each other",

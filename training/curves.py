@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.plain import parsed_json
 from errors import open_file, reading
 from utils import writing_whole
-from weights.plain import parsed_json
 
 _RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.jsonl has, besides its numbers
 

@@ -16,6 +16,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from configs.plain import parsed_json
 from errors import InputError, printable, reading
 from options import pair
 from weights.adapters import LEARNT_ANEW, PREFIX, Adapter, is_added, merge, read_adapter
@@ -28,7 +29,6 @@ from weights.names import differences, repeated_names, switches, timm_names, unr
 from weights.names.clip import is_openais
 from weights.names.looks import looks_like
 from weights.names.transformers import timm_names as from_transformers
-from weights.plain import parsed_json
 
 __all__ = ["SUFFIX", "LoadReport", "checksum", "file_arrays", "find_weights", "load_weights", "save_weights"]
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from configs.plain import NAME, Form, Rule, check_form, is_list, is_name, is_real, is_whole, optional, parsed_json
 from errors import InputError, Unreadable, printable, reading
 from weights.formats import LONGEST_NAME, read_metadata, read_weights
 from weights.hub import best_of_run, find_weights
 from weights.layout import Target, file_name, linear_weights, sublayer
 from weights.peft import CONFIG, LORA_A, LORA_B, Contents, read_contents
-from weights.plain import NAME, Form, Rule, check_form, is_list, is_name, is_real, is_whole, optional, parsed_json
 
 METADATA = "adapter"  # the entry of a .safetensors file's metadata
 PREFIX = "base_model.model."

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, install, printable, reading
-from weights.plain import (
+from configs.plain import (
     FLAG,
     NAME,
     Rule,
@@ -20,6 +19,7 @@ from weights.plain import (
     parsed_json,
     whole_file,
 )
+from errors import InputError, install, printable, reading
 
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")  # timm's ways of writing it
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")

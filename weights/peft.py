@@ -13,9 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from errors import Unreadable, printable
-from weights.hub import ADAPTER_CONFIG as CONFIG
-from weights.plain import (
+from configs.plain import (
     FLAG,
     Form,
     Rule,
@@ -29,6 +27,8 @@ from weights.plain import (
     value_text,
     whole_file,
 )
+from errors import Unreadable, printable
+from weights.hub import ADAPTER_CONFIG as CONFIG
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 _LONGEST = 1 << 20  # bytes of the file

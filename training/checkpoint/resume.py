@@ -11,6 +11,7 @@ import paddle
 
 from config import default_values
 from configs.architectures import kept_values
+from configs.plain import value_text, whole_file
 from errors import InputError, Unreadable, reading
 from loading.label_spaces import some_of
 from models.layers.batch_norm import BATCH_NORMS
@@ -24,7 +25,6 @@ from training.optim.groups import decayed_parameters
 from training.setup import Training
 from utils import all_gather, rank, sync_directory, world_size
 from weights.fit import TABLE
-from weights.plain import value_text, whole_file
 
 AUTO = "auto"
 # What may change without being named: where things lie, how the work is shared out, what a resume replaces.

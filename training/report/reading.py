@@ -10,6 +10,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from config import get_config
+from configs.plain import Form, Rule, check_form, is_list, is_real, is_whole, parsed_json, whole_file
 from configs.registry import tasks
 from errors import Allowance, InputError, Unreadable, open_file, reading
 from loading.files import Paths
@@ -18,7 +19,6 @@ from options import Configuration
 from training import predictions
 from training.curves import Points, points
 from training.predictions import ONE, SEVERAL
-from weights.plain import Form, Rule, check_form, is_list, is_real, is_whole, parsed_json, whole_file
 
 ADVICE = "; is it a run's folder?"
 SPLITS = ("train", "val", "ema")
