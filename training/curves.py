@@ -1,13 +1,15 @@
 """metrics.jsonl, read and drawn."""
 
 import contextlib
+import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from configs.plain import parsed_json
-from errors import open_file, reading
+from errors import Allowance, open_file, reading
+from training.results import LARGEST
 from utils import writing_whole
 
 _RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.jsonl has, besides its numbers
@@ -16,14 +18,15 @@ _RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.js
 def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one."""
     with reading(metrics, "a run's records", "; move it away"), open_file(metrics) as file:
+        allowance = Allowance(os.fstat(file.fileno()).st_size)
         for line in file:
+            allowance.take(0)  # of time alone: a line is parsed in a memory of its own
             with contextlib.suppress(ValueError, RecursionError):
                 record = parsed_json(line, finite=False)
                 if type(record) is dict and all(type(record.get(key)) is kind for key, kind in _RECORD.items()):
                     yield line.decode().rstrip() + "\n", record
 
 
-_LARGEST = 1e30  # of what is drawn: Matplotlib fails near the largest numbers, and a NaN isn't below it
 _COLOURS = {"train": "C0", "val": "C1", "ema": "C2"}
 Points = tuple[array, array]  # steps, values: [n] each
 
@@ -37,7 +40,7 @@ def points(metrics: Path, splits: Sequence[str], keys: Sequence[str]) -> dict[st
     found: dict[str, dict[str, Points]] = {}
     for _, record in records(metrics):
         for key in keys if record["split"] in splits else ():
-            if isinstance(value := record.get(key), int | float) and max(abs(value), record["step"]) < _LARGEST:
+            if isinstance(value := record.get(key), int | float) and max(abs(value), record["step"]) < LARGEST:
                 steps, values = found.setdefault(record["split"], {}).setdefault(key, (array("d"), array("d")))
                 steps.append(record["step"])
                 values.append(value)

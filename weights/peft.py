@@ -149,16 +149,15 @@ def _matching(modules: str | list[str], layers: list[str]) -> set[str]:
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-c", script],
-            input=json.dumps([modules, *layers]),
+            input=json.dumps([modules, *layers]).encode(),
             capture_output=True,
-            text=True,
             timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired:
         raise Unreadable(f"its {CONFIG}'s {printable(modules, 80)} takes too long to match; list the names") from None
     if done.returncode:
         raise Unreadable(f"its {CONFIG}'s {printable(modules, 80)} is no regular expression; list the names")
-    return set(json.loads(done.stdout))
+    return set(parsed_json(done.stdout))
 
 
 def _within(tensors: Iterable[str], modules: list[str]) -> set[str]:

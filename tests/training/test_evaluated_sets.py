@@ -181,7 +181,12 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
                 return 3
             severity = int(folder.name[-1]) if folder.name[-1].isdigit() else 0
             (tmp_path / "out" / folder.name).mkdir()
-            result = {"acc1": 90 - 10 * severity, "num_samples": 4, "config": {"MODEL": {"NUM_CLASSES": 10}}}
+            result = {
+                "acc1": 90 - 10 * severity,
+                "loss": 1.0,
+                "num_samples": 4,
+                "config": {"MODEL": {"NUM_CLASSES": 10}},
+            }
             (tmp_path / "out" / folder.name / "result.json").write_text(json.dumps(result))
             return 0
 

@@ -12,7 +12,8 @@ from options import leaves
 from training.pages import page
 from training.report import drawings, interval, number
 from training.report.measures import mcnemar, welch
-from training.report.reading import FIGURES, Finished, read_run
+from training.report.reading import Finished, read_run
+from training.results import FIGURES
 
 LEVEL = 0.05  # a difference is called larger than chance below it, over the number of comparisons (Bonferroni)
 # What says nothing of how a run trains, or differs between runs of one kind.

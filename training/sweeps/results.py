@@ -3,20 +3,38 @@
 import fcntl
 import json
 import os
+import stat
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configs.plain import Form, Rule, check_form, is_list, parsed_json, whole_file
 from errors import InputError, Unreadable, open_file, printable, reading
 from launch.startup import writing_whole
 from launch.verdict import how_it_ended
 from loading.tables import csv_line
-from training.sweeps.points import Point, Sweep
+from training.results import FILE as RESULT
+from training.results import NUMBER, is_number, read_result
+from training.sweeps.points import MOST, Point, Sweep
 
 FILE, LOCK, LEFT = "sweep.json", ".lock", 60.0  # seconds that runs have to save which a killed sweep left
-_LONGEST = 64 << 20  # bytes of a file that is read
+_LONGEST = 64 << 20  # bytes of sweep.json
+_ANEW, _REPEAT = "; remove it to begin anew", "; remove it to repeat the run"
+
+
+def _is_point(value: Any) -> bool:
+    return type(value) is dict and all(type(word) is str for word in value.values())
+
+
+_FORM: Form = {
+    "of": Rule("a dictionary", lambda value: type(value) is dict),
+    "points": Rule(
+        f"a list of up to {MOST} points, each of texts by key",
+        lambda value: is_list(value, _is_point, high=MOST),
+    ),
+}
 
 
 class Outcome(NamedTuple):
@@ -39,12 +57,16 @@ def lock(output: Path) -> int:
         descriptor, until = os.open(output / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC), time.monotonic() + LEFT
     except OSError as error:
         raise InputError(f"{output}: can't be a sweep's folder ({error.strerror}); give another output") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InputError(f"{output / LOCK} is no regular file; remove it, or give another output")
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
             owner = os.pread(descriptor, 20, 0).decode(errors="replace")
+            owner = owner if owner.isascii() and owner.isdigit() else ""
             if time.monotonic() > until or os.path.exists(f"/proc/{owner or 'self'}"):
                 found = f"another sweep writes there (process {owner or 'that has just begun'})"
                 raise InputError(f"{output}: {found}; wait for it, or give another output") from None
@@ -66,15 +88,22 @@ def read_points(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
     file = sweep.output / FILE
     if not file.exists():
         return []
-    found = _read(file, "a sweep's points")
-    with reading(file, "a sweep's points"):
-        points, told = [dict(point) for point in found["points"]], found["of"]
-        if not all(type(word) is str for point in points for word in point.values()):
-            raise Unreadable("a point has a value that is no text")
+    with reading(file, "a sweep's points", _ANEW):
+        found = parsed_json(whole_file(file, _LONGEST))
+        check_form(found, _FORM, tuple(_FORM))
+        points, told = found["points"], found["of"]
     changed = [key for key, value in _sweep_record(sweep).items() if told.get(key) != value]
     if changed or (planned and points != list(planned[: len(points)])):
         what = changed[0] if changed else "keys"
         raise InputError(f"{file} is of a sweep with other {what}; give another output, or put the file back as it was")
+    if not planned:  # Optuna's, which nothing but the file tells
+        form = {key: Rule("a value that the sweep's file gives", drawn.holds) for key, drawn in sweep.keys.items()}
+        with reading(file, "a sweep's points", _ANEW):
+            for index, point in enumerate(points):
+                check_form(point, form, tuple(form), f"points[{index}].")
+                if strange := sorted(point.keys() - form.keys()):
+                    found = f"its points[{index}] has {printable(strange[0], 60)}"
+                    raise Unreadable(f"{found}, which is no key of the sweep")
     return points
 
 
@@ -90,34 +119,32 @@ def _sweep_record(sweep: Sweep) -> dict[str, Any]:
     return {"command": [sweep.program, *sweep.words], "method": sweep.method, "seed": sweep.seed, **own}
 
 
-def _read(file: Path, what: str) -> dict[str, Any]:
-    with reading(file, what, "; remove it to begin anew"), open_file(file) as text:
-        data = text.read(_LONGEST + 1)
-        if len(data) > _LONGEST or not isinstance(found := json.loads(data), dict):
-            raise Unreadable("it is none")
-    return found
-
-
 def outcome(sweep: Sweep, name: str, metric: str) -> Outcome | None:
     """Returns what a run gave; None: it isn't done.
 
     Raises:
         InputError: its result.json isn't a run's.
     """
-    file = sweep.output / name / "result.json"
+    file = sweep.output / name / RESULT
     if not file.exists():
         return None
-    result, split = _read(file, "a run's result"), metric.rpartition("/")[0]
-    with reading(file, "a run's result", "; remove it to repeat the run"):
-        best = (result[split] if split else result)["best"]
-        return Outcome(float(best[metric.rpartition("/")[2]]), int(best["epoch"]))
+    result = read_result(file.parent, _REPEAT)
+    split, _, figure = metric.rpartition("/")
+    with reading(file, "a run's result", _REPEAT):
+        found = result.get(split) if split else result
+        best = (found or {}).get("best")
+        check_form(best, {figure: NUMBER}, (figure,), f"{split}{'.' if split else ''}best.")
+        return Outcome(float(best[figure]), best["epoch"])
 
 
 def last_line(file: Path) -> str:
     """Returns the last line of what a run printed, as a line may show it."""
-    with open_file(file) as text:
-        text.seek(max(0, file.stat().st_size - 2000))
-        lines = text.read(2000).decode(errors="replace").split("\n")
+    try:
+        with open_file(file) as text:
+            text.seek(max(0, os.fstat(text.fileno()).st_size - 2000))
+            lines = text.read(2000).decode(errors="replace").split("\n")
+    except (OSError, Unreadable) as error:
+        return f"what it printed can't be read ({error})"
     return next((printable(line, 300) for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
@@ -212,8 +239,9 @@ def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
 
 
 def _numbers(words: Sequence[str]) -> list[float]:
-    """The numbers that the words are; none, if one isn't."""
+    """The numbers that the words are; none, if one isn't, or can't be drawn."""
     try:
-        return [float(word) for word in words]
+        numbers = [float(word) for word in words]
     except ValueError:
         return []
+    return numbers if all(map(is_number, numbers)) else []
