@@ -198,6 +198,12 @@ def test_json_of_strangers_is_read_in_one_place():
     assert found == {"configs/plain.py"} | JSON_OF_OUR_OWN.keys()
 
 
+def test_figures_are_saved_in_one_place():
+    """Another one would make formulas of names with "$" (``training.pages.figures``)."""
+    found = {name for name in HOUSE if re.search(r"\b(savefig|pyplot)\b", (ROOT / name).read_text("utf-8"))}
+    assert found == {"training/pages/figures.py"}
+
+
 def test_strangers_files_are_read_where_whatever_is_raised_becomes_a_line():
     rooms = {name: tree_of(name) for name in sorted(HOUSE) if not name.startswith("tools/")}
     found = {f"{name}: {function}" for name, tree in rooms.items() for function in parsed_outside(tree)}

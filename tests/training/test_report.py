@@ -190,6 +190,10 @@ def test_of_many_classes_the_picture_has_those_that_are_confused_most_often(made
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
 def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
     folder, dataset, _ = made
+    (folder / "classes.json").write_text(json.dumps(["9" * 4000, *NAMES[1:]]))
+    result = json.loads((folder / "result.json").read_text())
+    result["best"] = {"epoch": 1, "acc1": 50.0, "acc5": 90.0, "loss": 0.5, "checkpoint": "epoch_0001"}
+    (folder / "result.json").write_text(json.dumps(result))
     file = write_report(folder, dataset)
     with browsing() as browser:
         for width in (390, 1280):

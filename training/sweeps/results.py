@@ -196,7 +196,8 @@ def table(found: Sequence[Row], sweep: Sweep, metric: str) -> str:
             f"{row.name} {row.status_text()}" if sweep.seeds else row.status_text() for row in runs if not row.outcome
         ]
         name = runs[0].name.partition("_")[0]
-        lines.append([name, *runs[0].point.values(), value, epochs, "; ".join(odd) or "done"])
+        words = [printable(word, 40) for word in runs[0].point.values()]
+        lines.append([name, *words, value, epochs, "; ".join(odd) or "done"])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
@@ -218,24 +219,25 @@ def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
     done = [row for row in found if row.outcome]
     if not done:
         return
-    import matplotlib  # takes a second to import
+    from training.pages.figures import figure, figure_png, set_log_scale, shorten  # takes half a second to import
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    size = (4 * len(sweep.keys), 3.2)
-    figure, axes = plt.subplots(1, len(sweep.keys), figsize=size, sharey=True, squeeze=False, layout="constrained")
-    for axis, (key, drawn) in zip(axes[0], sweep.keys.items(), strict=True):
-        numbers = _numbers([row.point[key] for row in done])
-        axis.plot(numbers or [row.point[key] for row in done], [row.outcome.value for row in done if row.outcome], "o")
-        if numbers and min(numbers) > 0 and (drawn.log or max(numbers) >= 10 * min(numbers)):
-            axis.set_xscale("log")
+    drawn = figure(4 * len(sweep.keys), 3.2)
+    axes = drawn.subplots(1, len(sweep.keys), sharey=True, squeeze=False)
+    values = [row.outcome.value for row in done if row.outcome]
+    for axis, (key, own) in zip(axes[0], sweep.keys.items(), strict=True):
+        words = [row.point[key] for row in done]
+        numbers = _numbers(words)
+        places = {word: place for place, word in enumerate(dict.fromkeys(words))}
+        axis.plot(numbers or [places[word] for word in words], values, "o")
+        if not numbers:
+            axis.set_xticks(range(len(places)), [shorten(word, 12) for word in places])
+        if numbers and min(numbers) > 0 and (own.log or max(numbers) >= 10 * min(numbers)):
+            set_log_scale(axis)
         axis.set_xlabel(key)
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel(metric)
     with writing_whole(sweep.output / "sweep.png", "wb") as file:
-        figure.savefig(file, format="png", dpi=120)
-    plt.close(figure)
+        file.write(figure_png(drawn, dpi=120))
 
 
 def _numbers(words: Sequence[str]) -> list[float]:
