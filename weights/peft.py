@@ -141,7 +141,7 @@ def _matching(modules: str | list[str], layers: list[str]) -> set[str]:
 
     An expression may take Python years. It runs in a process of its own, which is ended after some seconds.
     """
-    if type(modules) is list:
+    if not isinstance(modules, str):
         wanted = set(modules)
         return {layer for layer in layers if wanted.intersection(_endings(layer))}
     script = "import json, re, sys; pattern, *names = json.load(sys.stdin)"

@@ -326,7 +326,7 @@ EVALUATED = {"acc1": 50.0, "loss": 1.0, "num_samples": 4}
 BEST = {"acc1": 60.0, "epoch": 1}
 RESULTS = {
     "nothing": ({}, "its loss is missing, expected a number"),
-    "no best": (EVALUATED, "its best is None, expected a dictionary"),
+    "no best": (EVALUATED, "its best.acc1 is missing, expected a number"),
     "a best that is a number": (EVALUATED | {"best": 3}, "its best is 3, expected an evaluation with its epoch"),
     "no accuracy": (EVALUATED | {"best": {"epoch": 1}}, "its best.acc1 is missing, expected a number"),
     "a text": (EVALUATED | {"best": BEST | {"acc1": "1_0"}}, "its best is a dictionary of 2, expected an evaluation"),

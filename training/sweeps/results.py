@@ -131,8 +131,8 @@ def outcome(sweep: Sweep, name: str, metric: str) -> Outcome | None:
     result = read_result(file.parent, _REPEAT)
     split, _, figure = metric.rpartition("/")
     with reading(file, "a run's result", _REPEAT):
-        found = result.get(split) if split else result
-        best = (found or {}).get("best")
+        found = result.get(split, {}) if split else result
+        best = found.get("best", {})
         check_form(best, {figure: NUMBER}, (figure,), f"{split}{'.' if split else ''}best.")
         return Outcome(float(best[figure]), best["epoch"])
 
