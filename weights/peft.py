@@ -32,7 +32,7 @@ from weights.hub import ADAPTER_CONFIG as CONFIG
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
 _LONGEST = 1 << 20  # bytes of the file
-_PATIENCE = 10  # seconds that a regular expression may take
+_PATIENCE = 4  # seconds that a regular expression may take
 
 _NAMES = Rule("a list of layers' names", lambda value: is_list(value, is_name))
 _PATTERN = Rule("a list of layers' names, or a pattern", lambda value: _NAMES.holds(value) or is_name(value, 4096))
