@@ -125,7 +125,7 @@ def judge_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
 
 def write(found: Found, table: Path, picture: Path) -> None:
     """Writes the sweep's values to ``table``, as CSV, and its curve to ``picture``, a PNG beside it."""
-    from training.pages.figures import figure, figure_png, set_log_scale  # takes half a second to import
+    from training.pages.figures import figure, figure_png, set_log_scale  # takes a third of a second to import
 
     table.parent.mkdir(parents=True, exist_ok=True)
     rows = zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)

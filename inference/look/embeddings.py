@@ -131,8 +131,8 @@ def predictions(
         raise InputError(f"there is no mistake to show: {line}")
     panels = []
     for i in chosen[:most]:
-        told = f"{shorten(said[i].classes[0])} ({said[i].probabilities[0]:.0%})"
-        under = f"it is {shorten(truth[i] or '')}" if i in wrong else shorten(Path(said[i].name).name, 28)
+        told = f"{shorten(said[i].classes[0], 18)} ({said[i].probabilities[0]:.0%})"
+        under = f"it is {shorten(truth[i] or '', 18)}" if i in wrong else shorten(Path(said[i].name).name)
         colour = "" if truth[i] is None else (WRONG if i in wrong else RIGHT)
         panels.append(Panel(f"{told}\n{under}", enlarge(predictor.pixels(files[i])), colour))
     shown_of = f", {len(panels)} of {len(chosen)} shown" if len(chosen) > most else ""

@@ -219,7 +219,7 @@ def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
     done = [row for row in found if row.outcome]
     if not done:
         return
-    from training.pages.figures import figure, figure_png, set_log_scale, shorten  # takes half a second to import
+    from training.pages.figures import figure, figure_png, set_log_scale, shorten  # takes a third of a second to import
 
     drawn = figure(4 * len(sweep.keys), 3.2)
     axes = drawn.subplots(1, len(sweep.keys), sharey=True, squeeze=False)
