@@ -136,8 +136,6 @@ class Adapter(NamedTuple):
         merged = dict(arrays)
         for layer, (a, b) in self.products.items():
             name = f"{layer}.weight"
-            if name not in wanted:
-                continue
             if name not in arrays or arrays[name].shape != (a.shape[0], b.shape[1]):
                 raise InputError(f"{base} has no {name} {[a.shape[0], b.shape[1]]}, which {self.file} changes")
             with np.errstate(over="ignore", invalid="ignore"):

@@ -293,6 +293,19 @@ def test_an_adapter_of_other_classes_leaves_the_classifier_fresh(tmp_path, base)
     np.testing.assert_allclose(found["blocks.1.attn.qkv.weight"], wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_a_product_needs_the_weights_that_it_changes(tmp_path, base):
+    """The base's classifier is of five classes, and would be left fresh."""
+    head = {
+        A.replace("blocks.1.attn.qkv", "head"): numbers(2, 16),
+        B.replace("blocks.1.attn.qkv", "head"): numbers(3, 2),
+    }
+    own = dict.fromkeys(["base_model.model.head.weight", "base_model.model.head.bias"])
+    change = {"target_modules": ["blocks.1.attn.qkv", "head"], "modules_to_save": None}
+    folder = peft_folder(tmp_path, change, head | own)
+    with pytest.raises(InputError, match=r"base.safetensors has no head.weight \[16, 3\], which .* changes"):
+        load_weights(create_model("vit_digits", **SHAPE, num_classes=3), base, strict=False, adapter=folder)
+
+
 def test_an_adapter_in_the_place_of_weights_is_named(tmp_path, base):
     folder = peft_folder(tmp_path / "peft")
     for path in (folder, folder / "adapter_model.safetensors"):

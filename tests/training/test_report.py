@@ -1,5 +1,6 @@
 """A run's report: its figures are scikit-learn's and SciPy's; whatever names hold, it is a page that loads nothing."""
 
+import itertools
 import json
 import re
 from math import comb
@@ -20,6 +21,7 @@ from datasets import get_dataset
 from errors import InputError
 from loading.tables import csv_rows
 from training import predictions, report
+from training.curves import records
 from training.pages import page
 from training.report import measures, write_report
 from training.report.reading import read_predictions, read_run
@@ -326,3 +328,13 @@ def test_a_run_without_report_leaves_none_and_a_failure_is_a_line(tmp_path, tiny
 def test_text_of_a_page_is_cut_and_escaped():
     assert page.text("a\n<b>") == "a\\n&lt;b&gt;"
     assert len(page.text("x" * 5000)) < 500
+
+
+def test_reading_records_takes_a_limited_time(tmp_path, monkeypatch):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("{}\n" * 1000)
+    assert list(records(file)) == []
+    seconds = itertools.count(0, 0.1)
+    monkeypatch.setattr("errors.time.thread_time", lambda: next(seconds))
+    with pytest.raises(InputError, match="metrics.jsonl: reading its 3000 bytes takes too long; move it away"):
+        list(records(file))
