@@ -33,27 +33,23 @@ def _is_table(value: Any) -> bool:
     return numbers and all(type(name) is str for name in value)
 
 
-def _is_record(value: Any) -> bool:
-    return (
-        type(value) is dict
-        and is_whole(value.get("epoch"))
-        and is_text(value.get("checkpoint", ""))
-        and all(is_number(value[key]) for key in FIGURES if key in value)
-    )
-
-
 NUMBER = Rule("a number", is_number)
 _TABLE = Rule("numbers by name", _is_table)
 _DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
 _FORM: Form = {
     **dict.fromkeys(FIGURES, NUMBER),
     "num_samples": Rule("a number from 1 on", lambda value: is_whole(value, 1)),
-    "best": Rule("an evaluation with its epoch", _is_record),
+    "best": _DICTIONARY,
     "ended": Rule("a text", lambda value: type(value) is str),
     "class_acc": _TABLE, "class_ap": _TABLE, "class_f1": _TABLE,
     "thresholds": Rule("a list of numbers", lambda value: is_list(value, is_real, high=MOST_CLASSES)),
     "versions": _DICTIONARY, "environment": _DICTIONARY, "ema": _DICTIONARY,
 }  # fmt: skip
+_BEST: Form = {
+    **dict.fromkeys(FIGURES, NUMBER),
+    "epoch": Rule("a number of epochs", is_whole),
+    "checkpoint": Rule("a text", is_text),
+}
 
 
 def read_result(folder: Path, advice: str) -> dict[str, Any]:
@@ -68,7 +64,13 @@ def read_result(folder: Path, advice: str) -> dict[str, Any]:
     file = folder / FILE
     with reading(file, "a run's result", advice):
         result = parsed_json(whole_file(file, _LONGEST))
-        check_form(result, _FORM, ("loss", "num_samples"))
+        _check_evaluation(result)
         if "ema" in result:
-            check_form(result["ema"], _FORM, ("loss", "num_samples"), "ema.")
+            _check_evaluation(result["ema"], "ema.")
         return result
+
+
+def _check_evaluation(found: Any, where: str = "") -> None:
+    check_form(found, _FORM, ("loss", "num_samples"), where)
+    if "best" in found:
+        check_form(found["best"], _BEST, ("epoch",), f"{where}best.")

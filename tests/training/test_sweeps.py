@@ -327,14 +327,17 @@ BEST = {"acc1": 60.0, "epoch": 1}
 RESULTS = {
     "nothing": ({}, "its loss is missing, expected a number"),
     "no best": (EVALUATED, "its best.acc1 is missing, expected a number"),
-    "a best that is a number": (EVALUATED | {"best": 3}, "its best is 3, expected an evaluation with its epoch"),
+    "a best that is a number": (EVALUATED | {"best": 3}, "its best is 3, expected a dictionary"),
     "no accuracy": (EVALUATED | {"best": {"epoch": 1}}, "its best.acc1 is missing, expected a number"),
-    "a text": (EVALUATED | {"best": BEST | {"acc1": "1_0"}}, "its best is a dictionary of 2, expected an evaluation"),
-    "a text as an epoch": (EVALUATED | {"best": BEST | {"epoch": "1_0"}}, "its best is a dictionary of 2, expected an"),
+    "a text": (EVALUATED | {"best": BEST | {"acc1": "1_0"}}, "its best.acc1 is '1_0', expected a number"),
+    "a text as an epoch": (
+        EVALUATED | {"best": BEST | {"epoch": "1_0"}},
+        "its best.epoch is '1_0', expected a number of",
+    ),
     "NaN": (EVALUATED | {"best": BEST | {"acc1": math.nan}}, "it holds NaN, which is no number"),
     "infinity": (EVALUATED | {"best": BEST | {"acc1": math.inf}}, "it holds Infinity, which is no number"),
-    "nearly infinite": (EVALUATED | {"best": BEST | {"acc1": 1e308}}, "its best is a dictionary of 2, expected an"),
-    "true": (EVALUATED | {"best": BEST | {"acc1": True}}, "its best is a dictionary of 2, expected an evaluation"),
+    "nearly infinite": (EVALUATED | {"best": BEST | {"acc1": 1e308}}, "its best.acc1 is 1e.308, expected a number"),
+    "true": (EVALUATED | {"best": BEST | {"acc1": True}}, "its best.acc1 is True, expected a number"),
     "of another metric": (EVALUATED | {"best": BEST, "ema": 3}, "its ema is 3, expected a dictionary"),
 }
 
