@@ -13,16 +13,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from errors import InputError, Unreadable, open_file, printable, reading
-from inference.pictures import Picture, Pictures
-from inference.predictor import Predictor
-from loading.files import Paths
-from loading.tables import csv_line, csv_rows
-from training.checkpoint.folder import sha256_of
-from utils import writing_whole
-from weights.formats import files_of
-from weights.hub import HUB_PREFIXES
-from weights.plain import (
+from configs.plain import (
     Form,
     Rule,
     check_form,
@@ -34,6 +25,15 @@ from weights.plain import (
     value_text,
     whole_file,
 )
+from errors import InputError, Unreadable, open_file, printable, reading
+from inference.pictures import Picture, Pictures
+from inference.predictor import Predictor
+from loading.files import Paths
+from loading.tables import csv_line, csv_rows
+from training.checkpoint.folder import sha256_of
+from utils import writing_whole
+from weights.formats import files_of
+from weights.hub import HUB_PREFIXES
 
 Pool = Literal["avg", "token", "map"]
 POOLS = ("avg", "token", "map")

@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configs.plain import Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
 from errors import InputError, Unreadable, reading
 from training.checkpoint import Description
 from training.checkpoint.description import read_description
 from training.checkpoint.folder import sha256_of
-from weights.plain import Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
 
 MANIFEST, EARLIER = "preprocess.json", "preprocessing.json"
 FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")

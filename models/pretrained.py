@@ -13,6 +13,7 @@ import paddle
 from paddle import nn
 
 from config import with_values
+from configs.plain import parsed_json
 from errors import InputError, reading
 from models import build_model, with_switches
 from models.base import ImageModel
@@ -21,7 +22,6 @@ from weights import find_weights
 from weights.adapters import find_adapter
 from weights.formats import METADATA, files_of, read_metadata
 from weights.hub import read_config
-from weights.plain import parsed_json
 from weights.transformers import read_transformers
 
 _SPARE = 16 << 20  # parameters; what is resized for larger images may have more than the file

@@ -9,10 +9,10 @@ from typing import Any
 
 from config import shipped_model, with_values
 from configs.architectures import architecture
+from configs.plain import value_text
 from errors import InputError, printable
 from options import WITH_VALUES, Configuration, add_note, is_users
 from weights.hub import read_config
-from weights.plain import value_text
 
 # The numbers of outputs, channels and pixels, which are compared elsewhere; what matters in training alone.
 _ELSEWHERE = {"num_classes", "in_chans", "img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img_size"}

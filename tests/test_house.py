@@ -146,7 +146,7 @@ WITHIN = {
     "loading/archives.py: _members", "loading/cache.py: __init__", "loading/files.py: npz",
     "loading/shards.py: _plain_members", "loading/transforms/decode.py: _decode",
     "loading/transforms/formats.py: opened_plain", "weights/archives.py: _read_torch", "weights/archives.py: read_zip",
-    "weights/formats.py: _read_pickle", "weights/formats.py: _read_torch_legacy", "weights/plain.py: parsed_json",
+    "weights/formats.py: _read_pickle", "weights/formats.py: _read_torch_legacy", "configs/plain.py: parsed_json",
 }  # fmt: skip
 NO_STRANGERS = {
     "inference/serve/frames.py: head_of": "what the server's own processes send each other",
@@ -170,6 +170,38 @@ def parsed_outside(node, within=False, function=""):
         yield function
     for child in ast.iter_child_nodes(node):
         yield from parsed_outside(child, within, function)
+
+
+# Who takes JSON apart but ``configs.plain.parsed_json``: what they read, no stranger wrote.
+JSON_OF_OUR_OWN = {
+    "configs/names.py": "a file that ships",
+    "tools/list_models.py": "the same",
+    "inference/serve/frames.py": "what the server's own processes send each other",
+    "launch/admission.py": "a line whose proof was right",
+    "launch/launched.py": "the same",
+    "launch/verdict.py": "memory that the parent shares",
+    "tools/check_parity.py": "what a process that it started prints",
+    "tools/timm_reference.py": "what the process that started it writes",
+    "tools/gpu_checks.py": "what a process that it started prints",
+    "tools/gpu_probe.py": "its own arguments, and a run that it made",
+}
+
+
+def test_json_of_strangers_is_read_in_one_place():
+    attributes = {
+        (name, ast.unparse(node))
+        for name in HOUSE
+        for node in ast.walk(tree_of(name))
+        if isinstance(node, ast.Attribute) and not name.startswith("tools/benchmarks/")
+    }
+    found = {name for name, used in attributes if used in ("json.load", "json.loads", "json.JSONDecoder")}
+    assert found == {"configs/plain.py"} | JSON_OF_OUR_OWN.keys()
+
+
+def test_figures_are_saved_in_one_place():
+    """Another one would make formulas of names with "$" (``training.pages.figures``)."""
+    found = {name for name in HOUSE if re.search(r"\b(savefig|pyplot)\b", (ROOT / name).read_text("utf-8"))}
+    assert found == {"training/pages/figures.py"}
 
 
 def test_strangers_files_are_read_where_whatever_is_raised_becomes_a_line():

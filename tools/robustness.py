@@ -26,14 +26,22 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (streams)
+from configs.plain import Rule, check_form, is_real, is_whole, parsed_json, value_text, whole_file  # noqa: E402
 from configs.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
 from errors import InputError, install, reading, remedy, reporting  # noqa: E402
 from launch import signals  # noqa: E402
 from launch.files import refuse_links, writing_whole  # noqa: E402
 from options import Parser  # noqa: E402
+from training.results import MOST_CLASSES, read_result  # noqa: E402
 
 CLEAN = "clean"
 _FILE = "robustness.json"
+_LONGEST = 1 << 20  # bytes of it
+_REPEAT = "; remove it to repeat the evaluation"
+_DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
+_WRITTEN = {"asked": _DICTIONARY}
+_RESULT = {"acc1": Rule("a percentage", lambda value: is_real(value, 0, 100)), "config": _DICTIONARY}
+_MODEL = {"NUM_CLASSES": Rule("a number of classes", lambda value: is_whole(value, 1, MOST_CLASSES))}
 _PUBLISHED = ("DATA.CROP_PCT", "1.0", "DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null")  # all of their images, uncut
 _FREE = ("OUTPUT", "NGPUS", "DATA.NUM_WORKERS", "DATA.PREFETCH")  # which change no figure
 
@@ -80,7 +88,11 @@ def evaluation_result(folder: Path, flags: list[str]) -> dict:
             status = process.wait()
         if status:
             raise SystemExit(status if status > 0 else 128 - status)
-    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    result = read_result(folder, _REPEAT)
+    with reading(folder / "result.json", "a run's result", _REPEAT):
+        check_form(result, _RESULT, tuple(_RESULT))
+        check_form(result["config"].get("MODEL"), _MODEL, tuple(_MODEL), "config.MODEL.")
+    return result
 
 
 def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
@@ -115,10 +127,12 @@ def main() -> None:
     asked = {key: value for key, value in leaves(config) if key not in _FREE} | {"published": arguments.published}
     if (output / _FILE).exists():
         with reading(output / _FILE, "what this command wrote", "; choose another -output"):
-            before = dict(json.loads((output / _FILE).read_text(encoding="utf-8"))["asked"])
+            found = parsed_json(whole_file(output / _FILE, _LONGEST))
+            check_form(found, _WRITTEN, tuple(_WRITTEN))
+            before = found["asked"]
         if others := [key for key, value in asked.items() if before.get(key) != value]:
             key = others[0]
-            found = f"of {key} {before.get(key)}, not {asked[key]}"
+            found = f"of {key} {value_text(before.get(key))}, not {asked[key]}"
             raise InputError(f"{output} has evaluations {found}; choose another -output")
     output.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,14 +1,16 @@
 """metrics.jsonl, read and drawn."""
 
 import contextlib
+import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from errors import open_file, reading
+from configs.plain import parsed_json
+from errors import Allowance, open_file, reading
+from training.results import LARGEST
 from utils import writing_whole
-from weights.plain import parsed_json
 
 _RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.jsonl has, besides its numbers
 
@@ -16,14 +18,15 @@ _RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.js
 def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one."""
     with reading(metrics, "a run's records", "; move it away"), open_file(metrics) as file:
+        allowance = Allowance(os.fstat(file.fileno()).st_size)
         for line in file:
+            allowance.take(0)  # of time alone: a line is parsed in a memory of its own
             with contextlib.suppress(ValueError, RecursionError):
                 record = parsed_json(line, finite=False)
                 if type(record) is dict and all(type(record.get(key)) is kind for key, kind in _RECORD.items()):
                     yield line.decode().rstrip() + "\n", record
 
 
-_LARGEST = 1e30  # of what is drawn: Matplotlib fails near the largest numbers, and a NaN isn't below it
 _COLOURS = {"train": "C0", "val": "C1", "ema": "C2"}
 Points = tuple[array, array]  # steps, values: [n] each
 
@@ -37,7 +40,7 @@ def points(metrics: Path, splits: Sequence[str], keys: Sequence[str]) -> dict[st
     found: dict[str, dict[str, Points]] = {}
     for _, record in records(metrics):
         for key in keys if record["split"] in splits else ():
-            if isinstance(value := record.get(key), int | float) and max(abs(value), record["step"]) < _LARGEST:
+            if isinstance(value := record.get(key), int | float) and max(abs(value), record["step"]) < LARGEST:
                 steps, values = found.setdefault(record["split"], {}).setdefault(key, (array("d"), array("d")))
                 steps.append(record["step"])
                 values.append(value)
@@ -59,7 +62,7 @@ def draw(axis: Any, curves: dict[str, dict[str, Points]], key: str, label: str, 
 
 def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     """Draws values over steps from metrics.jsonl into a PNG; ``curves`` gives the axis' label of each."""
-    from matplotlib.figure import Figure  # takes a quarter of a second to import, once, at a run's end
+    from training.pages.figures import Figure, figure_png  # takes a third of a second to import, once, at a run's end
 
     found, rows = points(metrics, ("train", "val", "ema"), tuple(curves)), len(curves)
     figure = Figure((8, 3 * rows))
@@ -70,4 +73,4 @@ def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
         draw(axis, found, key, label)
     axes[-1, 0].set_xlabel("step")
     with writing_whole(picture, "wb") as file:
-        figure.savefig(file, format="png", dpi=120)
+        file.write(figure_png(figure, dpi=120))

@@ -125,25 +125,23 @@ def judge_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
 
 def write(found: Found, table: Path, picture: Path) -> None:
     """Writes the sweep's values to ``table``, as CSV, and its curve to ``picture``, a PNG beside it."""
-    import matplotlib  # takes a second to import
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from training.pages.figures import figure, figure_png, set_log_scale  # takes a third of a second to import
 
     table.parent.mkdir(parents=True, exist_ok=True)
     rows = zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)
     with writing_whole(table) as file:
         file.write("rate,loss,smooth\n" + "".join(f"{rate:.9g},{loss:.9g},{mean:.9g}\n" for rate, loss, mean in rows))
-    figure, axis = plt.subplots(figsize=(8, 4), layout="constrained")
+    drawn = figure(8, 4)
+    axis = drawn.add_subplot()
     axis.plot(found.rates, found.losses, alpha=0.3)
     axis.plot(found.rates, found.smooth, color="C0", label="loss after an update of this rate")
     axis.axvline(found.steepest, color="C1", label=f"steepest: {found.steepest:.3g}")
     axis.axvline(found.lowest, color="C2", linestyle="--", label=f"lowest: {found.lowest:.3g}")
     axis.axvline(found.lowest / 10, color="C2", label=f"a tenth of that: {found.lowest / 10:.3g}")
-    axis.set(xscale="log", xlabel="learning rate", ylabel="loss")
+    axis.set(xlabel="learning rate", ylabel="loss")
+    set_log_scale(axis)
     axis.set_ylim(0.9 * found.smooth.min(), 1.5 * found.smooth[0])
     axis.grid(alpha=0.3)
     axis.legend()
     with writing_whole(picture, "wb") as file:
-        figure.savefig(file, format="png", dpi=120)
-    plt.close(figure)
+        file.write(figure_png(drawn, dpi=120))

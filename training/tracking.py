@@ -10,7 +10,6 @@ A pipe reports the run's end: a word, where there is a result; or its closing, h
 import contextlib
 import fcntl
 import importlib.util
-import json
 import os
 import re
 import select
@@ -24,11 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from configs.documents import read_yaml
+from configs.plain import is_whole, parsed_json
 from configs.registry import ROOT, trackers
 from errors import RunError, Unreadable, one_line, open_file, reading
 from launch.files import open_in_place, open_to_append, remove
 from launch.verdict import how_it_ended
 from training.records import OFFLINE, Tracker, final_numbers
+from training.results import read_result
 
 LOG = "log_trackers.txt"  # in a run's folder: what trackers print, and the tracebacks of what they raise
 LOCK = ".lock_trackers"  # it names the newest such process
@@ -141,8 +142,7 @@ class Follower:
         self.follow()
         final = {}
         if done:
-            with reading("result.json", "a result"), open_file(self.folder / "result.json") as file:
-                final = final_numbers(json.loads(file.read()))
+            final = final_numbers(read_result(self.folder, ""))
         for name, tracker in list(self.live.items()):
             self._guard(name, lambda tracker=tracker: tracker.end(final))
 
@@ -158,8 +158,8 @@ class Follower:
                     break
                 self.read += len(line)
                 with contextlib.suppress(ValueError, RecursionError):  # half a line, of a crash
-                    record = json.loads(line)
-                    if isinstance(record, dict) and {"split", "step"} <= record.keys():
+                    record = parsed_json(line, finite=False)
+                    if type(record) is dict and type(record.get("split")) is str and is_whole(record.get("step")):
                         yield record
 
     def _guard(self, name: str, action: Callable[[], None]) -> None:

@@ -16,9 +16,10 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from configs.plain import parsed_json
 from errors import InputError, printable, reading
 from options import pair
-from weights.adapters import LEARNT_ANEW, Adapter, is_added, merge, read_adapter
+from weights.adapters import LEARNT_ANEW, PREFIX, Adapter, is_added, merge, read_adapter
 from weights.classes import keep_imagenet1k
 from weights.fit import blind_classifiers, classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import METADATA, WeightFile, read_metadata, read_weights, write_weights
@@ -28,7 +29,6 @@ from weights.names import differences, repeated_names, switches, timm_names, unr
 from weights.names.clip import is_openais
 from weights.names.looks import looks_like
 from weights.names.transformers import timm_names as from_transformers
-from weights.plain import parsed_json
 
 __all__ = ["SUFFIX", "LoadReport", "checksum", "file_arrays", "find_weights", "load_weights", "save_weights"]
 
@@ -107,6 +107,9 @@ def load_weights(
     stored, family = read_weights(path), model.weight_names
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
     _check_activation(stored, model)
+    if any(name.startswith(PREFIX) for name in stored.arrays):
+        advice = f"give the weights that it was trained on, and -o MODEL.PRETRAINED_ADAPTER {stored.path}"
+        raise InputError(f"{stored.path} is an adapter, no whole model; {advice}")
     state = {file_name(name): tensor for name, tensor in model.state_dict().items() if not is_added(name)}
     own = read_adapter(model, adapter) if adapter else None
     with reading(stored.path, "weights of this model"):  # shapes that no such file has, too

@@ -15,29 +15,26 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from configs.plain import NAME, Form, Rule, check_form, is_list, is_name, is_real, is_whole, optional, parsed_json
 from errors import InputError, Unreadable, printable, reading
-from weights.formats import read_metadata, read_weights
+from weights.formats import LONGEST_NAME, read_metadata, read_weights
 from weights.hub import best_of_run, find_weights
 from weights.layout import Target, file_name, linear_weights, sublayer
-from weights.plain import NAME, Form, Rule, check_form, is_name, is_real, parsed_json, whole_file
+from weights.peft import CONFIG, LORA_A, LORA_B, Contents, read_contents
 
 METADATA = "adapter"  # the entry of a .safetensors file's metadata
 PREFIX = "base_model.model."
 LEARNT_ANEW = ("prompt_tokens",)  # a model's own tensors that its base has not
-_PEFT, _LONGEST = "adapter_config.json", 1 << 20
 PROJECTION = "feature_projection"  # of feature distillation
 _ADDED = re.compile(rf"(^|\.)(lora_[AB]|{PROJECTION})\.")
-_A, _B = ".lora_A.weight", ".lora_B.weight"
 _FORM: Form = {
     "kind": NAME,
     "scale": Rule("a number", lambda value: is_real(value, 0, 1e6)),
     "base": Rule("a SHA-256", lambda value: is_name(value, 64)),
+    "rank": optional(Rule("a rank", lambda value: is_whole(value, 1, 1 << 20))),
+    "tensors": Rule("names of tensors", lambda value: is_list(value, lambda name: is_name(name, LONGEST_NAME), 1)),
 }
-_PEFT_FORM: Form = {
-    "r": Rule("a rank", lambda value: is_real(value, 1, 1e6)),
-    "lora_alpha": Rule("a number", lambda value: is_real(value, 0, 1e6)),
-}
-_OTHERS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")  # what peft computes otherwise
+_NEEDED = ("kind", "scale", "base")  # adapters of earlier versions have no more
 
 Arrays = dict[str, np.ndarray]
 _Value = TypeVar("_Value")
@@ -51,15 +48,15 @@ def is_added(name: str) -> bool:
 def merge(model: Any, state: Arrays) -> Arrays:
     """Returns the model's own tensors of ``state``, with the products of low rank in their weights (LoRA)."""
     own = {name: array for name, array in state.items() if not is_added(name)}
-    for layer in (name.removesuffix(_A) for name in state if name.endswith(_A)):
-        product = state[layer + _A] @ state[layer + _B]
+    for layer in (name.removesuffix(LORA_A) for name in state if name.endswith(LORA_A)):
+        product = state[layer + LORA_A] @ state[layer + LORA_B]
         own[f"{layer}.weight"] = own[f"{layer}.weight"] + np.float32(sublayer(model, layer).scale) * product
     return own
 
 
 def unmerged_tensors(state: dict[str, _Value]) -> dict[str, _Value]:
     """Returns what ``merge`` changes or leaves out: what a run needs besides to go on."""
-    bases = {name.replace(_A, ".weight") for name in state if name.endswith(_A)}
+    bases = {name.replace(LORA_A, ".weight") for name in state if name.endswith(LORA_A)}
     return {name: array for name, array in state.items() if is_added(name) or name in bases}
 
 
@@ -92,9 +89,16 @@ def base_hash(model: Target, arrays: Mapping[str, np.ndarray], without: Collecti
     return sha256.hexdigest()
 
 
-def adapter_metadata(kind: str, scale: float, base: str) -> dict[str, str]:
-    """Returns the metadata of an adapter's file."""
-    return {METADATA: json.dumps({"kind": kind, "scale": scale, "base": base})}
+def adapter_metadata(kind: str, scale: float, base: str, rank: int | None, names: Collection[str]) -> dict[str, str]:
+    """Returns the metadata of an adapter's file.
+
+    Args:
+        base: ``base_hash`` of its base.
+        rank: of its products; None: it has none.
+        names: of ``adapter_arrays``.
+    """
+    tensors = sorted(name.removeprefix(PREFIX) for name in names)
+    return {METADATA: json.dumps({"kind": kind, "scale": scale, "base": base, "rank": rank, "tensors": tensors})}
 
 
 class Adapter(NamedTuple):
@@ -117,36 +121,34 @@ class Adapter(NamedTuple):
         """Returns ``arrays``, the base's and ``tensors``, with the products merged into them.
 
         Args:
-            wanted: the model's own names.
+            wanted: the model's own names, without those that stay fresh.
             base: their file, to be named.
 
         Raises:
-            InputError: it was trained on another base, or for another model.
+            InputError: it was trained on another base, or a merged weight isn't finite.
         """
-        strange = [name for name in (*self.tensors, *(f"{one}.weight" for one in self.products)) if name not in wanted]
-        if strange:
-            raise InputError(f"{self.file}: an adapter of another model: it has {printable(strange[0], 80)}")
         own = {name: array for name, array in arrays.items() if name in wanted}
         if self.base not in (None, found := base_hash(model, own, self.tensors)):
             raise InputError(
                 f"{self.file} was trained on other weights than {base} (their hashes are {printable(self.base, 12)} and"
                 f" {found[:12]}); give -pretrained what it was trained on"
             )
-        own = dict(arrays)
+        merged = dict(arrays)
         for layer, (a, b) in self.products.items():
-            weight = own.get(f"{layer}.weight", np.zeros(0))
-            fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0]
-            if not fits or (a.shape[0], b.shape[1]) != weight.shape:
-                found = f"{list(a.shape)} times {list(b.shape)}"
-                raise InputError(f"{self.file}: {printable(layer, 80)} is {list(weight.shape)}, its product {found}")
-            own[f"{layer}.weight"] = weight.astype(np.float32) + np.float32(self.scale) * (a @ b)
-        return own
+            name = f"{layer}.weight"
+            if name not in arrays or arrays[name].shape != (a.shape[0], b.shape[1]):
+                raise InputError(f"{base} has no {name} {[a.shape[0], b.shape[1]]}, which {self.file} changes")
+            with np.errstate(over="ignore", invalid="ignore"):
+                merged[name] = arrays[name].astype(np.float32) + np.float32(self.scale) * (a @ b)
+            if not np.isfinite(merged[name]).all():
+                raise InputError(f"{self.file}: with it {name} has values that are no finite numbers")
+        return merged
 
 
 def find_adapter(path: str | Path) -> Path:
     """Returns the file of an adapter: itself, or the one in a checkpoint's, a run's or peft's folder."""
     path = best_of_run(path)
-    inside = (Path(path) / name for name in ("adapter.safetensors", "adapter_model.safetensors"))
+    inside = (Path(path) / name for name in ("adapter.safetensors", "adapter_model.safetensors", "adapter_model.bin"))
     return next((file for file in inside if os.path.isfile(file)), None) or find_weights(path)
 
 
@@ -154,36 +156,79 @@ def read_adapter(model: Target, path: str | Path) -> Adapter:
     """Reads an adapter that a run left, or a folder or file of peft's LoRA.
 
     Raises:
-        InputError: it can't be read, or is something else.
+        InputError: it can't be read, isn't whole, or is of another model, or something else.
     """
     file = find_adapter(path)
     stored = read_weights(file)
+    linear = linear_weights(model)
+    # In PyTorch's layout, as the file.
+    shapes = {
+        file_name(name): tuple(tensor.shape)[::-1] if name in linear else tuple(tensor.shape)
+        for name, tensor in model.state_dict().items()
+        if not is_added(name)
+    }
     with reading(file, "an adapter"):
-        told = _adapter_settings(file)
-        arrays = {name.removeprefix(PREFIX): array for name, array in stored.arrays.items()}
-        linear = linear_weights(model)
-        products, tensors = {}, {}
-        for name, array in arrays.items():
-            if name.endswith(_A):
-                layer = name.removesuffix(_A)
-                products[layer] = (array.astype(np.float32).T, arrays[layer + _B].astype(np.float32).T)
-            elif not name.endswith(_B):
-                if is_added(name):
-                    raise Unreadable(f"it holds {printable(name, 80)}, which no Linear takes")
-                tensors[name] = array.T if name in linear else array
-        return Adapter(file, tensors, products, float(told["scale"]), told.get("base"))
+        contents = _contents(file, shapes)
+        arrays: Arrays = {}
+        for name, array in stored.arrays.items():
+            name = name.removeprefix(PREFIX).replace(".base_layer.", ".")
+            if name in arrays:
+                raise Unreadable(f"it holds {printable(name, 80)} twice, with and without the prefix {PREFIX}")
+            arrays[name] = array
+        layers = _check_whole(arrays, contents, shapes)
+        products = {}
+        for layer in layers:
+            a, b = arrays.pop(layer + LORA_A), arrays.pop(layer + LORA_B)
+            _check_factors(layer, a, b, shapes[f"{layer}.weight"], contents.rank)
+            products[layer] = a.astype(np.float32).T, b.astype(np.float32).T
+        tensors = {name: array.T if name in linear else array for name, array in arrays.items()}
+        return Adapter(file, tensors, products, contents.scale, contents.base)
 
 
-def _adapter_settings(file: Path) -> dict[str, Any]:
+def _check_whole(arrays: Arrays, contents: Contents, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Returns the layers that have a product.
+
+    Raises:
+        Unreadable: a tensor is missing, or there is one that nothing takes.
+    """
+    added = [name for name in arrays if is_added(name)]
+    layers = sorted({name.removesuffix(LORA_A).removesuffix(LORA_B) for name in added})
+    pairs = {layer + part for layer in layers for part in (LORA_A, LORA_B)}
+    strange = [name for name in added if name not in pairs]
+    strange += [name for name in arrays if name not in added and name not in shapes]
+    strange += [f"{layer}{LORA_A}" for layer in layers if f"{layer}.weight" not in shapes]
+    if strange:
+        raise Unreadable(f"it is an adapter of another model: it has {printable(strange[0], 80)}")
+    missing = sorted((pairs | (contents.names or set())) - arrays.keys())
+    if missing:
+        more = f" and {len(missing) - 1} more tensors" if missing[1:] else ""
+        raise Unreadable(f"it is an adapter of another model, or not whole: it lacks {printable(missing[0], 80)}{more}")
+    unused = sorted(pairs - contents.names) if contents.names is not None else []
+    if unused:
+        raise Unreadable(f"it holds {printable(unused[0], 80)}, which its description doesn't name")
+    return layers
+
+
+def _check_factors(layer: str, a: np.ndarray, b: np.ndarray, weight: tuple[int, ...], rank: int | None) -> None:
+    """Raises Unreadable where a layer's factors don't have the shapes [rank, in] and [out, rank]."""
+    if len(weight) != 2:
+        raise Unreadable(
+            f"it adapts {printable(layer, 80)}, which is no Linear; only those of Linears are computed here"
+        )
+    outs, ins = weight
+    rank = rank or max(1, *a.shape[:1])
+    if (a.shape, b.shape) != ((rank, ins), (outs, rank)):
+        found, expected = f"{list(a.shape)} and {list(b.shape)}", f"{[rank, ins]} and {[outs, rank]}"
+        raise Unreadable(f"its lora_A and lora_B of {printable(layer, 80)} are {found}, expected {expected}")
+
+
+def _contents(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Contents:
     """What the metadata, or peft's adapter_config.json beside the file, tell."""
     if text := read_metadata(file).get(METADATA):
-        found = parsed_json(text.encode())
-        check_form(found, _FORM, tuple(_FORM))
-        return found
-    if not (file.parent / _PEFT).is_file():
-        raise Unreadable(f"it is no adapter: its metadata don't say so, and there is no {_PEFT} beside it")
-    found = parsed_json(whole_file(file.parent / _PEFT, _LONGEST))
-    check_form(found, _PEFT_FORM, tuple(_PEFT_FORM), f"{_PEFT}'s ")
-    if others := [name for name in _OTHERS if found.get(name)]:
-        raise Unreadable(f"its {_PEFT} has {others[0]}, which isn't computed here")
-    return {"scale": found["lora_alpha"] / found["r"]}
+        told = parsed_json(text.encode())
+        check_form(told, _FORM, _NEEDED)
+        names = set(told["tensors"]) if "tensors" in told else None
+        return Contents(float(told["scale"]), told.get("rank"), names, told["base"])
+    if not (file.parent / CONFIG).is_file():
+        raise Unreadable(f"it is no adapter: its metadata don't say so, and there is no {CONFIG} beside it")
+    return read_contents(file.parent, shapes)

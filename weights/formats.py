@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from configs.plain import Rule, check_form, is_list, is_name, is_whole, optional, parsed_json, whole_file
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from utils import writing_whole
 from weights.archives import read_zip
 from weights.arrays import Array, Span, contiguous, item_size, sizes
 from weights.hub import INDEX, LONGEST_CONFIG, beside, find_weights, read_config
-from weights.plain import Rule, check_form, is_list, is_name, is_whole, optional, parsed_json, whole_file
 from weights.unpickle import DataUnpickler, Script
 
 # Where a checkpoint keeps its weights: timm's order (load_state_dict, the average first), then others' names.

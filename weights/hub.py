@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, install, printable, reading
-from weights.plain import (
+from configs.plain import (
     FLAG,
     NAME,
     Rule,
@@ -20,12 +19,14 @@ from weights.plain import (
     parsed_json,
     whole_file,
 )
+from errors import InputError, install, printable, reading
 
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")  # timm's ways of writing it
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
 IN_FOLDER = ("model.safetensors", "pytorch_model.bin")  # of our checkpoints and of timm's folders, the better first
 INDEX = ".index.json"  # of weights in several files: which tensor is in which
 CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"  # of peft
 _CHECKPOINTS = "checkpoints"  # in a run's folder
 _ANSWER = 8  # seconds in which the Hub has to answer
 _SILENT = 30  # seconds for which it isn't asked again if it didn't answer
@@ -92,6 +93,9 @@ def find_weights(path: str | Path) -> Path:
     if found is None and os.path.isfile(path / ".metadata"):
         writer = "torch.distributed.checkpoint"
         raise InputError(f"{path} was written by {writer}; its format_utils.dcp_to_torch_save makes a .pth of it")
+    if found is None and os.path.isfile(path / ADAPTER_CONFIG):
+        advice = f"give the weights that it was trained on, and -o MODEL.PRETRAINED_ADAPTER {path}"
+        raise InputError(f"{path} holds an adapter, no whole model; {advice}")
     if found is None:
         where = f"a folder without {' or '.join(IN_FOLDER)}" if os.path.isdir(path) else "no such file or folder"
         if os.path.exists(path) and not os.path.isdir(path):

@@ -4,9 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, printable, reading
-from weights.hub import CONFIG, LONGEST_CONFIG, beside
-from weights.plain import (
+from configs.plain import (
     NAME,
     Rule,
     check_form,
@@ -19,6 +17,8 @@ from weights.plain import (
     value_text,
     whole_file,
 )
+from errors import InputError, printable, reading
+from weights.hub import CONFIG, LONGEST_CONFIG, beside
 
 # What a class's outputs are: one for each entry of id2label; CLIP's projection of the image; none, of an encoder.
 LABELS = "labels"

@@ -14,7 +14,7 @@ from loading.check.images import SIDE, Part, picture
 from loading.label_sets import every_label
 from loading.transforms.orientation import TURNS
 from training.pages import page
-from training.pages.figures import figure, figure_png, shorten, write_title
+from training.pages.figures import figure, figure_png, set_log_scale, shorten
 from training.pages.page import text
 from utils import writing_whole
 
@@ -115,7 +115,7 @@ def _figure(drawings: Mapping[str, Callable[[Any], None]]) -> bytes:
     for number, (title, draw) in enumerate(drawings.items(), 1):
         axis = drawn.add_subplot(down, across, number)
         if len(drawings) > 1:
-            write_title(axis, title)
+            axis.set_title(title)
         draw(axis)
     return figure_png(drawn)
 
@@ -133,7 +133,7 @@ def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
         for mode, own in zip(parts, counts, strict=True):
             axis.barh(np.arange(len(order)), own[order], left=left, label=mode, color=_COLOURS[mode])
             left += own[order]
-        axis.set_yticks(np.arange(len(order)), names, fontsize=8 if len(order) < 25 else 5, parse_math=False)
+        axis.set_yticks(np.arange(len(order)), names, fontsize=8 if len(order) < 25 else 5)
         axis.invert_yaxis()
         axis.set(xlabel="images")
     axis.legend()
@@ -145,8 +145,8 @@ def _draw_sizes(axis: Any, parts: Mapping[str, Part]) -> None:
     low, high = (choose([choose(own) for own in sides.values() if len(own)] or [1]) for choose in (min, max))
     bins = np.geomspace(low, high + 1, 40)
     axis.hist(list(sides.values()), bins, stacked=True, label=list(sides), color=[_COLOURS[mode] for mode in sides])
-    axis.set(xscale="log", xlabel="pixels", ylabel="images")
-    axis.xaxis.set_major_formatter("{x:g}")
+    axis.set(xlabel="pixels", ylabel="images")
+    set_log_scale(axis)
     axis.minorticks_off()
     axis.set_xticks(sorted({int(low), round((low * high) ** 0.5), int(high)}))
     axis.legend()

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from loading.transforms import visible
-from training.pages.figures import figure_png, write_title
+from training.pages.figures import figure_png
 
 LEAST = 224  # pixels along an image's shorter side, so that one sees something
 LONGEST = 8 * LEAST  # pixels along its longer side, if it is enlarged
@@ -89,7 +89,7 @@ def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: i
     below = 0.6 + 0.15 * told.count("\n") if bar else 0.1
     high = above + sum(texts) + sum(highs) + below
     drawn = Figure((width, high))
-    drawn.text(0.5, 1 - 0.1 / high, words, fontsize=10, ha="center", va="top", parse_math=False)
+    drawn.text(0.5, 1 - 0.1 / high, words, fontsize=10, ha="center", va="top")
     bottom = high - above
     for line, text, own in zip(lines, texts, highs, strict=True):
         bottom -= text + own
@@ -107,7 +107,7 @@ def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: i
 
 def _draw(panel: Panel, axis: Any) -> None:
     axis.imshow(panel.image, interpolation="nearest")
-    write_title(axis, panel.title, fontsize=8)
+    axis.set_title(panel.title, fontsize=8)
     axis.axis("on" if panel.frame else "off")
     axis.set(xticks=[], yticks=[])
     for edge in axis.spines.values():

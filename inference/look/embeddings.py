@@ -13,7 +13,7 @@ from inference.look.sight import model_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
 from options import nearest
-from training.pages.figures import figure, figure_png, shorten
+from training.pages.figures import figure, figure_png, legend_name, shorten
 from weights.layout import sublayer
 
 FEWEST = 5  # images that t-SNE can tell apart
@@ -88,19 +88,17 @@ def embeddings(
     axis = drawn.subplots()
     for number, name in enumerate(classes):
         own = places[[other == name for other in names]]
-        label = shorten(name) if number < _NAMED else None
+        label = legend_name(name) if number < _NAMED else None
         marker, colour = _MARKERS[number % len(_MARKERS)], _COLOURS[number % len(_COLOURS)]
         axis.scatter(own[:, 0], own[:, 1], s=32, alpha=0.8, linewidths=0, label=label, marker=marker, color=colour)
     if len(classes) > _NAMED:
         axis.scatter([], [], s=0, label=f"... and {len(classes) - _NAMED} more")
-    legend = axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title="class" if known else "predicted")
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title="class" if known else "predicted")
     axis.set(xticks=[], yticks=[])
     what = {"tsne": "t-SNE", "umap": "UMAP"}[method]
     channels = f"{features.shape[1]} pooled features"
     title = f"{predictor.config.MODEL.NAME}: {what} of {channels}, {len(files)} images"
-    drawn.suptitle(title, fontsize=10, parse_math=False)  # over the legend, too
+    drawn.suptitle(title, fontsize=10)  # over the legend, too
     return figure_png(drawn)
 
 
@@ -133,8 +131,8 @@ def predictions(
         raise InputError(f"there is no mistake to show: {line}")
     panels = []
     for i in chosen[:most]:
-        told = f"{shorten(said[i].classes[0])} ({said[i].probabilities[0]:.0%})"
-        under = f"it is {shorten(truth[i] or '')}" if i in wrong else shorten(Path(said[i].name).name, 28)
+        told = f"{shorten(said[i].classes[0], 18)} ({said[i].probabilities[0]:.0%})"
+        under = f"it is {shorten(truth[i] or '', 18)}" if i in wrong else shorten(Path(said[i].name).name)
         colour = "" if truth[i] is None else (WRONG if i in wrong else RIGHT)
         panels.append(Panel(f"{told}\n{under}", enlarge(predictor.pixels(files[i])), colour))
     shown_of = f", {len(panels)} of {len(chosen)} shown" if len(chosen) > most else ""

@@ -55,7 +55,7 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
 
 def named_panel(seen: Sight) -> Panel:
     """Returns the image itself, with its name and the most probable class."""
-    said = f"{shorten(seen.said.classes[0])} ({seen.said.probabilities[0]:.0%})" if seen.said.classes else ""
+    said = f"{shorten(seen.said.classes[0], 18)} ({seen.said.probabilities[0]:.0%})" if seen.said.classes else ""
     return Panel(f"{shorten(Path(seen.name).name)}\n{said}", seen.base)
 
 

@@ -11,7 +11,7 @@ from inference.look.sight import model_of
 from inference.predictor import Predictor
 from models.base import ImageModel
 from models.layers.relative import RelativePositionBias
-from training.pages.figures import figure, figure_png, write_title
+from training.pages.figures import figure, figure_png
 from weights.layout import sublayer
 
 _TILES = 16  # along a side, at most: of larger grids some are left out
@@ -95,7 +95,7 @@ def _embedding(alike: np.ndarray, title: str) -> bytes:
     axis.tick_params(length=0)
     axis.set_xlabel("column of the patch")
     axis.set_ylabel("row of the patch")
-    write_title(axis, title, fontsize=10)
+    axis.set_title(title, fontsize=10)
     drawn.colorbar(picture, ax=axis, shrink=0.8, label="cosine similarity to the patch of each tile")
     return figure_png(drawn)
 
@@ -116,9 +116,9 @@ def _tables(kept: dict[str, np.ndarray], title: str) -> bytes:
                 continue
             axis.imshow(table[number], cmap="cividis", vmin=-largest, vmax=largest, interpolation="nearest")
             axis.set(xticks=[], yticks=[])
-            write_title(axis, f"head {number}", fontsize=7)
+            axis.set_title(f"head {number}", fontsize=7)
         places[0].set_ylabel(name.removesuffix(".attn"), fontsize=7)
-    drawn.suptitle(title, fontsize=10, parse_math=False)
+    drawn.suptitle(title, fontsize=10)
     scale = ScalarMappable(Normalize(-largest, largest), "cividis")
     drawn.colorbar(scale, ax=axes, shrink=min(1, 2 / len(kept)), label="added to the score")
     return figure_png(drawn)

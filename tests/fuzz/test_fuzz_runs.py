@@ -18,6 +18,8 @@ from safetensors.numpy import load_file, save_file
 
 from training.checkpoint import classes_of, folder
 from training.checkpoint.state import read_state
+from training.sweeps.points import Drawn, Sweep
+from training.sweeps.results import read_points, record, rows, table
 
 OPTIONS = ["DATA.BATCH_SIZE", "16", "SAVE_STEPS", "1", "KEEP_LAST", "9"]
 ODD = st.one_of(
@@ -47,6 +49,51 @@ def checkpoint(run, tmp_path):
     """A copy of the checkpoint within its epoch."""
     within = run[0] / "checkpoints" / "epoch_0001_sample_000000016"
     return shutil.copytree(within, tmp_path / "run" / "checkpoints" / within.name)
+
+
+EVALUATION = st.fixed_dictionaries(
+    {"loss": ODD, "num_samples": ODD},
+    optional={"acc1": ODD, "best": st.fixed_dictionaries({"epoch": ODD}, optional={"acc1": ODD}) | TREES},
+)
+
+TOLD = st.dictionaries(st.sampled_from(["of", "points", "x"]), TREES)
+
+
+def test_a_sweeps_files_are_read_or_refused(tmp_path):
+    keys = {"TRAIN.BASE_LR": Drawn([], 1e-4, 1e-2), "TRAIN.LOSS": Drawn(["auto"])}
+    sweep = Sweep("main_single_gpu.py", [], keys, "optuna", 3, 0, [], "", None, 1, tmp_path)
+    (tmp_path / "0000").mkdir()
+    point = {"TRAIN.BASE_LR": "0.001", "TRAIN.LOSS": "auto"}
+    record(sweep, [point])
+    whole = json.loads((tmp_path / "sweep.json").read_text())
+    result = {"loss": 1.0, "num_samples": 4, "best": {"acc1": 50.0, "epoch": 1}}
+
+    def show():
+        points = read_points(sweep, [])
+        suggested = [{key: drawn.value(found[key]) for key, drawn in keys.items()} for found in points]
+        assert all(0 < found["TRAIN.BASE_LR"] < 1 for found in suggested)
+        assert table(rows(sweep, points, "acc1", {}), sweep, "acc1")
+
+    def attempt_both(told, evaluated):
+        (tmp_path / "sweep.json").write_text(json.dumps(told))
+        (tmp_path / "0000" / "result.json").write_text(json.dumps(evaluated))
+        return attempt("a sweep's files", sum(file.stat().st_size for file in tmp_path.rglob("*.json")), show)
+
+    assert attempt_both(whole, result) == ""
+
+    @a_share(6)
+    @given(TOLD, st.lists(st.dictionaries(st.sampled_from([*keys]), ODD)))
+    def try_points(told, points):
+        attempt_both(whole | told, result)
+        attempt_both(whole | {"points": points}, result)
+
+    @a_share(6)
+    @given(EVALUATION | TREES)
+    def try_result(evaluated):
+        attempt_both(whole, evaluated)
+
+    try_points()
+    try_result()
 
 
 def sealed(checkpoint, **files):

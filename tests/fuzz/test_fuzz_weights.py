@@ -43,6 +43,53 @@ def test_a_damaged_weight_file_is_read_or_refused(name, tmp_path):
     try_one()
 
 
+# ------------------------------------------------------------ adapters
+
+
+ODD = st.one_of(st.none(), st.booleans(), st.integers(-2, 70), st.floats(), st.text(max_size=6), st.just("9" * 5000))
+ODD |= st.lists(st.sampled_from(["qkv", "head", "blocks.0.attn.qkv", "", "x" * 300]), max_size=3)
+ODD |= st.sampled_from([r"blocks\.\d\.attn\.qkv", ".*", "(", "(a|a)*" * 20, "LORA", "all", "all-linear", {"a": 1}])
+PEFT = {
+    "peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["qkv"], "modules_to_save": ["head"],
+    "bias": "none", "use_rslora": False, "exclude_modules": None, "layers_to_transform": None, "layers_pattern": None,
+    "init_lora_weights": True, "rank_pattern": {}, "x": None,
+}  # fmt: skip
+
+
+def test_an_adapter_is_whole_or_refused(tmp_path):
+    model = VisionTransformer(image_size=32, patch_size=16, embed_dim=8, depth=2, num_heads=2, num_classes=3)
+    base = file_arrays(model)
+    write_weights(tmp_path / "base.safetensors", base)
+    whole = {"head.weight": base["head.weight"] + 1, "head.bias": base["head.bias"] + 1}
+    for block in range(2):
+        whole[f"blocks.{block}.attn.qkv.lora_A.weight"] = np.ones((2, 8), np.float32)
+        whole[f"blocks.{block}.attn.qkv.lora_B.weight"] = np.ones((24, 2), np.float32)
+
+    def load(tensors, told):
+        write_weights(tmp_path / "adapter_model.safetensors", {f"base_model.model.{n}": a for n, a in tensors.items()})
+        (tmp_path / "adapter_config.json").write_text(json.dumps(told))
+        size = sum(file.stat().st_size for file in tmp_path.iterdir())
+        return attempt("adapters", size, lambda: load_weights(model, tmp_path / "base.safetensors", adapter=tmp_path))
+
+    assert load(whole, PEFT) == ""
+    for name in whole:
+        assert f"it lacks {name}" in load({other: whole[other] for other in whole if other != name}, PEFT)
+
+    @a_share(6)
+    @given(st.dictionaries(st.sampled_from([*PEFT]), ODD, min_size=1, max_size=2))
+    def try_settings(told):
+        load(whole, PEFT | told)
+
+    @a_share(6)
+    @given(st.sampled_from([*whole]), st.lists(st.integers(0, 30), max_size=3), st.sampled_from(["<f4", "<f2", "<i8"]))
+    def try_tensors(name, shape, dtype):
+        line = load(whole | {name: np.ones(shape, dtype)}, PEFT)
+        assert bool(line) == (tuple(shape) != whole[name].shape)
+
+    try_settings()
+    try_tensors()
+
+
 # ------------------------------------------------------------ pickles
 
 

@@ -16,7 +16,7 @@ from models import create_model
 from training.command_line import config_from_arguments
 from training.optim import freeze
 from weights import file_arrays, load_weights
-from weights.formats import write_weights
+from weights.formats import read_metadata, write_weights
 
 LORA = ["TRAIN.ADAPTER.NAME", "lora", "TRAIN.ADAPTER.RANK", "2", "TRAIN.ADAPTER.ALPHA", "3.0"]
 BASED = ["MODEL.PRETRAINED", "base"]
@@ -164,6 +164,39 @@ def test_a_run_is_merged_alone_and_resumed(tmp_path, tiny, base, kind):
     np.testing.assert_allclose(one.logits(pixels), other.logits(pixels), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_own_adapter_lacks_nothing(tmp_path, tiny, base, kind):
+    """Its metadata name its tensors. Those of earlier versions don't, but still need both factors."""
+    options = [*tiny, *RECIPE, *KINDS[kind], "MODEL.PRETRAINED", str(base)]
+    train(options, tmp_path / "run", 16)
+    file = tmp_path / "run" / "checkpoints" / "last" / "adapter.safetensors"
+    tensors, metadata = load_file(file), read_metadata(file)
+    prompts = {"prompt_tokens": 2, "prompt_deep": True} if kind == "prompt" else {}
+
+    def load(changed, told=metadata):
+        save_file(changed, tmp_path / "own.safetensors", told)
+        load_weights(create_model("vit_digits", **SHAPE, **prompts), base, adapter=tmp_path / "own.safetensors")
+
+    load(tensors)
+    for name in tensors:
+        with pytest.raises(InputError, match=f"it lacks {name.removeprefix('base_model.model.')}"):
+            load({other: array for other, array in tensors.items() if other != name})
+    old = {key: value for key, value in json.loads(metadata["adapter"]).items() if key not in ("rank", "tensors")}
+    old = metadata | {"adapter": json.dumps(old)}
+    load(tensors, old)
+    if kind == "lora":
+        for name in (name for name in tensors if "lora" in name):
+            with pytest.raises(InputError, match=f"it lacks {name.removeprefix('base_model.model.')}$"):
+                load({other: array for other, array in tensors.items() if other != name}, old)
+        widened = {
+            name: np.repeat(array, 3, int("lora_B" in name)) for name, array in tensors.items() if "lora" in name
+        }
+        with pytest.raises(
+            InputError, match=r"lora_A and lora_B of .* are \[6, 16\] and \[\d+, 6\], expected \[2, 16\]"
+        ):
+            load(tensors | widened)
+
+
 def test_an_adapter_knows_its_base(tmp_path, tiny, base):
     train([*tiny, *RECIPE, *LORA, "MODEL.PRETRAINED", str(base)], tmp_path / "run", 16)
     other = tmp_path / "other.safetensors"
@@ -183,41 +216,216 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
 
 
 A = "base_model.model.blocks.1.attn.qkv.lora_A.weight"
+B = A.replace("lora_A", "lora_B")
+CONFIG = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["blocks.1.attn.qkv"]}
 
 
-@pytest.mark.parametrize(
-    ("change", "strange", "message"),
-    [
-        ({}, {}, ""),
-        ({"use_rslora": True}, {}, "its adapter_config.json has use_rslora, which isn't computed here"),
-        ({"r": "2"}, {}, "its adapter_config.json's r is '2', expected a rank"),
-        ({}, {A: numbers(3, 16)}, r"blocks.1.attn.qkv is \[16, 48\], its product \[16, 3\] times \[2, 48\]"),
-        ({}, {A: numbers(2, 1, 16)}, r"blocks.1.attn.qkv is \[16, 48\], its product \[16, 1, 2\] times \[2, 48\]"),
-        ({}, {A.replace("qkv", "q"): numbers(2, 16)}, r"can't be read as an adapter \(KeyError: .*attn.q.lora_B"),
-        ({}, {"gone.weight": numbers(1)}, "an adapter of another model: it has gone.weight"),
-        ({}, {A.replace("A.weight", "A.bias"): numbers(2)}, "lora_A.bias, which no Linear takes"),
-    ],
-)
-def test_pefts_folder_is_read(tmp_path, base, change, strange, message):
-    a, b, head = numbers(2, 16), numbers(48, 2, seed=1), numbers(10, 16, seed=2)
-    tensors = {"blocks.1.attn.qkv.lora_A": a, "blocks.1.attn.qkv.lora_B": b, "head": head}
-    tensors = {f"base_model.model.{name}.weight": array for name, array in tensors.items()}
-    tensors |= {"base_model.model.head.bias": numbers(10)} | strange
-    save_file(tensors, tmp_path / "adapter_model.safetensors")
-    told = {"peft_type": "LORA", "r": 2, "lora_alpha": 8} | change
-    (tmp_path / "adapter_config.json").write_text(json.dumps(told))
+def peft_folder(folder, change=None, strange=None):
+    """Writes an adapter of the tiny ViT in peft's layout. None: what is taken away."""
+    tensors = {A: numbers(2, 16), B: numbers(48, 2, seed=1)}
+    tensors["base_model.model.head.weight"] = numbers(10, 16, seed=2)
+    tensors["base_model.model.head.bias"] = numbers(10)
+    tensors |= strange or {}
+    folder.mkdir(exist_ok=True)
+    save_file({name: a for name, a in tensors.items() if a is not None}, folder / "adapter_model.safetensors")
+    told = CONFIG | {"modules_to_save": ["head"]} | (change or {})
+    (folder / "adapter_config.json").write_text(json.dumps({key: v for key, v in told.items() if v is not None}))
+    return folder
+
+
+SCALES = {
+    "alpha over rank": ({}, 4.0),
+    "alpha over its root": ({"use_rslora": True}, 8 / 2**0.5),
+    "a layer's last name": ({"target_modules": ["qkv"], "layers_to_transform": [1], "layers_pattern": "blocks"}, 4.0),
+    "all but one": ({"target_modules": ["attn.qkv"], "exclude_modules": ["blocks.0.attn.qkv"]}, 4.0),
+    "a pattern": ({"target_modules": r"blocks\.(1|2)\.attn\.(qkv|k)"}, 4.0),
+    "what Linears don't have": ({"fan_in_fan_out": True, "lora_dropout": 0.1, "peft_version": "1"}, 4.0),
+}
+
+
+@pytest.mark.parametrize(("change", "scale"), SCALES.values(), ids=list(SCALES))
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_pefts_folder_is_read(tmp_path, base, change, scale, dtype):
+    a, b, head = (array.astype(dtype) for array in (numbers(2, 16), numbers(48, 2, seed=1), numbers(10, 16, seed=2)))
+    peft_folder(tmp_path, change, {A: a, B: b, "base_model.model.head.weight": head})
     model, before = create_model("vit_digits", **SHAPE), load_file(base)
-    if message:
-        with pytest.raises(InputError, match=message):
-            load_weights(model, base, adapter=tmp_path)
-        return
     report = load_weights(model, base, adapter=tmp_path)
     assert f"merged with {tmp_path / 'adapter_model.safetensors'}" in str(report)
     found = file_arrays(model)
-    wanted = before["blocks.1.attn.qkv.weight"] + 4 * b @ a
-    np.testing.assert_allclose(found["blocks.1.attn.qkv.weight"], wanted, rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(found["head.weight"], head)
+    wanted = before["blocks.1.attn.qkv.weight"] + scale * b.astype("float32") @ a.astype("float32")
+    np.testing.assert_allclose(found["blocks.1.attn.qkv.weight"], wanted, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(found["head.weight"], head.astype("float32"))
     np.testing.assert_array_equal(found["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"])
+
+
+@pytest.mark.parametrize("kind", ["all", "lora_only"])
+def test_pefts_biases_take_the_place_of_the_base_s(tmp_path, base, kind):
+    model, before = create_model("vit_digits", **SHAPE), load_file(base)
+    names = [name for name in before if "bias" in name and not name.startswith("head")]
+    names = names if kind == "all" else ["blocks.1.attn.qkv.bias"]
+    stored = {name: before[name] + 1 for name in names}
+    inside = {
+        name.replace("qkv.bias", "qkv.base_layer.bias") if ".1." in name else name: a for name, a in stored.items()
+    }
+    peft_folder(tmp_path, {"bias": kind}, {f"base_model.model.{name}": array for name, array in inside.items()})
+    load_weights(model, base, adapter=tmp_path)
+    found = file_arrays(model)
+    for name in before:
+        if name in stored:
+            np.testing.assert_array_equal(found[name], stored[name])
+        elif not name.startswith("head") and name != "blocks.1.attn.qkv.weight":
+            np.testing.assert_array_equal(found[name], before[name])
+    last = sorted(inside)[-1]
+    peft_folder(tmp_path, {"bias": kind}, {f"base_model.model.{n}": a for n, a in inside.items() if n != last})
+    with pytest.raises(InputError, match=f"it lacks {last.replace('.base_layer', '')}$"):
+        load_weights(create_model("vit_digits", **SHAPE), base, adapter=tmp_path)
+
+
+def test_an_adapter_of_other_classes_leaves_the_classifier_fresh(tmp_path, base):
+    folder, model = peft_folder(tmp_path), create_model("vit_digits", **SHAPE, num_classes=3)
+    before, fresh = load_file(base), file_arrays(model)["head.weight"]
+    report = load_weights(model, base, strict=False, adapter=folder)
+    assert report.fresh == ["head.weight", "head.bias"]
+    assert report.reason == "10 classes in the file, 3 in the model"
+    found = file_arrays(model)
+    np.testing.assert_array_equal(found["head.weight"], fresh)
+    wanted = before["blocks.1.attn.qkv.weight"] + 4 * numbers(48, 2, seed=1) @ numbers(2, 16)
+    np.testing.assert_allclose(found["blocks.1.attn.qkv.weight"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_product_needs_the_weights_that_it_changes(tmp_path, base):
+    """The base's classifier is of five classes, and would be left fresh."""
+    head = {
+        A.replace("blocks.1.attn.qkv", "head"): numbers(2, 16),
+        B.replace("blocks.1.attn.qkv", "head"): numbers(3, 2),
+    }
+    own = dict.fromkeys(["base_model.model.head.weight", "base_model.model.head.bias"])
+    change = {"target_modules": ["blocks.1.attn.qkv", "head"], "modules_to_save": None}
+    folder = peft_folder(tmp_path, change, head | own)
+    with pytest.raises(InputError, match=r"base.safetensors has no head.weight \[16, 3\], which .* changes"):
+        load_weights(create_model("vit_digits", **SHAPE, num_classes=3), base, strict=False, adapter=folder)
+
+
+def test_an_adapter_in_the_place_of_weights_is_named(tmp_path, base):
+    folder = peft_folder(tmp_path / "peft")
+    for path in (folder, folder / "adapter_model.safetensors"):
+        message = f"{path} (is|holds) an adapter, no whole model; .* -o MODEL.PRETRAINED_ADAPTER {path}$"
+        with pytest.raises(InputError, match=message):
+            load_weights(create_model("vit_digits", **SHAPE), path)
+
+
+LACKS = "an adapter of another model, or not whole: it lacks "
+REFUSED = {
+    "no A": ({}, {A: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight$"),
+    "no B": ({}, {B: None}, LACKS + r"blocks.1.attn.qkv.lora_B.weight$"),
+    "neither": ({}, {A: None, B: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight and 1 more tensors"),
+    "another layer's": ({"target_modules": ["qkv"]}, {}, LACKS + r"blocks.0.attn.qkv.lora_A.weight and 1 more tensors"),
+    "a saved layer": ({}, {"base_model.model.head.bias": None}, LACKS + "head.bias$"),
+    "a saved layer of the base": ({"modules_to_save": ["head", "norm"]}, {}, LACKS + "norm.bias and 1 more tensors"),
+    "an untargeted pair": (
+        {},
+        {A.replace("qkv", "proj"): numbers(2, 16), B.replace("qkv", "proj"): numbers(16, 2)},
+        "it holds blocks.1.attn.proj.lora_A.weight, which its description doesn't name",
+    ),
+    "another rank": (
+        {"r": 16},
+        {},
+        r"blocks.1.attn.qkv are \[2, 16\] and \[48, 2\], expected \[16, 16\] and \[48, 16\]",
+    ),
+    "a larger rank": (
+        {},
+        {A: numbers(9999, 16), B: numbers(48, 9999)},
+        r"are \[9999, 16\] and \[48, 9999\], expected \[2, 16\]",
+    ),
+    "transposed": (
+        {},
+        {A: numbers(16, 2), B: numbers(2, 48)},
+        r"are \[16, 2\] and \[2, 48\], expected \[2, 16\] and \[48, 2\]",
+    ),
+    "three axes": ({}, {A: numbers(2, 1, 16)}, r"are \[2, 1, 16\] and \[48, 2\], expected"),
+    "no axes": ({}, {A: numbers()}, r"are \[\] and \[48, 2\], expected"),
+    "zero sizes": ({}, {A: numbers(0, 16), B: numbers(48, 0)}, r"are \[0, 16\] and \[48, 0\], expected"),
+    "another width": (
+        {},
+        {A: numbers(2, 32), B: numbers(96, 2)},
+        r"are \[2, 32\] and \[96, 2\], expected \[2, 16\] and \[48, 2\]",
+    ),
+    "another model's": (
+        {},
+        {A.replace("qkv", "q"): numbers(2, 16)},
+        "another model: it has blocks.1.attn.q.lora_A.weight",
+    ),
+    "a strange tensor": ({}, {"gone.weight": numbers(1)}, "an adapter of another model: it has gone.weight"),
+    "a bias of a factor": ({}, {A.replace("A.weight", "A.bias"): numbers(2)}, "it has blocks.1.attn.qkv.lora_A.bias"),
+    "an adapter's name": (
+        {},
+        {A.replace("A.", "A.default."): numbers(2, 16)},
+        "it has blocks.1.attn.qkv.lora_A.default.weight",
+    ),
+    "twice": ({}, {A[17:]: numbers(2, 16)}, "holds blocks.1.attn.qkv.lora_A.weight twice"),
+    "NaN": ({}, {A: np.full((2, 16), np.nan, "float32")}, "32 of the 32 values of .*lora_A.weight are NaN"),
+    "too large": (
+        {},
+        {A: np.full((2, 16), 1e38, "float32"), B: np.full((48, 2), 1e3, "float32")},
+        "that are no finite numbers",
+    ),
+    "another kind": ({"peft_type": "LOHA"}, {}, "peft_type is 'LOHA', expected LORA"),
+    "no kind": ({"peft_type": None}, {}, "peft_type is missing, expected LORA"),
+    "no rank": ({"r": None}, {}, "r is missing, expected a rank"),
+    "a text as rank": ({"r": "2"}, {}, "adapter_config.json's r is '2', expected a rank"),
+    "a broken rank": ({"r": 2.0}, {}, "r is 2.0, expected a rank"),
+    "rank 0": ({"r": 0}, {}, "r is 0, expected a rank"),
+    "an endless alpha": ({"lora_alpha": 1e300}, {}, "lora_alpha is 1e.300, expected a number"),
+    "DoRA": ({"use_dora": True}, {}, "has use_dora True, which isn't computed here"),
+    "ranks by layer": (
+        {"rank_pattern": {"qkv": 4}},
+        {},
+        "has rank_pattern a dictionary of 1, which isn't computed here",
+    ),
+    "scales by layer": ({"alpha_pattern": {"qkv": 4}}, {}, "has alpha_pattern a dictionary of 1, which isn't"),
+    "what comes next": ({"use_next": True}, {}, "has use_next True, .* or remove the entry if it changes nothing"),
+    "a changed base": (
+        {"init_lora_weights": "pissa"},
+        {},
+        "init_lora_weights is 'pissa', expected true, false or one of",
+    ),
+    "no targets": ({"target_modules": None}, {}, "target_modules is missing, expected a list of layers' names"),
+    "an empty list": ({"target_modules": []}, {}, r"target_modules has \[\], which is no layer of this model"),
+    "a target that isn't there": (
+        {"target_modules": ["blocks.1.attn.qkv", "gone"]},
+        {},
+        "target_modules has gone, which is no",
+    ),
+    "a pattern of nothing": ({"target_modules": r".*\.gone"}, {}, r"target_modules has .*gone, which is no layer"),
+    "a convolution": (
+        {"target_modules": ["blocks.1.attn.qkv", "patch_embed.proj"]},
+        {},
+        LACKS + "patch_embed.proj.lora_A",
+    ),
+    "half a pattern": (
+        {"target_modules": "("},
+        {},
+        r"target_modules has .*no regular expression|no regular expression",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "strange", "message"), REFUSED.values(), ids=list(REFUSED))
+def test_what_is_no_whole_adapter_is_refused(tmp_path, base, change, strange, message):
+    folder, model = peft_folder(tmp_path, change, strange), create_model("vit_digits", **SHAPE)
+    before = file_arrays(model)
+    with pytest.raises(InputError, match=message) as raised:
+        load_weights(model, base, adapter=folder)
+    assert str(folder / "adapter_model.safetensors") in str(raised.value)
+    for name, array in file_arrays(model).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_an_endless_pattern_is_ended(tmp_path, base, monkeypatch):
+    monkeypatch.setattr("weights.peft._PATIENCE", 0.5)
+    folder = peft_folder(tmp_path, {"target_modules": "(([a-z0-9.]+)+)+!"})
+    with pytest.raises(InputError, match="takes too long to match; list the names"):
+        load_weights(create_model("vit_digits", **SHAPE), base, adapter=folder)
 
 
 def test_an_adapter_in_a_file_belongs_to_the_weights_beside_it(tmp_path):

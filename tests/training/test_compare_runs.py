@@ -64,6 +64,20 @@ def test_two_runs_are_compared_on_their_images(tmp_path):
     assert f"{probability:.3g}" in text
 
 
+def test_long_names_and_values_are_cut(tmp_path):
+    same = "9" * 150
+    folders = [tmp_path / f"{same[:99]}{place}{same[:99]}" for place in (1, 2)] + [tmp_path / "_$x$"]
+    for folder, rate in zip(folders, (0.1, 0.2, 0.3), strict=True):
+        make(folder, 0.8, TRAIN__BASE_LR=rate, MODEL__NAME=f"{same}{rate}")
+    found = compare(folders)
+    cut = f"{same[:30]}...{same[:27]}"
+    assert list(found.runs) == [f"{cut} (1)", f"{cut} (2)", "_$x$ (3)"]
+    told = screen(found)
+    assert max(map(len, told.splitlines())) < 400
+    assert re.search(rf"^  MODEL.NAME +{same[:30]}\.\.\.{same[:24]}0\.1  ", told, re.M)
+    assert f"{same}0.1" in page_of(found)
+
+
 def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
     runs = [make(tmp_path / f"a{n}", 0.7, seed=n, draw=n) for n in range(3)]
     runs += [make(tmp_path / f"b{n}", 0.75, seed=n, draw=3 + n, TRAIN__BASE_LR=0.5) for n in range(2)]

@@ -9,12 +9,12 @@ from ranks import run_ranks
 from runs import assert_same_run, records, refused, train
 
 from config import get_config
+from configs.plain import check_form
 from errors import InputError, Unreadable
 from training import ending, engine
 from training.checkpoint import Progress
 from training.checkpoint.state import _FORM
 from training.optim import build_schedule
-from weights.plain import check_form
 
 EVERY = ["SAVE_FREQ", "1", "KEEP_LAST", "1000", "REPORT_FREQ", "1", "TRAIN.BASE_LR", "0.01"]
 

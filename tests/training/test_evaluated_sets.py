@@ -1,6 +1,7 @@
 """Evaluation sets beyond a validation folder: each figure by NumPy, on any number of processes."""
 
 import json
+import os
 
 import numpy as np
 import paddle
@@ -181,7 +182,12 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
                 return 3
             severity = int(folder.name[-1]) if folder.name[-1].isdigit() else 0
             (tmp_path / "out" / folder.name).mkdir()
-            result = {"acc1": 90 - 10 * severity, "num_samples": 4, "config": {"MODEL": {"NUM_CLASSES": 10}}}
+            result = {
+                "acc1": 90 - 10 * severity,
+                "loss": 1.0,
+                "num_samples": 4,
+                "config": {"MODEL": {"NUM_CLASSES": 10}},
+            }
             (tmp_path / "out" / folder.name / "result.json").write_text(json.dumps(result))
             return 0
 
@@ -244,3 +250,47 @@ def test_published_images_are_folders_of_their_own():
     for flag in ("-corruptions=fogg", "-severities=6"):
         with pytest.raises(InputError, match=f"^{flag[:11]}.* has '(fogg|6)', expected some of "):
             robustness.arguments_of([flag])
+
+
+RESULT = {"acc1": 50.0, "loss": 1.0, "num_samples": 4, "config": {"MODEL": {"NUM_CLASSES": 10}}}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", r"can't be read as a run's result \(JSONDecodeError"),
+        (json.dumps(RESULT | {"acc1": 101.0}), "its acc1 is 101.0, expected a percentage"),
+        (json.dumps(RESULT | {"acc1": float("nan")}), "it holds NaN, which is no number"),
+        (json.dumps(RESULT | {"config": []}), r"its config is \[\], expected a dictionary"),
+        (json.dumps(RESULT | {"config": {}}), "its config.MODEL is None, expected a dictionary"),
+        (json.dumps(RESULT | {"config": {"MODEL": {"NUM_CLASSES": "10"}}}), "its config.MODEL.NUM_CLASSES is '10'"),
+        (None, "it is no regular file"),
+    ],
+)
+def test_a_cells_result_that_no_evaluation_wrote_is_refused(text, message, tmp_path):
+    file = tmp_path / "result.json"
+    if text is None:
+        os.mkfifo(file)
+    else:
+        file.write_text(text)
+    with pytest.raises(InputError, match=f"result.json: {message}.*; remove it to repeat the evaluation"):
+        robustness.evaluation_result(tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"errors": {}}', "its asked is missing, expected a dictionary"),
+        ('{"asked": []}', r"its asked is \[\], expected a dictionary"),
+        ('{"asked": {"TASK": "' + "9" * 4000 + '"}}', "has evaluations of "),
+    ],
+)
+def test_what_the_tool_wrote_is_held_to_its_form(text, message, tmp_path, monkeypatch):
+    words = [f"-output={tmp_path}/out", "-cfg=vit_digits", "-corruptions=fog", "-severities=1"]
+    words += ["-o", "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "3"]
+    monkeypatch.setattr("sys.argv", ["robustness.py", *words])
+    monkeypatch.setattr(robustness, "find_spec", lambda _: "there")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "robustness.json").write_text(text)
+    with pytest.raises(InputError, match=f"{message}.*; choose another -output"):
+        robustness.main()

@@ -1,5 +1,6 @@
 """A run's report: its figures are scikit-learn's and SciPy's; whatever names hold, it is a page that loads nothing."""
 
+import itertools
 import json
 import re
 from math import comb
@@ -20,6 +21,7 @@ from datasets import get_dataset
 from errors import InputError
 from loading.tables import csv_rows
 from training import predictions, report
+from training.curves import records
 from training.pages import page
 from training.report import measures, write_report
 from training.report.reading import read_predictions, read_run
@@ -190,6 +192,10 @@ def test_of_many_classes_the_picture_has_those_that_are_confused_most_often(made
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
 def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
     folder, dataset, _ = made
+    (folder / "classes.json").write_text(json.dumps(["9" * 4000, *NAMES[1:]]))
+    result = json.loads((folder / "result.json").read_text())
+    result["best"] = {"epoch": 1, "acc1": 50.0, "acc5": 90.0, "loss": 0.5, "checkpoint": "epoch_0001"}
+    (folder / "result.json").write_text(json.dumps(result))
     file = write_report(folder, dataset)
     with browsing() as browser:
         for width in (390, 1280):
@@ -214,16 +220,16 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
         ("predictions.csv", "image,label,predicted,probability\na,1,2,0.5\n", "samples and accuracy are 1, 0.0, those"),
         ("result.json", "{}", "its loss is missing, expected a number"),
         ("result.json", '{"loss": 1, "num_samples": 0}', "its num_samples is 0, expected a number from 1 on"),
-        ("result.json", '{"loss": 1, "num_samples": 1, "best": 3}', "its best is 3, expected an evaluation with"),
+        ("result.json", '{"loss": 1, "num_samples": 1, "best": 3}', "its best is 3, expected a dictionary"),
         (
             "result.json",
             '{"loss": 1, "num_samples": 1, "best": {"epoch": 1, "acc1": "x"}}',
-            "its best is a dictionary of 2, expected",
+            "its best.acc1 is 'x', expected a number",
         ),
         (
             "result.json",
             '{"loss": 1, "num_samples": 1, "best": {"epoch": 1, "checkpoint": 7}}',
-            "its best is a dictionary of 2, expected",
+            "its best.checkpoint is 7, expected a text",
         ),
         ("result.json", '{"loss": 1, "num_samples": 1, "ema": {}}', "its ema.loss is missing"),
         ("result.json", '{"loss": 1, "num_samples": 1, "acc5": "x"}', "its acc5 is 'x', expected a number"),
@@ -322,3 +328,13 @@ def test_a_run_without_report_leaves_none_and_a_failure_is_a_line(tmp_path, tiny
 def test_text_of_a_page_is_cut_and_escaped():
     assert page.text("a\n<b>") == "a\\n&lt;b&gt;"
     assert len(page.text("x" * 5000)) < 500
+
+
+def test_reading_records_takes_a_limited_time(tmp_path, monkeypatch):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("{}\n" * 1000)
+    assert list(records(file)) == []
+    seconds = itertools.count(0, 0.1)
+    monkeypatch.setattr("errors.time.thread_time", lambda: next(seconds))
+    with pytest.raises(InputError, match="metrics.jsonl: reading its 3000 bytes takes too long; move it away"):
+        list(records(file))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from documents import snippets
+from hostile import attempt
 from PIL import Image
 from programs import ROOT
 
@@ -177,7 +178,7 @@ def test_the_files_that_are_shown_are_sweeps(page, tmp_path):
 def finish(sweep, name, value):
     """Leaves what a run leaves."""
     (sweep.output / name).mkdir(parents=True, exist_ok=True)
-    result = {"best": {"acc1": value, "loss": 1.0, "epoch": 3}, "acc1": 0.0}
+    result = {"best": {"acc1": value, "loss": 1.0, "epoch": 3}, "acc1": 0.0, "loss": 2.0, "num_samples": 4}
     (sweep.output / name / "result.json").write_text(json.dumps(result))
 
 
@@ -256,15 +257,139 @@ def test_a_folder_is_of_one_file_which_may_become_longer(tmp_path):
         other = sweep_of(tmp_path, **content)
         with pytest.raises(InputError, match=message):
             results.read_points(other, plan_points(other))
-    for text in ("[]", "{", '{"points": 3}', '{"points": [{"a": 1}], "of": {}}', '{"points": []}'):
-        (sweep.output / "sweep.json").write_text(text)
-        with pytest.raises(InputError, match="sweep.json: "):
-            results.read_points(sweep, plan_points(sweep))
-    for text in ("{}", '{"best": 3}', '{"best": {"acc1": [], "epoch": 1}}', "\0"):
-        (sweep.output / "0000").mkdir(exist_ok=True)
-        (sweep.output / "0000" / "result.json").write_text(text)
-        with pytest.raises(InputError, match="result.json: can't be read as a run's result .*; remove it"):
-            results.outcome(sweep, "0000", "acc1")
+
+
+POINTS = {
+    "a list": ("[]", "its content is .*, expected a dictionary"),
+    "half of it": ("{", r"can't be read as a sweep's points \(JSONDecodeError"),
+    "no sweep": ('{"points": []}', "its of is missing, expected a dictionary"),
+    "a sweep that is a list": ('{"of": [], "points": []}', r"its of is \[\], expected a dictionary"),
+    "a number of points": ('{"of": {}, "points": 3}', "its points is 3, expected a list of up to 10000 points"),
+    "a value that is no text": (
+        '{"of": {}, "points": [{"a": 1}]}',
+        "its points is a list of 1, expected a list of up to",
+    ),
+    "NaN": ('{"of": {"seed": NaN}, "points": []}', "it holds NaN, which is no number"),
+    "a number without an end": (
+        '{"of": {"seed": 1e999}, "points": []}',
+        "it holds the number 1e999, which is too large",
+    ),
+    "4,000 digits": (f'{{"of": {{"seed": {"9" * 4000}}}, "points": []}}', "it holds a number of 4000 digits"),
+    "the same twice": ('{"of": {}, "of": {}, "points": []}', "it has the same name twice"),
+    "too deep": ("[" * 100_000, "can't be read as a sweep's points .RecursionError"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), POINTS.values(), ids=list(POINTS))
+def test_points_that_no_sweep_wrote_are_refused(text, message, tmp_path):
+    sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01]})
+    sweep.output.mkdir()
+    (sweep.output / "sweep.json").write_text(text)
+    with pytest.raises(InputError, match=f"sweep.json: {message}.*; remove it to begin anew"):
+        results.read_points(sweep, plan_points(sweep))
+
+
+@pytest.mark.parametrize(
+    ("point", "message"),
+    [
+        ({"TRAIN.BASE_LR": "0.0001"}, r"its points\[0\].TRAIN.LOSS is missing"),
+        (
+            {"TRAIN.BASE_LR": "0.0001", "TRAIN.LOSS": "auto", "OUTPUT": "/x"},
+            r"its points\[0\] has OUTPUT, which is no key",
+        ),
+        (
+            {"TRAIN.BASE_LR": "0.0001", "TRAIN.LOSS": "other"},
+            r"its points\[0\].TRAIN.LOSS is 'other', expected a value that",
+        ),
+        (
+            {"TRAIN.BASE_LR": "1.0", "TRAIN.LOSS": "auto"},
+            r"its points\[0\].TRAIN.BASE_LR is '1.0', expected a value that",
+        ),
+        ({"TRAIN.BASE_LR": "0.0_1", "TRAIN.LOSS": "auto"}, r"TRAIN.BASE_LR is '0.0_1', expected a value that"),
+        ({"TRAIN.BASE_LR": "nan", "TRAIN.LOSS": "auto"}, r"TRAIN.BASE_LR is 'nan', expected a value that"),
+        ({"TRAIN.BASE_LR": "-o", "TRAIN.LOSS": "auto"}, r"TRAIN.BASE_LR is '-o', expected a value that"),
+    ],
+)
+def test_points_of_optuna_are_the_sweeps(point, message, tmp_path):
+    keys = {"TRAIN.BASE_LR": {"log_uniform": ["1e-5", "1e-1"]}, "TRAIN.LOSS": ["auto"]}
+    sweep = sweep_of(tmp_path, keys=keys, method="random", runs=3)._replace(method="optuna")
+    sweep.output.mkdir()
+    points = plan_points(sweep._replace(method="random"))
+    results.record(sweep, points)
+    assert results.read_points(sweep, []) == points
+    results.record(sweep, [point])
+    with pytest.raises(InputError, match=f"sweep.json: .*{message}"):
+        results.read_points(sweep, [])
+
+
+EVALUATED = {"acc1": 50.0, "loss": 1.0, "num_samples": 4}
+BEST = {"acc1": 60.0, "epoch": 1}
+RESULTS = {
+    "nothing": ({}, "its loss is missing, expected a number"),
+    "no best": (EVALUATED, "its best.acc1 is missing, expected a number"),
+    "a best that is a number": (EVALUATED | {"best": 3}, "its best is 3, expected a dictionary"),
+    "no accuracy": (EVALUATED | {"best": {"epoch": 1}}, "its best.acc1 is missing, expected a number"),
+    "a text": (EVALUATED | {"best": BEST | {"acc1": "1_0"}}, "its best.acc1 is '1_0', expected a number"),
+    "a text as an epoch": (
+        EVALUATED | {"best": BEST | {"epoch": "1_0"}},
+        "its best.epoch is '1_0', expected a number of",
+    ),
+    "NaN": (EVALUATED | {"best": BEST | {"acc1": math.nan}}, "it holds NaN, which is no number"),
+    "infinity": (EVALUATED | {"best": BEST | {"acc1": math.inf}}, "it holds Infinity, which is no number"),
+    "nearly infinite": (EVALUATED | {"best": BEST | {"acc1": 1e308}}, "its best.acc1 is 1e.308, expected a number"),
+    "true": (EVALUATED | {"best": BEST | {"acc1": True}}, "its best.acc1 is True, expected a number"),
+    "of another metric": (EVALUATED | {"best": BEST, "ema": 3}, "its ema is 3, expected a dictionary"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), RESULTS.values(), ids=list(RESULTS))
+def test_a_result_that_no_run_wrote_is_refused(content, message, tmp_path):
+    sweep = sweep_of(tmp_path)
+    (sweep.output / "0000").mkdir(parents=True)
+    (sweep.output / "0000" / "result.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=f"result.json: {message}.*; remove it to repeat the run$"):
+        results.outcome(sweep, "0000", "acc1")
+
+
+def test_the_average_has_a_best_of_its_own(tmp_path):
+    sweep = sweep_of(tmp_path)
+    (sweep.output / "0000").mkdir(parents=True)
+    average = EVALUATED | {"best": {"acc1": 70.0, "epoch": 2}}
+    (sweep.output / "0000" / "result.json").write_text(json.dumps(EVALUATED | {"best": BEST, "ema": average}))
+    assert results.outcome(sweep, "0000", "acc1") == (60.0, 1)
+    assert results.outcome(sweep, "0000", "ema/acc1") == (70.0, 2)
+
+
+def test_commas_are_no_memory(tmp_path):
+    sweep = sweep_of(tmp_path)
+    sweep.output.mkdir()
+    for file, read in (
+        (sweep.output / "sweep.json", lambda: results.read_points(sweep, plan_points(sweep))),
+        (sweep.output / "0000" / "result.json", lambda: results.outcome(sweep, "0000", "acc1")),
+    ):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("[" + "[],[]," * 10_000_000 + "[]]")
+        line = attempt(file.name, file.stat().st_size, read)
+        assert "its content would take more than 64 MiB and three times its 60000004 bytes" in line
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "0000/result.json", "0000.txt", ".lock"])
+def test_what_is_no_file_is_not_waited_for(name, tmp_path):
+    sweep = sweep_of(tmp_path)
+    (sweep.output / "0000").mkdir(parents=True)
+    (sweep.output / "sweep.json").write_text("{}")
+    (sweep.output / name).unlink(missing_ok=True)
+    os.mkfifo(sweep.output / name)
+    if name == "0000.txt":
+        assert results.last_line(sweep.output / name) == "what it printed can't be read (it is no regular file)"
+        return
+    read = {
+        "sweep.json": lambda: results.read_points(sweep, plan_points(sweep)),
+        "0000/result.json": lambda: results.outcome(sweep, "0000", "acc1"),
+        ".lock": lambda: results.lock(sweep.output),
+    }[name]
+    with pytest.raises(InputError, match=f"{name}.* no regular file"):
+        read()
 
 
 def locked_elsewhere(output, queue):

@@ -26,16 +26,25 @@ CONFIG = {"MODEL": {"NAME": "vit", "DEPTH": 2}, "TRAIN": {"BASE_LR": 0.1, "BETAS
 RESULT = {
     "acc1": 75.0,
     "weights": "file",
-    "class_acc": [1.0],
+    "loss": 0.5,
+    "num_samples": 8,
+    "thresholds": [0.25],
     "best": {"epoch": 2, "acc1": 75.5},
     "config": {"SEED": 1},
 }
-RESULT |= {"ema": {"acc1": 71.0, "best": {"epoch": 1, "acc1": 71.25}}, "versions": {"numpy": "2"}}
+RESULT |= {
+    "ema": {"acc1": 71.0, "loss": 0.75, "num_samples": 8, "best": {"epoch": 1, "acc1": 71.25}},
+    "versions": {"numpy": "2"},
+}
 FINAL = {
     "acc1": 75.0,
+    "loss": 0.5,
+    "num_samples": 8,
     "best/epoch": 2,
     "best/acc1": 75.5,
     "ema/acc1": 71.0,
+    "ema/loss": 0.75,
+    "ema/num_samples": 8,
     "ema/best/epoch": 1,
     "ema/best/acc1": 71.25,
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from config import default_values, get_config, shipped_configs, shipped_model, with_options, with_values
 from configs.names import instead
+from configs.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
 from configs.registry import tasks
 from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
@@ -21,7 +22,6 @@ from weights import find_weights
 from weights.adapters import find_adapter
 from weights.formats import METADATA, read_metadata
 from weights.hub import read_config
-from weights.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
 from weights.transformers import read_transformers
 from weights.transformers import task_of as transformers_task
 

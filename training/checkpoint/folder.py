@@ -23,11 +23,11 @@ from typing import IO, Any
 
 import numpy as np
 
+from configs.plain import whole_file
 from errors import InputError, RunError, Unreadable, open_file, reading
 from launch.files import leftovers, making_folder, sync_directory, unfinished_path
 from weights import find_weights
 from weights.formats import write_safetensors
-from weights.plain import whole_file
 
 SUMS, STATE = "SHA256SUMS", "state.json"
 MODEL, EMA, OPTIMIZER, STATISTICS = (f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics"))

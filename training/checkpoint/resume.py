@@ -12,6 +12,7 @@ import paddle
 
 from config import default_values
 from configs.architectures import kept_values
+from configs.plain import value_text, whole_file
 from errors import InputError, Unreadable, open_file, printable, reading
 from launch.files import making_folder
 from loading.label_spaces import some_of
@@ -26,7 +27,6 @@ from training.optim.groups import decayed_parameters
 from training.setup import Training
 from utils import all_gather, rank, world_size
 from weights.fit import TABLE
-from weights.plain import value_text, whole_file
 
 AUTO = "auto"
 # What may change without being named: where things lie, how the work is shared out, what a resume replaces.

@@ -196,12 +196,19 @@ class Saver:
             self.base = base_hash(model, parts["val"], self.trained)
         return files | ({folder.UNMERGED: left} if left else {})
 
-    def _with_adapters(self, metadata: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    def _with_adapters(
+        self, metadata: dict[str, dict[str, str]], files: dict[str, Arrays]
+    ) -> dict[str, dict[str, str]]:
         """The metadata of the files of weights, and of those of adapters, which say more."""
         adapter = self.config.TRAIN.ADAPTER
-        told = adapter_metadata(adapter.NAME or "", adapter.ALPHA / adapter.RANK, self.base)
+        rank = adapter.RANK if adapter.NAME == "lora" else None
+        scale = adapter.ALPHA / adapter.RANK
         models = {folder.ADAPTER: folder.MODEL, folder.ADAPTER_EMA: folder.EMA}
-        return metadata | {file: metadata[of] | told for file, of in models.items() if of in metadata}
+        return metadata | {
+            file: metadata[of] | adapter_metadata(adapter.NAME, scale, self.base, rank, files[file])
+            for file, of in models.items()
+            if file in files
+        }
 
     def _write(
         self,
@@ -217,7 +224,7 @@ class Saver:
         started, directory = time.perf_counter(), self.run.checkpoints
         try:
             files = self._files(copied, statistics, others)
-            folder.write_checkpoint(directory, name, files, state, self._with_adapters(metadata))
+            folder.write_checkpoint(directory, name, files, state, self._with_adapters(metadata, files))
             if "val" in improved:
                 folder.point(directory / folder.BEST, name)
             if "ema" in improved:

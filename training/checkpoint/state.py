@@ -5,9 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from errors import InputError, Unreadable
-from training.checkpoint import folder
-from weights.plain import (
+from configs.plain import (
     NAME,
     Form,
     Rule,
@@ -20,6 +18,8 @@ from weights.plain import (
     parsed_json,
     whole_file,
 )
+from errors import InputError, Unreadable
+from training.checkpoint import folder
 
 FORMATS = (1, 2)  # the last one is written; in 1, ``window.Record`` had no names
 LONGEST = 16 << 20  # bytes; a run's state has some 5,000, and a line for each class

@@ -5,8 +5,10 @@ import unicodedata
 import warnings
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
 
 from errors import printable
 from training.pages.fonts import families
@@ -17,22 +19,31 @@ def figure(width: float, height: float) -> Figure:
     return Figure((width, height), layout="constrained")
 
 
-def figure_png(drawn: Figure) -> bytes:
-    """Returns a figure as a PNG file."""
+def figure_png(drawn: Figure, dpi: int = 110) -> bytes:
+    """Returns a figure as a PNG file. "$" begins no formula in it: names of files, classes and runs may have one."""
     file = io.BytesIO()
     texts: list[Any] = drawn.findobj(Text)
     names = families(text.get_text() for text in texts)
     for text in texts:
         text.set_fontfamily(names)
-    with warnings.catch_warnings():
+        text.set_parse_math(False)
+    # The settings are for labels of ticks that are made as it is drawn.
+    with warnings.catch_warnings(), rc_context({"text.parse_math": False}):
         warnings.simplefilter("ignore")  # letters that the font lacks become boxes
-        drawn.savefig(file, format="png", dpi=110, metadata={"Software": None})
+        drawn.savefig(file, format="png", dpi=dpi, metadata={"Software": None})
     return file.getvalue()
 
 
-def write_title(axis: Any, text: str, **how: Any) -> None:
-    """Writes a title: "$" in a file's name begins no formula."""
-    axis.set_title(text, parse_math=False, **how)
+def set_log_scale(axis: Any) -> None:
+    """Makes an x-axis logarithmic. Matplotlib's own labels of such an axis are formulas."""
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # where there are less than two of the others
+
+
+def legend_name(text: str) -> str:
+    """Returns a stranger's name for a legend: shortened, and shown even where it begins with "_"."""
+    return f" {shorten(text)}" if text.startswith("_") else shorten(text)
 
 
 def shorten(text: str, most: int = 24) -> str:

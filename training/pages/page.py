@@ -13,13 +13,14 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 * { box-sizing: border-box }
 body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 70rem; color: #222 }
-h1 { font-size: 1.4rem; overflow-wrap: anywhere } h2 { font-size: 1.1rem; margin-top: 2rem }
+h1 { font-size: 1.4rem } h2 { font-size: 1.1rem; margin-top: 2rem } h1, h2, p { overflow-wrap: anywhere }
 table { border-collapse: collapse } td, th { padding: .2rem .8rem .2rem 0; text-align: left; vertical-align: top }
-th { font-weight: 600 } td { overflow-wrap: anywhere } td.n, th.n { text-align: right }
-td.n { white-space: nowrap } .scroll { max-height: 26rem; overflow: auto; max-width: 100% }
+th { font-weight: 600; min-width: 9rem } td, th { overflow-wrap: anywhere }
+td.n, th.n { text-align: right; min-width: 0; overflow-wrap: normal }
+.scroll { max-height: 26rem; overflow: auto; max-width: 100% }
 img { max-width: 100%; height: auto } li { overflow-wrap: anywhere } small { color: #666 }
 .stops { color: #a40000 } .good { color: #2e7d32 }
-@media (max-width: 40rem) { table { font-size: 13px } td, th { padding-right: .5rem } }
+@media (max-width: 40rem) { table { font-size: 13px } td, th { padding-right: .5rem; min-width: 0 } }
 .grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: .5rem 1rem }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: 1rem .8rem }
 .tiles figure { margin: 0; overflow-wrap: anywhere; font-size: .85rem; line-height: 1.3 }

@@ -13,7 +13,8 @@ from loading.tables import csv_line
 from training.pages import page
 from training.report import drawings, mistakes
 from training.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
-from training.report.reading import FIGURES, SPEED, Finished, Told, read_run
+from training.report.reading import SPEED, Finished, Told, read_run
+from training.results import FIGURES
 from utils import writing_whole
 
 PAGE, TABLE, PICTURE = "report.html", "confusion.csv", "confusion.png"

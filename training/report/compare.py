@@ -10,10 +10,13 @@ import numpy as np
 from errors import InputError
 from options import leaves
 from training.pages import page
+from training.pages.figures import shorten
 from training.report import drawings, interval, number
 from training.report.measures import mcnemar, welch
-from training.report.reading import FIGURES, Finished, read_run
+from training.report.reading import Finished, read_run
+from training.results import FIGURES
 
+_CELL = 60  # letters of a name, and of a value on a screen
 LEVEL = 0.05  # a difference is called larger than chance below it, over the number of comparisons (Bonferroni)
 # What says nothing of how a run trains, or differs between runs of one kind.
 _OWN = ("BASE", "OUTPUT", "SAVE", "TAG", "MODEL.RESUME", "NGPUS")
@@ -119,8 +122,11 @@ def _folders_by_name(folders: Sequence[Path]) -> dict[str, Path]:
     if len(set(paths)) < len(paths):
         raise InputError("a run is given twice; give different runs")
     ends = range(1, 1 + max(len(path.parts) for path in paths))
-    names = ([str(Path(*path.parts[-end:])) for path in paths] for end in ends)
-    return dict(zip(next(own for own in names if len(set(own)) == len(own)), folders, strict=True))
+    endings = ([str(Path(*path.parts[-end:])) for path in paths] for end in ends)
+    names = [shorten(name, _CELL) for name in next(own for own in endings if len(set(own)) == len(own))]
+    if len(set(names)) < len(names):  # what tells them apart was cut
+        names = [f"{name} ({place})" for place, name in enumerate(names, 1)]
+    return dict(zip(names, folders, strict=True))
 
 
 def _kinds(runs: Mapping[str, Finished]) -> list[Kind]:
@@ -179,6 +185,7 @@ def screen(found: Compared) -> str:
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    rows = [[shorten(value, _CELL) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 

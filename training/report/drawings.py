@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from training.curves import Points, draw
-from training.pages.figures import figure, figure_png, shorten
+from training.pages.figures import figure, figure_png, legend_name, shorten
 from training.report.measures import BINS, Calibration
 
 _BLUE, _ORANGE = "#3465a4", "#d9822b"
@@ -29,7 +29,7 @@ def curve(runs: Mapping[str, Mapping[str, dict[str, Points]]], key: str, label: 
         beside = {"alpha": 0.3, "linewidth": 1} if key in curves.get("val", {}) else {}
         for split, how in (("train", beside), ("val", {}), ("ema", {"linestyle": "--"})):
             own = {split: curves[split]} if split in curves else {}
-            draw(axis, own, key, label, f"{shorten(name)} ", color=f"C{place % 10}", **how)
+            draw(axis, own, key, label, f"{legend_name(name)} ", color=f"C{place % 10}", **how)
     if axis.get_legend():
         axis.legend(fontsize=7 if len(runs) > 1 else 9)
     axis.set_xlabel("step")
@@ -53,8 +53,8 @@ def confusion(matrix: np.ndarray, names: Sequence[str], whole: bool) -> bytes:
         told = f"{matrix[row, column]:,}"
         axis.text(column, row, told, ha="center", va="center", color=colour, fontsize=size * min(1, 4 / len(told)))
     told = [shorten(name, 18) for name in names]
-    axis.set_xticks(range(count), told, rotation=90, fontsize=size, parse_math=False)
-    axis.set_yticks(range(count), told, fontsize=size, parse_math=False)
+    axis.set_xticks(range(count), told, rotation=90, fontsize=size)
+    axis.set_yticks(range(count), told, fontsize=size)
     axis.set_xlabel("predicted" if whole else f"predicted, of the {count} classes that are confused most often")
     axis.set_ylabel("label")
     return figure_png(drawn)

@@ -10,6 +10,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from config import get_config
+from configs.plain import is_list, parsed_json, whole_file
 from configs.registry import tasks
 from errors import Allowance, InputError, Unreadable, open_file, reading
 from loading.files import Paths
@@ -18,52 +19,13 @@ from options import Configuration
 from training import predictions
 from training.curves import Points, points
 from training.predictions import ONE, SEVERAL
-from weights.plain import Form, Rule, check_form, is_list, is_real, is_whole, parsed_json, whole_file
+from training.results import MOST_CLASSES, is_text, read_result
 
 ADVICE = "; is it a run's folder?"
 SPLITS = ("train", "val", "ema")
-_LARGEST = 64 << 20  # bytes of result.json
+_LARGEST = 64 << 20  # bytes of classes.json
 _LINE = 1 << 20  # bytes of a line of predictions.csv
-_CLASSES = 1 << 20  # that a table of predictions may tell of
-FIGURES = {  # what an evaluation tells, in this order
-    "acc1": "accuracy, top 1 (%)", "acc5": "accuracy, top 5 (%)", "mean_class_acc": "accuracy, mean of the classes (%)",
-    "mAP": "mean average precision (%)", "f1_micro": "F1, micro (%)", "f1_macro": "F1, macro (%)",
-    "f1_micro_at_half": "F1, micro, all thresholds 0.5 (%)", "f1_macro_at_half": "F1, macro, all thresholds 0.5 (%)",
-    "loss": "loss",
-}  # fmt: skip
 SPEED = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
-
-
-def _is_table(value: Any) -> bool:
-    shares = type(value) is dict and all(own is None or is_real(own) for own in value.values())
-    return shares and all(type(name) is str for name in value)
-
-
-def _is_record(value: Any) -> bool:
-    return (
-        type(value) is dict
-        and is_whole(value.get("epoch"))
-        and _is_name(value.get("checkpoint", ""))
-        and all(is_real(value[key]) for key in FIGURES if key in value)
-    )
-
-
-def _is_name(value: Any) -> bool:
-    """Whether it is a text that a table can take: JSON's may hold half a character."""
-    return type(value) is str and not any("\ud800" <= letter <= "\udfff" for letter in value)
-
-
-_TABLE = Rule("numbers by name", _is_table)
-_DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
-_FORM: Form = {
-    **dict.fromkeys(FIGURES, Rule("a number", is_real)),
-    "num_samples": Rule("a number from 1 on", lambda value: is_whole(value, 1)),
-    "best": Rule("an evaluation with its epoch", _is_record),
-    "ended": Rule("a text", lambda value: type(value) is str),
-    "class_acc": _TABLE, "class_ap": _TABLE, "class_f1": _TABLE,
-    "thresholds": Rule("a list of numbers", lambda value: is_list(value, is_real, high=_CLASSES)),
-    "versions": _DICTIONARY, "environment": _DICTIONARY, "ema": _DICTIONARY,
-}  # fmt: skip
 
 
 class Told(NamedTuple):
@@ -126,16 +88,13 @@ def read_run(folder: Path) -> Finished:
     """
     if not (folder / "result.json").exists():
         raise InputError(f"{folder}: holds no result.json: it is no run's folder, or the run isn't over")
-    with reading(folder / "result.json", "a run's result", ADVICE):
-        result = parsed_json(whole_file(folder / "result.json", _LARGEST))
-        check_form(result, _FORM, ("loss", "num_samples"))
-        check_form(result.get("ema", {}), _FORM, ("loss", "num_samples") if "ema" in result else (), "ema.")
+    result = read_result(folder, ADVICE)
     config = get_config(folder / "config.yaml")
     classes: list[str] = []
     if (folder / "classes.json").exists():
         with reading(folder / "classes.json", "names of classes", ADVICE):
             classes = parsed_json(whole_file(folder / "classes.json", _LARGEST))
-            if not is_list(classes, _is_name, high=_CLASSES):
+            if not is_list(classes, is_text, high=MOST_CLASSES):
                 raise Unreadable("expected a list of names")
     evaluated = {"val": result} | ({"ema": result["ema"]} if "ema" in result else {})
     told = {}
@@ -208,7 +167,7 @@ def _rows(
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 8 and int(text) < _CLASSES):
+    if not (text.isascii() and text.isdigit() and len(text) <= 8 and int(text) < MOST_CLASSES):
         raise Unreadable(f"{text[:20]!a} is no class's number")
     return int(text)
 

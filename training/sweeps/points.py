@@ -31,7 +31,7 @@ from training.command_line import config_from_arguments
 PROGRAMS = ("main_single_gpu.py", "main_multi_gpu.py")
 METHODS = ("grid", "random", "optuna")
 _DRAWN = ("choice", "uniform", "log_uniform")
-_MOST = 10_000  # runs
+MOST = 10_000  # runs
 _OWN = ("OUTPUT", "MODEL.RESUME", "EVAL", "NGPUS")  # a sweep's own, which no key may be
 
 Point = dict[str, str]  # a word for each key, as after -o
@@ -56,6 +56,18 @@ class Drawn(NamedTuple):
     def edges(self) -> list[str]:
         """Returns the values that a check has to try."""
         return self.choices or [word(self.low), word(self.high)]
+
+    def holds(self, text: Any) -> bool:
+        """Returns whether a text is a word that may be drawn."""
+        if self.choices or type(text) is not str:
+            return text in self.choices
+        try:
+            number = float(text)
+        except ValueError:
+            return False
+        # Its four digits may have led it out of the interval.
+        slack = 1e-3 * max(abs(self.low), abs(self.high))
+        return word(number) == text and self.low - slack <= number <= self.high + slack
 
     def value(self, word: str) -> str | float:
         """Returns what Optuna takes for a word: of an interval, the number, which rounding may have led out of it."""
@@ -144,8 +156,8 @@ def read_sweep(file: Path) -> Sweep:
         raise InputError(f"{file}: seeds is {quoted(seeds)}, expected whole numbers from 0, each once, and no key SEED")
     counts = {"runs": number * max(1, len(seeds)), "devices": content.get("devices", 1)}
     for name, count in (counts | {"side_by_side": content.get("side_by_side", 1)}).items():
-        if not 1 <= count <= _MOST:
-            raise InputError(f"{file}: {name} is {count}, expected 1 to {_MOST}")
+        if not 1 <= count <= MOST:
+            raise InputError(f"{file}: {name} is {count}, expected 1 to {MOST}")
     if counts["devices"] > 1 and words[0] == PROGRAMS[0]:
         raise InputError(f"{file}: devices is {counts['devices']}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}")
     if method == "optuna" and not importlib.util.find_spec("optuna"):

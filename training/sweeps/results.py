@@ -10,14 +10,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from configs.plain import Form, Rule, check_form, is_list, parsed_json, whole_file
 from errors import InputError, Unreadable, open_file, printable, reading
 from launch.files import open_in_place, refuse_links, writing_whole
 from launch.verdict import how_it_ended
 from loading.tables import csv_line
-from training.sweeps.points import Point, Sweep
+from training.results import FILE as RESULT
+from training.results import NUMBER, is_number, read_result
+from training.sweeps.points import MOST, Point, Sweep
 
 FILE, LOCK, LEFT = "sweep.json", ".lock", 60.0  # seconds that runs have to save which a killed sweep left
-_LONGEST = 64 << 20  # bytes of a file that is read
+_LONGEST = 64 << 20  # bytes of sweep.json
+_ANEW, _REPEAT = "; remove it to begin anew", "; remove it to repeat the run"
+
+
+def _is_point(value: Any) -> bool:
+    return type(value) is dict and all(type(word) is str for word in value.values())
+
+
+_FORM: Form = {
+    "of": Rule("a dictionary", lambda value: type(value) is dict),
+    "points": Rule(
+        f"a list of up to {MOST} points, each of texts by key",
+        lambda value: is_list(value, _is_point, high=MOST),
+    ),
+}
 
 
 class Outcome(NamedTuple):
@@ -51,6 +68,7 @@ def lock(output: Path) -> int:
             break
         except BlockingIOError:
             owner = os.pread(descriptor, 20, 0).decode(errors="replace")
+            owner = owner if owner.isascii() and owner.isdigit() else ""
             if time.monotonic() > until or os.path.exists(f"/proc/{owner or 'self'}"):
                 found = f"another sweep writes there (process {owner or 'that has just begun'})"
                 raise InputError(f"{output}: {found}; wait for it, or give another output") from None
@@ -72,15 +90,22 @@ def read_points(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
     file = sweep.output / FILE
     if not file.exists():
         return []
-    found = _read(file, "a sweep's points")
-    with reading(file, "a sweep's points"):
-        points, told = [dict(point) for point in found["points"]], found["of"]
-        if not all(type(word) is str for point in points for word in point.values()):
-            raise Unreadable("a point has a value that is no text")
+    with reading(file, "a sweep's points", _ANEW):
+        found = parsed_json(whole_file(file, _LONGEST))
+        check_form(found, _FORM, tuple(_FORM))
+        points, told = found["points"], found["of"]
     changed = [key for key, value in _sweep_record(sweep).items() if told.get(key) != value]
     if changed or (planned and points != list(planned[: len(points)])):
         what = changed[0] if changed else "keys"
         raise InputError(f"{file} is of a sweep with other {what}; give another output, or put the file back as it was")
+    if not planned:  # Optuna's, which nothing but the file tells
+        form = {key: Rule("a value that the sweep's file gives", drawn.holds) for key, drawn in sweep.keys.items()}
+        with reading(file, "a sweep's points", _ANEW):
+            for index, point in enumerate(points):
+                check_form(point, form, tuple(form), f"points[{index}].")
+                if strange := sorted(point.keys() - form.keys()):
+                    found = f"its points[{index}] has {printable(strange[0], 60)}"
+                    raise Unreadable(f"{found}, which is no key of the sweep")
     return points
 
 
@@ -96,34 +121,32 @@ def _sweep_record(sweep: Sweep) -> dict[str, Any]:
     return {"command": [sweep.program, *sweep.words], "method": sweep.method, "seed": sweep.seed, **own}
 
 
-def _read(file: Path, what: str) -> dict[str, Any]:
-    with reading(file, what, "; remove it to begin anew"), open_file(file) as text:
-        data = text.read(_LONGEST + 1)
-        if len(data) > _LONGEST or not isinstance(found := json.loads(data), dict):
-            raise Unreadable("it is none")
-    return found
-
-
 def outcome(sweep: Sweep, name: str, metric: str) -> Outcome | None:
     """Returns what a run gave; None: it isn't done.
 
     Raises:
         InputError: its result.json isn't a run's.
     """
-    file = sweep.output / name / "result.json"
+    file = sweep.output / name / RESULT
     if not file.exists():
         return None
-    result, split = _read(file, "a run's result"), metric.rpartition("/")[0]
-    with reading(file, "a run's result", "; remove it to repeat the run"):
-        best = (result[split] if split else result)["best"]
-        return Outcome(float(best[metric.rpartition("/")[2]]), int(best["epoch"]))
+    result = read_result(file.parent, _REPEAT)
+    split, _, figure = metric.rpartition("/")
+    with reading(file, "a run's result", _REPEAT):
+        found = result.get(split, {}) if split else result
+        best = found.get("best", {})
+        check_form(best, {figure: NUMBER}, (figure,), f"{split}{'.' if split else ''}best.")
+        return Outcome(float(best[figure]), best["epoch"])
 
 
 def last_line(file: Path) -> str:
     """Returns the last line of what a run printed, as a line may show it."""
-    with open_file(file) as text:
-        text.seek(max(0, file.stat().st_size - 2000))
-        lines = text.read(2000).decode(errors="replace").split("\n")
+    try:
+        with open_file(file) as text:
+            text.seek(max(0, os.fstat(text.fileno()).st_size - 2000))
+            lines = text.read(2000).decode(errors="replace").split("\n")
+    except (OSError, Unreadable) as error:
+        return f"what it printed can't be read ({error})"
     return next((printable(line, 300) for line in reversed(lines) if line.strip()), "it printed nothing")
 
 
@@ -175,7 +198,8 @@ def table(found: Sequence[Row], sweep: Sweep, metric: str) -> str:
             f"{row.name} {row.status_text()}" if sweep.seeds else row.status_text() for row in runs if not row.outcome
         ]
         name = runs[0].name.partition("_")[0]
-        lines.append([name, *runs[0].point.values(), value, epochs, "; ".join(odd) or "done"])
+        words = [printable(word, 40) for word in runs[0].point.values()]
+        lines.append([name, *words, value, epochs, "; ".join(odd) or "done"])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
@@ -197,29 +221,31 @@ def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
     done = [row for row in found if row.outcome]
     if not done:
         return
-    import matplotlib  # takes a second to import
+    from training.pages.figures import figure, figure_png, set_log_scale, shorten  # takes a third of a second to import
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    size = (4 * len(sweep.keys), 3.2)
-    figure, axes = plt.subplots(1, len(sweep.keys), figsize=size, sharey=True, squeeze=False, layout="constrained")
-    for axis, (key, drawn) in zip(axes[0], sweep.keys.items(), strict=True):
-        numbers = _numbers([row.point[key] for row in done])
-        axis.plot(numbers or [row.point[key] for row in done], [row.outcome.value for row in done if row.outcome], "o")
-        if numbers and min(numbers) > 0 and (drawn.log or max(numbers) >= 10 * min(numbers)):
-            axis.set_xscale("log")
+    drawn = figure(4 * len(sweep.keys), 3.2)
+    axes = drawn.subplots(1, len(sweep.keys), sharey=True, squeeze=False)
+    values = [row.outcome.value for row in done if row.outcome]
+    for axis, (key, own) in zip(axes[0], sweep.keys.items(), strict=True):
+        words = [row.point[key] for row in done]
+        numbers = _numbers(words)
+        places = {word: place for place, word in enumerate(dict.fromkeys(words))}
+        axis.plot(numbers or [places[word] for word in words], values, "o")
+        if not numbers:
+            axis.set_xticks(range(len(places)), [shorten(word, 12) for word in places])
+        if numbers and min(numbers) > 0 and (own.log or max(numbers) >= 10 * min(numbers)):
+            set_log_scale(axis)
         axis.set_xlabel(key)
         axis.grid(alpha=0.3)
     axes[0, 0].set_ylabel(metric)
     with writing_whole(sweep.output / "sweep.png", "wb") as file:
-        figure.savefig(file, format="png", dpi=120)
-    plt.close(figure)
+        file.write(figure_png(drawn, dpi=120))
 
 
 def _numbers(words: Sequence[str]) -> list[float]:
-    """The numbers that the words are; none, if one isn't."""
+    """The numbers that the words are; none, if one isn't, or can't be drawn."""
     try:
-        return [float(word) for word in words]
+        numbers = [float(word) for word in words]
     except ValueError:
         return []
+    return numbers if all(map(is_number, numbers)) else []

@@ -1,0 +1,78 @@
+"""Figures show the names that others gave as they are: no formula, none left out, long ones cut."""
+
+from array import array
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from training.pages import figures
+from training.rate_range import Found, write
+from training.report import drawings
+from training.sweeps import results
+from training.sweeps.points import Drawn, Sweep
+
+# The second would raise as a formula, and a legend would leave out the third.
+NAMES = ["$x_1$", r"$\frac{$", "_hidden", "__init__", "<b>&amp;", "9" * 4000, "a\nb"]
+SHOWN = ["$x_1$", r"$\frac{$", " _hidden", " __init__", "<b>&amp;", "999999999999...999999999", "a\\nb"]
+
+
+@pytest.fixture
+def texts(monkeypatch):
+    """The texts that are drawn, none of them as a formula."""
+    told, real = {}, Text.draw
+
+    def draw(text, *rest, **named):
+        assert not text.get_parse_math()
+        told[text.get_text()] = True
+        return real(text, *rest, **named)
+
+    monkeypatch.setattr(Text, "draw", draw)
+    return told
+
+
+def test_names_of_runs_are_shown_as_they_are(texts):
+    points = (array("d", [1, 2]), array("d", [0.5, 0.25]))
+    drawings.curve({name: {"val": {"loss": points}} for name in NAMES}, "loss", "loss")
+    assert [text for text in texts if text.endswith(" val")] == [f"{name} val" for name in SHOWN]
+
+
+def test_names_of_classes_are_shown_as_they_are(texts):
+    drawings.confusion(np.eye(len(NAMES), dtype=int), NAMES, True)
+    told = [name.strip() if len(name) < 20 else "999999999...999999" for name in SHOWN]
+    assert [text for text in texts if text in told] == told
+
+
+def test_values_of_a_sweep_are_shown_as_they_are(texts, tmp_path):
+    keys = {"TAG": Drawn(NAMES), "TRAIN.BASE_LR": Drawn([], 1e-5, 1e-1, log=True)}
+    sweep = Sweep("main_single_gpu.py", [], keys, "random", 7, 0, [], "", None, 1, tmp_path)
+    points = [{"TAG": name, "TRAIN.BASE_LR": f"1e-{place + 1}"} for place, name in enumerate(NAMES)]
+    outcome = results.Outcome(50.0, 1)
+    found = [results.Row(f"{place:04}", point, None, outcome, 0) for place, point in enumerate(points)]
+    results.write(found, sweep, "$acc1$")
+    told = [figures.shorten(name, 12) for name in NAMES]
+    assert [text for text in texts if text in told] == told
+    assert {"$acc1$", "TAG", "0.0001", "0.1"} <= texts.keys()
+    assert max(map(len, results.table(found, sweep, "acc1").splitlines())) < 120
+
+
+def test_an_axis_of_powers_has_plain_numbers(texts, tmp_path):
+    rates = np.geomspace(2e-4, 8e-4, 20)  # between two powers of ten
+    drawn = figures.figure(4, 3)
+    axis = drawn.add_subplot()
+    axis.plot(rates, rates)
+    figures.set_log_scale(axis)
+    figures.figure_png(drawn)
+    assert {"0.0002", "0.0006"} <= texts.keys()
+    texts.clear()
+    rates = np.geomspace(1e-6, 1, 20)
+    write(Found(rates, rates, rates, 3e-4, 4e-4), tmp_path / "rates.csv", tmp_path / "rates.png")
+    assert {"0.0001", "0.001", "lowest: 0.0004"} <= texts.keys()
+    assert not any("$" in text for text in texts)
+
+
+def test_the_settings_of_others_stay():
+    before = dict(matplotlib.rcParams)
+    figures.figure_png(figures.figure(2, 2))
+    assert dict(matplotlib.rcParams) == before

@@ -1,0 +1,76 @@
+"""result.json: what a run tells of its last evaluation, held to a declared form. Paddle isn't imported here."""
+
+from pathlib import Path
+from typing import Any
+
+from configs.plain import Form, Rule, check_form, is_list, is_real, is_whole, parsed_json, whole_file
+from errors import reading
+
+FILE = "result.json"
+LARGEST = 1e30  # of a number: a figure can't be drawn, nor a mean computed, near the largest ones
+MOST_CLASSES = 1 << 20  # that a run's files may tell of
+_LONGEST = 64 << 20  # bytes
+FIGURES = {  # what an evaluation tells, in this order
+    "acc1": "accuracy, top 1 (%)", "acc5": "accuracy, top 5 (%)", "mean_class_acc": "accuracy, mean of the classes (%)",
+    "mAP": "mean average precision (%)", "f1_micro": "F1, micro (%)", "f1_macro": "F1, macro (%)",
+    "f1_micro_at_half": "F1, micro, all thresholds 0.5 (%)", "f1_macro_at_half": "F1, macro, all thresholds 0.5 (%)",
+    "loss": "loss",
+}  # fmt: skip
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number of a size that an evaluation may have."""
+    return is_real(value, -LARGEST, LARGEST)
+
+
+def is_text(value: Any) -> bool:
+    """Returns whether a value is a text that a table can take: JSON's may hold half a character."""
+    return type(value) is str and not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _is_table(value: Any) -> bool:
+    numbers = type(value) is dict and all(own is None or is_number(own) for own in value.values())
+    return numbers and all(type(name) is str for name in value)
+
+
+NUMBER = Rule("a number", is_number)
+_TABLE = Rule("numbers by name", _is_table)
+_DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
+_FORM: Form = {
+    **dict.fromkeys(FIGURES, NUMBER),
+    "num_samples": Rule("a number from 1 on", lambda value: is_whole(value, 1)),
+    "best": _DICTIONARY,
+    "ended": Rule("a text", lambda value: type(value) is str),
+    "class_acc": _TABLE, "class_ap": _TABLE, "class_f1": _TABLE,
+    "thresholds": Rule("a list of numbers", lambda value: is_list(value, is_real, high=MOST_CLASSES)),
+    "versions": _DICTIONARY, "environment": _DICTIONARY, "ema": _DICTIONARY,
+}  # fmt: skip
+_BEST: Form = {
+    **dict.fromkeys(FIGURES, NUMBER),
+    "epoch": Rule("a number of epochs", is_whole),
+    "checkpoint": Rule("a text", is_text),
+}
+
+
+def read_result(folder: Path, advice: str) -> dict[str, Any]:
+    """Returns what a run's result.json says.
+
+    Args:
+        advice: ends the line of an error: "; is it a run's folder?".
+
+    Raises:
+        InputError: it says something that no run writes.
+    """
+    file = folder / FILE
+    with reading(file, "a run's result", advice):
+        result = parsed_json(whole_file(file, _LONGEST))
+        _check_evaluation(result)
+        if "ema" in result:
+            _check_evaluation(result["ema"], "ema.")
+        return result
+
+
+def _check_evaluation(found: Any, where: str = "") -> None:
+    check_form(found, _FORM, ("loss", "num_samples"), where)
+    if "best" in found:
+        check_form(found["best"], _BEST, ("epoch",), f"{where}best.")
