@@ -2,10 +2,12 @@
 
 import json
 import re
+import subprocess
 
 import numpy as np
 import paddle
 import pytest
+import warm
 from conftest import ROOT
 from golden.make_names_vit import positive
 from golden.make_names_vit import values as numbers
@@ -252,6 +254,26 @@ def test_features_are_no_classes(case, folder):
     predictor = Predictor(folder(case))
     with pytest.raises(InputError, match=r"has no classifier: it gives features, and no classes; tools/features\.py"):
         predictor([np.zeros((16, 16, 3), np.uint8)])
+
+
+def test_an_exported_projection_gives_features(folder, tmp_path):
+    """The export tells it; its client gets no probabilities of features."""
+    command = [warm.python(), str(ROOT / "tools" / "export_model.py"), f"-pretrained={folder('clip')}"]
+
+    def export(*flags):
+        return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
+
+    done = export(f"-output={tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    exported = Predictor(tmp_path / "out")
+    assert exported.logits(np.zeros((1, 16, 16, 3), np.uint8)).shape[0] == 1
+    told = f"{tmp_path}/out has no classifier: it gives features, and no classes; tools/features.py computes them, or"
+    with pytest.raises(InputError, match=f"^{re.escape(told)}"):
+        exported([np.zeros((16, 16, 3), np.uint8)])
+    done = export(f"-output={tmp_path}/for-paddlex", "-format=paddlex")
+    assert done.returncode == 2
+    assert "has no classifier: it gives features, and no classes" in done.stderr
+    assert not (tmp_path / "for-paddlex").exists()
 
 
 @pytest.mark.parametrize(
