@@ -3,6 +3,7 @@
 Folders can't say it: a file of one name in two class folders may be one image of two classes, or two images.
 """
 
+import codecs
 import csv
 import math
 import os
@@ -61,7 +62,7 @@ def _lines(lines: Any) -> Iterator[tuple[int, bytes]]:
         number += 1
         if number == 1:
             refuse_utf16(line)
-            line = line.removeprefix(b"\xef\xbb\xbf")
+            line = line.removeprefix(codecs.BOM_UTF8)
         if len(line) == _LONGEST_LINE:
             raise Unreadable(f"its line {number} has more than {_LONGEST_LINE} bytes")
         if line := line.rstrip(b"\r\n"):
