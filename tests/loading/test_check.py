@@ -221,7 +221,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     write_images(tmp_path / "val", {"a": 1, "x": 1}, seed=2)
     (tmp_path / "train/empty").mkdir()
     texts = [one.text for one in result_of(tmp_path).findings if one.stops]
-    assert any(text.endswith("val: classes that train/ lacks: x") for text in texts)
+    assert any(text.endswith("val: classes that train/ lacks: 'x'") for text in texts)
     assert any("train/empty: holds no image (1 such classes)" in text for text in texts)
     with pytest.raises(InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"):
         result_of(tmp_path / "nowhere")

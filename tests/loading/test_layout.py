@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import tarfile
 
@@ -181,6 +182,51 @@ def test_one_class_is_enough_where_no_class_is_learnt(tmp_path):
     assert len(get_datasets(folder_config(tmp_path, "EVAL", "True"))[2]) == 4
     distilled = ["TRAIN.DISTILLATION_TYPE", "soft", "TRAIN.TEACHER_MODEL", "regnety_160", "TRAIN.TEACHER_PATH", "x"]
     assert len(get_datasets(folder_config(tmp_path, *distilled))[1]) == 4
+
+
+NESTED = "the class animals has no image itself, but folders of images, such as cat and cup{}; if these are classes, "
+
+
+@pytest.mark.parametrize(
+    ("folders", "options", "remark"),
+    [
+        (["animals/cat", "animals/cow", "animals/cup", "dog"], SPLIT, NESTED.format("")),
+        (["train/animals/cat", "train/animals/cup", "train/dog", "val/animals", "val/dog"], [], NESTED.format("")),
+        (["animals/cat", "animals/cup", "dog", "z/a", "z/b"], SPLIT, NESTED.format(" (2 such classes)")),
+        # Each class has folders of its own, such as one of each camera.
+        (["cat/1", "cat/2", "dog/1", "dog/2"], SPLIT, ""),
+        (["cat", "cat/2", "cat/3", "dog"], SPLIT, ""),
+        (["cat/all", "dog"], SPLIT, ""),
+    ],
+)
+def test_a_part_of_the_classes_a_level_too_deep_is_told(tmp_path, folders, options, remark):
+    write_images(tmp_path, dict.fromkeys(folders, 4))
+    told = notes(get_datasets(folder_config(tmp_path, *options))[0])
+    assert [note[: len(remark)] for note in told] == ([remark] if remark else [])
+    found = check_dataset.check_images(folder_config(tmp_path, *options), workers=1).findings
+    assert [one.text for one in found if not one.stops and "itself" in one.text] == [note for note in told if remark]
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "told"),
+    [
+        ("cat ", "cat", "'cat '; 'cat ' and 'cat' differ in spaces alone"),
+        ("big  cat", "big cat", "differ in spaces alone"),
+        ("Cat", "cat", "'Cat'; 'Cat' and 'cat' differ in upper and lower case alone"),
+        ("cafe\u0301", "caf\u00e9", "differ in Unicode's form (NFC and NFD) alone"),
+        ("Cafe\u0301 ", "caf\u00e9", "differ in spaces, case or Unicode's form alone"),
+        ("cow", "cat", "lacks: 'cow'"),
+    ],
+)
+def test_a_class_that_looks_like_a_known_one_is_told(tmp_path, name, known, told):
+    write_images(tmp_path, {f"train/{known}": 1, "train/dog": 1, "val/dog": 1, f"val/{name}": 1})
+    with pytest.raises(InputError) as caught:
+        get_datasets(folder_config(tmp_path))
+    assert str(caught.value).endswith(told)
+    (tmp_path / "train").rename(tmp_path / "elsewhere")
+    how = told.partition("differ in ")[2]
+    with pytest.raises(InputError, match=re.escape(f"{how}; name its folders")):
+        get_datasets(folder_config(tmp_path, "EVAL", "True"), [known, "dog"])
 
 
 def test_one_class_stops_a_check(tmp_path):
