@@ -152,11 +152,14 @@ def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[s
     present, first, counts = np.unique(labels, return_index=True, return_counts=True)
     for label, start, count in zip(present.tolist(), first.tolist(), counts.tolist(), strict=True):
         name = class_name(classes, label)
-        ends = [_folders_below(paths[place], name) for place in (start, start + count - 1)]
-        if [] in ends:
+        one = _folders_below(str(paths[start]), name)
+        other = _folders_below(str(paths[start + count - 1]), name)
+        if one is None or other is None:
+            continue
+        if not one or not other:
             flat = True
-        elif all(ends) and ends[0][0] != ends[1][0]:
-            nested.append((name, ends[0][0], ends[1][0]))
+        elif one[0] != other[0]:
+            nested.append((name, one[0], other[0]))
     if not (flat and nested):
         return ""
     name, one, other = nested[0]

@@ -226,7 +226,10 @@ def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> l
         if not several and (problem := one_class(present, classes, config.DATA.DATA_PATH, source.paths)):
             found.append(Finding(problem, [], True))
     source = parts["train"].source
-    if len(source.paths) and not several and (remark := nested_classes(source.labels, source.classes, source.paths)):
+    remark = ""
+    if len(source.paths) and not isinstance(source.labels, LabelSets):
+        remark = nested_classes(source.labels, source.classes, source.paths)
+    if remark:
         found.append(Finding(remark, [], False))
     return found
 
