@@ -75,8 +75,18 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
     if kind.lower() == "resnet" and arguments.get("stem_type") and config.MODEL.STEM_TYPE == "plain":
         # timm's default; its variants with a deep stem name their width, as ours do.
         arguments = {"stem_width": 64} | arguments
+    # These have no tensors, and a model here has them together.
+    rotary = {}
+    if kind.lower() == "eva":
+        rotary = {"rope_type": config.MODEL.ROPE_TYPE, "rope_rotate_half": config.MODEL.ROPE_TYPE == "dinov3"}
     for name, value in arguments.items():
         beside = f"the config.json of {path}: model_args.{printable(name, 60)} is {value_text(value)}"
+        if name in rotary and value is not None:
+            if value != rotary[name]:
+                raise InputError(
+                    f"{beside}, but {config.MODEL.NAME} here has {value_text(rotary[name])} alone; take other weights"
+                )
+            continue
         for key, own in _keys(kind, name, value, beside).items():
             if config.MODEL[key] == own:
                 continue
@@ -176,7 +186,8 @@ def _keys(kind: str, name: str, value: Any, beside: str, advice: str = "take oth
     }
     if kind.lower() == "eva":
         alone["use_rot_pos_emb"] = True
-    off = value is False and name != "use_rot_pos_emb"
+    # Of Hiera's embeddings, False is the usual one.
+    off = value is False and (name not in alone or name == "abs_win_pos_embed")
     if off or (name in alone and alone[name] == value):
         return {}
     has = f"has {value_text(alone[name])} alone" if name in alone else "has no such argument"

@@ -87,6 +87,16 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         ("vit_tiny_patch16_224", {"a\nb": {"c": 1}}, r"a\\nb is a dictionary of 1, but ViT here has no such argument"),
         ("swin_tiny_patch4_window7_224", {"global_pool": "max"}, "global_pool is 'max', but Swin here has 'avg' alone"),
         ("resnet18", {"output_stride": 8}, "output_stride is 8, but ResNet here has 32 alone"),
+        ("vit_small_patch16_dinov3", {"rope_type": "cat"}, "rope_type is 'cat', but .*_dinov3 here has 'dinov3' alone"),
+        ("eva02_tiny_patch14_224", {"rope_type": "dinov3"}, "rope_type is 'dinov3', but .*_224 here has 'cat' alone"),
+        (
+            "vit_small_patch16_dinov3",
+            {"rope_rotate_half": False},
+            "rope_rotate_half is False, but .* has True alone",
+        ),
+        ("eva02_tiny_patch14_224", {"rope_rotate_half": True}, "rope_rotate_half is True, but .* here has False alone"),
+        ("convnext_atto", {"conv_bias": False}, "conv_bias is False, but ConvNeXt here has True alone"),
+        ("xcit_nano_12_p16_224", {"use_pos_embed": False}, "use_pos_embed is False, but XCiT here has True alone"),
         ("resnet18", {"act_layer": "gelu"}, "act_layer is 'gelu', but ResNet here has 'relu' alone"),
         ("resnet18", {"aa_layer": "blurpc"}, "aa_layer is 'blurpc', but ResNet here takes 'avg' or 'blur' alone"),
         ("resnet18", {"block_args": {"attn_layer": "ese"}}, "block_args is .* takes an attn_layer, 'se' or 'eca', al"),
@@ -148,6 +158,20 @@ def test_resnets_arguments_have_other_values_here(tmp_path, name, arguments, key
     assert {key: model[key] for key in keys} == keys
     if "stem_type" not in arguments and None not in arguments.values():
         assert renamed("ResNet", arguments) == {key.lower(): value for key, value in keys.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("vit_small_patch16_dinov3", {"rope_type": "dinov3", "rope_rotate_half": True}),
+        ("eva02_tiny_patch14_224", {"rope_type": "cat", "rope_rotate_half": False}),
+        ("hiera_tiny_224", {"abs_win_pos_embed": False}),
+    ],
+)
+def test_what_a_model_is_anyway_may_be_named(tmp_path, name, arguments):
+    stored(tmp_path, name=name, arguments=arguments)
+    config = get_config(name)
+    assert with_arguments(config, tmp_path).MODEL == config.MODEL
 
 
 def test_hieras_arguments_are_taken(tmp_path):
