@@ -130,7 +130,8 @@ def _list_paths(
             found = printable(os.fsdecode(line.strip()[:200]))
             several = b"," in label and label.replace(b",", b"").isdigit() and len(words) > 1
             advice = "; several labels an image are -dataset=multilabel_list -o TASK multilabel" if several else ""
-            split.refuse(f"{file}, line {number}: expected a path, then a label; found '{found}'{advice}")
+            expected = "a path, then a label, which is a whole number"
+            split.refuse(f"{file}, line {number}: expected {expected}; found '{found}'{advice}")
             continue
         value = int(label) if len(label) <= 18 else limit
         if not 0 <= value < limit:

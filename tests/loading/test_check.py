@@ -204,7 +204,7 @@ def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
     assert ("classes that have validation images alone: 1", True) in texts
     assert ("classes without a validation image: 1", False) in texts
     [problem] = [one for one in result.findings if "line 2" in one.text]
-    assert "expected a path, then a label; found 'nonsense' (and 1 more)" in problem.text
+    assert "expected a path, then a label, which is a whole number; found 'nonsense' (and 1 more)" in problem.text
     assert "line 3: label -1 is outside" in problem.examples[0]
 
 

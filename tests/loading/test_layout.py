@@ -374,6 +374,9 @@ LISTS = {
         ("cat/0.png", "utf-16-le", "it is in UTF-16; save it in UTF-8"),
         ("cat/0.png", "utf-16-be", "it is in UTF-16; save it in UTF-8"),
         ("猫/1.png", "utf-8", "0.png$|1.png$"),
+        ("C:/data/猫/0.png", "utf-8", "it is a path of Windows: write paths relative to -data_path, with / between"),
+        ("C:\\data\\猫\\0.png", "utf-8", "it is a path of Windows: write paths relative to -data_path, with / b"),
+        ("'猫/0.png'", "utf-8", "its paths stand in quotes: leave these out"),
     ],
 )
 def test_lists_of_windows_name_the_way(tmp_path, dataset, written, encoding, message):
@@ -382,6 +385,28 @@ def test_lists_of_windows_name_the_way(tmp_path, dataset, written, encoding, mes
     open(os.path.join(os.fsencode(tmp_path), "狗/0.png".encode("gb18030")), "w").close()
     name, line = LISTS[dataset]
     (tmp_path / name).write_bytes(line.format(written).encode(encoding))
+    with pytest.raises(InputError, match=message):
+        get_dataset(listed_config(tmp_path, dataset=dataset), "train")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "content", "message"),
+    [
+        ("imagenet2012", "a/0.png, 0\n", "the list has ',' behind the path: write a space or a TAB alone"),
+        ("imagenet2012", '"a/0.png" 0\n', "its paths stand in quotes: leave these out"),
+        ("imagenet2012", "a/0.png 3.0\n", "line 1: expected a path, then a label, which is a whole number; found"),
+        ("imagenet2012", "a/0.png cat\n", "line 1: expected a path, then a label, which is a whole number; found"),
+        ("imagenet2012", "path label\na/0.png 0\n", "line 1: expected a path, then a label, which is a whole number"),
+        ("multilabel_list", '"a/0.png"\t0\n', "its paths stand in quotes: leave these out"),
+        ("multilabel_csv", "a/0.png,1,0\na/1.png,0,1\n", "its first line is an image's, not a header; expected image"),
+        ("multilabel_csv", "a/0.png,1,0,0\na/1.png,0,1,0\n", "its first line is an image's, not a header"),
+        ("multilabel_csv", "image;cat;dog\na/0.png;1;0\n", "names no class; .*; it has semicolons in place of commas"),
+        ("multilabel_csv", "image\tcat\na/0.png\t1\n", "names no class; .*; it has TABs in place of commas"),
+    ],
+)
+def test_lists_that_are_written_in_another_way_name_what_is_expected(tmp_path, dataset, content, message):
+    write_images(tmp_path, {"a": 2})
+    (tmp_path / LISTS[dataset][0]).write_text(content)
     with pytest.raises(InputError, match=message):
         get_dataset(listed_config(tmp_path, dataset=dataset), "train")
 
