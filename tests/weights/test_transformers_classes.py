@@ -200,6 +200,15 @@ def test_without_a_problem_type_the_user_decides(folder):
         ({"problem_type": 3}, "its problem_type is 3, expected a short text"),
         ({"id2label": {"0": "a"}}, "it has one label, which is a regression or a sigmoid there; expected two labels"),
         ({"id2label": None, "num_labels": 1}, "it has one label, which is a regression or a sigmoid there; expected"),
+        *(
+            ({"id2label": dict.fromkeys(keys, "a")}, "expected an object of names, of the outputs from 0 on without a")
+            for keys in (("1", "2"), ("0", "2"), ("0.0", "1.0"), ("0", " 1"), ("-1", "0"), ("cat", "dog"))
+        ),
+        (
+            {"id2label": {"0": 0, "1": 1}},
+            "its id2label is a dictionary of 2, expected an object of names, of the outputs",
+        ),
+        ({"id2label": ["a", "b"]}, "its id2label is ['a', 'b'], expected an object of names, of the outputs from 0"),
         ({"architectures": "ViTModel"}, "its architectures is 'ViTModel', expected a list of names"),
         ({"quantization_config": {"bits": 8}}, "quantization_config is a dictionary of 1, models here have None alone"),
     ],
@@ -216,6 +225,22 @@ def test_labels_are_counted_as_transformers_does(tmp_path):
     assert read_transformers(written(tmp_path, named | {"num_labels": 5}))["outputs"] == 5
     labels = {str(number): str(number) for number in range(3)}
     assert read_transformers(written(tmp_path, named | {"num_labels": 5, "id2label": labels}))["outputs"] == 3
+
+
+def test_labels_may_stand_in_any_order_and_have_equal_names(tmp_path):
+    """As ImageNet's 134 and 517, which are both called crane."""
+    written(tmp_path, {"model_type": "vit", "id2label": {"2": "crane", "0": "bee", "1": "crane"}})
+    assert read_transformers(tmp_path)["label_names"] == ["bee", "crane", "crane"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "depths", "depth"), [("bottleneck", [2, 2, 2, 2], 26), ("basic", [2, 2, 2, 2], 18), ("basic", [1] * 4, 10)]
+)
+def test_a_resnet_of_any_depth_here_is_read(folder, kind, depths, depth):
+    path = folder("resnet", layer_type=kind, depths=depths)
+    read = settings(path)
+    assert read is not None
+    assert read[1]["DEPTH"] == depth
 
 
 @pytest.mark.parametrize(
