@@ -225,14 +225,8 @@ SETTINGS = {
         "SAVE_ON_ERROR=continue",
     )
 }
-SETTINGS |= {
-    "a fold": (([*FOLD, "DATA.FOLD=0"], [*FOLD, "DATA.FOLD=1"]), unchanged, "rank 1 has DATA.FOLD 1, rank 0 has 0;"),
-    "folds": (
-        ([*FOLD, "DATA.FOLD=0"], [FOLD[0], "-o", "DATA.FOLDS=3", "DATA.FOLD=0"]),
-        unchanged,
-        "rank 1 has DATA.FOLDS 3, rank 0 has 4; give every rank the same flags",
-    ),
-}
+BY_FOLD = ([*FOLD, "DATA.FOLD=0"], [*FOLD, "DATA.FOLD=1"])
+SETTINGS["a fold"] = (BY_FOLD, unchanged, "rank 1 has DATA.FOLD 1, rank 0 has 0; give every rank")
 
 MODEL = "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): "
 FILES = "of 1 that differ; rank 1 read small.safetensors, rank 0 read small.safetensors; give every rank the same file"
