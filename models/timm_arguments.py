@@ -74,7 +74,7 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
     arguments = stored.get("model_args") or {}
     if kind.lower() == "resnet" and arguments.get("stem_type") and config.MODEL.STEM_TYPE == "plain":
         # timm's default; its variants with a deep stem name their width, as ours do.
-        arguments = {"stem_width": 64} | arguments
+        arguments = arguments | {"stem_width": arguments.get("stem_width") or 64}
     # These have no tensors, and a model here has them together.
     rotary = {}
     if kind.lower() == "eva":
