@@ -28,7 +28,7 @@ from loading.label_spaces import (
     check_training,
     set_outputs,
 )
-from loading.layout import below_class, skipped_text
+from loading.layout import nested_classes, one_class, skipped_text
 from loading.pair_loader import PairLoader
 from loading.parts import fold_name, part_of, with_part_note
 from loading.real_labels import relabel
@@ -372,6 +372,8 @@ def get_datasets(
     check_pretrained_classes(config, train)
     if not isinstance(train, SyntheticDataset):
         config = _with_note(config, absent_classes(train, val))
+    if isinstance(train, FileDataset) and not isinstance(train.labels, LabelSets):
+        config = _with_note(config, nested_classes(train.labels, train.classes, train.paths))
     return _with_note(config, _skipped_note(skipped)), train, val
 
 
@@ -394,12 +396,12 @@ def _check_several_classes(config: Configuration, train: ImageDataset, val: Imag
     # A student learns from its teacher even then.
     if config.TASK != "classification" or config.TRAIN.DISTILLATION_TYPE is not None:
         return
-    present = np.union1d(every_label(train.labels), every_label(val.labels))
-    if len(present) > 1 or isinstance(train, SyntheticDataset):
+    if isinstance(train, SyntheticDataset):
         return
-    name = train.classes[present[0]] if train.classes else f"class {present[0]}"
-    below = below_class(Path(train.root), train.paths, name) if isinstance(train, FileDataset) else ""
-    raise InputError(f"all {len(train)} training images have one class, {name}; expected two or more{below}")
+    root, paths = (train.root, train.paths) if isinstance(train, FileDataset) else ("", ())
+    present = np.union1d(every_label(train.labels), every_label(val.labels))
+    if problem := one_class(present, train.classes, root, paths):
+        raise InputError(problem)
 
 
 # ------------------------------------------------------------------ loader

@@ -73,6 +73,7 @@ def write_export(
     calibration: np.ndarray | None = None,
     least: float = LEAST_AGREEMENT,
     thresholds: Sequence[float] = (),
+    features: bool = False,
 ) -> Fidelity:
     """Writes the folder ``target``, whole or not at all; returns how far its outputs are from the model's.
 
@@ -82,6 +83,7 @@ def write_export(
         calibration: images of the training set, [n, C, H, W] float32, for int8.
         least: share of images on which the best class has to be the model's; float32 is held to TOLERANCE instead.
         thresholds: of a multi-label model, by output.
+        features: the outputs are features, and no classes.
 
     Raises:
         InputError: ``target`` exists, the model can't be exported so, or a package isn't installed.
@@ -110,6 +112,7 @@ def write_export(
                 _write_graphs(config, exported, temporary, Path(scratch), kind, precision, calibration)
         write_conventions(temporary, config, description, model.num_features)
         content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
+        content["features"] = features
         content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         found = compare_with_eager(config, eager, open_export(temporary), precision, calibration, least)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.plain import Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
+from configs.plain import FLAG, Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
 from errors import InputError, Unreadable, reading
 from training.checkpoint import Description
 from training.checkpoint.description import read_description
@@ -24,6 +24,8 @@ _FORM: Form = {
     "format": Rule(f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS),
     "precision": Rule(f"one of {', '.join(PRECISIONS)}", lambda value: value in PRECISIONS),
     "files": _SUM,
+    # Earlier releases don't write it.
+    "features": FLAG,
 }
 _EARLIER: Form = {
     "model": Rule("a model's name", is_name),
@@ -57,6 +59,7 @@ class Export(NamedTuple):
         precision: one of PRECISIONS.
         description: what the model is, its task and classes, and how its images are prepared.
         files: SHA-256 by name; empty: of an earlier release.
+        features: whether the outputs are features, and no classes.
     """
 
     folder: Path
@@ -64,6 +67,7 @@ class Export(NamedTuple):
     precision: str
     description: Description
     files: dict[str, str]
+    features: bool = False
 
     def check_files(self) -> None:
         """Holds the folder's files to the sums that they had when they were written.
@@ -97,8 +101,9 @@ def read_export(folder: str | Path) -> Export:
         content = parsed_json(text)
         if name == EARLIER:
             return _of_earlier(folder, content)
-        check_form(content, _FORM, tuple(_FORM))
-        return Export(folder, content["format"], content["precision"], read_description(text), content["files"])
+        check_form(content, _FORM, tuple(name for name in _FORM if name != "features"))
+        described, features = read_description(text), content.get("features", False)
+        return Export(folder, content["format"], content["precision"], described, content["files"], features)
 
 
 def _of_earlier(folder: Path, content: Any) -> Export:

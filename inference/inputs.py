@@ -1,5 +1,6 @@
 """Which images are asked about: words of a command line become paths, in order."""
 
+import codecs
 import contextlib
 import glob
 import itertools
@@ -136,7 +137,7 @@ def _from_stdin(stdin: IO[bytes] | None) -> list[bytes]:
 def _split(data: bytes) -> list[bytes]:
     """The paths of a list; its empty lines are none."""
     refuse_utf16(data, nuls=True)
-    data, allowance = data.removeprefix(b"\xef\xbb\xbf"), Allowance(len(data))
+    data, allowance = data.removeprefix(codecs.BOM_UTF8), Allowance(len(data))
     end = b"\0" if b"\0" in data else b"\n"
     allowance.take(_LISTED * data.count(end))
     return [line for line in (line.removesuffix(b"\r") for line in data.split(end)) if line]

@@ -76,6 +76,8 @@ class Predictor:
         report: what was loaded, in a line.
         warning: what is wrong with weights that can still be used; "": nothing.
         weights: the file that was loaded; None: an export.
+        path: the weights as they were given, of a run's folder its best checkpoint.
+        has_classes: whether the outputs are classes; False: they are features.
 
     Raises:
         InputError: the weights can't be read, don't tell what they are of, or don't fit.
@@ -89,7 +91,7 @@ class Predictor:
         classes: Sequence[str] | None = None,
         batch_size: int = 32,
     ) -> None:
-        path = best_of_run(path)
+        self.path = path = best_of_run(path)
         options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
         export = read_export(path) if is_export(path) else None
         configured = (
@@ -119,6 +121,7 @@ class Predictor:
             self.model = build_model(self.config) if cfg else build_described(self.config, path)
         if export:
             self._run = open_export(path)
+            self.has_classes = not export.features
             self.report = f"{path}: {description.model}, {export.format}, {export.precision}"
         elif self.model is not None:
             settings = self.config.MODEL
@@ -128,6 +131,7 @@ class Predictor:
             self.report = str(loaded)
             self.warning = loaded.warning
             self.weights = loaded.file
+            self.has_classes = bool(outputs) and not is_projection(loaded.file)
             self.model.eval()
             self.model = self.model.inference_model()
         self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
@@ -195,8 +199,8 @@ class Predictor:
 
     def check_classifier(self) -> None:
         """Raises InputError where the model has no classifier, so that its outputs are features."""
-        if not self.config.MODEL.NUM_CLASSES or (self.weights and is_projection(self.weights)):
-            found = f"{printable(str(self.weights))} has no classifier: it gives features, and no classes"
+        if not self.has_classes:
+            found = f"{printable(str(self.weights or self.path))} has no classifier: it gives features, and no classes"
             raise InputError(f"{found}; tools/features.py computes them, or train a classifier (-pretrained)")
 
     def _answer(

@@ -3,6 +3,8 @@
 import itertools
 import os
 import re
+import unicodedata
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from errors import Allowance, Unreadable, open_file, printable, reading
@@ -13,6 +15,41 @@ UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 FILE = "classes.txt"  # beside lists of files
 _MOST, _LONGEST = 1_000_000, 1000
 _FIELD = 300  # bytes that a line of a class map, or an output in it, takes at most
+
+
+def _without_spaces(name: str) -> str:
+    return "".join(name.split())
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def _plainest(name: str) -> str:
+    return _without_spaces(_composed(_composed(name).casefold()))
+
+
+# In what alone two names may differ, and what makes such names equal.
+_LIKENESS: tuple[tuple[str, Callable[[str], str]], ...] = (
+    ("spaces", _without_spaces),
+    ("upper and lower case", str.casefold),
+    ("Unicode's form (NFC and NFD)", _composed),
+    ("spaces, case or Unicode's form", _plainest),
+)
+
+
+def class_name(classes: Sequence[str], label: int) -> str:
+    """Returns what a label is called."""
+    return classes[label] if label < len(classes) else f"class {label}"
+
+
+def lookalike(names: Sequence[str], known: Sequence[str]) -> str:
+    """Returns in what alone one of the first names differs from a known one, to be added to a message; or ""."""
+    for name in names[:5]:
+        for what, fold in _LIKENESS:
+            if alike := [other for other in known if fold(other) == fold(name)]:
+                return f"; '{name}' and '{alike[0]}' differ in {what} alone"
+    return ""
 
 
 def read_class_names(path: str | Path) -> list[str]:

@@ -3,6 +3,7 @@
 import itertools
 import math
 import os
+import re
 import unicodedata
 import zipfile
 from array import array
@@ -53,6 +54,9 @@ def utf8_text(data: bytes) -> str:
         raise Unreadable(f"its line {line} isn't UTF-8; save it in UTF-8 (of GBK by {_TO_UTF8})") from None
 
 
+_WINDOWS_DISK = re.compile(r"[A-Za-z]:[\\/]")
+
+
 def why_missing(root: str | Path, path: bytes) -> str:
     """Returns why a path of a list may be missing, to be added to the error; "" if no reason is found."""
 
@@ -67,6 +71,12 @@ def why_missing(root: str | Path, path: bytes) -> str:
         text = path.decode()
     except UnicodeDecodeError:
         return f"; the list is in another encoding than UTF-8 (of GBK: {_TO_UTF8})"
+    if text[:1] in ('"', "'") and text[0] == text[-1]:
+        return "; its paths stand in quotes: leave these out"
+    if _WINDOWS_DISK.match(text):
+        return "; it is a path of Windows: write paths relative to -data_path, with / between the folders"
+    if text.endswith((",", ";")):
+        return f"; the list has '{text[-1]}' behind the path: write a space or a TAB alone"
     if "\\" in text:
         return "; its backslashes are Windows': write / in the list (sed -i 's|\\\\|/|g')"
     for form in ("NFC", "NFD"):

@@ -13,7 +13,7 @@ import numpy as np
 
 from config import CONFIG_DIR, is_users, with_values
 from errors import InputError
-from loading.class_names import read_class_map
+from loading.class_names import lookalike, read_class_map
 from loading.label_sets import LabelSets, every_label
 from options import Configuration, add_note
 
@@ -115,7 +115,8 @@ def _match_names(config: Configuration, val: Labelled, trained: Sequence[str] | 
         unknown = [name for name in _present(val) if name not in places]
         if unknown:
             raise InputError(
-                f"the weights were trained on the classes {some_of(trained)}, the data has others: {some_of(unknown)};"
+                f"the weights were trained on the classes {some_of(trained)}, the data has others: {some_of(unknown)}"
+                f"{lookalike(unknown, trained)};"
                 " name its folders as the weights' classes are, or leave the others out"
             )
         return _with_outputs(config, val, places, list(trained), "the weights' classes")

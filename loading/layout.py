@@ -4,7 +4,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from errors import InputError, printable
+from loading.class_names import class_name
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".npy")
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
@@ -120,7 +123,60 @@ def named_as_parts(names: Sequence[str]) -> bool:
     return bool(names) and all(name.lower() in _PARTS for name in names)
 
 
-def below_class(root: Path, paths: Sequence[str], name: str) -> str:
+def one_class(present: np.ndarray, classes: Sequence[str], root: str | Path, paths: Sequence[str]) -> str:
+    """Returns the problem of images that all have the same class; "" if there are several classes.
+
+    Args:
+        present: the labels that an image has.
+        paths: the images' paths, relative to ``root``; empty: they aren't files.
+    """
+    if len(present) != 1:
+        return ""
+    name = class_name(classes, int(present[0]))
+    below = _below_class(Path(root), paths, name) if len(paths) else ""
+    return f"all images have one class, {name}; expected two or more{below}"
+
+
+def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[str]) -> str:
+    """Returns a remark about folders of images that are taken for one class, and may be several; "" if there are none.
+
+    They are a class without an image in its own folder, beside classes that have theirs there. The images of a folder
+    come before those below it, so the first and the last image of each class tell it.
+
+    Args:
+        labels: of the images, [n].
+        paths: the images' paths, relative to the data's folder.
+    """
+    nested: list[tuple[str, str, str]] = []
+    flat = False
+    present, first, counts = np.unique(labels, return_index=True, return_counts=True)
+    for label, start, count in zip(present.tolist(), first.tolist(), counts.tolist(), strict=True):
+        name = class_name(classes, label)
+        one = _folders_below(str(paths[start]), name)
+        other = _folders_below(str(paths[start + count - 1]), name)
+        if one is None or other is None:
+            continue
+        if not one or not other:
+            flat = True
+        elif one[0] != other[0]:
+            nested.append((name, one[0], other[0]))
+    if not (flat and nested):
+        return ""
+    name, one, other = nested[0]
+    several = f" ({len(nested):,} such classes)" if len(nested) > 1 else ""
+    return (
+        f"the class {name} has no image itself, but folders of images, such as {one} and {other}{several};"
+        " if these are classes, move them beside it"
+    )
+
+
+def _folders_below(path: str, name: str) -> list[str] | None:
+    """Returns the folders of a path below its class's folder; None: it has no such folder."""
+    *folders, _ = path.split("/")
+    return folders[folders.index(name) + 1 :] if name in folders else None
+
+
+def _below_class(root: Path, paths: Sequence[str], name: str) -> str:
     """Returns what lies below the only class of a dataset of files, and what to do about it; "" for a list's class.
 
     Args:

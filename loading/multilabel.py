@@ -3,6 +3,7 @@
 Folders can't say it: a file of one name in two class folders may be one image of two classes, or two images.
 """
 
+import codecs
 import csv
 import math
 import os
@@ -18,6 +19,7 @@ from errors import Allowance, InputError, Unreadable, open_file, printable, read
 from loading.class_names import check_name, each_once, names_beside
 from loading.files import Paths, refuse_utf16, utf8_text
 from loading.label_sets import LabelSets
+from loading.layout import IMAGE_SUFFIXES
 from loading.sources import LISTED, MOST_CLASSES, Files, Split, missing_files, missing_list
 
 _LONGEST_LINE = 1 << 19  # bytes: of a table, the names of 30,000 classes
@@ -61,7 +63,7 @@ def _lines(lines: Any) -> Iterator[tuple[int, bytes]]:
         number += 1
         if number == 1:
             refuse_utf16(line)
-            line = line.removeprefix(b"\xef\xbb\xbf")
+            line = line.removeprefix(codecs.BOM_UTF8)
         if len(line) == _LONGEST_LINE:
             raise Unreadable(f"its line {number} has more than {_LONGEST_LINE} bytes")
         if line := line.rstrip(b"\r\n"):
@@ -168,11 +170,17 @@ def _training_classes(file: Path) -> list[str]:
         return _header(_lines(lines))
 
 
+_SEPARATORS = ((b";", "semicolons"), (b"\t", "TABs"))
+
+
 def _header(lines: Iterator[tuple[int, bytes]]) -> list[str]:
     _, line = next(lines, (1, b""))
-    _, *names = _fields(utf8_text(line))
+    first, *names = _fields(utf8_text(line))
     if not names:
-        raise Unreadable("its header names no class; expected image,cat,dog and so on")
+        other = next((f"; it has {what} in place of commas" for mark, what in _SEPARATORS if mark in line), "")
+        raise Unreadable(f"its header names no class; expected image,cat,dog and so on{other}")
+    if {name.strip() for name in names} <= {"0", "1"} and first.strip().lower().endswith(IMAGE_SUFFIXES):
+        raise Unreadable("its first line is an image's, not a header; expected image,cat,dog and so on above it")
     return each_once([check_name(name.strip(), f"header's field {place}") for place, name in enumerate(names, 2)])
 
 

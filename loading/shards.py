@@ -6,6 +6,7 @@ shards, so that its epochs end where a rank's shards end. The index ``<mode>.ind
 for every number of ranks. It also lets a run resume as it does with files.
 """
 
+import codecs
 import copy
 import functools
 import itertools
@@ -37,7 +38,7 @@ _HEADER = 512  # bytes of tar's header, which stands before a member's own
 _OPEN = 256  # shards that a process holds open; the usual limit is 1,024 files
 _LONGEST_LABEL = 64  # bytes of a .cls
 _LONGEST_LABELS = 1 << 16  # bytes of a .labels
-_LABEL = re.compile(rb"(?:\xef\xbb\xbf)?\s*(-?\d{1,18})\s*")
+_LABEL = re.compile(rb"(?:%b)?\s*(-?\d{1,18})\s*" % codecs.BOM_UTF8)
 _LABELS = re.compile(rb"\s*((?:\d{1,18}(?:,\d{1,18})*)?)\s*")
 _KINDS = {"format": ("i", 0), "classes": ("U", 1), "shards": ("S", 1), "sizes": ("i", 1), "names": ("S", 1)} | {
     "headers": ("u", 1), **dict.fromkeys(("shard", "offsets", "lengths", "labels"), ("i", 1))

@@ -3,6 +3,7 @@
 It is one of ``Files``, ``Arrays``, ``shards.Shards`` and ``Drawn``. Nothing is downloaded.
 """
 
+import codecs
 import functools
 import gzip
 import importlib.util
@@ -17,7 +18,7 @@ import numpy as np
 from configs.registry import datasets
 from configs.signatures import Size
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
-from loading.class_names import UNPRINTABLE, names_beside
+from loading.class_names import UNPRINTABLE, lookalike, names_beside
 from loading.files import Paths, refuse_utf16, why_missing
 from loading.label_sets import LabelSets
 from loading.layout import IMAGE_SUFFIXES, holds, is_leftover, named_as_parts
@@ -120,7 +121,7 @@ def _list_paths(
     left = Allowance(os.fstat(lines.fileno()).st_size).left
     start = lines.peek(4)
     refuse_utf16(start)
-    lines.seek(3 if start[:3] == b"\xef\xbb\xbf" else 0)
+    lines.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
     for number, line in enumerate(lines, 1):
         if not (words := line.rsplit(None, 1)):
             continue
@@ -129,7 +130,8 @@ def _list_paths(
             found = printable(os.fsdecode(line.strip()[:200]))
             several = b"," in label and label.replace(b",", b"").isdigit() and len(words) > 1
             advice = "; several labels an image are -dataset=multilabel_list -o TASK multilabel" if several else ""
-            split.refuse(f"{file}, line {number}: expected a path, then a label; found '{found}'{advice}")
+            expected = "a path, then a label, which is a whole number"
+            split.refuse(f"{file}, line {number}: expected {expected}; found '{found}'{advice}")
             continue
         value = int(label) if len(label) <= 18 else limit
         if not 0 <= value < limit:
@@ -199,7 +201,8 @@ def folder(split: Split, *, data_path: str) -> Files:
         if mode == ".":
             _check_classes_alone(root, own)
         if known and (unknown := sorted(set(own) - set(known))):
-            split.refuse(f"{root / mode}: classes that train/ lacks: {', '.join(unknown[:3])}")
+            lacking = ", ".join(f"'{name}'" for name in unknown[:3])
+            split.refuse(f"{root / mode}: classes that train/ lacks: {lacking}{lookalike(unknown, known)}")
             known += unknown
         classes = known or own
         places = {name: place for place, name in enumerate(classes)}  # of ImageNet-22k there are 21,841

@@ -4,6 +4,7 @@ So it is the same for every number of processes, for each resume, and for ``-eva
 are added later move few of the others.
 """
 
+import codecs
 import hashlib
 import os
 import re
@@ -132,7 +133,7 @@ def _in_file(file: str) -> Iterator[tuple[str, str]]:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
         refuse_utf16(lines.peek(4))
         for number, line in enumerate(lines, 1):
-            line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
             allowance.take(len(line) + _LISTED)
             path, tab, name = os.fsdecode(line.rstrip(b"\r\n")).partition("\t")
             if line.strip() and not (path and tab and name):

@@ -48,6 +48,14 @@ _ALONE |= {
     "dim_mul": 2.0,
     "head_mul": 2.0,
 }  # Hiera
+# ResNet's attention over channels: what timm calls it, and our keys.
+_ATTENTION = {
+    "": {"SE_RATIO": 0.0, "ECA": False},
+    "se": {"SE_RATIO": 0.0625, "ECA": False},
+    "eca": {"SE_RATIO": 0.0, "ECA": True},
+}
+_ANTI_ALIAS = {"avg": "avg", "avgpool": "avg", "blur": "blur", "blurpool": "blur"}
+_RESNET = ("aa_layer", "block_args", "replace_stem_pool", "stem_type")
 
 
 def with_arguments(config: Configuration, path: str | Path) -> Configuration:
@@ -62,23 +70,37 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
         InputError: an argument that the architecture hasn't got, or hasn't got with this value. Or the configuration is
             of another model than the weights, with another value.
     """
-    stored = read_config(path)
-    for name, value in (stored.get("model_args") or {}).items():
+    stored, kind = read_config(path), config.MODEL.TYPE
+    arguments = stored.get("model_args") or {}
+    if kind.lower() == "resnet" and arguments.get("stem_type") and config.MODEL.STEM_TYPE == "plain":
+        # timm's default; its variants with a deep stem name their width, as ours do.
+        arguments = arguments | {"stem_width": arguments.get("stem_width") or 64}
+    # These have no tensors, and a model here has them together.
+    rotary = {}
+    if kind.lower() == "eva":
+        rotary = {"rope_type": config.MODEL.ROPE_TYPE, "rope_rotate_half": config.MODEL.ROPE_TYPE == "dinov3"}
+    for name, value in arguments.items():
         beside = f"the config.json of {path}: model_args.{printable(name, 60)} is {value_text(value)}"
-        key = _key(config.MODEL.TYPE, name, value, beside)
-        if key is None or config.MODEL[key] == value:
+        if name in rotary and value is not None:
+            if value != rotary[name]:
+                raise InputError(
+                    f"{beside}, but {config.MODEL.NAME} here has {value_text(rotary[name])} alone; take other weights"
+                )
             continue
-        if is_users(config, f"MODEL.{key}"):
-            add_note(config, f"{beside}, yours {config.MODEL[key]}")
-        elif config.MODEL.NAME not in (stored["architecture"], shipped_model(stored["architecture"])):
-            other = f"{config.MODEL.NAME} has MODEL.{key} {config.MODEL[key]}"
-            raise InputError(f"{beside}, but {other}; say by -o MODEL.{key} VALUE which it is")
-        else:
-            try:
-                config = with_values(config, "here", **{f"MODEL__{key}": value})
-            except InputError as error:
-                raise InputError(f"{beside}; {str(error).removeprefix(f'{WITH_VALUES}: ')}") from None
-            add_note(config, f"MODEL.{key} {value_text(value)}, as the config.json of {path} tells")
+        for key, own in _keys(kind, name, value, beside).items():
+            if config.MODEL[key] == own:
+                continue
+            if is_users(config, f"MODEL.{key}"):
+                add_note(config, f"{beside}, yours {config.MODEL[key]}")
+            elif config.MODEL.NAME not in (stored["architecture"], shipped_model(stored["architecture"])):
+                other = f"{config.MODEL.NAME} has MODEL.{key} {config.MODEL[key]}"
+                raise InputError(f"{beside}, but {other}; say by -o MODEL.{key} VALUE which it is")
+            else:
+                try:
+                    config = with_values(config, "here", **{f"MODEL__{key}": own})
+                except InputError as error:
+                    raise InputError(f"{beside}; {str(error).removeprefix(f'{WITH_VALUES}: ')}") from None
+                add_note(config, f"MODEL.{key} {value_text(own)}, as the config.json of {path} tells")
     return config
 
 
@@ -125,9 +147,9 @@ def renamed(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         elif name in _SAME_ARGUMENT:
             if value is not None:
                 own[_SAME_ARGUMENT[name]] = value
-        elif name in {*_OURS, *_ALONE, "global_pool"}:
-            if key := _key(kind, name, value, f"{name} is {value_text(value)}", "leave it out"):
-                own[key.lower()] = value
+        elif name in {*_OURS, *_ALONE, *_RESNET, "global_pool"}:
+            keys = _keys(kind, name, value, f"{name} is {value_text(value)}", "leave it out")
+            own |= {key.lower(): told for key, told in keys.items()}
         else:
             own[name] = value
     return own
@@ -139,27 +161,50 @@ def _check_value(kind: str, value: Any, beside: str, advice: str) -> None:
         raise InputError(f"{beside}, which {kind} here can't be; {advice}")
 
 
-def _key(kind: str, name: str, value: Any, beside: str, advice: str = "take other weights") -> str | None:
-    """Returns MODEL's key for an argument of timm's; None: with this value it changes nothing.
+def _keys(kind: str, name: str, value: Any, beside: str, advice: str = "take other weights") -> dict[str, Any]:
+    """Returns MODEL's keys for an argument of timm's, with their values; {}: with this value it changes nothing.
 
     A flag that is off, or null, changes nothing either: where a model has what it is for, the tensors' names differ.
     EVA's rotary positions have no tensors.
     """
     if name in _ELSEWHERE or value is None:
-        return None
+        return {}
     _check_value(kind, value, beside, advice)
+    if kind.lower() == "resnet" and name in _RESNET:
+        told = _of_resnet(name, value)
+        if told is None:
+            values = "'avg' or 'blur'" if name == "aa_layer" else "an attn_layer, 'se' or 'eca',"
+            raise InputError(f"{beside}, but {kind} here takes {values} alone; {advice}")
+        return told
     keys = [_OURS.get(name, name.upper()), *(["STAGE_DEPTHS"] if name == "depth" else [])]
     for key in keys:
         if f"MODEL.{key}" in architecture(kind).arguments:
-            return key
+            return {key: value}
     alone = _ALONE | {
         "act_layer": "relu" if kind.lower() in ("resnet", "regnet") else "gelu",
         "global_pool": "token" if kind.lower() in _BY_TOKEN else "avg",
     }
     if kind.lower() == "eva":
         alone["use_rot_pos_emb"] = True
-    off = value is False and name != "use_rot_pos_emb"
+    # Of Hiera's embeddings, False is the usual one.
+    off = value is False and (name not in alone or name == "abs_win_pos_embed")
     if off or (name in alone and alone[name] == value):
-        return None
+        return {}
     has = f"has {value_text(alone[name])} alone" if name in alone else "has no such argument"
     raise InputError(f"{beside}, but {kind} here {has}; {advice}")
+
+
+def _of_resnet(name: str, value: Any) -> dict[str, Any] | None:
+    """Returns the keys for one of ResNet's arguments whose values have other names here; None: ResNet here can't."""
+    if name == "replace_stem_pool":
+        return {"STEM_POOL": "conv" if value else "max"}
+    if name == "stem_type":
+        return {"STEM_TYPE": value or "plain"}
+    if name == "aa_layer":
+        kind = _ANTI_ALIAS.get(str(value).lower().replace("_", "").replace("-", ""))
+        return {"ANTI_ALIAS": kind} if kind else None
+    # Without attn_layer, a block has no attention.
+    if not isinstance(value, Mapping) or value.keys() - {"attn_layer"}:
+        return None
+    attention = value.get("attn_layer") or ""
+    return _ATTENTION.get("se" if attention is True else str(attention).lower())

@@ -13,6 +13,7 @@ from config import with_values
 from configs.architectures import architecture
 from configs.plain import Rule, check_form, is_list, is_real, is_whole, optional, value_text
 from errors import InputError, printable, reading
+from models.resnet import SIZES, BasicBlock, Bottleneck
 from options import Configuration, add_note, is_users
 from weights.transformers import ENCODER, LABELS, head_of, read_transformers
 
@@ -313,10 +314,9 @@ def _resnet(config: dict[str, Any]) -> dict[str, Any]:
     _expect(config, "downsample_in_first_stage", False)
     kind = config.get("layer_type", "bottleneck")
     stage_depths = config["depths"]
-    models = {"basic": {18: [2, 2, 2, 2], 34: [3, 4, 6, 3]}}
-    models["bottleneck"] = {50: [3, 4, 6, 3], 101: [3, 4, 23, 3], 152: [3, 8, 36, 3]}
-    for depth, own in models.get(kind, {}).items():
-        if own == stage_depths:
+    blocks = {"basic": BasicBlock, "bottleneck": Bottleneck}
+    for depth, (block, own) in SIZES.items():
+        if block is blocks.get(kind) and list(own) == stage_depths:
             return {"DEPTH": depth}
     told = f"depths is {value_text(stage_depths)} of layer_type {value_text(kind)}"
     raise InputError(f"{told}, which no ResNet here has")

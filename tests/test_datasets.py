@@ -104,7 +104,7 @@ def test_folder_names_what_is_wrong(tmp_path):
         get_datasets(configured("folder", tmp_path))
     write_images(tmp_path / "train", {"cat": 1, "dog": 1})
     write_images(tmp_path / "val", {"cow": 1})
-    with pytest.raises(InputError, match="classes that train/ lacks: cow"):
+    with pytest.raises(InputError, match="classes that train/ lacks: 'cow'"):
         get_datasets(configured("folder", tmp_path))
     with pytest.raises(InputError, match=r"the data has 2 classes, MODEL\.NUM_CLASSES is 1"):
         get_dataset(configured("folder", tmp_path, classes=1), "train")

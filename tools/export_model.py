@@ -57,8 +57,8 @@ def main() -> None:
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     if trained.model is None:
         raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")
-    # CLIP's projection of images can be exported, though it isn't a classifier.
-    if not trained.config.MODEL.NUM_CLASSES:
+    # CLIP's projection of images can be exported, though it isn't a classifier, but not as probabilities.
+    if not trained.config.MODEL.NUM_CLASSES or arguments.format in ("paddlex", "paddleclas"):
         trained.check_classifier()
     print(trained.report)
     if trained.warning:
@@ -79,6 +79,7 @@ def main() -> None:
         images,
         arguments.least_agreement,
         trained.thresholds,
+        features=not trained.has_classes,
     )
     size = sum(file.stat().st_size for file in arguments.output.iterdir()) / 1e6
     print(f"{arguments.output}: {arguments.format}, {arguments.precision}, {size:.1f} MB; {found}")

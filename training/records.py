@@ -61,7 +61,7 @@ def final_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     return {key.replace(".", "/"): value for key, value in found if type(value) in (int, float)}
 
 
-@trackers.register("visualdl", package="visualdl")
+@trackers.register("visualdl", package="visualdl", extra="trackers")
 class VisualDL(Tracker):
     """Paddle's own."""
 
@@ -83,7 +83,7 @@ class VisualDL(Tracker):
         self.writer.close()
 
 
-@trackers.register("tensorboard", package="tensorboardX")
+@trackers.register("tensorboard", package="tensorboardX", extra="trackers")
 class TensorBoard(Tracker):
     """Its files, by tensorboardX, which needs neither TensorFlow nor torch."""
 
@@ -111,7 +111,7 @@ class TensorBoard(Tracker):
         self.writer.close()
 
 
-@trackers.register("wandb", package="wandb")
+@trackers.register("wandb", package="wandb", extra="trackers")
 class WeightsAndBiases(Tracker):
     """Weights & Biases: ``wandb sync RUN/wandb/offline-run-*`` uploads it, to WANDB_PROJECT."""
 
@@ -133,7 +133,7 @@ class WeightsAndBiases(Tracker):
         self.run.finish(exit_code=0 if final else 1)
 
 
-@trackers.register("mlflow", package="mlflow")
+@trackers.register("mlflow", package="mlflow", extra="trackers")
 class MLflow(Tracker):
     """MLflow's file store: ``mlflow ui --backend-store-uri RUN/mlflow`` shows it. MLFLOW_EXPERIMENT_NAME names it."""
 

@@ -25,7 +25,7 @@ from typing import Any
 from configs.documents import read_yaml
 from configs.plain import is_whole, parsed_json
 from configs.registry import ROOT, trackers
-from errors import RunError, Unreadable, one_line, open_file, reading
+from errors import RunError, Unreadable, install, one_line, open_file, reading
 from launch.files import open_in_place, open_to_append, remove
 from launch.verdict import how_it_ended
 from training.records import OFFLINE, Tracker, final_numbers
@@ -52,11 +52,17 @@ class Tracking:
 
     def missing_packages(self) -> str:
         """Returns the line that says which tracker's package isn't installed, or nothing."""
-        packages = {name: trackers.components[name].given["package"] for name in self.names}
-        missing = {name: package for name, package in packages.items() if not _is_installed(package)}
-        lacking = [f"{name} needs {package}" for name, package in missing.items()]
-        advice = f"pip install {' '.join(missing.values())}, or leave it out of TRACKERS"
-        return f"TRACKERS: {', '.join(lacking)}, which isn't installed; {advice}" if lacking else ""
+        lacking = []
+        commands = []
+        for name in self.names:
+            given = trackers.components[name].given
+            if not _is_installed(given["package"]):
+                lacking.append(f"{name} needs {given['package']}")
+                commands.append(install(given["extra"]) if "extra" in given else f"pip install {given['package']}")
+        if not lacking:
+            return ""
+        advice = f"{' and '.join(dict.fromkeys(commands))}, or leave it out of TRACKERS"
+        return f"TRACKERS: {', '.join(lacking)}, which isn't installed; {advice}"
 
     def begin(self, folder: Path) -> str:
         """Starts it, once metrics.jsonl is as the run goes on with it; returns why it couldn't, or nothing."""

@@ -27,7 +27,8 @@ IN_FOLDER = ("model.safetensors", "pytorch_model.bin")  # of our checkpoints and
 INDEX = ".index.json"  # of weights in several files: which tensor is in which
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # of peft
-_CHECKPOINTS = "checkpoints"  # in a run's folder
+CHECKPOINTS = "checkpoints"  # in a run's folder
+LAST, BEST = "last", "best"  # links in it, to two of the checkpoints
 _ANSWER = 8  # seconds in which the Hub has to answer
 _SILENT = 30  # seconds for which it isn't asked again if it didn't answer
 # Endpoints that didn't answer: until when they aren't asked, and the error.
@@ -64,7 +65,7 @@ _BESIDE = ("architecture", "model_args", "num_classes", "label_names")
 
 def best_of_run(path: str | Path) -> str | Path:
     """Returns the best checkpoint for a run's folder, and any other path as it is."""
-    best = Path(path) / _CHECKPOINTS / "best"
+    best = Path(path) / CHECKPOINTS / BEST
     return best if os.path.isdir(best) else path
 
 
@@ -100,10 +101,10 @@ def find_weights(path: str | Path) -> Path:
         where = f"a folder without {' or '.join(IN_FOLDER)}" if os.path.isdir(path) else "no such file or folder"
         if os.path.exists(path) and not os.path.isdir(path):
             where = "it is no regular file"
-        last = path / _CHECKPOINTS / "last"
+        last = path / CHECKPOINTS / LAST
         if os.path.isdir(last):
             raise InputError(f"{path} is the folder of a run that wasn't evaluated yet; its newest weights are {last}")
-        if path.name == _CHECKPOINTS and os.path.isdir(path / "last"):
+        if path.name == CHECKPOINTS and os.path.isdir(path / LAST):
             raise InputError(
                 f"{path} holds the checkpoints of a run; give the run's folder, {path.parent}, or one of them"
             )

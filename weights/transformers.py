@@ -90,9 +90,7 @@ _SIZE = Rule(
 _CHANNELS = Rule("a number per channel", lambda v: is_list(v, lambda n: is_real(n, -1e3, 1e3), 1, 64))
 _MODEL = {
     "model_type": NAME,
-    "id2label": optional(
-        Rule("an object of names", lambda v: type(v) is dict and all(type(n) is str for n in v.values()))
-    ),
+    "id2label": optional(Rule("an object of names, of the outputs from 0 on without a gap", lambda v: _are_labels(v))),
     "architectures": optional(Rule("a list of names", lambda value: is_list(value, is_name, 0, 100))),
     "problem_type": optional(NAME),
     "num_labels": optional(Rule("a number of classes", lambda value: is_whole(value, 0, 1 << 24))),
@@ -117,6 +115,13 @@ _BY_EDGE = ("Bit", "CLIP", "ConvNext", "Levit", "MobileViT", "PoolFormer")
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
 
 
+def _are_labels(names: Any) -> bool:
+    """Whether it is a dictionary of names by output: "0", "1" and so on."""
+    if type(names) is not dict or not all(type(name) is str for name in names.values()):
+        return False
+    return names.keys() == set(map(str, range(len(names))))
+
+
 def read_transformers(path: str | Path) -> dict[str, Any]:
     """Returns what config.json beside the weights says, where transformers wrote it; {} otherwise.
 
@@ -137,8 +142,8 @@ def read_transformers(path: str | Path) -> dict[str, Any]:
         tower = {key: value for key, value in (config.get("vision_config") or {}).items() if key not in _OF_THE_WHOLE}
         config = tower | {key: config[key] for key in _OF_THE_WHOLE if key in config}
     names = config.get("id2label") or {}
-    ordered = [names[str(number)] for number in range(len(names)) if str(number) in names]
-    named = len(ordered) == len(names) and ordered != [f"LABEL_{number}" for number in range(len(names))]
+    ordered = [names[str(number)] for number in range(len(names))]
+    named = ordered != [f"LABEL_{number}" for number in range(len(names))]
     preprocessor = _read(beside(path, "preprocessor_config.json"), _PREPROCESSOR)
     try:
         images = _images(config, preprocessor)

@@ -9,8 +9,9 @@ from PIL import Image
 
 from errors import RunError
 from inference.look.draw import png
-from loading.check.findings import Finding, Images, class_name, name_of, table
+from loading.check.findings import Finding, Images, name_of, table
 from loading.check.images import SIDE, Part, picture
+from loading.class_names import class_name
 from loading.label_sets import every_label
 from loading.transforms.orientation import TURNS
 from training.pages import page

@@ -52,7 +52,8 @@ def main() -> None:
         loaded = {"model": predictor.config.MODEL.NAME, "task": predictor.task}
         oriented = predictor.config.DATA.EXIF_ORIENTATION
         total = fingerprint(predictor, told["path"])
-        loaded = frames.pack({"loaded": loaded, "oriented": oriented, "sum": total})
+        loaded = {"loaded": loaded, "oriented": oriented, "sum": total, "warning": predictor.warning}
+        loaded = frames.pack(loaded)
     except Exception as error:
         if not isinstance(error, RunError):
             traceback.print_exc()

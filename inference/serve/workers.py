@@ -136,6 +136,8 @@ class Pool:
     def _heard(self, worker: Worker, head: dict[str, Any], parts: list[bytes]) -> None:
         before, worker.heard = worker.heard, time.monotonic()
         if "loaded" in head and self._sum in ("", head["sum"]):
+            if head["warning"] and not self.about:
+                print(f"warning: {head['warning']}", file=sys.stderr, flush=True)
             worker.ready, self.about, self._sum, self._told = True, head["loaded"], head["sum"], ""
             self.oriented = head["oriented"]
         elif "loaded" in head:

@@ -1,19 +1,17 @@
 """What a check found, in words: what stops a run, and what spoils its numbers."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from configs.registry import datasets
 from errors import printable
 from loading.check.duplicates import near, ones
 from loading.check.images import Part
+from loading.class_names import class_name
 from loading.label_sets import LabelSets, every_label, kinds, take_labels
-from loading.layout import below_class
+from loading.layout import nested_classes, one_class
 from loading.transforms import most_resized
 from loading.transforms.image import before_crop, covering
 from options import Configuration, pair
@@ -224,8 +222,15 @@ def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> l
             if flagged.any():
                 names = [class_name(classes, label) for label in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
                 found.append(Finding(f"{text}: {flagged.sum():,}", names, stops))
-        if not several and (problem := one_class(config, parts["train"], train | val)):
+        present, source = np.flatnonzero(train | val), parts["train"].source
+        if not several and (problem := one_class(present, classes, config.DATA.DATA_PATH, source.paths)):
             found.append(Finding(problem, [], True))
+    source = parts["train"].source
+    remark = ""
+    if len(source.paths) and not isinstance(source.labels, LabelSets):
+        remark = nested_classes(source.labels, source.classes, source.paths)
+    if remark:
+        found.append(Finding(remark, [], False))
     return found
 
 
@@ -235,29 +240,6 @@ def _images_by_class(part: Part, listed: bool) -> np.ndarray:
     if listed:
         labels = take_labels(labels, np.flatnonzero(part.records["readable"]))
     return np.bincount(every_label(labels))
-
-
-def one_class(config: Configuration, part: Part, present: np.ndarray) -> str:
-    """Returns the problem of images that all have the same class; "" if there are several classes.
-
-    Args:
-        present: which classes have an image, [K] bool.
-    """
-    labels = np.flatnonzero(present)
-    if len(labels) != 1:
-        return ""
-    name = class_name(part.source.classes, int(labels[0]))
-    below = ""
-    if datasets.components[config.DATA.DATASET].returns == "Files":
-        root = Path(config.DATA.DATA_PATH)
-        paths = [os.path.relpath(part.source.name(index), root) for index in range(len(part.records))]
-        below = below_class(root, paths, name)
-    return f"all images have one class, {name}; expected two or more{below}"
-
-
-def class_name(classes: Sequence[str], label: int) -> str:
-    """Returns what a label is called."""
-    return classes[label] if label < len(classes) else f"class {label}"
 
 
 def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, verb: str) -> list[Finding]:

@@ -49,6 +49,7 @@ class Source(NamedTuple):
     """Where the images of a part come from: ``name`` and ``data`` (a file's bytes) by their place.
 
     Of images that are in memory, ``pixels`` are there and no data. ``mode``: as of ``pixel_mode``; of grey RGB serves.
+    ``paths`` are relative to the data's folder; of images that aren't files there are none.
     """
 
     name: Callable[[int], str]
@@ -57,6 +58,7 @@ class Source(NamedTuple):
     classes: Sequence[str]
     pixels: np.ndarray | None = None
     mode: str | int = "RGB"
+    paths: Sequence[str] = ()
 
 
 class Part(NamedTuple):
@@ -94,7 +96,7 @@ def source_of(found: Any, most: int, mode: str | int = "RGB") -> Source:
             return os.path.join(root, paths[index])
 
         largest = largest_file(most)
-        return Source(path, lambda index: contents(path(index), largest), labels, classes, mode=mode)
+        return Source(path, lambda index: contents(path(index), largest), labels, classes, mode=mode, paths=paths)
     if isinstance(found, Shards):
         data = functools.partial(_of_shards, found, largest_file(most))
         return Source(found.name, data, found.labels, found.classes, mode=mode)

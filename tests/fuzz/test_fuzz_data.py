@@ -81,7 +81,7 @@ def test_a_sound_list_is_read(listed):
         (b"a 1\n", "files are missing, the first is"),
         (b"%d/a 1\n", "at least 10000 of 200000 files are missing"),
         (b"a/" * 2000 + b" 1\n", "files are missing"),
-        (b"a\n", "line 1: expected a path, then a label; found 'a'"),
+        (b"a\n", "line 1: expected a path, then a label, which is a whole number; found 'a'"),
     ],
 )
 def test_a_long_list_costs_little(tmp_path, line, message):

@@ -1,6 +1,7 @@
 """A server's life: it starts or says why not, answers what it took, replaces workers, ends with a status that tells."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -9,6 +10,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import asked
+import numpy as np
 import pytest
 from programs import ROOT
 from served import serving, wait_until
@@ -49,6 +52,20 @@ def test_what_cant_be_served_is_told_in_one_line(tmp_path, words, line):
     assert err.startswith("error: ")
     assert line in err
     assert err.count("\n") == 1
+
+
+def test_a_classifier_that_tells_nothing_apart_is_warned_of_once(tmp_path, photographs):
+    """However many workers load it. Of equal classes the first is the best one."""
+    zeros = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
+    weights = asked.write_weights(tmp_path / "blind.safetensors", changes=zeros)
+    with serving(weights, "-workers=2", folder=tmp_path) as server:
+        server.ready()
+        wait_until(lambda: server.metric("paddle_vit_workers_ready") == 2)
+        status, answer, _ = server.ask("POST", "/predict?top=1", photographs[0], JPEG)
+        assert (status, answer["predictions"][0]["outputs"]) == (200, [0])
+        assert answer["predictions"][0]["probabilities"] == [0.5]
+        warning = "warning: .*: its classifier's values are the same for all classes: each gets the same probability"
+        assert len(re.findall(warning, server.text("err"))) == 1
 
 
 def test_more_of_the_same(tmp_path, checkpoint):

@@ -100,7 +100,7 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         workers = [Worker(SimpleNamespace(kill=lambda: killed.append(1)), None, None) for _ in range(4)]
         pool.workers = list(workers)
         about = {"model": "vit", "task": "classification"}
-        pool._heard(workers[0], {"loaded": about, "oriented": False, "sum": "a"}, [])
+        pool._heard(workers[0], {"loaded": about, "oriented": False, "warning": "", "sum": "a"}, [])
         for worker in workers[1:3]:
             pool._heard(worker, {"loaded": about, "oriented": False, "sum": "b"}, [])
             pool._record_death(worker, -9)
@@ -108,7 +108,7 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         assert [worker.ready for worker in workers] == [True, False, False, False]
         assert (len(killed), pool.about, pool._deaths, pool.ended.done()) == (2, about, 0, False)
         workers[0].ready = False
-        pool._heard(workers[1], {"loaded": about, "oriented": False, "sum": "b"}, [])
+        pool._heard(workers[1], {"loaded": about, "oriented": False, "warning": "", "sum": "b"}, [])
         with pytest.raises(RunError, match="model isn't what it was as the server started; start the server anew"):
             await pool.ended
 

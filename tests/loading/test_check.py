@@ -204,7 +204,7 @@ def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
     assert ("classes that have validation images alone: 1", True) in texts
     assert ("classes without a validation image: 1", False) in texts
     [problem] = [one for one in result.findings if "line 2" in one.text]
-    assert "expected a path, then a label; found 'nonsense' (and 1 more)" in problem.text
+    assert "expected a path, then a label, which is a whole number; found 'nonsense' (and 1 more)" in problem.text
     assert "line 3: label -1 is outside" in problem.examples[0]
 
 
@@ -221,7 +221,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     write_images(tmp_path / "val", {"a": 1, "x": 1}, seed=2)
     (tmp_path / "train/empty").mkdir()
     texts = [one.text for one in result_of(tmp_path).findings if one.stops]
-    assert any(text.endswith("val: classes that train/ lacks: x") for text in texts)
+    assert any(text.endswith("val: classes that train/ lacks: 'x'") for text in texts)
     assert any("train/empty: holds no image (1 such classes)" in text for text in texts)
     with pytest.raises(InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"):
         result_of(tmp_path / "nowhere")

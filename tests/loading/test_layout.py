@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import tarfile
 
@@ -183,6 +184,51 @@ def test_one_class_is_enough_where_no_class_is_learnt(tmp_path):
     assert len(get_datasets(folder_config(tmp_path, *distilled))[1]) == 4
 
 
+NESTED = "the class animals has no image itself, but folders of images, such as cat and cup{}; if these are classes, "
+
+
+@pytest.mark.parametrize(
+    ("folders", "options", "remark"),
+    [
+        (["animals/cat", "animals/cow", "animals/cup", "dog"], SPLIT, NESTED.format("")),
+        (["train/animals/cat", "train/animals/cup", "train/dog", "val/animals", "val/dog"], [], NESTED.format("")),
+        (["animals/cat", "animals/cup", "dog", "z/a", "z/b"], SPLIT, NESTED.format(" (2 such classes)")),
+        # Each class has folders of its own, such as one of each camera.
+        (["cat/1", "cat/2", "dog/1", "dog/2"], SPLIT, ""),
+        (["cat", "cat/2", "cat/3", "dog"], SPLIT, ""),
+        (["cat/all", "dog"], SPLIT, ""),
+    ],
+)
+def test_a_part_of_the_classes_a_level_too_deep_is_told(tmp_path, folders, options, remark):
+    write_images(tmp_path, dict.fromkeys(folders, 4))
+    told = notes(get_datasets(folder_config(tmp_path, *options))[0])
+    assert [note[: len(remark)] for note in told] == ([remark] if remark else [])
+    found = check_dataset.check_images(folder_config(tmp_path, *options), workers=1).findings
+    assert [one.text for one in found if not one.stops and "itself" in one.text] == [note for note in told if remark]
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "told"),
+    [
+        ("cat ", "cat", "'cat '; 'cat ' and 'cat' differ in spaces alone"),
+        ("big  cat", "big cat", "differ in spaces alone"),
+        ("Cat", "cat", "'Cat'; 'Cat' and 'cat' differ in upper and lower case alone"),
+        ("cafe\u0301", "caf\u00e9", "differ in Unicode's form (NFC and NFD) alone"),
+        ("Cafe\u0301 ", "caf\u00e9", "differ in spaces, case or Unicode's form alone"),
+        ("cow", "cat", "lacks: 'cow'"),
+    ],
+)
+def test_a_class_that_looks_like_a_known_one_is_told(tmp_path, name, known, told):
+    write_images(tmp_path, {f"train/{known}": 1, "train/dog": 1, "val/dog": 1, f"val/{name}": 1})
+    with pytest.raises(InputError) as caught:
+        get_datasets(folder_config(tmp_path))
+    assert str(caught.value).endswith(told)
+    (tmp_path / "train").rename(tmp_path / "elsewhere")
+    how = told.partition("differ in ")[2]
+    with pytest.raises(InputError, match=re.escape(f"{how}; name its folders")):
+        get_datasets(folder_config(tmp_path, "EVAL", "True"), [known, "dog"])
+
+
 def test_one_class_stops_a_check(tmp_path):
     write_images(tmp_path, {"train/all/cat": 4, "train/all/dog": 4, "val/all/cat": 1})
     result = check_dataset.check_images(folder_config(tmp_path), workers=1)
@@ -328,6 +374,9 @@ LISTS = {
         ("cat/0.png", "utf-16-le", "it is in UTF-16; save it in UTF-8"),
         ("cat/0.png", "utf-16-be", "it is in UTF-16; save it in UTF-8"),
         ("猫/1.png", "utf-8", "0.png$|1.png$"),
+        ("C:/data/猫/0.png", "utf-8", "it is a path of Windows: write paths relative to -data_path, with / between"),
+        ("C:\\data\\猫\\0.png", "utf-8", "it is a path of Windows: write paths relative to -data_path, with / b"),
+        ("'猫/0.png'", "utf-8", "its paths stand in quotes: leave these out"),
     ],
 )
 def test_lists_of_windows_name_the_way(tmp_path, dataset, written, encoding, message):
@@ -336,6 +385,28 @@ def test_lists_of_windows_name_the_way(tmp_path, dataset, written, encoding, mes
     open(os.path.join(os.fsencode(tmp_path), "狗/0.png".encode("gb18030")), "w").close()
     name, line = LISTS[dataset]
     (tmp_path / name).write_bytes(line.format(written).encode(encoding))
+    with pytest.raises(InputError, match=message):
+        get_dataset(listed_config(tmp_path, dataset=dataset), "train")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "content", "message"),
+    [
+        ("imagenet2012", "a/0.png, 0\n", "the list has ',' behind the path: write a space or a TAB alone"),
+        ("imagenet2012", '"a/0.png" 0\n', "its paths stand in quotes: leave these out"),
+        ("imagenet2012", "a/0.png 3.0\n", "line 1: expected a path, then a label, which is a whole number; found"),
+        ("imagenet2012", "a/0.png cat\n", "line 1: expected a path, then a label, which is a whole number; found"),
+        ("imagenet2012", "path label\na/0.png 0\n", "line 1: expected a path, then a label, which is a whole number"),
+        ("multilabel_list", '"a/0.png"\t0\n', "its paths stand in quotes: leave these out"),
+        ("multilabel_csv", "a/0.png,1,0\na/1.png,0,1\n", "its first line is an image's, not a header; expected image"),
+        ("multilabel_csv", "a/0.png,1,0,0\na/1.png,0,1,0\n", "its first line is an image's, not a header"),
+        ("multilabel_csv", "image;cat;dog\na/0.png;1;0\n", "names no class; .*; it has semicolons in place of commas"),
+        ("multilabel_csv", "image\tcat\na/0.png\t1\n", "names no class; .*; it has TABs in place of commas"),
+    ],
+)
+def test_lists_that_are_written_in_another_way_name_what_is_expected(tmp_path, dataset, content, message):
+    write_images(tmp_path, {"a": 2})
+    (tmp_path / LISTS[dataset][0]).write_text(content)
     with pytest.raises(InputError, match=message):
         get_dataset(listed_config(tmp_path, dataset=dataset), "train")
 

@@ -111,7 +111,7 @@ def test_a_list_may_have_tabs_a_bom_and_windows_line_ends(tmp_path, start):
         (b"a.jpg 10000000", r"line 1: label 10000000 is outside 0\.\.9999999"),
         (b"a\0b.jpg 1", "line 1: its path holds a NUL character"),
         (b"\xff\xfea\0 \0001\0", "it is in UTF-16; save it in UTF-8"),
-        (b"a.jpg,1", "line 1: expected a path, then a label; found 'a.jpg,1'"),
+        (b"a.jpg,1", "line 1: expected a path, then a label, which is a whole number; found 'a.jpg,1'"),
         (b"a.jpg \xd9\xa1", "line 1: expected a path, then a label"),
         (b"caf\xe9.jpg 1", r"1 of 1 files are missing, the first is .*caf\\udce9.jpg"),
     ],

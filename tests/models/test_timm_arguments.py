@@ -13,7 +13,7 @@ from errors import InputError
 from inference import Predictor
 from models import build_model, create_model
 from models.pretrained import with_preprocessing
-from models.timm_arguments import with_arguments
+from models.timm_arguments import renamed, with_arguments
 from options import notes
 from training.checkpoint import describe, description_of
 from training.checkpoint.description import METADATA
@@ -87,7 +87,24 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         ("vit_tiny_patch16_224", {"a\nb": {"c": 1}}, r"a\\nb is a dictionary of 1, but ViT here has no such argument"),
         ("swin_tiny_patch4_window7_224", {"global_pool": "max"}, "global_pool is 'max', but Swin here has 'avg' alone"),
         ("resnet18", {"output_stride": 8}, "output_stride is 8, but ResNet here has 32 alone"),
+        ("vit_small_patch16_dinov3", {"rope_type": "cat"}, "rope_type is 'cat', but .*_dinov3 here has 'dinov3' alone"),
+        ("eva02_tiny_patch14_224", {"rope_type": "dinov3"}, "rope_type is 'dinov3', but .*_224 here has 'cat' alone"),
+        (
+            "vit_small_patch16_dinov3",
+            {"rope_rotate_half": False},
+            "rope_rotate_half is False, but .* has True alone",
+        ),
+        ("eva02_tiny_patch14_224", {"rope_rotate_half": True}, "rope_rotate_half is True, but .* here has False alone"),
+        ("convnext_atto", {"conv_bias": False}, "conv_bias is False, but ConvNeXt here has True alone"),
+        ("xcit_nano_12_p16_224", {"use_pos_embed": False}, "use_pos_embed is False, but XCiT here has True alone"),
         ("resnet18", {"act_layer": "gelu"}, "act_layer is 'gelu', but ResNet here has 'relu' alone"),
+        ("resnet18", {"aa_layer": "blurpc"}, "aa_layer is 'blurpc', but ResNet here takes 'avg' or 'blur' alone"),
+        ("resnet18", {"block_args": {"attn_layer": "ese"}}, "block_args is .* takes an attn_layer, 'se' or 'eca', al"),
+        ("resnet18", {"block_args": {"attn_layer": "se", "rd_ratio": 0.5}}, "block_args is .* takes an attn_layer"),
+        ("resnet18", {"block_args": ["se"]}, "block_args is .* here takes an attn_layer"),
+        ("resnet18", {"stem_type": "overlap"}, "stem_type is 'overlap'; MODEL.STEM_TYPE is 'overlap', expected one of"),
+        ("resnet18", {"layers": [1, 1, 1, 1]}, "layers is .*, but ResNet here has no such argument"),
+        ("convnext_atto", {"block_args": {"attn_layer": "se"}}, "block_args is .*, but ConvNeXt here has no such arg"),
     ],
 )
 def test_what_no_model_here_computes_is_refused(tmp_path, name, arguments, message):
@@ -114,6 +131,47 @@ def test_arguments_have_their_names_here(tmp_path):
     stored(tmp_path, name="xcit_nano_12_p16_224", arguments={"eta": 0.1, "cls_attn_layers": 3, "use_pos_embed": True})
     model = with_arguments(get_config("xcit_nano_12_p16_224"), tmp_path).MODEL
     assert (model.INIT_VALUES, model.DEPTH_TOKEN_ONLY) == (0.1, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "keys"),
+    [
+        ("resnet26", {"stem_type": "deep"}, {"STEM_TYPE": "deep", "STEM_WIDTH": 64}),
+        ("resnet26", {"stem_type": "deep", "stem_width": 24}, {"STEM_TYPE": "deep", "STEM_WIDTH": 24}),
+        ("resnet26d", {"stem_type": "deep_tiered"}, {"STEM_TYPE": "deep_tiered", "STEM_WIDTH": 32}),
+        ("resnet26d", {"stem_type": "", "avg_down": False}, {"STEM_TYPE": "plain", "AVG_DOWN": False}),
+        ("resnetrs50", {"replace_stem_pool": False, "stem_type": None}, {"STEM_POOL": "max", "STEM_TYPE": "deep"}),
+        ("resnet18", {"replace_stem_pool": True, "aa_layer": "avg_pool"}, {"STEM_POOL": "conv", "ANTI_ALIAS": "avg"}),
+        ("resnet18", {"aa_layer": "Blur-Pool", "replace_stem_pool": True}, {"STEM_POOL": "conv", "ANTI_ALIAS": "blur"}),
+        ("resnetaa50d", {"aa_layer": None}, {"ANTI_ALIAS": "avg"}),
+        ("resnet18", {"block_args": {"attn_layer": "SE"}}, {"SE_RATIO": 0.0625, "ECA": False}),
+        ("ecaresnet26t", {"block_args": {"attn_layer": True}}, {"SE_RATIO": 0.0625, "ECA": False}),
+        ("seresnet50", {"block_args": {"attn_layer": "eca"}}, {"SE_RATIO": 0.0, "ECA": True}),
+        ("resnetrs50", {"block_args": {}}, {"SE_RATIO": 0.0, "ECA": False}),
+        ("seresnet50", {"block_args": {"attn_layer": None}}, {"SE_RATIO": 0.0, "ECA": False}),
+        ("seresnet50", {"block_args": None}, {"SE_RATIO": 0.0625, "ECA": False}),
+    ],
+)
+def test_resnets_arguments_have_other_values_here(tmp_path, name, arguments, keys):
+    stored(tmp_path, name=name, arguments=arguments)
+    model = with_arguments(get_config(name), tmp_path).MODEL
+    assert {key: model[key] for key in keys} == keys
+    if "stem_type" not in arguments and None not in arguments.values():
+        assert renamed("ResNet", arguments) == {key.lower(): value for key, value in keys.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("vit_small_patch16_dinov3", {"rope_type": "dinov3", "rope_rotate_half": True}),
+        ("eva02_tiny_patch14_224", {"rope_type": "cat", "rope_rotate_half": False}),
+        ("hiera_tiny_224", {"abs_win_pos_embed": False}),
+    ],
+)
+def test_what_a_model_is_anyway_may_be_named(tmp_path, name, arguments):
+    stored(tmp_path, name=name, arguments=arguments)
+    config = get_config(name)
+    assert with_arguments(config, tmp_path).MODEL == config.MODEL
 
 
 def test_hieras_arguments_are_taken(tmp_path):

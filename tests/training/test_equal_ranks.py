@@ -109,6 +109,12 @@ def write_idx(folder, seed=0, label=0):
             (folder / f"{split}-{kind}-ubyte").write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
 
 
+def write_groups(folder, size):
+    """Writes a group for each training image: so many of each class."""
+    lines = (f"{name}/{i}.png\tg{i // size}\n" for name in "abc" for i in range(16))
+    (folder / "groups.txt").write_text("".join(lines))
+
+
 def stale_cache(folder):
     """A cache of other pixels, whole in itself, is found by the name of the one that would be made."""
     [pixels] = (folder / "cache").glob("folder-val-*.npy")
@@ -119,6 +125,7 @@ def stale_cache(folder):
     np.savez(rest, **(dict(np.load(rest)) | {"crc": np.array(zlib.crc32(images.data))}))
 
 
+FOLD = ["-data_path=data/train", "-o", "DATA.FOLDS=4"]
 WHO = "differ between rank 0 and rank 1: "
 BYTES = "(CRC-32 of its pixels"
 # Flags (or those of each rank), what is otherwise on rank 1's machine, the message.
@@ -191,6 +198,11 @@ DATA = {
         renamed("b/1.png", "b/9.png", "val"),
         f"the validation images {WHO}number 3 is 'val/b/9.png' of",
     ),
+    "groups of a fold": (
+        [*FOLD, "DATA.FOLD=0", "DATA.SPLIT_GROUPS=groups.txt"],
+        lambda folder: write_groups(folder, 4),
+        f"the training images {WHO}",
+    ),
     "a stale cache": (
         CACHED,
         stale_cache,
@@ -213,6 +225,8 @@ SETTINGS = {
         "SAVE_ON_ERROR=continue",
     )
 }
+BY_FOLD = ([*FOLD, "DATA.FOLD=0"], [*FOLD, "DATA.FOLD=1"])
+SETTINGS["a fold"] = (BY_FOLD, unchanged, "rank 1 has DATA.FOLD 1, rank 0 has 0; give every rank")
 
 MODEL = "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): "
 FILES = "of 1 that differ; rank 1 read small.safetensors, rank 0 read small.safetensors; give every rank the same file"
@@ -305,6 +319,7 @@ def place(tmp_path_factory):
         (folder / "multi" / f"{split}_list.txt").write_text(several)
     write_idx(folder / "idx")
     pack(folder)
+    write_groups(folder, 2)
     (folder / "small.yaml").write_text(SMALL)
     (folder / "teacher.yaml").write_text(SMALL.replace("auto", "3"))
     return folder

@@ -16,7 +16,7 @@ from tracked import READERS, read_tensorboard
 
 from config import get_config
 from configs.registry import trackers
-from errors import InputError
+from errors import InputError, install
 from options import equivalent_key
 from training import tracking
 from training.records import Tracker, final_numbers
@@ -224,8 +224,12 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
 def test_what_is_not_installed_ends_the_start_in_a_line(tmp_path, tiny, monkeypatch):
     monkeypatch.setattr(tracking, "_is_installed", lambda package: package == "wandb")
     options = [*tiny, "TRACKERS", "[wandb,mlflow,tensorboard]"]
-    line = "TRACKERS: mlflow needs mlflow, tensorboard needs tensorboardX, which isn't installed; pip install "
-    refused(f"{line}mlflow tensorboardX, or leave it out of TRACKERS", options, tmp_path / "run")
+    line = "TRACKERS: mlflow needs mlflow, tensorboard needs tensorboardX, which isn't installed;"
+    refused(f"{line} {install('trackers')}, or leave it out of TRACKERS", options, tmp_path / "run")
+    # A tracker that somebody added isn't in the toolkit's extra.
+    monkeypatch.delitem(trackers.components["mlflow"].given, "extra")
+    both = f"pip install mlflow and {install('trackers')}"
+    refused(f"{line} {both}, or leave it out of TRACKERS", options, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -2,10 +2,12 @@
 
 import json
 import re
+import subprocess
 
 import numpy as np
 import paddle
 import pytest
+import warm
 from conftest import ROOT
 from golden.make_names_vit import positive
 from golden.make_names_vit import values as numbers
@@ -198,6 +200,15 @@ def test_without_a_problem_type_the_user_decides(folder):
         ({"problem_type": 3}, "its problem_type is 3, expected a short text"),
         ({"id2label": {"0": "a"}}, "it has one label, which is a regression or a sigmoid there; expected two labels"),
         ({"id2label": None, "num_labels": 1}, "it has one label, which is a regression or a sigmoid there; expected"),
+        *(
+            ({"id2label": dict.fromkeys(keys, "a")}, "expected an object of names, of the outputs from 0 on without a")
+            for keys in (("1", "2"), ("0", "2"), ("0.0", "1.0"), ("0", " 1"), ("-1", "0"), ("cat", "dog"))
+        ),
+        (
+            {"id2label": {"0": 0, "1": 1}},
+            "its id2label is a dictionary of 2, expected an object of names, of the outputs",
+        ),
+        ({"id2label": ["a", "b"]}, "its id2label is ['a', 'b'], expected an object of names, of the outputs from 0"),
         ({"architectures": "ViTModel"}, "its architectures is 'ViTModel', expected a list of names"),
         ({"quantization_config": {"bits": 8}}, "quantization_config is a dictionary of 1, models here have None alone"),
     ],
@@ -214,6 +225,22 @@ def test_labels_are_counted_as_transformers_does(tmp_path):
     assert read_transformers(written(tmp_path, named | {"num_labels": 5}))["outputs"] == 5
     labels = {str(number): str(number) for number in range(3)}
     assert read_transformers(written(tmp_path, named | {"num_labels": 5, "id2label": labels}))["outputs"] == 3
+
+
+def test_labels_may_stand_in_any_order_and_have_equal_names(tmp_path):
+    """As ImageNet's 134 and 517, which are both called crane."""
+    written(tmp_path, {"model_type": "vit", "id2label": {"2": "crane", "0": "bee", "1": "crane"}})
+    assert read_transformers(tmp_path)["label_names"] == ["bee", "crane", "crane"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "depths", "depth"), [("bottleneck", [2, 2, 2, 2], 26), ("basic", [2, 2, 2, 2], 18), ("basic", [1] * 4, 10)]
+)
+def test_a_resnet_of_any_depth_here_is_read(folder, kind, depths, depth):
+    path = folder("resnet", layer_type=kind, depths=depths)
+    read = settings(path)
+    assert read is not None
+    assert read[1]["DEPTH"] == depth
 
 
 @pytest.mark.parametrize(
@@ -252,6 +279,26 @@ def test_features_are_no_classes(case, folder):
     predictor = Predictor(folder(case))
     with pytest.raises(InputError, match=r"has no classifier: it gives features, and no classes; tools/features\.py"):
         predictor([np.zeros((16, 16, 3), np.uint8)])
+
+
+def test_an_exported_projection_gives_features(folder, tmp_path):
+    """The export tells it; its client gets no probabilities of features."""
+    command = [warm.python(), str(ROOT / "tools" / "export_model.py"), f"-pretrained={folder('clip')}"]
+
+    def export(*flags):
+        return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
+
+    done = export(f"-output={tmp_path}/out")
+    assert done.returncode == 0, done.stderr
+    exported = Predictor(tmp_path / "out")
+    assert exported.logits(np.zeros((1, 16, 16, 3), np.uint8)).shape[0] == 1
+    told = f"{tmp_path}/out has no classifier: it gives features, and no classes; tools/features.py computes them, or"
+    with pytest.raises(InputError, match=f"^{re.escape(told)}"):
+        exported([np.zeros((16, 16, 3), np.uint8)])
+    done = export(f"-output={tmp_path}/for-paddlex", "-format=paddlex")
+    assert done.returncode == 2
+    assert "has no classifier: it gives features, and no classes" in done.stderr
+    assert not (tmp_path / "for-paddlex").exists()
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,14 @@ from errors import InputError, RunError, Unreadable, open_file, reading
 from launch.files import leftovers, making_folder, sync_directory, unfinished_path
 from weights import find_weights
 from weights.formats import write_safetensors
+from weights.hub import BEST, LAST
 
 SUMS, STATE = "SHA256SUMS", "state.json"
 MODEL, EMA, OPTIMIZER, STATISTICS = (f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics"))
 ADAPTER, ADAPTER_EMA, UNMERGED = (f"{part}.safetensors" for part in ("adapter", "adapter_ema", "unmerged"))
 FILES = (SUMS, STATE, MODEL, EMA, OPTIMIZER, STATISTICS, ADAPTER, ADAPTER_EMA, UNMERGED)  # all that a checkpoint has
-LAST, BEST, BEST_EMA = LINKS = ("last", "best", "best_ema.safetensors")
+BEST_EMA = "best_ema.safetensors"
+LINKS = (LAST, BEST, BEST_EMA)
 _NAME = re.compile(r"epoch_([0-9]+)(?:_sample_([0-9]+))?")
 _LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.]*)\n?", re.ASCII)
 LONGEST_SUMS = 1 << 14  # bytes; a checkpoint has eight files at most
