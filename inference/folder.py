@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from errors import InputError, Unreadable, reading
+from errors import InputError, Unreadable, printable, reading
 from training.checkpoint import Description
 from training.checkpoint.description import read_description
 from training.checkpoint.folder import sha256_of
@@ -80,6 +80,12 @@ class Export(NamedTuple):
 def is_export(folder: str | Path) -> bool:
     """Returns whether a path is a folder that an export was written into."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (MANIFEST, EARLIER))  # which never raises
+
+
+def refuse_export(path: str | Path, why: str) -> None:
+    """Raises InputError, which ends with ``why``, where a path is an export's folder: before its graph is run."""
+    if is_export(path):
+        raise InputError(f"{printable(str(path))} is an export{why}")
 
 
 def read_export(folder: str | Path) -> Export:
