@@ -1,8 +1,9 @@
-"""An export whose graph isn't a classifier of its images is one line as it is loaded; one that never ends is stopped."""
+"""An export whose graph gives no logits is one line as it is loaded; one that never ends is stopped."""
 
 import asyncio
 import signal
 import subprocess
+import time
 from types import SimpleNamespace
 
 import asked
@@ -23,7 +24,6 @@ from inference.exporting import write_export
 from inference.features import Features
 from inference.serve import workers
 from inference.serve.settings import Settings
-from models.inference import program_in
 
 onnx = pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
 temporary, weights = test_export.temporary, test_export.weights  # fixtures
@@ -161,7 +161,7 @@ def put_program(folder, output, inputs=1):
     layer = Graph(output)
     layer.eval()
     paddle.jit.save(layer, str(folder / "inference"), input_spec=specs)
-    for file in (program_in(folder), folder / "inference.pdiparams"):
+    for file in folder.glob("inference.*"):
         replace_file(folder, file.name, file.read_bytes())
 
 
@@ -257,6 +257,17 @@ def test_a_sound_export_answers_as_its_weights_do_and_may_be_left(place):
     process.stdout.close()
     assert process.wait(60) == 128 + signal.SIGPIPE
     assert process.stderr.read() == ""
+    process.stderr.close()
+
+
+def test_a_reader_that_waits_is_no_graph_that_never_ends(place):
+    (place / "more.txt").write_text("photographs/val/bridge/0.jpg\n" * 3000)  # more than a pipe holds
+    process = predict(place, "sound", "more.txt", "-format=csv", "-workers=0", "-o", "DIST.TIMEOUT", 3)
+    assert process.stdout.readline() == "name,rank,output,class,probability,error\n"
+    time.sleep(7)
+    assert process.stdout.read().count("\n") == 2 * 3000
+    assert (process.wait(60), process.stderr.read()) == (0, "")
+    process.stdout.close()
     process.stderr.close()
 
 
