@@ -6,7 +6,7 @@ import os
 import unicodedata
 import zipfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import numpy as np
 from errors import Allowance, Unreadable, open_file
 
 _LARGEST_HEADER = 1 << 16  # bytes of a tar file: a member's long name and other extensions
+LONGEST_LINE = 1 << 19  # bytes of a text: of a table, the names of 30,000 classes
+_BLOCK = 1 << 16  # bytes of a text that are read at once: lines of a byte take fifty each
 _NPZ_WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # in which NumPy writes
 
 
@@ -49,8 +51,49 @@ def utf8_text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise Unreadable(f"its line {line} isn't UTF-8; save it in UTF-8 (of GBK by {_TO_UTF8})") from None
+        raise not_utf8(data.count(b"\n", 0, error.start) + 1) from None
+
+
+def not_utf8(line: int) -> Unreadable:
+    """Returns the error about a line of a text that isn't UTF-8."""
+    return Unreadable(f"its line {line} isn't UTF-8; save it in UTF-8 (of GBK by {_TO_UTF8})")
+
+
+def count_lines(file: Any) -> int:
+    """Returns how many lines a file has, and goes back to its beginning: they are counted before anything is kept."""
+    count, last = 0, b"\n"
+    while block := file.read(_BLOCK):
+        count += block.count(b"\n")
+        last = block[-1:]
+    file.seek(0)
+    return count + (last != b"\n")
+
+
+def text_lines(file: Any, longest: int = LONGEST_LINE, end: bytes = b"\n") -> Iterator[bytes]:
+    """Yields a text's lines without their ends, and without a byte order mark. A carriage return stays.
+
+    Args:
+        file: of bytes; a block of it is in memory.
+        longest: bytes of a line.
+        end: of a line; of paths it may be a NUL.
+
+    Raises:
+        Unreadable: a line is longer, or the text is in UTF-16.
+    """
+    rest, count = b"", 0
+    while block := file.read(_BLOCK):
+        if not count and not rest:
+            refuse_utf16(block[:4], nuls=end == b"\0")
+            block = block.removeprefix(b"\xef\xbb\xbf")
+        lines = (rest + block).split(end)
+        for place, line in enumerate(lines if max(map(len, lines)) >= longest else (), count + 1):
+            if len(line) >= longest:
+                raise Unreadable(f"its line {place} has more than {longest} bytes")
+        rest = lines.pop()
+        count += len(lines)
+        yield from lines
+    if rest:
+        yield rest
 
 
 def why_missing(root: str | Path, path: bytes) -> str:
@@ -85,7 +128,8 @@ class Paths(Sequence[str]):
         for path in paths:
             block += path if isinstance(path, bytes) else os.fsencode(path)
             ends.append(len(block))
-        self._bytes, self._ends = bytes(block), np.frombuffer(ends, np.int64)
+        self._bytes = block  # a copy would take as much again
+        self._ends = np.frombuffer(ends, np.int64)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -97,7 +141,7 @@ class Paths(Sequence[str]):
 
     def path_bytes(self, index: int) -> bytes:
         """Returns a path as the file system has it."""
-        return self._bytes[self._ends[index] : self._ends[index + 1]]
+        return bytes(self._bytes[self._ends[index] : self._ends[index + 1]])
 
     def block(self, first: int, last: int) -> list[Any]:
         """Returns the bytes and the lengths of the paths from ``first`` to before ``last``, to be hashed."""
@@ -112,7 +156,7 @@ class Paths(Sequence[str]):
             return self
         prefix = os.path.join(os.fsencode(os.path.abspath(root)), b"")
         ends = itertools.pairwise(self._ends.tolist())
-        return Paths(self._bytes[begin:end].removeprefix(prefix) for begin, end in ends)
+        return Paths(bytes(self._bytes[begin:end].removeprefix(prefix)) for begin, end in ends)
 
 
 class TarBytes:
