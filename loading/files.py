@@ -1,5 +1,6 @@
 """Files that strangers wrote: only regular ones are read, and no more of them than the reader allows."""
 
+import io
 import itertools
 import math
 import os
@@ -124,11 +125,12 @@ class Paths(Sequence[str]):
     """Paths in one block of bytes, with their ends: a third of what a list of them takes, and they pickle fast."""
 
     def __init__(self, paths: Iterable[str | bytes]) -> None:
-        block, ends = bytearray(), array("q", [0])
+        block, ends, size = io.BytesIO(), array("q", [0]), 0
+        write = block.write
         for path in paths:
-            block += path if isinstance(path, bytes) else os.fsencode(path)
-            ends.append(len(block))
-        self._bytes = block  # a copy would take as much again
+            size += write(path if isinstance(path, bytes) else os.fsencode(path))
+            ends.append(size)
+        self._bytes = block.getvalue()  # which isn't a copy, as of a bytearray it would be
         self._ends = np.frombuffer(ends, np.int64)
 
     def __len__(self) -> int:
@@ -141,7 +143,7 @@ class Paths(Sequence[str]):
 
     def path_bytes(self, index: int) -> bytes:
         """Returns a path as the file system has it."""
-        return bytes(self._bytes[self._ends[index] : self._ends[index + 1]])
+        return self._bytes[self._ends[index] : self._ends[index + 1]]
 
     def block(self, first: int, last: int) -> list[Any]:
         """Returns the bytes and the lengths of the paths from ``first`` to before ``last``, to be hashed."""
@@ -156,7 +158,7 @@ class Paths(Sequence[str]):
             return self
         prefix = os.path.join(os.fsencode(os.path.abspath(root)), b"")
         ends = itertools.pairwise(self._ends.tolist())
-        return Paths(bytes(self._bytes[begin:end].removeprefix(prefix)) for begin, end in ends)
+        return Paths(self._bytes[begin:end].removeprefix(prefix) for begin, end in ends)
 
 
 class TarBytes:

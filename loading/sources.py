@@ -29,6 +29,7 @@ MOST_CLASSES = 10_000_000  # where any label may stand
 _KEPT = 1000  # problems, for a check
 LISTED = 32  # bytes that a line takes besides its own: its label, its end, its folder
 _SORTED = 32  # bytes that a run of images of one folder takes, and each folder, as they are looked for by folder
+_AT_ONCE = 1 << 12
 _UNLISTED = 10_000  # folders that aren't there, after which no more are looked for
 
 
@@ -181,10 +182,9 @@ def missing_files(root: Path, paths: Paths, folders: array, allowance: Allowance
             present = set(os.listdir(os.path.join(os.fsencode(root), folder)))
         except OSError:
             present, unlisted = set(), unlisted + 1
-        for run in runs:
-            for place in range(begins[run], begins[run + 1] if run + 1 < len(begins) else len(paths)):
-                if paths.path_bytes(place)[len(folder) :] not in present:
-                    missing, first = missing + 1, min(first, place)
+        for place in _places(begins, len(paths), runs):
+            if paths.path_bytes(place)[len(folder) :] not in present:
+                missing, first = missing + 1, min(first, place)
         if unlisted == _UNLISTED:
             break
     if not missing:
@@ -197,6 +197,19 @@ def missing_files(root: Path, paths: Paths, folders: array, allowance: Allowance
 def _changes(values: np.ndarray) -> np.ndarray:
     """Returns where in ``values`` another value begins than the one before, from 0 on."""
     return np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+
+
+def _places(begins: np.ndarray, count: int, runs: np.ndarray) -> Iterator[int]:
+    """Yields the places of the images of some runs, of which few at once are Python's numbers."""
+    for start in range(0, len(runs), _AT_ONCE):
+        part = runs[start : start + _AT_ONCE]
+        ends = begins[np.minimum(part + 1, len(begins) - 1)]
+        ends[part == len(begins) - 1] = count  # of the last run
+        if (ends == begins[part] + 1).all():  # as in a shuffled list
+            yield from begins[part].tolist()
+            continue
+        for begin, end in zip(begins[part].tolist(), ends.tolist(), strict=True):
+            yield from range(begin, end)
 
 
 @datasets.register(
