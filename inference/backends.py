@@ -12,24 +12,58 @@ from typing import Any
 import numpy as np
 import paddle
 
-from errors import InputError, install, reading
+from errors import InputError, Unreadable, install, reading
 from inference.folder import Export, read_export
+from launch import progress
 from models.inference import Predictor as Program
 from models.inference import num_threads, quiet
+from options import pair
 
 Runner = Callable[[np.ndarray], np.ndarray]
 _ADVICE = "; export the model anew (tools/export_model.py)"
 
 
 def open_export(folder: str | Path) -> Runner:
-    """Returns what runs the model of an export's folder.
+    """Returns what runs the model of an export's folder, once it has answered for two empty images.
 
     Raises:
         InputError: it is no export, a file of it is missing, damaged or can't be run, or its library isn't installed.
+            Or its graph doesn't give one row of logits for each image; the runner raises this, too.
     """
     export = read_export(folder)
     export.check_files()
-    return open_runner(export)
+    run = open_runner(export)
+    config = export.description.to_config()
+    outputs = config.MODEL.NUM_CLASSES
+
+    def checked(images: np.ndarray) -> np.ndarray:
+        # A graph may never end, and only another process can stop it then: whoever watches this one counts from here.
+        progress.beat(progress.EVALUATING)
+        found = run(images)
+        with _as_export(export):
+            _check_logits(found, len(images), outputs)
+        return found
+
+    # Two, because a graph for batches of one would seem to be right with one.
+    checked(np.zeros((2, config.DATA.IMAGE_CHANNELS, *pair(config.DATA.IMAGE_SIZE)), np.float32))
+    return checked
+
+
+def _check_counts(inputs: int, outputs: int) -> None:
+    """Raises Unreadable where a graph takes more than the images, or gives more than one output."""
+    if (inputs, outputs) != (1, 1):
+        raise Unreadable(f"its graph's inputs are {inputs} and its outputs {outputs}, expected one of each")
+
+
+def _check_logits(found: Any, images: int, outputs: int) -> None:
+    """Raises Unreadable where a graph's output isn't float32 [images, outputs]."""
+    expected = [images, outputs]
+    is_array = isinstance(found, np.ndarray)
+    if is_array and found.dtype == np.float32 and list(found.shape) == expected:
+        return
+    gives = f"{found.dtype} {list(found.shape)}" if is_array else type(found).__name__
+    told = f"its graph gives {gives} for {images} image{'s' * (images > 1)} of {outputs} classes"
+    raise Unreadable(f"{told}, expected float32 {expected}")
 
 
 def open_runner(export: Export, stem: str = "", precision: str = "") -> Runner:
@@ -75,6 +109,7 @@ class PaddleInference:
 
     def __init__(self, folder: Path, stem: str, precision: str) -> None:
         self.predictor = Program(folder, precision == "bfloat16", stem)
+        _check_counts(*self.predictor.counts())
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
         return self.predictor(paddle.to_tensor(images)).numpy()
@@ -89,6 +124,7 @@ class OnnxRuntime:
         options.intra_op_num_threads, options.inter_op_num_threads = num_threads(), 1
         options.log_severity_level = 4  # its warnings are of its own passes; errors are raised
         self.session = runtime.InferenceSession(str(folder / f"{stem}.onnx"), options, ["CPUExecutionProvider"])
+        _check_counts(len(self.session.get_inputs()), len(self.session.get_outputs()))
         self.name = self.session.get_inputs()[0].name
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
@@ -106,6 +142,7 @@ class OpenVino:
             "INFERENCE_NUM_THREADS": num_threads(),
         }
         self.compiled = core.compile_model(core.read_model(folder / f"{stem}.xml"), "CPU", settings)
+        _check_counts(len(self.compiled.inputs), len(self.compiled.outputs))
         self.request = self.compiled.create_infer_request()
 
     def __call__(self, images: np.ndarray) -> np.ndarray:

@@ -25,7 +25,8 @@ from configs.plain import (
     value_text,
     whole_file,
 )
-from errors import InputError, Unreadable, open_file, printable, reading
+from errors import InputError, Unreadable, open_file, reading
+from inference.folder import refuse_export
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
 from loading.files import Paths
@@ -94,9 +95,8 @@ class Features(Predictor):
         pool: Pool = "avg",
         norm: bool = False,
     ) -> None:
+        refuse_export(path, ", which gives logits alone; give the checkpoint")
         super().__init__(path, cfg, options, batch_size=batch_size)
-        if self.model is None:
-            raise InputError(f"{printable(str(path))} is an export, which gives logits alone; give the checkpoint")
         path = str(path) if str(path).startswith(HUB_PREFIXES) else os.path.abspath(path)
         assert self.weights is not None
         total = sha256_of(*files_of(self.weights))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.plain import FLAG, Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
-from errors import InputError, Unreadable, reading
+from errors import InputError, Unreadable, printable, reading
 from training.checkpoint import Description
 from training.checkpoint.description import read_description
 from training.checkpoint.folder import sha256_of
@@ -84,6 +84,12 @@ class Export(NamedTuple):
 def is_export(folder: str | Path) -> bool:
     """Returns whether a path is a folder that an export was written into."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (MANIFEST, EARLIER))  # which never raises
+
+
+def refuse_export(path: str | Path, why: str) -> None:
+    """Raises InputError, which ends with ``why``, where a path is an export's folder: before its graph is run."""
+    if is_export(path):
+        raise InputError(f"{printable(str(path))} is an export{why}")
 
 
 def read_export(folder: str | Path) -> Export:

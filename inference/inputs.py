@@ -1,8 +1,8 @@
 """Which images are asked about: words of a command line become paths, in order."""
 
-import codecs
 import contextlib
 import glob
+import io
 import itertools
 import os
 import stat
@@ -13,7 +13,7 @@ from typing import IO
 
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import read_class_names
-from loading.files import Paths, refuse_utf16
+from loading.files import Paths, text_lines
 from loading.label_spaces import imagenet_names
 from loading.layout import IMAGE_SUFFIXES, is_leftover, skipped_text
 from loading.sources import images_below
@@ -21,7 +21,7 @@ from utils import rank
 
 STDIN, LIST = "-", ".txt"
 _LARGEST = 1 << 28  # bytes of a list on standard input
-_LISTED = 32  # bytes that a path takes besides its own
+_LISTED = 20  # bytes that a path takes besides its own
 
 
 def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
@@ -114,33 +114,34 @@ def _matches(pattern: str, skipped: list[str]) -> list[str]:
         return sorted(str(path) for path in found if path not in left_out)
 
 
-def _in_list(word: str) -> list[bytes]:
+def _in_list(word: str) -> Iterator[bytes]:
     with reading(printable(word), "a list of paths"):
         with open_file(word) as file:
             size = os.fstat(file.fileno()).st_size
             if size > _LARGEST:
                 raise Unreadable(f"it has {size} bytes, up to {_LARGEST} are read; split it")
             data = file.read(_LARGEST)
-        return _split(data)
+        yield from _split(data)
 
 
-def _from_stdin(stdin: IO[bytes] | None) -> list[bytes]:
+def _from_stdin(stdin: IO[bytes] | None) -> Iterator[bytes]:
     if stdin is None:
         raise InputError("-: several processes have no standard input to share; write its paths into a list.txt")
     with reading("standard input", "a list of paths"):
         data = stdin.read(_LARGEST + 1)
         if len(data) > _LARGEST:
             raise Unreadable(f"it has more than {_LARGEST} bytes; split it")
-        return _split(data)
+        yield from _split(data)
 
 
-def _split(data: bytes) -> list[bytes]:
-    """The paths of a list; its empty lines are none."""
-    refuse_utf16(data, nuls=True)
-    data, allowance = data.removeprefix(codecs.BOM_UTF8), Allowance(len(data))
+def _split(data: bytes) -> Iterator[bytes]:
+    """Yields the paths of a list; its empty lines are none."""
     end = b"\0" if b"\0" in data else b"\n"
-    allowance.take(_LISTED * data.count(end))
-    return [line for line in (line.removesuffix(b"\r") for line in data.split(end)) if line]
+    allowance = Allowance(len(data))
+    allowance.take(2 * len(data) + _LISTED * data.count(end))
+    for line in text_lines(io.BytesIO(data), end=end):
+        if path := line.removesuffix(b"\r"):
+            yield path
 
 
 def check_output(output: Path | None, *read: Iterable[str]) -> None:

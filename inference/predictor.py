@@ -238,10 +238,11 @@ class Predictor:
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
         """Returns what the outputs mean, [B, K] float64: the softmax over the classes, or each output's sigmoid."""
-        if self.task == "multilabel":
-            return sigmoid(logits)
         logits = logits.astype(np.float64)
-        shares = np.exp(logits - logits.max(1, keepdims=True))
+        with np.errstate(invalid="ignore"):  # of logits that aren't finite: ``_answer`` looks for those
+            if self.task == "multilabel":
+                return sigmoid(logits)
+            shares = np.exp(logits - logits.max(1, keepdims=True))
         return shares / shares.sum(1, keepdims=True)
 
     def prediction_of(

@@ -38,5 +38,6 @@ def answers_of(predictor: Predictor, images: Paths, **how: Any) -> Iterator[list
         progress.beat(progress.EVALUATING, step)
         found = all_gather(next(own, {}))
         if rank() == 0:
+            progress.pause()  # who takes them may wait for a reader
             answers = {place: answer for part in found for place, answer in part.items()}
             yield [answers[place] for place in sorted(answers)]

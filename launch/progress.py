@@ -1,5 +1,6 @@
 """What a rank reports to the process that watches it: the time of its last report (a beat), its step, what it does."""
 
+import math
 import os
 import sys
 import time
@@ -47,6 +48,12 @@ def beat(doing: int, step: int | None = None) -> None:
     _beats[_first], _beats[_first + 2], _beats[_first + 3] = time.monotonic(), doing, _asked
     if step is not None:
         _beats[_first + 1] = step
+
+
+def pause() -> None:
+    """Reports that this rank computes nothing until its next beat: waiting for a reader, say, is no stall."""
+    if _beats is not None:
+        _beats[_first] = math.inf
 
 
 def keep_native_errors(log: Path) -> None:

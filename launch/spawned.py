@@ -87,11 +87,12 @@ class Ranks:
         failed: the shared bytes in which the ranks' ``errors.reporting`` leaves a failure.
         beats: shared doubles, FIELDS per rank (``progress.beat``).
         timeout: the run ends after this many seconds without progress of any rank.
+        saves: a rank that has begun gets a signal to stop, and saves. Otherwise it is ended at once.
     """
 
-    def __init__(self, context: Any, failed: Any, beats: Any, timeout: float) -> None:
+    def __init__(self, context: Any, failed: Any, beats: Any, timeout: float, saves: bool = True) -> None:
         self.context, self.processes = context, context.processes
-        self.failed, self.beats, self.timeout = failed, beats, timeout
+        self.failed, self.beats, self.timeout, self.saves = failed, beats, timeout, saves
         self.seen = [Seen(place, process.pid) for place, process in enumerate(self.processes)]
         self.started = self.looked = time.monotonic()
         self.asked, self.asked_at = 0, 0.0  # the signal that asked to stop (0: none), and when
@@ -152,7 +153,7 @@ class Ranks:
             leave(verdict)
         if number in signals.STOPS and not self.asked:
             self.asked, self.asked_at = number, time.monotonic()
-        begun = self.has_begun()
+        begun = self.saves and self.has_begun()
         for seen, process in zip(self.seen, self.processes, strict=True):
             if process.exitcode is not None:
                 continue
@@ -166,7 +167,8 @@ class Ranks:
 def leave(verdict: Verdict) -> NoReturn:
     """Prints why the run ends, and exits with its status. Signals are ignored from now on."""
     signals.catch_signals(signal.SIG_IGN)  # at its end Python restores the defaults, and one would kill
-    print(verdict.text, file=sys.stderr, flush=True)
+    if verdict.text:  # there is none if the reader of standard output left
+        print(verdict.text, file=sys.stderr, flush=True)
     sys.exit(verdict.status)
 
 
@@ -186,7 +188,7 @@ def run(
         start: is called with the configuration, the number of ranks, ``failed`` and ``beats``. It starts the ranks and
             returns their context.
         next_start: is called with the configuration and the number of ranks. It returns both for a restart, and words
-            that describe them. None: no restarts.
+            that describe them. None: no restarts, and nothing to save.
     """
     context, stepped = multiprocessing.get_context("spawn"), True
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
@@ -194,7 +196,8 @@ def run(
         with starting_pythons():  # Python's resource tracker, which unblocks two signals
             failed, beats = shared_arrays(context, count)
         signals.hold_signals()  # until the ranks handle them; this process sends signals on
-        ranks = Ranks(start(config, count, failed, beats), failed, beats, config.DIST.TIMEOUT)
+        started = start(config, count, failed, beats)
+        ranks = Ranks(started, failed, beats, config.DIST.TIMEOUT, saves=next_start is not None)
         verdict = ranks.wait()
         signals.hold_signals()  # the next ranks get what comes until they are waited for
         forget_lost_tracker()

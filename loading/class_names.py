@@ -3,17 +3,19 @@
 import itertools
 import os
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from errors import Allowance, Unreadable, open_file, printable, reading
-from loading.files import utf8_text
+from loading.files import count_lines, not_utf8, text_lines
 
 # Characters that no class can have in its name: a message, a table or a JSON file would break at them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 FILE = "classes.txt"  # beside lists of files
 _MOST, _LONGEST = 1_000_000, 1000
+_NAME = 32  # bytes that a name takes in a list, and as the names are sorted, besides its own
 _FIELD = 300  # bytes that a line of a class map, or an output in it, takes at most
 
 
@@ -79,16 +81,22 @@ def read_class_map(path: str | Path) -> dict[str, list[str]]:
 
 
 def _lines(path: str | Path, field: int = 0) -> list[str]:
-    """The lines of a file; ``field`` is what each of their fields will take, in bytes."""
+    """The lines of a file, without empty ones at its end; ``field`` is what each of their fields takes, in bytes."""
     with open_file(path) as file:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
-        data = file.read()
-    allowance.take(2 * allowance.size + field * (data.count(b"\n") + data.count(b"\t")))
-    text = utf8_text(data)
-    lines = [line.removesuffix("\r") for line in text.rstrip("\r\n").split("\n")]
-    if len(lines) > _MOST:
-        raise Unreadable(f"it has {len(lines)} lines, up to {_MOST} are read")
-    return lines
+        if (count := count_lines(file)) > _MOST:
+            raise Unreadable(f"it has {count} lines, up to {_MOST} are read")
+        lines = []
+        # Each by itself: in one text, a single emoji would make every letter take four bytes.
+        for number, line in enumerate(text_lines(file), 1):
+            try:
+                lines.append(line.removesuffix(b"\r").decode())
+            except UnicodeDecodeError:
+                raise not_utf8(number) from None
+            allowance.take(sys.getsizeof(lines[-1]) + _NAME + field * (1 + line.count(b"\t")))
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines or [""]
 
 
 def names_beside(root: Path) -> list[str]:

@@ -1,5 +1,7 @@
 """Files that strangers wrote: only regular ones are read, and no more of them than the reader allows."""
 
+import codecs
+import io
 import itertools
 import math
 import os
@@ -7,7 +9,7 @@ import re
 import unicodedata
 import zipfile
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import numpy as np
 from errors import Allowance, Unreadable, open_file
 
 _LARGEST_HEADER = 1 << 16  # bytes of a tar file: a member's long name and other extensions
+LONGEST_LINE = 1 << 19  # bytes of a text: of a table, the names of 30,000 classes
+_BLOCK = 1 << 16  # bytes of a text that are read at once: lines of a byte take fifty each
 _NPZ_WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # in which NumPy writes
 
 
@@ -50,8 +54,49 @@ def utf8_text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise Unreadable(f"its line {line} isn't UTF-8; save it in UTF-8 (of GBK by {_TO_UTF8})") from None
+        raise not_utf8(data.count(b"\n", 0, error.start) + 1) from None
+
+
+def not_utf8(line: int) -> Unreadable:
+    """Returns the error about a line of a text that isn't UTF-8."""
+    return Unreadable(f"its line {line} isn't UTF-8; save it in UTF-8 (of GBK by {_TO_UTF8})")
+
+
+def count_lines(file: Any) -> int:
+    """Returns how many lines a file has, and goes back to its beginning: they are counted before anything is kept."""
+    count, last = 0, b"\n"
+    while block := file.read(_BLOCK):
+        count += block.count(b"\n")
+        last = block[-1:]
+    file.seek(0)
+    return count + (last != b"\n")
+
+
+def text_lines(file: Any, longest: int = LONGEST_LINE, end: bytes = b"\n") -> Iterator[bytes]:
+    """Yields a text's lines without their ends, and without a byte order mark. A carriage return stays.
+
+    Args:
+        file: of bytes; a block of it is in memory.
+        longest: bytes of a line.
+        end: of a line; of paths it may be a NUL.
+
+    Raises:
+        Unreadable: a line is longer, or the text is in UTF-16.
+    """
+    rest, count = b"", 0
+    while block := file.read(_BLOCK):
+        if not count and not rest:
+            refuse_utf16(block[:4], nuls=end == b"\0")
+            block = block.removeprefix(codecs.BOM_UTF8)
+        lines = (rest + block).split(end)
+        for place, line in enumerate(lines if max(map(len, lines)) >= longest else (), count + 1):
+            if len(line) >= longest:
+                raise Unreadable(f"its line {place} has more than {longest} bytes")
+        rest = lines.pop()
+        count += len(lines)
+        yield from lines
+    if rest:
+        yield rest
 
 
 _WINDOWS_DISK = re.compile(r"[A-Za-z]:[\\/]")
@@ -91,11 +136,13 @@ class Paths(Sequence[str]):
     """Paths in one block of bytes, with their ends: a third of what a list of them takes, and they pickle fast."""
 
     def __init__(self, paths: Iterable[str | bytes]) -> None:
-        block, ends = bytearray(), array("q", [0])
+        block, ends, size = io.BytesIO(), array("q", [0]), 0
+        write = block.write
         for path in paths:
-            block += path if isinstance(path, bytes) else os.fsencode(path)
-            ends.append(len(block))
-        self._bytes, self._ends = bytes(block), np.frombuffer(ends, np.int64)
+            size += write(path if isinstance(path, bytes) else os.fsencode(path))
+            ends.append(size)
+        self._bytes = block.getvalue()  # which isn't a copy, as of a bytearray it would be
+        self._ends = np.frombuffer(ends, np.int64)
 
     def __len__(self) -> int:
         return len(self._ends) - 1

@@ -3,69 +3,59 @@
 Folders can't say it: a file of one name in two class folders may be one image of two classes, or two images.
 """
 
-import codecs
 import csv
-import math
 import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from configs.registry import datasets
-from errors import Allowance, InputError, Unreadable, open_file, printable, reading
+from errors import InputError, Unreadable, open_file, printable, reading
 from loading.class_names import check_name, each_once, names_beside
-from loading.files import Paths, refuse_utf16, utf8_text
+from loading.files import Paths, text_lines, utf8_text
 from loading.label_sets import LabelSets
 from loading.layout import IMAGE_SUFFIXES
-from loading.sources import LISTED, MOST_CLASSES, Files, Split, missing_files, missing_list
+from loading.sources import MOST_CLASSES, Files, Split, missing_files, missing_list, take_lines
 
-_LONGEST_LINE = 1 << 19  # bytes: of a table, the names of 30,000 classes
-_LABEL = 4  # bytes that one takes
+_SET, _LABEL = 8, 4  # bytes that the end of an image's labels takes, and each of them
+_LONGEST_PATH = 4096  # bytes that Linux takes
 _ADVICE = "; DATASET {} needs it under -data_path"
 
 
 class _Read:
-    """What a reader has read so far, within an allowance of memory."""
+    """What a reader has read so far, within its file's allowance of memory."""
 
-    def __init__(self, size: int) -> None:
-        self.labels, self.ends, self.folders, self.known = array("i"), array("q", [0]), array("i"), {}
-        self.allowance = Allowance(size)
-        self.allowance.until = math.inf  # each byte is looked at once: a clock would refuse long lists
+    def __init__(self, lines: Any) -> None:
+        self.labels, self.ends, self.folders = array("i"), array("q", [0]), array("q")
+        self.allowance = take_lines(lines, _SET)
 
     def add(self, path: bytes, labels: Sequence[int]) -> bytes:
         """Takes an image in; returns its path."""
         if b"\0" in path:
             raise Unreadable("it holds a path with a NUL character")
-        self.allowance.take(len(path) + LISTED + _LABEL * len(labels))
+        self.allowance.left -= _LABEL * len(labels)
+        if self.allowance.left < 0:
+            self.allowance.take(0)  # which raises; asking it each time would take longer than the rest
         self.labels.extend(labels)
         self.ends.append(len(self.labels))
-        self.folders.append(self.known.setdefault(path[: path.rfind(b"/") + 1], len(self.known)))
+        self.folders.append(hash(path[: path.rfind(b"/") + 1]))
         return path
 
     def files(self, file: Path, paths: Paths, classes: Sequence[str]) -> Files:
         """Returns the images; raises InputError where some aren't there, or none has a class."""
         if not len(paths):
             raise InputError(f"{file}: it names no image")
-        if missing := missing_files(file.parent, paths, np.frombuffer(self.folders, np.int32), list(self.known)):
+        if missing := missing_files(file.parent, paths, self.folders, self.allowance):
             raise InputError(f"{file}: {missing}")
         if not self.labels:
             raise InputError(f"{file}: none of its {len(paths)} images has a class")
         return Files(file.parent, paths, LabelSets(self.labels, self.ends), classes)
 
 
-def _lines(lines: Any) -> Iterator[tuple[int, bytes]]:
-    """Yields the lines of a text in UTF-8 that aren't empty, without their ends, with their numbers."""
-    number = 0
-    while line := lines.readline(_LONGEST_LINE):
-        number += 1
-        if number == 1:
-            refuse_utf16(line)
-            line = line.removeprefix(codecs.BOM_UTF8)
-        if len(line) == _LONGEST_LINE:
-            raise Unreadable(f"its line {number} has more than {_LONGEST_LINE} bytes")
+def _numbered(lines: Any) -> Iterator[tuple[int, bytes]]:
+    """Yields a text's lines that aren't empty, without their ends, with their numbers."""
+    for number, line in enumerate(text_lines(lines), 1):
         if line := line.rstrip(b"\r\n"):
             yield number, line
 
@@ -93,14 +83,18 @@ def multilabel_list(split: Split, *, data_path: str) -> Files:
     classes = names_beside(root)
     limit = len(classes) or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
     with reading(file, "a list", _ADVICE.format("multilabel_list")), open_file(file) as lines:
-        read = _Read(os.fstat(lines.fileno()).st_size)
+        read = _Read(lines)
         return read.files(file, Paths(_list_paths(file, lines, limit, read)), classes)
 
 
 def _list_paths(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[bytes]:
     all_have_both = True
-    for number, line in _lines(lines):
+    for number, line in _numbered(lines):
         path, tab, field = line.rpartition(b"\t")
+        if tab and field.isdigit() and len(field) <= 18 and int(field) < limit and (path := path.strip()):
+            all_have_both = False
+            yield read.add(path, (int(field),))  # one label: most lines of most lists
+            continue
         words = [word.strip() for word in field.split(b",")] if field.strip() else []
         last_field = words if tab else line.split(b" ")[-1].split(b",")
         repeats = len(set(last_field)) < len(last_field) or (not tab and len(last_field) > 1)
@@ -154,20 +148,20 @@ def multilabel_csv(split: Split, *, data_path: str) -> Files:
     if not os.path.lexists(file):
         raise InputError(missing_list(file, "multilabel_csv"))
     with reading(file, "a table", _ADVICE.format("multilabel_csv")), open_file(file) as lines:
-        numbered = _lines(lines)
+        read = _Read(lines)
+        numbered = _numbered(lines)
         classes = own = _header(numbered)
         if split.mode != "train" and (root / "train.csv").is_file():
             classes = _training_classes(root / "train.csv")
             if others := sorted(set(own) ^ set(classes)):
                 raise Unreadable(f"its classes aren't those of train.csv: {', '.join(others[:3])} ({len(others)})")
         places = {name: place for place, name in enumerate(classes)}
-        read = _Read(os.fstat(lines.fileno()).st_size)
         return read.files(file, Paths(_rows(file, numbered, [places[name] for name in own], read)), classes)
 
 
 def _training_classes(file: Path) -> list[str]:
     with reading(file, "a table"), open_file(file) as lines:
-        return _header(_lines(lines))
+        return _header(_numbered(lines))
 
 
 _SEPARATORS = ((b";", "semicolons"), (b"\t", "TABs"))
@@ -185,7 +179,16 @@ def _header(lines: Iterator[tuple[int, bytes]]) -> list[str]:
 
 
 def _rows(file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], read: _Read) -> Iterator[bytes]:
+    commas = b"," * (len(places) - 1)
     for number, line in lines:
+        name, _, cells = line.partition(b",")
+        digits = cells[::2]
+        are_digits = cells[1::2] == commas and len(digits) == len(places) and not digits.translate(None, b"01")
+        is_plain = len(name) <= _LONGEST_PATH and name.isascii() and b'"' not in name and b"\r" not in name
+        # Most rows of most tables. Python's reader of CSV takes three times as long, and is for all others.
+        if are_digits and is_plain and (name := name.strip()):
+            yield read.add(name, [places[place] for place in _ones(digits)])
+            continue
         path, *values = _fields(os.fsdecode(line))
         wrong = set(values) - {"0", "1"}
         if wrong or len(values) != len(places) or not path.strip():
@@ -198,6 +201,14 @@ def _rows(file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], rea
         yield read.add(
             os.fsencode(path.strip()), [place for place, value in zip(places, values, strict=True) if value == "1"]
         )
+
+
+def _ones(digits: bytes) -> Iterator[int]:
+    """Yields the places of 1 among zeros and ones."""
+    place = digits.find(b"1")
+    while place >= 0:
+        yield place
+        place = digits.find(b"1", place + 1)
 
 
 def _fields(line: str) -> list[str]:

@@ -3,10 +3,10 @@
 It is one of ``Files``, ``Arrays``, ``shards.Shards`` and ``Drawn``. Nothing is downloaded.
 """
 
-import codecs
 import functools
 import gzip
 import importlib.util
+import math
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ from configs.registry import datasets
 from configs.signatures import Size
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import UNPRINTABLE, lookalike, names_beside
-from loading.files import Paths, refuse_utf16, why_missing
+from loading.files import Paths, count_lines, text_lines, why_missing
 from loading.label_sets import LabelSets
 from loading.layout import IMAGE_SUFFIXES, holds, is_leftover, named_as_parts
 
@@ -27,7 +27,9 @@ Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class name
 
 MOST_CLASSES = 10_000_000  # where any label may stand
 _KEPT = 1000  # problems, for a check
-LISTED = 32  # bytes that a line takes besides its path: label, ends, folder, its place in their order
+LISTED = 32  # bytes that a line takes besides its own: its label, its end, its folder
+_SORTED = 32  # bytes that a run of images of one folder takes, and each folder, as they are looked for by folder
+_AT_ONCE = 1 << 12
 _UNLISTED = 10_000  # folders that aren't there, after which no more are looked for
 
 
@@ -103,26 +105,21 @@ def imagenet2012(split: Split, *, data_path: str) -> Files:
         raise InputError(missing_list(file, "imagenet2012"))
     classes = names_beside(root)
     with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), open_file(file) as lines:
-        labels, folders, known = array("q"), array("i"), {}
-        paths = Paths(_list_paths(file, lines, split, len(classes), labels, folders, known))
+        labels, folders = array("q"), array("q")
+        allowance = take_lines(lines)
+        paths = Paths(_list_paths(file, lines, split, len(classes), labels, folders))
         if not labels:
             raise InputError(f"{file}: the list is empty")
-        checked = split.problems is not None  # each file is opened then
-        if not checked and (missing := missing_files(root, paths, np.frombuffer(folders, np.int32), list(known))):
+        # For a check each file is opened.
+        if split.problems is None and (missing := missing_files(root, paths, folders, allowance)):
             raise InputError(f"{file}: {missing}")
         return Files(root, paths, np.frombuffer(labels, np.int64), classes)
 
 
-def _list_paths(
-    file: Path, lines: Any, split: Split, classes: int, labels: array, folders: array, known: dict[bytes, int]
-) -> Iterator[bytes]:
-    """Yields a list's paths; appends their labels, and the numbers of their folders, which ``known`` gives."""
+def _list_paths(file: Path, lines: Any, split: Split, classes: int, labels: array, folders: array) -> Iterator[bytes]:
+    """Yields a list's paths; appends their labels, and the hashes of their folders (``missing_files``)."""
     limit = classes or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
-    left = Allowance(os.fstat(lines.fileno()).st_size).left
-    start = lines.peek(4)
-    refuse_utf16(start)
-    lines.seek(len(codecs.BOM_UTF8) if start.startswith(codecs.BOM_UTF8) else 0)
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text_lines(lines), 1):
         if not (words := line.rsplit(None, 1)):
             continue
         path, label = words[0].strip(), words[-1]
@@ -140,28 +137,55 @@ def _list_paths(
         if b"\0" in path:
             split.refuse(f"{file}, line {number}: its path holds a NUL character")
             continue
-        left -= len(path) + LISTED
-        if left < 0:
-            raise Unreadable(f"its {number} lines would take more than 64 MiB and three times its size")
         labels.append(value)
-        folders.append(known.setdefault(path[: path.rfind(b"/") + 1], len(known)))
+        folders.append(hash(path[: path.rfind(b"/") + 1]))
         yield path
 
 
-def missing_files(root: Path, paths: Paths, folders: np.ndarray, names: list[bytes]) -> str:
-    """Returns how many of ``paths``, which lie in ``names[folders]``, aren't there, and which is the first, or ""."""
+def take_lines(lines: Any, more: int = 0) -> Allowance:
+    """Returns what is left of a list's allowance after its lines; each byte is looked at once, so there is no clock.
+
+    Args:
+        more: bytes that each line takes besides LISTED.
+
+    Raises:
+        Unreadable: it has so many lines that they are out of proportion.
+    """
+    allowance = Allowance(os.fstat(lines.fileno()).st_size)
+    allowance.until = math.inf
+    allowance.take(allowance.size + (LISTED + more) * count_lines(lines))
+    return allowance
+
+
+def missing_files(root: Path, paths: Paths, folders: array, allowance: Allowance) -> str:
+    """Returns how many of ``paths`` aren't there, and which is the first, or "".
+
+    Args:
+        folders: the hash of each path's folder, [n].
+        allowance: of the list.
+
+    Raises:
+        Unreadable: the folders are so many that they are out of proportion.
+    """
     # One listing per folder, not one stat per file: a second for ImageNet on a local disk, far less on a network's.
-    order, start, unlisted = np.argsort(folders, kind="stable"), 0, 0
-    missing, first = 0, len(paths)
-    for folder, count in zip(names, np.bincount(folders).tolist(), strict=True):
+    hashes = np.frombuffer(folders, np.int64)
+    begins = _changes(hashes)  # of runs of images of one folder
+    allowance.take(_SORTED * len(begins))
+    order = np.argsort(hashes[begins], kind="stable")  # of the runs, by folder
+    groups = _changes(hashes[begins[order]])
+    allowance.take(_SORTED * len(groups))
+    missing, first, unlisted = 0, len(paths), 0
+    for group in np.argsort(order[groups]):  # as the list has them
+        runs = order[groups[group] : groups[group + 1] if group + 1 < len(groups) else None]
+        path = paths.path_bytes(int(begins[runs[0]]))
+        folder = path[: path.rfind(b"/") + 1]
         try:
             present = set(os.listdir(os.path.join(os.fsencode(root), folder)))
         except OSError:
             present, unlisted = set(), unlisted + 1
-        for place in order[start : start + count]:
+        for place in _places(begins, len(paths), runs):
             if paths.path_bytes(place)[len(folder) :] not in present:
-                missing, first = missing + 1, min(first, int(place))
-        start += count
+                missing, first = missing + 1, min(first, place)
         if unlisted == _UNLISTED:
             break
     if not missing:
@@ -169,6 +193,24 @@ def missing_files(root: Path, paths: Paths, folders: np.ndarray, names: list[byt
     many = "at least " * (unlisted == _UNLISTED)
     why = why_missing(root, paths.path_bytes(first))
     return f"{many}{missing} of {len(paths)} files are missing, the first is {root / paths[first]}{why}"
+
+
+def _changes(values: np.ndarray) -> np.ndarray:
+    """Returns where in ``values`` another value begins than the one before, from 0 on."""
+    return np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
+
+
+def _places(begins: np.ndarray, count: int, runs: np.ndarray) -> Iterator[int]:
+    """Yields the places of the images of some runs, of which few at once are Python's numbers."""
+    for start in range(0, len(runs), _AT_ONCE):
+        part = runs[start : start + _AT_ONCE]
+        ends = begins[np.minimum(part + 1, len(begins) - 1)]
+        ends[part == len(begins) - 1] = count  # of the last run
+        if (ends == begins[part] + 1).all():  # as in a shuffled list
+            yield from begins[part].tolist()
+            continue
+        for begin, end in zip(begins[part].tolist(), ends.tolist(), strict=True):
+            yield from range(begin, end)
 
 
 @datasets.register(

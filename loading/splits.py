@@ -4,20 +4,20 @@ So it is the same for every number of processes, for each resume, and for ``-eva
 are added later move few of the others.
 """
 
-import codecs
 import hashlib
+import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
-from loading.files import refuse_utf16
+from loading.files import count_lines, text_lines
 from loading.label_sets import LabelSets, rarest
 
-_LISTED = 128  # bytes that a line of groups takes besides its text
+_LISTED = 130  # bytes that a line of groups takes in a dictionary, besides its text; and so does a group
 
 
 def validation(
@@ -103,7 +103,8 @@ def groups_of(paths: Sequence[str], groups: str) -> list[str]:
         InputError: an image has none.
     """
     if os.path.isfile(groups):
-        where, group = "names", dict(_in_file(groups)).get
+        listed = _in_file(groups)
+        where, group = "names", lambda path: listed.get(os.fsencode(path))
     else:
         where, group = "finds (it is no file, so it is a pattern)", _by_pattern(groups)
     found = [group(path) for path in paths]
@@ -128,14 +129,24 @@ def _by_pattern(groups: str) -> Callable[[str], str | None]:
     return group
 
 
-def _in_file(file: str) -> Iterator[tuple[str, str]]:
+def _in_file(file: str) -> dict[bytes, str]:
+    """Returns the groups of paths."""
+    found: dict[bytes, str] = {}
+    names: dict[bytes, str] = {}
     with reading(file, "a list of groups"), open_file(file) as lines:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
-        refuse_utf16(lines.peek(4))
-        for number, line in enumerate(lines, 1):
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            allowance.take(len(line) + _LISTED)
-            path, tab, name = os.fsdecode(line.rstrip(b"\r\n")).partition("\t")
-            if line.strip() and not (path and tab and name):
-                raise Unreadable(f"line {number}: expected a path, a tab and a group; found '{printable(path)}'")
-            yield path, name
+        allowance.until = math.inf  # each byte is looked at once: a clock would refuse long lists
+        allowance.take(_LISTED * count_lines(lines))
+        for number, line in enumerate(text_lines(lines), 1):
+            path, tab, name = line.rstrip(b"\r").partition(b"\t")
+            if not line.strip():
+                continue
+            if not (path and tab and name):
+                told = f"'{printable(os.fsdecode(path))}'"
+                raise Unreadable(f"line {number}: expected a path, a tab and a group; found {told}")
+            if name not in names:
+                allowance.take(_LISTED + 4 * len(name))
+                names[name] = os.fsdecode(name)
+            allowance.take(len(path))
+            found[path] = names[name]
+    return found

@@ -64,6 +64,10 @@ class Predictor:
             self._predictor = paddle.inference.create_predictor(settings)
         self._first = True
 
+    def counts(self) -> tuple[int, int]:
+        """Returns how many inputs and outputs the program has."""
+        return len(self._predictor.get_input_names()), len(self._predictor.get_output_names())
+
     def __call__(self, images: paddle.Tensor) -> paddle.Tensor:
         with quiet() if self._first else contextlib.nullcontext():  # oneDNN says a word as it first runs
             self._first = False

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from errors import LONGEST_LINE, RunError
 
 FREE_BYTES, BYTES_PER_BYTE = 64 << 20, 3
-FREE_SECONDS, BYTES_PER_SECOND = 10.0, 100e6
+FREE_SECONDS, BYTES_PER_SECOND, SECONDS_PER_LINE = 10.0, 100e6, 5e-6
 _COMMON = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("suite", max_examples=60, derandomize=True, **_COMMON)
 settings.register_profile("campaign", max_examples=1000, derandomize=True, **_COMMON)
@@ -35,13 +35,14 @@ def a_share(part):
     return settings(max_examples=max(1, settings.default.max_examples // part))
 
 
-def attempt(kind, size, read):
+def attempt(kind, size, read, lines=0):
     """Calls ``read()`` in a forked process, and holds it to the rule: it ends well, or with one line, within its memory
     and time.
 
     Args:
         kind: of file, for the table (``tried``).
         size: of the files that it reads, in bytes.
+        lines: of a list or a table.
 
     Returns:
         The error's line; "" where it was read.
@@ -49,7 +50,7 @@ def attempt(kind, size, read):
     Raises:
         AssertionError: a crash, a hang, a traceback, a line that is none, or too much memory or time.
     """
-    seconds = FREE_SECONDS + size / BYTES_PER_SECOND
+    seconds = FREE_SECONDS + size / BYTES_PER_SECOND + SECONDS_PER_LINE * lines
     reader, writer = os.pipe()
     started = time.monotonic()
     pid = os.fork()

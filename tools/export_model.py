@@ -48,15 +48,16 @@ def main() -> None:
     from config import default_values  # after the command line: these import Paddle
     from inference import Predictor
     from inference.exporting import check_combination, check_target, write_export
+    from inference.folder import refuse_export
     from inference.quantise import calibration_data, is_data_key, training_images
 
     check_combination(arguments.format, arguments.precision)
     arguments.output = Path(os.path.abspath(arguments.output))  # without ".."
     check_target(arguments.output)
     launch.startup.stop_by_removing()
+    refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
-    if trained.model is None:
-        raise InputError(f"{arguments.pretrained} is an export already; give -pretrained what it was made from")
+    assert trained.model is not None
     # CLIP's projection of images can be exported, though it isn't a classifier, but not as probabilities.
     if not trained.config.MODEL.NUM_CLASSES or arguments.format in ("paddlex", "paddleclas"):
         trained.check_classifier()

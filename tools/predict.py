@@ -36,6 +36,8 @@ from config import default_values, get_config  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
 from options import Configuration, Parser, pairs  # noqa: E402
 
+# An export's graph has no limit of its own. A batch of it takes this long at most, unless DIST.TIMEOUT says otherwise.
+EXPORT_SECONDS, EXPORT_SECONDS_PER_IMAGE = 60.0, 10.0
 FORMATS = ("table", "csv", "jsonl", "pictures")
 _SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".png": "pictures", ".jpg": "pictures", ".jpeg": "pictures"}
 
@@ -109,6 +111,21 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
     elif problem := files.obstacle(output):
         raise InputError(f"{told}: {problem.strerror}; choose another")
     return files.unfinished_path(output)
+
+
+class ReaderLeft(RunError):
+    """The reader of standard output left: a rank ends, and so does the process that watches it, without a line."""
+
+    exit_status = 128 + signal.SIGPIPE
+    prefix = ""
+
+
+@contextlib.contextmanager
+def _reporting_reader_left() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise ReaderLeft("", shared=True) from None
 
 
 def answer(arguments: argparse.Namespace, images: Any, config: Configuration) -> None:
@@ -196,13 +213,13 @@ def writing(arguments: argparse.Namespace, predictor: Any, images: Any, top: int
 
 def spawned_rank(failed: Any, beats: Any, handed: spawned.Handed) -> None:
     """A rank that this program started."""
-    with as_rank(failed, beats), contextlib.suppress(BrokenPipeError):
+    with as_rank(failed, beats), _reporting_reader_left():
         answer(*handed.open())
 
 
 def launched_rank(arguments: argparse.Namespace, failed: Any, beats: Any, config: Configuration) -> None:
     """A rank that a launcher started; it finds the images by itself."""
-    with as_rank(failed, beats), contextlib.suppress(BrokenPipeError):
+    with as_rank(failed, beats), _reporting_reader_left():
         from inference.inputs import check_output, paths_of
 
         images = paths_of(arguments.inputs)
@@ -221,16 +238,22 @@ def run(arguments: argparse.Namespace) -> None:
         launched.watch(functools.partial(launched_rank, arguments), config)
     import_paddle()
     import utils
+    from config import with_values
+    from inference.folder import is_export
     from inference.inputs import check_output, paths_of, standard_input
 
     startup.stop_by_removing(arguments.temporary)
     ranks = utils.num_processes(1 if arguments.ngpus is None else arguments.ngpus)
     images = paths_of(arguments.inputs, standard_input())
     check_output(arguments.output, (arguments.checkpoint, *arguments.inputs), images)
-    if ranks == 1:
+    exported = is_export(arguments.checkpoint)
+    if ranks == 1 and not exported:
         answer(arguments, images, config)
         return
-    environment.prepare_spawn()
+    if exported and "DIST.TIMEOUT" not in own:
+        config = with_values(config, DIST__TIMEOUT=EXPORT_SECONDS + EXPORT_SECONDS_PER_IMAGE * arguments.batch_size)
+    if ranks > 1:
+        environment.prepare_spawn()
 
     def start(config: Configuration, count: int, failed: Any, beats: Any) -> Any:
         return spawn(spawned_rank, count, failed, beats, arguments, images, config)

@@ -239,11 +239,11 @@ def main() -> None:
 
     check_output(arguments.output, (arguments.checkpoint, *arguments.images), files)
     from inference import Predictor  # after the command line: it imports Paddle
+    from inference.folder import refuse_export
     from inference.look.maps import Asked
-    from inference.look.sight import model_of
 
+    refuse_export(arguments.checkpoint, ", which has no layers to look into; give the checkpoint that it was made from")
     predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.o)
-    model_of(predictor)
     if arguments.kind in TOGETHER:
         classes = set(predictor.classes)
         truth = [true_class(folders, classes) for folders in between]

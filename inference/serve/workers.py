@@ -18,6 +18,7 @@ from inference.serve.batching import Batcher, Item, Lost
 from inference.serve.metrics import Metrics
 from inference.serve.settings import Settings
 from launch.startup import STOPS
+from launch.verdict import START_UP
 
 _PROGRAM = Path(__file__).with_name("compute.py")
 _AHEAD = 2  # batches that a worker has: it decodes one while it computes another
@@ -108,8 +109,7 @@ class Pool:
         feeding = asyncio.ensure_future(self._feed(worker))
         try:
             with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                while True:
-                    self._heard(worker, *await frames.receive(worker.reader))
+                await self._listen(worker)
         finally:
             worker.ready = False
             feeding.cancel()
@@ -117,6 +117,18 @@ class Pool:
             worker.process.kill()
             code = await asyncio.to_thread(worker.process.wait)
         return code
+
+    async def _listen(self, worker: Worker) -> None:
+        """Takes what a worker says: first that it has loaded the model, which may not take for ever."""
+        limit = max(START_UP, 2 * self.settings.timeout)
+        try:
+            self._heard(worker, *await asyncio.wait_for(frames.receive(worker.reader), limit))
+        except asyncio.TimeoutError:
+            line = f"the model didn't answer within {limit:g} s of its start; raise -timeout where it is slow"
+            self._unfit(worker, line, RunError.exit_status)
+            return
+        while True:
+            self._heard(worker, *await frames.receive(worker.reader))
 
     async def _feed(self, worker: Worker) -> None:
         while True:

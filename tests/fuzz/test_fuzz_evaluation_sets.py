@@ -56,13 +56,14 @@ def test_lists_of_labels_are_read_or_refused(tmp_path_factory, data):
 @pytest.mark.parametrize(
     ("read", "data", "message"),
     [
-        (of_map, b"cat\t1\ndog" + b"\t12" * 2_000_000, "would take more than 64 MiB"),
+        (of_map, b"cat\t1\ndog" + b"\t12" * 2_000_000, "its line 2 has more than 524288 bytes"),
+        (of_map, b"cat\t1\ndog" + b"\t12" * 150_000 + b"\n" + b"cow" + b"\t12" * 150_000, "more than 64 MiB"),
         (of_map, b"".join(b"%d\t1\n" % number for number in range(500_000)), "would take more than 64 MiB"),
         (of_map, b"".join(b"%d\t1\n" % number for number in range(100_000)), "classes of the data aren't in it: cat"),
         (of_list, b"[" + b"[]," * 3_000_000 + b"[]]", "would take more than 64 MiB"),
         (of_list, b"[[" + b"1," * 50_000 + b"1],[2]]", ""),
     ],
-    ids=map(str, range(5)),
+    ids=map(str, range(6)),
 )
 def test_long_files_cost_little(tmp_path, read, data, message):
     (tmp_path / "file").write_bytes(data)

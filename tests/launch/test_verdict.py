@@ -1,11 +1,13 @@
 """Of what is seen of the ranks, the cause is told, and not what followed from it."""
 
+import math
 import signal
 import time
 
 import pytest
 
 from errors import Failure
+from launch import progress
 from launch.progress import COMPUTING, LOADING
 from launch.verdict import GRACE, PATIENCE, START_UP, Seen, Verdict, how_it_ended, judge
 
@@ -46,6 +48,7 @@ WAITING = "rank 1 (process 41) is waiting for data at step 7"
         ([ABORTED | {"gone_at": 1e9}, {}], None),  # a cause may turn up
         ([{"age": 61}, {"age": 61, "doing": LOADING}], f"error: no progress in 60 s (DIST.TIMEOUT): {WAITING}"),
         ([{"age": 61}, {"age": 59, "doing": LOADING}], None),
+        ([{"age": -math.inf}, {"age": 61}], None),  # ``progress.pause``
         ([{"gone": "was lost", "host": "far"}, {}], "error: rank 0 (process 40 on far) was lost at step 7"),
     ],
 )
@@ -81,3 +84,14 @@ def test_a_start_may_take_longer_than_the_timeout():
     expected = f"error: no progress in {START_UP:g} s (DIST.TIMEOUT): rank 0 (process 40) is starting at step 0"
     assert judge([Seen(0, 40), Seen(1, 41, step=1.0)], now - START_UP, 60.0) == Verdict(1, expected, True)
     assert judge([Seen(0, 40)], now - START_UP, 60.0).text == expected  # alone
+
+
+def test_a_pause_lasts_until_the_next_beat(monkeypatch):
+    beats = [0.0] * progress.FIELDS
+    progress.pause()  # of a process that isn't watched it is nothing
+    monkeypatch.setattr(progress, "_beats", beats)
+    progress.pause()
+    assert beats[0] == math.inf
+    progress.beat(progress.EVALUATING, 3)
+    assert 0 < time.monotonic() - beats[0] < 5
+    assert beats[1] == 3
