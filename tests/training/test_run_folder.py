@@ -304,14 +304,18 @@ MODULES = (
         ["tools/compare_runs.py", "{run}"],
     ],
 )
-def test_modules_in_the_current_folder_are_not_run(words, strangers, tmp_path, monkeypatch):
+def test_modules_and_settings_in_the_current_folder_do_not_count(words, strangers, tmp_path):
     shutil.copytree(strangers, tmp_path / "run", symlinks=True)
     Image.new("L", (8, 8)).save(tmp_path / "image.png")
     for name in MODULES:
         (tmp_path / f"{name}.py").write_text(
             f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})\nraise SystemExit(9)\n"
         )
+    (tmp_path / "latex").write_text(f"#!/bin/sh\necho latex >> {tmp_path}/ran\nexit 1\n")
+    (tmp_path / "latex").chmod(0o755)
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = [sys.executable, str(ROOT / words[0]), *(word.format(run="run") for word in words[1:])]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=120)
     assert not (tmp_path / "ran").exists()
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ import unicodedata
 import warnings
 from typing import Any
 
+import matplotlib
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -12,6 +13,10 @@ from matplotlib.ticker import LogFormatter
 
 from errors import printable
 from training.pages.fonts import families
+
+# Matplotlib has read the settings of the current folder, if it has any. They may be a stranger's, and can start LaTeX.
+if matplotlib.matplotlib_fname() == "matplotlibrc":
+    matplotlib.rcdefaults()
 
 
 def figure(width: float, height: float) -> Figure:
