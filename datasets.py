@@ -372,7 +372,7 @@ def get_datasets(
     check_pretrained_classes(config, train)
     if not isinstance(train, SyntheticDataset):
         config = _with_note(config, absent_classes(train, val))
-    if isinstance(train, FileDataset) and not isinstance(train.labels, LabelSets):
+    if config.DATA.DATASET == "folder" and isinstance(train, FileDataset) and isinstance(train.labels, np.ndarray):
         config = _with_note(config, nested_classes(train.labels, train.classes, train.paths))
     return _with_note(config, _skipped_note(skipped)), train, val
 
@@ -398,7 +398,11 @@ def _check_several_classes(config: Configuration, train: ImageDataset, val: Imag
         return
     if isinstance(train, SyntheticDataset):
         return
-    root, paths = (train.root, train.paths) if isinstance(train, FileDataset) else ("", ())
+    root: str | Path = ""
+    paths: Sequence[str] = ()
+    if isinstance(train, FileDataset):
+        root = train.root
+        paths = train.paths
     present = np.union1d(every_label(train.labels), every_label(val.labels))
     if problem := one_class(present, train.classes, root, paths):
         raise InputError(problem)

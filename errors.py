@@ -211,7 +211,6 @@ class Failure(NamedTuple):
 _DISK = {errno.ENOSPC: "free some space", errno.EDQUOT: "free some of the quota", errno.EROFS: "make it writable"}
 _DISK |= {errno.EACCES: "give this user the right to it", errno.EPERM: "give this user the right to it"}
 _DISK |= dict.fromkeys((errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EEXIST), "move it away")
-_DISK |= {errno.EMLINK: "copy the folder"}
 _DISK |= {errno.EFBIG: "raise the limit on a file's size", errno.EIO: "check the disk", errno.ESTALE: "mount it again"}
 
 
@@ -325,7 +324,7 @@ def reporting(failed: Any = None) -> Iterator[None]:
         if line := line or gpu_failure(error) or limit_reached(error):
             _end(1, f"{_speaker()}error: {line}", failed)
         if isinstance(error, OSError) and error.errno in _DISK:
-            goes_on = ", then -resume=auto goes on" if _PROGRAM.startswith("main_") else ""
+            goes_on = "" if os.path.join(_HERE, "tools") == _FOLDER else ", then -resume=auto goes on"
             _end(1, f"{_speaker()}error: {error}; {remedy(error)}{goes_on}", failed)
         if _rank()[1] > 1:
             time.sleep(3)

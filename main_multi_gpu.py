@@ -153,7 +153,7 @@ def spawn(worker, count, failed, beats, *objects):
     forks = paddle.get_device() == "cpu" and not computed and dist.parallel._global_parallel_env is None
     if forks:
         return dist.spawn(worker, args=given, nprocs=count, join=False, start_method="fork")
-    with environment.starting_pythons():
+    with environment.without_current_folder():
         return dist.spawn(worker, args=given, nprocs=count, join=False, start_method="spawn")
 
 
@@ -188,7 +188,7 @@ def devices_now():
 
     if not num_gpus():
         return num_processes(-1)
-    with environment.starting_pythons():
+    with environment.without_current_folder():
         pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         counted = pool.submit(num_processes, -1)
     with pool:

@@ -18,10 +18,10 @@ import paddle.distributed as dist
 from tqdm import tqdm
 
 from configs.paddlevit.programs import instead
-from errors import InputError, RunError, printable
+from errors import InputError, RunError, printable, remedy
 from launch import secret
 from launch.environment import num_cores
-from launch.files import open_to_append
+from launch.files import obstacle, open_to_append
 from launch.files import sync_directory as sync_directory
 from launch.files import writing_whole as writing_whole
 
@@ -295,6 +295,8 @@ def open_logs(directory: Path) -> None:
     """Writes what ``get_loggers``'s two hold to their files in ``directory``, and from now on each line at once."""
     for logger in map(logging.getLogger, ("local", "main")):
         for held in [handler for handler in logger.handlers if isinstance(handler, _Held)]:
+            if problem := obstacle(directory / held.file):
+                raise InputError(f"{problem.filename}: {problem.strerror}; {remedy(problem)}", shared=False)
             file = _LogFile(directory / held.file)
             file.setFormatter(_LINE)
             logger.removeHandler(held)

@@ -7,6 +7,7 @@ program: it waits for the other machines and prints the flags for Paddle's launc
 import contextlib
 import importlib.util
 import itertools
+import multiprocessing.spawn
 import os
 import re
 import socket
@@ -103,18 +104,21 @@ def stay_inside() -> None:
 
 
 @contextlib.contextmanager
-def starting_pythons() -> Iterator[None]:
-    """Has the processes that multiprocessing starts find their first modules in Python's own folders.
+def without_current_folder() -> Iterator[None]:
+    """Has multiprocessing start its Python processes so that they import no module from the current folder.
 
-    They would look into the current folder first, where a stranger's run may have a ``socket.py``. Before they run
-    anything of this program, they change to the folder that this process was started in.
+    They would look there first, and a stranger's run may have a ``socket.py``. So they start in ``/``. Before they
+    import anything of this program, they change to the current folder.
     """
     current = os.getcwd()
+    prepared = multiprocessing.spawn.get_preparation_data
+    multiprocessing.spawn.get_preparation_data = lambda name: prepared(name) | {"dir": current}
     os.chdir("/")
     try:
         yield
     finally:
         os.chdir(current)
+        multiprocessing.spawn.get_preparation_data = prepared
 
 
 def prepare_spawn() -> None:

@@ -1,8 +1,8 @@
-"""The door for writing: whatever the toolkit writes is opened here, as ``errors.open_file`` opens what it reads.
+"""What the toolkit writes is opened here, as ``errors.open_file`` opens what it reads. Nothing goes through a link.
 
-A folder may come from a stranger, or be shared with one. A link within it could lead a write to any file of the user.
-So could a file that has a second name elsewhere (a hard link). Nothing is written through either. The way to the folder
-may have links: they are the user's own.
+A folder may come from a stranger, or be shared with one, and a link within it could lead to any file of the user. So
+could a second name of such a file (a hard link): a file with two names isn't changed, but replaced by a copy. The way
+to the folder may have links: they are the user's own.
 """
 
 import contextlib
@@ -51,63 +51,79 @@ def _is_gone(process: int) -> bool:
     return process == os.getpid() or not os.path.exists(f"/proc/{process}")
 
 
-def obstacle(path: Path, in_place: bool = False) -> OSError | None:
-    """Returns the error that says why ``path`` isn't written; None: nothing stands against it.
-
-    Args:
-        in_place: the file would be changed where it lies, not replaced.
-    """
+def obstacle(path: Path) -> OSError | None:
+    """Returns the error that says why ``path`` isn't written; None: nothing stands against it."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
         return None
     except OSError as error:
         return error
-    return _obstacle(found, path, in_place)
+    return _obstacle(found, path)
 
 
-def _obstacle(found: os.stat_result, path: Path, in_place: bool) -> OSError | None:
+def _obstacle(found: os.stat_result, path: Path) -> OSError | None:
     if stat.S_ISLNK(found.st_mode):
         return OSError(errno.ELOOP, _LINK, str(path))
     if stat.S_ISDIR(found.st_mode):
         return OSError(errno.EISDIR, "it is a folder, expected a file", str(path))
     if not stat.S_ISREG(found.st_mode):
         return OSError(errno.ENXIO, "it is no regular file", str(path))
-    if in_place and found.st_nlink > 1:
-        return OSError(errno.EMLINK, f"it has {found.st_nlink} names (hard links), and all would change", str(path))
     return None
 
 
-def refuse_links(folder: Path) -> None:
-    """Raises OSError where an entry of a folder is a link: what is written into that would go elsewhere."""
+def refuse_links(folder: Path, names: str) -> None:
+    """Raises OSError where an entry of a folder is a link: what is written into that would go elsewhere.
+
+    Args:
+        names: a pattern of the entries that count.
+    """
     with os.scandir(folder) as entries:
-        links = sorted(entry.path for entry in entries if entry.is_symlink())
+        links = sorted(entry.path for entry in entries if entry.is_symlink() and re.fullmatch(names, entry.name))
     if links:
         raise OSError(errno.ELOOP, _LINK, links[0])
 
 
-def open_in_place(path: Path, flags: int) -> int:
-    """Opens a regular file that is changed where it lies, such as a log or a lock; returns its descriptor.
+def open_lock(path: Path, signed: bytes) -> int:
+    """Opens the file that processes lock, or makes it; returns its descriptor, for reading and writing.
 
     Args:
-        flags: of ``os.open``; O_TRUNC isn't among them, since it would act before the file was looked at.
+        signed: a pattern of what such a file holds once a process has signed it. Nothing else is overwritten.
 
     Raises:
-        OSError: it is a link, a folder, no regular file, or a file that has another name, too (a hard link).
+        OSError: it is a link, a folder or no regular file, or holds something else.
     """
-    if problem := obstacle(path, in_place=True):
-        raise problem
-    # What was looked at may have been replaced meanwhile.
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if problem := _obstacle(os.fstat(descriptor), path, in_place=True):
+    descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+    content = os.pread(descriptor, 1000, 0)
+    if not re.fullmatch(signed, content) and (content or os.fstat(descriptor).st_nlink > 1):
         os.close(descriptor)
-        raise problem
+        raise OSError(errno.EEXIST, "it is another program's file, no lock", str(path))
     return descriptor
 
 
 def open_to_append(path: Path) -> IO[str]:
-    """Opens a file of text whose lines are added at its end (``open_in_place``)."""
-    return open(open_in_place(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a", encoding="utf-8")
+    """Opens a file of text whose lines are added at its end. One that has a second name is replaced by a copy.
+
+    Raises:
+        OSError: it is a link, a folder or no regular file.
+    """
+    descriptor = _open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    if os.fstat(descriptor).st_nlink > 1:
+        with open(descriptor, "rb") as shared, writing_whole(path, "wb") as copy:
+            shutil.copyfileobj(shared, copy)
+        descriptor = _open(path, os.O_RDWR | os.O_APPEND)
+    return open(descriptor, "a", encoding="utf-8")
+
+
+def _open(path: Path, flags: int) -> int:
+    if problem := obstacle(path):
+        raise problem
+    # What was looked at may have been replaced meanwhile.
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if problem := _obstacle(os.fstat(descriptor), path):
+        os.close(descriptor)
+        raise problem
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -154,9 +170,9 @@ def making_folder(path: Path) -> Iterator[Path]:
     Files within it are synced by their writers. An empty folder in the place of ``path`` is replaced.
     """
     temporary = unfinished_path(path)
-    temporary.mkdir(parents=True)
     _unfinished.add(temporary)
     try:
+        temporary.mkdir(parents=True)
         yield temporary
         sync_directory(temporary)
         os.rename(temporary, path)

@@ -20,7 +20,7 @@ from yacs.config import CfgNode
 
 from errors import FAILURE, InputError
 from launch import signals
-from launch.environment import starting_pythons
+from launch.environment import without_current_folder
 from launch.files import open_to_append
 from launch.progress import FIELDS
 from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
@@ -193,7 +193,8 @@ def run(
     context, stepped = multiprocessing.get_context("spawn"), True
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
-        with starting_pythons():  # Python's resource tracker, which unblocks two signals
+        # It starts Python's resource tracker, which unblocks two signals.
+        with without_current_folder():
             failed, beats = shared_arrays(context, count)
         signals.hold_signals()  # until the ranks handle them; this process sends signals on
         started = start(config, count, failed, beats)

@@ -141,7 +141,8 @@ class Paths(Sequence[str]):
         for path in paths:
             size += write(path if isinstance(path, bytes) else os.fsencode(path))
             ends.append(size)
-        self._bytes = block.getvalue()  # which isn't a copy, as of a bytearray it would be
+        # This isn't a copy. Of a bytearray it would be one.
+        self._bytes = block.getvalue()
         self._ends = np.frombuffer(ends, np.int64)
 
     def __len__(self) -> int:

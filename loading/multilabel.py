@@ -18,7 +18,8 @@ from loading.label_sets import LabelSets
 from loading.layout import IMAGE_SUFFIXES
 from loading.sources import MOST_CLASSES, Files, Split, missing_files, missing_list, take_lines
 
-_SET, _LABEL = 8, 4  # bytes that the end of an image's labels takes, and each of them
+_SET = 8  # bytes that the end of an image's labels takes
+_LABEL = 4  # bytes of each of them
 _LONGEST_PATH = 4096  # bytes that Linux takes
 _ADVICE = "; DATASET {} needs it under -data_path"
 
@@ -27,7 +28,9 @@ class _Read:
     """What a reader has read so far, within its file's allowance of memory."""
 
     def __init__(self, lines: Any) -> None:
-        self.labels, self.ends, self.folders = array("i"), array("q", [0]), array("q")
+        self.labels = array("i")
+        self.ends = array("q", [0])
+        self.folders = array("q")
         self.allowance = take_lines(lines, _SET)
 
     def add(self, path: bytes, labels: Sequence[int]) -> bytes:

@@ -169,23 +169,29 @@ def missing_files(root: Path, paths: Paths, folders: array, allowance: Allowance
     """
     # One listing per folder, not one stat per file: a second for ImageNet on a local disk, far less on a network's.
     hashes = np.frombuffer(folders, np.int64)
-    begins = _changes(hashes)  # of runs of images of one folder
+    # Runs of images of one folder, and the order of the runs by folder.
+    begins = _changes(hashes)
     allowance.take(_SORTED * len(begins))
-    order = np.argsort(hashes[begins], kind="stable")  # of the runs, by folder
+    order = np.argsort(hashes[begins], kind="stable")
     groups = _changes(hashes[begins[order]])
     allowance.take(_SORTED * len(groups))
-    missing, first, unlisted = 0, len(paths), 0
-    for group in np.argsort(order[groups]):  # as the list has them
+    missing = 0
+    unlisted = 0
+    first = len(paths)
+    # The folders come as the list has them.
+    for group in np.argsort(order[groups]):
         runs = order[groups[group] : groups[group + 1] if group + 1 < len(groups) else None]
         path = paths.path_bytes(int(begins[runs[0]]))
         folder = path[: path.rfind(b"/") + 1]
         try:
             present = set(os.listdir(os.path.join(os.fsencode(root), folder)))
         except OSError:
-            present, unlisted = set(), unlisted + 1
+            present = set()
+            unlisted += 1
         for place in _places(begins, len(paths), runs):
             if paths.path_bytes(place)[len(folder) :] not in present:
-                missing, first = missing + 1, min(first, place)
+                missing += 1
+                first = min(first, place)
         if unlisted == _UNLISTED:
             break
     if not missing:

@@ -46,7 +46,7 @@ WRITTEN = {
     "tools/timm_reference.py: main": OWN_FOLDER,
     "training/checkpoint/folder.py: point": "a link, by a name that can't be guessed",
     "training/requests.py: _save": "the saver's method",
-    "training/run.py: _append": DOORS,
+    "training/run.py: _append": "the end of a file that the door opened",
     "training/run.py: _sign": DOORS,
     "training/shared_gradients.py: _shared_memory": NO_FILE,
     "training/sweeps/results.py: lock": DOORS,
@@ -66,7 +66,6 @@ REMOVED = {
     "training/checkpoint/folder.py: remove_leftovers": "a link with the name of one that a killed run had begun",
     "training/checkpoint/resume.py: _settle": "a damaged checkpoint gets another name; links of the run's own",
     "training/run.py: _cannot_lock": "the folder that it has just made, if that is empty",
-    "training/run.py: begin": "a file with the name of one that a killed run had begun to write",
 }
 
 
@@ -81,7 +80,8 @@ def is_writing_open(call):
 def is_through_the_door(call):
     """Whether ``open`` gets a descriptor of the door's, or a library writes into a file that is open already."""
     first = ast.unparse(call.args[0]) if call.args else ""
-    return first.startswith("open_in_place(") or first in ("file", "buffer")
+    of_a_library = not ast.unparse(call.func).startswith(("os.", "shutil."))
+    return first.startswith("open_lock(") or (of_a_library and first in ("file", "buffer"))
 
 
 def kinds(call):

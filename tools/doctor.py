@@ -85,7 +85,7 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     spawns = not environment.is_launched() and ranks > 1
     if spawns:
         environment.prepare_spawn()
-    with environment.starting_pythons():
+    with environment.without_current_folder():
         answers = spawn.Queue()
         if spawns:
             return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host

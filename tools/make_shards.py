@@ -199,7 +199,9 @@ def make_shards(options: argparse.Namespace) -> str:
         InputError: a dataset or image that can't be read, an output that holds something already.
         RunError: a worker was killed.
     """
-    output, start = Path(os.path.realpath(options.output)), time.monotonic()
+    output, start = Path(options.output), time.monotonic()
+    if output.is_symlink():  # the user's own
+        output = output.resolve()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise InputError(f"-output {output} is there already and isn't an empty folder; choose another")
     from config import get_config

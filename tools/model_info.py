@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (streams)
 from errors import InputError, RunError, reporting, reporting_memory  # noqa: E402
-from launch.environment import starting_pythons  # noqa: E402
+from launch.environment import without_current_folder  # noqa: E402
 from options import Parser  # noqa: E402
 
 COPIES = {"evaluation": 1, "training": 4}  # of the weights: themselves; their gradients and AdamW's two moments
@@ -84,7 +84,7 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
         if least > free:
             found[kind] = f"not measured: it takes {least // MIB:,} MiB at least, {free // MIB:,} MiB are free"
             continue
-        with starting_pythons():
+        with without_current_folder():
             pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
             measured = pool.submit(peak, name, options, batch_size, kind == "training")
         with pool:

@@ -37,7 +37,8 @@ from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
 from options import Configuration, Parser, pairs  # noqa: E402
 
 # An export's graph has no limit of its own. A batch of it takes this long at most, unless DIST.TIMEOUT says otherwise.
-EXPORT_SECONDS, EXPORT_SECONDS_PER_IMAGE = 60.0, 10.0
+EXPORT_SECONDS = 60.0
+EXPORT_SECONDS_PER_IMAGE = 10.0
 FORMATS = ("table", "csv", "jsonl", "pictures")
 _SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".png": "pictures", ".jpg": "pictures", ".jpeg": "pictures"}
 
@@ -97,9 +98,10 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
             raise InputError("-format pictures needs -output: a new folder, or a file that ends in .png or .jpg")
         return None
     arguments.named = arguments.output
-    folder = arguments.output.is_dir()  # maybe by a link, as the way to a file may have them
-    output = Path(os.path.realpath(arguments.output if folder else arguments.output.parent))
-    output = arguments.output = output if folder else output / arguments.output.name
+    # The way to a file may have links, and a folder may be one.
+    output = arguments.output
+    output = output.resolve() if output.is_dir() else output.parent.resolve() / output.name
+    arguments.output = output
     told = f"-output {printable(str(output))}"
     if not output.parent.is_dir():
         raise InputError(f"{told}: there is no folder {printable(str(output.parent))}")

@@ -14,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -136,7 +137,8 @@ def main() -> None:
             raise InputError(f"{output} has evaluations {found}; choose another -output")
     output.mkdir(parents=True, exist_ok=True)
     try:
-        refuse_links(output)
+        names = [f"{name}-{severity}" if severity else name for name, severity, _ in cells(arguments)]
+        refuse_links(output, "|".join(map(re.escape, [_FILE, *names])))
     except OSError as error:
         raise InputError(f"{error.filename}: {error.strerror}; {remedy(error)}, or choose another -output") from None
 

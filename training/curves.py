@@ -12,11 +12,16 @@ from errors import Allowance, open_file, reading
 from training.results import LARGEST
 from utils import writing_whole
 
+_TIME = 50e-6  # seconds of a core that a record may take
 _RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.jsonl has, besides its numbers
 
 
 def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one."""
+    """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one.
+
+    Raises:
+        InputError: it can't be read, or takes more than ``Allowance``'s time and 50 us for each record.
+    """
     with reading(metrics, "a run's records", "; move it away"), open_file(metrics) as file:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         for line in file:
@@ -24,6 +29,7 @@ def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             with contextlib.suppress(ValueError, RecursionError):
                 record = parsed_json(line, finite=False)
                 if type(record) is dict and all(type(record.get(key)) is kind for key, kind in _RECORD.items()):
+                    allowance.until += _TIME
                     yield line.decode().rstrip() + "\n", record
 
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from config import differences, resolved_yaml, with_values
 from errors import InputError, Unreadable, one_line, open_file, remedy
-from launch.files import leftovers, obstacle, open_in_place, open_to_append
+from launch.files import leftovers, obstacle, open_lock, open_to_append, remove
 from launch.progress import keep_native_errors
 from options import Configuration, notes, value_sources
 from training.command_line import CHECKPOINT
@@ -31,15 +31,16 @@ CHECKPOINTS = "checkpoints"
 # What a run's last line names.
 FILES = ("config.yaml", "result.json", "metrics.jsonl", "curves.png", "predictions.csv", "confusion.csv", "report.html")
 FILES += ("checkpoints/best", "checkpoints/best_ema.safetensors", "checkpoints/last")
-_OTHERS = (LOCK, ".lock_trackers", ".trackers", "classes.json", "confusion.png", "log.txt", "log_trackers.txt")
-_RANKS_LOG = re.compile(r"log_[0-9]+\.txt")
-_SIGNATURE = re.compile(rb"process [0-9]+ on [^\n]{0,255}")  # what a lock holds, once its run has begun
+_REPLACED = {*FILES, "classes.json", "confusion.png"}
+# Names of what a run changes where it lies.
+_KEPT = re.compile(r"\.lock(_trackers)?|\.trackers|log(_[0-9]+|_trackers)?\.txt")
+_SIGNATURE = rb"process [0-9]+ on [^\n]{0,255}"  # what a lock holds, once its run has begun
 INPUT_BOUND = 0.2  # share of the training time that waits for data, from which on a run says so
 
 
 def is_own(name: str) -> bool:
     """Returns whether a run writes a file of this name into its folder."""
-    return name in FILES or name in _OTHERS or _RANKS_LOG.fullmatch(name) is not None
+    return name in _REPLACED or _KEPT.fullmatch(name) is not None
 
 
 class Run:
@@ -97,7 +98,7 @@ class Run:
         if rank() == 0:
             for path, name in leftovers(self.directory):
                 if is_own(name) and obstacle(path) is None:
-                    path.unlink()
+                    remove(path)
         open_logs(self.directory)
         keep_native_errors(self.directory / f"log_{rank()}.txt")
         if rank() == 0:
@@ -186,16 +187,15 @@ class Run:
 
     def _append(self, line: str) -> None:
         file = self.directory / "metrics.jsonl"
+        size = None
         try:
             with open_to_append(file) as metrics:
                 size = os.fstat(metrics.fileno()).st_size
-                try:
-                    metrics.write(line)
-                    metrics.flush()
-                except OSError:
-                    os.truncate(metrics.fileno(), size)  # no half line
-                    raise
+                metrics.write(line)
         except OSError as error:  # a full disk
+            with contextlib.suppress(OSError):
+                if size is not None:  # no half line
+                    os.truncate(file, size)
             if self.on_error == "stop":
                 error.filename = str(file)
                 raise
@@ -289,7 +289,7 @@ class RunFolder:
                 return self._cannot("make", os.strerror(errno.EROFS if read_only else errno.EACCES))
             problem = self._check_content() if self.path.is_dir() else None
             if problem is None and os.path.lexists(self.path / LOCK):
-                problem = self._take_lock(os.O_RDWR)
+                problem = self._take_lock()
             return problem or self._check_free()
         except OSError as error:
             return self._cannot("read", error.strerror)
@@ -305,7 +305,7 @@ class RunFolder:
             return self._cannot("make", error.strerror)
         if self.lock is None:
             locked = (self.path / LOCK).exists()
-            if problem := self._take_lock(os.O_RDWR | os.O_CREAT) or self._check_free():
+            if problem := self._take_lock() or self._check_free():
                 return problem
             if locked:  # not when the checkpoints were looked at
                 return f"{self.path}: another run was there meanwhile; give the command again"
@@ -316,19 +316,19 @@ class RunFolder:
         names = os.listdir(self.path)
         own = sorted(filter(is_own, names))
         for name in own:
-            in_place = name.startswith((".lock", ".trackers", "log")) or name == "metrics.jsonl"
-            problem = obstacle(self.path / name, in_place)
-            if problem is None and in_place and not os.access(self.path / name, os.W_OK):
+            problem = obstacle(self.path / name)
+            if problem is None and _KEPT.fullmatch(name) and not os.access(self.path / name, os.W_OK):
                 problem = OSError(errno.EACCES, os.strerror(errno.EACCES))
             if problem:
                 return f"{self.path / name}: {problem.strerror}; {remedy(problem)}, or choose another -output"
         checkpoints = self.path / CHECKPOINTS
-        if os.path.lexists(checkpoints) and (checkpoints.is_symlink() or not checkpoints.is_dir()):
-            kind = "link" if checkpoints.is_symlink() else "file"
-            return f"{checkpoints} is a {kind}, expected a folder; move it away, or choose another -output"
-        others = [name for name in own if name != LOCK]
-        if others and not self._is_runs():
-            return f"{self.path} holds {others[0]}, but no run; choose another -output"
+        if checkpoints.is_symlink():
+            return f"{checkpoints} is a link, expected a folder; move what it leads to here, or make -output the link"
+        if os.path.lexists(checkpoints) and not checkpoints.is_dir():
+            return f"{checkpoints} is a file, expected a folder; move it away, or choose another -output"
+        replaced = [name for name in own if name in _REPLACED]
+        if replaced and not self._is_runs():
+            return f"{self.path} holds {replaced[0]}, which no run made; move it away, or choose another -output"
         return None
 
     def _is_runs(self) -> bool:
@@ -336,7 +336,7 @@ class RunFolder:
         if any((self.path / CHECKPOINTS).glob("epoch_*")):
             return True
         with contextlib.suppress(FileNotFoundError, Unreadable), open_file(self.path / LOCK) as lock:
-            if _SIGNATURE.fullmatch(lock.read(1000)):
+            if re.fullmatch(_SIGNATURE, lock.read(1000)):
                 return True
         with contextlib.suppress(InputError):
             return any(True for _ in records(self.path / "metrics.jsonl"))
@@ -350,13 +350,10 @@ class RunFolder:
     def _cannot(self, what: str, why: str | None) -> str:
         return f"{self.path}: can't {what} the run's folder ({why}); choose another with -output"
 
-    def _take_lock(self, flags: int) -> str | None:
+    def _take_lock(self) -> str | None:
         """Locks the folder as long as this process lives; returns what stands against it."""
         try:
-            lock = open_in_place(self.path / LOCK, flags)
-            if not re.fullmatch(rb"|" + _SIGNATURE.pattern, os.pread(lock, 1000, 0)):
-                os.close(lock)
-                return f"{self.path / LOCK} is no lock of a run; move it away, or choose another -output"
+            lock = open_lock(self.path / LOCK, _SIGNATURE)
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):  # which of the two, systems differ

@@ -25,15 +25,15 @@ from typing import Any
 from configs.documents import read_yaml
 from configs.plain import is_whole, parsed_json
 from configs.registry import ROOT, trackers
-from errors import RunError, Unreadable, install, one_line, open_file, reading
-from launch.files import open_in_place, open_to_append, remove
+from errors import RunError, install, one_line, open_file, reading
+from launch.files import open_lock, open_to_append, remove
 from launch.verdict import how_it_ended
 from training.records import OFFLINE, Tracker, final_numbers
 from training.results import read_result
 
 LOG = "log_trackers.txt"  # in a run's folder: what trackers print, and the tracebacks of what they raise
 LOCK = ".lock_trackers"  # it names the newest such process
-MADE = ".trackers"  # it has a line for each tracker whose folder was made
+MADE = ".trackers"  # it has a line for each tracker whose folder the run has made
 EVERY = 1.0  # seconds between two looks at the records
 PATIENCE = 60  # seconds that trackers have to end
 _DONE = b"done\n"
@@ -72,7 +72,12 @@ class Tracking:
         command = [sys.executable, "-m", "training.tracking", str(folder.absolute()), turn, *self.names]
         quiet = {**os.environ, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
         try:  # a session of its own: what is sent to the run's group isn't for it, which sees the run's end
-            with open(open_in_place(folder / LOCK, os.O_RDWR | os.O_CREAT), "r+") as lock:
+            if not (folder / MADE).exists():
+                # Earlier releases left the lock alone.
+                made = [name for name in self.names if (folder / LOCK).exists() and (folder / name).is_dir()]
+                with open_to_append(folder / MADE) as file:
+                    file.writelines(f"{name}\n" for name in made)
+            with open(open_lock(folder / LOCK, b"[0-9]+"), "r+") as lock:
                 lock.truncate()
                 lock.write(turn)
             self.process = subprocess.Popen(
@@ -127,7 +132,7 @@ class Follower:
             folder.mkdir()
             with open_to_append(self.folder / MADE) as made:
                 made.write(f"{name}\n")
-        elif name not in _made(self.folder / MADE) or folder.is_symlink():
+        elif folder.is_symlink() or name not in _made(self.folder / MADE):
             raise RunError(f"{folder} isn't of this run's trackers; move it away")
         # What it wrote before the run went on.
         for entry in os.listdir(folder):
@@ -179,7 +184,7 @@ class Follower:
 
 def _made(file: Path) -> list[str]:
     """Returns the lines of MADE; none, if it isn't there."""
-    with contextlib.suppress(FileNotFoundError, Unreadable), open_file(file) as lines:
+    with contextlib.suppress(FileNotFoundError), open_file(file) as lines:
         return lines.read(1 << 16).decode(errors="replace").splitlines()
     return []
 
@@ -191,7 +196,8 @@ def main(folder: Path, turn: str, names: Sequence[str]) -> None:
         turn: what the lock's file has as long as no newer process was started.
     """
     console = os.dup(2)
-    printed = open_in_place(folder / LOG, os.O_WRONLY | os.O_CREAT)
+    with open_to_append(folder / LOG) as file:
+        printed = os.dup(file.fileno())
     os.truncate(printed, 0)
     for stream in (1, 2):
         os.dup2(printed, stream)
@@ -202,7 +208,7 @@ def main(folder: Path, turn: str, names: Sequence[str]) -> None:
         with contextlib.suppress(OSError), open_to_append(folder / "log.txt") as log:
             log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")
 
-    with open(open_in_place(folder / LOCK, os.O_RDWR), "r+") as lock:
+    with open(open_lock(folder / LOCK, b"[0-9]+"), "r+") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX)  # the one of before the run went on may be about to end
         if lock.read() != turn:  # or it begins only now: this one, which has nothing to add
             return

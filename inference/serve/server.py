@@ -26,7 +26,6 @@ from inference.serve.metrics import Metrics
 from inference.serve.settings import LOOPBACK, Settings
 from inference.serve.workers import Pool
 from launch import startup, streams
-from weights.hub import best_of_run
 
 _HEAD = 10.0  # seconds that a request's head may take, and an answer to be read; twice that at most
 _LARGEST_HEAD = 16 << 10  # bytes
@@ -151,8 +150,11 @@ def serve(settings: Settings) -> int:
 
 def _real_folder(path: str) -> str:
     """Returns the folder of a checkpoint itself: links to it, as "best", lead elsewhere once training has gone on."""
-    folder = best_of_run(path)
-    return os.path.realpath(folder) if os.path.isdir(folder) else path
+    # As weights.hub names them; this process imports no Paddle.
+    for folder in (os.path.join(path, "checkpoints", "best"), path):
+        if os.path.isdir(folder):
+            return os.path.realpath(folder)
+    return path
 
 
 def _listening(host: str, port: int) -> socket.socket:

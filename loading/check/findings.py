@@ -227,7 +227,7 @@ def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> l
             found.append(Finding(problem, [], True))
     source = parts["train"].source
     remark = ""
-    if len(source.paths) and not isinstance(source.labels, LabelSets):
+    if config.DATA.DATASET == "folder" and not isinstance(source.labels, LabelSets):
         remark = nested_classes(source.labels, source.classes, source.paths)
     if remark:
         found.append(Finding(remark, [], False))

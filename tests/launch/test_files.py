@@ -10,9 +10,7 @@ import pytest
 from programs import ROOT
 
 from launch import files
-from launch.files import leftovers, making_folder, obstacle, open_in_place, open_to_append, refuse_links, writing_whole
-
-CREATE = os.O_RDWR | os.O_CREAT
+from launch.files import leftovers, making_folder, obstacle, open_lock, open_to_append, refuse_links, writing_whole
 
 
 def names(folder):
@@ -44,7 +42,7 @@ REFUSED |= {make_folder: errno.EISDIR, make_pipe: errno.ENXIO}
 
 
 @pytest.mark.parametrize("make", REFUSED)
-@pytest.mark.parametrize("write", [writing_whole, open_to_append, lambda path: open_in_place(path, CREATE)])
+@pytest.mark.parametrize("write", [writing_whole, open_to_append, lambda path: open_lock(path, b"x")])
 def test_nothing_is_written_where_no_regular_file_lies(make, write, tmp_path):
     inside = tmp_path / "run"
     inside.mkdir()
@@ -61,16 +59,38 @@ def test_nothing_is_written_where_no_regular_file_lies(make, write, tmp_path):
     assert names(inside) == ["log.txt"]
 
 
-def test_a_file_with_two_names_is_replaced_but_not_changed(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.write_text("before")
+def test_a_file_with_two_names_is_replaced_by_a_copy(tmp_path):
+    one = tmp_path / "one"
+    two = tmp_path / "two"
+    one.write_text("before\n")
     os.link(one, two)
-    for write in (open_to_append, lambda path: open_in_place(path, CREATE)):
-        with pytest.raises(OSError, match=r"it has 2 names \(hard links\), and all would change"):
-            write(two)
+    with open_to_append(two) as file:
+        file.write("after\n")
+    assert (one.read_text(), two.read_text()) == ("before\n", "before\nafter\n")
+    two.unlink()
+    os.link(one, two)
     with writing_whole(two) as file:
-        file.write("after")
-    assert (one.read_text(), two.read_text()) == ("before", "after")
+        file.write("after\n")
+    assert (one.read_text(), two.read_text()) == ("before\n", "after\n")
+    assert names(tmp_path) == ["one", "two"]
+
+
+def test_a_lock_is_a_file_that_a_process_signed(tmp_path):
+    path = tmp_path / ".lock"
+    for content in (None, b"", b"process 12", b"process 4711"):
+        if content is not None:
+            path.write_bytes(content)
+        os.close(open_lock(path, b"process [0-9]+"))
+        assert path.read_bytes() == (content or b"")
+    for content in (b"mine", b"process", b"process 12\nmine", b"process 12 "):
+        path.write_bytes(content)
+        with pytest.raises(FileExistsError, match="it is another program's file, no lock: '.*/.lock'"):
+            open_lock(path, b"process [0-9]+")
+        assert path.read_bytes() == content
+    path.write_bytes(b"")
+    os.link(path, tmp_path / "empty")
+    with pytest.raises(FileExistsError):
+        open_lock(path, b"process [0-9]+")
 
 
 def test_the_way_to_a_folder_may_have_links(tmp_path):
@@ -128,10 +148,12 @@ def test_leftovers_are_of_processes_that_are_gone(tmp_path):
 
 
 def test_links_in_a_folder_are_named(tmp_path):
-    (tmp_path / "b").symlink_to("nowhere")
-    (tmp_path / "a").mkdir()
-    with pytest.raises(OSError, match=r"it is a link, through which nothing is written: '.*/b'$"):
-        refuse_links(tmp_path)
+    (tmp_path / "run_2").symlink_to("nowhere")
+    (tmp_path / "best").symlink_to("run_1")
+    (tmp_path / "run_1").mkdir()
+    with pytest.raises(OSError, match=r"it is a link, through which nothing is written: '.*/run_2'$"):
+        refuse_links(tmp_path, "run_[0-9]")
+    refuse_links(tmp_path, "run_1|sweep.csv")
 
 
 STOPPED = """

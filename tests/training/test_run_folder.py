@@ -1,10 +1,12 @@
 """A run writes, replaces and removes within its folder what runs made, and nothing else."""
 
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from runs import refused, train
 
 from config import get_config
 from errors import InputError
+from launch.environment import without_current_folder
 from tools import compare_runs
 from training import tracking
 from training.checkpoint import folder
@@ -74,16 +77,16 @@ def test_a_link_or_a_folder_in_the_place_of_a_file_is_a_line_before_the_run(name
     assert held(tmp_path) == before
 
 
-@pytest.mark.parametrize("name", ["log.txt", "log_0.txt", ".lock", "metrics.jsonl", "log_trackers.txt"])
-def test_a_file_that_would_change_elsewhere_is_a_line(name, tmp_path):
-    (tmp_path / "outside").write_text("process 1 on there")
-    (tmp_path / "run").mkdir()
-    os.link(tmp_path / "outside", tmp_path / "run" / name)
-    if name != ".lock":
-        (tmp_path / "run" / ".lock").touch()
-    told = line_of(tmp_path / "run", "MODEL.RESUME", "auto")
-    assert "it has 2 names (hard links), and all would change; copy the folder, or choose another -output" in told
-    assert (tmp_path / "outside").read_text() == "process 1 on there"
+def test_a_run_that_was_backed_up_by_hard_links_goes_on_and_leaves_the_backup(tmp_path, tiny):
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
+    run = tmp_path / "run"
+    train(options, run, 32)
+    shutil.copytree(run, tmp_path / "backup", symlinks=True, copy_function=os.link)
+    before = {path: what for path, what in held(tmp_path / "backup").items() if not path.endswith(".lock")}
+    train([*options, "TRAIN.NUM_EPOCHS", "2"], run, 32, named=("TRAIN.NUM_EPOCHS", "2"))
+    assert {path: what for path, what in held(tmp_path / "backup").items() if not path.endswith(".lock")} == before
+    assert (run / "log.txt").read_bytes().startswith((tmp_path / "backup/log.txt").read_bytes())
+    assert len((run / "log.txt").read_bytes()) > len((tmp_path / "backup/log.txt").read_bytes())
 
 
 def test_checkpoints_that_lie_elsewhere_are_refused(tmp_path):
@@ -93,26 +96,34 @@ def test_checkpoints_that_lie_elsewhere_are_refused(tmp_path):
     for options in ([], ["MODEL.RESUME", "auto"]):
         told = line_of(tmp_path / "run", *options)
         assert told == (
-            f"{tmp_path}/run/checkpoints is a link, expected a folder; move it away, or choose another -output"
+            f"{tmp_path}/run/checkpoints is a link, expected a folder;"
+            " move what it leads to here, or make -output the link"
         )
     assert held(tmp_path / "home") == {}
 
 
 def test_a_folder_of_somebody_elses_files_is_no_run(tmp_path):
-    for name in ("config.yaml", "log.txt", "report.html", "log_0.txt"):
+    advice = "which no run made; move it away, or choose another -output"
+    for name in ("config.yaml", "classes.json", "report.html", "predictions.csv"):
         (tmp_path / name).write_text("mine")
         for options in ([], ["MODEL.RESUME", "auto"], ["EVAL", "True"]):
-            assert line_of(tmp_path, *options) == f"{tmp_path} holds {name}, but no run; choose another -output"
+            assert line_of(tmp_path, *options) == f"{tmp_path} holds {name}, {advice}"
         assert held(tmp_path) == {str(tmp_path / name): b"mine"}
         (tmp_path / name).unlink()
-    (tmp_path / "data.csv").write_text("mine")
+    # A log is added to: SLURM writes some by these names, and other machines' ranks do.
+    for name in ("log.txt", "log_48213.txt", "data.csv"):
+        (tmp_path / name).write_text("mine\n")
     Run(get_config("vit_digits", ["OUTPUT", str(tmp_path)]), ["a"]).begin()
-    assert (tmp_path / "data.csv").read_text() == "mine"
+    assert (tmp_path / "data.csv").read_text() == "mine\n"
+    assert (tmp_path / "log.txt").read_text().startswith("mine\n")
 
 
 def test_a_lock_of_another_program_is_left_alone(tmp_path):
     (tmp_path / ".lock").write_text("#!/bin/sh\n")
-    assert line_of(tmp_path) == f"{tmp_path}/.lock is no lock of a run; move it away, or choose another -output"
+    told = (
+        "can't lock the run's folder (it is another program's file, no lock); move it away, or choose another -output"
+    )
+    assert line_of(tmp_path) == f"{tmp_path}: {told}"
     assert (tmp_path / ".lock").read_text() == "#!/bin/sh\n"
 
 
@@ -270,7 +281,7 @@ def test_a_lock_that_nobody_signed_makes_no_run(tmp_path):
         (folder_ / "config.yaml").write_text("mine")
         (folder_ / name).mkdir() if name.endswith("/") else (folder_ / name).write_text("")
         for options in (["EVAL", "True"], ["MODEL.RESUME", "auto"]):
-            assert line_of(folder_, *options) == f"{folder_} holds config.yaml, but no run; choose another -output"
+            assert line_of(folder_, *options).startswith(f"{folder_} holds config.yaml, which no run")
         assert (folder_ / "config.yaml").read_text() == "mine"
 
 
@@ -319,3 +330,30 @@ def test_modules_and_settings_in_the_current_folder_do_not_count(words, stranger
     done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=120)
     assert not (tmp_path / "ran").exists()
     assert done.returncode == 0, done.stderr
+
+
+def folder_of_a_spawned_process():
+    return os.getcwd()
+
+
+def test_a_spawned_process_works_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with without_current_folder():
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        asked = pool.submit(folder_of_a_spawned_process)
+    with pool:
+        assert asked.result() == str(tmp_path)
+    assert os.getcwd() == str(tmp_path)
+
+
+def test_a_tracker_of_an_earlier_release_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **how: None)
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "visualdl").mkdir()
+    (tmp_path / ".lock_trackers").write_text("4711")
+    assert tracking.Tracking(["tensorboard"]).begin(tmp_path) == ""
+    assert (tmp_path / MADE).read_text() == "tensorboard\n"
+    for name in (MADE, ".lock_trackers"):
+        (tmp_path / name).unlink()
+    assert tracking.Tracking(["tensorboard"]).begin(tmp_path) == ""
+    assert (tmp_path / MADE).read_text() == ""

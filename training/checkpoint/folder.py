@@ -38,7 +38,7 @@ BEST_EMA = "best_ema.safetensors"
 LINKS = (LAST, BEST, BEST_EMA)
 _NAME = re.compile(r"epoch_([0-9]+)(?:_sample_([0-9]+))?")
 _LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.]*)\n?", re.ASCII)
-LONGEST_SUMS = 1 << 14  # bytes; a checkpoint has eight files at most
+LONGEST_SUMS = 1 << 14  # bytes; a checkpoint has nine files at most
 _ADVICE = "; take an earlier one, or -resume=auto, which takes the newest whole one"
 
 Arrays = dict[str, np.ndarray]

@@ -208,8 +208,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
         restore_statistics(chosen, training.evaluated_models)
     here = {name: version for name, version in versions().items() if name in state["versions"]}  # once no toolkit's
     if state["versions"] != here:
-        other = [f"{name} {value_text(then)}" for name, then in state["versions"].items() if then != here.get(name)]
-        training.run.info(f"saved under {', '.join(other[:4])}, this is {here}: last digits may differ")
+        training.run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
     for line in train_otherwise(config, training.model, state.get("behaviour", 1)):
         training.run.info(line)
     within = f", {state['samples']} samples into the next" if state["samples"] else ""

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ LONGEST = 16 << 20  # bytes; a run's state has some 5,000, and a line for each c
 
 def _count(what: str, high: int = 1 << 48) -> Rule:
     return Rule(what, lambda value: is_whole(value, 0, high))
+
+
+def _is_version(value: Any) -> bool:
+    return type(value) is str and re.fullmatch(r"[\w.+!-]{1,64}", value, re.ASCII) is not None
 
 
 def _is_number(value: Any) -> bool:
@@ -79,7 +84,8 @@ _FORM: Form = {
     "lr": Rule("a learning rate", lambda value: is_real(value, 0, 1e30)),
     "scaler": _TREE,
     "versions": Rule(
-        "a dictionary of names", lambda v: type(v) is dict and len(v) < 64 and all(map(is_name, (*v, *v.values())))
+        "a dictionary of versions",
+        lambda v: type(v) is dict and len(v) < 16 and all(map(_is_version, (*v, *v.values()))),
     ),
     "classes": optional(_CLASSES),
     "model": NAME,

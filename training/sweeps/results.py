@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import re
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from configs.plain import Form, Rule, check_form, is_list, parsed_json, whole_file
 from errors import InputError, Unreadable, open_file, printable, reading
-from launch.files import open_in_place, refuse_links, writing_whole
+from launch.files import open_lock, refuse_links, writing_whole
 from launch.verdict import how_it_ended
 from loading.tables import csv_line
 from training.results import FILE as RESULT
@@ -21,7 +20,9 @@ from training.sweeps.points import MOST, Point, Sweep
 
 FILE, LOCK, LEFT = "sweep.json", ".lock", 60.0  # seconds that runs have to save which a killed sweep left
 _LONGEST = 64 << 20  # bytes of sweep.json
-_ANEW, _REPEAT = "; remove it to begin anew", "; remove it to repeat the run"
+_WRITTEN = r"[0-9]{4,}(_seed[0-9]+)?(\.txt)?|sweep\.(json|csv|png)|\.lock"
+_ANEW = "; remove it to begin anew"
+_REPEAT = "; remove it to repeat the run"
 
 
 def _is_point(value: Any) -> bool:
@@ -54,13 +55,11 @@ def lock(output: Path) -> int:
         output.mkdir(parents=True, exist_ok=True)
         if not (output / FILE).exists() and (other := [name for name in os.listdir(output) if name != LOCK]):
             raise InputError(f"{output} holds {printable(other[0])} and no sweep; give another output")
-        refuse_links(output)
-        descriptor = open_in_place(output / LOCK, os.O_RDWR | os.O_CREAT)
+        refuse_links(output, _WRITTEN)
+        descriptor = open_lock(output / LOCK, rb"[0-9]+")
     except OSError as error:
         where = error.filename or output
         raise InputError(f"{where}: can't be a sweep's ({error.strerror}); give another output") from None
-    if not re.fullmatch(rb"[0-9]*", os.pread(descriptor, 100, 0)):
-        raise InputError(f"{output / LOCK} is no lock of a sweep; move it away, or give another output")
     until = time.monotonic() + LEFT
     while True:
         try:
@@ -135,7 +134,8 @@ def outcome(sweep: Sweep, name: str, metric: str) -> Outcome | None:
     with reading(file, "a run's result", _REPEAT):
         found = result.get(split, {}) if split else result
         best = found.get("best", {})
-        check_form(best, {figure: NUMBER}, (figure,), f"{split}{'.' if split else ''}best.")
+        where = f"{split}.best." if split else "best."
+        check_form(best, {figure: NUMBER}, (figure,), where)
         return Outcome(float(best[figure]), best["epoch"])
 
 
