@@ -30,7 +30,7 @@ for _file in sorted(Path(__file__).parent.glob("test_*.py")):
         SMALL |= getattr(importlib.import_module(_file.stem), "ZOO", {})
 TIMM_SCALES = json.loads((ROOT / "tests" / "golden" / "layer_groups.json").read_text())  # with a decay of 0.5
 PARITY = re.findall(
-    r"^\| (\S+) \| \S+ \| ([\d,]+) \| (\S+|not run) \|", (ROOT / "docs" / "parity.md").read_text(), re.MULTILINE
+    r"^\| (\S+) \| \S+ \| ([\d,]+) \| (\S+) \|", (ROOT / "docs" / "parity.md").read_text(), re.MULTILINE
 )
 
 
@@ -49,7 +49,9 @@ def test_every_model_is_in_the_table_of_parity_with_its_parameters():
         name: row["content"] for name, row in stored.items()
     }
     for name, parameters, difference in PARITY:
-        assert difference == "not run" or float(difference) <= 1e-4, name
+        # What timm's own float32 differs from its float64 (docs/parity.md, "Deep ResNets").
+        own = 1.6e-4 if name == "resnetrs420" else 0
+        assert float(difference) <= max(1e-4, 1.1 * own), name
         assert stored[name]["parameters"] == int(parameters.replace(",", "")), name
 
 
