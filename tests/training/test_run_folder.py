@@ -310,8 +310,8 @@ MODULES = (
     [
         ["tools/predict.py", "{run}", "image.png", "-ngpus=2", "-output=answers.csv"],
         ["main_multi_gpu.py", "-eval", "-pretrained={run}", "-ngpus=2", "-output=evaluated"],
-        ["tools/doctor.py", "-ngpus=2"],
-        ["tools/model_info.py", "vit_digits"],
+        pytest.param(["tools/doctor.py", "-ngpus=2"], marks=pytest.mark.long),
+        pytest.param(["tools/model_info.py", "vit_digits"], marks=pytest.mark.long),
         ["tools/compare_runs.py", "{run}"],
     ],
 )
