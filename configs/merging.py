@@ -46,11 +46,15 @@ class Option(NamedTuple):
 def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     """Returns the path of a configuration: a file, the name of a model's, or one relative to configs/.
 
+    A name without a folder and without .yaml is that of a model, even if a file of the current folder is called so.
+
     Args:
         by: who names it, which begins the error.
     """
     path = Path(cfg_file)
-    for place in (path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"):
+    places = [path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"]
+    is_bare = path.name == os.fspath(cfg_file) and path.suffix not in (".yaml", ".yml")
+    for place in places[is_bare:]:
         if os.path.isfile(place):  # Path.is_file raises for names that are too long
             return place
     name = path.name.removesuffix(".yaml")
@@ -61,6 +65,8 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     shipped = shipped_configs()
     if is_name and (found := matching_file(name, shipped)):
         return found
+    if is_bare and os.path.isfile(path):
+        return path
     plain, _, tag = path.name.partition(".")
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
         raise InputError(f"{by}timm has no weights {printable(path.name)}; of {plain} it has {', '.join(tags(plain))}")
@@ -69,7 +75,7 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
 
 def tag_options(cfg_file: str | os.PathLike) -> list[Option]:
     """Returns how images are prepared for the weights that a name of timm's has the tag of; none without a tag."""
-    values = {} if os.path.isfile(cfg_file) else images_of(Path(cfg_file).name)
+    values = {} if find_config(cfg_file) == Path(cfg_file) else images_of(Path(cfg_file).name)
     return [Option(key, value, f"-cfg={cfg_file}") for key, value in values.items()]
 
 

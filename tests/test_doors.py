@@ -4,7 +4,7 @@ import ast
 import re
 
 import pytest
-from test_house import HOUSE, tree_of
+from test_house import HOUSE, imported, tree_of
 
 DOOR = "launch/files.py"
 WRITING_FLAGS = {"os.O_WRONLY", "os.O_RDWR", "os.O_CREAT", "os.O_APPEND", "os.O_TRUNC"}
@@ -134,3 +134,14 @@ def test_a_writer_outside_of_the_door_is_seen(line):
 def test_a_reader_is_no_writer():
     for line in ("open(path)", "open(path, 'rb')", "open(path, 'xb')", "os.open(path, os.O_RDONLY)", "save(path)"):
         assert not list(found(ast.parse(line), "writes"))
+
+
+def test_matplotlib_is_imported_without_the_settings_of_the_current_folder():
+    plain = "training.pages.plain_matplotlib"
+    importers = {
+        name for name in HOUSE if any(one.partition(".")[0] == "matplotlib" for one in imported(tree_of(name)))
+    }
+    assert len(importers) > 3
+    for name in importers - {f"{plain.replace('.', '/')}.py"}:
+        first = next(one for one in imported(tree_of(name)) if "matplotlib" in one)
+        assert first == plain, name

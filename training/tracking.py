@@ -73,8 +73,9 @@ class Tracking:
         quiet = {**os.environ, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
         try:  # a session of its own: what is sent to the run's group isn't for it, which sees the run's end
             if not (folder / MADE).exists():
-                # Earlier releases left the lock alone.
-                made = [name for name in self.names if (folder / LOCK).exists() and (folder / name).is_dir()]
+                # Earlier releases made no such file, and a copy may lack hidden ones.
+                before = (folder / LOCK).exists() or (folder / LOG).exists()
+                made = [name for name in self.names if before and (folder / name).is_dir()]
                 with open_to_append(folder / MADE) as file:
                     file.writelines(f"{name}\n" for name in made)
             with open(open_lock(folder / LOCK, b"[0-9]+"), "r+") as lock:

@@ -6,6 +6,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import training.pages.plain_matplotlib  # noqa: F401
+
+# isort: split
 import matplotlib
 import numpy as np
 from matplotlib.cm import ScalarMappable

@@ -1,5 +1,8 @@
 """What a model has learnt of places: how alike its position embeddings are, and its tables of relative positions."""
 
+import training.pages.plain_matplotlib  # noqa: F401
+
+# isort: split
 import numpy as np
 import paddle
 from matplotlib.cm import ScalarMappable

@@ -16,7 +16,7 @@ from PIL import Image
 from programs import ROOT
 from runs import refused, train
 
-from config import get_config
+from config import find_config, get_config
 from errors import InputError
 from launch.environment import without_current_folder
 from tools import compare_runs
@@ -357,3 +357,26 @@ def test_a_tracker_of_an_earlier_release_goes_on(tmp_path, monkeypatch):
         (tmp_path / name).unlink()
     assert tracking.Tracking(["tensorboard"]).begin(tmp_path) == ""
     assert (tmp_path / MADE).read_text() == ""
+
+
+def test_a_matplotlibrc_that_is_no_settings_is_not_read(strangers, tmp_path):
+    shutil.copytree(strangers, tmp_path / "run", symlinks=True)
+    command = [sys.executable, str(ROOT / "tools/compare_runs.py"), "run"]
+    for make in (os.mkfifo, lambda path: path.write_bytes(b"\xff\xfe"), lambda path: path.symlink_to("/dev/zero")):
+        make(tmp_path / "matplotlibrc")
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        (tmp_path / "matplotlibrc").unlink()
+
+
+def test_a_models_name_is_no_file_of_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("vit_digits", "resnet50", "resnet50.a1_in1k"):
+        Path(name).write_text("SAVE: elsewhere")
+        assert find_config(name).is_relative_to(ROOT)
+        assert get_config(name).SAVE == "./output"
+        assert get_config(f"./{name}").SAVE == "elsewhere"
+    assert get_config("resnet50.a1_in1k").DATA.CROP_PCT == 0.95
+    for name in ("mine", "vit_digits.yaml"):
+        Path(name).write_text("SAVE: elsewhere")
+        assert get_config(name).SAVE == "elsewhere"

@@ -5,7 +5,9 @@ import unicodedata
 import warnings
 from typing import Any
 
-import matplotlib
+import training.pages.plain_matplotlib  # noqa: F401
+
+# isort: split
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -13,10 +15,6 @@ from matplotlib.ticker import LogFormatter
 
 from errors import printable
 from training.pages.fonts import families
-
-# Matplotlib has read the settings of the current folder, if it has any. They may be a stranger's, and can start LaTeX.
-if matplotlib.matplotlib_fname() == "matplotlibrc":
-    matplotlib.rcdefaults()
 
 
 def figure(width: float, height: float) -> Figure:

@@ -4,6 +4,9 @@ import functools
 import sys
 from collections.abc import Iterable
 
+import training.pages.plain_matplotlib  # noqa: F401
+
+# isort: split
 from matplotlib import font_manager
 
 from errors import printable
