@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,10 +28,21 @@ PREFIX = "base_model.model."
 LEARNT_ANEW = ("prompt_tokens",)  # a model's own tensors that its base has not
 PROJECTION = "feature_projection"  # of feature distillation
 _ADDED = re.compile(rf"(^|\.)(lora_[AB]|{PROJECTION})\.")
+
+
+def _is_sized(value: Any) -> bool:
+    def holds(entry: Any) -> bool:
+        return is_list(entry, lambda _: True, 3, 3) and is_list(entry[0], is_whole) and all(map(is_real, entry[1:]))
+
+    return type(value) is dict and all(map(holds, value.values()))
+
+
 _FORM: Form = {
     "kind": NAME,
     "scale": Rule("a number", lambda value: is_real(value, 0, 1e6)),
     "base": Rule("a SHA-256", lambda value: is_name(value, 64)),
+    "vectors": Rule("a SHA-256", lambda value: is_name(value, 64)),
+    "sized": Rule("shapes, means and deviations by name", _is_sized),
     "rank": optional(Rule("a rank", lambda value: is_whole(value, 1, 1 << 20))),
     "tensors": Rule("names of tensors", lambda value: is_list(value, lambda name: is_name(name, LONGEST_NAME), 1)),
 }
@@ -89,16 +101,55 @@ def base_hash(model: Target, arrays: Mapping[str, np.ndarray], without: Collecti
     return sha256.hexdigest()
 
 
-def adapter_metadata(kind: str, scale: float, base: str, rank: int | None, names: Collection[str]) -> dict[str, str]:
+def vectors_hash(arrays: Mapping[str, np.ndarray], without: Collection[str] = ()) -> str:
+    """Returns the SHA-256 of the vectors of ``arrays``, such as biases. Left out are ``without`` and the running
+    statistics of batch norms, which a training may change without training them.
+    """
+    sha256 = hashlib.sha256()
+    for name in sorted(arrays):
+        own = arrays[name].ndim == 1 and not is_added(name) and not name.endswith(("_mean", "_variance"))
+        if own and name not in without:
+            sha256.update(name.encode())
+            sha256.update(np.ascontiguousarray(arrays[name], dtype=np.float32).tobytes())
+    return sha256.hexdigest()
+
+
+def sized_moments(
+    model: Target, arrays: Mapping[str, np.ndarray], without: Collection[str] = ()
+) -> dict[str, list[Any]]:
+    """Returns, by name, the shape, mean and standard deviation of what ``base_hash`` leaves out, vectors aside: tokens,
+    and what follows the image's size. A resized tensor may differ in its last digits, so it has no hash.
+    """
+    first = (model.first_conv, *model.beside_first_conv)
+    moments = {}
+    for name, array in arrays.items():
+        hashed = name.endswith(".weight") and name.removesuffix(".weight") not in first
+        if array.ndim > 1 and array.dtype.kind == "f" and not hashed and not is_added(name) and name not in without:
+            moments[name] = [list(array.shape), float(array.mean(dtype=np.float64)), float(array.std(dtype=np.float64))]
+    return moments
+
+
+def of_base(model: Target, arrays: Mapping[str, np.ndarray], without: Collection[str] = ()) -> dict[str, Any]:
+    """Returns what an adapter's metadata say of its base, of which ``without`` isn't a part."""
+    return {
+        "base": base_hash(model, arrays, without),
+        "vectors": vectors_hash(arrays, without),
+        "sized": sized_moments(model, arrays, without),
+    }
+
+
+def adapter_metadata(
+    kind: str, scale: float, base: Mapping[str, Any], rank: int | None, names: Collection[str]
+) -> dict[str, str]:
     """Returns the metadata of an adapter's file.
 
     Args:
-        base: ``base_hash`` of its base.
+        base: ``of_base``.
         rank: of its products; None: it has none.
         names: of ``adapter_arrays``.
     """
     tensors = sorted(name.removeprefix(PREFIX) for name in names)
-    return {METADATA: json.dumps({"kind": kind, "scale": scale, "base": base, "rank": rank, "tensors": tensors})}
+    return {METADATA: json.dumps({"kind": kind, "scale": scale, **base, "rank": rank, "tensors": tensors})}
 
 
 class Adapter(NamedTuple):
@@ -109,6 +160,8 @@ class Adapter(NamedTuple):
         products: by layer (A [in, rank], B [rank, out]).
         scale: what products are multiplied by.
         base: ``base_hash`` of its base; None: of peft's, which doesn't tell.
+        vectors: ``vectors_hash`` of its base; None: it doesn't tell.
+        sized: ``sized_moments`` of its base, or of some of it.
     """
 
     file: Path
@@ -116,6 +169,8 @@ class Adapter(NamedTuple):
     products: dict[str, tuple[np.ndarray, np.ndarray]]
     scale: float
     base: str | None
+    vectors: str | None = None
+    sized: Mapping[str, list[Any]] = MappingProxyType({})
 
     def apply_to(self, model: Target, arrays: Arrays, wanted: Collection[str], base: Path) -> Arrays:
         """Returns ``arrays``, the base's and ``tensors``, with the products merged into them.
@@ -132,6 +187,17 @@ class Adapter(NamedTuple):
             raise InputError(
                 f"{self.file} was trained on other weights than {base} (their hashes are {printable(self.base, 12)} and"
                 f" {found[:12]}); give -pretrained what it was trained on"
+            )
+        other = "biases or factors" if self.vectors not in (None, vectors_hash(own, self.tensors)) else ""
+        for name, (shape, mean, deviation) in sized_moments(model, own, self.tensors).items():
+            then = self.sized.get(name)
+            # At another size of the images it was resized.
+            if then and then[0] == shape and max(abs(then[1] - mean), abs(then[2] - deviation)) > 1e-3 * then[2] + 1e-6:
+                other = name
+        if other:
+            raise InputError(
+                f"{self.file} was trained on other weights than {base} (the {other} differ); give -pretrained what it"
+                " was trained on"
             )
         merged = dict(arrays)
         for layer, (a, b) in self.products.items():
@@ -182,7 +248,7 @@ def read_adapter(model: Target, path: str | Path) -> Adapter:
             _check_factors(layer, a, b, shapes[f"{layer}.weight"], contents.rank)
             products[layer] = a.astype(np.float32).T, b.astype(np.float32).T
         tensors = {name: array.T if name in linear else array for name, array in arrays.items()}
-        return Adapter(file, tensors, products, contents.scale, contents.base)
+        return Adapter(file, tensors, products, contents.scale, contents.base, contents.vectors, contents.sized)
 
 
 def _check_whole(arrays: Arrays, contents: Contents, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -203,7 +269,9 @@ def _check_whole(arrays: Arrays, contents: Contents, shapes: Mapping[str, tuple[
     if missing:
         more = f" and {len(missing) - 1} more tensors" if missing[1:] else ""
         raise Unreadable(f"it is an adapter of another model, or not whole: it lacks {printable(missing[0], 80)}{more}")
-    unused = sorted(pairs - contents.names) if contents.names is not None else []
+    # peft's config names what there has to be, ours all that there is.
+    held = arrays.keys() if contents.base is not None else pairs
+    unused = sorted(held - contents.names) if contents.names is not None else []
     if unused:
         raise Unreadable(f"it holds {printable(unused[0], 80)}, which its description doesn't name")
     return layers
@@ -220,6 +288,9 @@ def _check_factors(layer: str, a: np.ndarray, b: np.ndarray, weight: tuple[int, 
     if (a.shape, b.shape) != ((rank, ins), (outs, rank)):
         found, expected = f"{list(a.shape)} and {list(b.shape)}", f"{[rank, ins]} and {[outs, rank]}"
         raise Unreadable(f"its lora_A and lora_B of {printable(layer, 80)} are {found}, expected {expected}")
+    for factor in (a, b):
+        if factor.dtype.kind in "biu":
+            raise Unreadable(f"a factor of {printable(layer, 80)} has the type {factor.dtype}, expected floating point")
 
 
 def _contents(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Contents:
@@ -228,7 +299,9 @@ def _contents(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Contents:
         told = parsed_json(text.encode())
         check_form(told, _FORM, _NEEDED)
         names = set(told["tensors"]) if "tensors" in told else None
-        return Contents(float(told["scale"]), told.get("rank"), names, told["base"])
+        return Contents(
+            float(told["scale"]), told.get("rank"), names, told["base"], told.get("vectors"), told.get("sized", {})
+        )
     if not (file.parent / CONFIG).is_file():
         raise Unreadable(f"it is no adapter: its metadata don't say so, and there is no {CONFIG} beside it")
     return read_contents(file.parent, shapes)

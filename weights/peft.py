@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from configs.plain import (
@@ -70,13 +71,15 @@ class Contents(NamedTuple):
         scale: what products are multiplied by.
         rank: of each product; None: it doesn't say.
         names: the tensors that it has to hold; None: it doesn't say.
-        base: ``base_hash`` of its base; None: it doesn't say.
+        base, vectors, sized: of its base (``adapters.of_base``); None, or none: it doesn't say.
     """
 
     scale: float
     rank: int | None
     names: set[str] | None
     base: str | None
+    vectors: str | None = None
+    sized: Mapping[str, list[Any]] = MappingProxyType({})
 
 
 def read_contents(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Contents:

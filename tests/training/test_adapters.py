@@ -205,6 +205,29 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
     joined = ["EVAL", "True", "MODEL.PRETRAINED_ADAPTER", str(tmp_path / "run" / "checkpoints" / "last")]
     options = [*of_model(tiny), *joined]
     refused("was trained on other weights than", [*options, "MODEL.PRETRAINED", str(other)], tmp_path / "eval", None)
+    # What has no matrix: a norm's bias, another training's biases, tokens and positions.
+    for name in ("norm.bias", "blocks.0.norm1.weight", "blocks.1.mlp.fc1.bias", "cls_token", "pos_embed"):
+        arrays = load_file(base)
+        write_weights(other, arrays | {name: arrays[name] + np.float32(0.1)})
+        told = name if name in ("cls_token", "pos_embed") else "biases or factors"
+        message = f" (the {told} differ); give -pretrained what it was trained on"
+        refused(message, [*options, "MODEL.PRETRAINED", str(other)], tmp_path / "eval", None)
+    # The classifier is the adapter's own.
+    write_weights(other, load_file(base) | {"head.bias": np.ones(5, np.float32)})
+    assert evaluated(tiny, tmp_path / "eval", *joined[2:], "MODEL.PRETRAINED", str(other))
+    # Metadata of earlier releases have less.
+    last = tmp_path / "run" / "checkpoints" / "last" / "adapter.safetensors"
+    told = json.loads(read_metadata(last)["adapter"])
+    earlier = {key: told[key] for key in ("kind", "scale", "base")}
+    save_file(load_file(last), tmp_path / "earlier.safetensors", {"adapter": json.dumps(earlier)})
+    joined[-1] = str(tmp_path / "earlier.safetensors")
+    assert evaluated(tiny, tmp_path / "eval", *joined[2:], "MODEL.PRETRAINED", str(base))
+    # What its description doesn't name isn't used in silence.
+    extra = {"base_model.model.norm.weight": np.ones(16, np.float32)}
+    save_file(load_file(last) | extra, tmp_path / "extra.safetensors", {"adapter": json.dumps(told)})
+    joined[-1] = str(tmp_path / "extra.safetensors")
+    message = "it holds norm.weight, which its description doesn't name"
+    refused(message, [*of_model(tiny), *joined, "MODEL.PRETRAINED", str(base)], tmp_path / "eval", None)
     tell = "it is no adapter: its metadata don't say so, and there is no adapter_config.json beside it"
     strange = [*of_model(tiny), "EVAL", "True", "MODEL.PRETRAINED", str(base), "MODEL.PRETRAINED_ADAPTER"]
     refused(tell, [*strange, str(other)], tmp_path / "eval", None)
@@ -364,6 +387,7 @@ REFUSED = {
     ),
     "twice": ({}, {A[17:]: numbers(2, 16)}, "holds blocks.1.attn.qkv.lora_A.weight twice"),
     "NaN": ({}, {A: np.full((2, 16), np.nan, "float32")}, "32 of the 32 values of .*lora_A.weight are NaN"),
+    "whole numbers": ({}, {A: np.ones((2, 16), np.int32)}, "has the type int32, expected floating point"),
     "too large": (
         {},
         {A: np.full((2, 16), 1e38, "float32"), B: np.full((48, 2), 1e3, "float32")},

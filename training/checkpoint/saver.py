@@ -23,7 +23,7 @@ from training.parallel import others_state
 from training.run import Run
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
-from weights.adapters import adapter_arrays, adapter_metadata, base_hash, is_added, unmerged_tensors
+from weights.adapters import adapter_arrays, adapter_metadata, is_added, of_base, unmerged_tensors
 
 BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
 _NAMES = {"val": folder.MODEL, "ema": folder.EMA}
@@ -62,7 +62,7 @@ class Saver:
         self.constant["images"] = len(train)
         self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
         self.trained = {name for name, p in parts["val"].named_parameters() if not p.stop_gradient}
-        self.base = ""  # hash of what stays as it is, from the first save on
+        self.base: dict[str, Any] = {}  # what tells an adapter's base, from the first save on
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.kept: set[str] = set()  # superseded checkpoints that stay, because they hold something else, too
@@ -193,7 +193,7 @@ class Saver:
                 file = folder.ADAPTER if split == "val" else folder.ADAPTER_EMA
                 files[file] = adapter_arrays(model, parts[split], self.trained)
         if files and not self.base:
-            self.base = base_hash(model, parts["val"], self.trained)
+            self.base = of_base(model, parts["val"], self.trained)
         return files | ({folder.UNMERGED: left} if left else {})
 
     def _with_adapters(
