@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import pickle
 import random
 import re
@@ -29,6 +30,11 @@ if __name__ == "utils":  # as a part of another program (tools/package) it leave
     logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
     tqdm.monitor_interval = 0  # a thread that wakes bars that nobody updates: ours are, at each step
     tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a killed process
+
+# Programs that this one starts would look for their libraries in the current folder, which may be a stranger's run: the
+# linker takes an empty entry for it. OpenCV adds one, and Paddle imports OpenCV where it is installed.
+if "LD_LIBRARY_PATH" in os.environ:
+    os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, os.environ["LD_LIBRARY_PATH"].split(":")))
 
 # ---------------------------------------------------------------- processes
 

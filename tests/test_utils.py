@@ -3,12 +3,15 @@
 import contextlib
 import gc
 import logging
+import os
 import pickle
+import subprocess
 import sys
 
 import numpy as np
 import paddle
 import pytest
+from programs import ROOT
 from ranks import run_ranks
 
 import utils
@@ -178,6 +181,16 @@ def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(capsys, tmp_path):
         log.handlers[0].close()
     told = f"{tmp_path}/log.txt: not written (No space left on device); the run goes on\n"
     assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("path", ["/x:", ":/x", "/x::/y", ":"])
+def test_programs_that_are_started_find_no_library_in_the_current_folder(path):
+    environment = {**os.environ, "LD_LIBRARY_PATH": path, "PYTHONPATH": str(ROOT)}
+    code = "import os, utils; print(os.environ['LD_LIBRARY_PATH'])"
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    entries = found.stdout.splitlines()[-1].split(":")
+    assert set(filter(None, path.split(":"))) <= set(entries)
+    assert "" not in entries or entries == [""]
 
 
 def test_the_collector_of_garbage_is_left_as_it_was():
