@@ -108,7 +108,8 @@ def read_export(folder: str | Path) -> Export:
         if name == EARLIER:
             return _of_earlier(folder, content)
         check_form(content, _FORM, tuple(name for name in _FORM if name != "features"))
-        described, features = read_description(text), content.get("features", False)
+        described = read_description(text)
+        features = content.get("features", False)
         return Export(folder, content["format"], content["precision"], described, content["files"], features)
 
 

@@ -92,7 +92,10 @@ class Ranks:
 
     def __init__(self, context: Any, failed: Any, beats: Any, timeout: float, saves: bool = True) -> None:
         self.context, self.processes = context, context.processes
-        self.failed, self.beats, self.timeout, self.saves = failed, beats, timeout, saves
+        self.failed = failed
+        self.beats = beats
+        self.timeout = timeout
+        self.saves = saves
         self.seen = [Seen(place, process.pid) for place, process in enumerate(self.processes)]
         self.started = self.looked = time.monotonic()
         self.asked, self.asked_at = 0, 0.0  # the signal that asked to stop (0: none), and when

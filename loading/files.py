@@ -64,7 +64,8 @@ def not_utf8(line: int) -> Unreadable:
 
 def count_lines(file: Any) -> int:
     """Returns how many lines a file has, and goes back to its beginning: they are counted before anything is kept."""
-    count, last = 0, b"\n"
+    count = 0
+    last = b"\n"
     while block := file.read(_BLOCK):
         count += block.count(b"\n")
         last = block[-1:]
@@ -83,7 +84,8 @@ def text_lines(file: Any, longest: int = LONGEST_LINE, end: bytes = b"\n") -> It
     Raises:
         Unreadable: a line is longer, or the text is in UTF-16.
     """
-    rest, count = b"", 0
+    rest = b""
+    count = 0
     while block := file.read(_BLOCK):
         if not count and not rest:
             refuse_utf16(block[:4], nuls=end == b"\0")
@@ -136,7 +138,9 @@ class Paths(Sequence[str]):
     """Paths in one block of bytes, with their ends: a third of what a list of them takes, and they pickle fast."""
 
     def __init__(self, paths: Iterable[str | bytes]) -> None:
-        block, ends, size = io.BytesIO(), array("q", [0]), 0
+        block = io.BytesIO()
+        ends = array("q", [0])
+        size = 0
         write = block.write
         for path in paths:
             size += write(path if isinstance(path, bytes) else os.fsencode(path))

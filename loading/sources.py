@@ -105,7 +105,8 @@ def imagenet2012(split: Split, *, data_path: str) -> Files:
         raise InputError(missing_list(file, "imagenet2012"))
     classes = names_beside(root)
     with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), open_file(file) as lines:
-        labels, folders = array("q"), array("q")
+        labels = array("q")
+        folders = array("q")
         allowance = take_lines(lines)
         paths = Paths(_list_paths(file, lines, split, len(classes), labels, folders))
         if not labels:

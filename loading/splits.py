@@ -104,10 +104,12 @@ def groups_of(paths: Sequence[str], groups: str) -> list[str]:
     """
     if os.path.isfile(groups):
         listed = _in_file(groups)
-        where, group = "names", lambda path: listed.get(os.fsencode(path))
+        where = "names"
+        found = [listed.get(os.fsencode(path)) for path in paths]
     else:
-        where, group = "finds (it is no file, so it is a pattern)", _by_pattern(groups)
-    found = [group(path) for path in paths]
+        where = "finds (it is no file, so it is a pattern)"
+        group = _by_pattern(groups)
+        found = [group(path) for path in paths]
     if without := [path for path, name in zip(paths, found, strict=True) if name is None]:
         told = f"{len(without)} of {len(paths)} images have no group that {printable(groups)} {where}"
         raise InputError(f"DATA.SPLIT_GROUPS: {told}, the first is {printable(without[0])}")

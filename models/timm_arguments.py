@@ -70,7 +70,8 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
         InputError: an argument that the architecture hasn't got, or hasn't got with this value. Or the configuration is
             of another model than the weights, with another value.
     """
-    stored, kind = read_config(path), config.MODEL.TYPE
+    stored = read_config(path)
+    kind = config.MODEL.TYPE
     arguments = stored.get("model_args") or {}
     if kind.lower() == "resnet" and arguments.get("stem_type") and config.MODEL.STEM_TYPE == "plain":
         # timm's default; its variants with a deep stem name their width, as ours do.

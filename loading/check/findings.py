@@ -222,7 +222,8 @@ def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> l
             if flagged.any():
                 names = [class_name(classes, label) for label in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
                 found.append(Finding(f"{text}: {flagged.sum():,}", names, stops))
-        present, source = np.flatnonzero(train | val), parts["train"].source
+        present = np.flatnonzero(train | val)
+        source = parts["train"].source
         if not several and (problem := one_class(present, classes, config.DATA.DATA_PATH, source.paths)):
             found.append(Finding(problem, [], True))
     source = parts["train"].source
