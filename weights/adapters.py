@@ -267,7 +267,7 @@ def _check_whole(arrays: Arrays, contents: Contents, shapes: Mapping[str, tuple[
         raise Unreadable(f"it is an adapter of another model: it has {printable(strange[0], 80)}")
     missing = sorted((pairs | (contents.names or set())) - arrays.keys())
     if missing:
-        more = f" and {len(missing) - 1} more tensors" if missing[1:] else ""
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise Unreadable(f"it is an adapter of another model, or not whole: it lacks {printable(missing[0], 80)}{more}")
     # peft's config names what there has to be, ours all that there is.
     held = arrays.keys() if contents.base is not None else pairs

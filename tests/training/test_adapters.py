@@ -341,10 +341,10 @@ LACKS = "an adapter of another model, or not whole: it lacks "
 REFUSED = {
     "no A": ({}, {A: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight$"),
     "no B": ({}, {B: None}, LACKS + r"blocks.1.attn.qkv.lora_B.weight$"),
-    "neither": ({}, {A: None, B: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight and 1 more tensors"),
-    "another layer's": ({"target_modules": ["qkv"]}, {}, LACKS + r"blocks.0.attn.qkv.lora_A.weight and 1 more tensors"),
+    "neither": ({}, {A: None, B: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight and 1 more"),
+    "another layer's": ({"target_modules": ["qkv"]}, {}, LACKS + r"blocks.0.attn.qkv.lora_A.weight and 1 more"),
     "a saved layer": ({}, {"base_model.model.head.bias": None}, LACKS + "head.bias$"),
-    "a saved layer of the base": ({"modules_to_save": ["head", "norm"]}, {}, LACKS + "norm.bias and 1 more tensors"),
+    "a saved layer of the base": ({"modules_to_save": ["head", "norm"]}, {}, LACKS + "norm.bias and 1 more"),
     "an untargeted pair": (
         {},
         {A.replace("qkv", "proj"): numbers(2, 16), B.replace("qkv", "proj"): numbers(16, 2)},
