@@ -1,0 +1,23 @@
+"""What a subject of ``growth`` is: work of a size that can be chosen, whose cost is then compared from size to size."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Growth(NamedTuple):
+    """Work whose cost is measured at growing sizes.
+
+    Args:
+        unit: what ``sizes`` count ("images", "points").
+        sizes: growing, of a full measurement.
+        prepare: takes a size and an empty folder, makes the inputs there, and returns what is then timed.
+        expected: the exponent that it should have: 1 where the cost grows as the size does, 0 where it is flat.
+        quick: growing sizes that take about a second, for tests; they need not show the exponent.
+    """
+
+    unit: str
+    sizes: tuple[int, ...]
+    prepare: Callable[[int, Path], Callable[[], object]]
+    expected: float
+    quick: tuple[int, ...]
