@@ -1,0 +1,136 @@
+"""Decoders that have no limit of their own, in a process of their own, where the kernel limits their time and memory.
+
+libtiff inflates, allocates and prints as much as a file tells it to. Pillow's decoder of BMP's run lengths allocates up
+to 255 rows for two bytes of a file. Nothing in this process can stop them while they work. In another process the
+kernel does, what they print is dropped, and their crash ends nothing else.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Any
+
+from PIL import Image
+
+from errors import Unreadable, printable
+from loading.transforms import apart_process
+from loading.transforms.apart_process import HEAD, write_message
+
+_BYTES, _BYTES_PER_PIXEL = 64 << 20, 32  # that decoding may take: of a pixel four channels of 32 bits, twice
+_SECONDS, _BYTES_PER_SECOND = 8, 100_000_000
+_BUSY = 20  # times as long it may take on a machine that is busy
+
+
+def decode_apart(data: bytes, kind: str, size: tuple[int, int]) -> Image.Image:
+    """Returns the image in a file, with its pixels; an image with a palette becomes RGB.
+
+    Args:
+        data: the file.
+        kind: its format, as Pillow names it.
+        size: (width, height) in pixels that its header tells.
+
+    Raises:
+        Unreadable: it can't be decoded, that takes too much time or memory, or the decoder crashed.
+    """
+    seconds = _SECONDS + len(data) // _BYTES_PER_SECOND
+    memory = _BYTES + 3 * len(data) + _BYTES_PER_PIXEL * size[0] * size[1]
+    request = {"kind": kind, "seconds": seconds, "memory": memory}
+    answer, pixels = _own_process().answer(request, data)
+    if answer.get("memory"):
+        raise Unreadable(f"decoding it takes more than {memory >> 20} MiB")
+    if error := answer.get("error"):
+        raise Unreadable(f"can't be read as an image ({printable(error)})")
+    return Image.frombytes(answer["mode"], tuple(answer["shown"]), pixels)
+
+
+class _Process:
+    """A process that decodes one file after the other. It ends with the process that started it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        command = [sys.executable, "-IS", apart_process.__file__, *filter(None, sys.path)]
+        # In a session of its own: Ctrl-C is meant for a run, which goes on until its state is saved.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def answer(self, request: dict, data: bytes) -> tuple[dict, bytes]:
+        """Returns the answer to a request about ``data``.
+
+        Raises:
+            Unreadable: the process ended before, or takes too long.
+        """
+        requests: Any = self._process.stdin
+        answers: Any = self._process.stdout
+        seconds = request["seconds"]
+        with self.lock:
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    write_message(requests, request, data)
+                until = time.monotonic() + _BUSY * seconds
+                (length,) = HEAD.unpack(_read(answers, HEAD.size, until))
+                head = json.loads(_read(answers, length, until))
+                return head, _read(answers, head["size"], until)
+            except EOFError:
+                ended = self._process.wait()
+            except TimeoutError:
+                ended = -signal.SIGXCPU
+                self._end()
+            except BaseException:
+                # The answer that is still to come would be taken for the next one's.
+                self._end()
+                raise
+        if ended == -signal.SIGXCPU:
+            raise Unreadable(f"decoding it takes longer than {seconds} s")
+        raise Unreadable(f"its decoder crashed (exit status {ended})")
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+# By the process that started it: a forked process inherits an entry that isn't its own.
+_processes: dict[int, _Process] = {}
+
+
+def _own_process() -> _Process:
+    """Returns this process's process; a new one if there is none, or it has ended."""
+    process = _processes.get(os.getpid())
+    if process is None or not process.alive:
+        process = _processes[os.getpid()] = _Process()
+    return process
+
+
+def _read(file: IO[bytes], size: int, until: float) -> bytes:
+    """Returns ``size`` bytes of a pipe.
+
+    Raises:
+        EOFError: it ends before.
+        TimeoutError: they didn't come until then, by ``time.monotonic``.
+    """
+    ready = select.poll()  # select takes no descriptor from 1,024 on
+    ready.register(file, select.POLLIN)
+    parts = []
+    while size:
+        if not ready.poll(max(0.0, 1000 * (until - time.monotonic()))):
+            raise TimeoutError
+        part = os.read(file.fileno(), min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
