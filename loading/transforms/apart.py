@@ -5,6 +5,7 @@ to 255 rows for two bytes of a file. Nothing in this process can stop them while
 kernel does, what they print is dropped, and their crash ends nothing else.
 """
 
+import atexit
 import contextlib
 import json
 import os
@@ -22,8 +23,9 @@ from errors import Unreadable, printable
 from loading.transforms import apart_process
 from loading.transforms.apart_process import HEAD, write_message
 
-_BYTES, _BYTES_PER_PIXEL = 64 << 20, 32  # that decoding may take: of a pixel four channels of 32 bits, twice
-_SECONDS, _BYTES_PER_SECOND = 8, 100_000_000
+# What decoding may take: of memory for each pixel four channels of 32 bits, twice.
+_BYTES, _BYTES_PER_PIXEL = 64 << 20, 32
+_SECONDS, _FILE_PER_SECOND, _PIXELS_PER_SECOND = 8, 100_000_000, 10_000_000
 _BUSY = 20  # times as long it may take on a machine that is busy
 
 
@@ -38,15 +40,16 @@ def decode_apart(data: bytes, kind: str, size: tuple[int, int]) -> Image.Image:
     Raises:
         Unreadable: it can't be decoded, that takes too much time or memory, or the decoder crashed.
     """
-    seconds = _SECONDS + len(data) // _BYTES_PER_SECOND
-    memory = _BYTES + 3 * len(data) + _BYTES_PER_PIXEL * size[0] * size[1]
+    pixels = size[0] * size[1]
+    seconds = _SECONDS + len(data) // _FILE_PER_SECOND + pixels // _PIXELS_PER_SECOND
+    memory = _BYTES + 3 * len(data) + _BYTES_PER_PIXEL * pixels
     request = {"kind": kind, "seconds": seconds, "memory": memory}
-    answer, pixels = _own_process().answer(request, data)
+    answer, content = _own_process().answer(request, data)
     if answer.get("memory"):
         raise Unreadable(f"decoding it takes more than {memory >> 20} MiB")
     if error := answer.get("error"):
         raise Unreadable(f"can't be read as an image ({printable(error)})")
-    return Image.frombytes(answer["mode"], tuple(answer["shown"]), pixels)
+    return Image.frombytes(answer["mode"], tuple(answer["shown"]), content)
 
 
 class _Process:
@@ -89,18 +92,19 @@ class _Process:
                 ended = self._process.wait()
             except TimeoutError:
                 ended = -signal.SIGXCPU
-                self._end()
             except BaseException:
                 # The answer that is still to come would be taken for the next one's.
-                self._end()
+                self.end()
                 raise
+            self.end()
         if ended == -signal.SIGXCPU:
             raise Unreadable(f"decoding it takes longer than {seconds} s")
         raise Unreadable(f"its decoder crashed (exit status {ended})")
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Kills it, unless it has ended, and closes its pipes."""
         self._process.kill()
-        self._process.wait()
+        self._process.communicate()
 
 
 # By the process that started it: a forked process inherits an entry that isn't its own.
@@ -110,9 +114,18 @@ _processes: dict[int, _Process] = {}
 def _own_process() -> _Process:
     """Returns this process's process; a new one if there is none, or it has ended."""
     process = _processes.get(os.getpid())
-    if process is None or not process.alive:
-        process = _processes[os.getpid()] = _Process()
+    if process and process.alive:
+        return process
+    if process:
+        process.end()
+    process = _processes[os.getpid()] = _Process()
     return process
+
+
+@atexit.register
+def _end_own_process() -> None:
+    if process := _processes.pop(os.getpid(), None):
+        process.end()
 
 
 def _read(file: IO[bytes], size: int, until: float) -> bytes:

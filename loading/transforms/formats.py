@@ -6,6 +6,7 @@ the formats that people train on are opened. An EPS file, for example, would be 
 """
 
 import io
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,8 @@ from loading.transforms.tiff import SAMPLES, Directory, check_parts
 
 # Pillow's own limit is MAX_PIXELS here: it would warn at 89 million, and refuse twice that whatever the key says.
 Image.MAX_IMAGE_PIXELS = None
+# What Pillow logs about a file is part of the one line that says why it can't be read.
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 LONGEST_SIDE = 1_000_000  # pixels; Pillow takes 12 bytes for each row besides its pixels
 SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all pixels
@@ -36,6 +39,7 @@ _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC
 # A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold few of these.
 _SCANS = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
 _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
+_COMMENTS = 1000  # of a PPM
 _FILL = re.compile(rb"\xff+")  # a JPEG's marker begins with one such byte; more may precede it
 # Pillow's decoders that have no limit of their own; those of BMP and PPM are written in Python.
 _UNLIMITED = ("libtiff", "bmp_rle", "ppm", "ppm_plain")
@@ -102,15 +106,18 @@ def opened_plain(data: bytes, kind: str) -> Image.Image:
 
 
 def decoded(image: Any) -> Image.Image:
-    """Returns an image that was opened with its pixels; of a palette its colours, where it was decoded elsewhere.
+    """Returns an image that was opened with its pixels.
+
+    If a decoder without a limit of its own makes them, another process does (``apart``), and a palette becomes RGB.
 
     Raises:
         Unreadable, Exception: it can't be decoded, or that costs too much: within ``errors.reading``.
     """
-    if not image.tile or image.tile[0].codec_name not in _UNLIMITED:
-        image.load()
-        return image
-    return decode_apart(image.fp.getvalue(), image.format, image.size)
+    file = getattr(image, "fp", None)
+    if isinstance(file, _Counted) and image.tile and image.tile[0].codec_name in _UNLIMITED:
+        return decode_apart(file.getvalue(), image.format, image.size)
+    image.load()
+    return image
 
 
 def kind_of(data: bytes) -> str:
@@ -212,4 +219,11 @@ def _tiff(data: bytes) -> bytes:
     return directory.to_bytes(directory.tags)
 
 
-_NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff}
+def _ppm(data: bytes) -> bytes:
+    """Returns the file; raises Unreadable where it is text with many comments: for each Pillow copies a block."""
+    if data[1:2] in b"123" and (count := data.count(b"#")) > _COMMENTS:
+        raise Unreadable(f"it is a PPM with {count} comments; save it in binary form")
+    return data
+
+
+_NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff, "PPM": _ppm}
