@@ -7,7 +7,6 @@ kernel does, what they print is dropped, and their crash ends nothing else.
 
 import atexit
 import contextlib
-import json
 import os
 import select
 import signal
@@ -21,7 +20,7 @@ from PIL import Image
 
 from errors import Unreadable, printable
 from loading.transforms import apart_process
-from loading.transforms.apart_process import HEAD, write_message
+from loading.transforms.apart_process import ANSWER, FAILED, REQUEST, TOO_MUCH_MEMORY
 
 # What decoding may take: of memory for each pixel four channels of 32 bits, twice.
 _BYTES, _BYTES_PER_PIXEL = 64 << 20, 32
@@ -43,13 +42,12 @@ def decode_apart(data: bytes, kind: str, size: tuple[int, int]) -> Image.Image:
     pixels = size[0] * size[1]
     seconds = _SECONDS + len(data) // _FILE_PER_SECOND + pixels // _PIXELS_PER_SECOND
     memory = _BYTES + 3 * len(data) + _BYTES_PER_PIXEL * pixels
-    request = {"kind": kind, "seconds": seconds, "memory": memory}
-    answer, content = _own_process().answer(request, data)
-    if answer.get("memory"):
+    what, mode, shown, content = _own_process().answer(kind, seconds, memory, data)
+    if what == TOO_MUCH_MEMORY:
         raise Unreadable(f"decoding it takes more than {memory >> 20} MiB")
-    if error := answer.get("error"):
-        raise Unreadable(f"can't be read as an image ({printable(error)})")
-    return Image.frombytes(answer["mode"], tuple(answer["shown"]), content)
+    if what == FAILED:
+        raise Unreadable(f"can't be read as an image ({printable(content.decode())})")
+    return Image.frombytes(mode, shown, content)
 
 
 class _Process:
@@ -71,23 +69,24 @@ class _Process:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def answer(self, request: dict, data: bytes) -> tuple[dict, bytes]:
-        """Returns the answer to a request about ``data``.
+    def answer(self, kind: str, seconds: int, memory: int, data: bytes) -> tuple[int, str, tuple[int, int], bytes]:
+        """Returns (what it is, its mode, its size, its content), of ``apart_process``.
 
         Raises:
             Unreadable: the process ended before, or takes too long.
         """
         requests: Any = self._process.stdin
         answers: Any = self._process.stdout
-        seconds = request["seconds"]
         with self.lock:
             try:
                 with contextlib.suppress(BrokenPipeError):
-                    write_message(requests, request, data)
+                    requests.write(REQUEST.pack(kind.encode(), seconds, memory, len(data)))
+                    requests.write(data)
+                    requests.flush()
                 until = time.monotonic() + _BUSY * seconds
-                (length,) = HEAD.unpack(_read(answers, HEAD.size, until))
-                head = json.loads(_read(answers, length, until))
-                return head, _read(answers, head["size"], until)
+                what, mode, *shown, length = ANSWER.unpack(_read(answers, ANSWER.size, until))
+                content = _read(answers, length, until)
+                return what, mode.rstrip(b"\0").decode(), (shown[0], shown[1]), content
             except EOFError:
                 ended = self._process.wait()
             except TimeoutError:

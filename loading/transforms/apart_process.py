@@ -5,33 +5,16 @@ It is started by its path and imports Pillow alone, so it takes 20 MB and a tent
 
 import ctypes
 import io
-import json
 import os
 import resource
 import struct
 import sys
 import time
-from typing import BinaryIO
 
-HEAD = struct.Struct("<I")  # bytes of a message's head, which is JSON; its "size" tells what follows
+REQUEST = struct.Struct("<8sQQQ")  # format, seconds, bytes of memory, bytes of the file, which follows
+ANSWER = struct.Struct("<B8sIIQ")  # one of these, mode, width, height, bytes of what follows
+DECODED, FAILED, TOO_MUCH_MEMORY = range(3)  # pixels, or the error's text, or nothing follows
 _PAGE = resource.getpagesize()
-
-
-def write_message(file: BinaryIO, head: dict, content: bytes = b"") -> None:
-    """Writes a head and ``content``."""
-    text = json.dumps(head | {"size": len(content)}).encode()
-    file.write(HEAD.pack(len(text)) + text)
-    file.write(content)
-    file.flush()
-
-
-def _read_message(file: BinaryIO) -> tuple[dict, bytes] | None:
-    """Returns a head and what follows it; None at the end."""
-    start = file.read(HEAD.size)
-    if len(start) < HEAD.size:
-        return None
-    head = json.loads(file.read(HEAD.unpack(start)[0]))
-    return head, file.read(head["size"])
 
 
 def _main() -> None:
@@ -49,21 +32,26 @@ def _main() -> None:
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None
-    while (message := _read_message(sys.stdin.buffer)) is not None:
-        request, data = message
+    while len(head := sys.stdin.buffer.read(REQUEST.size)) == REQUEST.size:
+        kind, seconds, memory, size = REQUEST.unpack(head)
+        data = sys.stdin.buffer.read(size)
+        mode, shown = "", (0, 0)
         try:
-            _limit(request["seconds"], request["memory"])
-            image = Image.open(io.BytesIO(data), formats=[request["kind"]])
+            _limit(seconds, memory)
+            image = Image.open(io.BytesIO(data), formats=[kind.rstrip(b"\0").decode()])
             image.load()
             if image.mode in ("P", "PA"):
                 image = image.convert("RGB")
-            answer, pixels = {"mode": image.mode, "shown": image.size}, image.tobytes()
+            what, content = DECODED, image.tobytes()
+            mode, shown = image.mode, image.size
         except MemoryError:
-            answer, pixels = {"memory": True}, b""
+            what, content = TOO_MUCH_MEMORY, b""
         except Exception as error:
-            answer, pixels = {"error": f"{type(error).__name__}: {error}"[:200]}, b""
+            what, content = FAILED, f"{type(error).__name__}: {error}"[:200].encode(errors="replace")
         _limit(None, None)
-        write_message(answers, answer, pixels)
+        answers.write(ANSWER.pack(what, mode.encode(), *shown, len(content)))
+        answers.write(content)
+        answers.flush()
 
 
 def _limit(seconds: int | None, memory: int | None) -> None:
