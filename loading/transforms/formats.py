@@ -99,9 +99,10 @@ def opened_plain(data: bytes, kind: str) -> Image.Image:
         if kind == "TIFF" and (count := Directory(data).numbers(SAMPLES, 1)[0]) > 1:
             raise Unreadable(f"its {count} channels are no colours; DATA.IMAGE_CHANNELS {count} reads them") from None
         raise Unreadable(f"its {kind} header is damaged") from None
-    # In one piece: of smaller ones a decoder may take none, and Pillow would copy all that it has read for each.
     opened: Any = image
-    opened.decodermaxblock = max(opened.decodermaxblock, len(data))
+    if len(opened.tile) == 1:
+        # In one piece: of smaller ones a decoder may take none, and Pillow would copy all that it has read for each.
+        opened.decodermaxblock = max(opened.decodermaxblock, len(data))
     return image
 
 
