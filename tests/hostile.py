@@ -70,10 +70,11 @@ def attempt(kind, size, read, lines=0):
         os.kill(pid, signal.SIGKILL)
     os.close(reader)
     _, ended, used = os.wait4(pid, 0)
-    status, took = os.waitstatus_to_exitcode(ended), used.ru_utime + used.ru_stime  # of a core: others may be busy
+    assert not (status := os.waitstatus_to_exitcode(ended)), f"{kind}: crashed with status {status}"
+    head, _, line = told.decode().partition("\n")
+    grown, of_others = head.split()
+    took = used.ru_utime + used.ru_stime + float(of_others)  # of a core: others may be busy
     assert took <= seconds, f"{kind}: {took:.1f} s instead of {seconds:.1f} for {size} bytes"
-    assert not status, f"{kind}: crashed with status {status}"
-    grown, _, line = told.decode().partition("\n")
     most = FREE_BYTES + BYTES_PER_BYTE * size
     assert int(grown) <= most, f"{kind}: {int(grown) >> 20} MiB instead of {most >> 20} for {size} bytes ({line})"
     check_line(line)
@@ -105,7 +106,12 @@ def _become_child(writer, read):
         line = str(error)
     except BaseException:
         line = traceback.format_exc()
-    os.write(writer, f"{max(0, _memory('VmHWM') - before)}\n{line}".encode()[: 1 << 15])
+    grown = max(0, _memory("VmHWM") - before)
+    seconds = 0.0
+    for child in _children():
+        grown += _memory("VmHWM", child)
+        seconds += _cpu_seconds(child)
+    os.write(writer, f"{grown} {seconds}\n{line}".encode()[: 1 << 15])
     os._exit(0)
 
 
@@ -114,9 +120,22 @@ def _reset_peak():
         file.write("5")  # VmHWM begins anew
 
 
-def _memory(field):
-    with open("/proc/self/status") as file:
-        return int(re.search(rf"{field}:\s+(\d+) kB", file.read())[1]) << 10
+def _memory(field, process="self"):
+    """Bytes of a process; 0 of one that has ended."""
+    with open(f"/proc/{process}/status") as file:
+        found = re.search(rf"{field}:\s+(\d+) kB", file.read())
+    return int(found[1]) << 10 if found else 0
+
+
+def _children():
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read().split()
+
+
+def _cpu_seconds(process):
+    with open(f"/proc/{process}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 _EXTREMES = (0, 1, -1, 0x7F, 0x80, 1 << 15, 0xFFFF, 1 << 31, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1)

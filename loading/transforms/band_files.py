@@ -14,7 +14,7 @@ from errors import Unreadable
 from loading.transforms import tiff
 from loading.transforms.bands import UNITS, Bands, check_channels, of_array
 from loading.transforms.decode import EncodedImage, readable
-from loading.transforms.formats import BYTES_PER_PIXEL, NPY, check_size, kind_of, opened_image, opened_plain
+from loading.transforms.formats import BYTES_PER_PIXEL, NPY, check_size, decoded, kind_of, opened_image, opened_plain
 from loading.transforms.orientation import TURNS, orientation_of
 from loading.transforms.tiff import Directory, Tag
 
@@ -107,6 +107,7 @@ def _picture(data: bytes, channels: int, most: int) -> np.ndarray:
     if deep and not mode.startswith("I"):
         raise Unreadable("Pillow keeps 8 bits of its colours; save it as TIFF")
     image.info.pop("transparency", None)
+    image = decoded(image)
     return np.asarray(image if mode == image.mode else image.convert(mode)).astype(
         np.uint16 if mode.startswith("I") else np.uint8, copy=False
     )
@@ -164,7 +165,7 @@ def _planes(directory: Directory, count: int) -> list[dict[int, Tag]]:
 
 def _decode(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
     """The pixels [H, W] of the file with these tags, in the machine's order of bytes."""
-    pixels = np.asarray(opened_plain(directory.to_bytes(tags), "TIFF"))
+    pixels = np.asarray(decoded(opened_plain(directory.to_bytes(tags), "TIFF")))
     if pixels.dtype.kind == "f" and directory.order == ">" and directory.numbers(tiff.COMPRESSION, 1) != (1,):
         return pixels.byteswap()  # libtiff gives the machine's order, of which Pillow knows for whole numbers alone
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)

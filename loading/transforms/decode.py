@@ -19,7 +19,7 @@ from PIL import Image
 from errors import RunError, reading
 from loading.transforms import tiff
 from loading.transforms.bands import Bands
-from loading.transforms.formats import opened_image
+from loading.transforms.formats import decoded, opened_image
 from loading.transforms.orientation import TURNS, Box, orientation_of
 from ops import images
 
@@ -182,10 +182,10 @@ def convert(image: Image.Image, mode: str) -> Image.Image:
         image: opened, and nothing that ``scaling_problem`` finds a reason in.
         mode: "RGB" or "L".
     """
-    image.load()
+    tags = getattr(image, "tag_v2", {})  # of TIFF
+    image = decoded(image)
     image.info.pop("transparency", None)  # Pillow warns where it can't keep it
     if image.mode.startswith("I"):
-        tags = getattr(image, "tag_v2", {})  # of TIFF
         pixels = np.asarray(image) >> (tags.get(tiff.BITS, (16,))[0] - 8)  # of 12 bits Pillow leaves 0..4095
         if tags.get(tiff.PHOTOMETRIC) == _WHITE_IS_ZERO:  # which Pillow turns of 8 bits alone
             pixels = 255 - pixels

@@ -6,6 +6,7 @@ the formats that people train on are opened. An EPS file, for example, would be 
 """
 
 import io
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +14,15 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from errors import Unreadable
-from loading.transforms.tiff import SAMPLES, TILE_HEIGHT, TILE_WIDTH, Directory
+from loading.transforms.apart import decode_apart
+from loading.transforms.tiff import SAMPLES, Directory, check_parts
 
 # Pillow's own limit is MAX_PIXELS here: it would warn at 89 million, and refuse twice that whatever the key says.
 Image.MAX_IMAGE_PIXELS = None
+# What Pillow logs about a file is part of the one line that says why it can't be read.
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
+LONGEST_SIDE = 1_000_000  # pixels; Pillow takes 12 bytes for each row besides its pixels
 SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all pixels
 BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
 NPY = "npy"
@@ -34,15 +39,20 @@ _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC
 # A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold few of these.
 _SCANS = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
 _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
-_LARGEST_TEXT = 4 << 20  # bytes of a PPM that is written as text, which Pillow reads number by number in Python
+_COMMENTS = 1000  # of a PPM
+_FILL = re.compile(rb"\xff+")  # a JPEG's marker begins with one such byte; more may precede it
+# Pillow's decoders that have no limit of their own; those of BMP and PPM are written in Python.
+_UNLIMITED = ("libtiff", "bmp_rle", "ppm", "ppm_plain")
 _READ = 32  # bytes that a read counts for besides: decoders in Python read byte by byte
 _PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
 
 
 def check_size(size: tuple[int, int], most: int) -> None:
-    """Raises Unreadable where an image (width, height) has more than ``most`` pixels."""
+    """Raises Unreadable where an image (width, height) has more than ``most`` pixels, or a longer side than is read."""
     if size[0] * size[1] > most:
         raise Unreadable(f"it has {size[0]} x {size[1]} pixels, DATA.MAX_PIXELS is {most}")
+    if max(size) > LONGEST_SIDE:
+        raise Unreadable(f"it has {size[0]} x {size[1]} pixels, a side may have {LONGEST_SIDE}")
 
 
 def largest_file(most: int) -> int:
@@ -67,13 +77,8 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
         data, plain = _jpeg(data)
     elif kind in _NEEDED:
         data = _NEEDED[kind](data)
-    elif kind == "PPM" and data[1:2] in b"123" and len(data) > _LARGEST_TEXT:
-        raise Unreadable(f"it is a PPM of {len(data)} bytes of text; save it in binary form")
     image = opened_plain(data, kind)
     check_size(image.size, most)
-    if kind == "TIFF":
-        tags: Any = image
-        check_size(tuple(tags.tag_v2.get(tag, 1) for tag in (TILE_WIDTH, TILE_HEIGHT)), most)
     if not plain and (scans := len(_SCANS.findall(data))) * image.width * image.height > SCANS * most:
         raise Unreadable(
             f"decoding its {scans} scans of {image.width} x {image.height} pixels takes too long:"
@@ -89,11 +94,31 @@ def opened_plain(data: bytes, kind: str) -> Image.Image:
         Unreadable: its header is damaged, or a TIFF's channels are no colours.
     """
     try:
-        return Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
+        image = Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
     except UnidentifiedImageError:  # its text has the buffer's address
         if kind == "TIFF" and (count := Directory(data).numbers(SAMPLES, 1)[0]) > 1:
             raise Unreadable(f"its {count} channels are no colours; DATA.IMAGE_CHANNELS {count} reads them") from None
         raise Unreadable(f"its {kind} header is damaged") from None
+    opened: Any = image
+    if len(opened.tile) == 1:
+        # In one piece: of smaller ones a decoder may take none, and Pillow would copy all that it has read for each.
+        opened.decodermaxblock = max(opened.decodermaxblock, len(data))
+    return image
+
+
+def decoded(image: Any) -> Image.Image:
+    """Returns an image that was opened with its pixels.
+
+    If a decoder without a limit of its own makes them, another process does (``apart``), and a palette becomes RGB.
+
+    Raises:
+        Unreadable, Exception: it can't be decoded, or that costs too much: within ``errors.reading``.
+    """
+    file = getattr(image, "fp", None)
+    if isinstance(file, _Counted) and image.tile and image.tile[0].codec_name in _UNLIMITED:
+        return decode_apart(file.getvalue(), image.format, image.size)
+    image.load()
+    return image
 
 
 def kind_of(data: bytes) -> str:
@@ -129,11 +154,14 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
     """Returns (the file without its notes, whether its pixels are certainly in one scan)."""
     kept, start, place, frames = [], 0, 2, []  # data[start:] is to be kept so far
     for _ in range(_PARTS + len(data) // 1024):
-        place = data.find(b"\xff", place)  # what stands between segments is skipped, as by libjpeg
-        while data[place + 1 : place + 2] == b"\xff":
-            place += 1
-        if place < 0 or place + 5 > len(data) or (marker := data[place + 1]) in _END:
+        found = _FILL.search(data, place)  # what stands between segments is skipped, as by libjpeg
+        if not found or found.end() + 4 > len(data) or data[found.end()] in _END:
             raise Unreadable("it ends before its pixels")
+        place = found.end() - 1
+        if found.start() < place:  # Pillow would read it byte by byte
+            kept.append(data[start : found.start()])
+            start = place
+        marker = data[place + 1]
         if marker == _SCAN:
             plain = len(frames) == 1 and frames[0] == data[place + 4]
             return (b"".join((*kept, data[start:])) if kept else data), plain
@@ -188,7 +216,15 @@ def _behind_palette(data: bytes, flags: int) -> int:
 def _tiff(data: bytes) -> bytes:
     """Returns the file with the needed tags of its first image alone in its directory."""
     directory = Directory(data)
+    check_parts(directory)
     return directory.to_bytes(directory.tags)
 
 
-_NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff}
+def _ppm(data: bytes) -> bytes:
+    """Returns the file; raises Unreadable where it is text with many comments: for each Pillow copies a block."""
+    if data[1:2] in b"123" and (count := data.count(b"#")) > _COMMENTS:
+        raise Unreadable(f"it is a PPM with {count} comments; save it in binary form")
+    return data
+
+
+_NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff, "PPM": _ppm}

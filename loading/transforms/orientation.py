@@ -4,6 +4,7 @@ Pillow would take all notes apart for this one number, which can cost gigabytes 
 orientation is a tag of the image itself: Pillow turns it as it decodes, whatever is asked here.
 """
 
+import re
 import struct
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ Box = tuple[int, int, int, int]  # left, top, right and bottom in pixels; right 
 TAG, _FORMS = 274, {1: "B", 3: "H", 4: "I"}  # of the orientation; types in which writers store it
 _HEAD = b"Exif\0\0"
 _PARTS = 10_000  # of a file, after which no more are looked through
+_MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)  # it may be padded
 _SCAN, _END, _NOTES = 0xDA, 0xD9, 0xE1  # JPEG's markers
 
 
@@ -98,11 +100,11 @@ def orientation_in(exif: bytes) -> int:
 def _of_jpeg(data: bytes) -> bytes:
     place = 2
     for _ in range(_PARTS):
-        while data[place : place + 2] == b"\xff\xff":  # a marker may be padded
-            place += 1
-        start, marker, length = struct.unpack_from(">BBH", data, place)
-        if start != 0xFF or marker in (_SCAN, _END):
+        found = _MARKER.match(data, place)
+        if not found or found[1][0] in (_SCAN, _END):
             break
+        place = found.end() - 2
+        marker, (length,) = found[1][0], struct.unpack_from(">H", data, found.end())
         if marker == _NOTES and data.startswith(_HEAD, place + 4):
             return data[place + 4 : place + 2 + length]
         place += 2 + length

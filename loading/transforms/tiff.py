@@ -1,5 +1,6 @@
 """TIFF's directory: the tags that pixels depend on, and the same file with other tags."""
 
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -13,10 +14,15 @@ _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of whole numbers
 _PRIVATE, _SUBFILES, XMP = 700, 330, 700
 WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANAR = 256, 257, 258, 259, 262, 277, 284
 ORIENTATION, PREDICTOR, TILE_WIDTH, TILE_HEIGHT, EXTRA, FORMAT = 274, 317, 322, 323, 338, 339
-PLACES = (273, 279, 324, 325)  # where strips and tiles begin, and how long they are
+STRIPS, STRIP_ROWS, STRIP_BYTES, TILES, TILE_BYTES = 273, 278, 279, 324, 325
+PLACES = (STRIPS, STRIP_BYTES, TILES, TILE_BYTES)  # where strips and tiles begin, and how long they are
 # Where a TIFF has no tag of its orientation, Pillow takes XMP's, and turns the image.
 _TURNED = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
+
+
+# A picture's strips or tiles together may hold four times its pixels, and a tile of 4,096 x 4,096 besides.
+_REPEATED, _FREE_PIXELS = 4, 1 << 24
 
 
 class Tag(NamedTuple):
@@ -108,3 +114,33 @@ class Directory:
         entries = b"".join(struct.pack(self.order + self._entry, tag, *tags[tag]) for tag in sorted(tags))
         directory = struct.pack(self.order + self._count, len(tags)) + entries + bytes(self._width)
         return self.data[: self.start] + directory + self.data[self.start + len(directory) :]
+
+
+def check_parts(directory: Directory) -> None:
+    """Checks that an image's strips or tiles are in proportion to it, all together.
+
+    Raises:
+        Unreadable: they hold many times its pixels, or share bytes of the file.
+    """
+    width, height, samples = (directory.numbers(tag, 1)[0] for tag in (WIDTH, HEIGHT, SAMPLES))
+    tiled = TILES in directory.tags
+    if tiled:
+        part_width, part_height = (directory.numbers(tag, 1)[0] for tag in (TILE_WIDTH, TILE_HEIGHT))
+    else:
+        part_width, part_height = width, min(height, directory.numbers(STRIP_ROWS, height)[0])
+    if min(width, height, samples, part_width, part_height) < 1:
+        raise Unreadable("its size is 0")
+    planes = samples if directory.numbers(PLANAR, 1)[0] == 2 else 1
+    needed = planes * math.ceil(width / part_width) * math.ceil(height / part_height)
+    places = directory.tags.get(TILES if tiled else STRIPS)
+    count = max(needed, places.count if places else 0)
+    name = "tiles" if tiled else "strips"
+    if count * part_width * part_height > planes * (_REPEATED * width * height + _FREE_PIXELS):
+        raise Unreadable(
+            f"its {count} {name} of {part_width} x {part_height} pixels are too many for {width} x {height} pixels"
+        )
+    size = len(directory.data)
+    lengths = directory.numbers(TILE_BYTES if tiled else STRIP_BYTES)
+    # A single wrong length is common, and does no harm: a decoder reads up to the file's end.
+    if sum(min(length, size) for length in lengths) > _REPEATED * size:
+        raise Unreadable(f"its {len(lengths)} {name} share bytes of the file")

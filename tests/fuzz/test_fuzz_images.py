@@ -1,10 +1,13 @@
 """Images that a stranger wrote, as an evaluation and a training load them."""
 
+import zlib
+
 import forged
 import numpy as np
 import pytest
 from hostile import attempt
 from hypothesis import given
+from structured import bmp, tiff
 
 from config import get_config
 from loading.transforms import EncodedImage, EvalTransform, TrainTransform, readable
@@ -36,7 +39,51 @@ FOUND = {  # what each took before it was mended; the file, and what is said of 
         lambda: b"\xff\xd8" + forged.segment(0xFE) * 100_000 + forged.saved("JPEG")[2:],
         "it is in too many parts; save it again",
     ),
+    "run lengths of BMP that skip rows: 4 GB": (
+        lambda: bmp(8_000_000, 1, b"\0\2\xff\xff"),
+        "it has 8000000 x 1 pixels, DATA.MAX_PIXELS is 1000000",
+    ),
+    "run lengths of BMP that skip 255 rows of a million": (
+        lambda: bmp(1_000_000, 1, b"\0\2\xff\xff"),
+        "decoding it takes more than 94 MiB",
+    ),
+    "tiles of TIFF that are wider than their image, of one stream: 18 s": (
+        lambda: of_one_stream(188, (1, 3008), (3_000_000, 16)),
+        "its 188 tiles of 3000000 x 16 pixels are too many for 1 x 3008 pixels",
+    ),
+    "strips of one stream": (
+        lambda: of_one_stream(1000, (1000, 1000), (1000, 1), tiled=False),
+        "its 1000 strips share bytes of the file",
+    ),
+    "strips that are named a thousand times": (
+        lambda: of_one_stream(100_000, (1000, 999), (1000, 500), tiled=False),
+        "its 100000 strips of 1000 x 500 pixels are too many",
+    ),
+    "a PPM of comments: 40 s": (
+        lambda: b"P3\n1 1 255\n" + b"#\n" * (1 << 20) + b"1 2 3",
+        "it is a PPM with 1048576 comments",
+    ),
+    "a JPEG of fill before its header: 18 s": (lambda: filled(2), ""),
+    "a JPEG of fill before its end: 13 s": (lambda: filled(-2), ""),
+    "a narrow PNG: 20 bytes a pixel": (
+        lambda: forged.png(1, 49_000_000, pixels=forged.black(1, 1)),
+        "it has 1 x 49000000 pixels, DATA.MAX_PIXELS is 1000000",
+    ),
 }
+
+
+def of_one_stream(count, size, part, tiled=True):
+    """A TIFF whose strips or tiles are all the same zeros."""
+    stream = zlib.compress(bytes(part[0] * part[1]), 9 if tiled else 0)
+    tags = [(256, 4, 1, size[0]), (257, 4, 1, size[1]), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1), (277, 3, 1, 1)]
+    tags += [(322, 4, 1, part[0]), (323, 4, 1, part[1])] if tiled else [(278, 4, 1, part[1])]
+    places = np.zeros(count, np.uint64)
+    return tiff(False, tags, tiled, places, places + np.uint64(len(stream)), stream)
+
+
+def filled(place):
+    whole = forged.saved("JPEG")
+    return whole[:place] + b"\xff" * 31_000_000 + whole[place:]
 
 
 @pytest.mark.parametrize("what", FOUND)

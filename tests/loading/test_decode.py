@@ -7,6 +7,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 from sklearn.datasets import load_sample_images
+from structured import tiff
 
 from config import get_config, with_values
 from datasets import get_dataset
@@ -281,3 +282,12 @@ def test_evaluation_of_a_decoded_image_is_as_it_was():
     image = PHOTOGRAPHS[1].resize((300, 256))
     cut = np.asarray(image.crop((38, 16, 262, 240)))
     assert (EvalTransform(get_config())(image) == cut).all()
+
+
+def test_a_plain_tiff_whose_rows_stand_from_below_is_read():
+    """Pillow reads a block for each strip, which may not be the whole file."""
+    rows = np.random.default_rng(0).integers(0, 256, (2000, 1000), np.uint8)
+    tags = [(256, 4, 1, 1000), (257, 4, 1, 2000), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (277, 3, 1, 1)]
+    places = np.arange(2000, dtype=np.uint64)[::-1] * np.uint64(1000)
+    data = tiff(False, [*tags, (278, 4, 1, 1)], False, places, np.full(2000, 1000, np.uint64), rows.tobytes())
+    assert (np.asarray(EncodedImage(data, "L", "file", 10**7).decode()) == rows[::-1]).all()

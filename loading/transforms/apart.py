@@ -1,0 +1,148 @@
+"""Decoders that have no limit of their own, in a process of their own, where the kernel limits their time and memory.
+
+libtiff inflates, allocates and prints as much as a file tells it to. Pillow's decoder of BMP's run lengths allocates up
+to 255 rows for two bytes of a file. Nothing in this process can stop them while they work. In another process the
+kernel does, what they print is dropped, and their crash ends nothing else.
+"""
+
+import atexit
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Any
+
+from PIL import Image
+
+from errors import Unreadable, printable
+from loading.transforms import apart_process
+from loading.transforms.apart_process import ANSWER, FAILED, REQUEST, TOO_MUCH_MEMORY
+
+# What decoding may take: of memory for each pixel four channels of 32 bits, twice.
+_BYTES, _BYTES_PER_PIXEL = 64 << 20, 32
+_SECONDS, _FILE_PER_SECOND, _PIXELS_PER_SECOND = 8, 100_000_000, 10_000_000
+_BUSY = 20  # times as long it may take on a machine that is busy
+
+
+def decode_apart(data: bytes, kind: str, size: tuple[int, int]) -> Image.Image:
+    """Returns the image in a file, with its pixels; an image with a palette becomes RGB.
+
+    Args:
+        data: the file.
+        kind: its format, as Pillow names it.
+        size: (width, height) in pixels that its header tells.
+
+    Raises:
+        Unreadable: it can't be decoded, that takes too much time or memory, or the decoder crashed.
+    """
+    pixels = size[0] * size[1]
+    seconds = _SECONDS + len(data) // _FILE_PER_SECOND + pixels // _PIXELS_PER_SECOND
+    memory = _BYTES + 3 * len(data) + _BYTES_PER_PIXEL * pixels
+    what, mode, shown, content = _own_process().answer(kind, seconds, memory, data)
+    if what == TOO_MUCH_MEMORY:
+        raise Unreadable(f"decoding it takes more than {memory >> 20} MiB")
+    if what == FAILED:
+        raise Unreadable(f"can't be read as an image ({printable(content.decode())})")
+    return Image.frombytes(mode, shown, content)
+
+
+class _Process:
+    """A process that decodes one file after the other. It ends with the process that started it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        command = [sys.executable, "-IS", apart_process.__file__, *filter(None, sys.path)]
+        # In a session of its own: Ctrl-C is meant for a run, which goes on until its state is saved.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def answer(self, kind: str, seconds: int, memory: int, data: bytes) -> tuple[int, str, tuple[int, int], bytes]:
+        """Returns (what it is, its mode, its size, its content), of ``apart_process``.
+
+        Raises:
+            Unreadable: the process ended before, or takes too long.
+        """
+        requests: Any = self._process.stdin
+        answers: Any = self._process.stdout
+        with self.lock:
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    requests.write(REQUEST.pack(kind.encode(), seconds, memory, len(data)))
+                    requests.write(data)
+                    requests.flush()
+                until = time.monotonic() + _BUSY * seconds
+                what, mode, *shown, length = ANSWER.unpack(_read(answers, ANSWER.size, until))
+                content = _read(answers, length, until)
+                return what, mode.rstrip(b"\0").decode(), (shown[0], shown[1]), content
+            except EOFError:
+                ended = self._process.wait()
+            except TimeoutError:
+                ended = -signal.SIGXCPU
+            except BaseException:
+                # The answer that is still to come would be taken for the next one's.
+                self.end()
+                raise
+            self.end()
+        if ended == -signal.SIGXCPU:
+            raise Unreadable(f"decoding it takes longer than {seconds} s")
+        raise Unreadable(f"its decoder crashed (exit status {ended})")
+
+    def end(self) -> None:
+        """Kills it, unless it has ended, and closes its pipes."""
+        self._process.kill()
+        self._process.communicate()
+
+
+# By the process that started it: a forked process inherits an entry that isn't its own.
+_processes: dict[int, _Process] = {}
+
+
+def _own_process() -> _Process:
+    """Returns this process's process; a new one if there is none, or it has ended."""
+    process = _processes.get(os.getpid())
+    if process and process.alive:
+        return process
+    if process:
+        process.end()
+    process = _processes[os.getpid()] = _Process()
+    return process
+
+
+@atexit.register
+def _end_own_process() -> None:
+    if process := _processes.pop(os.getpid(), None):
+        process.end()
+
+
+def _read(file: IO[bytes], size: int, until: float) -> bytes:
+    """Returns ``size`` bytes of a pipe.
+
+    Raises:
+        EOFError: it ends before.
+        TimeoutError: they didn't come until then, by ``time.monotonic``.
+    """
+    ready = select.poll()  # select takes no descriptor from 1,024 on
+    ready.register(file, select.POLLIN)
+    parts = []
+    while size:
+        if not ready.poll(max(0.0, 1000 * (until - time.monotonic()))):
+            raise TimeoutError
+        part = os.read(file.fileno(), min(size, 1 << 20))
+        if not part:
+            raise EOFError
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,35 @@
+"""Image files that are whole in each piece, and out of proportion together, as trainings and evaluations load them."""
+
+import numpy as np
+import pytest
+from hostile import a_share, attempt
+from hypothesis import given
+from structured import ALL
+
+from config import get_config
+from loading.transforms import EvalTransform, TrainTransform, encoded_image, readable
+
+_SMALL = ["DATA.IMAGE_SIZE", "16", "DATA.MAX_PIXELS", "1000000"]
+_FLOATS = ["DATA.IMAGE_DTYPE", "float32", "DATA.IMAGE_CHANNELS", "1"]
+_FLOATS += ["DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
+_OF_COLOURS = get_config(None, _SMALL)
+_OF_BANDS = get_config(None, _SMALL + _FLOATS)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_what_is_built_as_its_format_is_costs_little(kind):
+    @a_share(len(ALL))
+    @given(ALL[kind])
+    def load(data):
+        attempt(kind, len(data), lambda: _load(data, _OF_COLOURS, "RGB"))
+        attempt(kind, len(data), lambda: _load(data, _OF_BANDS, 1))
+
+    load()
+
+
+def _load(data, config, mode):
+    most = config.DATA.MAX_PIXELS
+    with readable("file"):
+        image = encoded_image(data, mode, "file", most)
+        EvalTransform(config)(image if mode == 1 else image.decode())
+        TrainTransform(config)(encoded_image(data, mode, "file", most), np.random.default_rng(0))

@@ -1,0 +1,142 @@
+"""Decoders without a limit of their own, in another process: the same pixels, and nothing worse than an error."""
+
+import os
+import signal
+import threading
+import time
+
+import forged
+import numpy as np
+import pytest
+from PIL import Image
+from structured import bmp
+
+from errors import Unreadable
+from loading.transforms import EncodedImage, apart
+from loading.transforms.apart import decode_apart
+
+SIZE = forged.PICTURE.size
+
+
+def pixels(data, mode="RGB"):
+    return np.asarray(EncodedImage(data, mode, "file", 1_000_000).decode())
+
+
+def own_process():
+    return apart._own_process()._process.pid
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB"])
+@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate", "packbits", "lzma", "zstd"])
+def test_a_packed_tiff_has_pillows_pixels(mode, compression):
+    image = forged.PICTURE.convert("P").convert("PA") if mode == "PA" else forged.PICTURE.convert(mode)
+    data = forged.saved("TIFF", image, compression=compression)
+    with Image.open(forged.io.BytesIO(data)) as opened:
+        expected = np.asarray(opened.convert("RGB"))
+    assert (pixels(data) == expected).all()
+
+
+def test_run_lengths_of_bmp_are_read():
+    # Two rows from below: 3 of colour 1 and 1 of colour 0; one that is skipped, 2 of colour 1, 1 of colour 0.
+    data = bytearray(bmp(4, 2, b"\3\1\1\0\0\0\0\2\1\0\2\1\1\0\0\1"))
+    data[14 + 40 + 4 : 14 + 40 + 8] = b"\xff\xff\xff\0"  # colour 1 is white
+    assert (pixels(bytes(data), "L") == [[0, 255, 255, 0], [255, 255, 255, 0]]).all()
+
+
+def test_text_of_ppm_is_read():
+    assert (pixels(b"P2 #a\n2 2 # b\n15\n0 15 # c\n15\n0\n", "L") == [[0, 255], [255, 0]]).all()
+
+
+def test_one_process_serves_many_files_and_threads():
+    files = [forged.saved("TIFF", Image.new("L", (9, 9), level), compression="tiff_lzw") for level in range(40)]
+    pixels(files[0])
+    process = own_process()
+    seen = {}
+
+    def decode(level):
+        seen[level] = pixels(files[level], "L").mean()
+
+    threads = [threading.Thread(target=decode, args=(level,)) for level in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {level: level for level in range(40)}
+    assert own_process() == process
+
+
+def test_a_crash_is_an_error_and_the_next_file_is_read():
+    data = forged.saved("TIFF", compression="tiff_lzw")
+    pixels(data)
+    process = own_process()
+    os.kill(process, signal.SIGSTOP)
+    killer = threading.Timer(0.3, os.kill, (process, signal.SIGSEGV))
+    wakes = threading.Timer(0.5, os.kill, (process, signal.SIGCONT))
+    killer.start()
+    wakes.start()
+    with pytest.raises(Unreadable, match=r"its decoder crashed \(exit status -11\)"):
+        decode_apart(data, "TIFF", SIZE)
+    assert (pixels(data) == np.asarray(forged.PICTURE)).all()
+    assert own_process() != process
+
+
+def test_an_idle_process_that_was_killed_is_replaced():
+    data = forged.saved("TIFF", compression="tiff_lzw")
+    pixels(data)
+    os.kill(own_process(), signal.SIGKILL)
+    time.sleep(0.2)
+    assert (pixels(data) == np.asarray(forged.PICTURE)).all()
+
+
+def test_time_is_limited(monkeypatch):
+    monkeypatch.setattr(apart, "_SECONDS", 0)
+    with pytest.raises(Unreadable, match="decoding it takes longer than 0 s"):
+        decode_apart(b"P3\n1 1 255\n" + b"#\n" * (1 << 20) + b"1 2 3", "PPM", (1, 1))
+
+
+def test_a_machine_that_stands_still_is_waited_for_but_not_for_ever(monkeypatch):
+    data = forged.saved("TIFF", compression="tiff_lzw")
+    pixels(data)
+    monkeypatch.setattr(apart, "_BUSY", 0.05)
+    os.kill(own_process(), signal.SIGSTOP)
+    with pytest.raises(Unreadable, match="decoding it takes longer than 8 s"):
+        decode_apart(data, "TIFF", SIZE)
+
+
+def test_memory_is_limited():
+    with pytest.raises(Unreadable, match="decoding it takes more than 94 MiB"):
+        decode_apart(bmp(1_000_000, 1, b"\0\2\xff\xff"), "BMP", (1_000_000, 1))
+
+
+def test_an_interrupted_wait_leaves_no_answer_for_the_next(monkeypatch):
+    first = forged.saved("TIFF", Image.new("L", (9, 9), 1), compression="tiff_lzw")
+    second = forged.saved("TIFF", Image.new("L", (9, 9), 2), compression="tiff_lzw")
+    pixels(first)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(apart, "_read", interrupted)
+        pixels(first)
+    assert pixels(second, "L").mean() == 2
+
+
+def test_a_forked_process_has_its_own_which_ends_with_it():
+    data = forged.saved("TIFF", compression="tiff_lzw")
+    pixels(data)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        pixels(data)
+        os.write(writer, str(own_process()).encode())
+        signal.pause()
+    of_child = int(os.read(reader, 100))
+    assert of_child != own_process()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    until = time.monotonic() + 10
+    while os.path.exists(f"/proc/{of_child}"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert (pixels(data) == np.asarray(forged.PICTURE)).all()
