@@ -14,7 +14,7 @@ from errors import printable
 from inference.serve import page
 from inference.serve.batching import Batcher, Full, Item, Lost
 from inference.serve.bodies import Encoded, Refused, Upload, images_of
-from inference.serve.gate import GUARDED, refusal
+from inference.serve.gate import FAILED, GUARDED, refusal
 from inference.serve.metrics import Metrics
 from inference.serve.settings import Settings
 from inference.serve.workers import Pool
@@ -237,6 +237,10 @@ def _problems(app: FastAPI) -> None:
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         return refusal(Refused(422, f"{printable(str(first['loc'][-1]), 60)}: {printable(first['msg'], 200)}"))
+
+    @app.exception_handler(Exception)  # starlette's own answer is plain text; the gate logs the error
+    async def failed(_: Request, error: Exception) -> Response:
+        return refusal(Refused(500, FAILED))
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Response:

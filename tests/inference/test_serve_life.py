@@ -17,7 +17,7 @@ from programs import ROOT
 from served import serving, wait_until
 
 from inference.serve import server
-from inference.serve.server import Protocol
+from inference.serve.protocol import Protocol
 
 JPEG = {"Content-Type": "image/jpeg"}
 TOKEN = "a-token-of-the-tests"
