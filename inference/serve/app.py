@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from errors import printable
-from inference.serve import page
+from inference.serve import kinds, page
 from inference.serve.batching import Batcher, Full, Item, Lost
 from inference.serve.bodies import Encoded, Refused, Upload, images_of
 from inference.serve.gate import FAILED, GUARDED, refusal
@@ -110,7 +110,7 @@ def create_app(
     app.openapi = lambda: _description(app, bool(settings.token))
     _problems(app)
     _answering(app, settings, batcher, pool, metrics)
-    _telling(app, batcher, pool, metrics, draining)
+    _telling(app, settings, batcher, pool, metrics, draining)
     return app
 
 
@@ -136,8 +136,13 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"
         loop, words = asyncio.get_running_loop(), {"kind": kind, "top": top, "threshold": threshold}
         client = (request.scope.get("client") or [""])[0]
-        items = [Item(data, words, loop.create_future(), client, kind != "predict") for _, data in uploads]
-        answers = await _answers(items, batcher, settings.timeout)
+        problems = [kinds.problem(data, settings.formats) for _, data in uploads]
+        taken = [data for (_, data), problem in zip(uploads, problems, strict=True) if problem is None]
+        items = [Item(data, words, loop.create_future(), client, kind != "predict") for data in taken]
+        found = iter(await _answers(items, batcher, settings.timeout))
+        answers: list[tuple[dict[str, Any], bytes]] = []
+        for problem in problems:
+            answers.append(next(found) if problem is None else ({"error": problem}, b""))
         for answer, _ in answers:
             if "failed" in answer:
                 raise Refused(500, answer["failed"])
@@ -167,7 +172,9 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         return Response(picture, media_type=next(iter(_RAW)) if plain else "image/png")
 
 
-def _telling(app: FastAPI, batcher: Batcher, pool: Pool, measured: Metrics, draining: Callable[[], bool]) -> None:
+def _telling(
+    app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, measured: Metrics, draining: Callable[[], bool]
+) -> None:
     """What tells of the server, and the pages."""
 
     @app.get("/health")
@@ -193,7 +200,7 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, measured: Metrics, drai
 
     @app.get("/", include_in_schema=False)
     async def first() -> HTMLResponse:
-        return HTMLResponse(page.HTML, headers=page.HEADERS)
+        return HTMLResponse(page.HTML.replace("FORMATS", kinds.listed(settings.formats)), headers=page.HEADERS)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -201,6 +208,8 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, measured: Metrics, drai
 
 
 async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[tuple[dict[str, Any], bytes]]:
+    if not items:
+        return []
     together = asyncio.gather(*(item.answer for item in items))
     together.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # or asyncio says nobody asked
     try:

@@ -53,7 +53,7 @@ class Lines(ReceiveBuffer):
         else:
             self._check(start, self._end(b"\r\n\r\n", start), _LARGEST_HEAD)
         lines = super().maybe_extract_lines()
-        lengths = [line for line in lines or () if line[:14].lower() == b"content-length"]
+        lengths = [line for line in lines or () if line.lower().startswith(b"content-length:")]
         if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
             raise h11.LocalProtocolError("a Content-Length that isn't one number")
         return lines
@@ -133,8 +133,9 @@ class Protocol(H11Protocol):
             self._refuse(503, _FULL)
 
     def eof_received(self) -> bool:
-        """Returns whether the connection stays: a client that has sent its request whole may still wait for the answer."""
-        self._ended = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        """Returns whether the connection stays: a client that closed its side may wait for an answer."""
+        cycle = self.cycle
+        self._ended = cycle is not None and not cycle.more_body and not cycle.response_complete
         return self._ended
 
     def on_response_complete(self) -> None:
