@@ -87,9 +87,9 @@ _PROBLEMS: Any = {
         415: "a content type or encoding that isn't taken",
         422: "no image can be read, or a parameter is out of range",
         429: "too many images wait: try again after Retry-After seconds",
-        500: "the server failed; its log says why",
-        503: "loading, ending, or the process that computed ended twice",
-        504: "the answer took too long",
+        500: "the server failed, and its log says why; or the process that worked on an image ended",
+        503: "loading, or ending",
+        504: "the answer took too long, or reading an image",
     }.items()
 }
 
@@ -218,7 +218,7 @@ async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[
     except Full as full:
         raise Refused(429, str(full), full.seconds) from None
     except Lost as lost:
-        raise Refused(503, str(lost), 1) from None
+        raise Refused(lost.status, str(lost)) from None
     except asyncio.TimeoutError:
         raise Refused(504, f"there was no answer within {timeout:g} s") from None
     finally:

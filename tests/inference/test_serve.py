@@ -3,7 +3,10 @@
 import base64
 import io
 import json
+import os
 import struct
+import sys
+import warnings
 import zlib
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from PIL import Image
 from served import CLASSES, form, write_checkpoint
 
 from inference import Predictor
-from inference.serve.compute import answer_batch, fingerprint, load, prepare
+from inference.serve.compute import _silence_libraries, answer_batch, fingerprint, load, prepare
 from inference.serve.overlay import occlusion
 
 JPEG = {"Content-Type": "image/jpeg"}
@@ -292,6 +295,19 @@ def test_a_models_own_failure_isnt_an_answer(checkpoint, photographs, monkeypatc
     answers, _ = answer_batch(predictor, asked, ["it is no image", pixels], [])
     assert answers == [{"error": "it is no image"}, {"failed": "the model failed"}]
     assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_the_log_has_our_own_lines_and_none_of_a_decoders(tmp_path):
+    with open(tmp_path / "log", "wb") as log:
+        if (child := os.fork()) == 0:
+            os.dup2(log.fileno(), 2)
+            _silence_libraries()
+            os.write(2, b"a line of libtiff\n" * 6000)
+            warnings.warn("a warning of Pillow", stacklevel=1)
+            print("our own", file=sys.stderr)
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert (tmp_path / "log").read_text() == "our own\n"
 
 
 def test_the_http_process_needs_no_paddle(server):
