@@ -94,7 +94,7 @@ def _connections() -> int:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "python_multipart.multipart"):
         logging.getLogger(name).disabled = True  # the gate tells of requests, and of mistakes
     asyncio.get_running_loop().set_exception_handler(_accept_error_handler())
     metrics = Metrics()
