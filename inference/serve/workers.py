@@ -68,15 +68,12 @@ class Worker:
     def culprits(self) -> list[Item]:
         """Returns the images over which it ended: the one that it was reading, or what it computed for a second time.
 
-        No other image ends a process but by being read, as a map's is once more where it is computed. So the images
-        of a batch that was computed are tried again, each alone: somebody else may have ended the process.
+        An image ends a process by being read; a map's is read once more where it is computed. Somebody else may have
+        ended a process that computed a batch, so it is tried again.
         """
         if reading := self.reading():
             return [reading[0]]
-        found = [item for item in self.computing() if item.tried or item.asked["kind"] != "predict"]
-        for item in self.computing():
-            item.alone = item.tried = True
-        return found
+        return [item for item in self.computing() if item.tried or item.asked["kind"] != "predict"]
 
 
 class Pool:
@@ -240,6 +237,9 @@ class Pool:
         for item in given_up:
             item.answer.set_exception(lost)
         again = [item for item in left if not item.answer.done()]
+        if not worker.reading():
+            for item in worker.computing():
+                item.alone = item.tried = True
         self.batcher.put_back(again)
         over = f" on an image from {culprits[0].client}" if culprits else ""
         print(f"a worker {how}{over}; another one starts, {len(again)} images go to it", file=sys.stderr, flush=True)
