@@ -78,13 +78,15 @@ class Served:
         finally:
             connection.close()
         told = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, json.loads(data) if "json" in told.get("content-type", "") else data, told
+        return answer.status, json.loads(data) if data and "json" in told.get("content-type", "") else data, told
 
-    def raw(self, data, timeout=5, half=False):
+    def raw(self, *parts, timeout=5, half=False):
         """Sends bytes as they are; returns all that comes until the server closes, or the time is up."""
         with socket.create_connection(("127.0.0.1", self.port), timeout) as client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with suppress(OSError):  # it may have closed already
-                client.sendall(data)
+                for part in parts:
+                    client.sendall(part)
                 if half:
                     client.shutdown(socket.SHUT_WR)
             return read_all(client)

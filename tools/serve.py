@@ -42,6 +42,8 @@ def main() -> None:
     flag("max_images", 64, int, "of one request")
     flag("max_request_mb", 32.0, float, "MiB of one request")
     flag("timeout", 30.0, float, "seconds until an answer; beyond them: 504")
+    formats = "images that are taken besides GIF, JPEG, PNG and WebP: bmp, npy, ppm, tiff"
+    parser.add_argument("-formats", "--formats", nargs="+", default=[], metavar="NAME", help=formats)
     parser.add_argument("-token_file", "--token_file", metavar="FILE", help="holds the token that requests bear")
     parser.add_argument("-quiet", "--quiet", action="store_true", help="no line per request")
     parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from errors import printable
-from inference.serve import page
+from inference.serve import kinds, page
 from inference.serve.batching import Batcher, Full, Item, Lost
 from inference.serve.bodies import Encoded, Refused, Upload, images_of
-from inference.serve.gate import GUARDED, refusal
+from inference.serve.gate import FAILED, GUARDED, refusal
 from inference.serve.metrics import Metrics
 from inference.serve.settings import Settings
 from inference.serve.workers import Pool
@@ -87,9 +87,9 @@ _PROBLEMS: Any = {
         415: "a content type or encoding that isn't taken",
         422: "no image can be read, or a parameter is out of range",
         429: "too many images wait: try again after Retry-After seconds",
-        500: "the server failed; its log says why",
-        503: "loading, ending, or the process that computed ended twice",
-        504: "the answer took too long",
+        500: "the server failed, and its log says why; or the process that worked on an image ended",
+        503: "loading, or ending",
+        504: "the answer took too long, or reading an image",
     }.items()
 }
 
@@ -110,7 +110,7 @@ def create_app(
     app.openapi = lambda: _description(app, bool(settings.token))
     _problems(app)
     _answering(app, settings, batcher, pool, metrics)
-    _telling(app, batcher, pool, metrics, draining)
+    _telling(app, settings, batcher, pool, metrics, draining)
     return app
 
 
@@ -136,8 +136,13 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"
         loop, words = asyncio.get_running_loop(), {"kind": kind, "top": top, "threshold": threshold}
         client = (request.scope.get("client") or [""])[0]
-        items = [Item(data, words, loop.create_future(), client, kind != "predict") for _, data in uploads]
-        answers = await _answers(items, batcher, settings.timeout)
+        problems = [kinds.problem(data, settings.formats) for _, data in uploads]
+        taken = [data for (_, data), problem in zip(uploads, problems, strict=True) if problem is None]
+        items = [Item(data, words, loop.create_future(), client, kind != "predict") for data in taken]
+        found = iter(await _answers(items, batcher, settings.timeout))
+        answers: list[tuple[dict[str, Any], bytes]] = []
+        for problem in problems:
+            answers.append(next(found) if problem is None else ({"error": problem}, b""))
         for answer, _ in answers:
             if "failed" in answer:
                 raise Refused(500, answer["failed"])
@@ -167,7 +172,9 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         return Response(picture, media_type=next(iter(_RAW)) if plain else "image/png")
 
 
-def _telling(app: FastAPI, batcher: Batcher, pool: Pool, measured: Metrics, draining: Callable[[], bool]) -> None:
+def _telling(
+    app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, measured: Metrics, draining: Callable[[], bool]
+) -> None:
     """What tells of the server, and the pages."""
 
     @app.get("/health")
@@ -193,7 +200,7 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, measured: Metrics, drai
 
     @app.get("/", include_in_schema=False)
     async def first() -> HTMLResponse:
-        return HTMLResponse(page.HTML, headers=page.HEADERS)
+        return HTMLResponse(page.HTML.replace("FORMATS", kinds.listed(settings.formats)), headers=page.HEADERS)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
@@ -201,6 +208,8 @@ def _telling(app: FastAPI, batcher: Batcher, pool: Pool, measured: Metrics, drai
 
 
 async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[tuple[dict[str, Any], bytes]]:
+    if not items:
+        return []
     together = asyncio.gather(*(item.answer for item in items))
     together.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # or asyncio says nobody asked
     try:
@@ -209,7 +218,7 @@ async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[
     except Full as full:
         raise Refused(429, str(full), full.seconds) from None
     except Lost as lost:
-        raise Refused(503, str(lost), 1) from None
+        raise Refused(lost.status, str(lost)) from None
     except asyncio.TimeoutError:
         raise Refused(504, f"there was no answer within {timeout:g} s") from None
     finally:
@@ -237,6 +246,10 @@ def _problems(app: FastAPI) -> None:
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         return refusal(Refused(422, f"{printable(str(first['loc'][-1]), 60)}: {printable(first['msg'], 200)}"))
+
+    @app.exception_handler(Exception)  # starlette's own answer is plain text; the gate logs the error
+    async def failed(_: Request, error: Exception) -> Response:
+        return refusal(Refused(500, FAILED))
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Response:

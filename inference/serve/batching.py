@@ -22,7 +22,11 @@ class Full(Exception):
 
 
 class Lost(Exception):
-    """The worker that had an image ended, twice."""
+    """An image isn't answered as its worker ended over it; ``status``: of the answer."""
+
+    def __init__(self, line: str, status: int) -> None:
+        super().__init__(line)
+        self.status = status
 
 
 @dataclass(eq=False)
@@ -31,11 +35,12 @@ class Item:
 
     Attributes:
         data: the image's file.
-        asked: what a worker is to do with it: "kind" ("predict" or "attention"), "top", "threshold".
+        asked: what a worker is to do with it: "kind" ("predict" or "attention"), "top", "threshold". The images of
+            a request have the same object.
         answer: (what the worker says, in JSON's terms; a picture).
         client: who asks.
-        alone: it is computed by itself, as a map is, or an image whose worker ended.
-        tried: a worker ended that had it.
+        alone: it is computed by itself, as a map is, or an image that was being computed as its worker ended.
+        tried: a worker ended that was computing it.
     """
 
     data: bytes
@@ -89,9 +94,7 @@ class Batcher:
         self._arrived.set()
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Puts images whose worker ended first, each alone: if one of them ended it, the others aren't lost with it."""
-        for item in items:
-            item.alone = item.tried = True
+        """Puts images whose worker ended before all others."""
         self._again.extendleft(reversed(items))
         self._arrived.set()
 

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from inference.predictor import Predictor
 from inference.serve import frames
 from inference.serve.memory import give_back
 from inference.serve.overlay import overlay
+from inference.serve.progress import COMPUTING, READING, Progress
 from inference.serve.settings import LARGEST
 from loading.transforms.bands import pixel_mode
 from loading.transforms.decode import readable
@@ -60,13 +62,28 @@ def main() -> None:
         said = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         _send(end, frames.pack({"error": one_line(said), "status": getattr(error, "exit_status", 1)}))
         os._exit(getattr(error, "exit_status", 1))
+    _silence_libraries()
     _send(end, loaded)
     batches: queue.Queue = queue.Queue(1)
-    threading.Thread(target=_decode, args=(predictor, end, batches), daemon=True).start()
+    progress = Progress(told["progress"])
+    threading.Thread(target=_decode, args=(predictor, end, batches, progress), daemon=True).start()
     while True:
         head, pixels, parts = batches.get()
+        progress.begin(COMPUTING, head["id"])
         answers, pictures = answer_batch(predictor, head["asked"], pixels, parts)
         _send(end, frames.pack({"id": head["id"], "answers": answers}, pictures))
+        progress.end(COMPUTING)
+
+
+def _silence_libraries() -> None:
+    """Keeps what decoders say of damaged files out of the log: libtiff has a line for each of a file's tiles.
+
+    They write to descriptor 2. Python's own errors are still told.
+    """
+    sys.stderr = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    warnings.simplefilter("ignore")
 
 
 def _send(end: socket.socket, data: bytes) -> None:
@@ -105,17 +122,24 @@ def load(told: dict[str, Any]) -> Predictor:
     return predictor
 
 
-def _decode(predictor: Predictor, end: socket.socket, batches: queue.Queue) -> None:
+def _decode(predictor: Predictor, end: socket.socket, batches: queue.Queue, progress: Progress) -> None:
     file: Any = end.makefile("rb", 1 << 20)
-    while True:
-        try:
+    try:
+        while True:
             head, parts = frames.read(file)
-        except (EOFError, OSError):
-            os._exit(0)
-        maps = [asked["kind"] == "attention" for asked in head["asked"]]
-        # A map's picture is decoded where it is drawn: here only whether it can be is found out.
-        pixels = [prepare(predictor, part) for part in parts]
-        batches.put((head, pixels, parts if any(maps) else []))
+            maps = [asked["kind"] == "attention" for asked in head["asked"]]
+            # A map's picture is decoded where it is drawn: here only whether it can be is found out.
+            pixels = []
+            for place, part in enumerate(parts):
+                progress.begin(READING, head["id"], place)
+                pixels.append(prepare(predictor, part))
+            progress.end(READING)
+            batches.put((head, pixels, parts if any(maps) else []))
+    except (EOFError, OSError):  # the server has gone
+        os._exit(0)
+    except BaseException:  # such as a lack of memory: without this thread the process would be deaf
+        traceback.print_exc()
+        os._exit(1)
 
 
 def prepare(predictor: Predictor, data: bytes) -> np.ndarray | str:

@@ -23,6 +23,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 WORK = ("/predict", "/attention")  # what images are sent to
 GUARDED = (*WORK, "/metrics")
+FAILED = "the server failed; its log says why"
 _OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")
 _BODY = 30.0  # seconds that a body may take
 _LINGER = 10.0  # seconds in which what a refused client still sends is read: it would miss the answer
@@ -66,10 +67,13 @@ class Gate:
             await _refuse(refused, scope, receive, noted)
         except Gone:
             pass
+        except asyncio.CancelledError:  # uvicorn ends, and would answer in plain text
+            if not status:
+                await refusal(Refused(503, "the server is ending", 5))(scope, receive, noted)
         except Exception:
             traceback.print_exc()
             if not status:
-                await _refuse(Refused(500, "the server failed; its log says why"), scope, receive, noted)
+                await _refuse(Refused(500, FAILED), scope, receive, noted)
         finally:
             self._note(scope, status or _GONE, time.perf_counter() - started)
 
@@ -93,7 +97,9 @@ class Gate:
         if scope["path"] in GUARDED:
             self._check_token(headers.get(b"authorization", b""))
         if scope["path"] not in WORK or scope["method"] != "POST":
-            await self.app(scope, receive, send)
+            # HEAD is answered as GET; uvicorn, which has the scope itself, leaves out the body.
+            asked = "GET" if scope["method"] == "HEAD" else scope["method"]
+            await self.app(scope | {"method": asked}, receive, send)
             return
         self._check(headers)
         self.active += 1

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
 import os
 import resource
@@ -13,9 +12,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from errors import InputError, one_line
 from inference.serve.app import create_app
@@ -23,95 +20,15 @@ from inference.serve.batching import Batcher
 from inference.serve.gate import Gate, log
 from inference.serve.memory import hold_little
 from inference.serve.metrics import Metrics
+from inference.serve.protocol import Protocol
 from inference.serve.settings import LOOPBACK, Settings
 from inference.serve.workers import Pool
 from launch import startup, streams
 
-_HEAD = 10.0  # seconds that a request's head may take, and an answer to be read; twice that at most
-_LARGEST_HEAD = 16 << 10  # bytes
 _CONNECTIONS = 8192
 _RESERVE = 256  # files besides: workers, what is read, connections that are just being refused
-_AT_ONCE = 1 << 14  # bytes of a connection that are read before others have their turn
-_ACCEPTED = 32  # connections, likewise
+_ACCEPTED = 32  # connections that are accepted before others have their turn
 _QUEUE = 2048  # connections that wait to be accepted
-_CHUNKS, _LEAST_CHUNK = 256, 256  # of a body: so many, and one more for each so many bytes
-
-
-def _plain(head: str, error: str) -> bytes:
-    """Returns an answer to who isn't let through to the app."""
-    body = json.dumps({"error": error})
-    return (
-        f"HTTP/1.1 {head}\r\nconnection: close\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n\r\n{body}".encode()
-    )
-
-
-_FULL = _plain("503 Service Unavailable\r\nretry-after: 1", "as many clients are connected as may; try again in 1 s")
-_NO_REQUEST = _plain("400 Bad Request", "this is no HTTP request that can be read")
-_CRUMBS = _plain("400 Bad Request", "the body comes in too many small chunks")
-
-
-class Connection(h11.Connection):
-    """h11's, which makes an event of each chunk of a body, however small it is: each takes 6 µs."""
-
-    chunks, size = 0, 0
-
-    def next_event(self) -> Any:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            self.chunks = self.size = 0
-        elif isinstance(event, h11.Data):
-            self.chunks, self.size = self.chunks + event.chunk_start, self.size + len(event.data)
-            if self.crumbs:
-                raise h11.RemoteProtocolError("too many chunks")
-        return event
-
-    @property
-    def crumbs(self) -> bool:
-        return self.chunks > _CHUNKS + self.size // _LEAST_CHUNK
-
-
-class Protocol(H11Protocol):
-    """uvicorn's, which lets clients take as long as they like; here who is slow or silent loses the connection."""
-
-    metrics: Metrics
-    most = _CONNECTIONS
-    _seen: Any = None  # the request of the last tick
-    _paused = False
-
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
-        self.conn: Connection = Connection(h11.SERVER, _LARGEST_HEAD)
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        transport.max_size = _AT_ONCE
-        self._timer = self.loop.call_later(_HEAD, self._tick)
-        if len(self.connections) > self.most:
-            self._refuse(503, _FULL)
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, _CRUMBS if self.conn.crumbs else _NO_REQUEST)
-
-    def _refuse(self, status: int, answer: bytes) -> None:
-        self.metrics.requests.labels("other", status).inc()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # no other answer was begun
-            self.transport.write(answer)
-        self.transport.close()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
-        super().connection_lost(exc)
-
-    def _tick(self) -> None:
-        paused = self.flow.write_paused
-        answering = self.cycle is not None and not self.cycle.response_complete
-        unread = self._paused and paused  # it reads nothing of what was sent
-        if self.transport.is_closing() or unread or (not answering and self._seen is self.cycle):
-            self.transport.abort()
-            return
-        self._seen, self._paused = self.cycle, paused
-        self._timer = self.loop.call_later(_HEAD, self._tick)
 
 
 class Server(uvicorn.Server):
@@ -177,7 +94,7 @@ def _connections() -> int:
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "python_multipart.multipart"):
         logging.getLogger(name).disabled = True  # the gate tells of requests, and of mistakes
     asyncio.get_running_loop().set_exception_handler(_accept_error_handler())
     metrics = Metrics()

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from errors import InputError
+from errors import InputError, printable
+from inference.serve.kinds import ALWAYS, OTHERS
 
 LARGEST = 50_000_000  # pixels of an image, unless -o DATA.MAX_PIXELS: decoding takes up to 8 bytes for each
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # hosts that no stranger reaches
@@ -24,6 +25,7 @@ class Settings:
         max_queue: images that may wait.
         max_images: of one request.
         max_request_mb: of its body.
+        formats: of images, besides those that are always taken (``kinds.OTHERS``).
         timeout: seconds until an answer.
         token: what requests have to bear; None: nothing.
         quiet: no line per request.
@@ -41,6 +43,7 @@ class Settings:
     max_queue: int = 256
     max_images: int = 64
     max_request_mb: float = 32.0
+    formats: Sequence[str] = ()
     timeout: float = 30.0
     token: str | None = None
     quiet: bool = False
@@ -53,6 +56,10 @@ class Settings:
         for name, high in {"max_request_mb": HELD >> 20, "timeout": 3600}.items():
             if not 0 < getattr(self, name) <= high:
                 raise InputError(f"-{name} is {getattr(self, name)}, expected more than 0, at most {high}")
+        for name in self.formats:
+            if name not in OTHERS:
+                expected = f"expected any of {', '.join(OTHERS)}; {', '.join(ALWAYS)} are always taken"
+                raise InputError(f"-formats has {printable(name, 20)}, {expected}")
         if not 0 <= self.port < 1 << 16:
             raise InputError(f"-port is {self.port}, expected 0 to 65535 (0: any that is free)")
 

@@ -16,6 +16,7 @@ from errors import InputError, RunError, one_line
 from inference.serve import frames
 from inference.serve.batching import Batcher, Item, Lost
 from inference.serve.metrics import Metrics
+from inference.serve.progress import COMPUTING, READING, Progress
 from inference.serve.settings import Settings
 from launch.startup import STOPS
 from launch.verdict import START_UP
@@ -28,9 +29,16 @@ _LASTING = 60.0  # seconds after which an end isn't one of a row any more
 class Worker:
     """A process that computes, of one life."""
 
-    def __init__(self, process: subprocess.Popen, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.process, self.reader, self.writer = process, reader, writer
+    def __init__(
+        self,
+        process: subprocess.Popen,
+        progress: Progress,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.process, self.progress, self.reader, self.writer = process, progress, reader, writer
         self.ready, self.unfit, self.born = False, False, time.monotonic()
+        self.stuck = False  # it was killed, as it read one image for too long
         self.slots = asyncio.Semaphore(_AHEAD)
         self.pending: dict[int, tuple[float, list[Item]]] = {}
         self.heard = self.born  # when it last answered, or was given something after it had nothing
@@ -42,6 +50,30 @@ class Worker:
         self.pending[number] = time.monotonic(), items
         head = {"id": number, "asked": [item.asked for item in items]}
         self.writer.write(frames.pack(head, [item.data for item in items]))
+
+    def reading(self) -> tuple[Item, float] | None:
+        """Returns the image that it is reading, and since when."""
+        note = self.progress.of(READING)
+        if note.batch not in self.pending:
+            return None
+        return self.pending[note.batch][1][note.place], note.since
+
+    def computing(self) -> list[Item]:
+        """Returns the images that it is computing, or receives next."""
+        batch = self.progress.of(COMPUTING).batch
+        if batch not in self.pending:
+            batch = next(iter(self.pending), 0)
+        return self.pending[batch][1] if batch else []
+
+    def culprits(self) -> list[Item]:
+        """Returns the images over which it ended: the one that it was reading, or what it computed for a second time.
+
+        An image ends a process by being read; a map's is read once more where it is computed. Somebody else may have
+        ended a process that computed a batch, so it is tried again.
+        """
+        if reading := self.reading():
+            return [reading[0]]
+        return [item for item in self.computing() if item.tried or item.asked["kind"] != "predict"]
 
 
 class Pool:
@@ -63,6 +95,11 @@ class Pool:
         self._deaths, self._sent = 0, 0
         self._tasks = [asyncio.ensure_future(self._keep(place)) for place in range(settings.workers)]
         self._tasks.append(asyncio.ensure_future(self._watch()))
+
+    @property
+    def reading_limit(self) -> float:
+        """Returns seconds that reading an image may take: others, which wait meanwhile, have time left."""
+        return self.settings.timeout / 5
 
     def ready(self) -> int:
         """Returns how many have loaded the model."""
@@ -91,18 +128,20 @@ class Pool:
 
     async def _start(self, place: int) -> Worker:
         ours, theirs = socket.socketpair()
-        with theirs:
+        memory = Progress.create()
+        with theirs, open(memory, "rb"):
             settings = self.settings
             told = {key: getattr(settings, key) for key in ("path", "cfg", "classes", "workers", "batch_size")}
-            told |= {"options": list(settings.options), "place": place, "server": os.getpid()}
+            told |= {"options": list(settings.options), "place": place, "server": os.getpid(), "progress": memory}
             words = [sys.executable, "-X", "utf8", str(_PROGRAM), str(theirs.fileno()), json.dumps(told)]
             # A signal to the whole group is for the server, which still needs the worker: so they stay blocked there.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
             try:
-                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), memory])
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return Worker(process, *await asyncio.open_connection(sock=ours))
+            progress = Progress(memory)
+        return Worker(process, progress, *await asyncio.open_connection(sock=ours))
 
     async def _live(self, worker: Worker) -> int:
         """Gives a worker batches and takes its answers until it ends; returns its exit status."""
@@ -179,19 +218,34 @@ class Pool:
             print(f"error: a worker can't be replaced, {self.ready()} go on: {line}", file=sys.stderr, flush=True)
 
     def _record_death(self, worker: Worker, code: int) -> None:
-        """Notes an end, and lets its images wait anew; those that had that once already are given up."""
+        """Notes an end. The request over which it ended is given up, and the other images wait anew.
+
+        Ends of processes that had nothing to do end the server where there are too many in a row: requests can't.
+        """
         self.metrics.restarts.inc()
         if worker.unfit and (self.ready() or self.ended.done()):  # it was reported
             return
-        self._deaths = 1 if time.monotonic() - worker.born > _LASTING else self._deaths + 1
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        culprits = worker.culprits()
+        if worker.stuck:
+            lost = Lost(f"reading an image took more than {self.reading_limit:g} s", 504)
+        else:
+            lost = Lost(f"the process that worked on an image {how}; the image isn't tried again", 500)
         left = [item for _, items in worker.pending.values() for item in items if not item.answer.done()]
-        for item in left:
-            if item.tried:
-                item.answer.set_exception(Lost("the process that computed it ended, twice"))
+        # All images of their requests: a request may cost one process.
+        given_up = [item for item in left if any(item.asked is culprit.asked for culprit in culprits)]
+        for item in given_up:
+            item.answer.set_exception(lost)
         again = [item for item in left if not item.answer.done()]
+        if not worker.reading():
+            for item in worker.computing():
+                item.alone = item.tried = True
         self.batcher.put_back(again)
-        print(f"a worker {how}; another one starts, {len(again)} images go to it", file=sys.stderr, flush=True)
+        over = f" on an image from {culprits[0].client}" if culprits else ""
+        print(f"a worker {how}{over}; another one starts, {len(again)} images go to it", file=sys.stderr, flush=True)
+        if worker.pending:
+            return
+        self._deaths = 1 if time.monotonic() - worker.born > _LASTING else self._deaths + 1
         if self._deaths > 3 * self.settings.workers + 2:
             self._end(RunError(f"{self._deaths} workers ended in a row, the last one {how}; is memory short?"))
 
@@ -200,9 +254,14 @@ class Pool:
             self.ended.set_exception(error)
 
     async def _watch(self) -> None:
-        """Kills a worker that answers nothing for twice the time that a request may take."""
+        """Kills a worker that reads one image for too long, or answers nothing for twice the time of a request."""
         while True:
             await asyncio.sleep(0.5)
+            now = time.monotonic()
             for worker in self.workers:
-                if worker and worker.pending and time.monotonic() - worker.heard > 2 * self.settings.timeout:
+                if not worker or not worker.pending:
+                    continue
+                reading = worker.reading()
+                worker.stuck = reading is not None and now - reading[1] > self.reading_limit
+                if worker.stuck or now - worker.heard > 2 * self.settings.timeout:
                     worker.process.kill()

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from inference.serve import gate as gates
+from inference.serve.app import create_app
 from inference.serve.gate import Gate
 from inference.serve.metrics import Metrics
 from inference.serve.settings import HELD, Settings
@@ -159,3 +160,39 @@ def test_a_mistake_of_the_apps_is_told_to_nobody_but_the_log(capsys):
     assert (client.status, client.answer) == (500, b'{"error":"the server failed; its log says why"}')
     assert "ZeroDivisionError: secret" in capsys.readouterr().err
     assert counted(gate, 500) == 1
+
+
+def test_a_mistake_within_the_app_is_json_too(capsys):
+    """(starlette's own answer would be plain text.)"""
+
+    class Broken:
+        def put(self, items):
+            raise ZeroDivisionError("secret")
+
+    app = create_app(Settings("model"), Broken(), None, Metrics(), lambda: False)
+    client = Client(b"GIF89a", content_type="image/gif")
+    client.scope |= {"query_string": b"", "http_version": "1.1", "root_path": ""}
+    gate = ask(client, app)
+    assert (client.status, client.answer) == (500, b'{"error":"the server failed; its log says why"}')
+    assert "ZeroDivisionError: secret" in capsys.readouterr().err
+    assert counted(gate, 500) == 1
+
+
+def test_a_request_that_is_cut_off_by_the_end_is_answered_in_json():
+    """(uvicorn cancels what takes too long as it ends, and would answer in plain text.)"""
+
+    async def app(scope, receive, send):
+        await asyncio.sleep(60)
+
+    async def main():
+        gate = Gate(app, Settings("model", quiet=True), Metrics(), lambda: True)
+        client = Client(b"a")
+        client.receive = asyncio.Event().wait
+        working = asyncio.ensure_future(gate(client.scope, client.receive, client.send))
+        await asyncio.sleep(0.05)
+        working.cancel()
+        await working
+        assert (client.status, client.answer) == (503, b'{"error":"the server is ending"}')
+        assert (gate.active, gate.held) == (0, 0)
+
+    asyncio.run(main())

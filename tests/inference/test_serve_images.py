@@ -11,6 +11,20 @@ from PIL import Image
 from served import form, serving
 from sklearn.datasets import load_sample_images
 
+from errors import Unreadable
+from inference.serve import kinds as known
+from loading.transforms import formats
+
+RARE = ("BMP", "PPM", "TIFF")
+FORMATS = ["-formats", *map(str.lower, RARE), "npy"]
+
+
+@pytest.fixture(scope="module")
+def open_server(checkpoint):
+    """A server that takes all formats."""
+    with serving(checkpoint, "-max_images=8", *FORMATS, folder=checkpoint.parent) as server:
+        yield server.ready()
+
 
 def encoded(image, kind, **how):
     file = io.BytesIO()
@@ -53,7 +67,7 @@ NONE = {
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/predict", "/attention"])
 def test_what_a_large_image_took_goes_back(checkpoint, tmp_path, path):
-    with serving(checkpoint, folder=tmp_path) as server:
+    with serving(checkpoint, "-formats=tiff", "-timeout=120", folder=tmp_path) as server:
         [worker] = server.ready().workers()
 
         def memory():
@@ -68,19 +82,52 @@ def test_what_a_large_image_took_goes_back(checkpoint, tmp_path, path):
             assert (now - before < 100, peak - before < 550) == (True, True), (kind, before, now, peak)
 
 
-def test_kinds_of_images_are_read_and_what_is_none_is_refused(server):
-    files = kinds()
-    for name, data in files.items():
+def test_kinds_of_images_are_read_and_what_is_none_is_refused(open_server):
+    server = open_server
+    for name, data in kinds().items():
         status, answer, _ = server.ask("POST", "/predict", *form(("image", name, data)))
         assert (status, answer["predictions"][0]["name"]) == (200, name), answer
         assert sum(answer["predictions"][0]["probabilities"]) == pytest.approx(1)
     for name, data in NONE.items():
         status, answer, _ = server.ask("POST", "/predict", *form(("image", name, data)))
-        found = "it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read"
+        found = "it is of no known format; this server takes GIF, JPEG, PNG, WebP, BMP, PPM, TIFF, NPY"
         assert (status, answer["error"].removeprefix(f"{name}: ")) == (422, found)
 
 
-def test_damaged_images_end_no_worker(server):
+def test_rare_formats_are_refused_before_a_worker_sees_them(server, photographs):
+    before, files = server.metric("paddle_vit_batch_images_sum"), kinds() | {"NPY": b"\x93NUMPY" + bytes(100)}
+    for kind in (*RARE, "NPY"):
+        line = f"its format is {kind}; this server takes GIF, JPEG, PNG, WebP (to take it: -formats {kind.lower()})"
+        status, answer, _ = server.ask("POST", "/predict", files[kind], {"Content-Type": "image/jpeg"})
+        assert (status, answer["error"]) == (422, f"image 0: {line}")
+        assert answer["predictions"] == [{"name": "image 0", "error": line}]
+        status, answer, _ = server.ask("POST", "/attention", files[kind], {"Content-Type": "image/jpeg"})
+        assert (status, answer) == (422, {"error": f"image 0: {line}"})
+    assert server.metric("paddle_vit_batch_images_sum") == before
+    uploads = [("a", "1", files["TIFF"]), ("a", "2", photographs[0]), ("a", "3", files["BMP"]), ("a", "4", b"no")]
+    status, answer, _ = server.ask("POST", "/predict", *form(*uploads))
+    found = [one.get("error", "").split(";")[0] for one in answer["predictions"]]
+    assert (status, found) == (200, ["its format is TIFF", "", "its format is BMP", "it is of no known format"])
+    assert server.metric("paddle_vit_batch_images_sum") == before + 1
+    assert b"<span>GIF, JPEG, PNG, WebP</span>" in server.ask("GET", "/")[1]
+
+
+def test_the_http_process_knows_the_formats_that_decoders_know():
+    heads = [b"\xff\xd8\xff\xe0", b"RIFF\0\n\0\0WEBP", b"RIFF\0\n\0\0WAVE", b"RIFFWEBP", b"P7", b"P0", b""]
+    heads.append(b"\x93NUMPY")
+    heads += [*formats._SIGNATURES, *(head[:-1] for head in formats._SIGNATURES), *kinds().values(), *NONE.values()]
+    for head in heads:
+        try:
+            expected = formats.kind_of(head).upper()
+        except Unreadable:
+            expected = None
+        kind = known.kind_of(head)
+        assert (kind and kind.upper()) == expected, head[:20]
+    assert {kind.upper() for kind in known._HEADS} == {*map(str.upper, (*known.ALWAYS, *known.OTHERS))}
+
+
+def test_damaged_images_end_no_worker(open_server):
+    server = open_server
     rng, before = random.Random(0), server.memory()
     outcomes = {"read": 0, "refused": 0}
     for name, data in kinds().items():

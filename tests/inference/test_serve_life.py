@@ -17,7 +17,7 @@ from programs import ROOT
 from served import serving, wait_until
 
 from inference.serve import server
-from inference.serve.server import Protocol
+from inference.serve.protocol import Protocol
 
 JPEG = {"Content-Type": "image/jpeg"}
 TOKEN = "a-token-of-the-tests"
@@ -40,6 +40,7 @@ def started(folder, *words, **environment):
         (["-max_queue=8"], "-max_queue is 8, expected 64 or more"),
         (["-max_request_mb=1000"], "-max_request_mb is 1000.0, expected more than 0, at most 128"),
         (["-timeout=nan"], "-timeout is nan, expected more than 0, at most 3600"),
+        (["-formats", "bmp", "jpeg2000"], "-formats has jpeg2000, expected any of bmp, npy, ppm, tiff"),
         (["-host=256.0.0.1"], "can't listen at 256.0.0.1, port 8000 ("),
         (["-host=a..b"], "can't listen at a..b, port 8000 (this is no host's name); choose another -host or -port"),
         (["-token_file="], ": can't be read as a token (FileNotFoundError: No such file or directory)"),
