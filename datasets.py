@@ -159,6 +159,7 @@ class ArrayDataset(ImageDataset):
     ) -> None:
         super().__init__(config, mode, labels, classes)
         self.images = images
+        self.advice = ""  # DATA.SKIP_BROKEN is for images that are decoded
         self.names: Paths | np.ndarray | None = None  # of the files that a cache was made of
 
     def image(self, index: int) -> Picture:

@@ -122,7 +122,8 @@ def stale_cache(folder):
     images[2] ^= 1
     np.save(pixels, images)
     rest = pixels.with_suffix(".npz")
-    np.savez(rest, **(dict(np.load(rest)) | {"crc": np.array(zlib.crc32(images.data))}))
+    crcs = np.array([zlib.crc32(image.data) for image in images], np.uint32)
+    np.savez(rest, **(dict(np.load(rest)) | {"crcs": crcs}))
 
 
 FOLD = ["-data_path=data/train", "-o", "DATA.FOLDS=4"]
