@@ -114,8 +114,8 @@ class MultiLabel(Classification):
             # The first class of each rank. The last ranks may compute some classes that others compute, too.
             begins = [min(first + place * each, outputs - each) for place in range(world_size())]
             logits, truth = (_of_all_images(batches, begins, each) for batches in (scores, truths))
-            for label, column, there in zip(range(begins[rank()], outputs), sigmoid(logits), truth, strict=False):
-                found[label] = self._of_class(label, rank_images(column, there))
+            for label, column, there in zip(range(begins[rank()], outputs), logits, truth, strict=False):
+                found[label] = self._of_class(label, rank_images(sigmoid(column), there))
         for own in all_gather(found):
             found |= own
         precisions, thresholds, counts, halves = zip(*(found[label] for label in range(outputs)), strict=True)
