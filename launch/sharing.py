@@ -102,7 +102,9 @@ def _wait(name: str) -> Any:
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
         try:
+            asked.setblocking(False)  # where others fill the queue, connect would wait
             asked.connect(name)
+            asked.setblocking(True)
             if not _is_own(asked):
                 return False
         except ConnectionRefusedError:  # it doesn't listen yet, or no more

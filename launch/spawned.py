@@ -38,8 +38,8 @@ class Handed:
     Arguments of a rank go through a pipe, which holds 64 kB. If they are larger, the parent waits until the rank has
     imported Paddle before it starts the next one. It would wait for ever if the rank has ended.
 
-    The memory holds the sizes of its parts, a pickle, and then the content of each array, which ranks don't copy: it is
-    once in the machine's memory.
+    The memory holds the sizes of its parts, a pickle, and then the content of each array. Ranks don't copy these: they
+    are once in the machine's memory.
     """
 
     def __init__(self, *objects: Any) -> None:

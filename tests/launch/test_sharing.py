@@ -218,6 +218,21 @@ def test_a_reader_that_may_open_no_more_files_reads_by_itself(ranks, reads, monk
     assert reads.value == 5
 
 
+def test_a_rank_does_not_wait_in_a_full_queue():
+    name = f"\0paddle-vit-toolkit:{os.getpid()}"
+    with contextlib.ExitStack() as held:
+        listener = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        listener.bind(name)
+        listener.listen(0)
+        for _ in range(2):  # as many as fit, and more
+            guest = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            guest.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                guest.connect(name)
+        assert sharing._wait(name) is False
+    assert sharing._wait(name) is None  # nobody listens
+
+
 def test_a_system_that_refuses_such_names_reads_on_every_rank(ranks, reads, monkeypatch):
     monkeypatch.setattr(sharing.errno, "EADDRINUSE", -1)
     assert [told for _, told in ranks(differ, reads, FORK.Value("i", 0))][:2] == [(0,), (1,)]
