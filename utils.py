@@ -195,8 +195,9 @@ def all_to_all(parts: list[np.ndarray]) -> list[np.ndarray]:
     if world_size() == 1:
         return parts
     received = []
+    dtype: Any = str(parts[0].dtype)
     for source, shape in enumerate(all_gather(parts[0].shape)):
-        found = paddle.empty(shape, str(parts[0].dtype))
+        found = paddle.empty(shape, dtype)
         if found.size:
             # One after the other: Paddle's own all-to-all has no gloo.
             dist.scatter(found, [*map(paddle.to_tensor, parts)] if source == rank() else None, source)

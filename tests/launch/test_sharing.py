@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from config import get_config
 from errors import InputError, RunError
 from launch import secret, sharing, spawned
 from loading.files import Paths
+from main_multi_gpu import what_is_read
 
 FORK = multiprocessing.get_context("fork")
 LARGE = 32 << 20  # bytes
@@ -216,6 +218,12 @@ def test_a_reader_that_may_open_no_more_files_reads_by_itself(ranks, reads, monk
     found = ranks(differ, reads, FORK.Value("i", 0))
     assert [told for _, told in found] == [(0,), (1,), (0,), (1,), (0,)]
     assert reads.value == 5
+
+
+def test_every_setting_decides_what_is_read():
+    words = ["DATA.DATASET", "folder", "SEED", "1"]
+    same, other = get_config(None, words), get_config(None, [*words[:-1], "2"])
+    assert what_is_read(same) == what_is_read(get_config(None, words)) != what_is_read(other)
 
 
 def test_a_rank_does_not_wait_in_a_full_queue():

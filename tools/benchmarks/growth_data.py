@@ -1,10 +1,11 @@
-"""What ``growth`` measures of data: an epoch's order, metrics of several labels, listings, what ranks share, a cache."""
+"""What ``growth`` measures of data: samplers, metrics of several labels, listings, caches."""
 
 import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,8 @@ def multilabel_metrics(size: int, _: Path) -> Callable[[], object]:
     from training.multilabel import MultiLabel
 
     rng = np.random.default_rng(0)
-    task = MultiLabel(get_config(None, ["TASK", "multilabel", "MODEL.NUM_CLASSES", _LABELS, "REPORT", "False"]))
+    words = ["TASK", "multilabel", "MODEL.NUM_CLASSES", str(_LABELS), "REPORT", "False"]
+    task: Any = MultiLabel(get_config(None, words))
     task.normalize = lambda pixels: pixels
 
     def batches() -> Iterator[dict[str, paddle.Tensor]]:
@@ -77,7 +79,7 @@ def list_by_ranks(size: int, folder: Path) -> Callable[[], object]:
     secret.take_run()
     os.environ["PADDLE_TRAINERS_NUM"] = str(size)
 
-    def be_rank(ready: multiprocessing.Semaphore) -> None:
+    def be_rank(ready: Any) -> None:
         sharing.read_once(lambda: (read(Split("train", alone=True), data_path=str(folder)),), b"")
         ready.release()
         # Until it is ended, as ranks wait for each other.
