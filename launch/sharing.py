@@ -26,7 +26,7 @@ from launch.spawned import Handed
 _LONGEST = 1 << 14  # bytes of a message: an error is one line
 _WAITING = 4096  # connections that the kernel keeps until they are answered; it may keep fewer
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
-_hands: "tuple[socket.socket, Handed] | None" = None  # of the rank that reads: where the others come, what they get
+_hands: tuple[socket.socket, Handed] | None = None  # of the rank that reads: where the others come, what they get
 
 
 def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ...]:
