@@ -1,7 +1,7 @@
 """Datasets and their loader.
 
 ``get_datasets(config)`` validates everything that can be known before a model is built. A dataset holds its paths and
-labels in a few arrays. So it costs little to hand it to a process: 65 MB for ImageNet's 1.3 million files.
+labels in a few arrays, which a machine's ranks share: 65 MB for ImageNet's 1.3 million files.
 """
 
 import functools
@@ -159,6 +159,7 @@ class ArrayDataset(ImageDataset):
     ) -> None:
         super().__init__(config, mode, labels, classes)
         self.images = images
+        self.advice = ""  # DATA.SKIP_BROKEN is for images that are decoded
         self.names: Paths | np.ndarray | None = None  # of the files that a cache was made of
 
     def image(self, index: int) -> Picture:

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from errors import reporting, reporting_memory
-from launch import environment, launched, progress, signals, spawned, streams
+from launch import environment, launched, progress, sharing, signals, spawned, streams
 from training.command_line import config_from_arguments
 
 
@@ -133,7 +133,7 @@ def watched_worker(failed, beats, handed):
         if isinstance(handed, spawned.Handed):
             main_worker(*handed.open())
         else:
-            found = read_datasets(handed)
+            found = sharing.read_once(lambda: read_datasets(handed), what_is_read(handed))
             launched.wait_for_all()
             main_worker(*found)
 
@@ -166,6 +166,14 @@ def read_datasets(config):
     weights = config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER
     trained = classes_of(*weights) if config.EVAL and config.MODEL.PRETRAINED else None
     return datasets.get_datasets(with_preprocessing(config), trained)
+
+
+def what_is_read(config):
+    """Returns bytes that are the same on ranks of a machine to which ``read_datasets`` would return the same."""
+    from options import leaves
+    from training.environment import versions
+
+    return repr((versions(), sorted(leaves(config)))).encode()
 
 
 def next_start(config, count):

@@ -186,6 +186,25 @@ def all_gather(data: Any) -> list[Any]:
     return found
 
 
+def all_to_all(parts: list[np.ndarray]) -> list[np.ndarray]:
+    """Sends one array to each process, and returns those that all sent to this one, in the order of ranks.
+
+    Args:
+        parts: one for each process, all of one shape and dtype. Another process's may have another shape.
+    """
+    if world_size() == 1:
+        return parts
+    received = []
+    dtype: Any = str(parts[0].dtype)
+    for source, shape in enumerate(all_gather(parts[0].shape)):
+        found = paddle.empty(shape, dtype)
+        if found.size:
+            # One after the other: Paddle's own all-to-all has no gloo.
+            dist.scatter(found, [*map(paddle.to_tensor, parts)] if source == rank() else None, source)
+        received.append(found.numpy())
+    return received
+
+
 # ------------------------------------------------------------------- seeds
 
 

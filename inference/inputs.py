@@ -17,7 +17,6 @@ from loading.files import Paths, text_lines
 from loading.label_spaces import imagenet_names
 from loading.layout import IMAGE_SUFFIXES, is_leftover, skipped_text
 from loading.sources import images_below
-from utils import rank
 
 STDIN, LIST = "-", ".txt"
 _LARGEST = 1 << 28  # bytes of a list on standard input
@@ -43,7 +42,7 @@ def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
     """
     skipped: list[str] = []
     found = Paths(itertools.chain.from_iterable(_files_of_word(word, stdin, skipped) for word in words))
-    if skipped and rank() == 0:
+    if skipped:
         print(skipped_text(skipped), file=sys.stderr)
     if not len(found):
         raise InputError("there are no images: the lists, or what the patterns match, hold no path of one")

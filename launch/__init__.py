@@ -9,6 +9,7 @@ The modules, in the order in which a start uses them:
   connection whose messages are authenticated.
 - ``spawned`` and ``launched`` are the process that watches ranks. If this program started the ranks, one process
   watches all of them. If a launcher did, each rank has its own.
+- ``sharing`` reads the data of launched ranks once on each machine.
 - ``fence`` closes Paddle's store to all other programs.
 - ``signals`` records the signals that a rank receives. ``progress`` reports how far a rank is.
 - ``verdict`` decides why a run ends if ranks fail or stall.

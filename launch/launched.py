@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from errors import Failure, InputError
-from launch import environment, signals
+from launch import environment, sharing, signals
 from launch.channel import Channel
 from launch.rendezvous import Meeting
 from launch.spawned import Ranks, leave, shared_arrays
@@ -74,7 +74,9 @@ def wait_for_all() -> None:
     """Returns when every launched rank has called it: Paddle alone would wait only 900 s for one that reads data."""
     _stage[0] = READY
     while _stage[0] != GO:
+        sharing.answer()
         time.sleep(0.02)
+    sharing.close()
 
 
 class Launched(Ranks):

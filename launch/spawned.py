@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import struct
 import sys
 import time
 import weakref
@@ -26,20 +27,40 @@ from launch.progress import FIELDS
 from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
 
 SHARED = "/dev/shm"
+_ALIGNED = 64  # bytes: where an array's content begins
+_NUMBER = struct.Struct("q")
 SUSPENDED = 5.0  # seconds between two checks: after more, this process itself was suspended
 
 
 class Handed:
-    """Objects in shared memory without a name, for spawned ranks: /dev/shm is often too small.
+    """Objects in shared memory without a name, for ranks of this machine: /dev/shm is often too small.
 
     Arguments of a rank go through a pipe, which holds 64 kB. If they are larger, the parent waits until the rank has
     imported Paddle before it starts the next one. It would wait for ever if the rank has ended.
+
+    The memory holds the sizes of its parts, a pickle, and then the content of each array. Ranks don't copy these: they
+    are once in the machine's memory.
     """
 
     def __init__(self, *objects: Any) -> None:
         self._keep(os.memfd_create("handed"))
+        buffers: list[pickle.PickleBuffer] = []
+        parts: list[Any] = [pickle.dumps(objects, 5, buffer_callback=buffers.append)]
+        parts += [buffer.raw() for buffer in buffers]
         with open(self.descriptor, "wb", closefd=False) as file:
-            pickle.dump(objects, file, pickle.HIGHEST_PROTOCOL)
+            file.write(struct.pack(f"{1 + len(parts)}q", len(parts), *map(len, parts)))
+            for part in parts:
+                file.seek(-file.tell() % _ALIGNED, os.SEEK_CUR)
+                file.write(part)
+            # An empty part at the end may lie behind what was written.
+            file.truncate()
+
+    @classmethod
+    def of(cls, descriptor: int) -> "Handed":
+        """Returns the objects that another process keeps in the memory of this descriptor."""
+        handed = cls.__new__(cls)
+        handed._keep(descriptor)
+        return handed
 
     def _keep(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -52,9 +73,18 @@ class Handed:
         self._keep(descriptor.detach())
 
     def open(self) -> tuple[Any, ...]:
-        """Returns copies of the objects."""
-        with mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ) as data:  # ranks share the file's position
-            return pickle.loads(data)
+        """Returns copies of the objects. A page of an array is copied where a rank writes into it."""
+        # Not read: ranks share the file's position.
+        data = memoryview(mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_COPY))
+        [count] = _NUMBER.unpack_from(data)
+        sizes = struct.unpack_from(f"{count}q", data, _NUMBER.size)
+        place = _NUMBER.size * (1 + count)
+        parts = []
+        for size in sizes:
+            place += -place % _ALIGNED
+            parts.append(data[place : place + size])
+            place += size
+        return pickle.loads(parts[0], buffers=parts[1:])
 
 
 def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:

@@ -1,7 +1,12 @@
 """Decoded images in a file that processes map into memory: decoded once, on the first run, and shared by all.
 
-``<name>-<hash>.npy`` holds the pixels, ``<name>-<hash>.npz`` their CRC-32, labels and class names. The hash is of what
-they were made from. So other sources, or changed ones, get other files. Old files may be removed at any time.
+``<name>-<hash>.npy`` holds the pixels, ``<name>-<hash>.npz`` each image's CRC-32, the labels and the class names. The
+hash is of what they were made from. So other sources, or changed ones, get other files. Old files may be removed at any
+time.
+
+A start reads no pixels while the file of pixels is as it was last checked: the same inode, size and times of change.
+Otherwise all of them are compared with their CRC-32. What changes the content without these, such as a decaying disk,
+is found as the image is read: each one is compared then, too.
 """
 
 import contextlib
@@ -28,22 +33,32 @@ class MappedImages:
     """Images [n, H, W] or [n, H, W, C] of UNITS in a .npy file, which goes to other processes by its name.
 
     Args:
-        crc: the CRC-32 of their pixels, where it is known.
+        crcs: the CRC-32 of each image's pixels, [n].
     """
 
-    def __init__(self, file: Path, crc: int | None = None) -> None:
+    def __init__(self, file: Path, crcs: np.ndarray) -> None:
         open_file(file).close()  # NumPy would wait for a pipe
         self.file, self.pixels = file, np.lib.format.open_memmap(file, mode="r")
-        self.crc = crc
+        self.crcs = crcs
         pixels = self.pixels
         if pixels.dtype not in UNITS or 0 in pixels.shape[1:] or pixels.ndim not in (3, 4):
             raise Unreadable(f"it holds {pixels.dtype} of the shape {list(pixels.shape)}, which are no images")
 
     def __getitem__(self, index: int) -> np.ndarray:
+        """Returns an image; raises RunError where it isn't what was written."""
+        if not self.is_whole(index):
+            raise RunError(
+                f"{self.file}: its image {index} isn't what was written (check the disk); remove the file, and the"
+                " next start decodes the images again"
+            )
         return self.pixels[index]
 
+    def is_whole(self, index: int) -> bool:
+        """Returns whether an image's pixels are those that were written."""
+        return zlib.crc32(self.pixels[index].data) == self.crcs[index]
+
     def __reduce__(self) -> tuple:
-        return MappedImages, (self.file, self.crc)
+        return MappedImages, (self.file, self.crcs)
 
 
 def fingerprint(files: Iterable[str | Path], *parts: str | bytes) -> str:
@@ -84,9 +99,8 @@ def cached_images(folder: Path, name: str, decode: Callable[[], Decoded]) -> tup
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with writing_whole(pixels, "wb") as file:
-            crc = _write(file, images, len(labels))
-        with writing_whole(rest, "wb") as file:
-            np.savez(file, crc=np.array(crc), labels=np.asarray(labels, np.int64), classes=np.array(classes, np.str_))
+            crcs = _write(file, images, len(labels))
+        _write_rest(rest, _state(pixels), crcs, np.asarray(labels, np.int64), classes)
         with reading(rest, "a cache"):
             return _read(pixels, rest)
     except OSError as error:
@@ -106,18 +120,40 @@ def _remove(folders: list[Path]) -> None:
 
 
 def _read(pixels: Path, rest: Path) -> tuple[MappedImages, np.ndarray, list[str]]:
-    images = MappedImages(pixels)
-    found = npz(rest, {"labels": ("i", 1), "classes": ("U", 1), "crc": ("i", 0)})
-    if len(images.pixels) != len(found["labels"]) or zlib.crc32(images.pixels.data) != found["crc"]:
+    found = npz(rest, {"state": ("i", 1), "crcs": ("u", 1), "labels": ("i", 1), "classes": ("U", 1)})
+    crcs = found["crcs"]
+    labels = found["labels"]
+    classes = found["classes"].tolist()
+    state = _state(pixels)
+    images = MappedImages(pixels, crcs)
+    count = len(images.pixels)
+    unchanged = state == found["state"].tolist()
+    if {len(labels), len(crcs)} != {count} or not (unchanged or all(map(images.is_whole, range(count)))):
         raise Unreadable("not what was written")
-    images.crc = int(found["crc"])
-    return images, found["labels"], found["classes"].tolist()
+    if not unchanged:  # it was copied or touched, say
+        # Where the folder can't be written, the next start compares again.
+        with contextlib.suppress(OSError):
+            _write_rest(rest, state, crcs, labels, classes)
+    return images, labels, classes
 
 
-def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> int:
-    """Writes a .npy file of ``count`` images, one by one, and returns the CRC-32 of their pixels."""
-    crc, shape, dtype = 0, None, None
-    for image in images:
+def _state(file: Path) -> list[int]:
+    """Returns what changes with a file's content: no program can set the last of them, its time of change."""
+    found = os.stat(file)
+    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _write_rest(rest: Path, state: list[int], crcs: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> None:
+    with writing_whole(rest, "wb") as file:
+        np.savez(file, state=np.array(state, np.int64), crcs=crcs, labels=labels, classes=np.array(classes, np.str_))
+
+
+def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> np.ndarray:
+    """Writes a .npy file of ``count`` images, one by one, and returns the CRC-32 of each, [count]."""
+    crcs = np.zeros(count, np.uint32)
+    shape = None
+    dtype = None
+    for place, image in enumerate(images):
         if shape is None:
             shape, dtype = image.shape, image.dtype
             header = {
@@ -133,9 +169,10 @@ def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> int:
                 f"DATA.CACHE holds images of one size: found {_size(image.shape)} after {_size(shape)}; make them of"
                 " one size, or set it to None"
             )
-        crc = zlib.crc32(np.ascontiguousarray(image).data, crc)
-        file.write(image.tobytes())
-    return crc
+        content = image.tobytes()
+        crcs[place] = zlib.crc32(content)
+        file.write(content)
+    return crcs
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -135,7 +135,7 @@ def why_missing(root: str | Path, path: bytes) -> str:
 
 
 class Paths(Sequence[str]):
-    """Paths in one block of bytes, with their ends: a third of what a list of them takes, and they pickle fast."""
+    """Paths in one block of bytes, with their ends: a third of what a list of them takes. Processes can share both."""
 
     def __init__(self, paths: Iterable[str | bytes]) -> None:
         block = io.BytesIO()
@@ -145,8 +145,8 @@ class Paths(Sequence[str]):
         for path in paths:
             size += write(path if isinstance(path, bytes) else os.fsencode(path))
             ends.append(size)
-        # This isn't a copy. Of a bytearray it would be one.
-        self._bytes = block.getvalue()
+        # Arrays, which processes can share. Neither is a copy: of a bytearray it would be one.
+        self._bytes = np.frombuffer(block.getvalue(), np.uint8)
         self._ends = np.frombuffer(ends, np.int64)
 
     def __len__(self) -> int:
@@ -159,7 +159,7 @@ class Paths(Sequence[str]):
 
     def path_bytes(self, index: int) -> bytes:
         """Returns a path as the file system has it."""
-        return self._bytes[self._ends[index] : self._ends[index + 1]]
+        return self._bytes[self._ends[index] : self._ends[index + 1]].tobytes()
 
     def block(self, first: int, last: int) -> list[Any]:
         """Returns the bytes and the lengths of the paths from ``first`` to before ``last``, to be hashed."""
@@ -169,12 +169,13 @@ class Paths(Sequence[str]):
     def below(self, root: str) -> "Paths":
         """Returns the paths; absolute ones that lie below ``root`` become relative to it."""
         # Each one's first byte; 0 stands for that of an empty path at the end.
-        first_bytes = np.frombuffer(self._bytes + b"\0", np.uint8)[self._ends[:-1]]
+        first_bytes = np.append(self._bytes, np.uint8(0))[self._ends[:-1]]
         if not (first_bytes == ord("/")).any():
             return self
         prefix = os.path.join(os.fsencode(os.path.abspath(root)), b"")
+        content = self._bytes.tobytes()
         ends = itertools.pairwise(self._ends.tolist())
-        return Paths(self._bytes[begin:end].removeprefix(prefix) for begin, end in ends)
+        return Paths(content[begin:end].removeprefix(prefix) for begin, end in ends)
 
 
 class TarBytes:

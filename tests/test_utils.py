@@ -66,6 +66,26 @@ def test_collectives_on_two_ranks():
         assert seen["megabytes"] == [sum(range(400_000)), sum(range(800_000))]
 
 
+def exchanged():
+    """What this rank got of each rank: rows, whether of the same dtype, values. They are few at first, then many."""
+    r = utils.rank()
+    told = []
+    for rows in (r, 3 * (r + 1), 400_000 * (2 - r % 2)):
+        for kind in (np.float32, np.uint8):
+            parts = [np.full([rows, 2], 10 * r + other, kind) for other in range(utils.world_size())]
+            found = utils.all_to_all(parts)
+            told.append([(part.shape[0], part.dtype == kind, set(part.ravel().tolist())) for part in found])
+    return told
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke), 3, 4])
+def test_each_rank_gets_its_own_part_of_all(ranks):
+    for own, told in enumerate(run_ranks(exchanged, ranks=ranks)):
+        for turn, found in enumerate(told):
+            rows = [lambda r: r, lambda r: 3 * (r + 1), lambda r: 400_000 * (2 - r % 2)][turn // 2]
+            assert found == [(rows(r), True, {10 * r + own} if rows(r) else set()) for r in range(ranks)]
+
+
 def test_collectives_on_one_process():
     tensors = {"a": paddle.to_tensor(3.0), "b": paddle.to_tensor([2], dtype="int64")}
     assert {key: value.tolist() for key, value in utils.reduce_dict(tensors).items()} == {"a": 3.0, "b": [2.0]}

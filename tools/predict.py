@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-from launch import environment, files, launched, signals, spawned, startup  # noqa: E402  (streams)
+from launch import environment, files, launched, sharing, signals, spawned, startup  # noqa: E402  (streams)
 
 if "main" in __name__:  # also in a rank, which imports this anew
     startup.stop_at_once()  # the other imports take a second
@@ -220,11 +220,12 @@ def spawned_rank(failed: Any, beats: Any, handed: spawned.Handed) -> None:
 
 
 def launched_rank(arguments: argparse.Namespace, failed: Any, beats: Any, config: Configuration) -> None:
-    """A rank that a launcher started; it finds the images by itself."""
+    """A rank that a launcher started; one of a machine finds the images."""
     with as_rank(failed, beats), _reporting_reader_left():
         from inference.inputs import check_output, paths_of
 
-        images = paths_of(arguments.inputs)
+        what = repr(("images", arguments.inputs)).encode()
+        [images] = sharing.read_once(lambda: (paths_of(arguments.inputs),), what)
         check_output(arguments.output, (arguments.checkpoint, *arguments.inputs), images)
         launched.wait_for_all()
         answer(arguments, images, config)

@@ -63,14 +63,12 @@ class _Items(NamedTuple):
         count: how many there are.
         content: (first, last) -> the content of these items, to be hashed.
         shown: an item's number -> the item in a message.
-        whole: content of all of them together that no single item has, such as a checksum of their pixels.
     """
 
     what: str
     count: int
     content: Callable[[int, int], list[Any]]
     shown: Callable[[int], str]
-    whole: bytes = b""
 
     def digest(self, first: int, last: int) -> bytes:
         """Returns a hash of the items from ``first`` to before ``last``."""
@@ -94,7 +92,7 @@ def check_same(config: Configuration, train: ImageDataset | None = None, val: Im
         items += _items_of(train, "training")
     if val:
         items += _items_of(val, "validation")
-    told = all_gather((own, [(each.count, each.digest(0, each.count), each.whole) for each in items]))
+    told = all_gather((own, [(each.count, each.digest(0, each.count)) for each in items]))
     settings = [theirs for theirs, _ in told]
     _check_settings([{key: value for key, value in each.items() if key not in _FROM_DATA} for each in settings])
     for place, each in enumerate(items):
@@ -170,12 +168,12 @@ def _others(told: Sequence[Any]) -> str:
     return f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(others)}"
 
 
-def _difference(items: _Items, told: Sequence[tuple[int, bytes, bytes]]) -> str:
+def _difference(items: _Items, told: Sequence[tuple[int, bytes]]) -> str:
     """Returns which ranks have other items than rank 0, and the first item that differs.
 
     It gathers from all ranks, so every rank has to call it.
     """
-    counts = [count for count, _, _ in told]
+    counts = [count for count, _ in told]
     first = _first_difference(items, min(counts))
     shown = all_gather(items.shown(first) if first < items.count else "missing")
     differs = shown if set(shown) != {shown[0]} else told
@@ -215,15 +213,11 @@ def _items_of(dataset: ImageDataset, split: str) -> Iterator[_Items]:
     if dataset.compared is not None:
         yield _listed("the outputs of DATA.CLASSES", dataset.compared.tolist())
     names = dataset.relative_names()
-    pixels = _pixels(dataset)
-    # A cache's pixels were read, and compared with their CRC-32, at the start.
-    crc = pixels.crc if isinstance(pixels, MappedImages) else None
     yield _Items(
         what=f"the {split} images",
         count=len(dataset),
         content=functools.partial(_content, dataset, names),
         shown=functools.partial(_shown, dataset, names),
-        whole=str(crc).encode(),
     )
 
 
@@ -250,7 +244,10 @@ def _content(dataset: ImageDataset, names: Names, first: int, last: int) -> list
         parts.append(b"\0".join(names[first:last].tolist()))
         if isinstance(dataset, ShardDataset):
             parts.append(dataset.shards.lengths[first:last])
-    elif isinstance(pixels, np.ndarray):
+    if isinstance(pixels, MappedImages):
+        # An image that isn't of its CRC-32 is an error when it is read.
+        parts.append(pixels.crcs[first:last])
+    elif pixels is not None and names is None:
         parts.append(pixels[first:last])
     return [part if isinstance(part, bytes) else np.ascontiguousarray(part) for part in parts]
 

@@ -12,14 +12,14 @@ from errors import InputError
 from options import Configuration
 from training.checkpoint import thresholds_of
 from training.classification import Classification
-from training.figures import average_precision, best_threshold, count_answers, f1, sigmoid
+from training.figures import Ranked, average_precision, best_threshold, count_answers, f1, rank_images, sigmoid
 from training.losses import binary_cross_entropy
 from training.predictions import Predictions
 from training.task import Batch, Metrics
-from utils import all_gather, all_reduce_sum
+from utils import all_gather, all_reduce_sum, all_to_all, rank, world_size
 
 _HALF = 0.5  # the threshold that other toolkits take for every class
-_PIECE = 1 << 22  # scores that ranks bring together at a time
+_PIECE = 1 << 22  # scores of all images that a rank holds at a time, besides its own images
 
 
 @tasks.register("multilabel", metrics="mAP f1_micro f1_macro")
@@ -70,40 +70,55 @@ class MultiLabel(Classification):
             scores.append(logits)
             truths.append(truth)
         loss, count = map(float, all_reduce_sum(total).numpy())
-        own = [paddle.concat(rows).numpy() if rows else np.zeros([0, outputs], np.float32) for rows in (scores, truths)]
-        found = self._by_class(own[0], own[1].astype(bool), int(count))
+        # One batch after the other, so that none is held twice for long.
+        for place in range(len(scores)):
+            scores[place] = scores[place].numpy()
+            truths[place] = truths[place].numpy().astype(np.uint8, copy=False)
+        if not scores:  # fewer images than ranks
+            scores = [np.zeros([0, outputs], np.float32)]
+            truths = [np.zeros([0, outputs], np.uint8)]
+        found = self._by_class(scores, truths, int(count))
         names = list(self.classes or map(str, range(outputs)))
         numbers, thresholds = found.pop("numbers"), found.pop("thresholds")
-        self.predictions = self._rows_of(own[0], own[1].astype(bool), np.array(thresholds))
+        self.predictions = self._rows_of(scores, truths, np.array(thresholds))
         by_name = {name: dict(zip(names, values, strict=False)) for name, values in found.items()}
         return {"loss": loss / count, **numbers, "num_samples": int(count), **by_name, "thresholds": thresholds}
 
-    def _rows_of(self, scores: np.ndarray, truth: np.ndarray, thresholds: np.ndarray) -> Predictions:
-        """Returns the predictions for this rank's images: some rows at a time, as probabilities take 8 bytes."""
+    def _rows_of(self, scores: list[np.ndarray], truths: list[np.ndarray], thresholds: np.ndarray) -> Predictions:
+        """Returns the predictions for this rank's images: a batch at a time, as probabilities take 8 bytes."""
         kept = Predictions()
-        several = max(1, _PIECE // scores.shape[1])
-        for first in range(0, len(scores) if self.config.REPORT else 0, several):
-            shares, there = sigmoid(scores[first : first + several]), truth[first : first + several]
+        for logits, there in zip(scores, truths, strict=True) if self.config.REPORT else ():
+            shares = sigmoid(logits)
             worst = np.abs(shares - there).argmax(1)
             probability = np.take_along_axis(shares, worst[:, None], 1)[:, 0]
             bits = {"truth": np.packbits(there, 1), "told": np.packbits(shares >= thresholds, 1)}
             kept.add(**bits, worst=worst, probability=probability)
         return kept
 
-    def _by_class(self, scores: np.ndarray, truths: np.ndarray, count: int) -> dict[str, Any]:
-        """Returns what the logits and truths of all ranks, [rows, K] each, of ``count`` rows in all, come to."""
-        outputs, precisions, thresholds, counts, halves = scores.shape[1], [], [], [], []
+    def _by_class(self, scores: list[np.ndarray], truths: list[np.ndarray], count: int) -> dict[str, Any]:
+        """Returns the figures of all ranks' images, which are ``count``.
+
+        Each rank computes those of its share of the classes. They depend on no order, so they are the same bits for
+        every number of ranks.
+
+        Args:
+            scores: this rank's batches of logits, [B, K] each.
+            truths: 1 where its images have the classes, else 0, [B, K] each.
+        """
+        outputs = self.config.MODEL.NUM_CLASSES
+        # Classes that a rank holds of all images at a time.
         several = max(1, _PIECE // max(1, count))
-        for first in range(0, outputs, several):
-            parts = all_gather([rows[:, first : first + several] for rows in (scores, truths)])
-            logits, truth = (np.concatenate(rows) for rows in zip(*parts, strict=True))
-            for place, column in enumerate(sigmoid(logits).T):
-                there = truth[:, place]
-                precisions.append(average_precision(column, there))
-                chosen = best_threshold(column, there) if self.thresholds is None else self.thresholds[first + place]
-                thresholds.append(float(chosen))
-                counts.append(count_answers(column, there, thresholds[-1]))
-                halves.append(count_answers(column, there, _HALF))
+        found = {}
+        for first in range(0, outputs, several * world_size()):
+            each = min(several, -(-(outputs - first) // world_size()))
+            # The first class of each rank. The last ranks may compute some classes that others compute, too.
+            begins = [min(first + place * each, outputs - each) for place in range(world_size())]
+            logits, truth = (_of_all_images(batches, begins, each) for batches in (scores, truths))
+            for label, column, there in zip(range(begins[rank()], outputs), logits, truth, strict=False):
+                found[label] = self._of_class(label, rank_images(sigmoid(column), there))
+        for own in all_gather(found):
+            found |= own
+        precisions, thresholds, counts, halves = zip(*(found[label] for label in range(outputs)), strict=True)
         numbers = {"mAP": 100 * _mean(precisions)}
         for ending, at in (("", np.array(counts).T), ("_at_half", np.array(halves).T)):
             numbers[f"f1_micro{ending}"] = 100 * float(f1(*at.sum(1)))
@@ -111,12 +126,29 @@ class MultiLabel(Classification):
         each = f1(*np.array(counts).T)
         percent = [None if ap is None else 100 * ap for ap in precisions]
         shares = [None if ap is None else 100 * float(own) for ap, own in zip(precisions, each, strict=True)]
-        return {"numbers": numbers, "class_ap": percent, "class_f1": shares, "thresholds": thresholds}
+        return {"numbers": numbers, "class_ap": percent, "class_f1": shares, "thresholds": [*thresholds]}
+
+    def _of_class(self, label: int, ranked: Ranked) -> tuple[Any, ...]:
+        """Returns a class's average precision, its threshold, the answers at that, and those at 0.5."""
+        threshold = best_threshold(ranked) if self.thresholds is None else float(self.thresholds[label])
+        return average_precision(ranked), threshold, count_answers(ranked, threshold), count_answers(ranked, _HALF)
 
     def description_of(self, metrics: Metrics) -> dict[str, Any]:
         return {"thresholds": metrics["thresholds"]}
 
 
-def _mean(values: list[float | None]) -> float:
+def _of_all_images(batches: list[np.ndarray], begins: list[int], each: int) -> np.ndarray:
+    """Returns this rank's classes of all ranks' batches, [each, n]; every rank calls it.
+
+    Args:
+        batches: this rank's, [B, K] each.
+        begins: each rank's first class.
+        each: the number of classes of a rank.
+    """
+    parts = [np.concatenate([rows[:, begin : begin + each].T for rows in batches], 1) for begin in begins]
+    return np.concatenate(all_to_all(parts), 1)
+
+
+def _mean(values: Sequence[float | None]) -> float:
     """The mean of those that there are."""
     return float(np.mean([value for value in values if value is not None]))

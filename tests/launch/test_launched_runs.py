@@ -174,6 +174,18 @@ def test_every_launcher_trains_to_the_weights_of_spawned_processes(runs, capsys)
     assert "node 0 waits at " in said["nodes"]
 
 
+def test_the_ranks_of_a_machine_read_the_data_once(tmp_path):
+    port = free_ports(1)[0]
+    more = ["DATA.CACHE=cache", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "MODEL.DEPTH=1", "REPORT=False"]
+    started = [torchrun(tmp_path, rank, port, "-output=run", "-cfg=vit_digits", "-o", *more) for rank in (1, 0)]
+    assert statuses(*started) == [0, 0], printed(*started)
+    assert printed(*started).count("isn't there yet: decoding") == 2  # training and validation
+    flags = ("-cfg=vit_digits", "-dataset=folder", "-data_path=absent")
+    wrong = [torchrun(tmp_path, rank, port, *flags) for rank in (1, 0)]
+    assert statuses(*wrong) == [2, 2]
+    assert printed(*wrong).count("error: -data_path is absent, but there is no such folder") == 1
+
+
 def test_under_torchrun_a_taken_port_is_named_and_other_machines_end(tmp_path):
     with socket.socket() as taken:
         taken.bind(("", 0))

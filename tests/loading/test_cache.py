@@ -1,8 +1,13 @@
 """The cache of decoded images: made once, shared by name, and never of other sources or damaged in silence."""
 
+import errno
 import multiprocessing
 import os
 import pickle
+import shutil
+import zlib
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,7 +16,7 @@ from PIL import Image
 from test_datasets import CIFAR10, cifar_archive, configured, write_idx
 
 from datasets import get_dataloader, get_dataset, get_datasets
-from errors import InputError
+from errors import InputError, RunError
 from loading import cache
 
 
@@ -185,21 +190,94 @@ def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
         return [np.full((2, 3, 3), value, np.uint8) for value in (7, 8)], labels, ["a", "b"]
 
     cache.cached_images(folder, "some", decoded)
-    crc = int(np.load(folder / "some.npz")["crc"])
-    for others in ({"crc": crc - 1}, {"crc": crc + 1}, {"labels": labels[:1]}, {"labels": np.append(labels, 1)}):
-        np.savez(folder / "some.npz", **{"crc": crc, "labels": labels, "classes": ["a", "b"]} | others)
+    written = dict(np.load(folder / "some.npz"))
+    assert written["crcs"].tolist() == [zlib.crc32(bytes([value] * 18)) for value in (7, 8)]
+    touched = {"state": written["state"] - 1}
+    crcs = written["crcs"]
+    short = ({"labels": labels[:1]}, {"labels": np.append(labels, 1)}, {"crcs": crcs[:1]})
+    for others in (touched | {"crcs": crcs - 1}, touched | {"crcs": crcs[::-1]}, *short):
+        np.savez(folder / "some.npz", **written | others)
         images, found, _ = cache.cached_images(folder, "some", decoded)
         assert (images.pixels[:, 0, 0, 0].tolist(), found.tolist()) == ([7, 8], [1, 0])
         assert (
             f"{folder / 'some.npy'} is damaged ({folder / 'some.npz'}: not what was written): decoding"
             in capfd.readouterr().out
         )
+        written = dict(np.load(folder / "some.npz"))
     cache.cached_images(folder, "some", decoded)
-    assert len(made) == 5
+    assert len(made) == 6
     with pytest.raises(InputError, match="found 4 x 2 after 3 x 2;"):
         cache.cached_images(
             folder, "other", lambda: ([np.zeros((2, side, 1), np.uint8) for side in (3, 4)], labels, [])
         )
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """The sizes of what was compared with its CRC-32."""
+    sizes = []
+    real = zlib.crc32
+
+    def crc32(data, *before):
+        sizes.append(memoryview(data).nbytes)
+        return real(data, *before)
+
+    monkeypatch.setattr(cache, "zlib", SimpleNamespace(crc32=crc32))
+    return sizes
+
+
+def opened(folder):
+    return get_dataset(with_cache("folder", folder), "train").images
+
+
+def test_pixels_that_have_not_changed_are_not_read_at_a_start(folder, compared, capfd, monkeypatch):
+    opened(folder)
+    pixels = next((folder / "cache").glob("folder-train-*.npy"))
+    compared.clear()
+    images = opened(folder)
+    assert compared == []
+    expected = images.pixels.tobytes()
+    changes = {
+        "touched": lambda: os.utime(pixels, ns=(0, 1)),
+        "copied": lambda: (shutil.copy2(pixels, folder / "copy"), (folder / "copy").replace(pixels)),
+        "of other rights": lambda: pixels.chmod(0o640),
+    }
+    for change in changes.values():
+        change()
+        assert opened(folder).pixels.tobytes() == expected
+        assert compared == [12 * 12 * 3] * 9
+        compared.clear()
+        opened(folder)
+        assert compared == []
+    os.utime(pixels, ns=(0, 2))
+    for _ in range(2):  # in a folder that can't be written
+        with monkeypatch.context() as readonly:
+            readonly.setattr(cache, "writing_whole", mock.Mock(side_effect=OSError(errno.EROFS, "Read-only")))
+            opened(folder)
+        assert len(compared) == 9
+        compared.clear()
+    assert capfd.readouterr().out.count("decoding") == 1
+
+
+def test_damage_that_leaves_no_trace_is_found_as_the_image_is_read(folder):
+    """As of a disk that decays: no size and no time of change tells."""
+    images = opened(folder)
+    expected = [images[index].tolist() for index in range(9)]
+    with open(images.file, "r+b") as file:
+        file.seek(-13 * 12 * 12 * 3 // 4, os.SEEK_END)
+        file.write(b"?")
+    rest = images.file.with_suffix(".npz")
+    np.savez(rest, **dict(np.load(rest)) | {"state": cache._state(images.file)})
+    dataset = get_dataset(with_cache("folder", folder), "train")
+    for index in range(9):
+        if index == 5:
+            advice = r"check the disk\); remove the file, and the next start decodes the images again$"
+            with pytest.raises(RunError, match=rf"^{images.file}: its image 5 isn't what was written \({advice}"):
+                dataset[index]
+        else:
+            assert dataset.images[index].tolist() == expected[index]
+    images.file.unlink()
+    assert opened(folder)[5].tolist() == expected[5]
 
 
 def test_what_cannot_be_cached_is_an_error(folder):

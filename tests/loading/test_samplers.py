@@ -5,6 +5,7 @@ import pytest
 
 from config import get_config
 from errors import InputError
+from loading import samplers
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 
 
@@ -171,6 +172,52 @@ def test_the_balanced_sampler_draws_every_class_equally_often(ranks):
         steps = keys(uneven, 10, 1, "DATA.SAMPLER", "balanced", epoch=epoch)
         drawn = [uneven[index] for step in steps for _, index, _ in step]
         assert sorted(map(drawn.count, (0, 1, 3))) == [16, 17, 17]
+
+
+def drawn_class_by_class(labels, rng):
+    """The order of the balanced sampler, as its first version drew it: it looked at all labels for each class."""
+    present = rng.permutation(np.unique(labels))
+    counts = len(labels) // len(present) + (np.arange(len(present)) < len(labels) % len(present))
+    drawn = [
+        np.resize(rng.permutation(np.flatnonzero(labels == label)), count)
+        for label, count in zip(present, counts, strict=True)
+    ]
+    return rng.permutation(np.concatenate(drawn))
+
+
+@pytest.mark.parametrize(("images", "classes"), [(1, 1), (7, 3), (500, 7), (500, 490), (3000, 70_000)])
+def test_the_balanced_sampler_draws_the_order_of_its_first_version(images, classes):
+    labels = (np.random.default_rng(classes).random(images) ** 3 * classes).astype(np.int64)
+    steps = keys(Labels(labels), 8, 1, "DATA.SAMPLER", "balanced", epoch=3, seed=5)
+    found = sum(steps, [])
+    expected = drawn_class_by_class(labels, np.random.default_rng([5, 3])).tolist()
+    assert [index for _, index, _ in found] == expected
+    times = {}
+    for _, index, copy in found:
+        assert copy == times.get(index, 0)
+        times[index] = copy + 1
+
+
+class Counted(np.ndarray):
+    """Counts the elements that NumPy's element-wise functions take of it."""
+
+    taken = 0
+
+    def __array_ufunc__(self, function, method, *given, **options):
+        plain = [np.asarray(each) for each in given]
+        Counted.taken += max(map(np.size, plain))
+        options["out"] = tuple(map(np.asarray, options["out"])) if "out" in options else None
+        return getattr(function, method)(*plain, **options)
+
+
+def test_the_balanced_samplers_work_does_not_grow_with_the_classes():
+    taken = []
+    for classes in (10, 1000):
+        labels = np.resize(np.arange(classes), 4000).view(Counted)
+        Counted.taken = 0
+        samplers._balanced_order(labels, np.random.default_rng(0))
+        taken.append(Counted.taken)
+    assert taken[0] == taken[1] <= 3 * 4000
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -122,7 +122,7 @@ def stale_cache(folder):
     images[2] ^= 1
     np.save(pixels, images)
     rest = pixels.with_suffix(".npz")
-    np.savez(rest, **(dict(np.load(rest)) | {"crc": np.array(zlib.crc32(images.data))}))
+    np.savez(rest, **(dict(np.load(rest)) | {"crcs": np.uint32([zlib.crc32(image.data) for image in images])}))
 
 
 FOLD = ["-data_path=data/train", "-o", "DATA.FOLDS=4"]

@@ -23,10 +23,11 @@ from loading.label_sets import LabelSets
 from loading.transforms import BatchTransform, Mixup
 from training import multilabel
 from training.checkpoint.description import METADATA, thresholds_of
-from training.figures import average_precision, best_threshold, sigmoid
+from training.figures import average_precision, best_threshold, count_answers, rank_images, sigmoid
 from training.multilabel import MultiLabel
 from training.report import write_report
 from training.report.reading import read_predictions
+from utils import all_to_all
 
 CLASSES = ["left", "right", "below", "never"]
 
@@ -46,18 +47,23 @@ def test_average_precisions_and_thresholds_are_scikit_learns():
     np.testing.assert_allclose(shares, 1 / (1 + np.exp(-logits.astype(np.float64))), rtol=1e-14)
     assert (np.diff(sigmoid(np.float32([-800, -99, -98, 0, 30]))) > 0).all()
     for column, there in list(zip(shares.T, truth.T, strict=True))[:-1]:
-        assert average_precision(column, there) == pytest.approx(average_precision_score(there, column), abs=1e-12)
+        ranked = rank_images(column, there)
+        assert average_precision(ranked) == pytest.approx(average_precision_score(there, column), abs=1e-12)
         precision, recall, levels = precision_recall_curve(there, column)
         best = (2 * precision * recall / np.maximum(precision + recall, 1e-12)).max()
-        chosen = best_threshold(column, there)
+        chosen = best_threshold(ranked)
+        for level in (0.0, 0.5, chosen, column.max(), 1.0):
+            told = column >= level
+            assert count_answers(ranked, level) == ((told & there).sum(), told.sum(), there.sum())
         assert f1_score(there, column >= chosen) == pytest.approx(best, abs=1e-12)
         assert np.abs(levels - chosen).min() > 1e-3  # between two of them
-    assert (average_precision(shares[:, -1], truth[:, -1]), best_threshold(shares[:, -1], truth[:, -1])) == (None, 0.5)
+    nobody = rank_images(shares[:, -1], truth[:, -1])
+    assert (average_precision(nobody), best_threshold(nobody)) == (None, 0.5)
     alone = np.array([0.25, 0.25])
-    assert (average_precision(alone, np.array([True, False])), best_threshold(alone, truth[:2, 0] | True)) == (
-        0.5,
-        0.125,
-    )
+    assert average_precision(rank_images(alone, np.array([True, False]))) == 0.5
+    assert best_threshold(rank_images(alone, np.array([True, True]))) == 0.125
+    broken = rank_images(np.array([np.nan, 1.0, 0.5, 0.0]), np.array([True, True, False, False]))
+    assert [part.tolist() for part in broken] == [[1.0, 0.5, 0.0], [1, 1, 2], [1, 2, 4]]
 
 
 def evaluated(count, batch, thresholds=None):
@@ -91,6 +97,39 @@ def test_an_evaluation_is_scikit_learns():
     kept = evaluated(101, 8, np.array(alone["thresholds"]))
     assert kept == alone
     assert evaluated(101, 8, np.full(6, 0.5))["f1_micro"] == at_half[0]
+
+
+def evaluated_with_counts(count, batch):
+    """(The figures, how many classes this rank ranked, how many scores it held of other ranks at a time at most)."""
+    ranked, held = [], []
+
+    def rank(shares, truth):
+        ranked.append(len(shares))
+        return rank_images(shares, truth)
+
+    def exchange(parts):
+        found = all_to_all(parts)
+        held.append(sum(part.size for part in found))
+        return found
+
+    with mock.patch.object(multilabel, "rank_images", rank), mock.patch.object(multilabel, "all_to_all", exchange):
+        figures = evaluated(count, batch)
+    assert set(ranked) == {count}
+    return figures, len(ranked), max(held)
+
+
+@pytest.mark.parametrize(
+    "ranks", [1, pytest.param(2, marks=pytest.mark.smoke), 3, pytest.param(5, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize(("count", "batch"), [(101, 8), (2, 4)])
+def test_ranks_share_the_classes_out_and_find_the_same_bits(ranks, count, batch):
+    alone, ranked, held = evaluated_with_counts(count, batch)
+    assert (ranked, held) == (6, 2 * count)  # two classes at a time
+    for own, ranked, held in run_ranks(evaluated_with_counts, count, batch, ranks=ranks):
+        assert own.pop("loss") == pytest.approx(alone["loss"], rel=1e-6)
+        assert own == {name: value for name, value in alone.items() if name != "loss"}
+        assert ranked == {1: 6, 2: 3, 3: 2, 5: 2}[ranks]
+        assert held <= 2 * count
 
 
 # ------------------------------------------------------------------- a run
