@@ -149,15 +149,21 @@ class Allowance:
 
     def __init__(self, size: int) -> None:
         self.size, self.left = size, (64 << 20) + 3 * size
-        self.until = time.thread_time() + 10 + size / 100e6
+        self.counted = time.thread_time()  # up to here
+        self.until = self.counted + 10 + size / 100e6
 
     def take(self, count: int) -> None:
         """Raises Unreadable where ``count`` more bytes of memory are out of proportion, or the time is up."""
         self.left -= count
         if self.left < 0:
             raise Unreadable(f"its content would take more than 64 MiB and three times its {self.size} bytes")
-        if time.thread_time() > self.until:
+        self.counted = time.thread_time()
+        if self.counted > self.until:
             raise Unreadable(f"reading its {self.size} bytes takes too long")
+
+    def resume(self) -> None:
+        """Goes on after a pause, in this thread or another: what was done since the last ``take`` wasn't reading."""
+        self.until += time.thread_time() - self.counted
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:

@@ -15,7 +15,7 @@ from models.transformers_settings import with_settings
 from options import Configuration, add_note, explicit_sources
 from utils import within_memory
 from weights import load_weights
-from weights.formats import read_weights
+from weights.formats import open_weights
 from weights.hub import read_config
 from weights.names import has_switches, switches
 
@@ -74,8 +74,7 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     if not has_switches(kind.weight_names):
         return config
     default, found = default_values(config), explicit_sources(config)
-    stored = read_weights(path)
-    with reading(stored.path, "weights of this model"):
+    with open_weights(path) as stored, reading(stored.path, "weights of this model"):
         told = switches(kind.weight_names, stored.arrays)
     for key, value in told.items():
         if f"MODEL.{key}" not in found and config.MODEL[key] == default[f"MODEL.{key}"] != value:

@@ -7,10 +7,12 @@ its mean (Izmailov et al. 2018, arXiv:1803.05407), taken in float64 and written 
 What the checkpoints say of their model, its classes and its images goes along, where they say the same.
 """
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
@@ -24,36 +26,51 @@ import numpy as np  # noqa: E402
 from options import Parser  # noqa: E402
 
 
-def average(files: Sequence[Path]) -> dict[str, np.ndarray]:
-    """Returns the mean of the files' tensors, float32; integer and boolean tensors are the last file's.
+@contextlib.contextmanager
+def average(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Yields the mean of the files' tensors, float32; integer and boolean tensors are the last file's.
+
+    They are lazy: each is read from all files, and summed up, when it is written. So the files stay open meanwhile.
 
     Raises:
         InputError: an unreadable file, or tensors whose names, shapes or kinds differ; the first one is named.
     """
-    total = _read(files[0])
-    for file in files[1:]:
-        arrays = _read(file)
-        _check_same(files[0], total, file, arrays)
-        total = {name: total[name] + array if _is_float(array) else array for name, array in arrays.items()}
-    return {name: np.asarray(a / len(files), np.float32) if _is_float(a) else a for name, a in total.items()}
+    with contextlib.ExitStack() as opened:
+        first, *others = found = [opened.enter_context(_open(file)) for file in files]
+        for file, arrays in zip(files[1:], others, strict=True):
+            _check_same(files[0], first, file, arrays)
+        yield {name: _mean([arrays[name] for arrays in found]) for name in first}
 
 
-def _read(file: Path) -> dict[str, np.ndarray]:
-    from weights.formats import read_weights
+@contextlib.contextmanager
+def _open(file: Path) -> Iterator[dict[str, Any]]:
+    from weights.formats import open_weights
 
-    stored = read_weights(file)
-    if stored.layout != "torch":
-        raise InputError(f"{file}: not in timm's layout; tools/convert_weights.py makes it a .safetensors file first")
-    arrays = stored.arrays
-    return {name: array.astype(np.float64) if _is_float(array) else array for name, array in arrays.items()}
+    with open_weights(file) as stored:
+        if stored.layout != "torch":
+            advice = "tools/convert_weights.py makes it a .safetensors file first"
+            raise InputError(f"{file}: not in timm's layout; {advice}")
+        yield stored.arrays
 
 
-def _is_float(array: np.ndarray) -> bool:
+def _mean(arrays: Sequence[Any]) -> Any:
+    from weights.arrays import LazyArray
+
+    def read() -> np.ndarray:
+        total = np.zeros(arrays[0].shape, np.float64)
+        for array in arrays:
+            total += np.asarray(array)
+        return np.asarray(total / len(arrays), np.float32)
+
+    return LazyArray(arrays[0].shape, np.dtype(np.float32), read) if _is_float(arrays[0]) else arrays[-1]
+
+
+def _is_float(array: Any) -> bool:
     return np.issubdtype(array.dtype, np.floating)
 
 
-def _check_same(first: Path, expected: dict[str, np.ndarray], file: Path, found: dict[str, np.ndarray]) -> None:
-    def told(arrays: dict[str, np.ndarray], name: str) -> str:
+def _check_same(first: Path, expected: dict[str, Any], file: Path, found: dict[str, Any]) -> None:
+    def told(arrays: dict[str, Any], name: str) -> str:
         if name not in arrays:
             return "is missing"
         return f"is {'real' if _is_float(arrays[name]) else arrays[name].dtype} {list(arrays[name].shape)}"
@@ -90,10 +107,10 @@ def main() -> None:
     if output.suffix != SUFFIX:
         raise InputError(f"-output is {output}, expected a name that ends in {SUFFIX}")
     files = [find_weights(path) for path in arguments.checkpoints]
-    arrays = average(files)
-    output.parent.mkdir(parents=True, exist_ok=True)
     told, *others = map(metadata_of, files)
-    write_weights(output, arrays, told if all(other == told for other in others) else None)
+    with average(files) as arrays:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_weights(output, arrays, told if all(other == told for other in others) else None)
     print(f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {', '.join(map(str, files))}")
 
 

@@ -62,8 +62,6 @@ def draw(axis: Any, curves: dict[str, dict[str, Points]], key: str, label: str, 
     axis.set_ylabel(label)
     axis.ticklabel_format(useOffset=False, axis="y")
     axis.grid(alpha=0.3)
-    if axis.lines:
-        axis.legend()
 
 
 def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
@@ -77,6 +75,8 @@ def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     figure.subplots_adjust(1.1 / 8, 0.5 / (3 * rows), 1 - 0.2 / 8, 1 - 0.3 / (3 * rows), hspace=0.12)
     for axis, (key, label) in zip(axes[:, 0], curves.items(), strict=True):
         draw(axis, found, key, label)
+        if axis.lines:
+            axis.legend()
     axes[-1, 0].set_xlabel("step")
     with writing_whole(picture, "wb") as file:
         file.write(figure_png(figure, dpi=120))

@@ -90,8 +90,9 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
             head = (*ONE, "class", "predicted_class")
         out.write(",".join(head) + "\n")
         columns = found.values() if several else (found[name].tolist() for name in ONE[1:])
+        prefix = _prefix(root)
         for index, (first, second, *rest) in enumerate(zip(*columns, strict=True)):
-            name = name_of(dataset, index, root)
+            name = dataset.name(index).removeprefix(prefix)
             if several:
                 out.write(csv_line(name, _numbers(first), _numbers(second), rest[0], round(float(rest[1]), 6)))
             else:
@@ -101,7 +102,11 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
 
 def name_of(dataset: ImageDataset, index: int, root: str) -> str:
     """Returns an image's name as a table has it."""
-    return dataset.name(index).removeprefix(f"{Path(root)}/")
+    return dataset.name(index).removeprefix(_prefix(root))
+
+
+def _prefix(root: str) -> str:
+    return f"{Path(root)}/"
 
 
 def _numbers(packed: np.ndarray) -> str:

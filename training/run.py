@@ -207,12 +207,11 @@ class Run:
         """
         file = self.directory / "metrics.jsonl"
         if file.exists():
-            kept: list[str] = []
-            for line, record in records(file):
-                over = epoch if record["split"] != "train" or record["step"] > step else epoch + 1
-                kept += [line] * (record["epoch"] <= over)
             with writing_whole(file) as rewound:
-                rewound.writelines(kept)
+                for line, record in records(file):
+                    over = epoch if record["split"] != "train" or record["step"] > step else epoch + 1
+                    if record["epoch"] <= over:
+                        rewound.write(line)
 
     def result(self, result: dict[str, Any], shown: str) -> None:
         """Writes result.json, the last evaluation, and prints the summary, with its metrics as ``shown``."""

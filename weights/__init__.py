@@ -22,9 +22,9 @@ from options import pair
 from weights.adapters import LEARNT_ANEW, PREFIX, Adapter, is_added, merge, read_adapter
 from weights.classes import keep_imagenet1k
 from weights.fit import blind_classifiers, classifiers_of, fit_classifiers, fit_sizes
-from weights.formats import METADATA, WeightFile, read_metadata, read_weights, write_weights
+from weights.formats import METADATA, WeightFile, open_weights, read_metadata, write_weights
 from weights.hub import SIDE, find_weights
-from weights.layout import Target, file_name, linear_weights
+from weights.layout import Target, file_name, linear_weights, numpy_dtype
 from weights.names import differences, repeated_names, switches, timm_names, unread_classifier, unstored_arrays
 from weights.names.clip import is_openais
 from weights.names.looks import looks_like
@@ -86,6 +86,7 @@ def load_weights(
 ) -> LoadReport:
     """Loads every parameter and buffer of ``model`` but what a training added; it is changed only if all of them fit.
 
+    The file is read one tensor at a time, once to check it and once to take it. So it needs little memory of its own.
     Position embeddings, tables of relative positions, the stem's channels and the patches' size are adapted to the
     model's (``weights.fit``). A file that doesn't tell the size of its images is one of squares.
 
@@ -102,9 +103,23 @@ def load_weights(
         the report, to be shown.
 
     Raises:
-        InputError: no such file, a damaged or dangerous one, or names or shapes that differ from the model's.
+        InputError: no such file, a damaged or dangerous one, names or shapes that differ from the model's, or a value
+            that is NaN or infinite.
     """
-    stored, family = read_weights(path), model.weight_names
+    with open_weights(path) as stored:
+        return _load(model, stored, strict, allow or (), classes, adapter, checksums)
+
+
+def _load(
+    model: Target,
+    stored: WeightFile,
+    strict: bool,
+    allow: Sequence[str],
+    classes: str | None,
+    adapter: str | Path | None,
+    checksums: bool,
+) -> LoadReport:
+    family = model.weight_names
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
     _check_activation(stored, model)
     if any(name.startswith(PREFIX) for name in stored.arrays):
@@ -142,11 +157,15 @@ def load_weights(
         if heads and not report.unexpected and report.missing == heads:
             lacks = unread_classifier(stored.arrays) or "it has no classifier"
             headless = f"{lacks}; train one, or compute its features (tools/features.py)"
-        _check(report, state, arrays, allow or (), told, "" if kinds[0] == kinds[1] else kinds[0] or "", headless)
-    report.loaded = [name for name in state if name in arrays]
-    with paddle.no_grad():
+        _check(report, state, arrays, allow, told, "" if kinds[0] == kinds[1] else kinds[0] or "", headless)
+        report.loaded = [name for name in state if name in arrays]
+        # All are read to be checked before the first one is set, which reads it again.
         for name in report.loaded:
-            state[name].set_value(np.ascontiguousarray(arrays[name]).astype(state[name].numpy().dtype, copy=False))
+            np.asarray(arrays[name])
+        with paddle.no_grad():
+            for name in report.loaded:
+                values = np.ascontiguousarray(arrays[name], dtype=numpy_dtype(state[name]))
+                state[name].set_value(values)
     if strict:
         report.warning = blind_classifiers(model, stored.path)
     return report

@@ -18,6 +18,7 @@ import numpy as np
 
 from configs.plain import NAME, Form, Rule, check_form, is_list, is_name, is_real, is_whole, optional, parsed_json
 from errors import InputError, Unreadable, printable, reading
+from weights.arrays import LazyArray
 from weights.formats import LONGEST_NAME, read_metadata, read_weights
 from weights.hub import best_of_run, find_weights
 from weights.layout import Target, file_name, linear_weights, sublayer
@@ -204,11 +205,22 @@ class Adapter(NamedTuple):
             name = f"{layer}.weight"
             if name not in arrays or arrays[name].shape != (a.shape[0], b.shape[1]):
                 raise InputError(f"{base} has no {name} {[a.shape[0], b.shape[1]]}, which {self.file} changes")
-            with np.errstate(over="ignore", invalid="ignore"):
-                merged[name] = arrays[name].astype(np.float32) + np.float32(self.scale) * (a @ b)
-            if not np.isfinite(merged[name]).all():
-                raise InputError(f"{self.file}: with it {name} has values that are no finite numbers")
+            merged[name] = self._merged(name, arrays[name], a, b)
         return merged
+
+    def _merged(self, name: str, weight: Any, a: np.ndarray, b: np.ndarray) -> Any:
+        """Returns a weight with a product merged into it, lazily. Reading it raises InputError where a value isn't
+        finite.
+        """
+
+        def read() -> np.ndarray:
+            with np.errstate(over="ignore", invalid="ignore"):
+                array = np.asarray(weight, np.float32) + np.float32(self.scale) * (a @ b)
+            if not np.isfinite(array).all():
+                raise InputError(f"{self.file}: with it {name} has values that are no finite numbers")
+            return array
+
+        return LazyArray(weight.shape, np.dtype(np.float32), read)
 
 
 def find_adapter(path: str | Path) -> Path:

@@ -46,6 +46,10 @@ class Member(Span):
     info: zipfile.ZipInfo = field(kw_only=True)
     allowance: Allowance = field(kw_only=True)
 
+    @property
+    def is_packed(self) -> bool:
+        return self.info.compress_type != zipfile.ZIP_STORED
+
     def read(self, start: int, count: int) -> np.ndarray:
         data = np.empty(count, np.uint8)
         begin, end, place = self.offset + start, self.offset + start + count, 0

@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 from typing import Any
@@ -80,6 +81,11 @@ class Span:
     is_text: bool = False  # UTF-8 whose Latin-1 form is meant
     crc: int | None = None  # of the whole
 
+    @property
+    def is_packed(self) -> bool:
+        """Returns whether reading does more than copy bytes."""
+        return self.is_text
+
     def read(self, start: int, count: int) -> np.ndarray:
         """Returns ``count`` bytes from ``start``, as uint8 [count]; of a text, all."""
         self.file.seek(self.offset + start)
@@ -123,8 +129,18 @@ class Array:
 
     def num_bytes(self) -> int:
         """Returns how many bytes the array takes that ``read`` returns."""
+        return math.prod(self.shape) * self.native_dtype.itemsize
+
+    @property
+    def native_dtype(self) -> np.dtype:
+        """Returns the type of the array that ``read`` returns."""
         is_float = self.dtype == "bfloat16" or np.dtype(self.dtype).kind == "f"
-        return math.prod(self.shape) * (4 if is_float else item_size(self.dtype))
+        return np.dtype(np.float32) if is_float else np.dtype(self.dtype).newbyteorder("=")
+
+    @property
+    def is_packed(self) -> bool:
+        """Returns whether reading does more than copy bytes of a file."""
+        return not isinstance(self.data, Span) or self.data.is_packed
 
     def passing(self) -> int:
         """Returns how many bytes more there are at most while it is read."""
@@ -143,3 +159,63 @@ class Array:
         flat = data.view("<u2" if is_bfloat16 else self.dtype)
         strided = np.lib.stride_tricks.as_strided(flat, self.shape, [stride * size for stride in self.strides])
         return native(strided, is_bfloat16)
+
+
+class LazyArray:
+    """An array whose numbers are read each time they are needed, and never kept. A model's weights are then handled as
+    arrays, while one tensor at a time is in memory.
+
+    Shape and type are known without reading. ``T``, ``transpose``, ``reshape`` and indexing return lazy arrays. NumPy's
+    functions, and all other attributes of arrays, read it.
+
+    Args:
+        read: returns the array.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]) -> None:
+        # It has the shape and the type, and takes the memory of one number.
+        self._form = np.broadcast_to(np.zeros((), dtype), shape)
+        self.shape, self.dtype, self.ndim, self.size = shape, dtype, len(shape), self._form.size
+        self.itemsize, self.nbytes = dtype.itemsize, self._form.nbytes
+        self._read = read
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        array = self._read()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __getattr__(self, name: str) -> Any:
+        # NumPy asks for its protocols, which have such names, before it calls ``__array__``.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)
+
+    def __len__(self) -> int:
+        return len(self._form)
+
+    def __getitem__(self, key: Any) -> Any:
+        # A number is no array any more.
+        return self.changed(lambda array: array[key]) if np.ndim(self._form[key]) else np.asarray(self)[key]
+
+    def transpose(self, *axes: Any) -> "LazyArray":
+        return self.changed(lambda array: array.transpose(*axes))
+
+    def reshape(self, *shape: Any) -> "LazyArray":
+        return self.changed(lambda array: array.reshape(*shape))
+
+    @property
+    def T(self) -> "LazyArray":
+        return self.transpose()
+
+    def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> "LazyArray":
+        """Returns what ``change`` makes of the array, to be read later."""
+        form = change(self._form)
+        return LazyArray(form.shape, form.dtype, lambda: change(self._read()))
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Returns the parts, one after the other along the first axis; lazy if the first one is."""
+    first = parts[0]
+    if not isinstance(first, LazyArray) or {part.shape[1:] for part in parts} != {first.shape[1:]}:
+        return np.concatenate(parts)
+    shape = (sum(len(part) for part in parts), *first.shape[1:])
+    return LazyArray(shape, first.dtype, lambda: np.concatenate(parts))

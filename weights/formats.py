@@ -1,10 +1,12 @@
 """Reads and writes the weight files of torch, timm, Paddle and Google; no code from a file is run.
 
-The content decides what a file is, not its ending. Safetensors and torch's, Paddle's and NumPy's arrays are read one by
-one, so a file is never in memory twice. Only ``archives``, ``arrays``, ``unpickle``, ``plain`` and this file touch what
-a file says. All of them count what they hold (``errors.Allowance``).
+The content decides what a file is, not its ending. Its arrays are described first, and read one by one when they are
+needed, so that a file is opened rather than loaded. It isn't mapped, as a mapped file that is shortened ends the
+process. Only ``archives``, ``arrays``, ``unpickle``, ``plain`` and this file touch what a file says. All of them count
+what they hold (``errors.Allowance``).
 """
 
+import contextlib
 import json
 import math
 import os
@@ -12,7 +14,7 @@ import pickle
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +25,7 @@ from configs.plain import Rule, check_form, is_list, is_name, is_whole, optional
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from utils import writing_whole
 from weights.archives import read_zip
-from weights.arrays import Array, Span, contiguous, item_size, sizes
+from weights.arrays import Array, LazyArray, Span, contiguous, item_size, sizes
 from weights.hub import INDEX, LONGEST_CONFIG, beside, find_weights, read_config
 from weights.unpickle import DataUnpickler, Script
 
@@ -55,47 +57,78 @@ class WeightFile:
     """The weights of a file.
 
     Attributes:
-        path: the file that was read.
-        arrays: by the file's names, without a checkpoint's wrapper and the prefix ``module.``; floats are float32.
+        path: the file.
+        arrays: by the file's names, without a checkpoint's wrapper and the prefix ``module.``; floats are float32. Of
+            ``open_weights`` they are ``LazyArray``, which raise InputError where values can't be read or aren't finite.
         layout: "torch" (a Linear's weight is [out, in]), "paddle" ([in, out]) or "jax" (Google's npz).
         config: what ``read_config`` returns.
         notes: what was chosen or left out, to be shown.
     """
 
     path: Path
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, Any]
     layout: str
     config: dict[str, Any]
     notes: list[str]
 
 
 def read_weights(path: str | Path) -> WeightFile:
-    """Reads a weight file of any kind.
+    """Reads a weight file of any kind, with all of its values.
+
+    Raises:
+        InputError: as ``open_weights``, or its arrays' reading.
+    """
+    with open_weights(path) as stored:
+        arrays = {name: np.asarray(array) for name, array in stored.arrays.items()}
+        return replace(stored, arrays=arrays)
+
+
+@contextlib.contextmanager
+def open_weights(path: str | Path) -> Iterator[WeightFile]:
+    """Opens a weight file of any kind. Its arrays are read where their values are needed, within the context.
+
+    Arrays that have to be unpacked first (compressed .npz, text in pickles of Python 2) are read once, and kept.
 
     Raises:
         InputError: there is no file, or it is of another kind, damaged, or names something that isn't data. Or it would
-            take memory out of proportion to its size, or a value is NaN or infinite.
+            take memory out of proportion to its size.
     """
     index = find_weights(path)
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     layouts: set[str] = set()
     notes: list[str] = []
     files = files_of(path)
-    for file in files:
-        with reading(file, "weights"), open_file(file) as stream:
-            allowance = Allowance(os.fstat(stream.fileno()).st_size)
-            content, layout = _reader(stream.peek(512)[:512])(stream, allowance)
-            entries, told = _weights(content)
-            for name, array in _read(entries, layout, allowance):
-                if name in arrays:
-                    raise Unreadable(f"it holds {printable(name)}, which another of the {len(files)} files holds, too")
-                _check_finite(name, array)
-                arrays[name] = array
-        layouts.add(layout)
-        notes += told
-    if len(layouts) > 1:
-        raise InputError(f"{index}: its files have different layouts ({', '.join(sorted(layouts))}), expected one")
-    return WeightFile(index, arrays, layouts.pop(), read_config(path), notes)
+    with contextlib.ExitStack() as opened:
+        for file in files:
+            with reading(file, "weights"):
+                stream = opened.enter_context(open_file(file))
+                allowance = Allowance(os.fstat(stream.fileno()).st_size)
+                content, layout = _reader(stream.peek(512)[:512])(stream, allowance)
+                entries, told = _weights(content)
+                _claim(entries, layout, allowance)
+                for name, entry in entries.items():
+                    if name in arrays:
+                        other = f"which another of the {len(files)} files holds, too"
+                        raise Unreadable(f"it holds {printable(name)}, {other}")
+                    arrays[name] = _lazy(file, name, entry, allowance)
+            layouts.add(layout)
+            notes += told
+        if len(layouts) > 1:
+            raise InputError(f"{index}: its files have different layouts ({', '.join(sorted(layouts))}), expected one")
+        yield WeightFile(index, arrays, layouts.pop(), read_config(path), notes)
+
+
+def _lazy(file: Path, name: str, entry: Array, allowance: Allowance) -> Any:
+    """Returns an array of a file to be read later, each time with the checks of a stranger's file."""
+
+    def read() -> np.ndarray:
+        with reading(file, "weights"):
+            allowance.resume()
+            array = _read_entry(entry, allowance)
+            _check_finite(name, array)
+            return array
+
+    return read() if entry.is_packed else LazyArray(entry.shape, entry.native_dtype, read)
 
 
 def files_of(path: str | Path) -> list[Path]:
@@ -133,7 +166,11 @@ def read_arrays(file: Path) -> Iterator[tuple[str, np.ndarray]]:
     """
     with reading(file, "tensors"), open_file(file) as stream:
         allowance = Allowance(os.fstat(stream.fileno()).st_size)
-        yield from _read(_read_safetensors(stream, allowance)[0], "torch", allowance)
+        entries = _read_safetensors(stream, allowance)[0]
+        _claim(entries, "torch", allowance)
+        for name, entry in entries.items():
+            allowance.resume()
+            yield name, _read_entry(entry, allowance)
 
 
 def read_metadata(file: Path) -> dict[str, str]:
@@ -362,17 +399,20 @@ def _flat(program: Script) -> Content:
     return found
 
 
-def _read(entries: dict[str, Array], layout: str, allowance: Allowance) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields what was described, once it is known that all of it together isn't out of proportion."""
+def _claim(entries: dict[str, Array], layout: str, allowance: Allowance) -> None:
+    """Raises Unreadable where all of what was described, together, is out of proportion."""
     for entry in entries.values():
         if layout == "paddle" and entry.dtype == "<u2":  # which Paddle has no type for: its bfloat16, by way of NumPy
             entry.dtype = "bfloat16"
     allowance.take(sum(entry.num_bytes() + ARRAY for entry in entries.values()))
-    for name, entry in entries.items():
-        passing = entry.passing()
-        allowance.take(passing)
-        yield name, entry.read()
-        allowance.take(-passing)
+
+
+def _read_entry(entry: Array, allowance: Allowance) -> np.ndarray:
+    passing = entry.passing()
+    allowance.take(passing)
+    array = entry.read()
+    allowance.take(-passing)
+    return array
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:

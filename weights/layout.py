@@ -3,6 +3,7 @@
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import paddle
 from paddle import nn
 
@@ -33,6 +34,11 @@ def sublayer(model: Any, name: str) -> Any:
 def linear_weights(model: Any) -> set[str]:
     """Returns the structured names of the Linear weights: [in, out] here, [out, in] in PyTorch and in weight files."""
     return {f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)}
+
+
+def numpy_dtype(tensor: paddle.Tensor) -> np.dtype:
+    """Returns the type of ``tensor.numpy()``, without that copy."""
+    return paddle.empty([0], tensor.dtype).numpy().dtype
 
 
 def file_name(name: str) -> str:

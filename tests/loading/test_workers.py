@@ -1,5 +1,6 @@
 """The loader's order, its workers and its memory, whatever happens to them."""
 
+import gc
 import itertools
 import os
 import re
@@ -269,3 +270,26 @@ def test_the_way_to_a_gpu_gives_the_same_batches_and_errors():
     taken = []
     with pytest.raises(RunError, match="no such file"):
         taken.extend(on_device(arrays(3, RunError("no such file")), True))
+
+
+def test_batches_leave_no_object_behind():
+    def lists():
+        gc.collect()
+        return sum(type(one) is list for one in gc.get_objects())
+
+    def copy(count):
+        for _ in on_device(([np.zeros([2, 3], np.uint8), np.zeros(2, np.int64)] for _ in range(count)), False):
+            pass
+
+    copy(10)
+    before = lists()
+    copy(200)
+    assert lists() - before < 100
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "float32", "float64", "bool"])
+def test_a_column_keeps_its_type_and_values(dtype):
+    values = np.arange(-3, 9).astype(dtype).reshape(3, 4)
+    ((found,),) = on_device(iter([[values]]), False)
+    assert (found.numpy().dtype, found.shape, found.stop_gradient) == (np.dtype(dtype), [3, 4], True)
+    np.testing.assert_array_equal(found.numpy(), values)

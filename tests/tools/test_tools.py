@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -47,7 +48,8 @@ def test_the_mean_is_taken_in_float64_and_written_as_float32(tmp_path):
         )
         for i in range(3)
     ]
-    found = average(files)
+    with average(files) as lazy:
+        found = {name: np.asarray(array) for name, array in lazy.items()}
     assert {name: array.dtype.name for name, array in found.items()} == {
         "w": "float32", "large": "float32", "half": "float32", "scalar": "float32", "steps": "int64",
     }  # fmt: skip
@@ -57,7 +59,22 @@ def test_the_mean_is_taken_in_float64_and_written_as_float32(tmp_path):
     assert found["scalar"].shape == ()
     assert found["scalar"] == 1
     np.testing.assert_array_equal(found["steps"], [2, 7])  # the last file's
-    np.testing.assert_array_equal(average(files[:1])["w"], weights[0])
+    with average(files[:1]) as lazy:
+        np.testing.assert_array_equal(lazy["w"], weights[0])
+
+
+def test_one_tensor_at_a_time_is_averaged(tmp_path):
+    tensors = {f"w{i}": np.zeros([256, 256], np.float32) for i in range(20)}  # 256 kB each
+    files = [write(tmp_path / f"{i}.safetensors", **tensors) for i in range(6)]
+    tracemalloc.start()
+    try:
+        with average(files) as arrays:
+            write_weights(tmp_path / "mean.safetensors", arrays)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * 256 * 256 * 4
+    assert (tmp_path / "mean.safetensors").stat().st_size > 20 * 256 * 256 * 4
 
 
 @pytest.mark.parametrize(
@@ -77,8 +94,8 @@ def test_the_first_tensor_that_differs_is_named(tmp_path, other, message):
         write(tmp_path / "x.safetensors", a=np.zeros(2), b=np.zeros(2)),
         write(tmp_path / "y.safetensors", **other),
     ]
-    with pytest.raises(InputError, match=message):
-        average(files)
+    with pytest.raises(InputError, match=message), average(files):
+        pass
 
 
 @pytest.mark.smoke

@@ -195,15 +195,19 @@ def test_checkpoints_are_found_in_the_order_of_training(tmp_path):
     ],
 )
 def test_the_last_the_best_and_every_nth_stay(tmp_path, keep_last, save_freq, saved, kept):
+    found = []
     for epoch, samples, best in saved:
         name = folder.folder_name(epoch, samples)
         write(tmp_path, name)
+        found.append(tmp_path / name)
         if "val" in best:
             folder.point(tmp_path / folder.BEST, name)
         if "ema" in best:
             folder.point(tmp_path / folder.BEST_EMA, f"{name}/{folder.EMA}")
         entries(tmp_path)
-        folder.remove_superseded(tmp_path, keep_last, save_freq)
+        found, left = folder.remove_superseded(tmp_path, found, keep_last, save_freq)
+        assert not left
+        assert len(found) <= keep_last + 2  # the best two
         assert os.readlink(tmp_path / "last") == name
     links = {folder.LAST, folder.BEST, folder.BEST_EMA}
     assert entries(tmp_path) - links == {folder.folder_name(*moment) for moment in kept}

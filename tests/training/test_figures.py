@@ -5,8 +5,10 @@ from array import array
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.text import Text
 
+from training.curves import plot_curves
 from training.pages import figures
 from training.rate_range import Found, write
 from training.report import drawings
@@ -76,3 +78,20 @@ def test_the_settings_of_others_stay():
     before = dict(matplotlib.rcParams)
     figures.figure_png(figures.figure(2, 2))
     assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("runs", [1, 2, 30])
+def test_a_picture_of_many_runs_has_one_legend(runs, monkeypatch):
+    made, legend = [], Axes.legend
+    monkeypatch.setattr(Axes, "legend", lambda axis, **how: made.append(len(axis.lines)) or legend(axis, **how))
+    points = array("d", [1, 2]), array("d", [1, 2])
+    drawings.curve({f"run {n}": {"train": {"loss": points}, "val": {"loss": points}} for n in range(runs)}, "loss", "")
+    assert made == [2 * runs]
+
+
+def test_a_curve_that_nobody_has_leaves_its_axis_without_a_legend(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(Axes, "legend", lambda axis: made.append(axis.get_ylabel()))
+    (tmp_path / "metrics.jsonl").write_text('{"split": "train", "epoch": 1, "step": 1, "loss": 1.0}\n')
+    plot_curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png", {"loss": "the loss", "acc1": "accuracy"})
+    assert made == ["the loss"]

@@ -183,7 +183,10 @@ def test_a_checkpoint_that_holds_something_else_stays(tmp_path):
     (tmp_path / "epoch_0002" / "notes.txt").write_text("mine")
     (tmp_path / "epoch_0003" / folder.EMA).mkdir()
     (tmp_path / "last").symlink_to("epoch_0005")
-    assert remove_superseded(tmp_path, 1, 0) == ["epoch_0002", "epoch_0003"]
+    found = folder.find_checkpoints(tmp_path)
+    later, left = remove_superseded(tmp_path, found, 1, 0)
+    assert left == ["epoch_0002", "epoch_0003"]
+    assert later == [found[1], found[2], found[4]]
     assert sorted(os.listdir(tmp_path)) == ["epoch_0002", "epoch_0003", "epoch_0005", "last"]
     assert len(os.listdir(tmp_path / "epoch_0002")) == 5
     (tmp_path / "link").symlink_to("epoch_0005")

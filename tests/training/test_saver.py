@@ -111,6 +111,41 @@ def test_one_checkpoint_is_written_at_a_time(tmp_path, tiny, held_writing):
     assert entries(tmp_path / "checkpoints") == {"epoch_0001", "epoch_0002", "last"}
 
 
+def test_a_save_looks_at_as_few_checkpoints_however_many_are_kept(tmp_path, tiny, monkeypatch):
+    listings, looked_at = [], []
+    listed, placed = folder.find_checkpoints, folder.position
+    monkeypatch.setattr(folder, "find_checkpoints", lambda *args: listings.append(1) or listed(*args))
+    saver = Training(tmp_path, [*tiny, "SAVE_FREQ", "2", "KEEP_LAST", "3"]).saver
+    monkeypatch.setattr(folder, "position", lambda *args: looked_at.append(1) or placed(*args))
+    counts = []
+    for epoch in range(1, 25):
+        looked_at.clear()
+        saver.save(Progress(epoch=epoch, step=8 * epoch), improved=("val",) if epoch == 3 else ())
+        saver.wait()
+        counts.append(len(looked_at))
+    assert len(listings) == 1
+    # The last three, the best, and the one that is to go.
+    assert max(counts[1:]) == 5
+    kept = [*range(2, 24, 2), 3, 22, 23, 24]
+    assert entries(tmp_path / "checkpoints") - {"last", "best"} == {f"epoch_{epoch:04}" for epoch in kept}
+
+
+def test_a_run_that_goes_on_removes_what_it_finds_superseded(tmp_path, tiny):
+    first = Training(tmp_path, [*tiny, "SAVE_FREQ", "0", "KEEP_LAST", "2"])
+    for epoch in (1, 2):
+        first.saver.save(Progress(epoch=epoch, step=8 * epoch))
+        first.saver.wait()
+    again = Saver(first.config, first.run, first.saver.parts, first.optimizer, LossScaler(False), first.train)
+    for epoch in (3, 4, 5):
+        again.save(Progress(epoch=epoch, step=8 * epoch))
+        again.wait()
+        if epoch == 3:  # somebody moves one away, which is nothing to tell
+            assert entries(tmp_path / "checkpoints") == {"epoch_0002", "epoch_0003", "last"}
+            (tmp_path / "checkpoints" / "epoch_0002").rename(tmp_path / "moved")
+    assert entries(tmp_path / "checkpoints") == {"epoch_0004", "epoch_0005", "last"}
+    assert "isn't removed" not in (tmp_path / "log.txt").read_text()
+
+
 def fail_once(monkeypatch_target, error):
     """The next checkpoint fails; those after it don't."""
     written = monkeypatch_target.write_checkpoint

@@ -138,22 +138,32 @@ def point(link: Path, to: str) -> None:
     sync_directory(link.parent)
 
 
-def remove_superseded(directory: Path, keep_last: int, save_freq: int) -> list[str]:
+def remove_superseded(
+    directory: Path, found: list[Path], keep_last: int, save_freq: int
+) -> tuple[list[Path], list[str]]:
     """Removes what is neither among the last ``keep_last``, nor a best one, nor of every ``save_freq``-th epoch.
 
+    Args:
+        found: checkpoints under ``directory``, the oldest first.
+
     Returns:
-        The names of those that stay (``remove_checkpoint``).
+        (those of ``found`` that a later call has to look at, the names of those that couldn't be removed).
+
+    Checkpoints that stay for good are not among the first. So a run that hands on that list, with its next checkpoint,
+    does the same work at each save, however many checkpoints it keeps.
     """
-    found = find_checkpoints(directory)
     kept = {(directory / link).resolve().name for link in (LAST, BEST)}
     kept |= {(directory / BEST_EMA).resolve().parent.name} | {folder.name for folder in found[-keep_last:]}
-    left = []
+    later, left = [], []
     for folder in found:
         epoch, samples = position(folder)
         freely = save_freq and samples == float("inf") and epoch % save_freq == 0
-        if folder.name not in kept and not freely and not remove_checkpoint(folder):
+        if folder.name in kept:
+            later.append(folder)
+        elif not freely and os.path.lexists(folder) and not remove_checkpoint(folder):
+            later.append(folder)
             left.append(folder.name)
-    return left
+    return later, left
 
 
 def remove_checkpoint(folder: Path) -> bool:

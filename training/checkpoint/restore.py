@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import paddle
@@ -16,6 +16,7 @@ from utils import rank, world_size
 from weights import checksum, load_weights
 from weights.adapters import is_added, unmerged_tensors
 from weights.formats import read_arrays
+from weights.layout import numpy_dtype
 
 
 def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageModel | None = None) -> None:
@@ -71,27 +72,37 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
 
 def _restore_unmerged(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
     """Restores what the models' files have merged or left out: adapters, the weights beside them, a projection."""
-    file = chosen / folder.UNMERGED
-    arrays = dict(read_arrays(file)) if os.path.lexists(file) else {}
+    wanted: dict[str, list[paddle.Tensor]] = {}
     for split, model in models.items():
         for name, tensor in unmerged_tensors(model.state_dict()).items():
-            _set(tensor, arrays, f"{split if is_added(name) else 'val'}/{name}", file)
+            # The base is the same in both models, and stored once.
+            wanted.setdefault(f"{split if is_added(name) else 'val'}/{name}", []).append(tensor)
+    _set_all(wanted, chosen / folder.UNMERGED)
 
 
 def restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
     """Restores this rank's own statistics of batch norm, if the checkpoint has them."""
     file = chosen / folder.STATISTICS
-    if not os.path.lexists(file):
-        return
-    by_rank = dict(read_arrays(file))
-    for split, model in models.items():
-        for name, tensor in own_statistics(model).items():
-            _set(tensor, by_rank, f"{rank()}/{split}/{name}", file)
+    if os.path.lexists(file):
+        own = {split: own_statistics(model) for split, model in models.items()}
+        _set_all({f"{rank()}/{split}/{name}": [t] for split in own for name, t in own[split].items()}, file)
 
 
-def _set(tensor: paddle.Tensor, arrays: dict[str, np.ndarray], key: str, file: Path) -> None:
-    found = arrays.get(key)
-    if found is None or list(found.shape) != list(tensor.shape) or not np.isfinite(found).all():
-        is_ = "missing" if found is None else f"{list(found.shape)}"
-        raise InputError(f"{file}: {key} is {is_}, expected {list(tensor.shape)} and finite numbers")
-    tensor.set_value(found.astype(tensor.numpy().dtype, copy=False))
+def _set_all(wanted: dict[str, list[paddle.Tensor]], file: Path) -> None:
+    """Gives tensors the values that ``file`` has under their names, read one after the other.
+
+    Raises:
+        InputError: a name is missing, or its values don't fit.
+    """
+    missing = dict(wanted)
+    for key, found in read_arrays(file) if wanted and os.path.lexists(file) else ():
+        for tensor in missing.pop(key, ()):
+            if list(found.shape) != list(tensor.shape) or not np.isfinite(found).all():
+                _refuse(file, key, f"{list(found.shape)}", tensor)
+            tensor.set_value(found.astype(numpy_dtype(tensor), copy=False))
+    for key, (tensor, *_) in missing.items():
+        _refuse(file, key, "missing", tensor)
+
+
+def _refuse(file: Path, key: str, found: str, tensor: paddle.Tensor) -> NoReturn:
+    raise InputError(f"{file}: {key} is {found}, expected {list(tensor.shape)} and finite numbers")

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class Saver:
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.kept: set[str] = set()  # superseded checkpoints that stay, because they hold something else, too
+        self.removable: list[Path] | None = None  # checkpoints that a save may have to remove; None: not listed yet
         self.begin(Progress())
 
     def begin(self, progress: Progress) -> None:
@@ -225,11 +227,16 @@ class Saver:
         try:
             files = self._files(copied, statistics, others)
             folder.write_checkpoint(directory, name, files, state, self._with_adapters(metadata, files))
+            if self.removable is None:
+                self.removable = folder.find_checkpoints(directory)
+            else:
+                self.removable.append(directory / name)
             if "val" in improved:
                 folder.point(directory / folder.BEST, name)
             if "ema" in improved:
                 folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
-            kept = folder.remove_superseded(directory, self.config.KEEP_LAST, self.config.SAVE_FREQ)
+            keep_last, save_freq = self.config.KEEP_LAST, self.config.SAVE_FREQ
+            self.removable, kept = folder.remove_superseded(directory, self.removable, keep_last, save_freq)
             for other in set(kept) - self.kept:
                 why = "it holds what no run made, or is another user's"
                 self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")

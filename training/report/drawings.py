@@ -30,8 +30,7 @@ def curve(runs: Mapping[str, Mapping[str, dict[str, Points]]], key: str, label: 
         for split, how in (("train", beside), ("val", {}), ("ema", {"linestyle": "--"})):
             own = {split: curves[split]} if split in curves else {}
             draw(axis, own, key, label, f"{legend_name(name)} ", color=f"C{place % 10}", **how)
-    if axis.get_legend():
-        axis.legend(fontsize=7 if len(runs) > 1 else 9)
+    axis.legend(fontsize=7 if len(runs) > 1 else 9)
     axis.set_xlabel("step")
     return figure_png(drawn)
 

@@ -1,5 +1,7 @@
 """ViTs of google-research/big_vision, SigLIP's among them: their names in the .npz files of Google's ViT."""
 
+import numpy as np
+
 from weights.names.rules import Arrays, rename
 
 _BLOCK = r"^(Transformer/encoderblock_\d+/)"
@@ -25,6 +27,7 @@ def google_layers(arrays: Arrays) -> Arrays:
         if name.startswith(prefix):
             name = name.removeprefix(prefix)
             stacked = name.startswith("Transformer/encoderblock/")
-            for i, one in enumerate(array) if stacked else ((0, array),):
+            # A lazy stack would be read once for each of its blocks.
+            for i, one in enumerate(np.asarray(array)) if stacked else ((0, array),):
                 found[name.replace("encoderblock/", f"encoderblock_{i}/")] = one
     return rename(found, _RULES)

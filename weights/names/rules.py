@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from errors import InputError
+from weights.arrays import concatenated
 
 Arrays = dict[str, np.ndarray]
 Rules = Sequence[tuple[str, str | Callable[[re.Match[str]], str] | None]]
@@ -46,7 +47,7 @@ def join_qkv(arrays: Arrays) -> Arrays:
         if not match or len(parts) < 3 or any(part.shape != array.shape for part in parts):
             joined[name] = array
         elif match[2] == "q":
-            joined[f"{match[1]}qkv{match[3]}"] = np.concatenate(parts)
+            joined[f"{match[1]}qkv{match[3]}"] = concatenated(parts)
     return joined
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from weights.arrays import concatenated
 from weights.names.rules import Arrays, Rules, join_qkv, rename
 
 
@@ -241,7 +242,7 @@ def _pyramids(arrays: Arrays) -> Arrays:
     for name in [name for name in arrays if ".attn.k." in name]:
         other = name.replace(".attn.k.", ".attn.v.")
         if other in arrays:
-            arrays[name.replace(".attn.k.", ".attn.kv.")] = np.concatenate([arrays.pop(name), arrays.pop(other)])
+            arrays[name.replace(".attn.k.", ".attn.kv.")] = concatenated([arrays.pop(name), arrays.pop(other)])
     return arrays
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from weights.arrays import concatenated
 from weights.names.big_vision import google_layers
 from weights.names.clip import from_clip
 from weights.names.rules import Arrays, from_flax, jax_kernel, join_qkv, rename, same_shape, to_flax, torch_kernel
@@ -195,7 +196,7 @@ def _from_google(arrays: Arrays) -> Arrays:
         named[name] = torch_kernel(array) if name.endswith(".weight") else array
     if "attn_pool.latent" in named:
         for leaf in ("weight", "bias"):
-            named[f"attn_pool.kv.{leaf}"] = np.concatenate([named.pop(f"attn_pool.{one}.{leaf}") for one in "kv"])
+            named[f"attn_pool.kv.{leaf}"] = concatenated([named.pop(f"attn_pool.{one}.{leaf}") for one in "kv"])
     return join_qkv(named)
 
 
