@@ -19,7 +19,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK = "it is a link, through which nothing is written"
 _LONGEST = 200  # bytes of a name's beginning: with what is added to it, it has at most 255
 # What this process writes at this moment, by the path until it is whole. After a signal it is removed.
-_unfinished: set[Path] = set()
+_unfinished: set[Path | None] = set()
 _LEFT = re.compile(r"\.(.+)\.([0-9]{1,7})\.[0-9a-f]{8}", re.DOTALL)
 _LEFT_EARLIER = re.compile(r"\.(.+)\.([0-9]{1,7})", re.DOTALL)  # by releases before 1.0
 _MOST_PROCESSES = 1 << 22  # Linux's limit on a process's number
@@ -180,6 +180,34 @@ def making_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         _unfinished.discard(temporary)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path | str | None = None) -> Iterator[Path]:
+    """Yields a new folder, which is removed when the body ends, or when a signal ends this process.
+
+    Args:
+        parent: where it is made; None: where this system keeps temporary files.
+    """
+    import tempfile
+
+    path = unfinished_path(Path(parent or tempfile.gettempdir()) / "toolkit")
+    with removing_if_stopped(path):
+        path.mkdir(0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def removing_if_stopped(path: Path | None) -> Iterator[None]:
+    """Has a signal that ends this process remove ``path`` before: another process writes it, and it wasn't there."""
+    _unfinished.add(path)
+    try:
+        yield
+    finally:
+        _unfinished.discard(path)
 
 
 def sync_directory(path: Path) -> None:

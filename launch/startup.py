@@ -3,18 +3,21 @@ one line, and a closed or broken standard stream doesn't end it. This module imp
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from launch import files, streams
 
 LEAST_MEMORY = 1200 << 20  # bytes of address space that Paddle's libraries need; with less, Paddle hangs or crashes
+ENDING = 5.0  # seconds in which a killed process ends
 LEAST_FILES = 64  # files that a process with a few ranks and loader workers has open
 
 # A scheduler; Ctrl-C; a closed terminal; a limit on CPU time, which Linux announces by SIGXCPU before it kills.
@@ -58,22 +61,93 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def stop_by_removing(path: Path | None = None) -> None:
-    """Makes STOPS end this process with one line from now on, and remove what it has begun to write before.
-
-    Args:
-        path: what another process writes, which this one watches.
+def stop_by_removing() -> None:
+    """Makes STOPS end this process with one line from now on. Before that, they end the processes that it has started,
+    and remove what it has begun to write.
     """
     program = os.getpid()
 
     def end(number: int, _: object) -> None:
         if os.getpid() == program:  # workers have this handler, too
+            for other in STOPS:
+                signal.signal(other, signal.SIG_IGN)
+            end_descendants()
             files.remove_unfinished()
-            files.remove(path)
             os.write(2, f"{os.linesep * os.isatty(2)}stopped by {signal.Signals(number).name}\n".encode())
         os._exit(128 + number)
 
     stop_at_once(end)
+
+
+def end_descendants() -> None:
+    """Kills the processes that this one has started, and theirs, and waits until they have ended."""
+    until = time.monotonic() + ENDING
+    while (found := descendants()) and time.monotonic() < until:
+        for process in found:
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def descendants() -> list[int]:
+    """Returns the processes that this one has started, and theirs, the oldest first; without those that have ended."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else ()):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if state not in b"ZX":
+                children.setdefault(int(parent), []).append(int(name))
+    found = [os.getpid()]
+    for process in found:  # which grows
+        found += children.get(process, [])
+    return found[1:]
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Asks Linux to send this process ``number`` when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(number))
+
+
+class _Finder:
+    """Finds two packages for ``import``, wherever a tool imports them first, and has signals wait meanwhile.
+
+    Paddle's import takes SIGTERM and others over, in C++, which prints a dump. NumPy's starts threads: they would get
+    the signals that only Python's thread holds back.
+    """
+
+    def find_spec(self, name: str, path: Any = None, _: Any = None) -> ModuleSpec | None:
+        if name not in ("numpy", "paddle"):
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec and spec.loader:
+            run = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: _run_package(run, module)  # type: ignore[method-assign]
+        return spec
+
+
+def _run_package(run: Callable[[Any], None], module: Any) -> None:
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    with without_collection():
+        run(module)
+    if module.__name__ == "paddle":
+        gc.freeze()  # later collections leave out what is there now
+        module.disable_signal_handler()
+        for number in STOPS:  # Python knows its handlers; Paddle has left the defaults
+            signal.signal(number, signal.getsignal(number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _open_tool() -> None:
+    """Starts a tool: signals end it as they end the main programs, and whatever it forks ends with it."""
+    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    os.register_at_fork(after_in_child=end_with_parent)
+    if _SPEAKER:
+        stop_by_removing()
+    else:  # a process that the tool has spawned
+        end_with_parent()
+        stop_at_once()
 
 
 def speak_utf8() -> None:
@@ -113,6 +187,8 @@ def _there() -> bool:
 
 if _FOLDER == _ROOT and _PROGRAM.startswith("main_"):
     stop_at_once()
+if os.path.join(_ROOT, "tools") == _FOLDER and _PROGRAM.endswith(".py"):
+    _open_tool()
 _OURS = _FOLDER in (_ROOT, os.path.join(_ROOT, "tools"), os.path.join(_ROOT, "examples"))
 if _OURS and _PROGRAM.endswith(".py"):  # not python -c, nor a program that comes by stdin, which is read only once
     streams.keep()

@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from configs.plain import Rule, check_form, is_real, is_whole, parsed_json, value_text, whole_file  # noqa: E402
 from configs.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
 from errors import InputError, install, reading, remedy, reporting  # noqa: E402
