@@ -214,9 +214,12 @@ _DISK |= dict.fromkeys((errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EEXIST), "
 _DISK |= {errno.EFBIG: "raise the limit on a file's size", errno.EIO: "check the disk", errno.ESTALE: "mount it again"}
 
 
+_REMEDIES = _DISK | dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "its folder was moved or removed, put it back")
+
+
 def remedy(error: OSError) -> str:
     """Returns what to do about a file that can't be written."""
-    return _DISK.get(error.errno or 0, "check the disk")
+    return _REMEDIES.get(error.errno or 0, "check the disk")
 
 
 # Paddle's words for memory that ran out. Its allocators raise a MemoryError; CUDA, cuBLAS and cuDNN raise an OSError.

@@ -7,6 +7,7 @@ to the folder may have links: they are the user's own.
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -29,6 +30,12 @@ def unfinished_path(path: Path) -> Path:
     """Returns a path for a file or folder until it is complete: hidden, beside ``path``, and not to be guessed."""
     name = os.fsdecode(os.fsencode(path.name)[:_LONGEST])
     return path.with_name(f".{name}.{os.getpid()}.{os.urandom(4).hex()}")
+
+
+def unused_path(path: Path) -> Path:
+    """Returns ``path``, or where that is there already, the first of ``path-1``, ``path-2`` and so on that isn't."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(1)))
+    return next(found for found in names if not os.path.lexists(found))
 
 
 def leftovers(folder: Path, earlier: bool = False) -> Iterator[tuple[Path, str]]:

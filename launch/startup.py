@@ -24,6 +24,7 @@ LEAST_FILES = 64  # files that a process with a few ranks and loader workers has
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
 # By nohup, say: child processes inherit it. SIGINT isn't among them: shells ignore it for commands in the background.
 IGNORED = [number for number in STOPS[2:] if signal.getsignal(number) is signal.SIG_IGN]
+STOPPED = "stopped by {}"
 NOT_BEGUN = "stopped by {} before the first step: nothing to save"
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
@@ -31,20 +32,27 @@ _SPEAKER = None if "--multiprocessing-fork" in getattr(sys, "orig_argv", []) els
 
 
 def end_at_once(number: int, _: object) -> None:
-    """Ends this process at once: the signal handler for the time in which there is nothing to save."""
-    if os.getpid() == _SPEAKER:
-        os.write(2, f"{NOT_BEGUN.format(signal.Signals(number).name)}\n".encode())
+    """Ends this process at once, and those that it has started, with one line, after removing what it has begun to
+    write: the signal handler of tools, and of a run as long as there is nothing to save.
+    """
+    if os.getpid() == _SPEAKER:  # forks have this handler, too
+        for other in STOPS:
+            signal.signal(other, signal.SIG_IGN)
+        end_descendants()
+        files.remove_unfinished()
+        line = (NOT_BEGUN if _IS_RUN else STOPPED).format(signal.Signals(number).name)
+        os.write(2, f"{os.linesep * os.isatty(2)}{line}\n".encode())
     os._exit(128 + number)
 
 
-def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
-    """Makes ``handler`` end this process on each of STOPS from now on. SIGUSR1, which asks for a save, is ignored: by
+def stop_at_once() -> None:
+    """Makes each of STOPS end this process from now on. SIGUSR1, which asks for a save, is ignored: by
     default it would kill.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in STOPS:
         if number not in IGNORED:
-            signal.signal(number, handler)
+            signal.signal(number, end_at_once)
 
 
 @contextlib.contextmanager
@@ -59,24 +67,6 @@ def without_collection() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def stop_by_removing() -> None:
-    """Makes STOPS end this process with one line from now on. Before that, they end the processes that it has started,
-    and remove what it has begun to write.
-    """
-    program = os.getpid()
-
-    def end(number: int, _: object) -> None:
-        if os.getpid() == program:  # workers have this handler, too
-            for other in STOPS:
-                signal.signal(other, signal.SIG_IGN)
-            end_descendants()
-            files.remove_unfinished()
-            os.write(2, f"{os.linesep * os.isatty(2)}stopped by {signal.Signals(number).name}\n".encode())
-        os._exit(128 + number)
-
-    stop_at_once(end)
 
 
 def end_descendants() -> None:
@@ -143,11 +133,9 @@ def _open_tool() -> None:
     """Starts a tool: signals end it as they end the main programs, and whatever it forks ends with it."""
     sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
     os.register_at_fork(after_in_child=end_with_parent)
-    if _SPEAKER:
-        stop_by_removing()
-    else:  # a process that the tool has spawned
+    if not _SPEAKER:  # a process that the tool has spawned
         end_with_parent()
-        stop_at_once()
+    stop_at_once()
 
 
 def speak_utf8() -> None:
@@ -185,7 +173,8 @@ def _there() -> bool:
         return False
 
 
-if _FOLDER == _ROOT and _PROGRAM.startswith("main_"):
+_IS_RUN = _FOLDER == _ROOT and _PROGRAM.startswith("main_")
+if _IS_RUN:
     stop_at_once()
 if os.path.join(_ROOT, "tools") == _FOLDER and _PROGRAM.endswith(".py"):
     _open_tool()

@@ -12,7 +12,6 @@ file.
 """
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 
@@ -59,7 +58,6 @@ def main() -> int:
     from inference.inputs import paths_of, standard_input
     from ops.settings import tune_cpu
 
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is half written goes with it
     tune_cpu(1)
     images = paths_of(arguments.inputs, standard_input())
     chosen = (arguments.layer, arguments.pool or "avg", arguments.norm)

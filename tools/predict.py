@@ -24,8 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, printable, reporting, reporting_memory  # noqa: E402
-from launch import environment, files, launched, signals, spawned, startup  # noqa: E402  (startup: signals, streams)
+from launch import environment, files, launched, signals, spawned  # noqa: E402
 
 # isort: split
 from config import default_values, get_config  # noqa: E402
@@ -240,7 +241,6 @@ def run(arguments: argparse.Namespace) -> None:
     from inference.folder import is_export
     from inference.inputs import check_output, paths_of, standard_input
 
-    startup.stop_by_removing()
     ranks = utils.num_processes(1 if arguments.ngpus is None else arguments.ngpus)
     images = paths_of(arguments.inputs, standard_input())
     check_output(arguments.output, (arguments.checkpoint, *arguments.inputs), images)

@@ -101,7 +101,7 @@ def fit(
         nth = config.SAVE_FREQ and epoch % config.SAVE_FREQ == 0
         described = {split: task.description_of(found) for split, found in metrics.items()}
         keeper.end_epoch(improved, nth or ending.over, described)
-    saver.wait(last=True)
+    keeper.conclude()
     _conclude(training, val, progress, metrics, saver)
 
 
