@@ -77,7 +77,7 @@ def main_worker(config, dataset_train, dataset_val):
 def leave_report(run, dataset_val):
     """Writes report.html, where it is asked for, and names the run's files: the last of what rank 0 does."""
     if run.config.REPORT:
-        with run.logging_failure("report.html"):
+        with run.logging_failure("report.html", f"python tools/compare_runs.py {run.directory}"):
             from training.report import write_report
 
             write_report(run.directory, dataset_val)

@@ -135,7 +135,8 @@ def _conclude(
     predictions.leave(run, val, training.predictions)
     if rank():
         return
-    plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
+    with run.logging_failure("curves.png"):
+        plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
     best_lines = []
     for split, record in progress.best.items():
         file, title = (BEST, "best") if split == "val" else (BEST_EMA, "best average")

@@ -245,7 +245,9 @@ class Run:
         try:
             self._write_json("result.json", result)
         except OSError as error:
-            raise RunError(f"{error.filename} isn't written ({error.strerror}): {remedy(error)}") from None
+            again = "the same command" if self.config.EVAL else f"-resume=auto -output={self.directory}"
+            problem = f"{error.filename} isn't written ({error.strerror}: {remedy(error)})"
+            raise RunError(f"{problem}; {again} writes it again") from None
         if problem := self.tracking.end():
             self.info(problem)
 
@@ -254,12 +256,21 @@ class Run:
         self.info("files: " + ", ".join(name for name in FILES if (self.directory / name).exists()))
 
     @contextlib.contextmanager
-    def logging_failure(self, what: str) -> Iterator[None]:
-        """Writes ``what`` within, which a run can do without: a failure becomes a line of the log."""
+    def logging_failure(self, what: str, command: str = "") -> Iterator[None]:
+        """Writes ``what`` within, which a run can do without: a failure becomes a line of the log.
+
+        Args:
+            command: makes it again; "": a start with -resume=auto does, or that of an evaluation.
+        """
         try:
             yield
         except Exception as error:
-            self.info(f"{what} isn't written, the run goes on: {one_line(f'{type(error).__name__}: {error}')}")
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError) and error.strerror:
+                why = f"{error.strerror}: {remedy(error)}"
+            resume = f"-resume=auto -output={self.directory}"
+            again = command or ("the same command" if self.config.EVAL else resume)
+            self.info(one_line(f"{what} isn't written ({why}); {again} makes it again"))
 
     def _write_json(self, name: str, content: Any) -> None:
         with writing_whole(self.directory / name) as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from conftest import without
 from ranks import run_ranks
 from runs import assert_same_run, records, train
 
@@ -104,6 +105,13 @@ def test_a_run_that_can_not_report_saves_and_ends(tmp_path, tiny, fault, ranks):
         expected = FAULTS[fault].format(run=output) + rf".*; {where}; -resume=auto -output={output} goes on from there"
         assert re.fullmatch(expected, str(error)), error
     assert newest_whole(output / "checkpoints").name.startswith("epoch_0001_sample_")
+    if ranks == 1:
+        if (output / "metrics.jsonl").is_dir():
+            (output / "metrics.jsonl").rmdir()
+        elif os.path.lexists(output / "metrics.jsonl"):
+            (output / "metrics.jsonl").unlink()
+        train([*options, "MODEL.RESUME", "auto"], output, 64)
+        assert records(output)[-1]["step"] == 16
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -136,3 +144,27 @@ def test_a_folder_that_is_moved_is_written_where_it_is(tmp_path, tiny, ranks):
 def test_a_log_that_is_replaced_ends_no_run(tmp_path, tiny):
     disturbed(log_is_a_folder, [*tiny, *OPTIONS], tmp_path / "run", 64, 3)
     assert (tmp_path / "run" / "result.json").exists()
+
+
+LEFT = ("curves.png", "predictions.csv", "report.html")  # what a run can do without
+
+
+def a_folder_in_place_of_each(run):
+    for name in LEFT:
+        (run / name).mkdir()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pictures_and_tables_that_can_not_be_written_end_no_run(tmp_path, tiny, ranks):
+    options, output = [*without(tiny, "REPORT"), *OPTIONS], tmp_path / "run"
+    found = run_ranks(disturbed, a_folder_in_place_of_each, options, output, 64 * ranks, 7, ranks=ranks)
+    assert len(set(found)) == 1
+    log = (output / "log.txt").read_text()
+    for name in LEFT[:2]:
+        why = "(it is a folder, expected a file: move it away)"
+        assert f"{name} isn't written {why}; -resume=auto -output={output} makes it again\n" in log
+    for name in LEFT:
+        (output / name).rmdir()
+    train([*options, "MODEL.RESUME", "auto"], output, 64 * ranks) if ranks == 1 else None
+    assert (output / "result.json").exists()
+    assert all((output / name).is_file() for name in LEFT[:2]) == (ranks == 1)
