@@ -32,8 +32,9 @@ _SPEAKER = None if "--multiprocessing-fork" in getattr(sys, "orig_argv", []) els
 
 
 def end_at_once(number: int, _: object) -> None:
-    """Ends this process at once, and those that it has started, with one line, after removing what it has begun to
-    write: the signal handler of tools, and of a run as long as there is nothing to save.
+    """Ends this process at once with one line: the signal handler of tools, and of a run with nothing to save yet.
+
+    Before that, it ends the processes that it has started, and removes what it has begun to write.
     """
     if os.getpid() == _SPEAKER:  # forks have this handler, too
         for other in STOPS:

@@ -119,6 +119,17 @@ class Saver:
             return text, self.config.SAVE_ON_ERROR == "stop"
         return None if self.failure is None else (str(self.failure), True)
 
+    def _write_where_the_run_is(self, name: str, *content: Any) -> Path:
+        """Writes a checkpoint; anew, if the run's folder is moved meanwhile."""
+        while True:
+            directory = self.run.checkpoints
+            try:
+                return folder.write_checkpoint(directory, name, *content)
+            except FileNotFoundError:
+                if self.run.checkpoints == directory:
+                    raise
+                folder.remove_leftovers(self.run.checkpoints)
+
     def _elsewhere(self, error: OSError, name: str, *content: Any) -> str:
         """Writes a checkpoint beside the run's folder, or into the current folder, since the run's own takes none.
 
@@ -247,16 +258,17 @@ class Saver:
         metadata: dict[str, dict[str, str]],
         stall: float,
     ) -> None:
-        started, directory = time.perf_counter(), self.run.checkpoints
+        started = time.perf_counter()
         self.instead = ""
         try:
             files = self._files(copied, statistics, others)
             described = self._with_adapters(metadata, files)
             try:
-                self.path = folder.write_checkpoint(directory, name, files, state, described)
+                self.path = self._write_where_the_run_is(name, files, state, described)
             except OSError as error:
                 self.instead = self._elsewhere(error, name, files, state, described)
                 raise
+            directory = self.path.parent
             if "val" in improved:
                 folder.point(directory / folder.BEST, name)
             if "ema" in improved:
