@@ -138,11 +138,11 @@ def watched_worker(failed, beats, handed):
     """
     with as_rank(failed, beats):
         if isinstance(handed, spawned.Handed):
-            main_worker(*handed.open(), failed)
+            main_worker(*handed.open(), failed=failed)
         else:
             found = read_datasets(handed)
             launched.wait_for_all()
-            main_worker(*found, failed)
+            main_worker(*found, failed=failed)
 
 
 def spawn(worker, count, failed, beats, *objects):

@@ -1,7 +1,7 @@
 """Names an image that takes a process too long: its decoder, in C, can't be interrupted, and may let no Python run.
 
-Where a run's process reads images itself (DATA.NUM_WORKERS 0), it notes each one in memory that it shares with a small
-process, a fork of its own. That process tells which image it is. Loader workers are watched by the process that waits
+With DATA.NUM_WORKERS 0 a run's process reads images itself. It notes each one in memory that it shares with a fork of
+its own, a small process that tells which image it is. Loader workers are watched by the process that waits
 for them (``loading.workers``).
 """
 
@@ -21,7 +21,7 @@ from errors import Failure
 from launch.signals import die_with_parent
 from launch.verdict import trouble
 
-SHARE = 0.9  # of DIST.TIMEOUT: the process that watches ranks would only say that they wait for data
+SHARE = 0.8  # of DIST.TIMEOUT: the process that watches ranks would only say that they wait for data
 GLOO = 25.0  # seconds; other ranks that wait by gloo give up after 30
 SUSPENDED = 5.0  # seconds between two looks: after more, the processes were suspended
 limit = math.inf  # seconds that an image may take
@@ -54,6 +54,11 @@ def watch(failed: Any = None) -> None:
         _nowhere = open(os.devnull, "w")  # as long as this process  # noqa: SIM115
     given = _memory, limit, failed, os.getpid()
     multiprocessing.get_context("fork").Process(target=_watch, args=given, daemon=True).start()
+
+
+def is_watched() -> bool:
+    """Returns whether ``watch`` was called."""
+    return _memory is not None
 
 
 def note(name: str) -> None:

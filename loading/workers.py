@@ -151,7 +151,7 @@ class _Workers:
 
     def __init__(
         self,
-        dataset: paddle.io.Dataset,
+        dataset: Any,
         count: int,
         slots: tuple[int, int],
         shape: tuple[int, int, int],
@@ -211,7 +211,7 @@ class _Workers:
             RunError: it has been reading one sample for too long.
         """
         connection, process, waited, before = self.connections[worker], self.processes[worker], 0.0, -1
-        while not connection.poll(step := min(1.0, stall.limit / 10)):
+        while not connection.poll(step := min(0.5, stall.limit / 50)):
             count, index = self.begun[worker].tolist()
             # Not by a clock: this process may have been suspended meanwhile.
             waited = waited + step if count == before else 0.0
@@ -253,7 +253,7 @@ def _view(slot: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:
 
 
 def _work(
-    dataset: paddle.io.Dataset,
+    dataset: Any,
     slots: np.ndarray,
     shape: tuple[int, int, int],
     connection: Connection,
@@ -274,7 +274,7 @@ def _work(
 
 
 def _load(
-    dataset: paddle.io.Dataset, keys: list, pixels: np.ndarray, note: Callable[[int], None] = lambda _: None
+    dataset: Any, keys: list, pixels: np.ndarray, note: Callable[[int], None] = lambda _: None
 ) -> list[np.ndarray] | Exception:
     """Loads samples: puts their pixels in place and returns their other columns, or what went wrong.
 
@@ -295,11 +295,14 @@ def _load(
 
 
 def _load_here(
-    dataset: paddle.io.Dataset, keys: Iterator[list], shape: tuple[int, int, int], dtype: np.dtype
+    dataset: Any, keys: Iterator[list], shape: tuple[int, int, int], dtype: np.dtype
 ) -> Iterator[list[np.ndarray]]:
     for batch in keys:
         pixels = np.empty(_shape(batch, shape), dtype)
-        columns = _load(dataset, batch, pixels, lambda index: stall.note(dataset.name(index)))
+        if stall.is_watched():
+            columns = _load(dataset, batch, pixels, lambda index: stall.note(dataset.name(index)))
+        else:
+            columns = _load(dataset, batch, pixels)
         stall.note("")
         if isinstance(columns, Exception):
             raise columns
