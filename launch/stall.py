@@ -5,7 +5,6 @@ its own, a small process that tells which image it is. Loader workers are watche
 for them (``loading.workers``).
 """
 
-import faulthandler
 import json
 import math
 import mmap
@@ -27,8 +26,6 @@ SUSPENDED = 5.0  # seconds between two looks: after more, the processes were sus
 limit = math.inf  # seconds that an image may take
 _HEAD = struct.Struct("dI")  # when it was begun (0: none is read), and the length of its name
 _memory: mmap.mmap | None = None
-_nowhere: Any = None  # of a process that nobody else ends: a file for the traceback that faulthandler writes
-_armed = 0.0  # when faulthandler was last told
 
 
 def begin(timeout: float, by_gloo: bool) -> None:
@@ -48,10 +45,8 @@ def watch(failed: Any = None) -> None:
     Args:
         failed: as of ``errors.reporting``: where another process watches this one, that reports the image.
     """
-    global _memory, _nowhere
+    global _memory
     _memory = mmap.mmap(-1, mmap.PAGESIZE)
-    if failed is None:
-        _nowhere = open(os.devnull, "w")  # as long as this process  # noqa: SIM115
     given = _memory, limit, failed, os.getpid()
     multiprocessing.get_context("fork").Process(target=_watch, args=given, daemon=True).start()
 
@@ -63,7 +58,6 @@ def is_watched() -> bool:
 
 def note(name: str) -> None:
     """Notes that this process begins to read an image; "": it reads none from now on."""
-    global _armed
     if _memory is None:
         return
     text = name.encode(errors="replace")[: mmap.PAGESIZE - _HEAD.size]
@@ -71,15 +65,6 @@ def note(name: str) -> None:
     _memory[_HEAD.size : _HEAD.size + len(text)] = text
     now = time.monotonic()
     _HEAD.pack_into(_memory, 0, now if name else 0.0, len(text))
-    if _nowhere is None:
-        return
-    # A thread of faulthandler's ends this process, after the line: it needs no Python.
-    if not name:
-        faulthandler.cancel_dump_traceback_later()
-        _armed = 0.0
-    elif now - _armed > 1:
-        faulthandler.dump_traceback_later(limit + 2, exit=True, file=_nowhere)
-        _armed = now
 
 
 def line(who: str, name: str) -> str:
@@ -102,6 +87,7 @@ def _watch(memory: mmap.mmap, seconds: float, failed: Any, process: int) -> None
             text = f"error: {line(f'process {process}', name)}"
             if failed is None:
                 print(text, file=sys.stderr, flush=True)
+                os.kill(process, signal.SIGKILL)  # it handles no other signal now
             else:
                 failed.value = failed.value or json.dumps(Failure(1, text, False)).encode()
             return

@@ -35,7 +35,6 @@ WRITTEN = {
     "inference/paddlex.py: write_settings": OWN_FOLDER,
     "launch/signals.py: die_with_parent": "this process's own entry of /proc",
     "launch/spawned.py: __init__": NO_FILE,
-    "launch/stall.py: watch": "/dev/null",
     "launch/streams.py: _not_waiting": "this process's own standard stream",
     "launch/streams.py: keep": "/dev/null",
     "loading/transforms/corruption.py: __call__": NO_FILE,
