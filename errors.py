@@ -10,6 +10,7 @@ import re
 import signal
 import stat
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -166,6 +167,19 @@ class Allowance:
         self.until += time.thread_time() - self.counted
 
 
+IMAGE = "an image"  # an error quotes nothing of one
+_opened = threading.local()  # .path: what ``open_file`` opened last within ``reading``
+
+
+def leads_out(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is a link that leads out of its folder: a stranger's may lead to any file."""
+    path = os.fsdecode(path)
+    if not os.path.islink(path):
+        return False
+    folder = os.path.realpath(os.path.dirname(path) or ".")
+    return os.path.commonpath([folder, os.path.realpath(path)]) != folder
+
+
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Opens a regular file to be read. ``open`` would wait at a pipe, and read from a device without end.
 
@@ -173,6 +187,7 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
         Unreadable: it is something else.
         OSError, ValueError: it can't be opened.
     """
+    _opened.path = path
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -184,22 +199,31 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
 def reading(file: Any, what: str, advice: str = "", kind: type[RunError] = InputError) -> Iterator[None]:
     """Turns whatever reading a stranger's file leads to into one line: every reader of one goes through here.
 
+    The line may quote the file. Of one that a link leads to, out of the link's folder, it quotes nothing.
+
     Args:
         file: its name, or its path.
         what: what it should be: "weights", "an image".
         advice: ends the line: "; repair or remove it".
         kind: of the error that is raised.
     """
+    before, _opened.path = getattr(_opened, "path", ""), ""
     try:
         yield
-    except RunError:
-        raise
-    except Unreadable as error:
-        raise kind(f"{file}: {error}{advice}") from None
     except Exception as error:
+        linked = what != IMAGE and (leads_out(_opened.path) or leads_out(str(file)))
+        if linked and not isinstance(error, (OSError, MemoryError)):
+            why = "it is a link out of its folder: name the file that it leads to, to see what is wrong"
+            raise kind(f"{file}: can't be read as {what} ({why})") from None
+        if isinstance(error, RunError):
+            raise
+        if isinstance(error, Unreadable):
+            raise kind(f"{file}: {error}{advice}") from None
         text = getattr(error, "strerror", None) or str(error)  # an OSError's would name the file a second time
         said = out_of_memory(error) or f"{type(error).__name__}: {printable(' '.join(text.split()))}"
         raise kind(f"{file}: can't be read as {what} ({said}){advice}") from None
+    finally:
+        _opened.path = before
 
 
 FAILURE = 1 << 15  # bytes for one
@@ -220,9 +244,12 @@ _DISK |= dict.fromkeys((errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EEXIST), "
 _DISK |= {errno.EFBIG: "raise the limit on a file's size", errno.EIO: "check the disk", errno.ESTALE: "mount it again"}
 
 
+_REMEDIES = _DISK | dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "its folder was moved or removed, put it back")
+
+
 def remedy(error: OSError) -> str:
     """Returns what to do about a file that can't be written."""
-    return _DISK.get(error.errno or 0, "check the disk")
+    return _REMEDIES.get(error.errno or 0, "check the disk")
 
 
 # Paddle's words for memory that ran out. Its allocators raise a MemoryError; CUDA, cuBLAS and cuDNN raise an OSError.

@@ -15,7 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from errors import reporting, reporting_memory
-from launch import environment, launched, progress, sharing, signals, spawned, streams
+from launch import environment, launched, progress, sharing, signals, spawned, stall, streams
 from training.command_line import config_from_arguments
 
 
@@ -37,8 +37,12 @@ def import_paddle():
     environment.check_seen(paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0)
 
 
-def main_worker(config, dataset_train, dataset_val):
-    """Runs in each process. Everything after ``parallel.init`` is the same for one process and for many."""
+def main_worker(config, dataset_train, dataset_val, failed=None):
+    """Runs in each process. Everything after ``parallel.init`` is the same for one process and for many.
+
+    Args:
+        failed: as of ``errors.reporting``.
+    """
     import paddle.distributed as dist
 
     import utils
@@ -54,6 +58,9 @@ def main_worker(config, dataset_train, dataset_val):
     run = None
     with reporting_memory(lambda: less_memory(config, run and run.directory)):
         ranks = utils.world_size()
+        stall.begin(config.DIST.TIMEOUT, by_gloo=ranks > 1 and not utils.num_gpus())
+        if not config.DATA.NUM_WORKERS:
+            stall.watch(failed)
         settings = set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
         parallel.init(config)
         check_same(config, dataset_train, dataset_val)
@@ -77,7 +84,7 @@ def main_worker(config, dataset_train, dataset_val):
 def leave_report(run, dataset_val):
     """Writes report.html, where it is asked for, and names the run's files: the last of what rank 0 does."""
     if run.config.REPORT:
-        with run.logging_failure("report.html"):
+        with run.logging_failure("report.html", f"python tools/compare_runs.py {run.directory}"):
             from training.report import write_report
 
             write_report(run.directory, dataset_val)
@@ -131,11 +138,11 @@ def watched_worker(failed, beats, handed):
     """
     with as_rank(failed, beats):
         if isinstance(handed, spawned.Handed):
-            main_worker(*handed.open())
+            main_worker(*handed.open(), failed=failed)
         else:
             found = sharing.read_once(lambda: read_datasets(handed), what_is_read(handed))
             launched.wait_for_all()
-            main_worker(*found)
+            main_worker(*found, failed=failed)
 
 
 def spawn(worker, count, failed, beats, *objects):

@@ -14,7 +14,7 @@ from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]  (
 from yaml.resolver import Resolver
 
 from configs.values import LONGEST_TEXT, quoted
-from errors import Allowance, InputError, Unreadable, open_file, printable, reading
+from errors import Allowance, InputError, Unreadable, leads_out, open_file, printable, reading
 from options import leaves
 
 MOST_BYTES = 1 << 20  # of a file
@@ -31,6 +31,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file can't be read, isn't YAML, isn't a mapping, or is more than a configuration can be.
     """
+    if leads_out(path):  # what its keys are would be told by errors later on
+        raise InputError(f"{path}: it is a link out of its folder; name the file that it leads to")
     with reading(path, "a configuration"):
         try:
             content = _Reader(_text(path)).read()

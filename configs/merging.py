@@ -167,7 +167,8 @@ class Keys:
             including: the files whose BASE leads here.
             read: all files so far, each as often as it was read.
         """
-        path, read = path.resolve(), [] if read is None else read
+        named, path = path, path.resolve()
+        read = [] if read is None else read
         read.append(path)
         if len(read) > _MOST_FILES:
             raise InputError(
@@ -176,7 +177,7 @@ class Keys:
             )
         if path in including:
             raise InputError(f"{path}: BASE leads back to this file; take it out of BASE")
-        content = read_yaml(path)
+        content = read_yaml(named)
         _check_names(content.pop("NAMES", {}), path)
         kept, others = self._take_given(content, path)
         _check_type(content, path)

@@ -7,10 +7,12 @@ prove itself. If there are too many strangers, the oldest is dropped. Nothing is
 
 import contextlib
 import json
+import math
 import re
 import secrets
 import selectors
 import socket
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +21,7 @@ from launch import channel
 from launch.channel import CHALLENGE, HELLO, LONGEST_HELLO, OTHER_SECRET, VERSION, Channel
 from launch.secret import SIZE
 
+GRACE = 5.0  # seconds that ranks may still come after one that contradicts them
 PATIENCE = 5.0  # seconds in which a stranger has to prove itself
 MOST_STRANGERS = 128  # connections of strangers that are open at a time
 LONGEST_GREETING = 1 << 14
@@ -48,6 +51,7 @@ class Door:
         guests: the connections of the admitted ranks, by their numbers.
         seats: the GPU and the machine of each.
         others: how many clients had a different secret.
+        contradiction: what a rank that knows the secret says otherwise; "": none does.
     """
 
     def __init__(self, listener: socket.socket, secret: bytes, party: str, count: int, kind: str) -> None:
@@ -55,16 +59,17 @@ class Door:
         self.guests: dict[int, Channel] = {}
         self.seats: dict[int, tuple[str, str]] = {}
         self.others, self.closed = 0, False
+        self.contradiction, self.until = "", math.inf
         self.strangers: dict[int, Stranger] = {}  # by their files, the oldest first
         self.selector = selectors.DefaultSelector()
 
     def receive_all(self, limit: float) -> None:
         """Admits ranks for ``limit`` seconds at most, then sends the result to all of them."""
-        until = time.monotonic() + limit
+        self.until = time.monotonic() + limit
         self.listener.settimeout(0)
         with self.selector, self.listener:  # closed before any rank looks for Paddle's store there
             self.selector.register(self.listener, selectors.EVENT_READ)
-            while not self.closed and len(self.guests) < self.count and (left := until - time.monotonic()) > 0:
+            while not self.closed and len(self.guests) < self.count and (left := self.until - time.monotonic()) > 0:
                 for found, _ in self.selector.select(min(left, 0.5)):
                     self._welcome() if found.fileobj is self.listener else self._hear(found.fd)
                 for file in [file for file, one in self.strangers.items() if time.monotonic() - one.since > PATIENCE]:
@@ -139,13 +144,18 @@ class Door:
         except channel.Forged:
             self.others += 1
             one.connection.sendall(f"{OTHER_SECRET}\n".encode())
+            if self.others == 1:
+                where = one.connection.getpeername()[0]
+                _note(f"a process at {where} has another secret, and isn't admitted; {self.kind} 0 waits for its own")
             raise
         if not lines:
             return
-        answer, place, seat = self._judge(json.loads(lines[0]))
+        greeting = json.loads(lines[0])
+        answer, place, seat = self._judge(greeting)
         keep_alive(one.connection)
         one.channel.send(answer)
         if answer != "wait":
+            self._contradict(greeting, answer)
             raise ValueError
         self.selector.unregister(one.connection)
         del self.strangers[one.connection.fileno()]
@@ -155,11 +165,28 @@ class Door:
     def _judge(self, greeting: dict[str, Any]) -> tuple[str, int, tuple[str, str]]:
         """Returns the answer, the rank's number and its seat. Raises any error if this isn't a greeting."""
         party, place, gpu, machine = (greeting[key] for key in ("party", "place", "gpu", "machine"))
-        if [*map(type, (party, place, gpu, machine))] != [str, int, str, str] or not 0 <= place < self.count:
+        if [*map(type, (party, place, gpu, machine))] != [str, int, str, str]:
             raise ValueError
         if party != self.party:
             return f"differs {self.party}", place, (gpu, machine)
+        if not 0 <= place < self.count:
+            raise ValueError
         return "twice" if self._is_here(place) else "wait", place, (gpu, machine)
+
+    def _contradict(self, greeting: dict[str, Any], answer: str) -> None:
+        """Notes that a rank of this job has other numbers: then some rank won't come. Those of another job may have
+        found this address by mistake.
+        """
+        if self.contradiction or _job(greeting["party"]) != _job(self.party):
+            return
+        who, kinds = f"{self.kind} {greeting['place']} on {greeting['machine']}", f"{self.kind}s"
+        if answer == "twice":
+            _, first = self.seats[greeting["place"]]
+            self.contradiction = f"{who} has the number of one on {first}; number each {self.kind} differently"
+        else:
+            says = f"{who} is one of {greeting['party']}, {self.kind} 0 waits for {self.party}"
+            self.contradiction = f"{says}; start all {kinds} with the same numbers, or choose another MASTER_PORT"
+        self.until = min(self.until, time.monotonic() + GRACE)
 
     def _is_here(self, place: int) -> bool:
         """Returns whether a rank of this number is connected. One that has ended may have been started again."""
@@ -179,6 +206,9 @@ class Door:
                 f"{self.kind} {number_list(missing)} of {self.count} didn't connect within {limit:g} s"
                 f" ({LIMITS[self.kind]})"
             )
+            if self.contradiction:
+                self._dismiss(f"{WRONG} {self.contradiction}")
+                return
             if self.others:
                 found += f", {self.others} had a different secret"
             self._dismiss(f"{found}; start what is missing, or read its error message")
@@ -193,6 +223,14 @@ class Door:
         tell(self.guests, verdict)
         for guest in self.guests.values():
             guest.close()
+
+
+def _job(party: str) -> str:
+    return party.partition(" of job ")[2]
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def tell(guests: dict[int, Channel], verdict: str) -> None:

@@ -7,6 +7,7 @@ to the folder may have links: they are the user's own.
 
 import contextlib
 import errno
+import itertools
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK = "it is a link, through which nothing is written"
 _LONGEST = 200  # bytes of a name's beginning: with what is added to it, it has at most 255
 # What this process writes at this moment, by the path until it is whole. After a signal it is removed.
-_unfinished: set[Path] = set()
+_unfinished: set[Path | None] = set()
 _LEFT = re.compile(r"\.(.+)\.([0-9]{1,7})\.[0-9a-f]{8}", re.DOTALL)
 _LEFT_EARLIER = re.compile(r"\.(.+)\.([0-9]{1,7})", re.DOTALL)  # by releases before 1.0
 _MOST_PROCESSES = 1 << 22  # Linux's limit on a process's number
@@ -29,6 +30,12 @@ def unfinished_path(path: Path) -> Path:
     """Returns a path for a file or folder until it is complete: hidden, beside ``path``, and not to be guessed."""
     name = os.fsdecode(os.fsencode(path.name)[:_LONGEST])
     return path.with_name(f".{name}.{os.getpid()}.{os.urandom(4).hex()}")
+
+
+def unused_path(path: Path) -> Path:
+    """Returns ``path``, or where that is there already, the first of ``path-1``, ``path-2`` and so on that isn't."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(1)))
+    return next(found for found in names if not os.path.lexists(found))
 
 
 def leftovers(folder: Path, earlier: bool = False) -> Iterator[tuple[Path, str]]:
@@ -180,6 +187,34 @@ def making_folder(path: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         _unfinished.discard(temporary)
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path | str | None = None) -> Iterator[Path]:
+    """Yields a new folder, which is removed when the body ends, or when a signal ends this process.
+
+    Args:
+        parent: where it is made; None: where this system keeps temporary files.
+    """
+    import tempfile
+
+    path = unfinished_path(Path(parent or tempfile.gettempdir()) / "toolkit")
+    with removing_if_stopped(path):
+        path.mkdir(0o700)
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def removing_if_stopped(path: Path | None) -> Iterator[None]:
+    """Has a signal that ends this process remove ``path`` before: another process writes it, and it wasn't there."""
+    _unfinished.add(path)
+    try:
+        yield
+    finally:
+        _unfinished.discard(path)
 
 
 def sync_directory(path: Path) -> None:

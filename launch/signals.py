@@ -1,7 +1,6 @@
 """Signals that ask to stop or to save. A rank records them for ``Requests``; its watching process sends them on."""
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -73,9 +72,8 @@ def end_workers() -> None:
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
     """Asks Linux to send this process ``number`` when its parent ends, however that ends. So no orphan stays behind."""
     parent = multiprocessing.parent_process()
+    startup.end_with_parent(number)
     if sys.platform == "linux":
-        set_parent_death_signal = 1
-        ctypes.CDLL(None).prctl(set_parent_death_signal, int(number))
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("500")  # if memory runs out, Linux kills this process before its parent, which reports it
     if parent and not parent.is_alive():  # it ended before that

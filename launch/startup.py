@@ -3,24 +3,28 @@ one line, and a closed or broken standard stream doesn't end it. This module imp
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import Any
 
 from launch import files, streams
 
 LEAST_MEMORY = 1200 << 20  # bytes of address space that Paddle's libraries need; with less, Paddle hangs or crashes
+ENDING = 5.0  # seconds in which a killed process ends
 LEAST_FILES = 64  # files that a process with a few ranks and loader workers has open
 
 # A scheduler; Ctrl-C; a closed terminal; a limit on CPU time, which Linux announces by SIGXCPU before it kills.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
 # By nohup, say: child processes inherit it. SIGINT isn't among them: shells ignore it for commands in the background.
 IGNORED = [number for number in STOPS[2:] if signal.getsignal(number) is signal.SIG_IGN]
+STOPPED = "stopped by {}"
 NOT_BEGUN = "stopped by {} before the first step: nothing to save"
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
@@ -28,20 +32,28 @@ _SPEAKER = None if "--multiprocessing-fork" in getattr(sys, "orig_argv", []) els
 
 
 def end_at_once(number: int, _: object) -> None:
-    """Ends this process at once: the signal handler for the time in which there is nothing to save."""
-    if os.getpid() == _SPEAKER:
-        os.write(2, f"{NOT_BEGUN.format(signal.Signals(number).name)}\n".encode())
+    """Ends this process at once with one line: the signal handler of tools, and of a run with nothing to save yet.
+
+    Before that, it ends the processes that it has started, and removes what it has begun to write.
+    """
+    if os.getpid() == _SPEAKER:  # forks have this handler, too
+        for other in STOPS:
+            signal.signal(other, signal.SIG_IGN)
+        end_descendants()
+        files.remove_unfinished()
+        line = (NOT_BEGUN if _IS_RUN else STOPPED).format(signal.Signals(number).name)
+        os.write(2, f"{os.linesep * os.isatty(2)}{line}\n".encode())
     os._exit(128 + number)
 
 
-def stop_at_once(handler: Callable[[int, Any], None] = end_at_once) -> None:
-    """Makes ``handler`` end this process on each of STOPS from now on. SIGUSR1, which asks for a save, is ignored: by
+def stop_at_once() -> None:
+    """Makes each of STOPS end this process from now on. SIGUSR1, which asks for a save, is ignored: by
     default it would kill.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in STOPS:
         if number not in IGNORED:
-            signal.signal(number, handler)
+            signal.signal(number, end_at_once)
 
 
 @contextlib.contextmanager
@@ -58,22 +70,73 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def stop_by_removing(path: Path | None = None) -> None:
-    """Makes STOPS end this process with one line from now on, and remove what it has begun to write before.
+def end_descendants() -> None:
+    """Kills the processes that this one has started, and theirs, and waits until they have ended."""
+    until = time.monotonic() + ENDING
+    while (found := descendants()) and time.monotonic() < until:
+        for process in found:
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.005)
 
-    Args:
-        path: what another process writes, which this one watches.
+
+def descendants() -> list[int]:
+    """Returns the processes that this one has started, and theirs, the oldest first; without those that have ended."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else ()):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if state not in b"ZX":
+                children.setdefault(int(parent), []).append(int(name))
+    found = [os.getpid()]
+    for process in found:  # which grows
+        found += children.get(process, [])
+    return found[1:]
+
+
+def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Asks Linux to send this process ``number`` when its parent ends, however that ends."""
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(number))
+
+
+class _Finder:
+    """Finds two packages for ``import``, wherever a tool imports them first, and has signals wait meanwhile.
+
+    Paddle's import takes SIGTERM and others over, in C++, which prints a dump. NumPy's starts threads: they would get
+    the signals that only Python's thread holds back.
     """
-    program = os.getpid()
 
-    def end(number: int, _: object) -> None:
-        if os.getpid() == program:  # workers have this handler, too
-            files.remove_unfinished()
-            files.remove(path)
-            os.write(2, f"{os.linesep * os.isatty(2)}stopped by {signal.Signals(number).name}\n".encode())
-        os._exit(128 + number)
+    def find_spec(self, name: str, path: Any = None, _: Any = None) -> ModuleSpec | None:
+        if name not in ("numpy", "paddle"):
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec and spec.loader:
+            run = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: _run_package(run, module)  # type: ignore[method-assign]
+        return spec
 
-    stop_at_once(end)
+
+def _run_package(run: Callable[[Any], None], module: Any) -> None:
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    with without_collection():
+        run(module)
+    if module.__name__ == "paddle":
+        gc.freeze()  # later collections leave out what is there now
+        module.disable_signal_handler()
+        for number in STOPS:  # Python knows its handlers; Paddle has left the defaults
+            signal.signal(number, signal.getsignal(number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _open_tool() -> None:
+    """Starts a tool: signals end it as they end the main programs, and whatever it forks ends with it."""
+    sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    os.register_at_fork(after_in_child=end_with_parent)
+    if not _SPEAKER:  # a process that the tool has spawned
+        end_with_parent()
+    stop_at_once()
 
 
 def speak_utf8() -> None:
@@ -111,8 +174,11 @@ def _there() -> bool:
         return False
 
 
-if _FOLDER == _ROOT and _PROGRAM.startswith("main_"):
+_IS_RUN = _FOLDER == _ROOT and _PROGRAM.startswith("main_")
+if _IS_RUN:
     stop_at_once()
+if os.path.join(_ROOT, "tools") == _FOLDER and _PROGRAM.endswith(".py"):
+    _open_tool()
 _OURS = _FOLDER in (_ROOT, os.path.join(_ROOT, "tools"), os.path.join(_ROOT, "examples"))
 if _OURS and _PROGRAM.endswith(".py"):  # not python -c, nor a program that comes by stdin, which is read only once
     streams.keep()

@@ -25,7 +25,9 @@ import paddle
 from threadpoolctl import threadpool_limits
 
 from errors import InputError, RunError
+from launch import progress, stall
 from launch.signals import die_with_parent, ignore_signals
+from launch.verdict import trouble
 from loading.samplers import EvalBatchSampler, TrainBatchSampler
 from loading.transforms.bands import pixel_dtype
 from options import Configuration, pair
@@ -149,22 +151,24 @@ class _Workers:
 
     def __init__(
         self,
-        dataset: paddle.io.Dataset,
+        dataset: Any,
         count: int,
         slots: tuple[int, int],
         shape: tuple[int, int, int],
         dtype: np.dtype,
     ) -> None:
         self.slots = np.frombuffer(mmap.mmap(-1, int(np.prod(slots)) * dtype.itemsize), dtype).reshape(slots)
-        self.shape = shape
+        self.shape, self.dataset = shape, dataset
+        # Of each worker, how many samples it has begun, and which is the last of them.
+        self.begun = np.frombuffer(mmap.mmap(-1, 16 * count), np.int64).reshape(count, 2)
         self.processes, self.connections = [], []
         context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
         # The workers inherit it: set there, it would start OpenBLAS's threads, and wait for those of OpenCV.
         with threadpool_limits(1), _one_thread_of_opencv():
-            for _ in range(count):
+            for begun in self.begun:
                 ours, theirs = context.Pipe()
                 self.processes.append(
-                    context.Process(target=_work, args=(dataset, self.slots, shape, theirs), daemon=True)
+                    context.Process(target=_work, args=(dataset, self.slots, shape, theirs, begun), daemon=True)
                 )
                 self.processes[-1].start()
                 theirs.close()  # now only the worker holds it, and ``ours`` shows its end
@@ -190,12 +194,32 @@ class _Workers:
         """Sends a message to a worker, or returns its next answer."""
         connection, process = self.connections[worker], self.processes[worker]
         try:
-            return connection.send(message) if message else connection.recv()
+            if message:
+                return connection.send(message)
+            self._wait(worker)
+            return connection.recv()
         except (EOFError, OSError):
             process.join(1)
             code = process.exitcode or 0
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"lost, with exit status {code}"
             raise RunError(f"loader worker {process.pid} was {how}; is memory short?") from None
+
+    def _wait(self, worker: int) -> None:
+        """Waits until a worker answers.
+
+        Raises:
+            RunError: it has been reading one sample for too long.
+        """
+        connection, process, waited, before = self.connections[worker], self.processes[worker], 0.0, -1
+        while not connection.poll(step := min(0.5, stall.limit / 50)):
+            count, index = self.begun[worker].tolist()
+            # Not by a clock: this process may have been suspended meanwhile.
+            waited = waited + step if count == before else 0.0
+            before = count
+            problem = trouble(process.pid or 0)
+            if waited > stall.limit and not (problem and progress.is_watched()):
+                name = f"loader worker {process.pid}"
+                raise RunError(f"{name} {problem}" if problem else stall.line(name, self.dataset.name(index)))
 
 
 @contextlib.contextmanager
@@ -228,21 +252,39 @@ def _view(slot: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:
     return slot[: int(np.prod(shape))].reshape(shape)
 
 
-def _work(dataset: paddle.io.Dataset, slots: np.ndarray, shape: tuple[int, int, int], connection: Connection) -> None:
+def _work(
+    dataset: Any,
+    slots: np.ndarray,
+    shape: tuple[int, int, int],
+    connection: Connection,
+    begun: np.ndarray,
+) -> None:
     """What a worker does, as long as its rank lives."""
+
+    def note(index: int) -> None:
+        begun[1] = index
+        begun[0] += 1
+
     die_with_parent()
     ignore_signals()
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the rank has gone, or goes
         while True:
             slot, keys = connection.recv()
-            connection.send(_load(dataset, keys, _view(slots[slot], _shape(keys, shape))))
+            connection.send(_load(dataset, keys, _view(slots[slot], _shape(keys, shape)), note))
 
 
-def _load(dataset: paddle.io.Dataset, keys: list, pixels: np.ndarray) -> list[np.ndarray] | Exception:
-    """Loads samples: puts their pixels in place and returns their other columns, or what went wrong."""
+def _load(
+    dataset: Any, keys: list, pixels: np.ndarray, note: Callable[[int], None] = lambda _: None
+) -> list[np.ndarray] | Exception:
+    """Loads samples: puts their pixels in place and returns their other columns, or what went wrong.
+
+    Args:
+        note: is called with the index of each sample before that is read.
+    """
     others = []
     try:
         for place, key in enumerate(keys):
+            note(int(key[1] if isinstance(key, tuple) else key))
             pixels[place], *rest = dataset[key]
             others.append(rest)
     except RunError as error:
@@ -253,11 +295,15 @@ def _load(dataset: paddle.io.Dataset, keys: list, pixels: np.ndarray) -> list[np
 
 
 def _load_here(
-    dataset: paddle.io.Dataset, keys: Iterator[list], shape: tuple[int, int, int], dtype: np.dtype
+    dataset: Any, keys: Iterator[list], shape: tuple[int, int, int], dtype: np.dtype
 ) -> Iterator[list[np.ndarray]]:
     for batch in keys:
         pixels = np.empty(_shape(batch, shape), dtype)
-        columns = _load(dataset, batch, pixels)
+        if stall.is_watched():
+            columns = _load(dataset, batch, pixels, lambda index: stall.note(dataset.name(index)))
+        else:
+            columns = _load(dataset, batch, pixels)
+        stall.note("")
         if isinstance(columns, Exception):
             raise columns
         yield [pixels, *columns]

@@ -8,7 +8,6 @@ makes ViT-S/16's logits differ by 2.4% of their range instead of 0.7%.
 import contextlib
 import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from threadpoolctl import threadpool_info
 
 import ops
 from errors import InputError, RunError, Unreadable
+from launch.files import temporary_folder
 from models.base import ImageModel
 from ops.settings import exact_float32
 from options import Configuration
@@ -164,9 +164,9 @@ def inference_engine(config: Configuration, model: ImageModel, tell: Callable[[s
     if config.AMP and not paddle.base.core.supports_bfloat16_fast_performance():
         raise InputError("-amp with EVAL_ENGINE inference needs a CPU with bfloat16 (avx512_bf16); leave out -amp")
     start = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        export(model, Path(folder))
-        predictor = Predictor(Path(folder), config.AMP)
+    with temporary_folder() as folder:
+        export(model, folder)
+        predictor = Predictor(folder, config.AMP)
     seconds = time.monotonic() - start
     differs = difference(model, predictor)
     tell(

@@ -4,12 +4,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import paddle
 
 from errors import RunError, reporting
+from launch.files import temporary_folder
 from ops import images
 from ops.paths import library, sources_and_headers
 
@@ -32,12 +32,12 @@ def build() -> Path:
     if not shutil.which("g++"):
         raise RunError(f"g++ wasn't found; {without}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+    with temporary_folder(target.parent) as folder:
         # Paddle talks much as it builds, in several ways, and so do setuptools and the compiler.
-        command = [sys.executable, "-c", f"import ops.build; ops.build.compile_in({folder!r})"]
+        command = [sys.executable, "-c", f"import ops.build; ops.build.compile_in({str(folder)!r})"]
         root = Path(__file__).resolve().parent.parent
         done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-        built = Path(folder) / "vit_ops" / "vit_ops.so"
+        built = folder / "vit_ops" / "vit_ops.so"
         if done.returncode or not built.is_file():
             lines = done.stderr.splitlines() or ["no output"]
             told = next((line for line in lines if "error:" in line), lines[-1])
@@ -70,8 +70,8 @@ def build_images() -> Path:
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / target.name
+    with temporary_folder(target.parent) as folder:
+        built = folder / target.name
         command = ["g++", "-shared", "-fPIC", *images.FLAGS, str(images.SOURCE), "-o", str(built)]
         told = "g++ wasn't found"
         if shutil.which("g++"):

@@ -5,6 +5,8 @@ import errno
 import pytest
 
 import errors
+from configs.documents import read_yaml
+from errors import InputError, Unreadable, open_file, reading
 from launch import environment
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "run/log.txt")
@@ -92,3 +94,26 @@ def test_gpus_that_paddle_does_not_see_are_no_silent_run_on_the_cpu(monkeypatch)
     environment.check_seen(2)
     monkeypatch.setattr(environment, "visible_gpus", lambda: 0)
     environment.check_seen(0)
+
+
+@pytest.mark.parametrize("kind", [Unreadable, InputError, ValueError])
+def test_nothing_is_quoted_of_a_file_that_a_link_leads_to(tmp_path, kind):
+    (tmp_path / "private").write_text("secret")
+    (tmp_path / "run").mkdir()
+    own, link = tmp_path / "run" / "own", tmp_path / "run" / "link"
+    own.write_text("secret")
+    link.symlink_to("../private")
+    (tmp_path / "run" / "inside").symlink_to("own")
+    for path, quoted in ((own, True), (tmp_path / "run" / "inside", True), (link, False)):
+        with pytest.raises(InputError) as caught, reading("its file", "a list"), open_file(path) as file:
+            raise kind(f"found '{file.read().decode()}'")
+        assert ("secret" in str(caught.value)) == quoted
+    assert str(caught.value).startswith("its file: can't be read as a list (it is a link out of its folder: name the ")
+
+
+def test_a_configuration_that_a_link_leads_to_is_refused(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "private.yaml").write_text("token: secret\n")
+    (tmp_path / "run" / "config.yaml").symlink_to("../private.yaml")
+    with pytest.raises(InputError, match="run/config.yaml: it is a link out of its folder; name the file"):
+        read_yaml(tmp_path / "run" / "config.yaml")

@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reading, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split

@@ -27,7 +27,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import (  # noqa: E402  (first: it says what isn't installed)
     InputError,
     RunError,
@@ -43,7 +43,6 @@ from tqdm import tqdm  # noqa: E402
 from config import get_config  # noqa: E402
 from configs.key_needs import float_pixels  # noqa: E402
 from configs.registry import datasets  # noqa: E402
-from main_multi_gpu import import_paddle  # noqa: E402
 from options import Configuration, Parser  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
@@ -202,8 +201,6 @@ def main() -> None:
     options = parsed_arguments()
     config = build_config(options)
     check_outputs(options, config)
-    import_paddle()
-    launch.startup.stop_by_removing()
     start = time.monotonic()
     limit = config.MODEL.NUM_CLASSES if options.cfg else "auto"
     result = check_images(config, options.workers, limit, bool(options.output))

@@ -21,7 +21,6 @@ block in each stage, and the others images of 128 x 128.
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
 from config import find_config, get_config  # noqa: E402
 from configs.names import names  # noqa: E402
+from launch.files import temporary_folder  # noqa: E402
+from launch.startup import end_with_parent  # noqa: E402
 from options import Parser  # noqa: E402
 
 TOLERANCE = 1e-4  # of the range of logits and features
@@ -138,14 +139,16 @@ def main() -> None:
     failed = []
     script = [arguments.python, str(ROOT / "tools" / "timm_reference.py")]
     with (
-        tempfile.TemporaryDirectory() as folder,
-        subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as timm,
+        temporary_folder() as folder,
+        subprocess.Popen(
+            script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+        ) as timm,
     ):
         print("| model | timm's | parameters | difference | change | features | intermediates | s |")
         print("|---|---|---|---|---|---|---|---|")
         for name in names:
             start = time.monotonic()
-            found = compare(name, timm, arguments.python, Path(folder), arguments.small)
+            found = compare(name, timm, arguments.python, folder, arguments.small)
             same = found["parameters"] == found["expected"]
             count = f"{found['parameters']:,}" + ("" if same else f", timm's {found['expected']:,}")
             seconds = time.monotonic() - start

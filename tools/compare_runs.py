@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import (  # noqa: E402  (first: it says what isn't installed)
     InputError,
     RunError,
@@ -28,7 +28,6 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 )
 
 # isort: split
-from main_multi_gpu import import_paddle  # noqa: E402
 from options import Parser  # noqa: E402
 
 
@@ -63,8 +62,6 @@ def main() -> None:
         raise InputError("-output is for a comparison; of one run its own report.html is written")
     if output and (output.suffix.lower() not in (".html", ".htm") or not output.parent.is_dir()):
         raise InputError(f"-output {output}: expected a file that ends in .html, in a folder that is there")
-    import_paddle()
-    launch.startup.stop_by_removing()
     try:
         if len(options.runs) == 1:
             print(f"{write_report_again(options.runs[0])} is written")

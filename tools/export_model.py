@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402
 from options import Parser, pairs  # noqa: E402
 
@@ -54,7 +54,6 @@ def main() -> None:
     check_combination(arguments.format, arguments.precision)
     arguments.output = Path(os.path.abspath(arguments.output))  # without ".."
     check_target(arguments.output)
-    launch.startup.stop_by_removing()
     refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     assert trained.model is not None

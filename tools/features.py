@@ -12,14 +12,13 @@ file.
 """
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402
 from options import Parser  # noqa: E402
 
@@ -59,7 +58,6 @@ def main() -> int:
     from inference.inputs import paths_of, standard_input
     from ops.settings import tune_cpu
 
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is half written goes with it
     tune_cpu(1)
     images = paths_of(arguments.inputs, standard_input())
     chosen = (arguments.layer, arguments.pool or "avg", arguments.norm)

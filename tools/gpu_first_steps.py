@@ -2,18 +2,16 @@
 
 import argparse
 import platform
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from errors import InputError, RunError
 from launch.environment import is_launched
+from launch.files import temporary_folder
 from tools import gpu_checks
 from tools.benchmarks import measure
 from tools.gpu_checks import LIMIT, ROOT, Bench
@@ -56,10 +54,9 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
         tempfile.gettempdir()
     except OSError as error:
         raise InputError(f"{error.strerror}; let TMPDIR name a folder that can be written") from None
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # by way of all that has to be ended
     begun, todo = time.monotonic(), 0
-    with tempfile.TemporaryDirectory(prefix="doctor-", ignore_cleanup_errors=True) as folder:
-        bench = Bench(Path(folder), arguments.rehearse, {}, arguments.ngpus)
+    with temporary_folder() as folder:
+        bench = Bench(folder, arguments.rehearse, {}, arguments.ngpus)
         bench.about = bench.ask("about", {})
         if not (bench.about["gpus"] or arguments.rehearse):
             raise InputError(no_gpu(bench.about))

@@ -29,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 
 # First: it says what isn't installed.
 from errors import InputError, RunError, Unreadable, open_file, reading, remedy, reporting  # noqa: E402

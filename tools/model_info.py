@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting, reporting_memory  # noqa: E402
 from launch.environment import without_current_folder  # noqa: E402
 from options import Parser  # noqa: E402

@@ -24,12 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-from launch import environment, files, launched, sharing, signals, spawned, startup  # noqa: E402  (streams)
-
-if "main" in __name__:  # also in a rank, which imports this anew
-    startup.stop_at_once()  # the other imports take a second
-
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, printable, reporting, reporting_memory  # noqa: E402
+from launch import environment, files, launched, sharing, signals, spawned  # noqa: E402
 
 # isort: split
 from config import default_values, get_config  # noqa: E402
@@ -245,7 +242,6 @@ def run(arguments: argparse.Namespace) -> None:
     from inference.folder import is_export
     from inference.inputs import check_output, paths_of, standard_input
 
-    startup.stop_by_removing(arguments.temporary)
     ranks = utils.num_processes(1 if arguments.ngpus is None else arguments.ngpus)
     images = paths_of(arguments.inputs, standard_input())
     check_output(arguments.output, (arguments.checkpoint, *arguments.inputs), images)
@@ -267,7 +263,8 @@ def run(arguments: argparse.Namespace) -> None:
 def main() -> None:
     arguments = parsed_arguments()
     try:
-        run(arguments)
+        with files.removing_if_stopped(arguments.temporary):
+            run(arguments)
         if arguments.output:
             print(f"{printable(str(arguments.named))} is written")
     except BrokenPipeError:  # ``| head``

@@ -26,12 +26,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from configs.plain import Rule, check_form, is_real, is_whole, parsed_json, value_text, whole_file  # noqa: E402
 from configs.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
 from errors import InputError, install, reading, remedy, reporting  # noqa: E402
 from launch import signals  # noqa: E402
-from launch.files import refuse_links, writing_whole  # noqa: E402
+from launch.files import refuse_links, removing_if_stopped, writing_whole  # noqa: E402
 from options import Parser  # noqa: E402
 from training.results import MOST_CLASSES, read_result  # noqa: E402
 
@@ -85,7 +85,8 @@ def evaluation_result(folder: Path, flags: list[str]) -> dict:
     if not (folder / "result.json").exists():
         command = [sys.executable, str(ROOT / "main_multi_gpu.py"), *flags, "-eval", f"-output={folder}"]
         dies = functools.partial(signals.die_with_parent, signal.SIGTERM)
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=dies) as process:
+        stopped = removing_if_stopped(None if folder.exists() else folder)
+        with stopped, subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=dies) as process:
             status = process.wait()
         if status:
             raise SystemExit(status if status > 0 else 128 - status)
@@ -135,6 +136,7 @@ def main() -> None:
             key = others[0]
             found = f"of {key} {value_text(before.get(key))}, not {asked[key]}"
             raise InputError(f"{output} has evaluations {found}; choose another -output")
+    new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     try:
         names = [f"{name}-{severity}" if severity else name for name, severity, _ in cells(arguments)]
@@ -149,8 +151,10 @@ def main() -> None:
     write({})
     clean = 0.0
     for name, severity, flags in cells(arguments):
+        begun = removing_if_stopped(output if new and name == CLEAN else None)  # until there is a result
         try:
-            result = evaluation_result(output / (f"{name}-{severity}" if severity else name), [*rest, *flags])
+            with begun:
+                result = evaluation_result(output / (f"{name}-{severity}" if severity else name), [*rest, *flags])
         except SystemExit:
             if not any(output.glob("*/result.json")):  # nothing is done: nothing is left
                 (output / _FILE).unlink()

@@ -15,11 +15,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, remedy, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
-from main_multi_gpu import import_paddle  # noqa: E402
 from options import Configuration, Parser  # noqa: E402
 
 _MOST, _EVALUATION = 64, "#2e7d32"
@@ -61,8 +60,6 @@ def main() -> None:
     if not 1 <= options.count <= _MOST or options.epoch < 1:
         found = f"--count is {options.count}, --epoch {options.epoch}"
         raise InputError(f"{found}; expected 1 to {_MOST}, and 1 or more")
-    import_paddle()
-    launch.startup.stop_by_removing()
     from training.command_line import config_from_arguments
     from utils import writing_whole
 

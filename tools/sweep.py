@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, remedy, reporting  # noqa: E402
 
 # isort: split
@@ -98,7 +98,6 @@ def main() -> int:
     parser.add_argument("file", metavar="FILE", type=Path)
     parser.add_argument("-n", "-dry-run", "--dry-run", dest="dry", action="store_true", help="print the commands")
     arguments = parser.parse_args()
-    launch.startup.stop_at_once()
     sweep = read_sweep(arguments.file)
     plan = [] if sweep.method == "optuna" else plan_points(sweep)
     metric = check(sweep, plan or edges(sweep))

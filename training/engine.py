@@ -101,7 +101,7 @@ def fit(
         nth = config.SAVE_FREQ and epoch % config.SAVE_FREQ == 0
         described = {split: task.description_of(found) for split, found in metrics.items()}
         keeper.end_epoch(improved, nth or ending.over, described)
-    saver.wait(last=True)
+    keeper.conclude()
     _conclude(training, val, progress, metrics, saver)
 
 
@@ -135,7 +135,8 @@ def _conclude(
     predictions.leave(run, val, training.predictions)
     if rank():
         return
-    plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
+    with run.logging_failure("curves.png"):
+        plot_curves(run.directory / "metrics.jsonl", run.directory / "curves.png", task.curves)
     best_lines = []
     for split, record in progress.best.items():
         file, title = (BEST, "best") if split == "val" else (BEST_EMA, "best average")

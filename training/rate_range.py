@@ -15,6 +15,7 @@ from config import with_values
 from configs.registry import tasks
 from datasets import ImageDataset
 from errors import RunError
+from launch.files import removing_if_stopped
 from models import build_model
 from options import Configuration
 from training import engine, parallel
@@ -127,10 +128,7 @@ def write(found: Found, table: Path, picture: Path) -> None:
     """Writes the sweep's values to ``table``, as CSV, and its curve to ``picture``, a PNG beside it."""
     from training.pages.figures import figure, figure_png, set_log_scale  # takes a third of a second to import
 
-    table.parent.mkdir(parents=True, exist_ok=True)
     rows = zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)
-    with writing_whole(table) as file:
-        file.write("rate,loss,smooth\n" + "".join(f"{rate:.9g},{loss:.9g},{mean:.9g}\n" for rate, loss, mean in rows))
     drawn = figure(8, 4)
     axis = drawn.add_subplot()
     axis.plot(found.rates, found.losses, alpha=0.3)
@@ -143,5 +141,9 @@ def write(found: Found, table: Path, picture: Path) -> None:
     axis.set_ylim(0.9 * found.smooth.min(), 1.5 * found.smooth[0])
     axis.grid(alpha=0.3)
     axis.legend()
-    with writing_whole(picture, "wb") as file:
-        file.write(figure_png(drawn, dpi=120))
+    with removing_if_stopped(None if table.parent.exists() else table.parent):
+        table.parent.mkdir(parents=True, exist_ok=True)
+        with writing_whole(table) as values, writing_whole(picture, "wb") as image:
+            values.write("rate,loss,smooth\n")
+            values.writelines(f"{rate:.9g},{loss:.9g},{mean:.9g}\n" for rate, loss, mean in rows)
+            image.write(figure_png(drawn, dpi=120))

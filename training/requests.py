@@ -11,7 +11,7 @@ from launch import signals
 from launch.signals import STOPS
 from training.checkpoint import Progress, Saver
 from training.window import Window
-from utils import all_reduce_sum, rank, world_size
+from utils import all_gather, all_reduce_sum, rank, world_size
 
 
 class Stopped(RunError):
@@ -85,6 +85,7 @@ class Keeper:
 
     def __init__(self, progress: Progress, saver: Saver, requests: Requests) -> None:
         self.progress, self.saver, self.requests = progress, saver, requests
+        self.problem = ""  # why the run has to end, saved, if no signal asks for it
 
     def after_step(self, window: Window, statistics: dict[str, paddle.Tensor], updated: bool) -> None:
         """Saves, at the last update, and stops.
@@ -94,12 +95,13 @@ class Keeper:
             updated: whether this step made an update: only there a run saves and goes on.
         """
         stop = self._asked_signal()
-        if stop is not None or (updated and self.due):
+        if stop is not None or self.problem or (updated and self.due):
             self._save(stop, statistics=statistics, windows=window.gather())
 
     def after_epoch(self) -> None:
         """Stops, before the evaluation: what else is asked for comes after it."""
-        if (stop := self._asked_signal()) is not None:
+        stop = self._asked_signal()
+        if stop is not None or self.problem:
             self._save(stop)
 
     def in_evaluation(self) -> None:
@@ -118,16 +120,29 @@ class Keeper:
 
     def _asked_signal(self) -> int | None:
         """The signal that asks the run to stop, if there is one."""
-        stop = self.requests.poll(self.saver.failed)
+        stop = self.requests.poll(self.saver.failed or bool(self.saver.run.problem))
         if self.requests.failed:
             self.requests.failed = False
             self.saver.wait()
+            self.problem = all_gather(self.saver.run.problem)[0]
         return stop
+
+    def conclude(self) -> None:
+        """Waits until all is written, at the end of the last epoch."""
+        self.saver.wait(last=True)
+        if problem := all_gather(self.saver.run.problem)[0]:
+            raise RunError(f"{problem}; stopped {self._where()}", shared=True)
+
+    def _where(self) -> str:
+        again = f"-resume=auto -output={self.saver.run.directory} goes on from there"
+        return f"after step {self.progress.step}, saved in {self.saver.path}; {again}"
 
     def _save(self, stop: int | None, **state: Any) -> None:
         self.saver.save(self.progress, **state)
         self.requests.record_save()
+        if stop is None and not self.problem:
+            return
+        self.saver.wait(last=True)
         if stop is not None:
-            self.saver.wait(last=True)
-            where = f"-resume=auto -output={self.saver.run.directory} goes on from there"
-            raise Stopped(stop, f"after step {self.progress.step}, saved in {self.saver.path}; {where}")
+            raise Stopped(stop, self._where())
+        raise RunError(f"{self.problem}; stopped {self._where()}", shared=True)

@@ -16,7 +16,7 @@ from typing import Any
 from tqdm import tqdm
 
 from config import differences, resolved_yaml, with_values
-from errors import InputError, Unreadable, one_line, open_file, remedy
+from errors import InputError, RunError, Unreadable, one_line, open_file, remedy
 from launch.files import leftovers, obstacle, open_lock, open_to_append, remove
 from launch.progress import keep_native_errors
 from options import Configuration, notes, value_sources
@@ -62,7 +62,9 @@ class Run:
         self.local, self.main = get_loggers()
         # One process chooses, so that the clocks of several machines can't disagree about the name.
         self.folder = RunFolder(config) if rank() == 0 else None
+        self._named, self._descriptor = Path(), -1
         self._agree(self.folder.check if self.folder else None)
+        self.problem = ""  # why metrics.jsonl can't be written, on rank 0: the run has to end, saved
         self.tracking = Tracking([] if config.EVAL else config.TRACKERS or [])
         self._agree(self.tracking.missing_packages if self.folder else None)
         self.devices = all_gather(device())
@@ -83,8 +85,23 @@ class Run:
         problem, directory = all_gather((problem, self.folder and str(self.folder.path)))[0]
         if problem:
             raise InputError(problem)
-        self.directory = Path(directory)
-        self.checkpoints = self.directory / CHECKPOINTS
+        self._named = Path(directory)
+
+    @property
+    def directory(self) -> Path:
+        """Returns the run's folder: where it is now, if it was moved while the run goes on."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                folder, moved = os.fstat(self._descriptor), os.readlink(f"/proc/self/fd/{self._descriptor}")
+                if not _is_at(folder, self._named) and _is_at(folder, Path(moved)):
+                    self._named = Path(moved)
+                    self.info(f"the run's folder was moved; the run goes on in {moved}")
+        return self._named
+
+    @property
+    def checkpoints(self) -> Path:
+        """Returns the folder of the run's checkpoints."""
+        return self.directory / CHECKPOINTS
 
     def begin(self) -> None:
         """Makes the folder, with the lines so far; every rank calls it, once all that can be checked was checked.
@@ -94,7 +111,8 @@ class Run:
         """
         all_gather(None)  # unless every rank came this far, there is no run
         self._agree(self.folder.make if self.folder else None)
-        self.directory.mkdir(parents=True, exist_ok=True)  # on another machine, whose disk isn't shared
+        self._named.mkdir(parents=True, exist_ok=True)  # on another machine, whose disk isn't shared
+        self._descriptor = os.open(self._named, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if rank() == 0:
             for path, name in leftovers(self.directory):
                 if is_own(name) and obstacle(path) is None:
@@ -197,8 +215,8 @@ class Run:
                 if size is not None:  # no half line
                     os.truncate(file, size)
             if self.on_error == "stop":
-                error.filename = str(file)
-                raise
+                self.problem = self.problem or f"{file} can't be written ({error.strerror}): {remedy(error)}"
+                return
             self.info(f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)")
 
     def rewind(self, epoch: int, step: int) -> None:
@@ -221,27 +239,48 @@ class Run:
             return
         environment = {"devices": self.devices, "cores": num_cores(), "system": platform.platform(), "commit": commit()}
         result |= {"seconds": round(time.time() - self.started, 1), "versions": versions(), "environment": environment}
-        self._write_json("result.json", result)
-        if problem := self.tracking.end():
-            self.info(problem)
         told = f"samples: {result['num_samples']}, time: {result['seconds']} s, run: {self.directory}"
         self.info(f"summary: {shown}; {told}")
+        try:
+            self._write_json("result.json", result)
+        except OSError as error:
+            again = "the same command" if self.config.EVAL else f"-resume=auto -output={self.directory}"
+            problem = f"{error.filename} isn't written ({error.strerror}: {remedy(error)})"
+            raise RunError(f"{problem}; {again} writes it again") from None
+        if problem := self.tracking.end():
+            self.info(problem)
 
     def tell_files(self) -> None:
         """Names the files that the run has left."""
         self.info("files: " + ", ".join(name for name in FILES if (self.directory / name).exists()))
 
     @contextlib.contextmanager
-    def logging_failure(self, what: str) -> Iterator[None]:
-        """Writes ``what`` within, which a run can do without: a failure becomes a line of the log."""
+    def logging_failure(self, what: str, command: str = "") -> Iterator[None]:
+        """Writes ``what`` within, which a run can do without: a failure becomes a line of the log.
+
+        Args:
+            command: makes it again; "": a start with -resume=auto does, or that of an evaluation.
+        """
         try:
             yield
         except Exception as error:
-            self.info(f"{what} isn't written, the run goes on: {one_line(f'{type(error).__name__}: {error}')}")
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, OSError) and error.strerror:
+                why = f"{error.strerror}: {remedy(error)}"
+            resume = f"-resume=auto -output={self.directory}"
+            again = command or ("the same command" if self.config.EVAL else resume)
+            self.info(one_line(f"{what} isn't written ({why}); {again} makes it again"))
 
     def _write_json(self, name: str, content: Any) -> None:
         with writing_whole(self.directory / name) as file:
             file.write(json.dumps(content, indent=2) + "\n")
+
+
+def _is_at(folder: os.stat_result, path: Path) -> bool:
+    """Returns whether ``path`` leads to a folder."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(folder, os.stat(path))
+    return False
 
 
 def for_others(config: Configuration) -> Configuration:

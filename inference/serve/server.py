@@ -51,9 +51,6 @@ def serve(settings: Settings) -> int:
         InputError: the address can't be listened at, or the weights can't be read.
         RunError: the workers end again and again.
     """
-    for number in startup.STOPS:  # until there is something to drain
-        if number not in startup.IGNORED:
-            signal.signal(number, lambda number, _: os._exit(128 + number))
     streams.hurry()
     hold_little()
     listener = _listening(settings.host, settings.port)

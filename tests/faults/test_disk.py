@@ -109,10 +109,9 @@ def test_save_on_error_continue_fails_at_the_end_if_the_last_is_not_saved(tmp_pa
 def test_a_line_of_metrics_that_does_not_fit_ends_the_run(tmp_path, whole):
     process, pids = saving(tmp_path)
     limit_files(process, 1)
-    metrics = r"rank 0: error: \[Errno 27\] File too large: 'run/metrics\.jsonl'; raise the limit .*\n"
     checkpoint = f"error: {NOT_SAVED.format(*FULL, '.*')}\n"
     log = rf"({tmp_path}/)?run/log(_0)?\.txt: not written \(File too large\); the run goes on\n"
-    assert_fails(process, 1, re.compile(f"({log})*({metrics}|{checkpoint})"), pids)
+    assert_fails(process, 1, re.compile(f"({log})*{checkpoint}"), pids)
     assert (tmp_path / "run" / "metrics.jsonl").read_text().endswith("}\n")  # no half line
     assert_whole(tmp_path / "run")
     assert_ends_like(whole, tmp_path)
@@ -141,8 +140,9 @@ def test_curves_that_do_not_fit_are_drawn_by_the_next_start(tmp_path, whole):
         (tmp_path / "run" / name).unlink()
     process = start(tmp_path, *RUN)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
-    expected = r"rank 0: error: \[Errno 27\] File too large: 'run/curves\.png'; raise the limit on a file's size, .*\n"
-    assert_fails(process, 1, re.compile(expected))
+    printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    assert "curves.png isn't written (File too large: raise the limit on a file's size); -resume=auto " in printed
     assert not [name for name in (tmp_path / "run").iterdir() if "curves" in name.name]
     assert_ends_like(whole, tmp_path)
 
@@ -186,11 +186,9 @@ def test_a_file_system_becomes_read_only(disk, whole, part):
     subprocess.run(["mount", "--bind", disk / part, disk / part], check=True)
     while subprocess.run(["mount", "-o", "remount,ro,bind", disk / part], capture_output=True).returncode:
         assert process.poll() is None  # a checkpoint was being written
-    message = NOT_SAVED.format(
-        30, r"Read-only file system: '\S+'", "make it writable", rf"{disk}/run/checkpoints/epoch_\w+"
-    )
-    metrics = r"rank 0: error: \[Errno 30\] Read-only file system: 'run/metrics\.jsonl'; make it writable, .*\n"
-    assert_fails(process, 1, re.compile(f"error: {message}\n|{metrics}"), pids)
+    saved = r"it is saved in run-saved/checkpoints/epoch_\w+, from where -resume goes on with a new -output"
+    message = rf"epoch_\w+ wasn't saved \(\[Errno 30\] Read-only file system: '\S+'\): make it writable; {saved}"
+    assert_fails(process, 1, re.compile(f"error: {message}\n"), pids)
     subprocess.run(["umount", "-l", disk / part], check=True)
     assert_whole(disk / "run")
     assert_ends_like(whole, disk)

@@ -10,7 +10,6 @@ import pytest
 from conftest import write_images
 from PIL import Image
 
-import launch.startup
 from config import get_config
 from datasets import get_dataloader, get_datasets
 from errors import InputError
@@ -139,8 +138,6 @@ def test_the_command_draws_a_picture(root, monkeypatch, capsys):
         "DATA.NUM_WORKERS",
         "0",
     ]
-    monkeypatch.setattr(show_batch, "import_paddle", lambda: None)  # it takes this process's signals
-    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda: None)
     monkeypatch.setattr(sys, "argv", ["x", *words, *small])
     show_batch.main()
     assert Image.open(io.BytesIO((root / "batch.png").read_bytes())).width > 400

@@ -161,7 +161,7 @@ import os, signal, sys
 from pathlib import Path
 from launch import startup
 from launch.files import making_folder, writing_whole
-startup.stop_by_removing()
+startup.stop_at_once()
 with writing_whole(Path("a.txt")) as file, making_folder(Path("b")) as folder:
     file.write("half")
     (folder / "c").write_text("half")

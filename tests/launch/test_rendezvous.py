@@ -14,7 +14,7 @@ import pytest
 from ranks import free_ports
 
 from errors import InputError, RunError
-from launch import channel, rendezvous, secret
+from launch import admission, channel, rendezvous, secret
 
 
 def together(*calls):
@@ -204,6 +204,48 @@ def test_ranks_of_two_runs_and_two_of_one_number_are_told_apart(port):
         ranks.remove(refused)
         meetings = [come(2).result(), ranks[0].result(), first.result()]
         list(pool.map(rendezvous.Meeting.ready, meetings))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"place": 1, "count": 3}, "rank 1 on HOST is one of 3 ranks, rank 0 waits for 2 ranks; start all ranks with"),
+        ({"place": 5, "count": 6}, "rank 5 on HOST is one of 6 ranks, rank 0 waits for 2 ranks; start all ranks with"),
+        ({"place": 0, "count": 2}, "rank 0 on HOST has the number of one on HOST; number each rank differently"),
+    ],
+)
+def test_rank_0_ends_soon_where_another_rank_has_other_numbers(port, monkeypatch, other, message):
+    monkeypatch.setattr(admission, "GRACE", 0.2)
+    monkeypatch.setattr(rendezvous, "claim", lambda port: None)
+    address, started = f"127.0.0.1:{port}", time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(rendezvous.meet, address, 0, 2, 60.0)
+        wait_until_somebody_listens(port)
+        if not other["place"]:  # it is elsewhere, and listens there
+            monkeypatch.setattr(rendezvous, "listen", lambda *_, **__: (socket.create_server(("127.0.0.1", 0)), None))
+        second = pool.submit(rendezvous.meet, address, **other, limit=60.0)
+        errors = [first.exception(), second.exception()]
+    assert time.monotonic() - started < 15
+    assert [(type(error), error.exit_status) for error in errors] == [(InputError, 2)] * 2
+    assert str(errors[0]).startswith(message.replace("HOST", socket.gethostname()))
+
+
+def test_rank_0_hears_at_once_of_another_secret_and_goes_on(port, capfd, monkeypatch):
+    address = f"127.0.0.1:{port}"
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(rendezvous.meet, address, 0, 2, 20.0)
+        wait_until_somebody_listens(port)
+        for _ in range(2):
+            connection = socket.create_connection(("127.0.0.1", port), 5)
+            found = channel.introduce(connection, b"another", 5)
+            found.send("{}")
+            with pytest.raises(channel.Forged):
+                found.wait(5)
+            connection.close()
+        second = pool.submit(rendezvous.meet, address, 1, 2, 20.0)
+        list(pool.map(rendezvous.Meeting.ready, [first.result(), second.result()]))
+    note = "note: a process at 127.0.0.1 has another secret, and isn't admitted; rank 0 waits for its own\n"
+    assert capfd.readouterr().err.count(note) == 1
 
 
 def test_a_rank_that_ends_before_the_start_is_named_on_the_others(port):

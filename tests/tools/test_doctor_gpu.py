@@ -91,10 +91,12 @@ def test_all_are_rehearsed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, "")])
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGINT, "stopped by SIGINT\n"), (signal.SIGTERM, "stopped by SIGTERM\n")]
+)
 def test_a_signal_ends_it_and_what_it_started(tmp_path, number, said):
     process = start(tmp_path, "--gpu", "--rehearse", "--only", "sharded")
-    wait_for(lambda: list(tmp_path.glob("doctor-*/sharded/metrics.jsonl")), process)
+    wait_for(lambda: list(tmp_path.glob(".toolkit.*/sharded/metrics.jsonl")), process)
     left = list(descendants(process.pid))
     assert len(left) > 2
     process.send_signal(number)

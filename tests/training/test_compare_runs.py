@@ -9,7 +9,6 @@ import pytest
 from conftest import TINY
 from scipy.stats import binomtest, ttest_ind
 
-import launch.startup
 from config import get_config, resolved_yaml
 from errors import InputError
 from tools import compare_runs
@@ -138,8 +137,6 @@ def test_what_cant_be_compared_says_so(tmp_path):
 @pytest.fixture
 def command(monkeypatch, tmp_path):
     """Runs the tool in this process, in ``tmp_path``."""
-    monkeypatch.setattr(compare_runs, "import_paddle", lambda: None)  # it takes this process's signals
-    monkeypatch.setattr(launch.startup, "stop_by_removing", lambda: None)
     monkeypatch.chdir(tmp_path)
 
     def run(*words):

@@ -319,10 +319,12 @@ def test_a_run_without_report_leaves_none_and_a_failure_is_a_line(tmp_path, tiny
     run.begin()
     main_multi_gpu.leave_report(run, None)
     *_, first, second = (tmp_path / "new" / "log.txt").read_text().splitlines()
-    assert first[14:] == "report.html isn't written, the run goes on: ValueError: a bad day for all"
+    command = f"python tools/compare_runs.py {tmp_path}/new"
+    assert first[14:] == f"report.html isn't written (ValueError: a bad day for all); {command} makes it again"
     assert second[14:] == "files: config.yaml"
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert "predictions.csv isn't written, the run goes on: ValueError: a bad day for all\n" in log
+    again = f"-resume=auto -output={tmp_path}/run makes it again"
+    assert f"predictions.csv isn't written (ValueError: a bad day for all); {again}\n" in log
 
 
 def test_text_of_a_page_is_cut_and_escaped():

@@ -6,11 +6,11 @@ each run don't count. Each run tells the peak memory of its process.
 """
 
 import argparse
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from config import get_config
+from launch.files import temporary_folder
 from tools.benchmarks.measure import MEMORY, Benchmark, Run, ask, each, measure, option_words, positive, timm_versions
 from tools.benchmarks.training import timm_request
 
@@ -26,7 +26,7 @@ def evaluation(arguments: argparse.Namespace) -> None:
     """
     positive(arguments, "batch_size", "batches", "threads")
     peers = timm_versions(arguments.timm_python) if arguments.against else {}
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         kinds = evaluation_sides(arguments, folder)
         own = [kind for kind in kinds if kind.startswith("ours")]
         title = f"{arguments.cfg}, batch {arguments.batch_size}, one process of {arguments.threads} threads,"
@@ -35,7 +35,7 @@ def evaluation(arguments: argparse.Namespace) -> None:
         measure(Benchmark(title, kinds, {_RATE: "images/s", MEMORY: "MB"}, compared, peers), arguments)
 
 
-def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Run]:
+def evaluation_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run]:
     """Returns the runs of "ours, ENGINE" and, if timm is asked for, of "timm, MODE".
 
     Args:
@@ -57,7 +57,7 @@ def evaluation_sides(arguments: argparse.Namespace, folder: str) -> dict[str, Ru
     request["warm_up"] = WARM_UP
 
     def ours(name: str) -> dict[str, list[float]]:
-        with tempfile.TemporaryDirectory(dir=folder) as output:
+        with temporary_folder(folder) as output:
             chosen = [*options, *(["EVAL_ENGINE", name] if engine else [])]
             asked = request | {"options": chosen, "output": f"{output}/run"}
             return _figures(ask("our_evaluation.py", asked, arguments.threads))

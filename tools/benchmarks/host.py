@@ -6,8 +6,8 @@ GPU. What is measured, our_host.py says; each run is a process of its own.
 """
 
 import argparse
-import tempfile
 
+from launch.files import temporary_folder
 from tools.benchmarks.measure import Benchmark, ask, measure, option_words, positive
 from tools.benchmarks.our_host import WHOLE, WHOLE_WALL
 
@@ -35,7 +35,7 @@ def host(arguments: argparse.Namespace) -> None:
     options = option_words(arguments, fixed, _DEFAULTS)
 
     def steps_of_a_run() -> dict[str, list[float]]:
-        with tempfile.TemporaryDirectory() as folder:
+        with temporary_folder() as folder:
             request = {"cfg": arguments.cfg, "options": [*options, "OUTPUT", f"{folder}/run"], "warm_up": WARM_UP}
             return ask("our_host.py", request, arguments.threads)
 

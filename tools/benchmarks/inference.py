@@ -6,10 +6,10 @@ max-autotune freezes the weights, which its kernels for CPUs need.
 """
 
 import argparse
-import tempfile
 
 from config import get_config
 from errors import InputError
+from launch.files import temporary_folder
 from tools.benchmarks.measure import Benchmark, Ratio, ask, measure, option_words, positive, timm_versions
 from tools.benchmarks.training import timm_request
 
@@ -34,7 +34,7 @@ def infer(arguments: argparse.Namespace) -> None:
     kinds, compared, peers = {}, [], {}
     if arguments.against:
         peers = timm_versions(arguments.timm_python)
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         for number, cfg in enumerate(arguments.cfg):
             options = _options(arguments, cfg)
             request = {"cfg": cfg, "options": options, "folder": f"{folder}/{number}"}

@@ -9,12 +9,13 @@ other work on the machine disturbs less.
 import argparse
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from config import get_config, named_keys
 from errors import InputError
+from launch.files import temporary_folder
+from launch.startup import end_with_parent
 from options import Configuration, pair, size_text
 from tools.benchmarks.measure import HERE, Benchmark, ask, each, measure, option_words, positive, timm_versions
 
@@ -36,7 +37,7 @@ def loader(arguments: argparse.Namespace) -> None:
         raise InputError("--evaluation: its images aren't augmented; leave out --auto_augment and --color_jitter")
     if (augmented or arguments.evaluation) and "paddlevit" in arguments.against:
         raise InputError("--against paddlevit: its training images alone were rebuilt, without further augmentation")
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         fixed = {"DATA.BATCH_SIZE": arguments.batch_size, "DATA.NUM_WORKERS": arguments.workers}
         fixed |= {"TRAIN.AUTO_AUGMENT": arguments.auto_augment, "TRAIN.COLOR_JITTER": arguments.color_jitter}
         if arguments.evaluation:
@@ -45,9 +46,9 @@ def loader(arguments: argparse.Namespace) -> None:
         ahead = 4 * arguments.workers * arguments.batch_size
         warm_up = max(256, ahead)
         if not own:
-            source = Path(arguments.data_path) if arguments.data_path else photographs(Path(folder))
-            _list(source, Path(folder), warm_up + arguments.images + ahead)
-            fixed |= {"DATA.DATASET": "imagenet2012", "DATA.DATA_PATH": folder, "MODEL.NUM_CLASSES": "auto"}
+            source = Path(arguments.data_path) if arguments.data_path else photographs(folder)
+            _list(source, folder, warm_up + arguments.images + ahead)
+            fixed |= {"DATA.DATASET": "imagenet2012", "DATA.DATA_PATH": str(folder), "MODEL.NUM_CLASSES": "auto"}
         options = option_words(arguments, fixed)
         config = get_config(arguments.cfg, options)
         if odd := [key for key, plain in _PLAIN.items() if arguments.against and config.TRAIN[key] != plain]:
@@ -106,7 +107,12 @@ def _figures(answer: dict[str, tuple[float, float]], workers: int) -> dict[str, 
 def photographs(folder: Path) -> Path:
     """Makes some; returns their folder."""
     script = HERE.parent / "make_photographs.py"
-    done = subprocess.run([sys.executable, str(script), f"-output={folder / 'images'}"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(script), f"-output={folder / 'images'}"],
+        capture_output=True,
+        text=True,
+        preexec_fn=end_with_parent,
+    )
     if done.returncode:
         raise InputError(done.stderr.strip().removeprefix("error: "))
     return folder / "images"

@@ -20,6 +20,7 @@ from typing import Any
 
 from config import get_config, named_keys
 from errors import InputError, RunError
+from launch.startup import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
@@ -218,7 +219,9 @@ def run(command: Sequence[str | Path], threads: int | None, **variables: str) ->
         InputError, RunError: it failed, with status 2 or another; the message is its last line.
     """
     environ = environment(threads) | variables
-    done = subprocess.run([str(word) for word in command], env=environ, capture_output=True, text=True)
+    done = subprocess.run(
+        [str(word) for word in command], env=environ, capture_output=True, text=True, preexec_fn=end_with_parent
+    )
     if done.returncode:
         told = (done.stderr.strip() or "nothing on stderr").splitlines()
         if done.returncode == 2:

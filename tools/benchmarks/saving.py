@@ -4,8 +4,8 @@ What is measured, measure_saves.py says; each run is a process of its own.
 """
 
 import argparse
-import tempfile
 
+from launch.files import temporary_folder
 from tools.benchmarks.measure import Benchmark, ask, measure, option_words, positive
 
 
@@ -21,7 +21,7 @@ def checkpoint(arguments: argparse.Namespace) -> None:
     options = option_words(arguments, fixed | {"DATA.SYNTHETIC_SIZE": arguments.batch_size})
 
     def saves(kind: str) -> dict[str, list[float]]:
-        with tempfile.TemporaryDirectory(dir=arguments.output) as folder:
+        with temporary_folder(arguments.output) as folder:
             request = {"kind": kind, "cfg": arguments.cfg, "options": [*options, "OUTPUT", f"{folder}/run"]}
             return ask("measure_saves.py", request | {"saves": arguments.saves}, arguments.threads)
 

@@ -10,12 +10,12 @@ import contextlib
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from errors import RunError
+from launch.files import temporary_folder
+from launch.startup import end_with_parent
 from tools.benchmarks.loading import photographs
 from tools.benchmarks.measure import ROOT, Benchmark, Ratio, ask, environment, measure, option_words, positive
 
@@ -31,9 +31,9 @@ def serving(arguments: argparse.Namespace) -> None:
     """
     positive(arguments, "batch_size", "clients", "seconds", "workers", "threads")
     options = option_words(arguments, {})
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         request: dict[str, Any] = {"weights": f"{folder}/weights.safetensors", "batch_size": arguments.batch_size}
-        request |= {"seconds": arguments.seconds, "images": str(photographs(Path(folder)))}
+        request |= {"seconds": arguments.seconds, "images": str(photographs(folder))}
         ask(_SCRIPT, request | {"measure": "weights", "cfg": arguments.cfg, "options": options}, arguments.threads)
 
         def plain() -> dict[str, list[float]]:
@@ -59,7 +59,9 @@ def _server(weights: str, arguments: argparse.Namespace) -> Iterator[int]:
     command = [sys.executable, str(ROOT / "tools" / "serve.py"), weights, "-port=0", "-quiet"]
     command += [f"-workers={arguments.workers}", f"-batch_size={arguments.batch_size}"]
     threads = environment(max(1, arguments.threads // arguments.workers))
-    with subprocess.Popen(command, env=threads, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=threads, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+    ) as process:
         try:
             said = ""
             for line in process.stdout or ():

@@ -13,12 +13,13 @@ import collections
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from errors import RunError
+from launch.files import temporary_folder
+from launch.startup import end_with_parent
 from tools.benchmarks.measure import (
     HERE,
     ROOT,
@@ -72,11 +73,11 @@ def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
         RunError: the run failed, or one of its lines wasn't found.
     """
     name, many = ("main_single_gpu", []) if processes == 1 else ("main_multi_gpu", [f"-ngpus={processes}"])
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         flags = [f"-cfg={cfg}", f"-output={folder}/run", *many, "-o", *options]
         command = [sys.executable, str(HERE / "our_startup.py"), name, *flags]
         moments, awaited = [time.perf_counter()], list(_PARTS.values())
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": end_with_parent}
         with subprocess.Popen(command, env=environment(None), **streams) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -101,7 +102,9 @@ def import_times(count: int = 10) -> dict[str, list[float]]:
     """
     modules = ", ".join(["main_single_gpu", *IMPORTS["main_single_gpu"].split()])
     command = [sys.executable, "-X", "importtime", "-c", f"import {modules}"]
-    done = subprocess.run(command, env=environment(None), cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env=environment(None), cwd=ROOT, capture_output=True, text=True, check=True, preexec_fn=end_with_parent
+    )
     seconds: dict[str, float] = collections.defaultdict(float)
     for line in done.stderr.splitlines():
         if found := re.match(r"import time: +(\d+) \| +\d+ \| +([\w.]+)", line):

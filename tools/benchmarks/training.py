@@ -14,7 +14,6 @@ import argparse
 import statistics
 import struct
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import yaml
 
 from config import find_config, get_config, named_keys
 from errors import InputError
+from launch.files import temporary_folder
 from options import is_given, pair
 from tools.benchmarks.measure import (
     MEMORY,
@@ -61,9 +61,9 @@ def train(arguments: argparse.Namespace) -> None:
     batch, processes = arguments.batch_size, arguments.processes
     title = f"{arguments.cfg}, batch {batch} per process, {_counts_text(processes, _threads(arguments))}, float32"
     title += " and bfloat16" if arguments.amp else ""
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         if "timm" in arguments.against:
-            peers, kinds = timm_versions(arguments.timm_python), training_sides(arguments, Path(folder))
+            peers, kinds = timm_versions(arguments.timm_python), training_sides(arguments, folder)
             title += f"; timm: eager, batch {batch}, {_counts_text(1, arguments.threads)}"
         else:
             options = option_words(arguments, _fixed_options(arguments))
@@ -111,8 +111,8 @@ def _fixed_options(arguments: argparse.Namespace) -> dict[str, Any]:
 def _ours(arguments: argparse.Namespace, options: list[str], tuned: bool = True) -> Run:
     def one_run() -> dict[str, list[float]]:
         chosen, threads = [*options, *words({"TUNE_CPU": tuned})], _threads(arguments) if tuned else None
-        with tempfile.TemporaryDirectory() as folder:
-            records = _run(arguments.cfg, arguments.processes, threads, chosen, Path(folder))[WARM_UP:]
+        with temporary_folder() as folder:
+            records = _run(arguments.cfg, arguments.processes, threads, chosen, folder)[WARM_UP:]
         rate = statistics.median(record["images_per_s"] for record in records)
         return {_RATE: [rate], MEMORY: [records[-1]["peak_memory"]]}
 
@@ -146,11 +146,11 @@ def scale(arguments: argparse.Namespace) -> None:
     options = option_words(arguments, fixed | {"VALIDATE_FREQ": arguments.epochs + 1, "SAVE_FREQ": 0}, defaults)
 
     def epochs(processes: int) -> dict[str, list[float]]:
-        with tempfile.TemporaryDirectory() as folder:
-            data = words({"DATA.DATA_PATH": folder}) if small else []
+        with temporary_folder() as folder:
+            data = words({"DATA.DATA_PATH": str(folder)}) if small else []
             if small:
-                write_mnist(Path(folder), images)
-            records = _run(arguments.cfg, processes, arguments.threads, [*options, *data], Path(folder))
+                write_mnist(folder, images)
+            records = _run(arguments.cfg, processes, arguments.threads, [*options, *data], folder)
         counts, seconds = epoch_sums(records)
         return {
             "an epoch": [statistics.median(seconds)],

@@ -7,11 +7,10 @@ each round. A training step counts as 3 forward passes, a multiply-add as 2 oper
 """
 
 import argparse
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from config import find_config
+from launch.files import temporary_folder
 from tools.benchmarks.evaluation import evaluation_sides
 from tools.benchmarks.measure import MEMORY, Benchmark, Ratio, Run, ask, format_number, measure, positive, timm_versions
 from tools.benchmarks.training import training_sides
@@ -38,10 +37,10 @@ def zoo(arguments: argparse.Namespace) -> None:
     positive(arguments, "batch_size", "batches", "reports", "threads")
     peers, compared = timm_versions(arguments.timm_python), []
     kinds: dict[str, Run] = {_SGEMM: lambda: {_SGEMM: ask("our_sgemm.py", {}, arguments.threads)}}
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         for cfg in arguments.cfg:
             one = argparse.Namespace(**vars(arguments) | _FIXED | {"cfg": cfg})
-            training, evaluating = training_sides(one, Path(folder)), evaluation_sides(one, folder)
+            training, evaluating = training_sides(one, folder), evaluation_sides(one, folder)
             sides = {
                 "training": training.values(),
                 "evaluation": (evaluating["ours, eager"], evaluating["timm, eager"]),

@@ -1,5 +1,7 @@
 """When a run saves, and how it goes on meanwhile: the copy is begun at the step, a thread writes it."""
 
+import contextlib
+import errno
 import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -13,12 +15,13 @@ from paddle import nn
 
 from datasets import ImageDataset
 from errors import RunError, remedy
+from launch.files import unused_path
 from options import Configuration, plain
 from training.checkpoint import folder
 from training.checkpoint.description import METADATA, describe
 from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
-from training.checkpoint.state import FORMATS
+from training.checkpoint.state import FORMATS, newest_whole
 from training.environment import versions
 from training.parallel import others_state
 from training.run import Run
@@ -66,6 +69,7 @@ class Saver:
         self.base: dict[str, Any] = {}  # what tells an adapter's base, from the first save on
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
+        self.instead = ""  # what there is where a checkpoint couldn't be written
         self.kept: set[str] = set()  # superseded checkpoints that stay, because they hold something else, too
         self.removable: list[Path] | None = None  # checkpoints that a save may have to remove; None: not listed yet
         self.begin(Progress())
@@ -112,13 +116,45 @@ class Saver:
                 return BUSY
         self.thread = None
         if isinstance(self.failure, OSError):
-            text = f"{self.path.name} wasn't saved ({self.failure}): {remedy(self.failure)}; {self._last()}"
+            text = f"{self.path.name} wasn't saved ({self.failure}): {remedy(self.failure)}; {self.instead}"
             return text, self.config.SAVE_ON_ERROR == "stop"
         return None if self.failure is None else (str(self.failure), True)
 
-    def _last(self) -> str:
-        last = self.run.checkpoints / folder.LAST
-        return f"the last whole checkpoint is {last.resolve()}" if last.exists() else "there is none before it"
+    def _write_where_the_run_is(self, name: str, *content: Any) -> Path:
+        """Writes a checkpoint; anew, if the run's folder is moved meanwhile."""
+        while True:
+            directory = self.run.checkpoints
+            try:
+                return folder.write_checkpoint(directory, name, *content)
+            except FileNotFoundError:
+                if self.run.checkpoints == directory:
+                    raise
+                folder.remove_leftovers(self.run.checkpoints)
+
+    def _elsewhere(self, error: OSError, name: str, *content: Any) -> str:
+        """Writes a checkpoint beside the run's folder, or into the current folder, since the run's own takes none.
+
+        Args:
+            error: why not.
+            content: what ``folder.write_checkpoint`` takes.
+
+        Returns:
+            Words that say where it is, or "".
+        """
+        if self.config.SAVE_ON_ERROR == "stop" and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            run = self.run.directory
+            for parent in dict.fromkeys((run.parent, Path.cwd())):
+                with contextlib.suppress(OSError):
+                    target = unused_path(parent / f"{run.name}-saved") / self.run.checkpoints.name
+                    saved = folder.write_checkpoint(target, name, *content)
+                    return f"it is saved in {saved}, from where -resume goes on with a new -output"
+        return ""
+
+    def _earlier(self) -> str:
+        with contextlib.suppress(OSError):
+            if last := newest_whole(self.run.checkpoints):
+                return f"the last whole checkpoint is {last.resolve()}"
+        return "there is none before it"
 
     def save(
         self,
@@ -223,14 +259,22 @@ class Saver:
         metadata: dict[str, dict[str, str]],
         stall: float,
     ) -> None:
-        started, directory = time.perf_counter(), self.run.checkpoints
+        started = time.perf_counter()
+        self.instead = ""
         try:
             files = self._files(copied, statistics, others)
-            folder.write_checkpoint(directory, name, files, state, self._with_adapters(metadata, files))
+            described = self._with_adapters(metadata, files)
+            try:
+                self.path = self._write_where_the_run_is(name, files, state, described)
+            except OSError as error:
+                self.instead = self._elsewhere(error, name, files, state, described)
+                raise
+            directory = self.path.parent
             if self.removable is None:
                 self.removable = folder.find_checkpoints(directory)
             else:
-                self.removable.append(directory / name)
+                # The run's folder may have been moved meanwhile.
+                self.removable = [directory / other.name for other in self.removable] + [self.path]
             if "val" in improved:
                 folder.point(directory / folder.BEST, name)
             if "ema" in improved:
@@ -247,6 +291,7 @@ class Saver:
                 f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s; the training waited {stall:.3f} s"
             )
         except Exception as error:
+            self.instead = self.instead or self._earlier()
             self.failure = error
 
 
