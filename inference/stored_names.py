@@ -1,8 +1,8 @@
 """The names of stored features' images, in a file that is searched without reading all of them.
 
 FILE.names is made from the index of ``inference.features`` (FILE.csv or FILE.jsonl), whose text takes seconds to parse
-where it has millions of rows. It is a line of JSON, then three arrays: where each name ends, a checksum of each image's
-absolute path, and the names one after the other. An index that was changed since then is read again.
+where it has millions of rows. It is a line of JSON, then three arrays: where each name ends, a checksum of each path,
+and the names one after the other. An index that was changed since then is read again.
 """
 
 import hashlib

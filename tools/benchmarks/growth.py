@@ -1,8 +1,8 @@
 """``growth``: how the cost of work grows with its size, as an exponent: 1 where twice the size costs twice as much.
 
 Each size of a subject is a process of its own (our_growth.py). The sizes take turns, ``-repeats`` times. The exponent
-is the slope of the cost's logarithm over the size's, by least squares, over the larger half of the sizes, of which it
-takes three at least. It is taken of each size's cheapest run, which other programs disturbed least. Times below a
+is the slope of the cost's logarithm over the size's, by least squares. It is that of the larger half of the sizes, and
+of three sizes at least. It is taken of each size's cheapest run, which other programs disturbed least. Times below a
 hundredth of a second and memory below 8 MB count as that: they show no growth. "grows faster" marks an exponent that is
 above the expected one by more than 0.2.
 """
@@ -67,7 +67,7 @@ def _exponents(figures: dict[str, Any], sizes: dict[str, tuple[int, ...]]) -> di
     found = {}
     for name, own in sizes.items():
         subject = MEASURES[name]
-        expected = dict.fromkeys((SECONDS, CPU), subject.expected)
+        expected: dict[str, float] = dict.fromkeys((SECONDS, CPU), subject.expected)
         expected[RISE] = subject.expected if subject.memory is None else subject.memory
         slopes = {}
         for what, floor in _FLOORS.items():

@@ -223,8 +223,8 @@ def plan_points(sweep: Sweep) -> list[Point]:
 class Suggestions:
     """Optuna's points of a sweep, each a function of the ones before it and of what they gave.
 
-    Its sampler looks at every trial that it knows, for each suggestion. So that a suggestion takes as long late in a
-    sweep as early, it knows the newest ``_NEWEST`` points, up to ``_NEWEST_STEP`` more, and the best of all others.
+    Its sampler looks at every trial that it knows, for each suggestion. It knows the newest ``_NEWEST`` points, up to
+    ``_NEWEST_STEP`` more, and the best of the others: a suggestion takes as long late in a sweep as early.
     """
 
     def __init__(self, sweep: Sweep) -> None:
