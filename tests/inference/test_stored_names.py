@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import struct
 
 import numpy as np
 import pytest
@@ -176,6 +177,7 @@ def test_a_strangers_file_is_read_or_refused(tmp_path):
         (with_head(rows=-1), "its rows is -1, expected a number of rows"),
         (with_head(letters="x"), "its letters is 'x', expected a number of bytes"),
         (head + b"\n" + b"\xff" * len(arrays), "the name of row 0 is at 0 to 18446744073709551615"),
+        (head + b"\n" + struct.pack("<9Q", 5, *8 * [3]) + arrays[72:], "the name of row 1 is at 5 to 3, of"),
         (whole[: len(head) + 1] + whole[len(head) + 1 :][::-1], "the name of row 0 is at"),
     ):
         assert message in attempted(content)
