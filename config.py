@@ -6,7 +6,7 @@ Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
@@ -264,11 +264,27 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     return asked_config(cfg_file, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)])
 
 
-def asked_config(cfg_file: str | os.PathLike | None, options: Iterable[Option]) -> Configuration:
-    """Returns ``get_config``'s configuration, which knows by what each option was given."""
-    config, tagged = _C.clone(), [] if cfg_file is None else tag_options(cfg_file)
-    if cfg_file is not None:
-        _KEYS.merge_file(config, find_config(cfg_file))
+class FromFile(NamedTuple):
+    """What a configuration's file says: the configuration, not checked yet, and what the file's name adds to it."""
+
+    config: Configuration
+    tagged: list[Option]
+
+
+def asked_config(
+    cfg_file: str | os.PathLike | None, options: Iterable[Option], read: dict[Any, FromFile] | None = None
+) -> Configuration:
+    """Returns ``get_config``'s configuration, which knows by what each option was given.
+
+    Args:
+        read: what was read for earlier calls, by file, which isn't read again; this call adds to it.
+    """
+    read = {} if read is None else read
+    if cfg_file not in read:
+        read[cfg_file] = FromFile(_C.clone(), [] if cfg_file is None else tag_options(cfg_file))
+        if cfg_file is not None:
+            _KEYS.merge_file(read[cfg_file].config, find_config(cfg_file))
+    config, tagged = read[cfg_file].config.clone(), read[cfg_file].tagged
     _KEYS.merge_options(config, [*tagged, *options])
     if tagged and not config.MODEL.PRETRAINED:
         name = current_name(os.path.basename(cfg_file or ""))

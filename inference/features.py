@@ -41,7 +41,8 @@ POOLS = ("avg", "token", "map")
 INDEXES = ("csv", "jsonl")
 COLUMNS = ("row", "file", "error")
 _ANEW = "restore it, or make the features anew (tools/features.py)"
-_LARGEST_RECORD, _LARGEST_ROW = 1 << 20, 20_000  # bytes
+_LARGEST_RECORD, LARGEST_ROW = 1 << 20, 20_000  # bytes
+_BLOCK = 4 << 20  # bytes of values that are read at once
 _PATH = Rule("a path", lambda value: type(value) is str and 0 < len(value) <= 4096)
 _FORM: Form = {
     "checkpoint": _PATH,
@@ -177,7 +178,7 @@ def write_features(
         for found in features.rows(images, workers):
             if not done:
                 made["shape"] = [len(images), *found.values.shape[1:]]
-                made["offset"] = values.write(_head(output.suffix, made["shape"]))
+                made["offset"] = values.write(head_of_values(output.suffix, made["shape"]))
             values.write(np.ascontiguousarray(found.values, "<f4").data)
             for name, error in zip(found.names, found.errors, strict=True):
                 listed.write(_line(index, done, name, error))
@@ -188,8 +189,8 @@ def write_features(
     return made
 
 
-def _head(kind: str, shape: list[int]) -> bytes:
-    """What stands before the values, a multiple of 8 bytes."""
+def head_of_values(kind: str, shape: list[int]) -> bytes:
+    """Returns what stands before the values, a multiple of 8 bytes."""
     if kind == ".npy":
         file = io.BytesIO()
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)})
@@ -210,19 +211,46 @@ def _line(kind: str, *row: Any) -> bytes:
 class Stored(NamedTuple):
     """What ``write_features`` wrote: ``values`` [n, channels] float32, mapped; ``made``: how, as in FILE.json."""
 
+    path: Path
     values: np.ndarray
     made: dict[str, Any]
     index: Path
 
+    def blocks(self) -> Iterator[np.ndarray]:
+        """Yields all values in turn, [B, channels]; each block takes the place of the one before.
+
+        They are read, for mapped pages would count as this process's memory.
+
+        Raises:
+            InputError: they can't be read, or end too early.
+        """
+        width = self.values.shape[1]
+        block = np.empty((max(1, _BLOCK // (4 * max(1, width))), width), "<f4")
+        with reading(self.path, "features"), open_file(self.path) as file:
+            file.seek(self.made["offset"])
+            for first in range(0, len(self.values), len(block)):
+                found = block[: len(self.values) - first]
+                if file.readinto(found.data.cast("B")) != found.nbytes:
+                    raise Unreadable(f"it ends before its row {first + len(found) - 1}; {_ANEW}")
+                yield found
+
     def names(self) -> Iterator[str]:
-        """Yields the images' absolute paths, row by row.
+        """Yields the images' paths, row by row; relative ones count from where the features were made.
+
+        Raises:
+            InputError: as ``files``.
+        """
+        return (os.path.join(self.made["folder"], file) for file in self.files())
+
+    def files(self) -> Iterator[str]:
+        """Yields the images' names as the index has them, row by row.
 
         Raises:
             InputError: the index can't be read, or hasn't these rows in this order.
         """
         count = 0
         with reading(self.index, "an index of features"), open_file(self.index) as file:
-            if os.fstat(file.fileno()).st_size > _LARGEST_ROW * (len(self.values) + 1):
+            if os.fstat(file.fileno()).st_size > LARGEST_ROW * (len(self.values) + 1):
                 raise Unreadable(f"it is larger than {len(self.values)} rows can be")
             text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
             if self.made["index"] == "jsonl":
@@ -235,7 +263,9 @@ class Stored(NamedTuple):
                 if str(row["row"]) != str(count - 1):
                     found = f"its row {count - 1} is numbered {value_text(row['row'])}"
                     raise Unreadable(f"{found}: rows were removed, added or moved; {_ANEW}")
-                yield os.path.join(self.made["folder"], row["file"])
+                if type(row["file"]) is not str:
+                    raise Unreadable(f"its row {count - 1} has the file {value_text(row['file'])}, expected a text")
+                yield row["file"]
             if count != len(self.values):
                 raise Unreadable(f"it has {count} rows, the features have {len(self.values)}; {_ANEW}")
 
@@ -258,4 +288,4 @@ def stored_features(path: Path) -> Stored:
         if os.path.getsize(path) != offset + 4 * math.prod(shape):
             raise Unreadable(f"it isn't what {record.name} tells, {shape} of float32")
         values = np.memmap(path, "<f4", "r", offset, tuple(shape))
-    return Stored(values, made, path.with_suffix(f".{made['index']}"))
+    return Stored(path, values, made, path.with_suffix(f".{made['index']}"))

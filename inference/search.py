@@ -1,9 +1,9 @@
 """The images most like one, by the cosine of their features, in a folder or among features that were kept."""
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,10 @@ from errors import InputError, printable
 from inference.captions import SHEET_SIDE, side_by_side, small, tile
 from inference.features import Features, Stored
 from inference.pictures import Pictures
+from inference.stored_names import names_of
 from loading.files import Paths
 from utils import writing_whole
 
-_ROWS = 8192  # of stored features at once
 _ACROSS = 5  # images in a row of a grid
 
 
@@ -58,19 +58,23 @@ def in_images(
     return [Neighbour(images[row], similarity) for row, similarity in best], errors
 
 
-def nearest_in(stored: Stored, image: str, top: int, checkpoint: str | None = None) -> list[Neighbour]:
+def nearest_in(
+    stored: Stored, image: str, top: int, checkpoint: str | None = None, tell: Callable[[str], Any] = str
+) -> list[Neighbour]:
     """Returns the ``top`` rows nearest to ``image``, the nearest first.
 
     Args:
         checkpoint: where the weights are now; None: where they were. They are read for an image that isn't among those
             stored, and where this is given.
+        tell: as ``names_of``'s.
 
     Raises:
         InputError: other weights than those of the stored features, or an index that can't be read.
     """
     values, made = stored.values, stored.made
-    own = _own(image, stored.names())
-    known = [row for row in own if not np.isnan(values[row]).any()]
+    names = names_of(stored, tell)
+    own = names.rows_of(os.path.abspath(image))
+    known = [row for row in sorted(own) if not np.isnan(values[row]).any()]
     if known and not checkpoint:
         query = values[known[0]]
     else:
@@ -82,10 +86,7 @@ def nearest_in(stored: Stored, image: str, top: int, checkpoint: str | None = No
         query = of_image(features, image)
     if values.shape[1:] != query.shape:
         raise InputError(f"the query has {query.shape[0]} features, those stored {values.shape[1]}; of another model?")
-    best = nearest(query, (values[first : first + _ROWS] for first in range(0, len(values), _ROWS)), top, own)
-    wanted = {row for row, _ in best}
-    names = {row: name for row, name in enumerate(stored.names()) if row in wanted}
-    return [Neighbour(names[row], similarity) for row, similarity in best]
+    return [Neighbour(names.name(row), cosine) for row, cosine in nearest(query, stored.blocks(), top, own)]
 
 
 def _own(image: str, names: Iterable[str]) -> set[int]:
@@ -99,17 +100,25 @@ def nearest(
 ) -> list[tuple[int, float]]:
     """Returns (row, cosine) of the rows nearest to ``query`` [D] in ``blocks`` [B, D], the nearest first.
 
-    Of equal ones the first row comes first. Rows with NaN, and those of length 0, aren't near.
+    Of equal ones the first row comes first. Rows that aren't finite, and those of length 0, aren't near.
     """
     query = query.astype(np.float64)
     query = query / (np.linalg.norm(query) or 1)
+    left_out = np.array(sorted(left_out), np.int64)
     rows, cosines, first = np.empty(0, np.int64), np.empty(0), 0
     for block in blocks:
         values = block.astype(np.float64)
-        lengths = np.linalg.norm(values, axis=1)
-        there = np.array([row for row in np.flatnonzero(lengths > 0) if first + row not in left_out], np.int64)
+        # einsum takes each row alone: equal rows have equal cosines, wherever they stand. A product doesn't hold that.
+        lengths = np.sqrt(np.einsum("ij,ij->i", values, values))
+        products = np.einsum("ij,j->i", values, query)
+        near = np.isfinite(lengths) & (lengths > 0)
+        near[left_out[(left_out >= first) & (left_out < first + len(block))] - first] = False
+        found = np.full(len(block), -np.inf)
+        np.divide(products, lengths, out=found, where=near)
+        # Of those that are as near as the last one so far, it came first.
+        there = np.flatnonzero(found > (cosines[-1] if len(cosines) == top else -np.inf))
         rows = np.concatenate([rows, first + there])
-        cosines = np.concatenate([cosines, values[there] @ query / lengths[there]])
+        cosines = np.concatenate([cosines, found[there]])
         kept = np.argsort(-cosines, kind="stable")[:top]
         rows, cosines, first = rows[kept], cosines[kept], first + len(block)
     return list(zip(rows.tolist(), cosines.tolist(), strict=True))

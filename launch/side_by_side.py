@@ -1,10 +1,10 @@
 """Runs commands side by side, each on its own devices, until all have ended or a signal asks to stop."""
 
+import contextlib
 import functools
 import os
 import signal
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -70,7 +70,10 @@ def run(
             stop = stop or (number if number in signals.STOPS else 0)
             for process, _ in running.values():
                 process.send_signal(number)
-        time.sleep(_LOOK)
+        for process, _ in list(running.values())[:1]:
+            # A command that ends at once is noticed at once, where a sleep would last.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK)
         for name, (process, environment) in list(running.items()):
             if (status := process.poll()) is not None:
                 del running[name]

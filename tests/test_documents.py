@@ -342,8 +342,11 @@ def test_the_measuring_commands_are_accepted(monkeypatch):
     for command in shown:
         for text in (re.sub(r" \[[^\]]*\]", "", command), re.sub(r"[\[\]]", "", command).replace("default|", "")):
             words = shlex.split(re.sub(r"(?<=cfg[= ])NAME( \.\.\.)?", "vit_digits", text.replace("=B ", "=8 ")))
+            words = [{"SUBJECT": "search", "...": "sweep"}.get(word, word) for word in words]
             monkeypatch.setattr("sys.argv", words[1:])
             tools.benchmark.main()
+            if called[-1].what == "growth":
+                continue
             for cfg in called[-1].cfg if isinstance(called[-1].cfg, list) else [called[-1].cfg]:
                 get_config(cfg, called[-1].o)
     assert len(called) == 2 * len(shown) > 20

@@ -1,5 +1,6 @@
 """Where values come from: what a configuration knows, what a run's config.yaml keeps, and what --explain prints."""
 
+import copy
 import pickle
 import re
 import subprocess
@@ -54,13 +55,27 @@ def test_each_value_knows_its_source_and_what_it_replaced(recipe):
 
 def test_copies_and_pickles_know_it_and_do_not_share_it(recipe):
     config = of(f"-cfg={recipe}")
-    for copy in (config.clone(), pickle.loads(pickle.dumps(config)), with_values(config)):
-        assert (copy, copy.origins, type(copy)) == (config, config.origins, type(config))
+    for same in (config.clone(), pickle.loads(pickle.dumps(config)), with_values(config)):
+        assert (same, same.origins, type(same)) == (config, config.origins, type(config))
     changed = with_values(config, "the data", TRAIN__BASE_LR=1)
     assert (told(changed, "TRAIN.BASE_LR"), value_sources(changed)["TRAIN.BASE_LR"].value) == ("the data", 1.0)
     assert told(config, "TRAIN.BASE_LR") == str(recipe)
     changed.notes.append("one")
     assert (config.notes, get_config().notes, get_config().origins) == ([], [], {})
+
+
+def test_a_copy_shares_no_section_and_no_list():
+    config = get_config("vit_digits", ["TRAIN.OPTIMIZER.BETAS", "[0.8, 0.9]"])
+    changed, deep = config.clone(), copy.deepcopy(config)
+    assert (changed, changed.__dict__) == (deep, deep.__dict__)
+    assert changed.is_frozen()
+    changed.defrost()
+    changed.TRAIN.OPTIMIZER.BETAS[0] = 0.1
+    changed.TRAIN.OPTIMIZER.NAME = "other"
+    changed.origins["TRAIN.OPTIMIZER.BETAS"][-1].value[0] = 0.1
+    changed.origins["SEED"] = []
+    changed.notes.append("a line")
+    assert (config, config.__dict__) == (deep, deep.__dict__)
 
 
 def test_a_file_of_paddlevits_tells_its_own_values_from_its_familys(tmp_path):

@@ -10,8 +10,10 @@
     python tools/benchmark.py checkpoint [-output DIR]
     python tools/benchmark.py host [--steps 100]
     python tools/benchmark.py serve [--clients 1 8 64] [--workers 1] [--seconds 20]
+    python tools/benchmark.py growth [SUBJECT ...] [-quick]
 
-and with each: [-cfg NAME] [-batch_size N] [-repeats N] [--threads N] [--json FILE] [-o KEY VALUE ...]
+and with each: [-repeats N] [--threads N] [--json FILE]; with each but growth: [-cfg NAME] [-batch_size N]
+[-o KEY VALUE ...]
 
 Each run is a process of its own, with a warm-up that doesn't count. The sides take turns, so that a machine whose speed
 drifts drifts for all of them. A table gives median, minimum and maximum over the runs, and ratios run by run. --json
@@ -30,9 +32,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
+from configs.registry import refuse_other  # noqa: E402
 from errors import reporting  # noqa: E402
 from options import Parser  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
+from tools.benchmarks.growth import MEASURES, growth  # noqa: E402
 from tools.benchmarks.host import host  # noqa: E402
 from tools.benchmarks.inference import MODELS, MODES, SIDES, infer  # noqa: E402
 from tools.benchmarks.loading import loader  # noqa: E402
@@ -55,6 +59,7 @@ _SUBJECTS = {
     "checkpoint": (checkpoint, {"cfg": "vit_base_patch16_224", "batch_size": 2, "repeats": 2}),
     "host": (host, {"cfg": _VIT, "batch_size": 2, "repeats": 5, "threads": 1}),
     "serve": (serving, {"cfg": _VIT, "batch_size": 32, "repeats": 3}),
+    "growth": (growth, {"repeats": 3}),
 }
 _PEERS = {
     "loader": ("timm", "paddlevit"),
@@ -79,11 +84,12 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         command.add_argument(f"-{name}", f"--{name}", default=defaults.get(name, default), type=kind, **how)
 
     many: dict[str, Any] = {"nargs": "+"}
-    flag("cfg", kind=str, help="YAML file, or a model's name", **(many if what in ("infer", "zoo") else {}))
-    flag("batch_size", help="per process", **(many if what == "infer" else {}))
     flag("repeats", help="runs of each side")
     flag("json", kind=Path, metavar="FILE", help="where to write every value")
-    flag("o", [], str, nargs="*", action="extend", metavar="KEY VALUE", help="any keys, for the toolkit's side")
+    if what != "growth":
+        flag("cfg", kind=str, help="YAML file, or a model's name", **(many if what in ("infer", "zoo") else {}))
+        flag("batch_size", help="per process", **(many if what == "infer" else {}))
+        flag("o", [], str, nargs="*", action="extend", metavar="KEY VALUE", help="any keys, for the toolkit's side")
     if what != "startup":
         cores = len(os.sched_getaffinity(0))
         flag("threads", cores, help="of each side; scale: of each process (default: %(default)s)")
@@ -101,6 +107,10 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("auto_augment", kind=str, metavar="POLICY", help="rand-m9-mstd0.5, 3a, trivial, augmix-m3, ..., for all")
         flag("color_jitter", 0.0, float, metavar="SHARE", help="TRAIN.COLOR_JITTER, for all")
         command.add_argument("-evaluation", "--evaluation", action="store_true", help="an evaluation's images")
+    if what == "growth":
+        subjects = ", ".join(MEASURES)
+        command.add_argument("subjects", nargs="*", type=_subject, metavar="SUBJECT", help=f"of {subjects}; none: all")
+        command.add_argument("-quick", "--quick", action="store_true", help="small sizes, which show no exponent")
     if what in ("train", "zoo"):
         flag("reports", 3, help="of two steps each, after the warm-up")
     if what in ("eval", "zoo"):
@@ -125,6 +135,11 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
     elif what == "checkpoint":
         flag("saves", 2, help="in each run")
         flag("output", kind=Path, metavar="DIR", help="a folder on the disk to write to; default: the temporary one")
+
+
+def _subject(name: str) -> str:
+    refuse_other("SUBJECT", name, MEASURES)
+    return name
 
 
 if __name__ == "__main__":

@@ -79,8 +79,12 @@ def _in_features(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
     if arguments.layer is not None or arguments.cfg or arguments.o:
         raise InputError("the features tell their model and layer themselves; leave out -cfg, -layer and -o")
     stored = stored_features(Path(arguments.where))
-    neighbours = nearest_in(stored, arguments.query, arguments.top, arguments.checkpoint)
+    neighbours = nearest_in(stored, arguments.query, arguments.top, arguments.checkpoint, _tell)
     return neighbours, [], stored.made.get("oriented", False)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,12 @@ Exit status: 0 if all runs are done; 1 if one failed; 2 for a wrong file. 130 an
 the runs get, too: they save.
 """
 
+import functools
 import shlex
 import signal
 import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,27 +36,65 @@ from launch import side_by_side  # noqa: E402
 from launch.side_by_side import Command  # noqa: E402
 from options import Parser  # noqa: E402
 from training.sweeps import results  # noqa: E402
-from training.sweeps.points import Point, Sweep, check, edges, plan_points, read_sweep, suggest_points  # noqa: E402
+from training.sweeps.points import (  # noqa: E402
+    Point,
+    Suggestions,
+    Sweep,
+    check,
+    edges,
+    plan_points,
+    read_sweep,
+)
+
+_TOLD_EVERY = 2.0  # seconds
+
+
+class Progress:
+    """Tells now and then on stderr how much of what takes seconds is done."""
+
+    def __init__(self, total: int, what: str) -> None:
+        self.done, self.total, self.what = 0, total, what
+        self.told = time.monotonic()
+
+    def __call__(self) -> None:
+        """Counts one more."""
+        self.done += 1
+        if time.monotonic() > self.told + _TOLD_EVERY:
+            self.told = time.monotonic()
+            print(f"{self.done:,} of {self.total:,} {self.what}", file=sys.stderr, flush=True)
 
 
 class Session:
     """This call of the tool: what of a sweep it finds done, and does.
 
+    Each result is read once, and each run looked at when it ends: a sweep's last points cost what its first ones do.
+
     Args:
+        points: that the sweep's folder has begun with.
         places: the environments of commands that run at a time.
     """
 
     def __init__(self, sweep: Sweep, points: list[Point], metric: str, places: list[dict[str, str]]) -> None:
-        self.sweep, self.points, self.metric, self.places = sweep, points, metric, places
-        self.statuses: dict[str, int] = {}  # of the runs that ended within it
+        self.sweep, self.metric, self.places = sweep, metric, places
+        self.points: list[Point] = []
+        self.rows: list[results.Row] = []
+        self.row_of: dict[str, int] = {}
+        self.asked = 0  # of the rows, those whose commands were asked for
+        self.scores: list[float | None] = []  # of the points, better the higher; None: failed
+        self.add(points)
 
-    def rows(self) -> list[results.Row]:
-        """Returns a row for each run so far."""
-        return results.rows(self.sweep, self.points, self.metric, self.statuses)
+    def add(self, points: Sequence[Point]) -> None:
+        """Adds points that come next, and what earlier calls found of them."""
+        told = Progress(len(points), "results are read")
+        rows = results.rows(self.sweep, points, self.metric, len(self.points), told)
+        self.points += points
+        self.row_of.update({row.name: place for place, row in enumerate(rows, len(self.rows))})
+        self.rows += rows
 
     def commands(self) -> list[Command]:
-        """Returns the commands of the runs that aren't done, nor failed within this call."""
-        todo = [row for row in self.rows() if not row.outcome and row.status is None]
+        """Returns the commands of the runs that aren't done, each once."""
+        todo = [row for row in self.rows[self.asked :] if not row.outcome]
+        self.asked = len(self.rows)
         return [
             Command(row.name, self.sweep.command(row.name, row.point, row.seed), self.sweep.output / f"{row.name}.txt")
             for row in todo
@@ -64,31 +105,42 @@ class Session:
         if self.sweep.method != "optuna":
             return plan_points(self.sweep)[len(self.points) :]
         sign = -1 if self.metric.endswith("loss") else 1
-        means = [results.mean(runs) for runs in results.by_point(self.rows(), self.sweep)]
+        first = len(self.scores) * max(1, len(self.sweep.seeds))
+        means = [results.mean(runs) for runs in results.by_point(self.rows[first:], self.sweep)]
+        self.scores += [mean and sign * mean for mean in means]
         count = min(len(self.places), self.sweep.runs - len(self.points))
-        return suggest_points(self.sweep, self.points, [mean and sign * mean for mean in means], count)
+        return self.suggestions.next(self.points, self.scores, count)
+
+    @functools.cached_property
+    def suggestions(self) -> Suggestions:
+        return Suggestions(self.sweep)
 
     def print_result(self, name: str, status: int) -> None:
         """Tells what a run gave."""
-        self.statuses[name] = status
-        point = self.points[int(name.partition("_")[0])]
-        row = results.Row(name, point, None, results.outcome(self.sweep, name, self.metric), status)
-        values = " ".join(f"{key}={value}" for key, value in point.items())
+        place = self.row_of[name]
+        outcome = results.outcome(self.sweep, name, self.metric)
+        self.rows[place] = row = self.rows[place]._replace(outcome=outcome, status=status)
+        values = " ".join(f"{key}={value}" for key, value in row.point.items())
         told = f"{self.metric}: {row.outcome.value:.4f}" if row.outcome else row.status_text()
         why = "" if row.outcome else f": {results.last_line(self.sweep.output / f'{name}.txt')}"
         print(f"{name} {values}: {told}{why}", flush=True)
 
     def run(self, lock: int) -> int:
         """Runs what isn't done; returns the signal that asked to stop, or 0."""
+        optuna = self.sweep.method == "optuna"
+        if optuna and not self.points:
+            results.record(self.sweep, [])
         while True:
             if commands := self.commands():
                 if stop := side_by_side.run(commands, self.places, self.print_result, [lock]):
                     return stop
             elif new := self.next_points():
-                if self.sweep.method == "optuna":  # the others were known from the start
+                if optuna:  # the others were known from the start
                     check(self.sweep, new)
-                self.points += new
-                results.record(self.sweep, self.points)
+                    results.add(self.sweep, new)
+                else:
+                    results.record(self.sweep, [*self.points, *new])
+                self.add(new)
             else:
                 return 0
 
@@ -100,23 +152,24 @@ def main() -> int:
     arguments = parser.parse_args()
     sweep = read_sweep(arguments.file)
     plan = [] if sweep.method == "optuna" else plan_points(sweep)
-    metric = check(sweep, plan or edges(sweep))
+    tried = plan or edges(sweep)
+    metric = check(sweep, tried, Progress(len(tried), "configurations are checked"))
     places = side_by_side.places(sweep.processes, sweep.side_by_side)
     if not places:
         raise InputError(f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible")
     lock = None if arguments.dry else results.lock(sweep.output)
     session = Session(sweep, results.read_points(sweep, plan), metric, places)
     if lock is None:
-        session.points += session.next_points()
+        session.add(session.next_points())
         for command in session.commands():
             print(shlex.join([*(f"{name}={value}" for name, value in places[0].items()), *command.words]))
         return 0
-    done = sum(row.outcome is not None for row in session.rows())
+    done = sum(row.outcome is not None for row in session.rows)
     shared = ", ".join(f"{name}={value}" for name, value in places[0].items())
     print(f"{sweep.output}: {done} runs are done; {len(places)} side by side ({shared} ...)", flush=True)
     try:
         stop = session.run(lock)
-        rows = session.rows()
+        rows = session.rows
         results.write(rows, sweep, metric)
     except OSError as error:  # a full disk; the running ones are asked to save
         found = f"{error.filename or sweep.output} isn't written ({error.strerror})"

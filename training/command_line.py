@@ -4,6 +4,7 @@ Without -cfg it is that of the run the command is about, or a script's own.
 """
 
 import argparse
+import functools
 import itertools
 import os
 import re
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config import asked_config, default_values, get_config
+from config import FromFile, asked_config, default_values, get_config
 from configs.documents import read_yaml
 from configs.explaining import explanation
 from configs.key_needs import NEEDS
@@ -53,14 +54,21 @@ FLAGS: dict[str, tuple[str, type, str]] = {
 }
 
 
-def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: Iterable[str] = ()) -> Configuration:
+def config_from_arguments(
+    program: str,
+    argv: Sequence[str] | None = None,
+    own: Iterable[str] = (),
+    read: dict[Any, FromFile] | None = None,
+) -> Configuration:
     """Returns the frozen configuration that a command line asks for.
 
     Args:
         argv: its words; None: the process's.
         own: names of flags that the program takes itself. The error for an unknown flag may suggest one of them.
+        read: as ``asked_config``'s: the files of one configuration are read once for many command lines.
     """
-    arguments = parse_command_line(program, argv, FLAGS, default_values(), own)
+    read = {} if read is None else read
+    arguments = parse_command_line(program, argv, own)
     given = {flag: getattr(arguments, flag) for flag in FLAGS}
     flags = [Option(FLAGS[flag][0], value, f"{FLAG}{flag}") for flag, value in given.items() if value is not None]
     named = [Option(key, value, NAMED) for key, value in pairs(arguments.o, default_values())]
@@ -75,7 +83,7 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
             flags.append(Option("SAVE", default_values()["SAVE"], where))
     if choice.of_run and _has_weights(asked):
         flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
-    config = asked_config(choice.file, [*flags, *named])
+    config, before = asked_config(choice.file, [*flags, *named], read), len(flags)
     other_base = asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"} and len(config.origins["MODEL.PRETRAINED"]) > 1
     if config.MODEL.PRETRAINED_ADAPTER and other_base:
         flags.append(Option("MODEL.PRETRAINED_ADAPTER", None, "-pretrained, in the place of the adapter's base"))
@@ -88,7 +96,8 @@ def config_from_arguments(program: str, argv: Sequence[str] | None = None, own: 
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
         flags.append(Option("DATA.BATCH_SIZE_EVAL", arguments.batch_size, f"{FLAG}batch_size, as -eval is given"))
-    config = asked_config(choice.file, [*flags, *named])
+    if len(flags) > before:
+        config = asked_config(choice.file, [*flags, *named], read)
     if choice.note:
         add_note(config, choice.note)
     from_scratch = not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked))
@@ -215,44 +224,21 @@ class _Parser(Parser):
     """The parser of main_*.py, which knows the keys of -o and what other toolkits call them.
 
     Args:
-        flag_of: the flag of each key that has one.
-        defaults: the value of each dotted key.
-        settings: further arguments of ``Parser``.
+        settings: arguments of ``Parser``.
     """
 
-    def __init__(self, flag_of: Mapping[str, str], defaults: Mapping[str, Any], **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__("Train or evaluate a Vision Transformer.", **settings)
-        self.flag_of = flag_of
-        self.defaults = defaults
 
     def instead(self, name: str, values: list[str]) -> str:
-        found = _instead(name, values, self.flag_of, self.defaults) or super().instead(name, values)
+        flag_of = {key: flag for flag, (key, _, _) in FLAGS.items()}
+        found = _instead(name, values, flag_of, default_values()) or super().instead(name, values)
         return found or "; -h lists the flags, config.py the keys of -o"
 
 
-def parse_command_line(
-    program: str,
-    argv: Sequence[str] | None,
-    flags: Mapping[str, tuple[str, type, str]],
-    defaults: Mapping[str, Any],
-    own: Iterable[str] = (),
-) -> argparse.Namespace:
-    """Returns what a command line says: ``cfg``, each flag, or None, and ``o``, the list of words after -o.
-
-    A flag may have one dash or two, and dashes for underscores within.
-
-    Args:
-        argv: its words; None: the process's.
-        flags: (key, type, help) by name.
-        defaults: by dotted key.
-        own: as ``config_from_arguments`` takes them.
-
-    Raises:
-        InputError: it has flags or words that aren't known; the line says what to write instead.
-    """
+@functools.cache
+def _parser(program: str, own: tuple[str, ...]) -> _Parser:
     parser = _Parser(
-        {key: flag for flag, (key, _, _) in flags.items()},
-        defaults,
         prog=program,
         others=own,
         epilog="Flags may be written with one dash or two. config.py describes every KEY but an architecture's own,"
@@ -263,7 +249,7 @@ def parse_command_line(
     parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
     default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
-    for flag, (_, kind, text) in flags.items():
+    for flag, (_, kind, text) in FLAGS.items():
         takes: dict[str, Any] = (
             {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
         )
@@ -274,9 +260,24 @@ def parse_command_line(
     parser.add_argument(
         "-explain", "--explain", nargs="+", action="extend", metavar="KEY", help="print where values came from, and end"
     )
+    return parser
+
+
+def parse_command_line(program: str, argv: Sequence[str] | None, own: Iterable[str] = ()) -> argparse.Namespace:
+    """Returns what a command line says: ``cfg``, each flag, or None, and ``o``, the list of words after -o.
+
+    A flag may have one dash or two, and dashes for underscores within.
+
+    Args:
+        argv: its words; None: the process's.
+        own: as ``config_from_arguments`` takes them.
+
+    Raises:
+        InputError: it has flags or words that aren't known; the line says what to write instead.
+    """
     words = sys.argv[1:] if argv is None else argv
     _check_words(words)
-    parsed, rest = parser.parse_known_args(words)
+    parsed, rest = _parser(program, tuple(own)).parse_known_args(words)
     if rest:
         example = "; write -o before KEY=VALUE" if "=" in rest[0] else ""
         # Text programs make such dashes of hyphens.

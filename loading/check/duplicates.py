@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 DISTANCE = 4  # bits in which the hashes of two pictures may differ that count as alike
-_MOST = 1000  # hashes with which one is compared, of those that share a part with it
+_MOST = 1000  # hashes with which one is compared, of those that share the same two parts with it
 _SUMS = 0x0101010101010101
 _SIDE, _KEPT = 32, 8  # pixels; frequencies along each side that are kept
 
@@ -31,9 +31,9 @@ def perceptual_hashes(images: np.ndarray) -> np.ndarray:
 def near(hashes: np.ndarray, meet: Callable[[np.ndarray, np.ndarray], None], distance: int = DISTANCE) -> int:
     """Calls ``meet(i, j)`` with the places of hashes that differ in ``distance`` bits at most: all pairs, some twice.
 
-    Cut into one part more than ``distance``, two such hashes agree in at least one part. So a hash is compared only
-    with hashes that share a part with it, up to _MOST for each part. That makes n * (distance + 1) * _MOST comparisons
-    at most.
+    Cut into two parts more than ``distance``, two such hashes agree in at least two parts. So a hash is compared only
+    with hashes that share two parts with it, up to _MOST for each two parts. A million random hashes are compared three
+    million times; with one part in common, it would be 370 million.
 
     Args:
         hashes: [n] uint64, each once.
@@ -42,8 +42,9 @@ def near(hashes: np.ndarray, meet: Callable[[np.ndarray, np.ndarray], None], dis
         How often a hash had more to be compared with; those pairs may be missed.
     """
     missed = 0
-    for bits in np.array_split(np.arange(64, dtype=np.uint64), distance + 1):
-        parts = hashes << bits[0] >> np.uint64(64 - len(bits))
+    cut = np.array_split(np.uint64(1) << np.arange(64, dtype=np.uint64), distance + 2)
+    for two in itertools.combinations(cut, 2):
+        parts = hashes & np.bitwise_or.reduce(np.concatenate(two))
         order = np.lexsort((hashes, parts))
         ordered, parts, ahead = hashes[order], parts[order], np.arange(len(hashes))
         for step in itertools.count(1):

@@ -72,7 +72,7 @@ def test_a_sweeps_files_are_read_or_refused(tmp_path):
         points = read_points(sweep, [])
         suggested = [{key: drawn.value(found[key]) for key, drawn in keys.items()} for found in points]
         assert all(0 < found["TRAIN.BASE_LR"] < 1 for found in suggested)
-        assert table(rows(sweep, points, "acc1", {}), sweep, "acc1")
+        assert table(rows(sweep, points, "acc1"), sweep, "acc1")
 
     def attempt_both(told, evaluated):
         (tmp_path / "sweep.json").write_text(json.dumps(told))

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from programs import ROOT, assert_none_left, wait_for
@@ -98,3 +99,13 @@ def test_devices_are_shared_out(monkeypatch):
     assert places(3, None) == [{"CUDA_VISIBLE_DEVICES": "0,1,2"}]
     assert places(5, None) == []
     assert environment.num_cores() >= 1
+
+
+def test_a_command_that_ends_at_once_is_noticed_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(side_by_side, "_LOOK", 60.0)
+    commands = [Command(f"{place}", ["true"], tmp_path / f"{place}.txt") for place in range(3)]
+    ended = []
+    started = time.monotonic()
+    assert run(commands, [{}], lambda *told: ended.append(told)) == 0
+    assert time.monotonic() - started < 30
+    assert ended == [("0", 0), ("1", 0), ("2", 0)]

@@ -83,7 +83,16 @@ def test_the_search_is_bounded_and_tells_what_it_left_out(monkeypatch):
     compared = []
     monkeypatch.setattr(duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64))
     assert near(hashes, lambda *_: None) > 0
-    assert sum(compared) <= 5 * 5 * 100
+    assert sum(compared) <= 15 * 5 * 100
+
+
+def test_many_hashes_that_are_unlike_are_hardly_compared(monkeypatch):
+    hashes, compared = np.random.default_rng(0).integers(0, 2**64, 100_000, np.uint64), []
+    monkeypatch.setattr(duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64))
+    assert near(hashes, lambda *_: None) == 0
+    # Of n^2 / 2 pairs, 6 of the 15 pairs of parts keep one in 2^22, 8 one in 2^21, 1 one in 2^20.
+    expected = 100_000**2 / 2 * (6 / 2**22 + 8 / 2**21 + 1 / 2**20)
+    assert 0.9 * expected < sum(compared) < 1.1 * expected
 
 
 def test_who_is_like_whom_by_hand():

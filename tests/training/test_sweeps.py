@@ -2,7 +2,6 @@
 
 import csv
 import errno
-import importlib.util
 import json
 import math
 import multiprocessing
@@ -12,30 +11,17 @@ import textwrap
 
 import numpy as np
 import pytest
-import yaml
 from documents import snippets
 from hostile import attempt
 from PIL import Image
 from programs import ROOT
+from swept import COMMAND, DRAWN, finish, session_of, sweep_of
 
 from errors import InputError, RunError
-from launch import side_by_side
-from tools.sweep import Session, main
+from tools.sweep import main
 from training.command_line import config_from_arguments
 from training.sweeps import results
-from training.sweeps.points import check, edges, plan_points, read_sweep, suggest_points
-
-COMMAND = "python main_single_gpu.py -cfg=vit_digits -o TRAIN.NUM_EPOCHS 2 TRAIN.WARMUP_EPOCHS 0"
-KEYS = {"TRAIN.BASE_LR": ["1e-4", 0.001], "TRAIN.GRAD_CLIP": [None, 1.0], "TRAIN.OPTIMIZER.BETAS": [[0.9, 0.99]]}
-DRAWN = {"TRAIN.BASE_LR": {"log_uniform": ["1e-5", "1e-1"]}, "TRAIN.WEIGHT_DECAY": {"uniform": [0, 0.5]}}
-
-
-def sweep_of(folder, **content):
-    file = folder / "sweep.yaml"
-    own = {"command": COMMAND, "keys": KEYS, "output": str(folder / "swept")} | content
-    file.write_text(yaml.safe_dump({key: value for key, value in own.items() if value is not None}, sort_keys=False))
-    return read_sweep(file)
-
+from training.sweeps.points import check, edges, plan_points, read_sweep
 
 # ------------------------------------------------------------------- points
 
@@ -175,36 +161,6 @@ def test_the_files_that_are_shown_are_sweeps(page, tmp_path):
 # ------------------------------------------------------------ a sweep's folder
 
 
-def finish(sweep, name, value):
-    """Leaves what a run leaves."""
-    (sweep.output / name).mkdir(parents=True, exist_ok=True)
-    result = {"best": {"acc1": value, "loss": 1.0, "epoch": 3}, "acc1": 0.0, "loss": 2.0, "num_samples": 4}
-    (sweep.output / name / "result.json").write_text(json.dumps(result))
-
-
-def session_of(sweep, monkeypatch, dies_after=10**9, fails=()):
-    """A session whose runs take no time: acc1 is a function of the point. It dies after so many."""
-
-    def run(commands, places, ended, keep):
-        for command in commands:
-            if len(ran) == dies_after:
-                raise KeyboardInterrupt
-            ran.append(command.name)
-            point = dict(word.split("=", 1) for word in command.words[command.words.index("-resume=auto") + 2 :])
-            failed = command.name in fails
-            if not failed:
-                finish(sweep, command.name, 90 - (math.log10(float(point["TRAIN.BASE_LR"])) + 3) ** 2)
-            command.printed.write_text("one\nerror: two\n\n")
-            ended(command.name, 1 if failed else 0)
-        return 0
-
-    ran = []
-    monkeypatch.setattr(side_by_side, "run", run)
-    plan = [] if sweep.method == "optuna" else plan_points(sweep)
-    session = Session(sweep, results.read_points(sweep, plan), "acc1", [{}, {}])
-    return session, ran
-
-
 def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path, monkeypatch, capsys):
     sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01, 0.001]}, seeds=[0, 1])
     lock = results.lock(sweep.output)
@@ -212,7 +168,7 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path, monkeypatch, 
     assert session.run(lock) == 0
     assert ran == [f"000{point}_seed{seed}" for point in range(3) for seed in (0, 1)]
     assert "0001_seed0 TRAIN.BASE_LR=0.01: ended with status 1: error: two" in capsys.readouterr().out
-    rows = session.rows()
+    rows = session.rows
     assert [row.status_text() for row in rows] == ["done", "done", "ended with status 1", "done", "done", "done"]
     assert [row.outcome.value for row in rows if row.outcome] == [86, 86, 89, 90, 90]
     again, ran = session_of(sweep, monkeypatch)
@@ -225,7 +181,8 @@ def test_the_table_has_means_and_deviations_and_the_best(tmp_path):
     sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01], "TRAIN.LOSS": ["auto"]}, seeds=[0, 1, 2])
     for name, value in {"0000_seed0": 50.0, "0000_seed1": 60.0, "0001_seed0": 52.0}.items():
         finish(sweep, name, value)
-    rows = results.rows(sweep, plan_points(sweep), "acc1", {"0001_seed2": -9})
+    rows = results.rows(sweep, plan_points(sweep), "acc1")
+    rows[-1] = rows[-1]._replace(status=-9)
     assert results.table(rows, sweep, "acc1").splitlines() == [
         "run   TRAIN.BASE_LR  TRAIN.LOSS  acc1              epoch  status",
         "0000  0.1            auto        55.0000 ± 7.0711  3,3    0000_seed2 not run",
@@ -233,7 +190,7 @@ def test_the_table_has_means_and_deviations_and_the_best(tmp_path):
         " (is memory short?)",
     ]
     assert results.best(rows, sweep, "acc1")[0].name == "0000_seed0"
-    losses = results.rows(sweep, plan_points(sweep), "loss", {})
+    losses = results.rows(sweep, plan_points(sweep), "loss")
     assert results.best(losses, sweep, "loss")[0].outcome.value == 1.0
     results.write(rows, sweep, "acc1")
     read = list(csv.DictReader((sweep.output / "sweep.csv").read_text().splitlines()))
@@ -440,30 +397,3 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "record", full)
     with pytest.raises(RunError, match=f"{sweep.output} isn't written .No space.*, then the same command goes on"):
         main()
-
-
-# ------------------------------------------------------------------- Optuna
-
-
-def test_optunas_points_are_the_same_whenever_it_is_killed(tmp_path, monkeypatch):
-    if not importlib.util.find_spec("optuna"):
-        pytest.skip("optuna isn't installed (requirements-sweep.txt)")
-    keys = DRAWN | {"TRAIN.SMOOTHING": [0, 0.1]}
-    whole, found = {"keys": keys, "method": "optuna", "runs": 30}, []
-    for deaths in ((), (1, 4, 0, 7)):
-        sweep = sweep_of(tmp_path, **whole, output=str(tmp_path / f"swept{len(deaths)}"))
-        lock = results.lock(sweep.output)
-        for death in deaths:
-            session, _ = session_of(sweep, monkeypatch, dies_after=death)
-            with pytest.raises(KeyboardInterrupt):
-                session.run(lock)
-        session, _ = session_of(sweep, monkeypatch)
-        session.run(lock)
-        os.close(lock)
-        found.append(session.points)
-    assert found[0] == found[1]
-    rates = [math.log10(float(point["TRAIN.BASE_LR"])) for point in found[0]]
-    assert len(rates) == 30
-    assert np.abs(np.array(rates[-10:]) + 3).mean() < 0.7 * np.abs(np.array(rates[:10]) + 3).mean()  # it learns
-    failed = suggest_points(sweep, found[0][:12], [None] * 12, 2)  # where nothing is known, it draws
-    assert len(failed) == 2

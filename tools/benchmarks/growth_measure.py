@@ -5,6 +5,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+class Cost(NamedTuple):
+    """What the measured function may return where its own time and memory aren't what is meant, such as a rank's.
+
+    Args:
+        seconds: instead of the time that the function takes.
+        memory: MB, instead of what the peak memory rises by meanwhile; None: that.
+    """
+
+    seconds: float
+    memory: float | None = None
+
+
 class Growth(NamedTuple):
     """Work whose cost is measured at growing sizes.
 
@@ -14,6 +26,8 @@ class Growth(NamedTuple):
         prepare: takes a size and an empty folder, makes the inputs there, and returns what is then timed.
         expected: the exponent that it should have: 1 where the cost grows as the size does, 0 where it is flat.
         quick: growing sizes that take about a second, for tests; they need not show the exponent.
+        memory: the exponent that its memory should have; None: the same.
+        needs: a package that may not be installed, without which it isn't measured.
     """
 
     unit: str
@@ -21,3 +35,5 @@ class Growth(NamedTuple):
     prepare: Callable[[int, Path], Callable[[], object]]
     expected: float
     quick: tuple[int, ...]
+    memory: float | None = None
+    needs: str = ""

@@ -59,6 +59,7 @@ class Benchmark:
         compared: the ratios that the table ends with.
         peers: versions of the other side, by package.
         rows: makes the table's lines of the report, if not ``rows_of_all``.
+        more: makes what else the report holds, of the figures.
     """
 
     title: str
@@ -67,6 +68,7 @@ class Benchmark:
     compared: Sequence[Ratio] = ()
     peers: dict[str, str] = field(default_factory=dict)
     rows: Callable[[dict[str, Any]], list[str]] | None = None
+    more: Callable[[Figures], dict[str, Any]] | None = None
 
     def unit(self, what: str) -> str:
         return self.units.get(what, self.units.get("", ""))
@@ -133,6 +135,8 @@ def measure(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
         {"what": ratio.name or ratio.what, "of": ratio.of, "over": ratio.over, **summary(ratio.values(figures))}
         for ratio in benchmark.compared
     ]
+    if benchmark.more:
+        report |= benchmark.more(figures)
     print("\n".join([*head(report), *(benchmark.rows or rows_of_all)(report)]))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

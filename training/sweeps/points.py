@@ -10,16 +10,18 @@ Points are functions of the file: the same ones in the same order, whatever is k
 too: they are kept in the sweep's folder before their runs start.
 """
 
+import heapq
 import importlib.util
 import itertools
 import math
 import random
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from config import FromFile
 from configs import registry
 from configs.documents import read_yaml
 from configs.registry import ROOT, refuse_other
@@ -32,6 +34,8 @@ PROGRAMS = ("main_single_gpu.py", "main_multi_gpu.py")
 METHODS = ("grid", "random", "optuna")
 _DRAWN = ("choice", "uniform", "log_uniform")
 MOST = 10_000  # runs
+# The points that Optuna's sampler knows: the newest, and the best of the others.
+_NEWEST, _NEWEST_STEP, _BEST = 1000, 100, 25
 _OWN = ("OUTPUT", "MODEL.RESUME", "EVAL", "NGPUS")  # a sweep's own, which no key may be
 
 Point = dict[str, str]  # a word for each key, as after -o
@@ -216,31 +220,60 @@ def plan_points(sweep: Sweep) -> list[Point]:
     return [{key: drawn.at(draw.random()) for key, drawn in sweep.keys.items()} for draw in draws]
 
 
-def suggest_points(sweep: Sweep, points: Sequence[Point], scores: Sequence[float | None], count: int) -> list[Point]:
-    """Returns Optuna's next ``count`` points after ``points``, whose ``scores`` are better the higher; None: failed.
+class Suggestions:
+    """Optuna's points of a sweep, each a function of the ones before it and of what they gave.
 
-    A sampler's draws depend on the point's number alone, so a sweep that was killed goes on with the same ones.
+    Its sampler looks at every trial that it knows, for each suggestion. It knows the newest ``_NEWEST`` points, up to
+    ``_NEWEST_STEP`` more, and the best of the others: a suggestion takes as long late in a sweep as early.
     """
-    import optuna  # pyright: ignore[reportMissingImports]: an extra
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    space: dict[str, Any] = {
-        key: optuna.distributions.CategoricalDistribution(list(dict.fromkeys(drawn.choices)))
-        if drawn.choices
-        else optuna.distributions.FloatDistribution(drawn.low, drawn.high, log=drawn.log)
-        for key, drawn in sweep.keys.items()
-    }
-    study = optuna.create_study(direction="maximize")
-    for point, score in zip(points, scores, strict=True):
-        if score is not None:
-            told = {key: sweep.keys[key].value(word) for key, word in point.items()}
-            study.add_trial(optuna.create_trial(params=told, distributions=space, value=score))
-    found = []
-    for index in range(len(points), len(points) + count):
-        draw = int.from_bytes(random.Random(f"{sweep.seed} {index}").randbytes(4), "big")
-        study.sampler = optuna.samplers.TPESampler(seed=draw, constant_liar=True)  # of what runs beside it
-        found.append({key: word(value) for key, value in study.ask(space).params.items()})
-    return found
+    def __init__(self, sweep: Sweep) -> None:
+        import optuna  # pyright: ignore[reportMissingImports]: an extra
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self.optuna: Any = optuna
+        self.sweep = sweep
+        self.space: dict[str, Any] = {
+            key: optuna.distributions.CategoricalDistribution(list(dict.fromkeys(drawn.choices)))
+            if drawn.choices
+            else optuna.distributions.FloatDistribution(drawn.low, drawn.high, log=drawn.log)
+            for key, drawn in sweep.keys.items()
+        }
+        self.study: Any = None
+        # The points that the study knows are those from ``first`` up to ``told``, and the best ones before.
+        self.first = self.told = 0
+
+    def next(self, points: Sequence[Point], scores: Sequence[float | None], count: int) -> list[Point]:
+        """Returns the next ``count`` points after ``points``, whose ``scores`` are better the higher; None: failed.
+
+        A sampler's draws depend on the point's number alone, so a sweep that was killed goes on with the same ones.
+        """
+        first = max(0, len(points) - _NEWEST) // _NEWEST_STEP * _NEWEST_STEP
+        if self.study is None or first != self.first:
+            self.study = self.optuna.create_study(direction="maximize")
+            done = [(score, index) for index, score in enumerate(scores[:first]) if score is not None]
+            best = sorted(index for _, index in heapq.nlargest(_BEST, done))
+            self._tell(points, scores, best)
+            self.first = self.told = first
+        self._tell(points, scores, range(self.told, len(points)))
+        self.told = len(points)
+        asked = []
+        for index in range(len(points), len(points) + count):
+            draw = int.from_bytes(random.Random(f"{self.sweep.seed} {index}").randbytes(4), "big")
+            # The liar counts those that run beside it.
+            self.study.sampler = self.optuna.samplers.TPESampler(seed=draw, constant_liar=True)
+            asked.append(self.study.ask(self.space))
+        for trial in asked:
+            # What they give is told with their words, whose digits are fewer.
+            self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
+        return [{key: word(value) for key, value in trial.params.items()} for trial in asked]
+
+    def _tell(self, points: Sequence[Point], scores: Sequence[float | None], indexes: Iterable[int]) -> None:
+        for index in indexes:
+            if scores[index] is not None:
+                told = {key: self.sweep.keys[key].value(word) for key, word in points[index].items()}
+                trial = self.optuna.create_trial(params=told, distributions=self.space, value=scores[index])
+                self.study.add_trial(trial)
 
 
 def edges(sweep: Sweep) -> list[Point]:
@@ -249,21 +282,26 @@ def edges(sweep: Sweep) -> list[Point]:
     return [first | {key: value} for key, drawn in sweep.keys.items() for value in drawn.edges()]
 
 
-def check(sweep: Sweep, points: Sequence[Point]) -> str:
+def check(sweep: Sweep, points: Sequence[Point], tell: Callable[[], Any] = int) -> str:
     """Returns the sweep's metric: of every point; all configurations are read as a run's start reads them.
+
+    Args:
+        tell: is called after each of the points.
 
     Raises:
         InputError: one can't be meant, or has no such metric; the line names the point.
     """
     metric, seeds = sweep.metric, sweep.seeds or [None]
+    read: dict[Any, FromFile] = {}
     for point, seed in [*((point, seeds[0]) for point in points), *((points[0], seed) for seed in seeds[1:])]:
         try:
-            config = config_from_arguments(sweep.program, sweep.arguments("0", point, seed))
+            config = config_from_arguments(sweep.program, sweep.arguments("0", point, seed), read=read)
             metric = metric or _own_metric(config)
             _check_measured(metric, config)
         except InputError as error:
             shown = " ".join(f"{key}={value}" for key, value in point.items())
             raise InputError(f"the run of {shown}: {error}") from None
+        tell()
     return metric
 
 

@@ -1,26 +1,32 @@
-"""A sweep's folder, and what its runs gave: sweep.json, a folder for each run, sweep.csv, sweep.png."""
+"""A sweep's folder, and what its runs gave: sweep.json, a folder for each run, sweep.csv, sweep.png.
+
+Optuna's points are kept in points.jsonl, a line each, which is added to while the sweep runs.
+"""
 
 import fcntl
 import json
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from configs.plain import Form, Rule, check_form, is_list, parsed_json, whole_file
 from errors import InputError, Unreadable, open_file, printable, reading
-from launch.files import open_lock, refuse_links, writing_whole
+from launch.files import open_lock, open_to_append, refuse_links, writing_whole
 from launch.verdict import how_it_ended
 from loading.tables import csv_line
 from training.results import FILE as RESULT
 from training.results import NUMBER, is_number, read_result
 from training.sweeps.points import MOST, Point, Sweep
 
-FILE, LOCK, LEFT = "sweep.json", ".lock", 60.0  # seconds that runs have to save which a killed sweep left
-_LONGEST = 64 << 20  # bytes of sweep.json
-_WRITTEN = r"[0-9]{4,}(_seed[0-9]+)?(\.txt)?|sweep\.(json|csv|png)|\.lock"
+FILE, ADDED, LOCK = "sweep.json", "points.jsonl", ".lock"
+LEFT = 60.0  # seconds that runs have to save which a killed sweep left
+_LONGEST = 64 << 20  # bytes of sweep.json, and of points.jsonl
+_MOST_LABELS = 40  # below an axis of sweep.png
+_LONGEST_LINE = 2 << 20  # bytes of a point: a sweep's file, which has its words, has 1 MiB at most
+_WRITTEN = r"[0-9]{4,}(_seed[0-9]+)?(\.txt)?|sweep\.(json|csv|png)|points\.jsonl|\.lock"
 _ANEW = "; remove it to begin anew"
 _REPEAT = "; remove it to repeat the run"
 
@@ -97,21 +103,53 @@ def read_points(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
     if changed or (planned and points != list(planned[: len(points)])):
         what = changed[0] if changed else "keys"
         raise InputError(f"{file} is of a sweep with other {what}; give another output, or put the file back as it was")
-    if not planned:  # Optuna's, which nothing but the file tells
-        form = {key: Rule("a value that the sweep's file gives", drawn.holds) for key, drawn in sweep.keys.items()}
-        with reading(file, "a sweep's points", _ANEW):
-            for index, point in enumerate(points):
-                check_form(point, form, tuple(form), f"points[{index}].")
-                if strange := sorted(point.keys() - form.keys()):
-                    found = f"its points[{index}] has {printable(strange[0], 60)}"
-                    raise Unreadable(f"{found}, which is no key of the sweep")
+    if not planned:  # Optuna's, which nothing but these files tell
+        _check_points(sweep, points, file)
+        points += _added_points(sweep, len(points))
     return points
+
+
+def _added_points(sweep: Sweep, known: int) -> list[Point]:
+    file = sweep.output / ADDED
+    if not file.exists():
+        return []
+    with reading(file, "a sweep's points", _ANEW):
+        # What follows the last end of a line is half a point, which no run has begun with.
+        lines = whole_file(file, _LONGEST).split(b"\n")[:-1]
+        if known + len(lines) > MOST:
+            raise Unreadable(f"it has {len(lines)} points, and {FILE} {known}: more than the {MOST} that a sweep has")
+        points = [parsed_json(line) for line in lines]
+    _check_points(sweep, points, file)
+    return points
+
+
+def _check_points(sweep: Sweep, points: list[Point], file: Path) -> None:
+    """Raises InputError unless the words are such as Optuna may have drawn."""
+    form = {key: Rule("a value that the sweep's file gives", drawn.holds) for key, drawn in sweep.keys.items()}
+    with reading(file, "a sweep's points", _ANEW):
+        for index, point in enumerate(points):
+            check_form(point, form, tuple(form), f"points[{index}].")
+            if strange := sorted(point.keys() - form.keys()):
+                found = f"its points[{index}] has {printable(strange[0], 60)}"
+                raise Unreadable(f"{found}, which is no key of the sweep")
 
 
 def record(sweep: Sweep, points: Sequence[Point]) -> None:
     """Keeps the points, before their runs start."""
     with writing_whole(sweep.output / FILE) as file:
         file.write(json.dumps({"of": _sweep_record(sweep), "points": list(points)}, indent=1) + "\n")
+
+
+def add(sweep: Sweep, points: Sequence[Point]) -> None:
+    """Keeps points that come after those that are kept, before their runs start; the others aren't written again."""
+    with open_to_append(sweep.output / ADDED) as file:
+        # A sweep that was killed may have left half a line.
+        size = os.fstat(file.fileno()).st_size
+        first = max(0, size - _LONGEST_LINE)
+        os.ftruncate(file.fileno(), first + os.pread(file.fileno(), _LONGEST_LINE, first).rfind(b"\n") + 1)
+        file.write("".join(f"{json.dumps(point)}\n" for point in points))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sweep_record(sweep: Sweep) -> dict[str, Any]:
@@ -165,13 +203,21 @@ class Row(NamedTuple):
         return "not run" if self.status is None else how_it_ended(self.status)
 
 
-def rows(sweep: Sweep, points: Sequence[Point], metric: str, statuses: Mapping[str, int]) -> list[Row]:
-    """Returns a row for each run."""
-    return [
-        Row(name, point, seed, outcome(sweep, name, metric), statuses.get(name))
-        for index, point in enumerate(points)
-        for name, seed in sweep.names(index).items()
-    ]
+def rows(
+    sweep: Sweep, points: Sequence[Point], metric: str, first: int = 0, tell: Callable[[], Any] = int
+) -> list[Row]:
+    """Returns a row for each run of the points, whose results are read.
+
+    Args:
+        first: the first point's number.
+        tell: is called after each point.
+    """
+    found = []
+    for index, point in enumerate(points, first):
+        for name, seed in sweep.names(index).items():
+            found.append(Row(name, point, seed, outcome(sweep, name, metric), None))
+        tell()
+    return found
 
 
 def mean(found: Sequence[Row]) -> float | None:
@@ -232,7 +278,9 @@ def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
         places = {word: place for place, word in enumerate(dict.fromkeys(words))}
         axis.plot(numbers or [places[word] for word in words], values, "o")
         if not numbers:
-            axis.set_xticks(range(len(places)), [shorten(word, 12) for word in places])
+            # Where labels would cover each other, some stand for all.
+            shown = list(places)[:: -(-len(places) // _MOST_LABELS)]
+            axis.set_xticks([places[word] for word in shown], [shorten(word, 12) for word in shown])
         if numbers and min(numbers) > 0 and (own.log or max(numbers) >= 10 * min(numbers)):
             set_log_scale(axis)
         axis.set_xlabel(key)

@@ -1,0 +1,99 @@
+"""``growth``: how the cost of work grows with its size, as an exponent: 1 where twice the size costs twice as much.
+
+Each size of a subject is a process of its own (our_growth.py). The sizes take turns, ``-repeats`` times. The exponent
+is the slope of the cost's logarithm over the size's, by least squares. It is that of the larger half of the sizes, and
+of three sizes at least. It is taken of each size's cheapest run, which other programs disturbed least. Times below a
+hundredth of a second and memory below 8 MB count as that: they show no growth. "grows faster" marks an exponent that is
+above the expected one by more than 0.2.
+"""
+
+import argparse
+import importlib.util
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from errors import InputError
+from tools.benchmarks import growth_tools
+from tools.benchmarks.growth_measure import Growth
+from tools.benchmarks.measure import Benchmark, ask, format_number, measure, positive
+
+MODULES = (growth_tools,)
+MEASURES: dict[str, Growth] = {name: found for module in MODULES for name, found in module.MEASURES.items()}
+
+SECONDS, CPU, PEAK, RISE = "time", "CPU time", "peak memory", "memory added"
+# Below this a figure is the noise of a start.
+_FLOORS = {SECONDS: 0.01, CPU: 0.01, RISE: 8.0}
+_TOLERANCE = 0.2
+_LEAST_SIZES = 3
+
+
+def growth(arguments: argparse.Namespace) -> None:
+    """Measures the subjects that were named, or all whose packages are installed.
+
+    Raises:
+        InputError: -repeats or --threads is below 1; a subject's package isn't installed.
+    """
+    positive(arguments, "repeats", "threads")
+    there = [name for name, subject in MEASURES.items() if not subject.needs or importlib.util.find_spec(subject.needs)]
+    names = list(dict.fromkeys(arguments.subjects)) or there
+    if absent := sorted(set(names) - set(there)):
+        raise InputError(f"{absent[0]} needs {MEASURES[absent[0]].needs}, which isn't installed; leave it out")
+    sizes = {name: MEASURES[name].quick if arguments.quick else MEASURES[name].sizes for name in names}
+    kinds = {
+        f"{name}, {size}": lambda name=name, size=size: ask(
+            "our_growth.py", {"subject": name, "size": size}, arguments.threads
+        )
+        for name in names
+        for size in sizes[name]
+    }
+    title = f"a process for each size, {arguments.threads} thread{'s' * (arguments.threads > 1)}"
+    units = {SECONDS: "s", CPU: "CPU s", PEAK: "MB", RISE: "MB"}
+    measure(Benchmark(title, kinds, units, rows=_rows, more=lambda figures: _exponents(figures, sizes)), arguments)
+
+
+def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """Returns the slope of log cost over log size, by least squares over the larger half, three sizes at least."""
+    first = min(len(sizes) // 2, max(0, len(sizes) - _LEAST_SIZES))
+    x = [math.log(size) for size in sizes[first:]]
+    y = [math.log(cost) for cost in costs[first:]]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in x)
+
+
+def _exponents(figures: dict[str, Any], sizes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Returns what the report has besides the figures: of each subject the sizes and the exponents."""
+    found = {}
+    for name, own in sizes.items():
+        subject = MEASURES[name]
+        expected: dict[str, float] = dict.fromkeys((SECONDS, CPU), subject.expected)
+        expected[RISE] = subject.expected if subject.memory is None else subject.memory
+        slopes = {}
+        for what, floor in _FLOORS.items():
+            costs = [max(floor, min(figures[f"{name}, {size}"][what])) for size in own]
+            slopes[what] = exponent(own, costs)
+        faster = [what for what, slope in slopes.items() if slope > expected[what] + _TOLERANCE]
+        found[name] = {"unit": subject.unit, "sizes": own}
+        found[name] |= {"exponents": slopes, "expected": expected, "faster": faster}
+    return {"growth": found}
+
+
+def _rows(report: dict[str, Any]) -> list[str]:
+    """Returns a table for each subject: a line for each size, then the exponents."""
+    lines = []
+    for name, found in report["growth"].items():
+        rows = [[found["unit"], "seconds", "min", "max", "CPU seconds", "peak MB", "added MB"]]
+        for size in found["sizes"]:
+            figures = report["figures"][f"{name}, {size}"]
+            seconds = [format_number(figures[SECONDS][key]) for key in ("median", "min", "max")]
+            others = [format_number(figures[what]["median"]) for what in (CPU, PEAK, RISE)]
+            rows.append([f"{size:,}", *seconds, *others])
+        for title, of in (("exponent", found["exponents"]), ("expected", found["expected"])):
+            rows.append([title, f"{of[SECONDS]:.2f}", "", "", f"{of[CPU]:.2f}", "", f"{of[RISE]:.2f}"])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines += [name, *("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)]
+        if found["faster"]:
+            lines.append(f"grows faster than expected: {', '.join(found['faster'])}")
+        lines.append("")
+    return lines[:-1]

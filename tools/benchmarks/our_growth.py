@@ -1,0 +1,57 @@
+"""One size of a subject of tools/benchmark.py growth, in a process of its own: it prepares the work and does it once.
+
+It takes a request as one word of JSON. The answer has the seconds, the CPU seconds, the peak memory in MB, and what of
+that the work itself added. Processes that the work started count once they have ended.
+"""
+
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
+
+from errors import reporting
+from tools.benchmarks.growth import CPU, MEASURES, PEAK, RISE, SECONDS
+from tools.benchmarks.growth_measure import Cost
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        work = MEASURES[request["subject"]].prepare(request["size"], Path(folder))
+        print(json.dumps(measured(work)))
+
+
+def measured(work: Callable[[], object]) -> dict[str, list[float]]:
+    """Does the work, and returns what it took."""
+    # From here on the peak is that of the work.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _own_memory("VmRSS")
+    started, busy = time.perf_counter(), _cpu()
+    found = work()
+    seconds, busy = time.perf_counter() - started, _cpu() - busy
+    # Of processes that it started, the largest one.
+    peak = max(_own_memory("VmHWM"), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
+    cost = found if isinstance(found, Cost) else Cost(seconds)
+    rise = peak - before if cost.memory is None else cost.memory
+    return {SECONDS: [cost.seconds], CPU: [busy], PEAK: [peak], RISE: [max(0.0, rise)]}
+
+
+def _own_memory(what: str) -> float:
+    """A figure of this process's memory, in MB (Linux)."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{what}:"))
+
+
+def _cpu() -> float:
+    return sum(os.times()[:4])
+
+
+if __name__ == "__main__":
+    with reporting():
+        main()
