@@ -28,11 +28,11 @@ from options import Configuration, plain
 from training import predictions
 from training.among import among
 from training.checkpoint import Progress, Saver, check_task, own_statistics
-from training.checkpoint.folder import BEST, BEST_EMA
+from training.checkpoint.folder import BEST, BEST_EMA, check_shared
 from training.checkpoint.resume import resume, settle
 from training.curves import plot_curves
 from training.optim import clip_gradients
-from training.parallel import broadcast_weights, reduce_gradients, without_sync
+from training.parallel import ShardedOptimizer, broadcast_weights, reduce_gradients, without_sync
 from training.requests import Keeper, Requests, Stopped
 from training.run import Run
 from training.setup import Training, load_pretrained, precision, precision_text, prepare
@@ -65,6 +65,8 @@ def fit(
     for model in training.evaluated_models.values():
         broadcast_weights(model, without=own_statistics(model) if chosen else ())
     val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
+    if isinstance(training.optimizer, ShardedOptimizer):
+        check_shared(run.directory)
     signals.begin()
     run.begin()  # all that can be checked was checked: from here on the run's folder changes
     if config.MODEL.RESUME:

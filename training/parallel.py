@@ -7,12 +7,10 @@ run of one process uses neither.
 import contextlib
 import functools
 import io
-import math
 import warnings
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle import nn
@@ -24,10 +22,9 @@ from launch import fence
 from models.layers.batch_norm import synchronise
 from options import Configuration
 from training.shared_gradients import share_gradients
-from utils import all_gather, rank, to_device, world_size
+from utils import all_gather, rank, world_size
 
 UNDER_WAY = 2  # buckets that are sent at the same time, at most: this bounds their memory
-PIECE = 8 << 20  # elements, at most, that ``others_state`` sends at a time
 
 
 def init(config: Configuration) -> None:
@@ -328,40 +325,3 @@ def reduce_gradients(network: nn.Layer, optimizer: Any) -> None:
         optimizer.reduce_gradients()
     elif shared := getattr(network, "shared", None):
         shared.average()
-
-
-def others_state(optimizer: Any, state: dict[str, paddle.Tensor]) -> dict[str, np.ndarray]:
-    """Returns on rank 0 the other ranks' shares of the state, on other ranks {}. Every rank calls it with its own.
-
-    Shares are sent in pieces to every rank: with more than two, gloo loses messages from one rank to another.
-    """
-    if not isinstance(optimizer, ShardedOptimizer):
-        return {}
-    arrays = {}
-    shares = all_gather({key: (tensor.shape, tensor.dtype) for key, tensor in state.items()})
-    for owner, share in enumerate(shares[1:], start=1):
-        for keys in _pieces(share):
-            sizes = [math.prod(share[key][0]) for key in keys]
-            if owner == rank():
-                flat = paddle.concat([to_device(state[key]).reshape([-1]) for key in keys])
-            else:
-                flat = paddle.empty([sum(sizes)], share[keys[0]][1])
-            dist.broadcast(flat, owner)
-            if rank() == 0:
-                for key, part in zip(keys, np.split(flat.numpy(), np.cumsum(sizes)[:-1]), strict=True):
-                    arrays[key] = part.reshape(share[key][0])
-    return arrays
-
-
-def _pieces(share: dict[str, tuple[list[int], Any]]) -> Iterator[list[str]]:
-    """Yields lists of keys: tensors of one type, of up to ``PIECE`` elements together, or a single larger one."""
-    for dtype in dict.fromkeys(dtype for _, dtype in share.values()):
-        keys, held = [], 0
-        for key in [key for key in share if share[key][1] == dtype]:
-            size = math.prod(share[key][0])
-            if keys and held + size > PIECE:
-                yield keys
-                keys, held = [], 0
-            keys.append(key)
-            held += size
-        yield keys

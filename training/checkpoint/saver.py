@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from paddle import nn
 
 from datasets import ImageDataset
 from errors import RunError, remedy
+from launch.files import begin_folder
 from options import Configuration, plain
 from training.checkpoint import folder
 from training.checkpoint.description import METADATA, describe
@@ -19,7 +21,7 @@ from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import FORMATS
 from training.environment import versions
-from training.parallel import others_state
+from training.parallel import ShardedOptimizer
 from training.run import Run
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
@@ -37,7 +39,8 @@ def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 class Saver:
-    """Saves checkpoints of a run; every rank calls its methods, rank 0 writes.
+    """Saves checkpoints of a run; every rank calls its methods. Rank 0 writes, and where the optimizer's state is
+    sharded, each other rank writes its share.
 
     Args:
         parts: the model as "val", with MODEL_EMA the averaged one as "ema".
@@ -63,6 +66,8 @@ class Saver:
         self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
         self.trained = {name for name, p in parts["val"].named_parameters() if not p.stop_gradient}
         self.base: dict[str, Any] = {}  # what tells an adapter's base, from the first save on
+        self.sharded = isinstance(optimizer, ShardedOptimizer)
+        self.abandoned = threading.Event()  # another rank failed: rank 0 doesn't wait for its share
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.kept: set[str] = set()  # superseded checkpoints that stay, because they hold something else, too
@@ -92,18 +97,24 @@ class Saver:
             RunError: on every rank, when the writing failed, unless there is more to come and SAVE_ON_ERROR goes on.
         """
         # The ranks meet again and again: in one long wait gloo would lose patience after 30 s.
-        while (status := all_gather(self._status())[0]) == BUSY:
-            pass
-        if status is None:
+        while True:
+            told = all_gather(self._status())
+            failed = [status for status in told if status not in (None, BUSY)]
+            if failed:
+                self.abandoned.set()
+            if BUSY not in told:
+                break
+        self.abandoned.clear()
+        if not failed:
             return
-        problem, fatal = status
+        problem, fatal = failed[0]
         if fatal or last:
             raise RunError(problem, shared=True)
         self.run.info(f"{problem}; the run goes on (SAVE_ON_ERROR)")
         self.failure = None
 
     def _status(self) -> str | tuple[str, bool] | None:
-        """On rank 0: BUSY, None, or (what went wrong, whether the run has to end)."""
+        """On each rank: BUSY, None, or (what went wrong, whether the run has to end)."""
         if self.thread is not None:
             self.thread.join(0.2 if world_size() > 1 else None)
             if self.thread.is_alive():
@@ -137,24 +148,60 @@ class Saver:
         """
         asked = time.perf_counter()
         self.wait()
-        ranks = all_gather({key: t.numpy() for key, t in statistics.items()} if statistics else {})
         self.begin(progress)
         own = optimizer_state(self.parts["val"], self.optimizer)
-        others = others_state(self.optimizer, own)
-        if rank():
-            return
-        if self.path.exists():  # the same step, asked for once more
+        arrays = {key: t.numpy() for key, t in statistics.items()} if statistics else {}
+        told = all_gather((arrays, sorted(own) if self.sharded else [], self._begin_folder()))
+        ranks, keys, (begun, *_) = zip(*told, strict=True)
+        if rank() and begun:
+            self._start(asked, self._write_share, Path(begun), host_copies(dict(own)))
+        # The same step may be asked for once more.
+        if rank() or self.failed or self.path.exists():
             return
         parts = {split: model.state_dict() for split, model in self.parts.items()} | {folder.OPTIMIZER: own}
         copied = host_copies({(part, key): t for part, tensors in parts.items() for key, t in tensors.items()})
         state = asdict(progress) | {"window": list(windows), "lr": self.optimizer.get_lr()}
         state |= {"scaler": self.scaler.state_dict()} | self.constant
+        sharing = folder.Sharing(Path(begun), list(keys), self.abandoned) if begun else None
+        metadata = self._metadata(described or {})
+        self._start(asked, self._write, progress.name, copied, ranks, state, improved, metadata, sharing)
+
+    def _begin_folder(self) -> str | None:
+        """On rank 0, begins the folder into which all ranks write; None: one rank writes, or there is nothing to do."""
+        if rank() or not self.sharded or self.path.exists():
+            return None
+        try:
+            return str(begin_folder(self.path))
+        except OSError as error:
+            self.failure = error
+            return None
+
+    def _start(self, asked: float, write: Callable[..., dict[str, Arrays]], *args: Any) -> None:
+        """Lets a thread write.
+
+        Args:
+            asked: when the save was asked for.
+            write: returns what it has written, by file.
+        """
         stall = time.perf_counter() - asked
-        self.thread = threading.Thread(
-            target=self._write,
-            args=(progress.name, copied, ranks, others, state, improved, self._metadata(described or {}), stall),
-            daemon=True,
-        )
+        name = self.path.name
+
+        def work() -> None:
+            started = time.perf_counter()
+            try:
+                files = write(*args)
+            except folder.Abandoned:  # the rank that failed tells why
+                return
+            except Exception as error:
+                self.failure = error
+                return
+            size = sum(array.nbytes for arrays in files.values() for array in arrays.values())
+            took = time.perf_counter() - started
+            self.run.local.info(
+                f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s; the training waited {stall:.3f} s"
+            )
+
+        self.thread = threading.Thread(target=work, daemon=True)
         self.thread.start()
 
     def _metadata(self, described: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
@@ -163,8 +210,8 @@ class Saver:
         said = {split: describe(config, classes, config.TASK, **described.get(split, {})) for split in self.parts}
         return {_NAMES[split]: {METADATA: own.to_json()} for split, own in said.items()}
 
-    def _files(self, copied: Callable[[], dict], statistics: list[Arrays], others: Arrays) -> dict[str, Arrays]:
-        """The arrays of each file."""
+    def _files(self, copied: Callable[[], dict], statistics: Sequence[Arrays]) -> dict[str, Arrays]:
+        """The arrays of each file that rank 0 writes."""
         parts = {split: {} for split in (*self.parts, folder.OPTIMIZER)}
         for (part, key), array in copied().items():
             parts[part][key] = array
@@ -175,7 +222,8 @@ class Saver:
             parts[split][name] = mean.astype(own.dtype)
         files = {_NAMES[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()}
         files |= self._adapter(parts)
-        files[folder.OPTIMIZER] = parts[folder.OPTIMIZER] | others
+        optimizer = folder.share_name(0, world_size()) if self.sharded else folder.OPTIMIZER
+        files[optimizer] = parts[folder.OPTIMIZER]
         if statistics[0] and len(statistics) > 1:
             by_rank = {f"{place}/{key}": a for place, arrays in enumerate(statistics) for key, a in arrays.items()}
             files[folder.STATISTICS] = by_rank
@@ -214,33 +262,31 @@ class Saver:
         self,
         name: str,
         copied: Callable[[], dict],
-        statistics: list[Arrays],
-        others: Arrays,
+        statistics: Sequence[Arrays],
         state: dict[str, Any],
         improved: tuple[str, ...],
         metadata: dict[str, dict[str, str]],
-        stall: float,
-    ) -> None:
-        started, directory = time.perf_counter(), self.run.checkpoints
-        try:
-            files = self._files(copied, statistics, others)
-            folder.write_checkpoint(directory, name, files, state, self._with_adapters(metadata, files))
-            if "val" in improved:
-                folder.point(directory / folder.BEST, name)
-            if "ema" in improved:
-                folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
-            kept = folder.remove_superseded(directory, self.config.KEEP_LAST, self.config.SAVE_FREQ)
-            for other in set(kept) - self.kept:
-                why = "it holds what no run made, or is another user's"
-                self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
-            self.kept.update(kept)
-            size = sum(array.nbytes for arrays in files.values() for array in arrays.values())
-            took = time.perf_counter() - started
-            self.run.local.info(
-                f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s; the training waited {stall:.3f} s"
-            )
-        except Exception as error:
-            self.failure = error
+        sharing: folder.Sharing | None,
+    ) -> dict[str, Arrays]:
+        directory = self.run.checkpoints
+        files = self._files(copied, statistics)
+        folder.write_checkpoint(directory, name, files, state, self._with_adapters(metadata, files), sharing)
+        if "val" in improved:
+            folder.point(directory / folder.BEST, name)
+        if "ema" in improved:
+            folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
+        kept = folder.remove_superseded(directory, self.config.KEEP_LAST, self.config.SAVE_FREQ)
+        for other in set(kept) - self.kept:
+            why = "it holds what no run made, or is another user's"
+            self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
+        self.kept.update(kept)
+        return files
+
+    def _write_share(self, begun: Path, copied: Callable[[], dict]) -> dict[str, Arrays]:
+        """Writes what another rank than 0 has of a checkpoint."""
+        arrays = copied()
+        folder.write_share(begun, self.path.name, arrays)
+        return {folder.OPTIMIZER: arrays}
 
 
 def host_copies(tensors: dict[Hashable, paddle.Tensor]) -> Callable[[], dict[Hashable, np.ndarray]]:
