@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -154,7 +154,7 @@ class Saver:
         told = all_gather((arrays, sorted(own) if self.sharded else [], self._begin_folder()))
         ranks, keys, (begun, *_) = zip(*told, strict=True)
         if rank() and begun:
-            self._start(asked, self._write_share, Path(begun), host_copies(dict(own)))
+            self._start(asked, self._write_share, Path(begun), host_copies(own))
         # The same step may be asked for once more.
         if rank() or self.failed or self.path.exists():
             return
@@ -289,7 +289,7 @@ class Saver:
         return {folder.OPTIMIZER: arrays}
 
 
-def host_copies(tensors: dict[Hashable, paddle.Tensor]) -> Callable[[], dict[Hashable, np.ndarray]]:
+def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, np.ndarray]]:
     """Begins a copy of what ``tensors`` hold now; returns what waits for it and gives the arrays, in any thread.
 
     On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the tensors comes after
@@ -303,7 +303,7 @@ def host_copies(tensors: dict[Hashable, paddle.Tensor]) -> Callable[[], dict[Has
     done = paddle.device.Event()
     done.record()
 
-    def arrived() -> dict[Hashable, np.ndarray]:
+    def arrived() -> dict[Any, np.ndarray]:
         while not done.query():  # which, unlike synchronize, leaves the interpreter's lock to the training
             time.sleep(0.005)
         return {key: pinned.pop(key).numpy() for key in tensors}
