@@ -21,6 +21,7 @@ import utils
 from config import get_config
 from errors import InputError, RunError
 from models import build_model
+from tools import merge_checkpoint
 from training import parallel
 from training.checkpoint import folder
 from training.checkpoint.restore import load_checkpoint
@@ -364,3 +365,39 @@ def test_a_damaged_share_isnt_gone_on_from(trained, tmp_path, tiny, damaged):
     told = f"damaged checkpoint: {damaged}: it isn't what was written (its SHA-256 differs)"
     refused(told, options, tmp_path / "new", 64)
     assert newest_whole(run / "checkpoints").name == "epoch_0001_sample_000000048"
+
+
+# --------------------------------------------------------------------- merged
+
+
+def test_a_sharded_checkpoint_is_written_anew_as_one(trained, tmp_path, tiny, monkeypatch, capsys):
+    last, merged = trained / "sharded" / "checkpoints" / "last", tmp_path / "epoch_0001"
+    monkeypatch.setattr("sys.argv", ["merge_checkpoint.py", str(last), str(merged)])
+    merge_checkpoint.main()
+    expected = optimizer_state(last)
+    assert capsys.readouterr().out == (
+        f"{merged}: {len(expected)} tensors of 2 shares in optimizer.safetensors; from {last}\n"
+    )
+    folder.verify(merged)
+    assert {file.name for file in merged.iterdir()} == {file.name for file in last.iterdir()} - {
+        folder.INDEX,
+        *SHARES,
+    } | {folder.OPTIMIZER}
+    assert_same(load_file(merged / folder.OPTIMIZER), expected, atol=0)
+    assert (merged / folder.MODEL).read_bytes() == (last / folder.MODEL).read_bytes()
+    for output, resumed in (("one", merged), ("shares", last)):
+        resume = ["MODEL.RESUME", str(resumed), "TRAIN.NUM_EPOCHS", "2"]
+        train([*tiny, *RECIPE], tmp_path / output, 64, named=resume)
+    assert_same_run(tmp_path / "one", tmp_path / "shares")
+
+
+def test_what_cant_be_merged_is_one_line_and_leaves_nothing(trained, tmp_path):
+    sharded, plain = (trained / name / "checkpoints" / "last" for name in ("sharded", "plain"))
+    for source, target, message in (
+        (plain, tmp_path / "new", "its optimizer's state is in one file already; there is nothing to merge"),
+        (sharded, tmp_path, f"{tmp_path} is there already; choose another folder"),
+        (tmp_path, tmp_path / "new", f"no checkpoint at {tmp_path}: "),
+    ):
+        with pytest.raises(InputError, match=message):
+            merge_checkpoint.merge(source, target)
+        assert list(tmp_path.iterdir()) == []

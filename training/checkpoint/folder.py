@@ -126,12 +126,12 @@ def write_checkpoint(
     target = directory / name
     with making_folder(target, sharing and sharing.begun) as temporary:
         _check_finite(name, files)
-        sums = [_write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
-        sums.append(_write_file(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
+        sums = [write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
+        sums.append(write_file(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
         if sharing:
-            sums.append(_write_file(temporary / INDEX, index_of(sharing.keys)))
+            sums.append(write_file(temporary / INDEX, index_of(sharing.keys)))
             sums += sharing.take_sums()
-        _write_file(temporary / SUMS, "".join(sums).encode())
+        write_file(temporary / SUMS, "".join(sums).encode())
     point(directory / LAST, name)
     return target
 
@@ -200,7 +200,7 @@ def write_share(begun: Path, name: str, arrays: Arrays) -> None:
     """
     share = share_name(rank(), world_size())
     _check_finite(name, {share: arrays})
-    line = _write_file(begun / share, arrays)
+    line = write_file(begun / share, arrays)
     with open(begun / f"{share}{_SUM}", "x") as file:
         file.write(line)
 
@@ -244,8 +244,13 @@ def shares_of(folder: Path) -> dict[str, set[str]]:
     return shares
 
 
-def _write_file(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
-    """Writes and syncs a file; returns its line of SHA256SUMS."""
+def write_file(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
+    """Writes and syncs a new file; returns its line of SHA256SUMS.
+
+    Args:
+        content: bytes, or the arrays of a .safetensors file.
+        metadata: of that file.
+    """
     with open(file, "xb") as raw:
         hashed = _Hashed(raw)
         if isinstance(content, bytes):
