@@ -42,16 +42,26 @@ class Planned:
         self.sizes = self.cost.sizes
         self.parameters = sum(self.sizes)
         self.half = config.AMP
-        self.block = max(_by_block(self.cost, "parameters").values(), default=0)
+        blocks = _by_block(self.cost, "parameters")
+        self.everywhere = self.parameters - sum(blocks.values())  # of stage 3, which shares out blocks alone
+        self.block = max(blocks.values(), default=0)
         self.activations = self._activations(bool(config.MODEL.get("RECOMPUTE")))
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Returns the stages of sharding that the model can be trained with: the third needs one sequence of blocks."""
+        return STAGES if any(layer.name.startswith("blocks.") for layer in self.cost.layers) else STAGES[:-1]
 
     def memory(self, stage: int, ranks: int, batch_size: int) -> Memory:
         """Returns what each of ``ranks`` processes takes for a batch of ``batch_size`` images of its own."""
         share = largest_share(self.sizes, ranks)
-        weights = share + self.block if stage == 3 and ranks > 1 else self.parameters
+        weights = self.parameters
+        if stage == 3:
+            # In a backward pass, two blocks are there as a whole.
+            weights = min(weights, self.everywhere + share + 2 * self.block)
         return Memory(
-            weights=FLOAT * min(weights, self.parameters),
-            copies=HALF * min(weights, self.parameters) if self.half else 0,
+            weights=FLOAT * weights,
+            copies=HALF * weights if self.half else 0,
             gradients=FLOAT * (share if stage >= 2 else self.parameters),
             moments=2 * FLOAT * (share if stage >= 1 else self.parameters),
             activations=batch_size * self.activations,

@@ -109,7 +109,7 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
 def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dict[str, Any]]:
     """Returns, for each stage of sharding, the bytes of each part of a process's memory, and the GPUs that it needs."""
     from config import get_config
-    from models.memory import STAGES, Planned
+    from models.memory import Planned
 
     planned = Planned(get_config(name, options))
     if ranks > len(planned.sizes):
@@ -117,7 +117,7 @@ def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dic
             f"-ranks is {ranks}, but {name} has {len(planned.sizes)} parameters to share out; lower -ranks"
         )
     found = []
-    for stage in STAGES:
+    for stage in planned.stages:
         parts = planned.memory(stage, ranks, batch_size)._asdict()
         needed = {}
         for size in GPUS:

@@ -21,7 +21,7 @@ from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import FORMATS
 from training.environment import versions
-from training.parallel import ShardedOptimizer
+from training.parallel import ShardedOptimizer, block_weights
 from training.run import Run
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
@@ -153,13 +153,20 @@ class Saver:
         arrays = {key: t.numpy() for key, t in statistics.items()} if statistics else {}
         told = all_gather((arrays, sorted(own) if self.sharded else [], self._begin_folder()))
         ranks, keys, (begun, *_) = zip(*told, strict=True)
+        blocks = block_weights(self.optimizer, keep=rank() == 0)
         if rank() and begun:
             self._start(asked, self._write_share, Path(begun), host_copies(own))
         # The same step may be asked for once more.
         if rank() or self.failed or self.path.exists():
             return
         parts = {split: model.state_dict() for split, model in self.parts.items()} | {folder.OPTIMIZER: own}
-        copied = host_copies({(part, key): t for part, tensors in parts.items() for key, t in tensors.items()})
+        tensors = {(part, key): t for part, tensors in parts.items() for key, t in tensors.items()}
+        received = {place: blocks[t.name] for place, t in tensors.items() if t.name in blocks}
+        copies = host_copies({place: t for place, t in tensors.items() if place not in received})
+
+        def copied() -> dict[tuple[str, str], np.ndarray]:
+            return copies() | received
+
         state = asdict(progress) | {"window": list(windows), "lr": self.optimizer.get_lr()}
         state |= {"scaler": self.scaler.state_dict()} | self.constant
         sharing = folder.Sharing(Path(begun), list(keys), self.abandoned) if begun else None
