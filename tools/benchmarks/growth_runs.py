@@ -57,7 +57,6 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
     os.environ["PADDLE_CURRENT_ENDPOINT"] = endpoints.split(",")[rank]
 
     import paddle
-    import paddle.distributed as dist
 
     from config import get_config
     from datasets import get_dataset
@@ -80,7 +79,6 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
     ]
     if ranks > 1:
         options += ["DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"]
-        dist.init_parallel_env()
     config = get_config(_MODEL, options)
     parallel.init(config)
     train = get_dataset(config, "train")
