@@ -132,7 +132,7 @@ def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dic
 def show_plan(told: dict[str, Any]) -> None:
     """Prints a row for each stage of sharding."""
     names = ("weights", "copies", "gradients", "moments", "activations", "sum")
-    rows = [("sharding", *names, *(f"GPUs, {size} GB" for size in GPUS))]
+    rows: list[tuple[str, ...]] = [("sharding", *names, *(f"GPUs, {size} GB" for size in GPUS))]
     for stage in told["plan"]:
         parts = [f"{stage[name] / MIB:,.0f}" for name in names]
         rows.append(

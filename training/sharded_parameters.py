@@ -31,8 +31,10 @@ class ShardedBlock:
         self.whole = True  # all weights are here
         self.kept = True  # and stay so: in an evaluation, and until training begins
         self.forwarded = False  # a backward pass is to come, which calls the block a second time
-        layer.register_forward_pre_hook(self._begin)
-        layer.register_forward_post_hook(self._end)
+        begin: Any = self._begin
+        end: Any = self._end
+        layer.register_forward_pre_hook(begin)
+        layer.register_forward_post_hook(end)
 
     def _begin(self, layer: nn.Layer, inputs: tuple) -> None:
         if self.kept:
@@ -109,6 +111,8 @@ class ShardedBlocks:
         for block in (*self.live, *self.last):
             block.reduce(scale)
         self.live, self.last = [], []
+        for block in self.blocks:  # also one that the loss didn't depend on
+            block.forwarded = False
 
     def share_out(self) -> None:
         """Frees the weights of others, from now on."""
