@@ -70,4 +70,4 @@ def test_what_changes_a_part_changes_it_alone():
     # The inputs of 4 blocks of 17 tokens, and what one block keeps.
     assert again.activations < whole.activations / 2
     assert plain.memory(3, 8, 4) == plain.memory(2, 8, 4)._replace(weights=plain.memory(3, 8, 4).weights)
-    assert plain.memory(3, 8, 4).weights < whole.weights / 2
+    assert plain.memory(3, 8, 4).weights < 0.7 * whole.weights
