@@ -243,6 +243,7 @@ _C.DIST.ENGINE = "data_parallel"  # Use paddle.DataParallel. "fleet": use paddle
 _C.DIST.STRATEGY = CfgNode()  # The keys of fleet's DistributedStrategy, spelled as there.
 _C.DIST.STRATEGY.sharding = False  # True: each process keeps a share of the optimizer's state (ZeRO).
 _C.DIST.STRATEGY.sharding_configs = CfgNode({"stage": 1})  # Stage 1: only the optimizer's state. 2: the gradients, too.
+# 3: the weights of blocks, too.
 _C.DIST.STRATEGY.fuse_grad_size_in_MB = 32  # Gradients of this many MB are sent together.
 _C.DIST.STRATEGY.find_unused_parameters = False  # Set True if a step may not use all parameters of the model.
 

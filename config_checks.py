@@ -42,6 +42,7 @@ def check(config: Configuration) -> None:
     one = automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED)
     require(one, "MODEL.RESUME", "auto together with -pretrained, or only one of the two")
     require(not (config.TO_STATIC and config.MODEL.get("RECOMPUTE")), "TO_STATIC", "False with MODEL.RECOMPUTE")
+    _check_stage_3(config, require)
     chosen = not (config.CUDNN_BENCHMARK and config.DETERMINISTIC)
     require(chosen, "CUDNN_BENCHMARK", "False with DETERMINISTIC: which algorithm is fastest changes from run to run")
     several = config.EVAL or not config.MODEL.get("HEAD_BATCH_NORM") or config.DATA.BATCH_SIZE > 1
@@ -53,6 +54,16 @@ def check(config: Configuration) -> None:
         "0, or -output with it (the folder of the checkpoints) and neither -last_epoch nor -resume=PATH",
     )
     require(not automatic or config.OUTPUT, "MODEL.RESUME", "-output with it: the folder of the checkpoints")
+
+
+def _check_stage_3(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
+    """What sharding the weights asks for: blocks that are computed anew, and no second copy of all weights."""
+    options, key = config.DIST.STRATEGY, "DIST.STRATEGY.sharding_configs.stage"
+    if config.EVAL or config.DIST.ENGINE != "fleet" or not options.sharding or options.sharding_configs.stage != 3:
+        return
+    require("RECOMPUTE" in config.MODEL, key, f"1 or 2 with {config.MODEL.TYPE}, which takes no MODEL.RECOMPUTE")
+    require(config.MODEL.RECOMPUTE, "MODEL.RECOMPUTE", f"True with {key} 3")
+    require(not config.TRAIN.MODEL_EMA, "TRAIN.MODEL_EMA", f"False with {key} 3: each process would hold all weights")
 
 
 def _check_data(config: Configuration, require: Callable[[bool, str, str], None]) -> None:

@@ -48,7 +48,7 @@ _CHOICES = {kind.key: (*(None,) * kind.optional, *kind.names()) for kind in KIND
     "SAVE_ON_ERROR": ("stop", "continue"),
     "EVAL_ENGINE": ("eager", "inference"),
     "DIST.ENGINE": ("data_parallel", "fleet"),
-    "DIST.STRATEGY.sharding_configs.stage": (1, 2),
+    "DIST.STRATEGY.sharding_configs.stage": (1, 2, 3),
     **{key: own.choices + (None,) * own.optional for key, own in registry.own_keys().items() if own.choices},
 }  # fmt: skip
 

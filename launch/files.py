@@ -170,16 +170,29 @@ def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         os.close(folder)
 
 
-@contextlib.contextmanager
-def making_folder(path: Path) -> Iterator[Path]:
-    """Yields a new folder that becomes ``path`` if the body ends without an error, and is removed otherwise.
-
-    Files within it are synced by their writers. An empty folder in the place of ``path`` is replaced.
-    """
+def begin_folder(path: Path) -> Path:
+    """Makes the folder that ``making_folder`` then takes for ``path``. It is removed if this process ends before."""
     temporary = unfinished_path(path)
     _unfinished.add(temporary)
     try:
         temporary.mkdir(parents=True)
+    except OSError:
+        _unfinished.discard(temporary)
+        raise
+    return temporary
+
+
+@contextlib.contextmanager
+def making_folder(path: Path, begun: Path | None = None) -> Iterator[Path]:
+    """Yields a new folder that becomes ``path`` if the body ends without an error, and is removed otherwise.
+
+    Files within it are synced by their writers. An empty folder in the place of ``path`` is replaced.
+
+    Args:
+        begun: the folder, if ``begin_folder`` has made it.
+    """
+    temporary = begun or begin_folder(path)
+    try:
         yield temporary
         sync_directory(temporary)
         os.rename(temporary, path)
@@ -215,6 +228,20 @@ def removing_if_stopped(path: Path | None) -> Iterator[None]:
         yield
     finally:
         _unfinished.discard(path)
+
+
+@contextlib.contextmanager
+def making_mark(folder: Path) -> Iterator[Path]:
+    """Yields a new empty file in a folder, by which another process sees that it is the same folder; removes it."""
+    mark = unfinished_path(folder / "mark")
+    _unfinished.add(mark)
+    try:
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        yield mark
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+        _unfinished.discard(mark)
 
 
 def sync_directory(path: Path) -> None:

@@ -43,13 +43,19 @@ class Layer(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What one image costs. ``layers``: those that have parameters or cost something, in the order of definition."""
+    """What one image costs.
+
+    Attributes:
+        layers: those that have parameters or cost something, in the order of definition.
+        sizes: elements of each parameter that trains.
+    """
 
     images: tuple[int, int, int]  # C, H, W
     parameters: int
     macs: int
     activations: int
     layers: list[Layer]
+    sizes: list[int]
 
 
 def cost(config: Configuration, **arguments: Any) -> Cost:
@@ -67,8 +73,9 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
         images = (model.in_channels, *model.image_size)
         model(paddle.static.data("images", [1, *images], "float32"))
         layers = list(counter.layers(model))
+        sizes = [math.prod(parameter.shape) for parameter in model.parameters() if not parameter.stop_gradient]
     parameters, macs = sum(layer.parameters for layer in layers), sum(layer.macs for layer in layers)
-    return Cost(images, parameters, macs, sum(layer.activations for layer in layers), layers)
+    return Cost(images, parameters, macs, sum(layer.activations for layer in layers), layers, sizes)
 
 
 def model_of(config: Configuration) -> ImageModel:

@@ -75,17 +75,29 @@ def records(output):
     return [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait", "peak_memory")} for r in untimed]
 
 
+def optimizer_state(checkpoint):
+    """The optimizer's state in a checkpoint, whether it is sharded or not."""
+    found = {}
+    for file in sorted(Path(checkpoint).glob("optimizer*.safetensors")):
+        held = load_file(file)
+        assert not found.keys() & held.keys()
+        found |= held
+    return found
+
+
 def assert_same_run(one, two):
     """The last checkpoints hold the same bits, and each metrics.jsonl the same tail."""
     ends = [Path(run) / "checkpoints" / "last" for run in (one, two)]
-    files = [{file.name for file in end.iterdir()} for end in ends]
+    files = [{file.name for file in end.iterdir() if not file.name.startswith("optimizer")} for end in ends]
     assert files[0] == files[1]
-    for name in sorted(files[0]):
-        if name.endswith(".safetensors"):
-            first, second = (load_file(end / name) for end in ends)
-            assert first.keys() == second.keys()
-            for key in first:
-                np.testing.assert_array_equal(first[key], second[key], err_msg=f"{name} {key}")
+    held = [{name: load_file(end / name) for name in files[0] if name.endswith(".safetensors")} for end in ends]
+    for end, found in zip(ends, held, strict=True):
+        found["optimizer"] = optimizer_state(end)
+    for name, first in held[0].items():
+        second = held[1][name]
+        assert first.keys() == second.keys(), name
+        for key in first:
+            np.testing.assert_array_equal(first[key], second[key], err_msg=f"{name} {key}")
     states = [json.loads((end / "state.json").read_text()) for end in ends]
     for key in ("epoch", "samples", "step", "best", "lr", "scaler", "window"):
         assert states[0][key] == states[1][key], key

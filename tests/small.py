@@ -7,15 +7,13 @@ from golden.optim_problem import SHAPES
 from paddle import nn
 
 from training.checkpoint.saver import optimizer_state
-from training.parallel import others_state
-from utils import rank
+from utils import all_gather, rank
 
 
 def whole_state(model, optimizer):
     """The optimizer's state on rank 0, however it is shared out; on other ranks nothing. Every rank calls it."""
-    own = optimizer_state(model, optimizer)
-    others = others_state(optimizer, own)
-    return {key: tensor.numpy() for key, tensor in own.items()} | others if rank() == 0 else {}
+    shares = all_gather({key: tensor.numpy() for key, tensor in optimizer_state(model, optimizer).items()})
+    return {key: array for share in shares for key, array in share.items()} if rank() == 0 else {}
 
 
 class Small(nn.Layer):

@@ -62,6 +62,7 @@ REMOVED = {
     "ops/build.py: build_images": "the same",
     "tools/package/build_command.py: run": "setuptools' own folder for a build",
     "tools/robustness.py: main": "the file that it has just made, and its folder if that is empty",
+    "training/checkpoint/folder.py: _take_sum": "a checksum that another rank has just written for this one",
     "training/checkpoint/folder.py: point": "a link takes the place of a link",
     "training/checkpoint/folder.py: _empty": "a folder that holds nothing but a checkpoint's files",
     "training/checkpoint/folder.py: remove_checkpoint": "the same, before",

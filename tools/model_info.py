@@ -2,17 +2,22 @@
 
     python tools/model_info.py vit_base_patch16_224
     python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json]
+    python tools/model_info.py NAME -ranks 8 [-amp] [-recompute]
 
 NAME is a shipped model, or a YAML file, such as a run's config.yaml. Multiply-adds and activations are of one image,
 and counted as fvcore and timm count them (models/costs.py says what is). Memory is measured for a batch. One process
 evaluates it twice, another one trains on it twice, in float32, with AdamW. What is printed is the process's peak minus
 what it had before the model was built. On a CPU that is resident memory (VmHWM), on a GPU what Paddle allocated.
+
+With -ranks, memory is computed instead, by parts, for that many processes and each stage of sharding. It says how many
+GPUs of 24, 40 and 80 GB a training needs (models/memory.py says what is counted).
 """
 
 import json
 import multiprocessing
 import re
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -29,6 +34,10 @@ from options import Parser  # noqa: E402
 COPIES = {"evaluation": 1, "training": 4}  # of the weights: themselves; their gradients and AdamW's two moments
 MOST_IMAGES = 100_000  # of a batch
 MIB = 1 << 20
+GPUS = (24, 40, 80)  # GiB of memory
+USABLE = 0.9  # share of it that is counted on: libraries, passing buffers and gaps take the rest
+COUNTS = tuple(1 << power for power in range(11))  # of GPUs that are tried
+MOST_RANKS = 100_000
 
 
 def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
@@ -97,19 +106,77 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
     return found
 
 
-def describe(name: str, image_size: str | None, batch_size: int) -> dict[str, Any]:
-    """Returns what -json prints."""
+def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dict[str, Any]]:
+    """Returns, for each stage of sharding, the bytes of each part of a process's memory, and the GPUs that it needs."""
+    from config import get_config
+    from models.memory import Planned
+
+    planned = Planned(get_config(name, options))
+    if ranks > len(planned.sizes):
+        raise InputError(
+            f"-ranks is {ranks}, but {name} has {len(planned.sizes)} parameters to share out; lower -ranks"
+        )
+    found = []
+    for stage in planned.stages:
+        parts = planned.memory(stage, ranks, batch_size)._asdict()
+        needed = {}
+        for size in GPUS:
+            most = USABLE * size * 1024 * MIB
+            counts = [count for count in COUNTS if count <= len(planned.sizes)]
+            fits = (count for count in counts if sum(planned.memory(stage, count, batch_size)) <= most)
+            needed[f"{size} GB"] = next(fits, None)
+        found.append({"stage": stage, **parts, "sum": sum(parts.values()), "gpus": needed})
+    return found
+
+
+def show_plan(told: dict[str, Any]) -> None:
+    """Prints a row for each stage of sharding."""
+    names = ("weights", "copies", "gradients", "moments", "activations", "sum")
+    rows: list[tuple[str, ...]] = [("sharding", *names, *(f"GPUs, {size} GB" for size in GPUS))]
+    for stage in told["plan"]:
+        parts = [f"{stage[name] / MIB:,.0f}" for name in names]
+        rows.append(
+            (f"stage {stage['stage']}" if stage["stage"] else "none", *parts, *map(_count, stage["gpus"].values()))
+        )
+    print()
+    print(
+        f"training on {told['ranks']} processes, MiB of each for a batch of {told['batch_size']};"
+        " computed, not measured"
+    )
+    _print_columns(rows, left=1)
+    print(
+        f"GPUs: the fewest that train it with this batch on each, of 1, 2, 4 ... {COUNTS[-1]:,}; none: not so many do"
+    )
+    print(f"TRAIN.MODEL_EMA adds {4 * told['parameters'] / MIB:,.0f} MiB to each process")
+
+
+def _count(gpus: int | None) -> str:
+    return "none" if gpus is None else f"{gpus:,}"
+
+
+def describe(
+    name: str, image_size: str | None, batch_size: int, ranks: int | None = None, words: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns what -json prints.
+
+    Args:
+        ranks: compute the memory of a training on so many processes; None: measure that of one.
+        words: further keys of the configuration and their values.
+    """
     import paddle
 
     from config import get_config
     from models.costs import cost
 
-    options = [] if image_size is None else ["DATA.IMAGE_SIZE", image_size]
+    options = ([] if image_size is None else ["DATA.IMAGE_SIZE", image_size]) + list(words)
     config = get_config(name, options)
     found = cost(config)
     told = {"name": config.MODEL.NAME, "images": found.images, "parameters": found.parameters, "macs": found.macs}
     told |= {"activations": found.activations, "batch_size": batch_size, "device": paddle.get_device()}
-    told["memory"] = memory(name, options, batch_size, found.parameters)
+    if ranks is None:
+        told["memory"] = memory(name, options, batch_size, found.parameters)
+    else:
+        told |= {"ranks": ranks, "plan": plan(name, options, batch_size, ranks)}
     return told | {"layers": [layer._asdict() for layer in found.layers]}
 
 
@@ -120,14 +187,17 @@ def show(told: dict[str, Any], layers: bool) -> None:
     rows += [("parameters", f"{told['parameters']:,}"), ("multiply-adds", f"{_with_unit(told['macs'])} per image")]
     rows += [("activations", f"{_with_unit(told['activations'])} per image")]
     parts = {"evaluation": "weights", "training": "weights, gradients, AdamW's two moments"}
-    for kind, bytes_ in told["memory"].items():
+    for kind, bytes_ in told.get("memory", {}).items():
         text = bytes_
         if not isinstance(bytes_, str):
             text = f"{bytes_ // MIB:,} MiB, of which {COPIES[kind] * weights // MIB:,} MiB are {parts[kind]}"
         rows.append((f"memory, {kind}", text))
-    rows.append(("", f"measured for a batch of {told['batch_size']} in float32 on this {told['device']}"))
+    if "memory" in told:
+        rows.append(("", f"measured for a batch of {told['batch_size']} in float32 on this {told['device']}"))
     for what, text in rows:
         print(f"{what:20}{text}")
+    if "plan" in told:
+        show_plan(told)
     if layers:
         print()
         print_table(told)
@@ -145,9 +215,14 @@ def print_table(told: dict[str, Any]) -> None:
         numbers = (f"{layer['parameters']:,}", f"{layer['macs'] / 1e6:,.2f}", share)
         rows.append((layer["name"] or "(model)", layer["kind"], " x ".join(map(str, layer["output"])), *numbers))
     rows.append(("all", "", "", f"{told['parameters']:,}", f"{told['macs'] / 1e6:,.2f}", "100.0"))
+    _print_columns(rows, left=3)
+
+
+def _print_columns(rows: Sequence[tuple[str, ...]], left: int) -> None:
+    """Prints a table whose first ``left`` columns are aligned at the left, the others at the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = [f"{cell:{'<' if place < 3 else '>'}{widths[place]}}" for place, cell in enumerate(row)]
+        cells = [f"{cell:{'<' if place < left else '>'}{widths[place]}}" for place, cell in enumerate(row)]
         print("  ".join(cells))
 
 
@@ -158,10 +233,22 @@ def main() -> None:
     parser.add_argument("-batch_size", "--batch_size", type=int, default=1, help="images, for the memory (default: 1)")
     parser.add_argument("-layers", "--layers", action="store_true", help="a table of the layers, too")
     parser.add_argument("-json", "--json", action="store_true", help="one JSON object, with the layers")
+    parser.add_argument("-ranks", "--ranks", type=int, metavar="N", help="compute the memory of N training processes")
+    parser.add_argument("-amp", "--amp", action="store_true", help="with -ranks: in bfloat16 (AMP)")
+    parser.add_argument("-recompute", "--recompute", action="store_true", help="with -ranks: MODEL.RECOMPUTE")
     arguments = parser.parse_args()
+    if arguments.ranks is None and (arguments.amp or arguments.recompute):
+        raise InputError("-amp and -recompute need -ranks N")
+    if arguments.ranks is not None and not 1 <= arguments.ranks <= MOST_RANKS:
+        raise InputError(f"-ranks is {arguments.ranks}, expected 1 to {MOST_RANKS} processes")
     if not 1 <= arguments.batch_size <= MOST_IMAGES:
         raise InputError(f"-batch_size is {arguments.batch_size}, expected 1 to {MOST_IMAGES} images")
-    told = describe(arguments.name, arguments.image_size, arguments.batch_size)
+    words = []
+    if arguments.amp:
+        words += ["AMP", "True"]
+    if arguments.recompute:
+        words += ["MODEL.RECOMPUTE", "True"]
+    told = describe(arguments.name, arguments.image_size, arguments.batch_size, arguments.ranks, words)
     if arguments.json:
         print(json.dumps(told))
     else:

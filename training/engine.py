@@ -28,11 +28,11 @@ from options import Configuration, plain
 from training import predictions
 from training.among import among
 from training.checkpoint import Progress, Saver, check_task, own_statistics
-from training.checkpoint.folder import BEST, BEST_EMA
+from training.checkpoint.folder import BEST, BEST_EMA, check_shared
 from training.checkpoint.resume import resume, settle
 from training.curves import plot_curves
 from training.optim import clip_gradients
-from training.parallel import broadcast_weights, reduce_gradients, without_sync
+from training.parallel import ShardedOptimizer, broadcast_weights, gathered, reduce_gradients, share_out, without_sync
 from training.requests import Keeper, Requests, Stopped
 from training.run import Run
 from training.setup import Training, load_pretrained, precision, precision_text, prepare
@@ -64,7 +64,10 @@ def fit(
     # Everything is loaded now. A checkpoint within an epoch has statistics of batch norm for each rank: they stay.
     for model in training.evaluated_models.values():
         broadcast_weights(model, without=own_statistics(model) if chosen else ())
+    share_out(training.optimizer)
     val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
+    if isinstance(training.optimizer, ShardedOptimizer):
+        check_shared(run.directory)
     signals.begin()
     run.begin()  # all that can be checked was checked: from here on the run's folder changes
     if config.MODEL.RESUME:
@@ -114,7 +117,7 @@ def _evaluation_cost(training: Training, images: int) -> float:
 def _evaluate_models(training: Training, loader: Loader, keeper: Keeper) -> dict[str, Metrics]:
     """The metrics of the model and of the averaged one, by split."""
     found: dict[str, Metrics] = {}
-    with training.ending.evaluating():
+    with training.ending.evaluating(), gathered(training.optimizer):
         for split, model in training.evaluated_models.items():
             found[split] = evaluate(training.task, model, loader, keeper.in_evaluation)
             if kept := training.task.predictions:

@@ -7,9 +7,8 @@ run of one process uses neither.
 import contextlib
 import functools
 import io
-import math
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,11 @@ from errors import InputError
 from launch import fence
 from models.layers.batch_norm import synchronise
 from options import Configuration
+from training.sharded_parameters import ShardedBlocks
 from training.shared_gradients import share_gradients
-from utils import all_gather, rank, to_device, world_size
+from utils import all_gather, rank, world_size
 
 UNDER_WAY = 2  # buckets that are sent at the same time, at most: this bounds their memory
-PIECE = 8 << 20  # elements, at most, that ``others_state`` sends at a time
 
 
 def init(config: Configuration) -> None:
@@ -115,18 +114,37 @@ def without_sync(network: nn.Layer, optimizer: Any) -> contextlib.AbstractContex
     return network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext()
 
 
-def wrap_optimizer(config: Configuration, optimizer: paddle.optimizer.Optimizer) -> Any:
+def wrap_optimizer(config: Configuration, optimizer: paddle.optimizer.Optimizer, model: nn.Layer | None = None) -> Any:
     """Returns the optimizer to train with, which has a ``paddle.optimizer.Optimizer``'s methods.
 
+    Args:
+        model: not wrapped; stage 3 of sharding needs it.
+
     Raises:
-        InputError: there are more processes than parameters to share out.
+        InputError: there are more processes than parameters to share out, or stage 3 doesn't know the model's blocks.
     """
     if world_size() == 1 or config.DIST.ENGINE != "fleet":
         return optimizer
     if config.DIST.STRATEGY.sharding:
         options = config.DIST.STRATEGY
-        return ShardedOptimizer(optimizer, options.sharding_configs.stage, options.fuse_grad_size_in_MB)
+        stage = options.sharding_configs.stage
+        return ShardedOptimizer(optimizer, stage, options.fuse_grad_size_in_MB, _blocks(model) if stage == 3 else ())
     return fleet.distributed_optimizer(optimizer)
+
+
+def _blocks(model: Any) -> list[nn.Layer]:
+    """Returns a model's blocks, which it computes one after the other.
+
+    Raises:
+        InputError: it isn't made so.
+    """
+    blocks = getattr(model, "blocks", None)
+    if not isinstance(blocks, nn.LayerList):
+        raise InputError(
+            f"DIST.STRATEGY.sharding_configs.stage is 3, but {type(model).__name__} isn't one sequence of blocks;"
+            " set it to 2"
+        )
+    return list(blocks)
 
 
 class _Bucket:
@@ -234,14 +252,21 @@ class ShardedOptimizer:
 
     Args:
         optimizer: of the trained parameters. It has to update each parameter by that parameter's gradient only.
-        stage: 1 or 2.
+        stage: 1, 2 or 3.
         megabytes: the largest size of a bucket, unless one parameter is larger.
+        blocks: with stage 3, the layers whose weights are shared out, too, in the order in which they are called.
 
     Raises:
         InputError: there are more processes than parameters.
     """
 
-    def __init__(self, optimizer: paddle.optimizer.Optimizer, stage: int, megabytes: float = 32) -> None:
+    def __init__(
+        self,
+        optimizer: paddle.optimizer.Optimizer,
+        stage: int,
+        megabytes: float = 32,
+        blocks: Sequence[nn.Layer] = (),
+    ) -> None:
         self.parameters: Any = optimizer._parameter_list
         self.stage = stage
         if len(self.parameters) < world_size():
@@ -256,7 +281,15 @@ class ShardedOptimizer:
         self.inner = optimizer  # it now has only this rank's share of the parameters
         self.sizes = [sum(parameter.size for parameter in share) for share in shares.values()]
         owners = {parameter.name: owner for owner, share in shares.items() for parameter in share}
-        self.buckets = _buckets(self.parameters, owners, megabytes)
+        everywhere = self.parameters
+        shared_out = []
+        for block in blocks:
+            names = {parameter.name for parameter in block.parameters()}
+            within = [parameter for parameter in everywhere if parameter.name in names]
+            everywhere = [parameter for parameter in everywhere if parameter.name not in names]
+            shared_out.append((block, _buckets(within, owners, megabytes)))
+        self.blocks = ShardedBlocks(shared_out)
+        self.buckets = _buckets(everywhere, owners, megabytes)
         self.begun, self.ended, self.scale, self.twice = 0, 0, 1 / world_size(), ""
         if stage == 2:
             for bucket in self.buckets:
@@ -293,6 +326,7 @@ class ShardedOptimizer:
                 f"{self.twice} got two gradients before an update, but sharding's stage 2 allows one (except within"
                 " accumulating()); use stage 1 if MODEL.RECOMPUTE is on and several blocks share a parameter"
             )
+        self.blocks.reduce(self.scale)
         while self.begun < len(self.buckets):
             self._reduce_next()
         while self.ended < len(self.buckets):
@@ -303,16 +337,16 @@ class ShardedOptimizer:
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Returns a context for a backward pass without an update after it. In stage 2, owners keep the sums."""
-        self.scale = 1.0
+        """Returns a context for a backward pass without an update after it. From stage 2 on, owners keep the sums."""
+        self.scale = self.blocks.scale = 1.0
         yield
-        if self.stage == 2:
+        if self.stage >= 2:
             self.reduce_gradients()
-        self.scale = 1 / world_size()
+        self.scale = self.blocks.scale = 1 / world_size()
 
     @paddle.no_grad()
     def step(self) -> None:
-        """Updates this rank's own parameters, and receives the others from their owners."""
+        """Updates this rank's own parameters, and receives the others from their owners, but for those of blocks."""
         self.inner.step()
         for place, bucket in enumerate(self.buckets):
             if place >= UNDER_WAY:
@@ -322,46 +356,28 @@ class ShardedOptimizer:
             bucket.end_send()
 
 
+def share_out(optimizer: Any) -> None:
+    """Frees the weights that other ranks own, with stage 3 of sharding. Call it after all loading."""
+    if isinstance(optimizer, ShardedOptimizer):
+        optimizer.blocks.share_out()
+
+
+def gathered(optimizer: Any) -> contextlib.AbstractContextManager:
+    """Returns a context in which every rank holds all weights."""
+    return optimizer.blocks.gathered() if isinstance(optimizer, ShardedOptimizer) else contextlib.nullcontext()
+
+
+def block_weights(optimizer: Any, keep: bool) -> dict[str, np.ndarray]:
+    """Returns by Paddle's names the weights that stage 3 shares out, if this rank wants to ``keep`` them, else {}.
+
+    Every rank calls it.
+    """
+    return optimizer.blocks.arrays(keep) if isinstance(optimizer, ShardedOptimizer) else {}
+
+
 def reduce_gradients(network: nn.Layer, optimizer: Any) -> None:
     """Averages gradients that the backward pass left local: a ``ShardedOptimizer``'s, or those of shared memory."""
     if isinstance(optimizer, ShardedOptimizer):
         optimizer.reduce_gradients()
     elif shared := getattr(network, "shared", None):
         shared.average()
-
-
-def others_state(optimizer: Any, state: dict[str, paddle.Tensor]) -> dict[str, np.ndarray]:
-    """Returns on rank 0 the other ranks' shares of the state, on other ranks {}. Every rank calls it with its own.
-
-    Shares are sent in pieces to every rank: with more than two, gloo loses messages from one rank to another.
-    """
-    if not isinstance(optimizer, ShardedOptimizer):
-        return {}
-    arrays = {}
-    shares = all_gather({key: (tensor.shape, tensor.dtype) for key, tensor in state.items()})
-    for owner, share in enumerate(shares[1:], start=1):
-        for keys in _pieces(share):
-            sizes = [math.prod(share[key][0]) for key in keys]
-            if owner == rank():
-                flat = paddle.concat([to_device(state[key]).reshape([-1]) for key in keys])
-            else:
-                flat = paddle.empty([sum(sizes)], share[keys[0]][1])
-            dist.broadcast(flat, owner)
-            if rank() == 0:
-                for key, part in zip(keys, np.split(flat.numpy(), np.cumsum(sizes)[:-1]), strict=True):
-                    arrays[key] = part.reshape(share[key][0])
-    return arrays
-
-
-def _pieces(share: dict[str, tuple[list[int], Any]]) -> Iterator[list[str]]:
-    """Yields lists of keys: tensors of one type, of up to ``PIECE`` elements together, or a single larger one."""
-    for dtype in dict.fromkeys(dtype for _, dtype in share.values()):
-        keys, held = [], 0
-        for key in [key for key in share if share[key][1] == dtype]:
-            size = math.prod(share[key][0])
-            if keys and held + size > PIECE:
-                yield keys
-                keys, held = [], 0
-            keys.append(key)
-            held += size
-        yield keys

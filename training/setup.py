@@ -94,7 +94,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     ema = ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None  # a copy, made before the model is traced
     if config.TO_STATIC:
         _trace(model)
-    optimizer = wrap_optimizer(config, build_optimizer(config, model))
+    optimizer = wrap_optimizer(config, build_optimizer(config, model), model)
     _tell_shares(network, optimizer, run)
     return Training(
         config=config,

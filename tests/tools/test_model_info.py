@@ -1,5 +1,6 @@
 """tools/model_info.py, by command line; its memory against the resident memory that a process had at most."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -106,3 +107,45 @@ def test_memory_that_a_process_is_refused_is_told(monkeypatch):
     options = ["DATA.IMAGE_SIZE", "1920"]
     with pytest.raises(RunError, match=r"^out of memory: .*; a smaller -batch_size or -image_size takes less$"):
         peak("vit_tiny_patch16_224", options, 8000, training=False)
+
+
+def plan_of(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr("sys.argv", ["model_info.py", *map(str, arguments)])
+    main()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_memory_of_more_processes_is_computed(monkeypatch, capsys):
+    lines = plan_of(monkeypatch, capsys, "vit_giant_patch14_224", "-ranks", 8, "-batch_size", 32)
+    assert lines[5] == "training on 8 processes, MiB of each for a batch of 32; computed, not measured"
+    names, *rows = (re.split(r"\s{2,}", line) for line in lines[6:11])
+    assert names == ["sharding", "weights", "copies", "gradients", "moments", "activations", "sum"] + [
+        f"GPUs, {size} GB" for size in (24, 40, 80)
+    ]
+    assert [row[0] for row in rows] == ["none", "stage 1", "stage 2", "stage 3"]
+    table = [[int(cell.replace(",", "")) for cell in row[1:7]] for row in rows]
+    weights = 4 * 1_012_611_432 / (1 << 20)
+    assert table[0][:4] == [round(weights), 0, round(weights), round(2 * weights)]
+    for place, (before, after) in enumerate(itertools.pairwise(table)):
+        changed = [column for column in range(5) if before[column] != after[column]]
+        assert changed == [[3], [2], [0]][place]
+        assert after[changed[0]] < before[changed[0]] / 5
+        assert abs(after[5] - sum(after[:5])) <= 3
+    assert lines[-1] == f"TRAIN.MODEL_EMA adds {weights:,.0f} MiB to each process"
+    told = describe("vit_digits", None, 1, ranks=2)
+    assert told["plan"][0]["gpus"] == {"24 GB": 1, "40 GB": 1, "80 GB": 1}
+    assert "memory" not in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-ranks", 0], "-ranks is 0, expected 1 to 100000 processes"),
+        (["--ranks", 57], "-ranks is 57, but vit_digits has 56 parameters to share out; lower -ranks"),
+        (["-amp"], "-amp and -recompute need -ranks N"),
+        (["-recompute", "-layers"], "-amp and -recompute need -ranks N"),
+    ],
+)
+def test_what_cant_be_planned_is_told_in_a_line(monkeypatch, capsys, arguments, said):
+    with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
+        plan_of(monkeypatch, capsys, "vit_digits", *arguments)

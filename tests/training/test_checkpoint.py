@@ -93,7 +93,7 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
             for name in ("../other", "/dev/zero", "..", ".", "", ".hidden", "a/b", "a\0b", "a\x1b[2J", "x  y")
         ),
         (lambda text: text + text.splitlines(True)[0], "SHA256SUMS: it names a file twice"),
-        (lambda text: text * 1000, "SHA256SUMS: it has more than 16384 bytes"),
+        (lambda text: text * 9000, "SHA256SUMS: it has more than 1048576 bytes"),
         (
             lambda text: f"{text}{'0' * 64}  {'x' * 300}\n",
             "x+.*File name too long",

@@ -10,7 +10,7 @@ import yaml
 from golden.optim_problem import gradients
 from programs import start, wait_for_first_step
 from ranks import run_ranks
-from runs import assert_same_run, train, weights
+from runs import assert_same_run, optimizer_state, train, weights
 from safetensors.numpy import load_file
 from small import Small, whole_state
 from test_engine import assert_same
@@ -78,7 +78,7 @@ def test_what_an_earlier_run_wrote_out_is_read_unless_it_did_something(tmp_path)
             [*FLEET, "DIST.STRATEGY.sharding_configs.stage", "2"],
             "stage does nothing without DIST.STRATEGY.sharding True",
         ),
-        ([*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "3"], "stage is 3, expected one of 1, 2"),
+        ([*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "4"], "stage is 4, expected one of 1, 2, 3"),
         (
             [*STAGE_1, "DIST.STRATEGY.find_unused_parameters", "True"],
             "find_unused_parameters does nothing with DIST.STRATEGY.sharding",
@@ -148,8 +148,7 @@ def test_fleet_and_sharding_train_to_the_bits_of_data_parallel_and_go_on_from_ea
     alone = [*options, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", str(tmp_path / "shared" / MIDDLE)]
     train(alone, tmp_path / "alone", 64)
     assert_same(weights(tmp_path / "shared"), weights(tmp_path / "alone"), atol=1e-5)
-    state = "checkpoints/last/optimizer.safetensors"
-    shared, alone = (load_file(tmp_path / name / state) for name in ("shared", "alone"))
+    shared, alone = (optimizer_state(tmp_path / name / "checkpoints" / "last") for name in ("shared", "alone"))
     assert_same(shared, alone, atol=1e-5)
     assert sum(read) == sum(value.size for value in shared.values())
     assert max(read) < 0.6 * sum(read)
@@ -159,9 +158,10 @@ def test_fleet_and_sharding_train_to_the_bits_of_data_parallel_and_go_on_from_ea
 def test_three_ranks_share_out_the_state_and_bring_it_together(tmp_path, tiny):
     runs = [([*tiny, *RECIPE, *words], tmp_path / name, 96) for name, words in (("parallel", []), ("shared", STAGE_1))]
     run_ranks(train_all, runs, ranks=3)
-    for name in ("model", "ema", "optimizer"):
-        file = f"checkpoints/last/{name}.safetensors"
-        assert_same(*(load_file(tmp_path / run / file) for run in ("parallel", "shared")), atol=1e-5)
+    ends = [tmp_path / run / "checkpoints" / "last" for run in ("parallel", "shared")]
+    for name in ("model", "ema"):
+        assert_same(*(load_file(end / f"{name}.safetensors") for end in ends), atol=1e-5)
+    assert_same(*map(optimizer_state, ends), atol=1e-5)
 
 
 @pytest.mark.slow

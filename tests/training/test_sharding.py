@@ -8,7 +8,7 @@ import stand_in
 from places import elsewhere
 from ranks import run_ranks
 from runs import train
-from small import Small, whole_state
+from small import Small
 from test_parallel import ACCUMULATED, MIDDLE, RECIPE, STAGE_1, STAGE_2
 
 from config import get_config
@@ -78,7 +78,7 @@ def test_what_paddle_keeps_on_the_cpu_is_copied_to_the_device_and_stays():
 
 def questions():
     """What is asked of one pair of ranks, for each takes seconds to start."""
-    return {ask.__name__: ask() for ask in (count_collectives, all_uneven_updates, pieces_of_state, second_pass)}
+    return {ask.__name__: ask() for ask in (count_collectives, all_uneven_updates, second_pass)}
 
 
 @pytest.fixture(scope="module")
@@ -217,36 +217,3 @@ def second_pass():
 def test_a_second_backward_pass_before_the_update_is_told(found):
     for told in found["second_pass"]:
         assert " got two gradients before an update, but sharding's stage 2 allows one (except within acc" in told
-
-
-# --------------------------------------------------------------- whole state
-
-
-def pieces_of_state():
-    """By the largest piece, the whole state and how many collectives brought it."""
-    parallel.init(get_config(None, STAGE_1))
-    model = Small()
-    inner = paddle.optimizer.AdamW(parameters=model.parameters())
-    optimizer = parallel.ShardedOptimizer(inner, 1)
-    sum((p * p * p).sum() for p in model.parameters()).backward()
-    parallel.reduce_gradients(model, optimizer)
-    optimizer.step()
-    found = []
-    for parallel.PIECE in (1 << 20, 20):
-        with elsewhere() as recorded:
-            arrays = whole_state(model, optimizer)
-        found.append((arrays, [name for name, *_ in recorded.travelled].count("broadcast")))
-    return found
-
-
-def test_the_whole_state_is_the_same_in_pieces_of_any_size(found):
-    ((whole, one), (parts, several)), others = found["pieces_of_state"]
-    assert [arrays for arrays, _ in others] == [{}, {}]
-    assert one == 1
-    assert several > 4
-    assert whole.keys() == parts.keys()
-    assert len(whole) == 4 * 7
-    for key, array in whole.items():
-        np.testing.assert_array_equal(parts[key], array, err_msg=key)
-        assert array.dtype == np.float32
-        assert array.any(), key

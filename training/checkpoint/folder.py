@@ -4,9 +4,13 @@
 together had taken 12,800 of its samples. A checkpoint holds ``model.safetensors`` (timm's names and layout), with
 MODEL_EMA ``ema.safetensors``, and ``optimizer.safetensors`` (moments by parameter). Within an epoch of several ranks it
 may hold ``statistics.safetensors``: each rank's own batch norm statistics. It also holds ``state.json`` and
-``SHA256SUMS``, which ``sha256sum -c`` reads. With TRAIN.ADAPTER ``adapter.safetensors`` (and
-``adapter_ema.safetensors``) hold only what trains. ``unmerged.safetensors`` holds what a model's file has merged or
-left out.
+``SHA256SUMS``, which ``sha256sum -c`` reads.
+
+Where the optimizer's state is sharded, each rank writes its share, ``optimizer-00001-of-00004.safetensors`` and so on.
+``optimizer.safetensors.index.json`` says which tensor is in which of them.
+
+With TRAIN.ADAPTER ``adapter.safetensors`` (and ``adapter_ema.safetensors``) hold only what trains.
+``unmerged.safetensors`` holds what a model's file has merged or left out.
 
 ``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best average.
 """
@@ -17,28 +21,36 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from configs.plain import whole_file
-from errors import InputError, RunError, Unreadable, open_file, reading
-from launch.files import leftovers, making_folder, sync_directory, unfinished_path
-from weights import find_weights
+from configs.plain import Form, Rule, check_form, is_whole, parsed_json, whole_file
+from configs.plain import is_name as is_text
+from errors import InputError, RunError, Unreadable, open_file, printable, reading
+from launch.files import leftovers, making_folder, making_mark, sync_directory, unfinished_path
+from utils import all_gather, rank, world_size
+from weights import find_weights, hub
 from weights.formats import write_safetensors
 from weights.hub import BEST, LAST
 
 SUMS, STATE = "SHA256SUMS", "state.json"
 MODEL, EMA, OPTIMIZER, STATISTICS = (f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics"))
 ADAPTER, ADAPTER_EMA, UNMERGED = (f"{part}.safetensors" for part in ("adapter", "adapter_ema", "unmerged"))
-FILES = (SUMS, STATE, MODEL, EMA, OPTIMIZER, STATISTICS, ADAPTER, ADAPTER_EMA, UNMERGED)  # all that a checkpoint has
+INDEX = OPTIMIZER + hub.INDEX  # of a sharded optimizer's state: which tensor is in which share
+FILES = (SUMS, STATE, MODEL, EMA, OPTIMIZER, INDEX, STATISTICS, ADAPTER, ADAPTER_EMA, UNMERGED)  # besides shares
 BEST_EMA = "best_ema.safetensors"
 LINKS = (LAST, BEST, BEST_EMA)
 _NAME = re.compile(r"epoch_([0-9]+)(?:_sample_([0-9]+))?")
-_LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.]*)\n?", re.ASCII)
-LONGEST_SUMS = 1 << 14  # bytes; a checkpoint has nine files at most
+_SHARE = re.compile(r"optimizer-[0-9]{5}-of-[0-9]{5}\.safetensors")
+_SUM = ".sum"  # ends the name of a file with a share's line of SHA256SUMS, which rank 0 takes from there
+_LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]*)\n?", re.ASCII)
+_MOST_SHARES = 1 << 13
+LONGEST_SUMS = 1 << 20  # bytes; a checkpoint has ten files at most, and its shares
+_LONGEST_INDEX = 16 << 20  # bytes; ViT-B's has 50,000
 _ADVICE = "; take an earlier one, or -resume=auto, which takes the newest whole one"
 
 Arrays = dict[str, np.ndarray]
@@ -52,6 +64,30 @@ def folder_name(epoch: int, samples: int) -> str:
 def is_name(value: Any) -> bool:
     """Returns whether a value is the name of a checkpoint's folder."""
     return type(value) is str and _NAME.fullmatch(value) is not None
+
+
+def check_shared(directory: Path) -> None:
+    """Raises InputError, on every rank, where a rank doesn't see the folder that rank 0 makes as ``directory``.
+
+    A file is made for it beside that folder, and removed.
+    """
+    mark = problem = None
+    with contextlib.ExitStack() as stack:
+        if rank() == 0:
+            there = next(place for place in (directory, *directory.parents) if place.is_dir())
+            try:
+                mark = str(stack.enter_context(making_mark(there)))
+            except OSError as error:
+                problem = f"{directory}: can't make the run's folder ({error.strerror}); choose another with -output"
+        mark, problem = all_gather((mark, problem))[0]
+        unseen = [str(place) for place, sees in enumerate(all_gather(mark and os.path.exists(mark))) if not sees]
+    if problem:
+        raise InputError(problem)
+    if unseen:
+        raise InputError(
+            f"{directory} isn't seen by rank {', '.join(unseen)}, which has to write its share of the optimizer's state"
+            " there (DIST.STRATEGY.sharding); give an -output that all machines see"
+        )
 
 
 def find_checkpoints(directory: Path) -> list[Path]:
@@ -74,16 +110,33 @@ def write_checkpoint(
     files: dict[str, Arrays],
     state: dict[str, Any],
     metadata: Mapping[str, Mapping[str, str]],
+    sharing: "Sharing | None" = None,
 ) -> Path:
     """Writes the folder ``name`` under ``directory`` and moves ``last`` to it.
 
     Args:
         metadata: by file.
+        sharing: other ranks write files, too; they are waited for.
 
     Raises:
         RunError: a value is NaN or infinite; nothing is written.
         OSError: the disk is full, say; nothing is left of the folder.
+        Abandoned: another rank can't write its files; nothing is left of the folder.
     """
+    target = directory / name
+    with making_folder(target, sharing and sharing.begun) as temporary:
+        _check_finite(name, files)
+        sums = [write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
+        sums.append(write_file(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
+        if sharing:
+            sums.append(write_file(temporary / INDEX, index_of(sharing.keys)))
+            sums += sharing.take_sums()
+        write_file(temporary / SUMS, "".join(sums).encode())
+    point(directory / LAST, name)
+    return target
+
+
+def _check_finite(name: str, files: dict[str, Arrays]) -> None:
     for file, arrays in files.items():
         for key, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -91,17 +144,115 @@ def write_checkpoint(
                     f"{name} isn't saved: {key} of {file} holds NaN or infinite values; lower TRAIN.BASE_LR, or set"
                     " TRAIN.GRAD_CLIP, and go on from a checkpoint before it went wrong"
                 )
-    target = directory / name
-    with making_folder(target) as temporary:
-        sums = [_write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
-        sums.append(_write_file(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
-        _write_file(temporary / SUMS, "".join(sums).encode())
-    point(directory / LAST, name)
-    return target
 
 
-def _write_file(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
-    """Writes and syncs a file; returns its line of SHA256SUMS."""
+class Abandoned(Exception):
+    """A checkpoint isn't written, because another rank failed to write its share."""
+
+
+class Sharing(NamedTuple):
+    """What rank 0 knows of a checkpoint whose optimizer's state all ranks write.
+
+    Args:
+        begun: the folder until it is whole (``launch.files.begin_folder``), which all ranks see.
+        keys: by rank, the names of the tensors in its share.
+        abandoned: set when another rank has failed.
+    """
+
+    begun: Path
+    keys: list[list[str]]
+    abandoned: threading.Event
+
+    def take_sums(self) -> list[str]:
+        """Returns the other ranks' lines of SHA256SUMS, once their shares are written and synced.
+
+        Raises:
+            Abandoned: another rank has failed.
+            OSError: the folder was removed meanwhile.
+        """
+        ranks = len(self.keys)
+        return [self._take_sum(self.begun / f"{share_name(owner, ranks)}{_SUM}") for owner in range(1, ranks)]
+
+    def _take_sum(self, file: Path) -> str:
+        while True:
+            # A line without an end is still being written.
+            if file.exists() and _LINE.fullmatch(line := file.read_text()) and line.endswith("\n"):
+                file.unlink()
+                return line
+            if self.abandoned.wait(0.02):
+                raise Abandoned
+            os.stat(self.begun)
+
+
+def share_name(owner: int, ranks: int) -> str:
+    """Returns the name of the file with a rank's share of the optimizer's state."""
+    return f"optimizer-{owner + 1:05d}-of-{ranks:05d}.safetensors"
+
+
+def write_share(begun: Path, name: str, arrays: Arrays) -> None:
+    """Writes and syncs this rank's share of the optimizer's state, and then tells rank 0 its checksum.
+
+    Args:
+        begun: the checkpoint's folder until it is whole, which rank 0 has begun.
+        name: of the checkpoint.
+
+    Raises:
+        RunError: a value is NaN or infinite.
+        OSError: the disk is full, say.
+    """
+    share = share_name(rank(), world_size())
+    _check_finite(name, {share: arrays})
+    line = write_file(begun / share, arrays)
+    with open(begun / f"{share}{_SUM}", "x") as file:
+        file.write(line)
+
+
+def index_of(keys: Iterable[Iterable[str]]) -> bytes:
+    """Returns the content of the index of shares, given the names of the tensors in each of them."""
+    keys = list(keys)
+    owners = {key: share_name(owner, len(keys)) for owner, share in enumerate(keys) for key in share}
+    return json.dumps({"metadata": {"shares": len(keys)}, "weight_map": owners}, indent=2).encode() + b"\n"
+
+
+_INDEX_FORM: Form = {
+    "metadata": Rule(
+        f"a dictionary with a number of shares from 2 to {_MOST_SHARES}",
+        lambda value: type(value) is dict and is_whole(value.get("shares"), 2, _MOST_SHARES),
+    ),
+    "weight_map": Rule(
+        "tensors and the share of each",
+        lambda value: type(value) is dict and all(is_text(key) and type(share) is str for key, share in value.items()),
+    ),
+}
+
+
+def shares_of(folder: Path) -> dict[str, set[str]]:
+    """Returns the names of a checkpoint's shares of the optimizer's state, each with its tensors; {}: it has no index.
+
+    Raises:
+        InputError: its index can't be read, or says what no run writes.
+    """
+    if not os.path.lexists(folder / INDEX):
+        return {}
+    with whole(folder, INDEX, "an index of shares"):
+        index = parsed_json(whole_file(folder / INDEX, _LONGEST_INDEX))
+        check_form(index, _INDEX_FORM, tuple(_INDEX_FORM))
+        ranks = index["metadata"]["shares"]
+        shares: dict[str, set[str]] = {share_name(owner, ranks): set() for owner in range(ranks)}
+        for key, share in index["weight_map"].items():
+            if share not in shares:
+                raise Unreadable(f"it has {printable(key)} in {printable(share)}, which is none of its {ranks} shares")
+            shares[share].add(key)
+    return shares
+
+
+def write_file(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
+    """Writes and syncs a new file; returns its line of SHA256SUMS.
+
+    Args:
+        content: bytes, or the arrays of a .safetensors file.
+        metadata: of that file.
+    """
     with open(file, "xb") as raw:
         hashed = _Hashed(raw)
         if isinstance(content, bytes):
@@ -186,12 +337,17 @@ def holds_checkpoint_alone(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     with os.scandir(folder) as entries:
-        return all(entry.name in FILES and not entry.is_dir(follow_symlinks=False) for entry in entries)
+        return all(_is_file_name(entry.name) and not entry.is_dir(follow_symlinks=False) for entry in entries)
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a checkpoint has a file of this name, or has it while it is written."""
+    return name in FILES or _SHARE.fullmatch(name.removesuffix(_SUM)) is not None
 
 
 def _empty(folder: Path) -> None:
     """Removes a folder with a checkpoint's files."""
-    for name in FILES:
+    for name in filter(_is_file_name, os.listdir(folder)):
         (folder / name).unlink(missing_ok=True)
     folder.rmdir()
 
@@ -234,13 +390,20 @@ def verify(folder: Path) -> list[str]:
         sums = {line[2]: line[1] for line in found if line}
         if len(sums) != len(lines):
             raise Unreadable("it names a file twice")
-        for name in (MODEL, OPTIMIZER, STATE):
+        for name in (MODEL, INDEX if INDEX in sums else OPTIMIZER, STATE):
             if name not in sums:
                 raise Unreadable(f"it has no line for {name}")
     for name, digest in sums.items():
         with whole(folder, name, "a file"):
             if sha256_of(folder / name) != digest:
                 raise Unreadable("it isn't what was written (its SHA-256 differs)")
+    with whole(folder, SUMS, "a list of files"):
+        expected = {INDEX, *shares_of(folder)} if INDEX in sums else {OPTIMIZER}
+        found = {name for name in sums if name in (OPTIMIZER, INDEX) or _SHARE.fullmatch(name)}
+        if missing := sorted(expected - found):
+            raise Unreadable(f"it has no line for {missing[0]}")
+        if added := sorted(found - expected):
+            raise Unreadable(f"it has a line for {added[0]}, which isn't a share of this checkpoint")
     return [SUMS, *sums]
 
 

@@ -1,6 +1,7 @@
 """What a checkpoint gives back: a model, its average, an optimizer's moments, each rank's statistics."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,8 @@ from weights.adapters import is_added, unmerged_tensors
 from weights.formats import read_arrays
 from weights.layout import numpy_dtype
 
+_OTHER = "take another checkpoint"
+
 
 def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageModel | None = None) -> None:
     """Restores the model, the optimizer and the averaged model from a verified checkpoint.
@@ -29,7 +32,7 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
     compared = world_size() > 1
     checksums: dict[str, int | str] = {}
     if compared:
-        names = (folder.SUMS, folder.STATE, folder.STATISTICS, folder.UNMERGED)
+        names = (folder.SUMS, folder.STATE, folder.INDEX, folder.STATISTICS, folder.UNMERGED)
         checksums |= {name: folder.sha256_of(chosen / name) for name in names if (chosen / name).exists()}
     files = [(model, folder.MODEL)] if ema is None else [(model, folder.MODEL), (ema, folder.EMA)]
     for layer, name in files:
@@ -41,19 +44,18 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
     parameters = dict(model.named_parameters())
     moments, known = {}, set()
     own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
-    for key, value in read_arrays(chosen / folder.OPTIMIZER):
+    for file, key, value in read_optimizer(chosen):
         if compared:
             checksums[f"{folder.OPTIMIZER}: {key}"] = checksum(value)
         if not np.isfinite(value).all():
-            problem = f"{key} holds NaN or infinite values; take an earlier one"
-            raise InputError(f"{chosen}: {folder.OPTIMIZER}: {problem}")
+            raise InputError(f"{chosen}: {file}: {key} holds NaN or infinite values; take an earlier one")
         name, _, kind = key.partition("/")
         if name not in parameters:
             raise InputError(f"{chosen}: its optimizer state belongs to another model ({name})")
         shape = list(parameters[name].shape)
         if (list(value.shape) != shape and value.size != 1) or value.dtype != np.float32:  # a power is one number
             raise InputError(
-                f"{chosen}: {folder.OPTIMIZER}: {key} is {value.dtype} {list(value.shape)}, expected float32 {shape};"
+                f"{chosen}: {file}: {key} is {value.dtype} {list(value.shape)}, expected float32 {shape};"
                 " take another checkpoint"
             )
         known.add(name)
@@ -68,6 +70,25 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
     check_loaded("MODEL.RESUME", chosen, checksums)
     with reading(chosen / folder.OPTIMIZER, "this optimizer's state"):
         optimizer.set_state_dict(moments)
+
+
+def read_optimizer(chosen: Path) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yields (file, name, array) of a verified checkpoint's optimizer state, one read after the other.
+
+    It is in one file or, if it was sharded, in the shares that an index names.
+
+    Raises:
+        InputError: a file can't be read, or a share doesn't hold what the index says.
+    """
+    for file, keys in folder.shares_of(chosen).items() or [(folder.OPTIMIZER, None)]:
+        left = set(keys or ())
+        for key, value in read_arrays(chosen / file):
+            if keys is not None and key not in keys:
+                raise InputError(f"{chosen}: {file} holds {key}, which {folder.INDEX} doesn't have there; {_OTHER}")
+            left.discard(key)
+            yield file, key, value
+        if left:
+            raise InputError(f"{chosen}: {file} has no {min(left)}, which {folder.INDEX} has there; {_OTHER}")
 
 
 def _restore_unmerged(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from paddle import nn
 
 from datasets import ImageDataset
 from errors import RunError, remedy
-from launch.files import unused_path
+from launch.files import begin_folder, unused_path
 from options import Configuration, plain
 from training.checkpoint import folder
 from training.checkpoint.description import METADATA, describe
@@ -23,7 +23,7 @@ from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import FORMATS, newest_whole
 from training.environment import versions
-from training.parallel import others_state
+from training.parallel import ShardedOptimizer, block_weights
 from training.run import Run
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
@@ -41,7 +41,8 @@ def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 class Saver:
-    """Saves checkpoints of a run; every rank calls its methods, rank 0 writes.
+    """Saves checkpoints of a run; every rank calls its methods. Rank 0 writes, and where the optimizer's state is
+    sharded, each other rank writes its share.
 
     Args:
         parts: the model as "val", with MODEL_EMA the averaged one as "ema".
@@ -67,6 +68,8 @@ class Saver:
         self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
         self.trained = {name for name, p in parts["val"].named_parameters() if not p.stop_gradient}
         self.base: dict[str, Any] = {}  # what tells an adapter's base, from the first save on
+        self.sharded = isinstance(optimizer, ShardedOptimizer)
+        self.abandoned = threading.Event()  # another rank failed: rank 0 doesn't wait for its share
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.instead = ""  # what there is where a checkpoint couldn't be written
@@ -98,18 +101,24 @@ class Saver:
             RunError: on every rank, when the writing failed, unless there is more to come and SAVE_ON_ERROR goes on.
         """
         # The ranks meet again and again: in one long wait gloo would lose patience after 30 s.
-        while (status := all_gather(self._status())[0]) == BUSY:
-            pass
-        if status is None:
+        while True:
+            told = all_gather(self._status())
+            failed = [status for status in told if status not in (None, BUSY)]
+            if failed:
+                self.abandoned.set()
+            if BUSY not in told:
+                break
+        self.abandoned.clear()
+        if not failed:
             return
-        problem, fatal = status
+        problem, fatal = failed[0]
         if fatal or last:
             raise RunError(problem, shared=True)
         self.run.info(f"{problem}; the run goes on (SAVE_ON_ERROR)")
         self.failure = None
 
     def _status(self) -> str | tuple[str, bool] | None:
-        """On rank 0: BUSY, None, or (what went wrong, whether the run has to end)."""
+        """On each rank: BUSY, None, or (what went wrong, whether the run has to end)."""
         if self.thread is not None:
             self.thread.join(0.2 if world_size() > 1 else None)
             if self.thread.is_alive():
@@ -175,24 +184,70 @@ class Saver:
         """
         asked = time.perf_counter()
         self.wait()
-        ranks = all_gather({key: t.numpy() for key, t in statistics.items()} if statistics else {})
         self.begin(progress)
         own = optimizer_state(self.parts["val"], self.optimizer)
-        others = others_state(self.optimizer, own)
-        if rank():
-            return
-        if self.path.exists():  # the same step, asked for once more
+        arrays = {key: t.numpy() for key, t in statistics.items()} if statistics else {}
+        told = all_gather((arrays, sorted(own) if self.sharded else [], self._begin_folder()))
+        ranks, keys, (begun, *_) = zip(*told, strict=True)
+        blocks = block_weights(self.optimizer, keep=rank() == 0)
+        if rank() and begun:
+            self._start(asked, self._write_share, Path(begun), host_copies(own))
+        # The same step may be asked for once more.
+        if rank() or self.failed or self.path.exists():
             return
         parts = {split: model.state_dict() for split, model in self.parts.items()} | {folder.OPTIMIZER: own}
-        copied = host_copies({(part, key): t for part, tensors in parts.items() for key, t in tensors.items()})
+        tensors = {(part, key): t for part, tensors in parts.items() for key, t in tensors.items()}
+        received = {place: blocks[t.name] for place, t in tensors.items() if t.name in blocks}
+        copies = host_copies({place: t for place, t in tensors.items() if place not in received})
+
+        def copied() -> dict[tuple[str, str], np.ndarray]:
+            return copies() | received
+
         state = asdict(progress) | {"window": list(windows), "lr": self.optimizer.get_lr()}
         state |= {"scaler": self.scaler.state_dict()} | self.constant
+        sharing = folder.Sharing(Path(begun), list(keys), self.abandoned) if begun else None
+        metadata = self._metadata(described or {})
+        self._start(asked, self._write, progress.name, copied, ranks, state, improved, metadata, sharing)
+
+    def _begin_folder(self) -> str | None:
+        """On rank 0, begins the folder into which all ranks write; None: one rank writes, or there is nothing to do."""
+        if rank() or not self.sharded or self.path.exists():
+            return None
+        try:
+            return str(begin_folder(self.path))
+        except OSError as error:
+            self.instead = self._earlier()
+            self.failure = error
+            return None
+
+    def _start(self, asked: float, write: Callable[..., dict[str, Arrays]], *args: Any) -> None:
+        """Lets a thread write.
+
+        Args:
+            asked: when the save was asked for.
+            write: returns what it has written, by file.
+        """
         stall = time.perf_counter() - asked
-        self.thread = threading.Thread(
-            target=self._write,
-            args=(progress.name, copied, ranks, others, state, improved, self._metadata(described or {}), stall),
-            daemon=True,
-        )
+        name = self.path.name
+        self.instead = ""
+
+        def work() -> None:
+            started = time.perf_counter()
+            try:
+                files = write(*args)
+            except folder.Abandoned:  # the rank that failed tells why
+                return
+            except Exception as error:
+                self.instead = self.instead or self._earlier()
+                self.failure = error
+                return
+            size = sum(array.nbytes for arrays in files.values() for array in arrays.values())
+            took = time.perf_counter() - started
+            self.run.local.info(
+                f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s; the training waited {stall:.3f} s"
+            )
+
+        self.thread = threading.Thread(target=work, daemon=True)
         self.thread.start()
 
     def _metadata(self, described: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
@@ -201,8 +256,8 @@ class Saver:
         said = {split: describe(config, classes, config.TASK, **described.get(split, {})) for split in self.parts}
         return {_NAMES[split]: {METADATA: own.to_json()} for split, own in said.items()}
 
-    def _files(self, copied: Callable[[], dict], statistics: list[Arrays], others: Arrays) -> dict[str, Arrays]:
-        """The arrays of each file."""
+    def _files(self, copied: Callable[[], dict], statistics: Sequence[Arrays]) -> dict[str, Arrays]:
+        """The arrays of each file that rank 0 writes."""
         parts = {split: {} for split in (*self.parts, folder.OPTIMIZER)}
         for (part, key), array in copied().items():
             parts[part][key] = array
@@ -213,7 +268,8 @@ class Saver:
             parts[split][name] = mean.astype(own.dtype)
         files = {_NAMES[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()}
         files |= self._adapter(parts)
-        files[folder.OPTIMIZER] = parts[folder.OPTIMIZER] | others
+        optimizer = folder.share_name(0, world_size()) if self.sharded else folder.OPTIMIZER
+        files[optimizer] = parts[folder.OPTIMIZER]
         if statistics[0] and len(statistics) > 1:
             by_rank = {f"{place}/{key}": a for place, arrays in enumerate(statistics) for key, a in arrays.items()}
             files[folder.STATISTICS] = by_rank
@@ -252,50 +308,48 @@ class Saver:
         self,
         name: str,
         copied: Callable[[], dict],
-        statistics: list[Arrays],
-        others: Arrays,
+        statistics: Sequence[Arrays],
         state: dict[str, Any],
         improved: tuple[str, ...],
         metadata: dict[str, dict[str, str]],
-        stall: float,
-    ) -> None:
-        started = time.perf_counter()
-        self.instead = ""
-        try:
-            files = self._files(copied, statistics, others)
-            described = self._with_adapters(metadata, files)
+        sharing: folder.Sharing | None,
+    ) -> dict[str, Arrays]:
+        files = self._files(copied, statistics)
+        described = self._with_adapters(metadata, files)
+        if sharing:  # the other ranks write into the folder that was begun
+            self.path = folder.write_checkpoint(self.run.checkpoints, name, files, state, described, sharing)
+        else:
             try:
                 self.path = self._write_where_the_run_is(name, files, state, described)
             except OSError as error:
                 self.instead = self._elsewhere(error, name, files, state, described)
                 raise
-            directory = self.path.parent
-            if self.removable is None:
-                self.removable = folder.find_checkpoints(directory)
-            else:
-                # The run's folder may have been moved meanwhile.
-                self.removable = [directory / other.name for other in self.removable] + [self.path]
-            if "val" in improved:
-                folder.point(directory / folder.BEST, name)
-            if "ema" in improved:
-                folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
-            keep_last, save_freq = self.config.KEEP_LAST, self.config.SAVE_FREQ
-            self.removable, kept = folder.remove_superseded(directory, self.removable, keep_last, save_freq)
-            for other in set(kept) - self.kept:
-                why = "it holds what no run made, or is another user's"
-                self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
-            self.kept.update(kept)
-            size = sum(array.nbytes for arrays in files.values() for array in arrays.values())
-            took = time.perf_counter() - started
-            self.run.local.info(
-                f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s; the training waited {stall:.3f} s"
-            )
-        except Exception as error:
-            self.instead = self.instead or self._earlier()
-            self.failure = error
+        directory = self.path.parent
+        if self.removable is None:
+            self.removable = folder.find_checkpoints(directory)
+        else:
+            # The run's folder may have been moved meanwhile.
+            self.removable = [directory / other.name for other in self.removable] + [self.path]
+        if "val" in improved:
+            folder.point(directory / folder.BEST, name)
+        if "ema" in improved:
+            folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
+        keep_last, save_freq = self.config.KEEP_LAST, self.config.SAVE_FREQ
+        self.removable, kept = folder.remove_superseded(directory, self.removable, keep_last, save_freq)
+        for other in set(kept) - self.kept:
+            why = "it holds what no run made, or is another user's"
+            self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
+        self.kept.update(kept)
+        return files
+
+    def _write_share(self, begun: Path, copied: Callable[[], dict]) -> dict[str, Arrays]:
+        """Writes what another rank than 0 has of a checkpoint."""
+        arrays = copied()
+        folder.write_share(begun, self.path.name, arrays)
+        return {folder.OPTIMIZER: arrays}
 
 
-def host_copies(tensors: dict[Hashable, paddle.Tensor]) -> Callable[[], dict[Hashable, np.ndarray]]:
+def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, np.ndarray]]:
     """Begins a copy of what ``tensors`` hold now; returns what waits for it and gives the arrays, in any thread.
 
     On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the tensors comes after
@@ -309,7 +363,7 @@ def host_copies(tensors: dict[Hashable, paddle.Tensor]) -> Callable[[], dict[Has
     done = paddle.device.Event()
     done.record()
 
-    def arrived() -> dict[Hashable, np.ndarray]:
+    def arrived() -> dict[Any, np.ndarray]:
         while not done.query():  # which, unlike synchronize, leaves the interpreter's lock to the training
             time.sleep(0.005)
         return {key: pinned.pop(key).numpy() for key in tensors}

@@ -1,0 +1,116 @@
+"""Subjects of ``growth``: what grows, or shouldn't, with the number of a run's processes."""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.benchmarks.growth_measure import Growth
+
+_MODEL = "vit_small_patch16_224"
+
+
+def prepare_save(ranks: int, folder: Path) -> Callable[[], object]:
+    """Starts ``ranks`` processes with a model of 22 million parameters, whose optimizer's state they share out.
+
+    Returns:
+        what lets them save, and returns when training could go on: all have taken their copies. The writing goes on
+        beside it, as in a run. A further call waits for that.
+    """
+    endpoints = ",".join(f"127.0.0.1:{port}" for port in _free_ports(ranks))
+    context = multiprocessing.get_context("spawn")
+    connections = []
+    for rank in range(ranks):
+        here, there = context.Pipe()
+        context.Process(target=_save_often, args=(rank, endpoints, folder, there), daemon=True).start()
+        there.close()
+        connections.append(here)
+
+    def wait() -> None:
+        for connection in connections:
+            connection.recv()
+
+    def save() -> None:
+        for connection in connections:
+            connection.send("save")
+        wait()
+
+    wait()
+    return save
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [taken.getsockname()[1] for taken in sockets]
+    for taken in sockets:
+        taken.close()
+    return ports
+
+
+def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> None:
+    """Saves whenever ``connection`` asks for it; ends when it is closed."""
+    ranks = endpoints.count(",") + 1
+    os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks), "OMP_NUM_THREADS": "1"}
+    os.environ |= {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_DISTRI_BACKEND": "gloo"}
+    os.environ["PADDLE_CURRENT_ENDPOINT"] = endpoints.split(",")[rank]
+
+    import paddle
+
+    from config import get_config
+    from datasets import get_dataset
+    from models import build_model
+    from training import parallel
+    from training.checkpoint import Progress, Saver
+    from training.optim import LossScaler, build_optimizer
+    from training.run import Run
+
+    paddle.disable_signal_handler()  # it prints pages when this process is ended
+    options = [
+        "DATA.DATASET",
+        "synthetic",
+        "DATA.SYNTHETIC_SIZE",
+        "16",
+        "OUTPUT",
+        str(folder / "run"),
+        "KEEP_LAST",
+        "1",
+    ]
+    if ranks > 1:
+        options += ["DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"]
+    config = get_config(_MODEL, options)
+    parallel.init(config)
+    train = get_dataset(config, "train")
+    model = build_model(config)
+    optimizer = parallel.wrap_optimizer(config, build_optimizer(config, model))
+    run = Run(config, train.classes)
+    run.begin()
+    saver = Saver(config, run, {"val": model}, optimizer, LossScaler(enabled=False), train)
+    for parameter in model.parameters():
+        parameter.grad = paddle.zeros_like(parameter)
+    parallel.reduce_gradients(model, optimizer)
+    optimizer.step()
+    optimizer.clear_grad()
+    epoch = 0
+    while True:
+        epoch += 1
+        saver.save(Progress(epoch=epoch, step=epoch))
+        if epoch == 1:  # the first one maps the memory of the copies
+            saver.wait()
+        connection.send(None)
+        try:
+            connection.recv()
+        except EOFError:
+            return
+
+
+MEASURES = {
+    "save a sharded checkpoint": Growth(
+        unit="ranks",
+        sizes=(1, 2, 4),
+        prepare=prepare_save,
+        expected=0,
+        quick=(1, 2),
+    ),
+}

@@ -1,0 +1,58 @@
+"""Writes a checkpoint of a sharded run anew, with the optimizer's state in one file.
+
+    python tools/merge_checkpoint.py RUN/checkpoints/epoch_0010 OUT
+
+A run goes on from either, with any number of processes. But earlier releases, and programs that read the optimizer's
+moments, expect one optimizer.safetensors. OUT is a new folder. The checkpoint's other files are copied as they are. Its
+checksums are verified before, and OUT gets a SHA256SUMS of its own.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+
+import launch.startup  # noqa: E402, F401  (streams)
+from errors import InputError, open_file, reporting  # noqa: E402
+from launch.files import making_folder  # noqa: E402
+from options import Parser  # noqa: E402
+
+
+def merge(source: Path, target: Path) -> str:
+    """Writes the checkpoint ``source`` as the folder ``target`` and returns one line that tells what was done.
+
+    Raises:
+        InputError: it isn't a whole checkpoint of a sharded run, or ``target`` is there already.
+    """
+    from training.checkpoint import folder
+    from training.checkpoint.restore import read_optimizer
+
+    names = folder.verify(source)
+    shares = folder.shares_of(source)
+    if not shares:
+        raise InputError(f"{source}: its optimizer's state is in one file already; there is nothing to merge")
+    if target.exists():
+        raise InputError(f"{target} is there already; choose another folder")
+    arrays = {key: array for _, key, array in read_optimizer(source)}
+    with making_folder(target) as temporary:
+        sums = [folder.write_file(temporary / folder.OPTIMIZER, arrays)]
+        for name in names:
+            if name not in (folder.SUMS, folder.INDEX, *shares):
+                with open_file(source / name) as file:
+                    sums.append(folder.write_file(temporary / name, file.read()))
+        folder.write_file(temporary / folder.SUMS, "".join(sums).encode())
+    return f"{target}: {len(arrays)} tensors of {len(shares)} shares in {folder.OPTIMIZER}; from {source}"
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("source", metavar="CHECKPOINT", help="a checkpoint's folder: RUN/checkpoints/last")
+    parser.add_argument("target", metavar="OUT", help="the new folder")
+    arguments = parser.parse_args()
+    print(merge(Path(arguments.source), Path(arguments.target)))
+
+
+if __name__ == "__main__":
+    with reporting():
+        main()

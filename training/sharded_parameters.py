@@ -1,0 +1,146 @@
+"""Weights that the ranks share out, too: stage 3 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054).
+
+Each weight of a block is with its owner alone, whose optimizer's state and gradient it has, too. Before a block
+computes, the owners send its weights to all ranks, which free them after it. MODEL.RECOMPUTE keeps nothing of a block:
+its backward pass computes it anew, with weights that are sent once more. What isn't in a block (the embedding, the last
+norm, the classifier) stays with every rank. ``GroupShardedStage3`` of Paddle does so, too, but not on CPUs.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from utils import world_size
+
+
+class ShardedBlock:
+    """The weights of a block, of which each rank holds its own between two uses.
+
+    Args:
+        layer: the block.
+        buckets: its trained weights, by owner (``parallel._Bucket``).
+        owner: is told what happens to the block.
+    """
+
+    def __init__(self, layer: nn.Layer, buckets: list[Any], owner: "ShardedBlocks") -> None:
+        self.buckets, self.owner = buckets, owner
+        self.whole = True  # all weights are here
+        self.kept = True  # and stay so: in an evaluation, and until training begins
+        self.forwarded = False  # a backward pass is to come, which calls the block a second time
+        begin: Any = self._begin
+        end: Any = self._end
+        layer.register_forward_pre_hook(begin)
+        layer.register_forward_post_hook(end)
+
+    def _begin(self, layer: nn.Layer, inputs: tuple) -> None:
+        if self.kept:
+            return
+        if self.forwarded:
+            self.owner.begin_backward(self)
+        self.gather()
+
+    def _end(self, layer: nn.Layer, inputs: tuple, output: Any) -> None:
+        if self.kept:
+            return
+        if self.forwarded:  # the second call: its backward pass needs the weights
+            self.forwarded = False
+        elif not paddle.is_grad_enabled():
+            self.free()
+        elif all(tensor.stop_gradient for tensor in inputs):
+            # All before it is frozen: it isn't computed anew (models/layers/recompute.py).
+            self.owner.last.append(self)
+        else:
+            self.forwarded = True
+            self.free()
+
+    @paddle.no_grad()
+    def gather(self) -> None:
+        """Receives the weights that this rank doesn't hold."""
+        if self.whole:
+            return
+        for bucket in self.buckets:
+            bucket.begin_send()
+            bucket.end_send()
+        self.whole = True
+
+    def free(self) -> None:
+        """Frees the weights that this rank doesn't own."""
+        if not self.whole or self.kept:
+            return
+        for bucket in self.buckets:
+            if not bucket.own:
+                for parameter in bucket.parameters:
+                    parameter._clear_data()
+        self.whole = False
+
+    @paddle.no_grad()
+    def reduce(self, scale: float) -> None:
+        """Gives the owners the sum of the ranks' gradients, times ``scale``, and frees the weights."""
+        for bucket in self.buckets:
+            bucket.begin_reduce()
+            bucket.end_reduce(scale)
+        self.free()
+
+
+class ShardedBlocks:
+    """The blocks of a model. Their gradients are reduced in the order of the backward pass, the same on every rank.
+
+    Args:
+        blocks: layers and their buckets, in the order in which they are called.
+    """
+
+    def __init__(self, blocks: list[tuple[nn.Layer, list[Any]]]) -> None:
+        self.blocks = [ShardedBlock(layer, buckets, self) for layer, buckets in blocks]
+        self.live: list[ShardedBlock] = []  # whose backward pass has begun
+        self.last: list[ShardedBlock] = []  # whose weights stay from the forward pass to the end of the backward pass
+        self.scale = 1 / world_size()
+
+    def begin_backward(self, block: ShardedBlock) -> None:
+        """Reduces the gradients of blocks that are done, before one more is computed anew."""
+        # The block before the last may still be at work on its gradients; that one's is done.
+        while len(self.live) > 1:
+            self.live.pop(0).reduce(self.scale)
+        self.live.append(block)
+
+    def reduce(self, scale: float) -> None:
+        """Ends a backward pass."""
+        for block in (*self.live, *self.last):
+            block.reduce(scale)
+        self.live, self.last = [], []
+        for block in self.blocks:  # also one that the loss didn't depend on
+            block.forwarded = False
+
+    def share_out(self) -> None:
+        """Frees the weights of others, from now on."""
+        for block in self.blocks:
+            block.kept = False
+            block.free()
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within, every rank holds all weights."""
+        for block in self.blocks:
+            block.gather()
+            block.kept = True
+        yield
+        self.share_out()
+
+    def arrays(self, keep: bool) -> dict[str, np.ndarray]:
+        """Returns the blocks' weights by Paddle's names, one block after the other. Every rank calls it.
+
+        Args:
+            keep: this rank wants them; else it returns {}.
+        """
+        found = {}
+        for block in self.blocks:
+            there = block.whole
+            block.gather()
+            if keep:
+                found |= {p.name: p.numpy() for bucket in block.buckets for p in bucket.parameters}
+            if not there:
+                block.free()
+        return found
