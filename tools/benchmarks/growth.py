@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from errors import InputError
-from tools.benchmarks import growth_tools
+from tools.benchmarks import growth_data, growth_runs, growth_tools, growth_weights
 from tools.benchmarks.growth_measure import Growth
 from tools.benchmarks.measure import Benchmark, ask, format_number, measure, positive
 
-MODULES = (growth_tools,)
+MODULES = (growth_data, growth_runs, growth_tools, growth_weights)
 MEASURES: dict[str, Growth] = {name: found for module in MODULES for name, found in module.MEASURES.items()}
 
 SECONDS, CPU, PEAK, RISE = "time", "CPU time", "peak memory", "memory added"

@@ -67,16 +67,7 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
     from training.run import Run
 
     paddle.disable_signal_handler()  # it prints pages when this process is ended
-    options = [
-        "DATA.DATASET",
-        "synthetic",
-        "DATA.SYNTHETIC_SIZE",
-        "16",
-        "OUTPUT",
-        str(folder / "run"),
-        "KEEP_LAST",
-        "1",
-    ]
+    options = ["DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", "16", "OUTPUT", f"{folder}/run", "KEEP_LAST", "1"]
     if ranks > 1:
         options += ["DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"]
     config = get_config(_MODEL, options)
@@ -106,7 +97,7 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
 
 
 MEASURES = {
-    "save a sharded checkpoint": Growth(
+    "sharded_save": Growth(
         unit="ranks",
         sizes=(1, 2, 4),
         prepare=prepare_save,

@@ -120,8 +120,8 @@ def epoch_end(size: int, folder: Path) -> Callable[[], object]:
 
 
 MEASURES = {
-    "load_weights": Growth("blocks of 50 MB", (3, 6, 12, 24), load_weights, 1, (1, 2, 3)),
-    "average_weights": Growth("files", (4, 8, 16, 32), average_weights, 1, (1, 2, 3)),
+    "load_weights": Growth("blocks of 50 MB", (3, 6, 12, 24), load_weights, 1, (1, 2, 3), memory=0),
+    "average_weights": Growth("files", (4, 8, 16, 32), average_weights, 1, (1, 2, 3), memory=0),
     "predictions": Growth("images", (80_000, 160_000, 320_000, 640_000, 1_280_000), predictions, 1, (200, 400, 800)),
     "epoch_end": Growth("epochs", (250, 500, 1000, 2000, 4000), epoch_end, 0, (10, 20, 40)),
 }

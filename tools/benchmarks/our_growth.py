@@ -5,6 +5,7 @@ that the work itself added. Processes that the work started count once they have
 """
 
 import json
+import multiprocessing
 import os
 import resource
 import sys
@@ -25,6 +26,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = MEASURES[request["subject"]].prepare(request["size"], Path(folder))
         print(json.dumps(measured(work)))
+        # Ranks that still write would do so while their folder is removed.
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
 
 
 def measured(work: Callable[[], object]) -> dict[str, list[float]]:
