@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from errors import LONGEST_LINE, RunError
 
 FREE_BYTES, BYTES_PER_BYTE = 64 << 20, 3
+BYTES_PER_PIXEL = 32
 FREE_SECONDS, BYTES_PER_SECOND, SECONDS_PER_LINE = 10.0, 100e6, 5e-6
 _COMMON = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("suite", max_examples=60, derandomize=True, **_COMMON)
@@ -35,7 +36,7 @@ def a_share(part):
     return settings(max_examples=max(1, settings.default.max_examples // part))
 
 
-def attempt(kind, size, read, lines=0):
+def attempt(kind, size, read, lines=0, pixels=0):
     """Calls ``read()`` in a forked process, and holds it to the rule: it ends well, or with one line, within its memory
     and time.
 
@@ -43,6 +44,7 @@ def attempt(kind, size, read, lines=0):
         kind: of file, for the table (``tried``).
         size: of the files that it reads, in bytes.
         lines: of a list or a table.
+        pixels: that an image may have.
 
     Returns:
         The error's line; "" where it was read.
@@ -75,7 +77,7 @@ def attempt(kind, size, read, lines=0):
     grown, of_others = head.split()
     took = used.ru_utime + used.ru_stime + float(of_others)  # of a core: others may be busy
     assert took <= seconds, f"{kind}: {took:.1f} s instead of {seconds:.1f} for {size} bytes"
-    most = FREE_BYTES + BYTES_PER_BYTE * size
+    most = FREE_BYTES + BYTES_PER_BYTE * size + BYTES_PER_PIXEL * pixels
     assert int(grown) <= most, f"{kind}: {int(grown) >> 20} MiB instead of {most >> 20} for {size} bytes ({line})"
     check_line(line)
     tried[kind]["refused" if line else "read"] += 1
