@@ -142,6 +142,10 @@ class Unreadable(ValueError):
     """What a stranger wrote can't be read; the message says why, without the file's name."""
 
 
+class NoRegularFile(Unreadable):
+    """What is to be read is a folder, a pipe or a device."""
+
+
 class Allowance:
     """What reading a stranger's file of ``size`` bytes may take: 64 MiB and three times that; 10 s and 1 s per 100 MB.
 
@@ -184,14 +188,14 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
     """Opens a regular file to be read. ``open`` would wait at a pipe, and read from a device without end.
 
     Raises:
-        Unreadable: it is something else.
+        NoRegularFile: it is something else.
         OSError, ValueError: it can't be opened.
     """
     _opened.path = path
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise Unreadable("it is no regular file")
+        raise NoRegularFile("it is no regular file")
     return open(descriptor, "rb")
 
 
@@ -212,7 +216,7 @@ def reading(file: Any, what: str, advice: str = "", kind: type[RunError] = Input
         yield
     except Exception as error:
         linked = what != IMAGE and (leads_out(_opened.path) or leads_out(str(file)))
-        if linked and not isinstance(error, (OSError, MemoryError)):
+        if linked and not isinstance(error, (OSError, MemoryError, NoRegularFile)):
             why = "it is a link out of its folder: name the file that it leads to, to see what is wrong"
             raise kind(f"{file}: can't be read as {what} ({why})") from None
         if isinstance(error, RunError):

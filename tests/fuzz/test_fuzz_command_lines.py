@@ -154,7 +154,7 @@ def test_strange_words_are_understood_or_one_line(data):
     flag = st.builds(
         lambda dashes, flag, cut, end: dashes + flag[: len(flag) - cut] + end,
         st.sampled_from(["-", "--", "---", "-no_", "--no-", "−"]),
-        st.sampled_from(known),
+        st.sampled_from(known or ["none"]),
         st.sampled_from([0, 0, 1, 3]),
         st.sampled_from(["", "", "=", "=1", "=x", "=-1", "==", " ", "5"]),
     )

@@ -227,7 +227,8 @@ def test_rank_0_ends_soon_where_another_rank_has_other_numbers(port, monkeypatch
         errors = [first.exception(), second.exception()]
     assert time.monotonic() - started < 15
     assert [(type(error), error.exit_status) for error in errors] == [(InputError, 2)] * 2
-    assert str(errors[0]).startswith(message.replace("HOST", socket.gethostname()))
+    # Of two with one number, either may have come first.
+    assert any(str(error).startswith(message.replace("HOST", socket.gethostname())) for error in errors)
 
 
 def test_rank_0_hears_at_once_of_another_secret_and_goes_on(port, capfd, monkeypatch):

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, TINY
@@ -44,6 +45,7 @@ TOOLS = {
     "features": (["w.safetensors", "images", "-output=out.npy"], WRITES),
     "find_lr": (["-cfg=small.yaml", "-updates=20", "-output=out"], WRITES),
     "list_models": (["vit_digits"], None),
+    "merge_checkpoint": (["epoch_0001", "out"], WRITES),
     "make_photographs": (["-output=out", "-count=16"], WRITES),
     "make_shards": ([*IMAGES, "-output=out", "--workers=2"], WRITES),
     "model_info": (["vit_digits"], STARTS),
@@ -80,6 +82,7 @@ def place(tmp_path_factory):
     make(folder / "run", 0.8)
     make(folder / "other", 0.6)
     (folder / "small.yaml").write_text(resolved_yaml(get_config(None, [*TINY, "DATA.BATCH_SIZE", "8"])))
+    write_sharded(folder / "epoch_0001")
     sweep = {"command": "python main_single_gpu.py -cfg=small.yaml", "keys": {"SEED": [1, 2]}, "output": "out"}
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     (folder / "waits").write_text("#!/bin/sh\nexec sleep 600\n")
@@ -88,6 +91,18 @@ def place(tmp_path_factory):
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(textwrap.dedent(WAITING))
     return folder
+
+
+def write_sharded(folder):
+    """A checkpoint whose optimizer's state is in two shares, with as little as such a folder has."""
+    from training.checkpoint.folder import INDEX, MODEL, STATE, SUMS, index_of, share_name, write_file
+
+    folder.mkdir()
+    keys = ["a/moment1_0", "b/moment1_0"]
+    content = {MODEL: {"a": np.zeros(1, np.float32)}, STATE: b"{}", INDEX: index_of([[key] for key in keys])}
+    content |= {share_name(owner, 2): {key: np.zeros(1, np.float32)} for owner, key in enumerate(keys)}
+    sums = [write_file(folder / name, found) for name, found in content.items()]
+    (folder / SUMS).write_text("".join(sums))
 
 
 def begin(place, tool):

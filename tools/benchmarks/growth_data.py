@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,10 +77,11 @@ def list_by_ranks(size: int, folder: Path) -> Callable[[], object]:
 
     _write_names(folder, _LISTED)
     context = multiprocessing.get_context("fork")
-    secret.take_run()
-    os.environ["PADDLE_TRAINERS_NUM"] = str(size)
+    key = secrets.token_hex(secret.SIZE)
 
     def be_rank(ready: Any) -> None:
+        secret.take_run(key)
+        os.environ["PADDLE_TRAINERS_NUM"] = str(size)
         sharing.read_once(lambda: (read(Split("train", alone=True), data_path=str(folder)),), b"")
         ready.release()
         # Until it is ended, as ranks wait for each other.
