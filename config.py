@@ -242,8 +242,9 @@ _C.DIST.MAX_RESTART = 0  # How often to start all processes again if one is lost
 _C.DIST.ENGINE = "data_parallel"  # Use paddle.DataParallel. "fleet": use paddle.distributed.fleet with STRATEGY.
 _C.DIST.STRATEGY = CfgNode()  # The keys of fleet's DistributedStrategy, spelled as there.
 _C.DIST.STRATEGY.sharding = False  # True: each process keeps a share of the optimizer's state (ZeRO).
-_C.DIST.STRATEGY.sharding_configs = CfgNode({"stage": 1})  # Stage 1: only the optimizer's state. 2: the gradients, too.
-# 3: the weights of blocks, too.
+_C.DIST.STRATEGY.sharding_configs = CfgNode()
+_C.DIST.STRATEGY.sharding_configs.stage = 1  # What is shared. 1: the optimizer's state. 2: the gradients, too. 3: the
+# weights of blocks, too.
 _C.DIST.STRATEGY.fuse_grad_size_in_MB = 32  # Gradients of this many MB are sent together.
 _C.DIST.STRATEGY.find_unused_parameters = False  # Set True if a step may not use all parameters of the model.
 

@@ -171,7 +171,7 @@ class Allowance:
         self.until += time.thread_time() - self.counted
 
 
-IMAGE = "an image"  # an error quotes nothing of one
+IMAGE = "an image"  # no error quotes bytes of one, so data sets may be made of links
 _opened = threading.local()  # .path: what ``open_file`` opened last within ``reading``
 
 
@@ -181,6 +181,8 @@ def leads_out(path: str | os.PathLike[str]) -> bool:
     if not os.path.islink(path):
         return False
     folder = os.path.realpath(os.path.dirname(path) or ".")
+    # Hugging Face's cache has its files in MODEL/blobs, and links to them in MODEL/snapshots/REVISION.
+    folder = folder.partition("/snapshots/")[0]
     return os.path.commonpath([folder, os.path.realpath(path)]) != folder
 
 

@@ -116,7 +116,7 @@ def less_memory(config, directory):
 
 @contextlib.contextmanager
 def as_rank(failed, beats):
-    """Makes this process a rank within: another watches it, hears what it fails by, and isn't outlived by it."""
+    """Makes this process a rank within: its parent watches it and receives its failure, and it ends with its parent."""
     signals.die_with_parent()
     # In the place of this rank, or, where each has an array of its own, in the only one.
     progress.share_beats(beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats))

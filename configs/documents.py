@@ -17,6 +17,7 @@ from configs.values import LONGEST_TEXT, quoted
 from errors import Allowance, InputError, Unreadable, leads_out, open_file, printable, reading
 from options import leaves
 
+RUN_CONFIG = "config.yaml"  # of a run's folder
 MOST_BYTES = 1 << 20  # of a file
 _MOST_VALUES = 50_000  # in one; CLASS_WEIGHTS may have one per class
 _DEEPEST = 20
@@ -31,7 +32,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises:
         InputError: the file can't be read, isn't YAML, isn't a mapping, or is more than a configuration can be.
     """
-    if leads_out(path):  # what its keys are would be told by errors later on
+    # A run's folder may be a stranger's, and later errors tell a file's keys. Another file was named by the user.
+    if path.name == RUN_CONFIG and leads_out(path):
         raise InputError(f"{path}: it is a link out of its folder; name the file that it leads to")
     with reading(path, "a configuration"):
         try:

@@ -234,14 +234,6 @@ class Stored(NamedTuple):
                     raise Unreadable(f"it ends before its row {first + len(found) - 1}; {_ANEW}")
                 yield found
 
-    def names(self) -> Iterator[str]:
-        """Yields the images' paths, row by row; relative ones count from where the features were made.
-
-        Raises:
-            InputError: as ``files``.
-        """
-        return (os.path.join(self.made["folder"], file) for file in self.files())
-
     def files(self) -> Iterator[str]:
         """Yields the images' names as the index has them, row by row.
 

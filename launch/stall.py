@@ -1,4 +1,4 @@
-"""Names an image that takes a process too long: its decoder, in C, can't be interrupted, and may let no Python run.
+"""Names an image that takes a process too long: its decoder can't be interrupted, and may hold the interpreter's lock.
 
 With DATA.NUM_WORKERS 0 a run's process reads images itself. It notes each one in memory that it shares with a fork of
 its own, a small process that tells which image it is. Loader workers are watched by the process that waits

@@ -120,14 +120,16 @@ class _Finder:
 
 def _run_package(run: Callable[[Any], None], module: Any) -> None:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    with without_collection():
-        run(module)
-    if module.__name__ == "paddle":
-        gc.freeze()  # later collections leave out what is there now
-        module.disable_signal_handler()
-        for number in STOPS:  # Python knows its handlers; Paddle has left the defaults
-            signal.signal(number, signal.getsignal(number))
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    try:
+        with without_collection():
+            run(module)
+        if module.__name__ == "paddle":
+            gc.freeze()  # later collections leave out what is there now
+            module.disable_signal_handler()
+            for number in STOPS:  # Python knows its handlers; Paddle has left the defaults
+                signal.signal(number, signal.getsignal(number))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _open_tool() -> None:

@@ -38,7 +38,7 @@ WRITTEN = {
     "launch/spawned.py: __init__": NO_FILE,
     "launch/streams.py: _not_waiting": "this process's own standard stream",
     "launch/streams.py: keep": "/dev/null",
-    "loading/transforms/apart_process.py: _main": NO_FILE,
+    "loading/transforms/isolated_process.py: _main": NO_FILE,
     "loading/transforms/corruption.py: __call__": NO_FILE,
     "models/inference.py: quiet": "/dev/null",
     "models/inference.py: save_program": OWN_FOLDER,

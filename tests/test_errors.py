@@ -8,6 +8,8 @@ import errors
 from configs.documents import read_yaml
 from errors import InputError, Unreadable, open_file, reading
 from launch import environment
+from weights import find_weights
+from weights.formats import open_weights
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "run/log.txt")
 CUDA = "(External) CUDA error(100), no CUDA-capable device is detected. \n  [Hint: 'cudaErrorNoDevice']"
@@ -117,3 +119,38 @@ def test_a_configuration_that_a_link_leads_to_is_refused(tmp_path):
     (tmp_path / "run" / "config.yaml").symlink_to("../private.yaml")
     with pytest.raises(InputError, match="run/config.yaml: it is a link out of its folder; name the file"):
         read_yaml(tmp_path / "run" / "config.yaml")
+
+
+def test_links_of_hugging_faces_cache_keep_their_errors(tmp_path):
+    blob = tmp_path / "models--x" / "blobs" / "1"
+    file = tmp_path / "models--x" / "snapshots" / "main" / "model.safetensors"
+    for path in (blob, file):
+        path.parent.mkdir(parents=True)
+    blob.write_bytes(b"nothing")
+    file.symlink_to("../../blobs/1")
+    with pytest.raises(InputError, match="it starts with b'nothing'") as found, open_weights(file):
+        pass
+
+
+def test_a_configuration_that_the_user_names_may_be_a_link(tmp_path):
+    (tmp_path / "own.yaml").write_text("TRAIN: {NUM_EPOCHS: 7}\n")
+    folder = tmp_path / "linked"
+    folder.mkdir()
+    (folder / "mine.yaml").symlink_to(tmp_path / "own.yaml")
+    assert read_yaml(folder / "mine.yaml") == {"TRAIN": {"NUM_EPOCHS": 7}}
+    (folder / "config.yaml").symlink_to(tmp_path / "own.yaml")
+    with pytest.raises(InputError, match="it is a link out of its folder"):
+        read_yaml(folder / "config.yaml")
+
+
+def test_a_best_checkpoint_outside_of_the_run_is_refused(tmp_path):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "config.json").write_text('{"architecture": "x", "num_classes": "token=hunter2"}')
+    (secret / "model.safetensors").touch()
+    run = tmp_path / "run" / "checkpoints"
+    run.mkdir(parents=True)
+    (run / "best").symlink_to(secret)
+    with pytest.raises(InputError, match="best: it is a link out of the run's folder") as found:
+        find_weights(run.parent)
+    assert "hunter2" not in str(found.value)

@@ -19,7 +19,7 @@ from configs.plain import (
     parsed_json,
     whole_file,
 )
-from errors import InputError, install, printable, reading
+from errors import InputError, install, leads_out, printable, reading
 
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")  # timm's ways of writing it
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
@@ -64,8 +64,14 @@ _BESIDE = ("architecture", "model_args", "num_classes", "label_names")
 
 
 def best_of_run(path: str | Path) -> str | Path:
-    """Returns the best checkpoint for a run's folder, and any other path as it is."""
+    """Returns the best checkpoint for a run's folder, and any other path as it is.
+
+    Raises:
+        InputError: ``best`` leads out of the run's folder, in which a run doesn't make it.
+    """
     best = Path(path) / CHECKPOINTS / BEST
+    if leads_out(best):
+        raise InputError(f"{best}: it is a link out of the run's folder; name the checkpoint that it leads to")
     return best if os.path.isdir(best) else path
 
 

@@ -232,7 +232,7 @@ class Pool:
         else:
             lost = Lost(f"the process that worked on an image {how}; the image isn't tried again", 500)
         left = [item for _, items in worker.pending.values() for item in items if not item.answer.done()]
-        # All images of their requests: a request may cost one process.
+        # All images of their requests that this process has: none of them ends another one.
         given_up = [item for item in left if any(item.asked is culprit.asked for culprit in culprits)]
         for item in given_up:
             item.answer.set_exception(lost)

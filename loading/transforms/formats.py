@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from errors import Unreadable
-from loading.transforms.apart import decode_apart
+from loading.transforms.isolated import decode_isolated
 from loading.transforms.tiff import SAMPLES, Directory, check_parts
 
 # Pillow's own limit is MAX_PIXELS here: it would warn at 89 million, and refuse twice that whatever the key says.
@@ -109,14 +109,14 @@ def opened_plain(data: bytes, kind: str) -> Image.Image:
 def decoded(image: Any) -> Image.Image:
     """Returns an image that was opened with its pixels.
 
-    If a decoder without a limit of its own makes them, another process does (``apart``), and a palette becomes RGB.
+    If a decoder without a limit of its own makes them, another process does (``isolated``), and a palette becomes RGB.
 
     Raises:
         Unreadable, Exception: it can't be decoded, or that costs too much: within ``errors.reading``.
     """
     file = getattr(image, "fp", None)
     if isinstance(file, _Counted) and image.tile and image.tile[0].codec_name in _UNLIMITED:
-        return decode_apart(file.getvalue(), image.format, image.size)
+        return decode_isolated(file.getvalue(), image.format, image.size)
     image.load()
     return image
 

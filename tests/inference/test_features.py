@@ -107,7 +107,7 @@ def test_safetensors_and_json_lines_hold_the_same(checkpoint, written, tmp_path)
     assert [row["row"] for row in rows] == list(range(10))
     assert [bool(row["error"]) for row in rows] == ["china9" in path for path in images]
     stored = stored_features(file)
-    assert list(stored.names()) == list(images)
+    assert [os.path.join(stored.made["folder"], file) for file in stored.files()] == list(images)
     np.testing.assert_array_equal(stored.values, load_file(file)["features"])
 
 
@@ -227,7 +227,7 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
             nearest_in(stored_features(file), str(tmp_path / "other.jpg"), 9)
     (tmp_path / "features.csv").write_bytes(b"".join(rows))
     with pytest.raises(InputError, match=r"features\.csv: can't be read as an index of features \(KeyError: 'row'\)"):
-        list(stored_features(file).names())
+        list(stored_features(file).files())
 
 
 def test_features_of_other_weights_arent_compared(checkpoint, folder, tmp_path):

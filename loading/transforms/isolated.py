@@ -18,17 +18,17 @@ from typing import IO, Any
 
 from PIL import Image
 
-from errors import Unreadable, printable
-from loading.transforms import apart_process
-from loading.transforms.apart_process import ANSWER, FAILED, REQUEST, TOO_MUCH_MEMORY
+from errors import RunError, Unreadable, printable
+from loading.transforms import isolated_process
+from loading.transforms.isolated_process import ANSWER, FAILED, REQUEST, TOO_MUCH_MEMORY
 
 # What decoding may take: of memory for each pixel four channels of 32 bits, twice.
 _BYTES, _BYTES_PER_PIXEL = 64 << 20, 32
-_SECONDS, _FILE_PER_SECOND, _PIXELS_PER_SECOND = 8, 100_000_000, 10_000_000
-_BUSY = 20  # times as long it may take on a machine that is busy
+_SECONDS, _FILE_PER_SECOND, _PIXELS_PER_SECOND = 4, 100_000_000, 10_000_000
+_WALL_CLOCK_FACTOR = 20  # a busy machine takes longer than the CPU time that is allowed
 
 
-def decode_apart(data: bytes, kind: str, size: tuple[int, int]) -> Image.Image:
+def decode_isolated(data: bytes, kind: str, size: tuple[int, int]) -> Image.Image:
     """Returns the image in a file, with its pixels; an image with a palette becomes RGB.
 
     Args:
@@ -38,11 +38,13 @@ def decode_apart(data: bytes, kind: str, size: tuple[int, int]) -> Image.Image:
 
     Raises:
         Unreadable: it can't be decoded, that takes too much time or memory, or the decoder crashed.
+        RunError: the process can't be started, or something else killed it: the image may be fine.
     """
     pixels = size[0] * size[1]
     seconds = _SECONDS + len(data) // _FILE_PER_SECOND + pixels // _PIXELS_PER_SECOND
     memory = _BYTES + 3 * len(data) + _BYTES_PER_PIXEL * pixels
-    what, mode, shown, content = _own_process().answer(kind, seconds, memory, data)
+    with _lock:
+        what, mode, shown, content = _own_process().answer(kind, seconds, memory, data)
     if what == TOO_MUCH_MEMORY:
         raise Unreadable(f"decoding it takes more than {memory >> 20} MiB")
     if what == FAILED:
@@ -54,50 +56,55 @@ class _Process:
     """A process that decodes one file after the other. It ends with the process that started it."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        command = [sys.executable, "-IS", apart_process.__file__, *filter(None, sys.path)]
-        # In a session of its own: Ctrl-C is meant for a run, which goes on until its state is saved.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-IS", isolated_process.__file__, str(os.getpid()), *filter(None, sys.path)]
+        try:
+            # In a session of its own: Ctrl-C is meant for a run, which goes on until its state is saved.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise RunError(f"a process that decodes images can't be started ({error})") from None
 
     @property
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def answer(self, kind: str, seconds: int, memory: int, data: bytes) -> tuple[int, str, tuple[int, int], bytes]:
-        """Returns (what it is, its mode, its size, its content), of ``apart_process``.
+        """Returns (what it is, its mode, its size, its content), of ``isolated_process``.
 
         Raises:
-            Unreadable: the process ended before, or takes too long.
+            Unreadable: the process ended before by its limit or a crash, or takes too long.
+            RunError: something else killed it.
         """
         requests: Any = self._process.stdin
         answers: Any = self._process.stdout
-        with self.lock:
-            try:
-                with contextlib.suppress(BrokenPipeError):
-                    requests.write(REQUEST.pack(kind.encode(), seconds, memory, len(data)))
-                    requests.write(data)
-                    requests.flush()
-                until = time.monotonic() + _BUSY * seconds
-                what, mode, *shown, length = ANSWER.unpack(_read(answers, ANSWER.size, until))
-                content = _read(answers, length, until)
-                return what, mode.rstrip(b"\0").decode(), (shown[0], shown[1]), content
-            except EOFError:
-                ended = self._process.wait()
-            except TimeoutError:
-                ended = -signal.SIGXCPU
-            except BaseException:
-                # The answer that is still to come would be taken for the next one's.
-                self.end()
-                raise
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                requests.write(REQUEST.pack(kind.encode(), seconds, memory, len(data)))
+                requests.write(data)
+                requests.flush()
+            until = time.monotonic() + _WALL_CLOCK_FACTOR * seconds
+            what, mode, *shown, length = ANSWER.unpack(_read(answers, ANSWER.size, until))
+            content = _read(answers, length, until)
+            return what, mode.rstrip(b"\0").decode(), (shown[0], shown[1]), content
+        except EOFError:
+            ended = self._process.wait()
+        except TimeoutError:
+            ended = -signal.SIGXCPU
+        except BaseException:
+            # The answer that is still to come would be taken for the next one's.
             self.end()
+            raise
+        self.end()
         if ended == -signal.SIGXCPU:
             raise Unreadable(f"decoding it takes longer than {seconds} s")
+        if ended in (-signal.SIGKILL, -signal.SIGTERM):
+            how = signal.Signals(-ended).name
+            raise RunError(f"the process that decodes images was killed by {how}; is memory short?")
         raise Unreadable(f"its decoder crashed (exit status {ended})")
 
     def end(self) -> None:
@@ -108,6 +115,16 @@ class _Process:
 
 # By the process that started it: a forked process inherits an entry that isn't its own.
 _processes: dict[int, _Process] = {}
+_lock = threading.Lock()
+
+
+def _new_lock() -> None:
+    """In a forked process: a thread that isn't there may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
 
 
 def _own_process() -> _Process:

@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 from structured import bmp
 
-from errors import Unreadable
-from loading.transforms import EncodedImage, apart
-from loading.transforms.apart import decode_apart
+from errors import RunError, Unreadable
+from loading.transforms import EncodedImage, isolated
+from loading.transforms.decode import Broken
+from loading.transforms.isolated import decode_isolated
 
 SIZE = forged.PICTURE.size
 
@@ -23,7 +24,7 @@ def pixels(data, mode="RGB"):
 
 
 def own_process():
-    return apart._own_process()._process.pid
+    return isolated._own_process()._process.pid
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB"])
@@ -48,36 +49,65 @@ def test_text_of_ppm_is_read():
 
 
 def test_one_process_serves_many_files_and_threads():
+    """Also the one that a thread has started, which has ended."""
     files = [forged.saved("TIFF", Image.new("L", (9, 9), level), compression="tiff_lzw") for level in range(40)]
-    pixels(files[0])
-    process = own_process()
+    isolated._end_own_process()
     seen = {}
 
     def decode(level):
         seen[level] = pixels(files[level], "L").mean()
 
-    threads = [threading.Thread(target=decode, args=(level,)) for level in range(40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    def together(levels):
+        threads = [threading.Thread(target=decode, args=(level,)) for level in levels]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    together(range(20))
+    process = own_process()
+    together(range(20, 40))
     assert seen == {level: level for level in range(40)}
     assert own_process() == process
 
 
-def test_a_crash_is_an_error_and_the_next_file_is_read():
+def while_it_is_asked(monkeypatch, act):
+    """Calls ``act`` with the process's number when it has a request."""
+    read = isolated._read
+
+    def acting(*args):
+        monkeypatch.undo()
+        act(own_process())
+        return read(*args)
+
+    monkeypatch.setattr(isolated, "_read", acting)
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "message"),
+    [
+        (signal.SIGSEGV, Unreadable, r"its decoder crashed \(exit status -11\)"),
+        (signal.SIGKILL, RunError, "the process that decodes images was killed by SIGKILL; is memory short?"),
+    ],
+)
+def test_a_crash_is_an_error_and_the_next_file_is_read(monkeypatch, number, error, message):
     data = forged.saved("TIFF", compression="tiff_lzw")
     pixels(data)
     process = own_process()
     os.kill(process, signal.SIGSTOP)
-    killer = threading.Timer(0.3, os.kill, (process, signal.SIGSEGV))
-    wakes = threading.Timer(0.5, os.kill, (process, signal.SIGCONT))
-    killer.start()
-    wakes.start()
-    with pytest.raises(Unreadable, match=r"its decoder crashed \(exit status -11\)"):
-        decode_apart(data, "TIFF", SIZE)
+    while_it_is_asked(monkeypatch, lambda process: (os.kill(process, number), os.kill(process, signal.SIGCONT)))
+    with pytest.raises(error, match=message):
+        decode_isolated(data, "TIFF", SIZE)
     assert (pixels(data) == np.asarray(forged.PICTURE)).all()
     assert own_process() != process
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_image(monkeypatch):
+    isolated._end_own_process()
+    monkeypatch.setattr(isolated.sys, "executable", "/absent")
+    with pytest.raises(RunError, match="a process that decodes images can't be started .*No such file") as found:
+        pixels(forged.saved("TIFF", compression="tiff_lzw"))
+    assert not isinstance(found.value, Broken)
 
 
 def test_an_idle_process_that_was_killed_is_replaced():
@@ -88,24 +118,42 @@ def test_an_idle_process_that_was_killed_is_replaced():
     assert (pixels(data) == np.asarray(forged.PICTURE)).all()
 
 
-def test_time_is_limited(monkeypatch):
-    monkeypatch.setattr(apart, "_SECONDS", 0)
-    with pytest.raises(Unreadable, match="decoding it takes longer than 0 s"):
-        decode_apart(b"P3\n1 1 255\n" + b"#\n" * (1 << 20) + b"1 2 3", "PPM", (1, 1))
+def _ignore():
+    return signal.signal(signal.SIGXCPU, signal.SIG_IGN)
+
+
+def _block():
+    return signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGXCPU])
+
+
+@pytest.mark.parametrize("prepare", [lambda: None, _ignore, _block])
+def test_time_is_limited_whatever_the_process_does_with_signals(monkeypatch, prepare):
+    monkeypatch.setattr(isolated, "_SECONDS", 1)
+    isolated._end_own_process()
+    # By the limit on CPU time, not by the clock.
+    monkeypatch.setattr(isolated, "_WALL_CLOCK_FACTOR", 1000)
+    handler, mask = signal.getsignal(signal.SIGXCPU), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    prepare()
+    try:
+        with pytest.raises(Unreadable, match="decoding it takes longer than 1 s"):
+            decode_isolated(b"P3\n1 1 255\n" + b"#\n" * (1 << 22) + b"1 2 3", "PPM", (1, 1))
+    finally:
+        signal.signal(signal.SIGXCPU, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def test_a_machine_that_stands_still_is_waited_for_but_not_for_ever(monkeypatch):
     data = forged.saved("TIFF", compression="tiff_lzw")
     pixels(data)
-    monkeypatch.setattr(apart, "_BUSY", 0.05)
+    monkeypatch.setattr(isolated, "_WALL_CLOCK_FACTOR", 0.05)
     os.kill(own_process(), signal.SIGSTOP)
-    with pytest.raises(Unreadable, match="decoding it takes longer than 8 s"):
-        decode_apart(data, "TIFF", SIZE)
+    with pytest.raises(Unreadable, match="decoding it takes longer than 4 s"):
+        decode_isolated(data, "TIFF", SIZE)
 
 
 def test_memory_is_limited():
     with pytest.raises(Unreadable, match="decoding it takes more than 94 MiB"):
-        decode_apart(bmp(1_000_000, 1, b"\0\2\xff\xff"), "BMP", (1_000_000, 1))
+        decode_isolated(bmp(1_000_000, 1, b"\0\2\xff\xff"), "BMP", (1_000_000, 1))
 
 
 def test_an_interrupted_wait_leaves_no_answer_for_the_next(monkeypatch):
@@ -117,7 +165,7 @@ def test_an_interrupted_wait_leaves_no_answer_for_the_next(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(apart, "_read", interrupted)
+        patch.setattr(isolated, "_read", interrupted)
         pixels(first)
     assert pixels(second, "L").mean() == 2
 

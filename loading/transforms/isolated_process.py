@@ -1,12 +1,13 @@
-"""The process of ``loading/transforms/apart.py``: reads image files from stdin, and writes their pixels to stdout.
+"""The process of ``loading/transforms/isolated.py``: reads image files from stdin, and writes their pixels to stdout.
 
 It is started by its path and imports Pillow alone, so it takes 20 MB and a tenth of a second.
 """
 
-import ctypes
 import io
 import os
 import resource
+import select
+import signal
 import struct
 import sys
 import time
@@ -14,15 +15,16 @@ import time
 REQUEST = struct.Struct("<8sQQQ")  # format, seconds, bytes of memory, bytes of the file, which follows
 ANSWER = struct.Struct("<B8sIIQ")  # one of these, mode, width, height, bytes of what follows
 DECODED, FAILED, TOO_MUCH_MEMORY = range(3)  # pixels, or the error's text, or nothing follows
+_LOOK = 2.0  # seconds between two looks at whether the parent lives
 _PAGE = resource.getpagesize()
 
 
 def _main() -> None:
-    end_with_parent, kill = 1, 9
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(end_with_parent, kill)
+    parent, sys.path[:] = int(sys.argv[1]), sys.argv[2:]
+    # A loader's worker ignores the signal of the limit on CPU time, a server's blocks it: both are inherited.
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.path[:] = sys.argv[1:]
     # Libraries print to the descriptors 1 and 2, so answers get another one.
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -32,7 +34,14 @@ def _main() -> None:
     from PIL import Image
 
     Image.MAX_IMAGE_PIXELS = None
-    while len(head := sys.stdin.buffer.read(REQUEST.size)) == REQUEST.size:
+    while True:
+        # Another process that was forked meanwhile may hold the pipe open after its end.
+        while not select.select([0], [], [], _LOOK)[0]:
+            if os.getppid() != parent:
+                return
+        head = sys.stdin.buffer.read(REQUEST.size)
+        if len(head) < REQUEST.size:
+            return
         kind, seconds, memory, size = REQUEST.unpack(head)
         data = sys.stdin.buffer.read(size)
         mode, shown = "", (0, 0)
