@@ -2,6 +2,7 @@
 one line, and a closed or broken standard stream doesn't end it. This module imports next to nothing.
 """
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -132,9 +133,17 @@ def _run_package(run: Callable[[Any], None], module: Any) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def _ignore_stops() -> None:
+    """At a tool's end, which Python then takes a moment for, with the default handlers: its work is done."""
+    if os.getpid() == _SPEAKER:
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
+
+
 def _open_tool() -> None:
     """Starts a tool: signals end it as they end the main programs, and whatever it forks ends with it."""
     sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
+    atexit.register(_ignore_stops)  # the first to be registered is the last that is called
     os.register_at_fork(after_in_child=end_with_parent)
     if not _SPEAKER:  # a process that the tool has spawned
         end_with_parent()

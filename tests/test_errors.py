@@ -128,7 +128,7 @@ def test_links_of_hugging_faces_cache_keep_their_errors(tmp_path):
         path.parent.mkdir(parents=True)
     blob.write_bytes(b"nothing")
     file.symlink_to("../../blobs/1")
-    with pytest.raises(InputError, match="it starts with b'nothing'") as found, open_weights(file):
+    with pytest.raises(InputError, match="it starts with b'nothing'"), open_weights(file):
         pass
 
 

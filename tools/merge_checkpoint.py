@@ -7,13 +7,14 @@ moments, expect one optimizer.safetensors. OUT is a new folder. The checkpoint's
 checksums are verified before, and OUT gets a SHA256SUMS of its own.
 """
 
+import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
-import launch.startup  # noqa: E402, F401  (streams)
+import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, open_file, reporting  # noqa: E402
 from launch.files import making_folder  # noqa: E402
 from options import Parser  # noqa: E402
@@ -32,8 +33,10 @@ def merge(source: Path, target: Path) -> str:
     shares = folder.shares_of(source)
     if not shares:
         raise InputError(f"{source}: its optimizer's state is in one file already; there is nothing to merge")
-    if target.exists():
+    if os.path.lexists(target):
         raise InputError(f"{target} is there already; choose another folder")
+    if source.resolve() in target.resolve().parents:
+        raise InputError(f"{target} is within the checkpoint; choose a folder outside of it")
     arrays = {key: array for _, key, array in read_optimizer(source)}
     with making_folder(target) as temporary:
         sums = [folder.write_file(temporary / folder.OPTIMIZER, arrays)]

@@ -252,7 +252,9 @@ class Run:
 
     def tell_files(self) -> None:
         """Names the files that the run has left."""
-        self.info("files: " + ", ".join(name for name in FILES if (self.directory / name).exists()))
+        # A folder in the place of a file isn't one that the run has left; checkpoints are folders.
+        found = [name for name in FILES if (self.directory / name).is_file() or "/" in name]
+        self.info("files: " + ", ".join(name for name in found if (self.directory / name).exists()))
 
     @contextlib.contextmanager
     def logging_failure(self, what: str, command: str = "") -> Iterator[None]:
@@ -267,6 +269,7 @@ class Run:
             why = f"{type(error).__name__}: {error}"
             if isinstance(error, OSError) and error.strerror:
                 why = f"{error.strerror}: {remedy(error)}"
+                what = os.path.basename(os.fsdecode(error.filename)) if error.filename else what
             resume = f"-resume=auto -output={self.directory}"
             again = command or ("the same command" if self.config.EVAL else resume)
             self.info(one_line(f"{what} isn't written ({why}); {again} makes it again"))

@@ -383,3 +383,12 @@ def test_a_models_name_is_no_file_of_the_current_folder(tmp_path, monkeypatch):
     for name in ("mine", "vit_digits.yaml"):
         Path(name).write_text("SAVE: elsewhere")
         assert get_config(name).SAVE == "elsewhere"
+
+
+def test_a_checkpoints_folder_that_became_a_link_is_not_written_through(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "checkpoints").symlink_to(elsewhere)
+    with pytest.raises(OSError, match="it is a link, expected a folder"):
+        folder.write_checkpoint(tmp_path / "checkpoints", "epoch_0001", {}, {}, {})
+    assert not any(elsewhere.iterdir())

@@ -393,11 +393,14 @@ def test_a_sharded_checkpoint_is_written_anew_as_one(trained, tmp_path, tiny, mo
 
 def test_what_cant_be_merged_is_one_line_and_leaves_nothing(trained, tmp_path):
     sharded, plain = (trained / name / "checkpoints" / "last" for name in ("sharded", "plain"))
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for source, target, message in (
         (plain, tmp_path / "new", "its optimizer's state is in one file already; there is nothing to merge"),
         (sharded, tmp_path, f"{tmp_path} is there already; choose another folder"),
+        (sharded, tmp_path / "dangling", "dangling is there already; choose another folder"),
+        (sharded, sharded / "new", "new is within the checkpoint; choose a folder outside of it"),
         (tmp_path, tmp_path / "new", f"no checkpoint at {tmp_path}: "),
     ):
         with pytest.raises(InputError, match=message):
             merge_checkpoint.merge(source, target)
-        assert list(tmp_path.iterdir()) == []
+        assert [path.name for path in tmp_path.iterdir()] == ["dangling"]

@@ -124,6 +124,8 @@ def write_checkpoint(
         Abandoned: another rank can't write its files; nothing is left of the folder.
     """
     target = directory / name
+    if directory.is_symlink():  # it was a folder at the start
+        raise OSError(errno.ELOOP, "it is a link, expected a folder", str(directory))
     with making_folder(target, sharing and sharing.begun) as temporary:
         _check_finite(name, files)
         sums = [write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]

@@ -162,6 +162,8 @@ class Saver:
     def _earlier(self) -> str:
         with contextlib.suppress(OSError):
             if last := newest_whole(self.run.checkpoints):
+                if last.resolve().name == self.path.name:
+                    return f"but {last.resolve()} is whole"
                 return f"the last whole checkpoint is {last.resolve()}"
         return "there is none before it"
 
