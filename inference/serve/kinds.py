@@ -16,7 +16,7 @@ _HEADS = {
     "BMP": rb"BM",
     "NPY": rb"\x93NUMPY",
     "PPM": rb"P[1-6f]",
-    "TIFF": rb"II[*+]\0|MM\0[*+]",
+    "TIFF": rb"II[*+]\0|MM\0\*",
 }
 _PATTERNS = {kind: re.compile(head, re.S) for kind, head in _HEADS.items()}
 

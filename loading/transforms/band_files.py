@@ -116,6 +116,8 @@ def _picture(data: bytes, channels: int, most: int) -> np.ndarray:
 def _tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarray, int]:
     """The first image of a TIFF file, and how it is to be turned."""
 
+    tiff.check_parts(directory)
+
     def number(tag: int, default: int = 0) -> int:
         return directory.numbers(tag, default)[0]
 

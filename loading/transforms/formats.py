@@ -29,7 +29,7 @@ NPY = "npy"
 _NOTES = 64 << 20  # bytes that a file may have besides
 _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
-    b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF", b"MM\0+": "TIFF",
+    b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF",
 } | {f"P{kind}".encode(): "PPM" for kind in "123456f"}  # fmt: skip
 _GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
 # JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
@@ -39,6 +39,7 @@ _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC
 # A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold few of these.
 _SCANS = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
 _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
+_HUFFMAN = (0xC0, 0xC1, 0xC2)  # libjpeg's arithmetic decoder takes time for data that isn't there
 _COMMENTS = 1000  # of a PPM
 _FILL = re.compile(rb"\xff+")  # a JPEG's marker begins with one such byte; more may precede it
 # Pillow's decoders that have no limit of their own; those of BMP and PPM are written in Python.
@@ -172,8 +173,13 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
         if marker not in _JPEG_NEEDED:
             kept.append(data[start:place])
             start = end
-        elif marker in _FRAMES:  # its channels; 0 where there may be several scans of each
-            frames.append(data[place + 9] if marker in _SEQUENTIAL and place + 9 < len(data) else 0)
+        elif marker in _FRAMES:
+            channels = data[place + 9] if place + 9 < len(data) else 0
+            if marker not in _HUFFMAN:
+                raise Unreadable("it is a JPEG with arithmetic or lossless coding, which isn't read; save it again")
+            if frames or end != place + 10 + 3 * channels:
+                raise Unreadable("its JPEG header is damaged")
+            frames.append(channels if marker in _SEQUENTIAL else 0)  # 0: there may be several scans of each
         place = end
     raise Unreadable(_TOO_MANY)
 

@@ -44,12 +44,20 @@ def decode_isolated(data: bytes, kind: str, size: tuple[int, int]) -> Image.Imag
     seconds = _SECONDS + len(data) // _FILE_PER_SECOND + pixels // _PIXELS_PER_SECOND
     memory = _BYTES + 3 * len(data) + _BYTES_PER_PIXEL * pixels
     with _lock:
-        what, mode, shown, content = _own_process().answer(kind, seconds, memory, data)
+        try:
+            answer = _own_process().answer(kind, seconds, memory, data)
+        except _Killed:  # by whoever kills processes; it isn't asked a third time
+            answer = _own_process().answer(kind, seconds, memory, data)
+    what, mode, shown, content = answer
     if what == TOO_MUCH_MEMORY:
         raise Unreadable(f"decoding it takes more than {memory >> 20} MiB")
     if what == FAILED:
         raise Unreadable(f"can't be read as an image ({printable(content.decode())})")
     return Image.frombytes(mode, shown, content)
+
+
+class _Killed(RunError):
+    """Something else than a limit or a crash has ended the process."""
 
 
 class _Process:
@@ -66,7 +74,7 @@ class _Process:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except OSError as error:
+        except (OSError, TypeError, ValueError) as error:  # there may be no sys.executable
             raise RunError(f"a process that decodes images can't be started ({error})") from None
 
     @property
@@ -78,7 +86,7 @@ class _Process:
 
         Raises:
             Unreadable: the process ended before by its limit or a crash, or takes too long.
-            RunError: something else killed it.
+            _Killed: something else killed it.
         """
         requests: Any = self._process.stdin
         answers: Any = self._process.stdout
@@ -104,7 +112,7 @@ class _Process:
             raise Unreadable(f"decoding it takes longer than {seconds} s")
         if ended in (-signal.SIGKILL, -signal.SIGTERM):
             how = signal.Signals(-ended).name
-            raise RunError(f"the process that decodes images was killed by {how}; is memory short?")
+            raise _Killed(f"the process that decodes images was killed by {how}; is memory short?")
         raise Unreadable(f"its decoder crashed (exit status {ended})")
 
     def end(self) -> None:

@@ -16,6 +16,7 @@ REQUEST = struct.Struct("<8sQQQ")  # format, seconds, bytes of memory, bytes of 
 ANSWER = struct.Struct("<B8sIIQ")  # one of these, mode, width, height, bytes of what follows
 DECODED, FAILED, TOO_MUCH_MEMORY = range(3)  # pixels, or the error's text, or nothing follows
 _LOOK = 2.0  # seconds between two looks at whether the parent lives
+_AT_START = {what: resource.getrlimit(what)[0] for what in (resource.RLIMIT_CPU, resource.RLIMIT_AS)}
 _PAGE = resource.getpagesize()
 
 
@@ -61,21 +62,24 @@ def _main() -> None:
         answers.write(ANSWER.pack(what, mode.encode(), *shown, len(content)))
         answers.write(content)
         answers.flush()
+        image = data = content = None
 
 
 def _limit(seconds: int | None, memory: int | None) -> None:
     """Limits what this process may use from now on; None: no more than at its start."""
-    most = {resource.RLIMIT_CPU: resource.RLIM_INFINITY, resource.RLIMIT_AS: resource.RLIM_INFINITY}
+    most = dict(_AT_START)
     if seconds is not None:
-        most[resource.RLIMIT_CPU] = int(time.process_time()) + 1 + seconds
+        most[resource.RLIMIT_CPU] = _least(_AT_START[resource.RLIMIT_CPU], int(time.process_time()) + 1 + seconds)
     if memory is not None and sys.platform == "linux":
         with open("/proc/self/statm") as file:
-            most[resource.RLIMIT_AS] = int(file.read().split()[0]) * _PAGE + memory
+            used = int(file.read().split()[0]) * _PAGE
+        most[resource.RLIMIT_AS] = _least(_AT_START[resource.RLIMIT_AS], used + memory)
     for what, soft in most.items():
-        _, hard = resource.getrlimit(what)
-        if hard != resource.RLIM_INFINITY:
-            soft = hard if soft == resource.RLIM_INFINITY else min(soft, hard)
-        resource.setrlimit(what, (soft, hard))
+        resource.setrlimit(what, (soft, resource.getrlimit(what)[1]))
+
+
+def _least(limit: int, own: int) -> int:
+    return own if limit == resource.RLIM_INFINITY else min(limit, own)
 
 
 if __name__ == "__main__":

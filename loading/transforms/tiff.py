@@ -59,7 +59,7 @@ class Directory:
             length = count * _BYTES[kind]
             if length > self._width and self._place(value) + length > len(data):
                 raise Unreadable(f"its tag {tag} says that {count} values lie beyond its end")
-            values += count if kind not in (1, 6, 7) else 0
+            values += count
             if values > _VALUES:
                 raise Unreadable(f"its tags hold more than {_VALUES} values")
             self.tags[tag] = Tag(kind, count, value)
@@ -132,6 +132,8 @@ def check_parts(directory: Directory) -> None:
         raise Unreadable("its size is 0")
     planes = samples if directory.numbers(PLANAR, 1)[0] == 2 else 1
     needed = planes * math.ceil(width / part_width) * math.ceil(height / part_height)
+    if wrong := [tag for tag in PLACES if tag in directory.tags and directory.tags[tag].kind not in _NUMBERS]:
+        raise Unreadable(f"its tag {wrong[0]} isn't of whole numbers")
     places = directory.tags.get(TILES if tiled else STRIPS)
     count = max(needed, places.count if places else 0)
     name = "tiles" if tiled else "strips"

@@ -82,7 +82,7 @@ COSTLY = {
     ),
     "tiles": (
         lambda: packed_tiff(8, 8, b"x", **{"322": 1 << 16, "323": 1 << 16, "324": 8, "325": 1}),
-        "it has 65536 x 65536 pixels, DATA.MAX_PIXELS is 1000000",
+        "its 1 tiles of 65536 x 65536 pixels are too many for 8 x 8 pixels",
     ),
     "tags that overlap": (lambda: forged.tags_that_overlap(300_000), "it has 1 channel, DATA.IMAGE_CHANNELS is 5"),
     "a shape beyond numbers": (lambda: npy((1 << 70, 1 << 70, 5)), "it has "),

@@ -24,6 +24,7 @@ def load(data):
         TRAINED(EncodedImage(data, "RGB", "file", PIXELS), np.random.default_rng(0))
 
 
+GREY = [(256, 4, 1, 1), (257, 4, 1, 1), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]  # a TIFF's of one pixel
 FOUND = {  # what each took before it was mended; the file, and what is said of it now ("": it is read)
     "EXIF of tags that overlap: 12.7 GB, 49 s": (lambda: forged.with_exif(forged.tags_that_overlap(400_000)), ""),
     "TIFF of tags that overlap: 13.6 GB, 34 s": (lambda: forged.tags_that_overlap(300_000), ""),
@@ -65,6 +66,26 @@ FOUND = {  # what each took before it was mended; the file, and what is said of 
     ),
     "a JPEG of fill before its header: 18 s": (lambda: filled(2), ""),
     "a JPEG of fill before its end: 13 s": (lambda: filled(-2), ""),
+    "arithmetic coding, for data that isn't there: 55 s": (
+        lambda: forged.saved("JPEG", progressive=True).replace(b"\xff\xc2", b"\xff\xca"),
+        "it is a JPEG with arithmetic or lossless coding",
+    ),
+    "300 frames of 21,838 channels that a JPEG doesn't have: 590 MB": (
+        lambda: forged.saved("JPEG").replace(b"\xff\xc0", forged.segment(0xC0, bytes(65_520)) * 300 + b"\xff\xc0"),
+        "its JPEG header is damaged",
+    ),
+    "strips whose places are bytes: 223 MB": (
+        lambda: b"II*\0\x08\0\0\0" + forged.directory([*GREY, (273, 6, 12_000_000, 200)]) + bytes(12_000_200),
+        "its tags hold more than 500000 values",
+    ),
+    "strips whose lengths are signed": (
+        lambda: b"II*\0\x08\0\0\0" + forged.directory([*GREY, (273, 4, 1, 8), (279, 9, 1, 1)]),
+        "its tag 279 isn't of whole numbers",
+    ),
+    "BigTIFF for us, and another for Pillow: 315 MB": (
+        lambda: b"MM\0+\0\x08\0\0" + bytes(200),
+        "it is of no known format",
+    ),
     "a narrow PNG: 20 bytes a pixel": (
         lambda: forged.png(1, 49_000_000, pixels=forged.black(1, 1)),
         "it has 1 x 49000000 pixels, DATA.MAX_PIXELS is 1000000",

@@ -71,35 +71,43 @@ def test_one_process_serves_many_files_and_threads():
     assert own_process() == process
 
 
-def while_it_is_asked(monkeypatch, act):
-    """Calls ``act`` with the process's number when it has a request."""
-    read = isolated._read
+def killing(monkeypatch, number, times):
+    """Has a signal end the process that is asked, ``times`` times."""
+    answer = isolated._Process.answer
+    left = [times]
 
-    def acting(*args):
-        monkeypatch.undo()
-        act(own_process())
-        return read(*args)
+    def killed(self, *args):
+        if left[0]:
+            left[0] -= 1
+            os.kill(self._process.pid, signal.SIGSTOP)
+            os.kill(self._process.pid, number)
+            os.kill(self._process.pid, signal.SIGCONT)
+        return answer(self, *args)
 
-    monkeypatch.setattr(isolated, "_read", acting)
+    monkeypatch.setattr(isolated._Process, "answer", killed)
 
 
 @pytest.mark.parametrize(
-    ("number", "error", "message"),
+    ("number", "times", "error", "message"),
     [
-        (signal.SIGSEGV, Unreadable, r"its decoder crashed \(exit status -11\)"),
-        (signal.SIGKILL, RunError, "the process that decodes images was killed by SIGKILL; is memory short?"),
+        (signal.SIGSEGV, 1, Unreadable, r"its decoder crashed \(exit status -11\)"),
+        (signal.SIGKILL, 2, RunError, "the process that decodes images was killed by SIGKILL; is memory short?"),
     ],
 )
-def test_a_crash_is_an_error_and_the_next_file_is_read(monkeypatch, number, error, message):
+def test_a_crash_is_an_error_and_the_next_file_is_read(monkeypatch, number, times, error, message):
     data = forged.saved("TIFF", compression="tiff_lzw")
     pixels(data)
     process = own_process()
-    os.kill(process, signal.SIGSTOP)
-    while_it_is_asked(monkeypatch, lambda process: (os.kill(process, number), os.kill(process, signal.SIGCONT)))
+    killing(monkeypatch, number, times)
     with pytest.raises(error, match=message):
         decode_isolated(data, "TIFF", SIZE)
     assert (pixels(data) == np.asarray(forged.PICTURE)).all()
     assert own_process() != process
+
+
+def test_a_process_that_was_killed_once_is_replaced_at_once(monkeypatch):
+    killing(monkeypatch, signal.SIGKILL, 1)
+    assert (pixels(forged.saved("TIFF", compression="tiff_lzw")) == np.asarray(forged.PICTURE)).all()
 
 
 def test_a_process_that_cannot_be_started_is_no_fault_of_the_image(monkeypatch):
