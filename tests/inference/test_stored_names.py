@@ -56,7 +56,7 @@ def write(folder, names=NAMES, values=None, index="csv"):
 def test_names_are_those_of_the_index_and_are_read_once(tmp_path, monkeypatch, index):
     stored, told = stored_features(write(tmp_path, index=index)), []
     expected = [os.path.join("/home/me", name) for name in NAMES]
-    assert list(stored.names()) == expected
+    assert [os.path.join(stored.made["folder"], name) for name in stored.files()] == expected
     first = names_of(stored, told.append)
     assert told == [f"{tmp_path}/x.{index}: its 9 names are read once, into x.names"]
     monkeypatch.setattr(features.Stored, "files", None)
@@ -108,7 +108,7 @@ def test_an_index_that_was_changed_is_read_again(tmp_path, change):
     before = (tmp_path / "x.names").read_bytes()
     change(tmp_path)
     stored, told = stored_features(tmp_path / "x.npy"), []
-    assert names_of(stored, told.append).name(8) == list(stored.names())[8]
+    assert names_of(stored, told.append).name(8) == os.path.join(stored.made["folder"], list(stored.files())[8])
     assert len(told) == 1
     assert (tmp_path / "x.names").read_bytes() != before
     names_of(stored, pytest.fail)
