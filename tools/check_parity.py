@@ -19,6 +19,7 @@ block in each stage, and the others images of 128 x 128.
 """
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -126,6 +127,8 @@ def main() -> None:
     parser.add_argument("-python", "--python", default=sys.executable, help="an interpreter with torch and timm")
     parser.add_argument("-small", "--small", action="store_true", help="smaller models of the same widths")
     arguments = parser.parse_args()
+    if not shutil.which(arguments.python):
+        raise InputError(f"-python is {arguments.python}, but there is no such program")
     import paddle
 
     from models import list_models

@@ -37,7 +37,7 @@ TOOLS = {
     "average_checkpoints": (["w.safetensors", "-output=out.safetensors"], WRITES),
     "benchmark": (["checkpoint", "-cfg=vit_digits", "-repeats=1"], STARTS),
     "check_dataset": ([*IMAGES, "--report=out.html"], WRITES),
-    "check_parity": (["vit_digits", "-python=waits"], STARTS),
+    "check_parity": (["vit_digits", "-python=./waits"], STARTS),
     "compare_runs": (["run", "other", "-output=out.html"], WRITES),
     "convert_weights": (["w.safetensors", "out.npz"], WRITES),
     "doctor": (["-ngpus=2"], STARTS),
