@@ -286,7 +286,8 @@ def asked_config(
         read[cfg_file] = FromFile(_C.clone(), [] if cfg_file is None else tag_options(cfg_file))
         if cfg_file is not None:
             _KEYS.merge_file(read[cfg_file].config, find_config(cfg_file))
-    config, tagged = read[cfg_file].config.clone(), read[cfg_file].tagged
+    config = read[cfg_file].config.clone()
+    tagged = read[cfg_file].tagged
     _KEYS.merge_options(config, [*tagged, *options])
     if tagged and not config.MODEL.PRETRAINED:
         name = current_name(os.path.basename(cfg_file or ""))

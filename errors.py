@@ -213,7 +213,8 @@ def reading(file: Any, what: str, advice: str = "", kind: type[RunError] = Input
         advice: ends the line: "; repair or remove it".
         kind: of the error that is raised.
     """
-    before, _opened.path = getattr(_opened, "path", ""), ""
+    before = getattr(_opened, "path", "")
+    _opened.path = ""
     try:
         yield
     except Exception as error:

@@ -82,7 +82,8 @@ class Lines(ReceiveBuffer):
 class Connection(h11.Connection):
     """h11's, which makes an event of each chunk of a body, however small it is: each takes 6 µs."""
 
-    chunks, size = 0, 0
+    chunks = 0
+    size = 0  # bytes
 
     def __init__(self) -> None:
         super().__init__(h11.SERVER, _LARGEST_HEAD)
