@@ -56,8 +56,11 @@ def _call(rank: int, endpoints: str, backend: str, function: Callable, args: tup
     os.environ |= {"PADDLE_DISTRI_BACKEND": backend, "FLAGS_selected_stand_ins": str(rank)}  # (tests/stand_in)
     import paddle.distributed as dist
 
+    import ops
     from errors import RunError
 
+    # As runs do, and tests/conftest.py for one rank: whether the function's module imports that must not decide bits.
+    ops.load()
     dist.init_parallel_env()
     dist.barrier()  # a rank that ends while another still connects makes that one fail ("TIMEOUT")
     try:

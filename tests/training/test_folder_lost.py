@@ -7,12 +7,10 @@ import shutil
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 from conftest import without
 from ranks import run_ranks
 from runs import assert_same_run, records, train
-from safetensors.numpy import load_file
 
 from errors import RunError
 from training import requests
@@ -133,19 +131,11 @@ def test_where_the_folder_takes_no_checkpoint_it_is_saved_beside(tmp_path, tiny,
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_folder_that_is_moved_is_written_where_it_is(tmp_path, tiny, ranks):
     options = [*tiny, *OPTIONS, "SAVE_STEPS", "3"]
-    run_ranks(disturbed, Path.exists, options, tmp_path / "whole", 64 * ranks, 4, ranks=ranks)
+    run_ranks(train, options, tmp_path / "whole", 64 * ranks, ranks=ranks)
     run_ranks(disturbed, moved, options, tmp_path / "run", 64 * ranks, 4, ranks=ranks)
     assert not (tmp_path / "run").exists()
-    if ranks == 1:
-        assert_same_run(tmp_path / "whole", tmp_path / "moved")
-    # Two ranks may differ in the last bit, whatever happens to the folder: why isn't known.
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        files = [load_file(tmp_path / run / "checkpoints" / "last" / name) for run in ("whole", "moved")]
-        assert files[0].keys() == files[1].keys()
-        for key, expected in files[0].items():
-            np.testing.assert_allclose(files[1][key], expected, rtol=0, atol=1e-6, err_msg=f"{name} {key}")
-    steps = [[record["step"] for record in records(tmp_path / run)] for run in ("whole", "moved")]
-    assert steps[0] == steps[1]
+    assert_same_run(tmp_path / "whole", tmp_path / "moved")
+    assert records(tmp_path / "whole") == records(tmp_path / "moved")
     assert (tmp_path / "moved" / "result.json").exists()
     log = (tmp_path / "moved" / "log.txt").read_text()
     assert log.count(f"the run's folder was moved; the run goes on in {tmp_path}/moved") == 1
