@@ -70,12 +70,15 @@ class Session:
     Each result is read once, and each run looked at when it ends: a sweep's last points cost what its first ones do.
 
     Args:
+        plan: all points of the sweep; none, of Optuna's.
         points: that the sweep's folder has begun with.
         places: the environments of commands that run at a time.
     """
 
-    def __init__(self, sweep: Sweep, points: list[Point], metric: str, places: list[dict[str, str]]) -> None:
-        self.sweep, self.metric, self.places = sweep, metric, places
+    def __init__(
+        self, sweep: Sweep, plan: list[Point], points: list[Point], metric: str, places: list[dict[str, str]]
+    ) -> None:
+        self.sweep, self.plan, self.metric, self.places = sweep, plan, metric, places
         self.points: list[Point] = []
         self.rows: list[results.Row] = []
         self.row_of: dict[str, int] = {}
@@ -103,7 +106,7 @@ class Session:
     def next_points(self) -> list[Point]:
         """Returns the points that come next: all that are left, or as many of Optuna's as run at a time."""
         if self.sweep.method != "optuna":
-            return plan_points(self.sweep)[len(self.points) :]
+            return self.plan[len(self.points) :]
         sign = -1 if self.metric.endswith("loss") else 1
         first = len(self.scores) * max(1, len(self.sweep.seeds))
         means = [results.mean(runs) for runs in results.by_point(self.rows[first:], self.sweep)]
@@ -158,7 +161,7 @@ def main() -> int:
     if not places:
         raise InputError(f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible")
     lock = None if arguments.dry else results.lock(sweep.output)
-    session = Session(sweep, results.read_points(sweep, plan), metric, places)
+    session = Session(sweep, plan, results.read_points(sweep, plan), metric, places)
     if lock is None:
         session.add(session.next_points())
         for command in session.commands():
