@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
@@ -32,6 +33,7 @@ import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, remedy, reporting  # noqa: E402
 
 # isort: split
+from config import FromFile  # noqa: E402
 from launch import side_by_side  # noqa: E402
 from launch.side_by_side import Command  # noqa: E402
 from options import Parser  # noqa: E402
@@ -82,6 +84,7 @@ class Session:
         self.points: list[Point] = []
         self.rows: list[results.Row] = []
         self.row_of: dict[str, int] = {}
+        self.read: dict[Any, FromFile] = {}  # the command's file, for the checks of points
         self.asked = 0  # of the rows, those whose commands were asked for
         self.scores: list[float | None] = []  # of the points, better the higher; None: failed
         self.add(points)
@@ -139,7 +142,7 @@ class Session:
                     return stop
             elif new := self.next_points():
                 if optuna:  # the others were known from the start
-                    check(self.sweep, new)
+                    check(self.sweep, new, read=self.read)
                     results.add(self.sweep, new)
                 else:
                     results.record(self.sweep, [*self.points, *new])

@@ -80,7 +80,8 @@ class Drawing:
 def test_each_result_is_read_once_and_each_point_written_once(tmp_path, monkeypatch):
     sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=40, seeds=[0, 1])._replace(method="optuna")
     monkeypatch.setattr("tools.sweep.Suggestions", Drawing)
-    looked, written = [], []
+    looked, written, read = [], [], []
+    monkeypatch.setattr("configs.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
     outcome, writing_whole = results.outcome, results.writing_whole
     monkeypatch.setattr(results, "outcome", lambda *words: [looked.append(words[1]), outcome(*words)][1])
     monkeypatch.setattr(results, "writing_whole", lambda file: [written.append(file.name), writing_whole(file)][1])
@@ -88,6 +89,7 @@ def test_each_result_is_read_once_and_each_point_written_once(tmp_path, monkeypa
     session, ran = session_of(sweep, monkeypatch, fails=["0007_seed1"])
     session.run(lock)
     assert len(ran) == 80
+    assert [path.name for path in read] == ["vit_digits.yaml"]
     # Before a run starts, and when it has ended.
     assert sorted(looked) == sorted(2 * ran)
     assert written == ["sweep.json"]
