@@ -237,11 +237,12 @@ class Keys:
         A run's file has GIVEN, and every key; earlier releases wrote no sources into it, the first ones no GIVEN.
         """
         named = content.pop("GIVEN", None)
+        keys = dict(leaves(content))
         if named is None:  # nobody writes half of the keys by hand
-            return {}, WRITTEN_OUT if 2 * len(dict(leaves(content))) > len(self.defaults) else 0
+            return {}, WRITTEN_OUT if 2 * len(keys) > len(self.defaults) else 0
         found = {k: v if isinstance(v, list) else [v, ""] for k, v in named.items()} if isinstance(named, dict) else {}
         if isinstance(named, dict) and all(map(_is_source, found.values())):
-            if absent := next((key for key in found if key not in dict(leaves(content))), None):
+            if absent := next((key for key in found if key not in keys), None):
                 raise InputError(
                     f"{path}: GIVEN names {printable(absent)}, for which the file has no value; remove it there"
                 )
