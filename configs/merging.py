@@ -123,7 +123,7 @@ class Keys:
         self.sections = {key[:dot] for key in self.shared for dot, letter in enumerate(key) if letter == "."}
 
     @property
-    def defaults(self) -> Mapping[str, Any]:
+    def defaults(self) -> dict[str, Any]:
         """Returns every key's default; of a key that several architectures take, one's."""
         own = all_keys()
         # It is another dictionary once a program has added an architecture.
