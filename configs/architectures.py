@@ -78,7 +78,8 @@ def settle(config: Configuration) -> None:
     values = {key: argument.default for key, argument in taken.items()}
     for key in all_keys():
         name = key.removeprefix("MODEL.")
-        if name not in model:  # most keys are other architectures'
+        # Most keys are other architectures'.
+        if name not in model:
             continue
         value = model.pop(name)
         where = found.get(key)
