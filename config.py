@@ -322,8 +322,9 @@ def update_config(config: Configuration, args: Any) -> Configuration:
 def _finish(config: Configuration) -> None:
     """Checks a configuration of which all values are given."""
     settle(config)
-    check(config)
-    refuse_idle(config, explicit_sources(config), NEEDS)
+    values = dict(leaves(config))
+    check(config, values)
+    refuse_idle(values, explicit_sources(config), NEEDS)
     if config.families and not config.EVAL:
         for line in reading.difference_lines(config.families[-1], config):
             add_note(config, line)
@@ -335,7 +336,7 @@ def default_values(config: Configuration | None = None) -> dict[str, Any]:
     Args:
         config: whose architecture's keys of MODEL are meant; None: those of all, with the default of one of them.
     """
-    return _KEYS.defaults if config is None else _KEYS.defaults_of(config)
+    return dict(_KEYS.defaults) if config is None else _KEYS.defaults_of(config)
 
 
 def named_keys(options: Sequence[str]) -> set[str]:
@@ -357,7 +358,7 @@ def with_values(config: Configuration, why: str = "", /, **values: Any) -> Confi
     changed.defrost()
     _KEYS.write_out(changed, {key.replace("__", "."): value for key, value in values.items()}, why)
     settle(changed)
-    check(changed)
+    check(changed, dict(leaves(changed)))
     changed.freeze()
     return changed
 
@@ -372,9 +373,10 @@ def with_options(config: Configuration, options: Sequence[str]) -> Configuration
     changed.defrost()
     _KEYS.merge_options(changed, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)])
     settle(changed)
-    check(changed)
+    values = dict(leaves(changed))
+    check(changed, values)
     named = named_keys(options)
-    refuse_idle(changed, {key: by for key, by in explicit_sources(changed).items() if key in named}, NEEDS)
+    refuse_idle(values, {key: by for key, by in explicit_sources(changed).items() if key in named}, NEEDS)
     changed.freeze()
     return changed
 

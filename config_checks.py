@@ -4,21 +4,25 @@ Two keys that can't both be had are a conflict (``check``). A key that has nothi
 (``configs.key_needs``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from configs import registry
 from configs.key_needs import float_pixels, mixes
 from configs.ranges import check_values
 from configs.values import quoted
 from errors import InputError
-from options import Configuration, leaves, pair
+from options import Configuration, pair
 
 _LEAST_CORRUPTED = 32  # pixels of a side, which the corruptions' blurs need
 
 
-def check(config: Configuration) -> None:
-    """Raises InputError, naming the key, what it is and what it may be, for a configuration that can't be meant."""
-    values = dict(leaves(config))
+def check(config: Configuration, values: Mapping[str, Any]) -> None:
+    """Raises InputError, naming the key, what it is and what it may be, for a configuration that can't be meant.
+
+    Args:
+        values: the same, by dotted key.
+    """
 
     def require(valid: bool, key: str, expected: str) -> None:
         if not valid:

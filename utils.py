@@ -9,7 +9,7 @@ import re
 import resource
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,21 +186,23 @@ def all_gather(data: Any) -> list[Any]:
     return found
 
 
-def all_to_all(parts: list[np.ndarray]) -> list[np.ndarray]:
-    """Sends one array to each process, and returns those that all sent to this one, in the order of ranks.
+def all_to_all(parts: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
+    """Sends an array to each process, and returns those that all sent to this one, [m, n] each, in the order of ranks.
 
     Args:
-        parts: one for each process, all of one shape and dtype. Another process's may have another shape.
+        parts: [N, m, n], an array for each of N processes.
+        lengths: the n of each process.
     """
     if world_size() == 1:
-        return parts
+        return [*parts]
     received = []
-    dtype: Any = str(parts[0].dtype)
-    for source, shape in enumerate(all_gather(parts[0].shape)):
-        found = paddle.empty(shape, dtype)
-        if found.size:
-            # One after the other: Paddle's own all-to-all has no gloo.
-            dist.scatter(found, [*map(paddle.to_tensor, parts)] if source == rank() else None, source)
+    dtype: Any = str(parts.dtype)
+    for source, length in enumerate(lengths):
+        found = paddle.empty([parts.shape[1], length], dtype)
+        if length:
+            # One after the other: Paddle's own all-to-all has no gloo. A list of tensors would be copied once more.
+            sent = paddle.to_tensor(parts).flatten(0, 1) if source == rank() else None
+            dist.stream.scatter(found, sent, source)
         received.append(found.numpy())
     return received
 

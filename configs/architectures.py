@@ -78,7 +78,11 @@ def settle(config: Configuration) -> None:
     values = {key: argument.default for key, argument in taken.items()}
     for key in all_keys():
         name = key.removeprefix("MODEL.")
-        value, where = model.pop(name, None), found.get(key)
+        # Most keys are other architectures'.
+        if name not in model:
+            continue
+        value = model.pop(name)
+        where = found.get(key)
         value = parse_value(value) if isinstance(value, str) else value
         if where and value is not None and key in taken:
             values[key] = taken[key].value(value, where.source)

@@ -11,7 +11,7 @@ from options import Configuration, leaves
 
 def mixes(config: Configuration) -> bool:
     """Returns whether training mixes its images: mixup or CutMix is on."""
-    return _MIXING.met(dict(leaves(config)))
+    return _MIXING.met(dict(leaves(config.TRAIN, "TRAIN.")))
 
 
 def float_pixels(values: Mapping[str, Any]) -> bool:

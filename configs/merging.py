@@ -13,6 +13,7 @@ from configs.documents import read_yaml
 from configs.names import TOOLKITS, images_of, instead, matching_file, tags
 from configs.paddlevit import reading
 from configs.paddlevit.absent import absent_task
+from configs.signatures import Argument
 from configs.values import coerce, quoted
 from errors import InputError, printable
 from options import (
@@ -117,12 +118,19 @@ class Keys:
     ) -> None:
         self.types, self.words, self.removed = types, words, removed
         self.shared = dict(leaves(tree))
+        self._architectures: dict[str, Argument] = {}
+        self._defaults: dict[str, Any] = {}
         self.sections = {key[:dot] for key in self.shared for dot, letter in enumerate(key) if letter == "."}
 
     @property
     def defaults(self) -> dict[str, Any]:
         """Returns every key's default; of a key that several architectures take, one's."""
-        return self.shared | {key: argument.default for key, argument in all_keys().items()}
+        own = all_keys()
+        # It is another dictionary once a program has added an architecture.
+        if self._architectures is not own:
+            self._architectures = own
+            self._defaults = self.shared | {key: argument.default for key, argument in own.items()}
+        return self._defaults
 
     def defaults_of(self, config: Configuration) -> dict[str, Any]:
         """Returns the defaults of the keys that a configuration has: its architecture's own among them."""
@@ -229,11 +237,12 @@ class Keys:
         A run's file has GIVEN, and every key; earlier releases wrote no sources into it, the first ones no GIVEN.
         """
         named = content.pop("GIVEN", None)
+        keys = dict(leaves(content))
         if named is None:  # nobody writes half of the keys by hand
-            return {}, WRITTEN_OUT if 2 * len(dict(leaves(content))) > len(self.defaults) else 0
+            return {}, WRITTEN_OUT if 2 * len(keys) > len(self.defaults) else 0
         found = {k: v if isinstance(v, list) else [v, ""] for k, v in named.items()} if isinstance(named, dict) else {}
         if isinstance(named, dict) and all(map(_is_source, found.values())):
-            if absent := next((key for key in found if key not in dict(leaves(content))), None):
+            if absent := next((key for key in found if key not in keys), None):
                 raise InputError(
                     f"{path}: GIVEN names {printable(absent)}, for which the file has no value; remove it there"
                 )

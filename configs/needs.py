@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from errors import InputError
-from options import COMMAND_LINE, Configuration, Given, leaves
+from options import COMMAND_LINE, Given
 
 
 class Need(NamedTuple):
@@ -21,7 +21,7 @@ def unmet(needs: tuple[Need, ...], values: Mapping[str, Any]) -> Need | None:
     return next((need for need in needs if not need.met(values)), None)
 
 
-def refuse_idle(config: Configuration, given: Mapping[str, Given], needs: Mapping[str, tuple[Need, ...]]) -> None:
+def refuse_idle(values: Mapping[str, Any], given: Mapping[str, Given], needs: Mapping[str, tuple[Need, ...]]) -> None:
     """Raises InputError for a key that was set and does nothing, whatever its value.
 
     It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS.
@@ -29,10 +29,10 @@ def refuse_idle(config: Configuration, given: Mapping[str, Given], needs: Mappin
     takes back what a lower file set, and isn't asked for a use.
 
     Args:
+        values: a configuration's, by dotted key.
         given: what somebody set, by dotted key.
         needs: of each key.
     """
-    values = dict(leaves(config))
     for key, where in given.items():
         for need in needs.get(key, ()) if values[key] is not None else ():
             above = any(given[k].level > where.level for k in need.keys if k in given)

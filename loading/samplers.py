@@ -130,11 +130,14 @@ def _balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     members = np.split(places, np.flatnonzero(np.diff(classes)) + 1)
     counts = np.full(len(members), len(labels) // len(members))
     counts[: len(labels) % len(members)] += 1
-    drawn = [
-        np.resize(rng.permutation(members[label]), count)
-        for label, count in zip(rng.permutation(len(members)), counts, strict=True)
-    ]
-    return rng.permutation(np.concatenate(drawn))
+    drawn = []
+    for label, count in zip(rng.permutation(len(members)), counts, strict=True):
+        own = members[label]
+        rng.shuffle(own)
+        drawn.append(own[:count] if count <= len(own) else np.resize(own, count))
+    order = np.concatenate(drawn)
+    rng.shuffle(order)
+    return order
 
 
 def _sort(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -146,7 +149,9 @@ def _sort(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     keys = values << bits
     keys |= np.arange(len(values))
     keys.sort()
-    return keys >> bits, keys & ((1 << bits) - 1)
+    places = keys & ((1 << bits) - 1)
+    keys >>= bits
+    return keys, places
 
 
 def _by_shards(shard: np.ndarray, together: int, rng: np.random.Generator) -> np.ndarray:

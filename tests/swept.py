@@ -48,5 +48,5 @@ def session_of(sweep, monkeypatch, dies_after=10**9, fails=()):
     ran = []
     monkeypatch.setattr(side_by_side, "run", run)
     plan = [] if sweep.method == "optuna" else plan_points(sweep)
-    session = Session(sweep, results.read_points(sweep, plan), "acc1", [{}, {}])
+    session = Session(sweep, plan, results.read_points(sweep, plan), "acc1", [{}, {}])
     return session, ran

@@ -123,6 +123,18 @@ def test_a_runs_file_keeps_the_first_source_however_often_it_goes_on(recipe, tmp
         assert str(tmp_path / "d") == config.DATA.DATA_PATH
 
 
+def test_a_runs_keys_are_listed_as_often_however_many_were_given(tmp_path, monkeypatch):
+    listed, words = {}, ["SEED=1", "TRAIN.BASE_LR=0.1", "TRAIN.WEIGHT_DECAY=0.1", "TRAIN.HFLIP=0.1", "SAVE_FREQ=3"]
+    for given in (1, 5):
+        (tmp_path / "config.yaml").write_text(resolved_yaml(get_config(None, words[:given])))
+        calls = []
+        with monkeypatch.context() as patch:
+            patch.setattr("configs.merging.leaves", lambda *of, calls=calls: [calls.append(of), leaves(*of)][1])
+            get_config(tmp_path / "config.yaml")
+        listed[given] = len(calls)
+    assert listed[1] == listed[5]
+
+
 def test_the_weights_that_a_run_began_with_keep_their_source(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run" / "checkpoints" / "epoch_0001").mkdir(parents=True)

@@ -67,14 +67,15 @@ def test_collectives_on_two_ranks():
 
 
 def exchanged():
-    """What this rank got of each rank: rows, whether of the same dtype, values. They are few at first, then many."""
-    r = utils.rank()
+    """What this rank got of each rank: its length, whether of the same dtype, values. They are few, then many."""
+    r, ranks = utils.rank(), range(utils.world_size())
     told = []
-    for rows in (r, 3 * (r + 1), 400_000 * (2 - r % 2)):
+    for length in (lambda r: r, lambda r: 3 * (r + 1), lambda r: 400_000 * (2 - r % 2)):
         for kind in (np.float32, np.uint8):
-            parts = [np.full([rows, 2], 10 * r + other, kind) for other in range(utils.world_size())]
-            found = utils.all_to_all(parts)
-            told.append([(part.shape[0], part.dtype == kind, set(part.ravel().tolist())) for part in found])
+            parts = np.stack([np.full([2, length(r)], 10 * r + other, kind) for other in ranks])
+            found = utils.all_to_all(parts, [*map(length, ranks)])
+            assert {part.shape[0] for part in found} == {2}
+            told.append([(part.shape[1], part.dtype == kind, set(part.ravel().tolist())) for part in found])
     return told
 
 
@@ -82,8 +83,8 @@ def exchanged():
 def test_each_rank_gets_its_own_part_of_all(ranks):
     for own, told in enumerate(run_ranks(exchanged, ranks=ranks)):
         for turn, found in enumerate(told):
-            rows = [lambda r: r, lambda r: 3 * (r + 1), lambda r: 400_000 * (2 - r % 2)][turn // 2]
-            assert found == [(rows(r), True, {10 * r + own} if rows(r) else set()) for r in range(ranks)]
+            length = [lambda r: r, lambda r: 3 * (r + 1), lambda r: 400_000 * (2 - r % 2)][turn // 2]
+            assert found == [(length(r), True, {10 * r + own} if length(r) else set()) for r in range(ranks)]
 
 
 def test_collectives_on_one_process():

@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
@@ -32,6 +33,7 @@ import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, remedy, reporting  # noqa: E402
 
 # isort: split
+from config import FromFile  # noqa: E402
 from launch import side_by_side  # noqa: E402
 from launch.side_by_side import Command  # noqa: E402
 from options import Parser  # noqa: E402
@@ -70,15 +72,19 @@ class Session:
     Each result is read once, and each run looked at when it ends: a sweep's last points cost what its first ones do.
 
     Args:
+        plan: all points of the sweep; none, of Optuna's.
         points: that the sweep's folder has begun with.
         places: the environments of commands that run at a time.
     """
 
-    def __init__(self, sweep: Sweep, points: list[Point], metric: str, places: list[dict[str, str]]) -> None:
-        self.sweep, self.metric, self.places = sweep, metric, places
+    def __init__(
+        self, sweep: Sweep, plan: list[Point], points: list[Point], metric: str, places: list[dict[str, str]]
+    ) -> None:
+        self.sweep, self.plan, self.metric, self.places = sweep, plan, metric, places
         self.points: list[Point] = []
         self.rows: list[results.Row] = []
         self.row_of: dict[str, int] = {}
+        self.read: dict[Any, FromFile] = {}  # the command's file, for the checks of points
         self.asked = 0  # of the rows, those whose commands were asked for
         self.scores: list[float | None] = []  # of the points, better the higher; None: failed
         self.add(points)
@@ -103,7 +109,7 @@ class Session:
     def next_points(self) -> list[Point]:
         """Returns the points that come next: all that are left, or as many of Optuna's as run at a time."""
         if self.sweep.method != "optuna":
-            return plan_points(self.sweep)[len(self.points) :]
+            return self.plan[len(self.points) :]
         sign = -1 if self.metric.endswith("loss") else 1
         first = len(self.scores) * max(1, len(self.sweep.seeds))
         means = [results.mean(runs) for runs in results.by_point(self.rows[first:], self.sweep)]
@@ -136,7 +142,7 @@ class Session:
                     return stop
             elif new := self.next_points():
                 if optuna:  # the others were known from the start
-                    check(self.sweep, new)
+                    check(self.sweep, new, read=self.read)
                     results.add(self.sweep, new)
                 else:
                     results.record(self.sweep, [*self.points, *new])
@@ -158,7 +164,7 @@ def main() -> int:
     if not places:
         raise InputError(f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible")
     lock = None if arguments.dry else results.lock(sweep.output)
-    session = Session(sweep, results.read_points(sweep, plan), metric, places)
+    session = Session(sweep, plan, results.read_points(sweep, plan), metric, places)
     if lock is None:
         session.add(session.next_points())
         for command in session.commands():

@@ -100,8 +100,8 @@ def config_from_arguments(
         config = asked_config(choice.file, [*flags, *named], read)
     if choice.note:
         add_note(config, choice.note)
-    from_scratch = not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked))
-    if from_scratch and (recipe := weights_recipe(config)):
+    recipe = weights_recipe(config)
+    if recipe and not (config.EVAL or config.MODEL.PRETRAINED or _has_weights(asked)):
         add_note(
             config,
             f"warning: {recipe} is a recipe for weights that were trained before, and none are given: the model starts"
@@ -195,10 +195,16 @@ def weights_recipe(config: Configuration) -> str:
     Its file says so: the command behind "# Train:" has ``-pretrained``. It is "" if there is no such recipe.
     """
     sources = {where.source: None for key, where in value_sources(config).items() if key.startswith("TRAIN.")}
-    for file in map(Path, sources):
-        if file.is_relative_to(CONFIG_DIR) and re.search(r"^# Train:.* -pretrained=", file.read_text("utf-8"), re.M):
-            return file.stem
-    return ""
+    return next((Path(source).stem for source in sources if _needs_weights(source)), "")
+
+
+@functools.cache
+def _needs_weights(source: str) -> bool:
+    """Whether values come from a shipped file whose command has -pretrained."""
+    file = Path(source)
+    if not file.is_relative_to(CONFIG_DIR):
+        return False
+    return bool(re.search(r"^# Train:.* -pretrained=", file.read_text("utf-8"), re.M))
 
 
 def _resumed_run(resume: str, output: str | None) -> Path | None:

@@ -108,12 +108,13 @@ class MultiLabel(Classification):
         outputs = self.config.MODEL.NUM_CLASSES
         # Classes that a rank holds of all images at a time.
         several = max(1, _PIECE // max(1, count))
+        lengths = all_gather(sum(map(len, scores)))
         found = {}
         for first in range(0, outputs, several * world_size()):
             each = min(several, -(-(outputs - first) // world_size()))
             # The first class of each rank. The last ranks may compute some classes that others compute, too.
             begins = [min(first + place * each, outputs - each) for place in range(world_size())]
-            logits, truth = (_of_all_images(batches, begins, each) for batches in (scores, truths))
+            logits, truth = (_of_all_images(batches, begins, each, lengths) for batches in (scores, truths))
             for label, column, there in zip(range(begins[rank()], outputs), logits, truth, strict=False):
                 found[label] = self._of_class(label, rank_images(sigmoid(column), there))
         for own in all_gather(found):
@@ -137,16 +138,19 @@ class MultiLabel(Classification):
         return {"thresholds": metrics["thresholds"]}
 
 
-def _of_all_images(batches: list[np.ndarray], begins: list[int], each: int) -> np.ndarray:
+def _of_all_images(batches: list[np.ndarray], begins: list[int], each: int, lengths: Sequence[int]) -> np.ndarray:
     """Returns this rank's classes of all ranks' batches, [each, n]; every rank calls it.
 
     Args:
         batches: this rank's, [B, K] each.
         begins: each rank's first class.
         each: the number of classes of a rank.
+        lengths: each rank's number of images.
     """
-    parts = [np.concatenate([rows[:, begin : begin + each].T for rows in batches], 1) for begin in begins]
-    return np.concatenate(all_to_all(parts), 1)
+    parts = np.empty([len(begins), each, lengths[rank()]], batches[0].dtype)
+    for part, begin in zip(parts, begins, strict=True):
+        np.concatenate([rows[:, begin : begin + each].T for rows in batches], 1, out=part)
+    return np.concatenate(all_to_all(parts, lengths), 1)
 
 
 def _mean(values: Sequence[float | None]) -> float:

@@ -4,6 +4,9 @@ import importlib.util
 import json
 import math
 import os
+import sys
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from swept import DRAWN, session_of, sweep_of
 from config import get_config
 from configs.documents import read_yaml
 from errors import InputError
+from options import leaves
 from tools.sweep import Progress
 from training.command_line import config_from_arguments
 from training.sweeps import points as sweep_points
@@ -38,6 +42,29 @@ def test_the_commands_file_is_read_once_for_all_points(tmp_path, monkeypatch):
     assert second.TRAIN.OPTIMIZER.BETAS != third.TRAIN.OPTIMIZER.BETAS
 
 
+def sections(tree):
+    return 1 + sum(sections(value) for value in tree.values() if isinstance(value, dict))
+
+
+def test_the_check_of_a_point_repeats_nothing_that_all_points_share(tmp_path):
+    sweep, called = sweep_of(tmp_path, keys=DRAWN, method="random", runs=21), Counter()
+    points = plan_points(sweep)
+    check(sweep, points[:1])
+
+    def count(frame, event, _):
+        if event == "call":
+            called[frame.f_code] += 1
+
+    sys.setprofile(count)
+    check(sweep, points[1:])
+    sys.setprofile(None)
+    assert called[Path.open.__code__] == 0
+    # The whole tree, and TRAIN's keys, which tell whether images are mixed; and the file, once.
+    walk = sections(get_config("vit_digits")) + sections(get_config().TRAIN)
+    assert 20 * walk <= called[leaves.__code__] < 21 * walk + 10
+    assert sum(called.values()) < 20 * 1600
+
+
 class Drawing:
     """Stands for Optuna: random points, and how many results each call was told."""
 
@@ -53,7 +80,8 @@ class Drawing:
 def test_each_result_is_read_once_and_each_point_written_once(tmp_path, monkeypatch):
     sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=40, seeds=[0, 1])._replace(method="optuna")
     monkeypatch.setattr("tools.sweep.Suggestions", Drawing)
-    looked, written = [], []
+    looked, written, read = [], [], []
+    monkeypatch.setattr("configs.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
     outcome, writing_whole = results.outcome, results.writing_whole
     monkeypatch.setattr(results, "outcome", lambda *words: [looked.append(words[1]), outcome(*words)][1])
     monkeypatch.setattr(results, "writing_whole", lambda file: [written.append(file.name), writing_whole(file)][1])
@@ -61,6 +89,7 @@ def test_each_result_is_read_once_and_each_point_written_once(tmp_path, monkeypa
     session, ran = session_of(sweep, monkeypatch, fails=["0007_seed1"])
     session.run(lock)
     assert len(ran) == 80
+    assert [path.name for path in read] == ["vit_digits.yaml"]
     # Before a run starts, and when it has ended.
     assert sorted(looked) == sorted(2 * ran)
     assert written == ["sweep.json"]

@@ -13,6 +13,7 @@ from runs import assert_same_run, refused, train, work
 from safetensors import safe_open
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve
 
+import utils
 from config import get_config
 from datasets import get_datasets
 from errors import InputError
@@ -27,7 +28,7 @@ from training.figures import average_precision, best_threshold, count_answers, r
 from training.multilabel import MultiLabel
 from training.report import write_report
 from training.report.reading import read_predictions
-from utils import all_to_all
+from utils import all_gather, all_to_all
 
 CLASSES = ["left", "right", "below", "never"]
 
@@ -100,21 +101,34 @@ def test_an_evaluation_is_scikit_learns():
 
 
 def evaluated_with_counts(count, batch):
-    """(The figures, how many classes this rank ranked, how many scores it held of other ranks at a time at most)."""
-    ranked, held = [], []
+    """(The figures, how many classes this rank ranked, how many scores it held of other ranks at a time at most).
+
+    Pickles are exchanged twice, however many classes there are: the ranks' numbers of images, and their figures.
+    """
+    ranked, held, gathered = [], [], []
 
     def rank(shares, truth):
         ranked.append(len(shares))
         return rank_images(shares, truth)
 
-    def exchange(parts):
-        found = all_to_all(parts)
+    def exchange(parts, lengths):
+        found = all_to_all(parts, lengths)
         held.append(sum(part.size for part in found))
         return found
 
-    with mock.patch.object(multilabel, "rank_images", rank), mock.patch.object(multilabel, "all_to_all", exchange):
+    def gather(data):
+        gathered.append(data)
+        return all_gather(data)
+
+    with (
+        mock.patch.object(multilabel, "rank_images", rank),
+        mock.patch.object(multilabel, "all_to_all", exchange),
+        mock.patch.object(multilabel, "all_gather", gather),
+        mock.patch.object(utils, "all_gather", gather),
+    ):
         figures = evaluated(count, batch)
     assert set(ranked) == {count}
+    assert len(gathered) == 2
     return figures, len(ranked), max(held)
 
 

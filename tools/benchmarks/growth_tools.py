@@ -175,7 +175,7 @@ _POINTS = (625, 1250, 2500, 5000, 10_000)
 MEASURES = {
     "sweep": Growth("points", _POINTS, sweep, 1, (20, 40, 80)),
     "sweep_again": Growth("points", _POINTS, sweep_again, 1, (20, 40, 80)),
-    "sweep_optuna": Growth("points", (250, 500, 1000, 2000, 4000), sweep_optuna, 1, (4, 8, 16), needs="optuna"),
+    "sweep_optuna": Growth("points", (1250, 2500, 5000, 10_000), sweep_optuna, 1, (4, 8, 16), needs="optuna"),
     "search": Growth("rows", (625_000, 1_250_000, 2_500_000, 5_000_000, 10_000_000), search, 1, (200, 400, 800), 0),
     "search_first": Growth("rows", (125_000, 250_000, 500_000, 1_000_000), search_first, 1, (200, 400, 800)),
     "duplicates": Growth("images", (100_000, 200_000, 400_000, 800_000), duplicates, 1, (1000, 2000, 4000)),

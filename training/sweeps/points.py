@@ -282,17 +282,20 @@ def edges(sweep: Sweep) -> list[Point]:
     return [first | {key: value} for key, drawn in sweep.keys.items() for value in drawn.edges()]
 
 
-def check(sweep: Sweep, points: Sequence[Point], tell: Callable[[], Any] = int) -> str:
+def check(
+    sweep: Sweep, points: Sequence[Point], tell: Callable[[], Any] = int, read: dict[Any, FromFile] | None = None
+) -> str:
     """Returns the sweep's metric: of every point; all configurations are read as a run's start reads them.
 
     Args:
         tell: is called after each of the points.
+        read: as ``asked_config``'s: the command's file is read once for all calls.
 
     Raises:
         InputError: one can't be meant, or has no such metric; the line names the point.
     """
     metric, seeds = sweep.metric, sweep.seeds or [None]
-    read: dict[Any, FromFile] = {}
+    read = {} if read is None else read
     for point, seed in [*((point, seeds[0]) for point in points), *((points[0], seed) for seed in seeds[1:])]:
         try:
             config = config_from_arguments(sweep.program, sweep.arguments("0", point, seed), read=read)
