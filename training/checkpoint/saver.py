@@ -258,9 +258,21 @@ class Saver:
         if rank() or not self.sharded or self.path.exists():
             return None, None
         try:
-            return str(folder.begin_checkpoint(self.path.parent, self.path.name)), None
+            return str(self._begin_checkpoint()), None
         except OSError as error:
             return str(unfinished_path(self.path)), error
+
+    def _begin_checkpoint(self) -> Path:
+        """Makes the folder of a checkpoint until it is whole, where the run is."""
+        while True:
+            directory = self.run.checkpoints
+            begun = folder.begin_checkpoint(directory, self.path.name)
+            if self.run.checkpoints == directory:
+                return begun
+            # The run's folder was moved meanwhile, and what was made is in its old place.
+            with contextlib.suppress(OSError):
+                for made in (begun, directory, directory.parent):
+                    made.rmdir()
 
     def _start(self, asked: float, write: Callable[..., dict[str, Arrays]], *args: Any) -> None:
         """Lets a thread write.
@@ -366,9 +378,12 @@ class Saver:
         self.content = (files, state, self._with_adapters(metadata, files), keys)
         if problem:
             raise problem
-        self.begun = self.begun or folder.begin_checkpoint(self.run.checkpoints, self.path.name)
+        self.begun = self.begun or self._begin_checkpoint()
         taken: dict[int, str] = {}
         self._where_the_run_is(lambda begun: self._write_and_link(begun, taken, improved))
+        if self.path.parent != self.begun.parent:  # the move may have cut something short
+            with contextlib.suppress(OSError):
+                folder.remove_leftovers(self.path.parent)
         self.content = None
         return files
 
