@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -276,19 +277,21 @@ def shares_of(folder: Path) -> dict[str, set[str]]:
     return shares
 
 
-def write_file(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
+def write_file(file: Path, content: Arrays | bytes | IO[bytes], metadata: Mapping[str, str] | None = None) -> str:
     """Writes and syncs a new file; returns its line of SHA256SUMS.
 
     Args:
-        content: bytes, or the arrays of a .safetensors file.
+        content: bytes, an open file to copy, or the arrays of a .safetensors file; of lazy ones, one is in memory.
         metadata: of that file.
     """
     with open(file, "xb") as raw:
         hashed = _Hashed(raw)
         if isinstance(content, bytes):
             hashed.write(content)
-        else:
+        elif isinstance(content, dict):
             write_safetensors(hashed, content, metadata)
+        else:
+            shutil.copyfileobj(content, hashed)
         raw.flush()
         os.fsync(raw.fileno())
     return f"{hashed.sha256.hexdigest()}  {file.name}\n"
