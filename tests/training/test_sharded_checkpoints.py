@@ -396,9 +396,9 @@ def test_a_merge_holds_one_tensor_at_a_time(tmp_path):
     source, target = tmp_path / "epoch_0001", tmp_path / "merged"
     source.mkdir()
     random = np.random.default_rng(0)
-    held = [{f"{name}{rank}": random.standard_normal((1 << 18,), np.float32) for name in "abcde"} for rank in range(4)]
+    held = [{f"{name}{rank}": random.standard_normal((1 << 20,), np.float32) for name in "abcde"} for rank in range(4)]
     files = {folder.share_name(rank, 4): own for rank, own in enumerate(held)}
-    files[folder.MODEL] = {"weight": random.standard_normal((8 << 18,), np.float32)}
+    files[folder.MODEL] = {"weight": random.standard_normal((8 << 20,), np.float32)}
     contents = {**files, folder.STATE: b"{}", folder.INDEX: folder.index_of(held)}
     sums = [folder.write_file(source / name, content) for name, content in contents.items()]
     folder.write_file(source / folder.SUMS, "".join(sums).encode())
@@ -406,7 +406,7 @@ def test_a_merge_holds_one_tensor_at_a_time(tmp_path):
     merge_checkpoint.merge(source, target)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 3 << 20  # of 28: a tensor has one
+    assert peak < 20 << 20  # of 112 MiB; the buffer in which the index is read has 16
     folder.write_file(tmp_path / "expected", {name: array for own in held for name, array in own.items()})
     assert (target / folder.OPTIMIZER).read_bytes() == (tmp_path / "expected").read_bytes()
     assert (target / folder.MODEL).read_bytes() == (source / folder.MODEL).read_bytes()
