@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -479,7 +480,9 @@ def optimizer_state(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> d
     # Until a step, Paddle 2.6 holds what was restored apart.
     state = {**optimizer._accumulators_holder, **optimizer.state_dict()}
     for key, value in state.items():
-        owner = next((name for name in structured if key.startswith(f"{name}_")), None)
+        # A name may have "_", too: of the beginnings that end before one, the first that is a name.
+        beginnings = (key[: found.start()] for found in re.finditer("_", key))
+        owner = next((name for name in beginnings if name in structured), None)
         if owner is not None:
             own[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value
     return own
