@@ -189,9 +189,10 @@ def making_folder(path: Path, begun: Path | None = None) -> Iterator[Path]:
     Files within it are synced by their writers. An empty folder in the place of ``path`` is replaced.
 
     Args:
-        begun: the folder, if ``begin_folder`` has made it.
+        begun: the folder, if ``begin_folder`` has made it; it may have been moved since.
     """
     temporary = begun or begin_folder(path)
+    _unfinished.add(temporary)
     try:
         yield temporary
         sync_directory(temporary)

@@ -7,6 +7,7 @@ moments, expect one optimizer.safetensors. OUT is a new folder. The checkpoint's
 checksums are verified before, and OUT gets a SHA256SUMS of its own.
 """
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def merge(source: Path, target: Path) -> str:
         InputError: it isn't a whole checkpoint of a sharded run, or ``target`` is there already.
     """
     from training.checkpoint import folder
-    from training.checkpoint.restore import read_optimizer
+    from training.checkpoint.restore import open_share
 
     names = folder.verify(source)
     shares = folder.shares_of(source)
@@ -37,13 +38,16 @@ def merge(source: Path, target: Path) -> str:
         raise InputError(f"{target} is there already; choose another folder")
     if source.resolve() in target.resolve().parents:
         raise InputError(f"{target} is within the checkpoint; choose a folder outside of it")
-    arrays = {key: array for _, key, array in read_optimizer(source)}
-    with making_folder(target) as temporary:
+    with contextlib.ExitStack() as opened, making_folder(target) as temporary:
+        # Each tensor is read when it is written, so the shares stay open.
+        arrays = {}
+        for share, keys in shares.items():
+            arrays |= opened.enter_context(open_share(source, share, keys))
         sums = [folder.write_file(temporary / folder.OPTIMIZER, arrays)]
         for name in names:
             if name not in (folder.SUMS, folder.INDEX, *shares):
                 with open_file(source / name) as file:
-                    sums.append(folder.write_file(temporary / name, file.read()))
+                    sums.append(folder.write_file(temporary / name, file))
         folder.write_file(temporary / folder.SUMS, "".join(sums).encode())
     return f"{target}: {len(arrays)} tensors of {len(shares)} shares in {folder.OPTIMIZER}; from {source}"
 

@@ -118,14 +118,19 @@ def open_weights(path: str | Path) -> Iterator[WeightFile]:
         yield WeightFile(index, arrays, layouts.pop(), read_config(path), notes)
 
 
-def _lazy(file: Path, name: str, entry: Array, allowance: Allowance) -> Any:
-    """Returns an array of a file to be read later, each time with the checks of a stranger's file."""
+def _lazy(file: Path, name: str, entry: Array, allowance: Allowance, what: str = "weights") -> Any:
+    """Returns an array of a file to be read later, each time with the checks of a stranger's file.
+
+    Args:
+        what: the file should be; of "weights", all numbers have to be finite.
+    """
 
     def read() -> np.ndarray:
-        with reading(file, "weights"):
+        with reading(file, what):
             allowance.resume()
             array = _read_entry(entry, allowance)
-            _check_finite(name, array)
+            if what == "weights":
+                _check_finite(name, array)
             return array
 
     return read() if entry.is_packed else LazyArray(entry.shape, entry.native_dtype, read)
@@ -158,19 +163,32 @@ def files_of(path: str | Path) -> list[Path]:
     return [own for own in found if own]
 
 
+@contextlib.contextmanager
+def open_arrays(file: Path) -> Iterator[dict[str, Any]]:
+    """Opens a .safetensors file. Its arrays are read where their values are needed, within the context; NaN are let be,
+    floats are float32.
+
+    Raises:
+        InputError: it can't be read, or would take memory out of proportion to its size.
+    """
+    with contextlib.ExitStack() as opened:
+        with reading(file, "tensors"):
+            stream = opened.enter_context(open_file(file))
+            allowance = Allowance(os.fstat(stream.fileno()).st_size)
+            entries = _read_safetensors(stream, allowance)[0]
+            _claim(entries, "torch", allowance)
+        yield {name: _lazy(file, name, entry, allowance, "tensors") for name, entry in entries.items()}
+
+
 def read_arrays(file: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Yields names and arrays of a .safetensors file, one read after the other; NaN are let be, floats are float32.
 
     Raises:
         InputError: it can't be read, or would take memory out of proportion to its size.
     """
-    with reading(file, "tensors"), open_file(file) as stream:
-        allowance = Allowance(os.fstat(stream.fileno()).st_size)
-        entries = _read_safetensors(stream, allowance)[0]
-        _claim(entries, "torch", allowance)
-        for name, entry in entries.items():
-            allowance.resume()
-            yield name, _read_entry(entry, allowance)
+    with open_arrays(file) as arrays:
+        for name, array in arrays.items():
+            yield name, np.asarray(array)
 
 
 def read_metadata(file: Path) -> dict[str, str]:

@@ -170,6 +170,7 @@ def test_what_is_measured_is_the_work_alone_or_what_it_tells_itself():
     told = measured(lambda: Cost(3.5, 20.0))
     assert (told[SECONDS], told[RISE]) == ([3.5], [20.0])
     assert measured(lambda: Cost(2.5))[SECONDS] == [2.5]
+    assert measured(lambda: Cost(2.5, 20.0, 0.5))[CPU] == [0.5]
     busy = measured(lambda: subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True))
     # A process that it started counts.
     assert busy[CPU][0] > 0.1

@@ -11,6 +11,7 @@ import pytest
 from conftest import without
 from ranks import run_ranks
 from runs import assert_same_run, records, train
+from test_parallel import STAGE_1
 
 from errors import RunError
 from training import requests
@@ -94,10 +95,19 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+WAYS = {"one": (1, []), "two": (2, []), "sharded": (2, STAGE_1)}
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    """A number of ranks, and options."""
+    return WAYS[request.param]
+
+
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_run_that_can_not_report_saves_and_ends(tmp_path, tiny, fault, ranks):
-    options, output = [*tiny, *OPTIONS], tmp_path / "run"
+def test_a_run_that_can_not_report_saves_and_ends(tmp_path, tiny, fault, way):
+    ranks, own = way
+    options, output = [*tiny, *OPTIONS, *own], tmp_path / "run"
     for error in run_ranks(failure, fault, options, output, 64 * ranks, 3, ranks=ranks):
         assert type(error) is RunError
         assert error.exit_status == 1
@@ -114,10 +124,10 @@ def test_a_run_that_can_not_report_saves_and_ends(tmp_path, tiny, fault, ranks):
         assert records(output)[-1]["step"] == 16
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("fault", [checkpoints_are_a_file, checkpoints_are_a_dangling_link, replaced_by_a_file])
-def test_where_the_folder_takes_no_checkpoint_it_is_saved_beside(tmp_path, tiny, fault, ranks):
-    options, output = [*tiny, *OPTIONS, "SAVE_STEPS", "5"], tmp_path / "run"
+def test_where_the_folder_takes_no_checkpoint_it_is_saved_beside(tmp_path, tiny, fault, way):
+    ranks, own = way
+    options, output = [*tiny, *OPTIONS, *own, "SAVE_STEPS", "5"], tmp_path / "run"
     for error in run_ranks(failure, fault, options, output, 64 * ranks, 5, ranks=ranks):
         assert type(error) is RunError
         assert "\n" not in str(error)
@@ -128,9 +138,9 @@ def test_where_the_folder_takes_no_checkpoint_it_is_saved_beside(tmp_path, tiny,
         assert records(tmp_path / "next")[-1]["step"] == 16
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_folder_that_is_moved_is_written_where_it_is(tmp_path, tiny, ranks):
-    options = [*tiny, *OPTIONS, "SAVE_STEPS", "3"]
+def test_a_folder_that_is_moved_is_written_where_it_is(tmp_path, tiny, way):
+    ranks, own = way
+    options = [*tiny, *OPTIONS, *own, "SAVE_STEPS", "3"]
     run_ranks(train, options, tmp_path / "whole", 64 * ranks, ranks=ranks)
     run_ranks(disturbed, moved, options, tmp_path / "run", 64 * ranks, 4, ranks=ranks)
     assert not (tmp_path / "run").exists()

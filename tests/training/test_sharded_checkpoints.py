@@ -5,9 +5,11 @@ import json
 import os
 import shutil
 import subprocess
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
+import paddle.distributed as dist
 import pytest
 from ranks import run_ranks
 from runs import assert_same_run, optimizer_state, refused, train, weights
@@ -23,7 +25,7 @@ from errors import InputError, RunError
 from models import build_model
 from tools import merge_checkpoint
 from training import parallel
-from training.checkpoint import folder
+from training.checkpoint import folder, saver
 from training.checkpoint.restore import load_checkpoint
 from training.checkpoint.state import newest_whole
 from training.optim import build_optimizer
@@ -148,6 +150,50 @@ def train_where_rank_1_fails(error, runs):
         except RunError as raised:
             told.append(str(raised))
     return told
+
+
+def test_a_share_that_a_rank_may_not_write_is_saved_beside_the_run(tmp_path, tiny):
+    error = PermissionError(errno.EACCES, "Permission denied")
+    options = [*tiny, *RECIPE, *STAGE_1, "KEEP_LAST", "9"]
+    first, second = run_ranks(train_where_rank_1_fails, error, [(options, tmp_path / "run")])
+    name = "epoch_0001_sample_000000032"
+    saved = tmp_path / "run-saved" / "checkpoints" / name
+    assert first == second
+    assert first == [
+        f"{name} wasn't saved ([Errno 13] Permission denied): give this user the right to it; it is saved in {saved},"
+        " from where -resume goes on with a new -output"
+    ]
+    assert set(folder.verify(saved)) == {file.name for file in saved.iterdir()}
+    assert entries(tmp_path / "run" / "checkpoints") == {"epoch_0001_sample_000000016", "last"}
+    train([*tiny, *RECIPE, "MODEL.RESUME", str(saved)], tmp_path / "next", 64)
+    assert newest_whole(tmp_path / "next" / "checkpoints").name == "epoch_0001"
+
+
+def collectives_of_a_save(options, output):
+    """How often a rank meets the others in each save of a run."""
+    saved, gathered, counts = saver.Saver.save, dist.all_gather, []
+
+    def counting(*args):
+        counts[-1:] = [counts[-1] + 1] if counts else []
+        return gathered(*args)
+
+    def saving(*args, **kwargs):
+        counts.append(0)
+        saved(*args, **kwargs)
+        found.append(counts.pop())
+
+    found: list[int] = []
+    saver.Saver.save, dist.all_gather = saving, counting
+    train(options, output, 96)
+    return found
+
+
+def test_ranks_meet_as_often_in_a_save_however_many_they_are(tmp_path, tiny):
+    for ranks in (2, 3):
+        options = [*tiny, *STAGE_1, "DATA.BATCH_SIZE", "8"]
+        told = run_ranks(collectives_of_a_save, options, tmp_path / str(ranks), ranks=ranks)
+        # That the last save is done, and where this one goes: a size and a content each.
+        assert told == [[4]] * ranks
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), None], ids=["full", "nan"])
@@ -389,6 +435,26 @@ def test_a_sharded_checkpoint_is_written_anew_as_one(trained, tmp_path, tiny, mo
         resume = ["MODEL.RESUME", str(resumed), "TRAIN.NUM_EPOCHS", "2"]
         train([*tiny, *RECIPE], tmp_path / output, 64, named=resume)
     assert_same_run(tmp_path / "one", tmp_path / "shares")
+
+
+def test_a_merge_holds_one_tensor_at_a_time(tmp_path):
+    source, target = tmp_path / "epoch_0001", tmp_path / "merged"
+    source.mkdir()
+    random = np.random.default_rng(0)
+    held = [{f"{name}{rank}": random.standard_normal((1 << 20,), np.float32) for name in "abcde"} for rank in range(4)]
+    files = {folder.share_name(rank, 4): own for rank, own in enumerate(held)}
+    files[folder.MODEL] = {"weight": random.standard_normal((8 << 20,), np.float32)}
+    contents = {**files, folder.STATE: b"{}", folder.INDEX: folder.index_of(held)}
+    sums = [folder.write_file(source / name, content) for name, content in contents.items()]
+    folder.write_file(source / folder.SUMS, "".join(sums).encode())
+    tracemalloc.start()
+    merge_checkpoint.merge(source, target)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20  # of 112 MiB; the buffer in which the index is read has 16
+    folder.write_file(tmp_path / "expected", {name: array for own in held for name, array in own.items()})
+    assert (target / folder.OPTIMIZER).read_bytes() == (tmp_path / "expected").read_bytes()
+    assert (target / folder.MODEL).read_bytes() == (source / folder.MODEL).read_bytes()
 
 
 def test_what_cant_be_merged_is_one_line_and_leaves_nothing(trained, tmp_path):

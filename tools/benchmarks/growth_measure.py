@@ -11,10 +11,12 @@ class Cost(NamedTuple):
     Args:
         seconds: instead of the time that the function takes.
         memory: MB, instead of what the peak memory rises by meanwhile; None: that.
+        busy: CPU seconds, instead of what this process takes; None: that.
     """
 
     seconds: float
     memory: float | None = None
+    busy: float | None = None
 
 
 class Growth(NamedTuple):

@@ -3,11 +3,12 @@
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tools.benchmarks.growth_measure import Growth
+from tools.benchmarks.growth_measure import Cost, Growth
 
 _MODEL = "vit_small_patch16_224"
 
@@ -16,8 +17,10 @@ def prepare_save(ranks: int, folder: Path) -> Callable[[], object]:
     """Starts ``ranks`` processes with a model of 22 million parameters, whose optimizer's state they share out.
 
     Returns:
-        what lets them save, and returns when training could go on: all have taken their copies. The writing goes on
-        beside it, as in a run. A further call waits for that.
+        what lets them save, and returns the largest costs among the ranks until training could go on: all have taken
+        their copies. The memory is that of a rank's copies, and the CPU time that of its training thread. Both are the
+        algorithm's own. The time is more where ranks wait for cores. The writing goes on beside it, as in a run. A
+        further call waits for that.
     """
     endpoints = ",".join(f"127.0.0.1:{port}" for port in _free_ports(ranks))
     context = multiprocessing.get_context("spawn")
@@ -28,16 +31,15 @@ def prepare_save(ranks: int, folder: Path) -> Callable[[], object]:
         there.close()
         connections.append(here)
 
-    def wait() -> None:
-        for connection in connections:
-            connection.recv()
+    def largest() -> Cost:
+        return Cost(*map(max, zip(*(connection.recv() for connection in connections), strict=True)))
 
-    def save() -> None:
+    def save() -> Cost:
         for connection in connections:
             connection.send("save")
-        wait()
+        return largest()
 
-    wait()
+    largest()
     return save
 
 
@@ -63,6 +65,7 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
     from models import build_model
     from training import parallel
     from training.checkpoint import Progress, Saver
+    from training.checkpoint.saver import optimizer_state
     from training.optim import LossScaler, build_optimizer
     from training.run import Run
 
@@ -83,13 +86,19 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
     parallel.reduce_gradients(model, optimizer)
     optimizer.step()
     optimizer.clear_grad()
+    tensors = list(optimizer_state(model, optimizer).values())
+    if rank == 0:
+        tensors += model.state_dict().values()
+    copied = sum(tensor.size * tensor.element_size() for tensor in tensors)
     epoch = 0
     while True:
         epoch += 1
+        started, busy = time.perf_counter(), time.thread_time()
         saver.save(Progress(epoch=epoch, step=epoch))
+        seconds, busy = time.perf_counter() - started, time.thread_time() - busy
         if epoch == 1:  # the first one maps the memory of the copies
             saver.wait()
-        connection.send(None)
+        connection.send((seconds, copied / 1e6, busy))
         try:
             connection.recv()
         except EOFError:

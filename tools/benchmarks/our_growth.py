@@ -44,6 +44,7 @@ def measured(work: Callable[[], object]) -> dict[str, list[float]]:
     peak = max(_own_memory("VmHWM"), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
     cost = found if isinstance(found, Cost) else Cost(seconds)
     rise = peak - before if cost.memory is None else cost.memory
+    busy = busy if cost.busy is None else cost.busy
     return {SECONDS: [cost.seconds], CPU: [busy], PEAK: [peak], RISE: [max(0.0, rise)]}
 
 

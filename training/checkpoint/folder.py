@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ import numpy as np
 from configs.plain import Form, Rule, check_form, is_whole, parsed_json, whole_file
 from configs.plain import is_name as is_text
 from errors import InputError, RunError, Unreadable, open_file, printable, reading
-from launch.files import leftovers, making_folder, making_mark, sync_directory, unfinished_path
+from launch.files import begin_folder, leftovers, making_folder, making_mark, sync_directory, unfinished_path
 from utils import all_gather, rank, world_size
 from weights import find_weights, hub
 from weights.formats import write_safetensors
@@ -104,19 +105,33 @@ def position(folder: Path) -> tuple[int, float]:
     return int(epoch), int(samples) if samples else float("inf")
 
 
+def begin_checkpoint(directory: Path, name: str) -> Path:
+    """Makes the hidden folder in which ``write_checkpoint`` writes; ranks may add their shares to it meanwhile.
+
+    Raises:
+        OSError: ``directory`` is a link (it was a folder at the start), or the disk is full, say.
+    """
+    if directory.is_symlink():
+        raise OSError(errno.ELOOP, "it is a link, expected a folder", str(directory))
+    return begin_folder(directory / name)
+
+
 def write_checkpoint(
     directory: Path,
     name: str,
     files: dict[str, Arrays],
     state: dict[str, Any],
     metadata: Mapping[str, Mapping[str, str]],
+    begun: Path | None = None,
     sharing: "Sharing | None" = None,
 ) -> Path:
-    """Writes the folder ``name`` under ``directory`` and moves ``last`` to it.
+    """Writes the folder ``name`` under ``directory`` and moves ``last`` to it. If the folder is whole already, only
+    the link is moved.
 
     Args:
         metadata: by file.
-        sharing: other ranks write files, too; they are waited for.
+        begun: what ``begin_checkpoint`` has made. Own files that an earlier try has left there are written anew.
+        sharing: other ranks write files into ``begun``, too; they are waited for.
 
     Raises:
         RunError: a value is NaN or infinite; nothing is written.
@@ -124,16 +139,20 @@ def write_checkpoint(
         Abandoned: another rank can't write its files; nothing is left of the folder.
     """
     target = directory / name
-    if directory.is_symlink():  # it was a folder at the start
-        raise OSError(errno.ELOOP, "it is a link, expected a folder", str(directory))
-    with making_folder(target, sharing and sharing.begun) as temporary:
-        _check_finite(name, files)
-        sums = [write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
-        sums.append(write_file(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
-        if sharing:
-            sums.append(write_file(temporary / INDEX, index_of(sharing.keys)))
-            sums += sharing.take_sums()
-        write_file(temporary / SUMS, "".join(sums).encode())
+    if not (target / SUMS).exists():
+        with making_folder(target, begun or begin_checkpoint(directory, name)) as temporary:
+            _check_finite(name, files)
+            for own in (*files, STATE, INDEX, SUMS):
+                (temporary / own).unlink(missing_ok=True)
+            sums = [write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
+            sums.append(write_file(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
+            if sharing:
+                sums.append(write_file(temporary / INDEX, index_of(sharing.keys)))
+                sums += sharing.take_sums(temporary)
+            write_file(temporary / SUMS, "".join(sums).encode())
+            # Somebody may be removing the folder, file by file.
+            for line in sums:
+                os.stat(temporary / line.split()[1])
     point(directory / LAST, name)
     return target
 
@@ -156,26 +175,34 @@ class Sharing(NamedTuple):
     """What rank 0 knows of a checkpoint whose optimizer's state all ranks write.
 
     Args:
-        begun: the folder until it is whole (``launch.files.begin_folder``), which all ranks see.
         keys: by rank, the names of the tensors in its share.
         abandoned: set when another rank has failed.
+        taken: by rank, the lines of SHA256SUMS that were taken already.
     """
 
-    begun: Path
     keys: list[list[str]]
     abandoned: threading.Event
+    taken: dict[int, str]
 
-    def take_sums(self) -> list[str]:
+    def take_sums(self, begun: Path) -> list[str]:
         """Returns the other ranks' lines of SHA256SUMS, once their shares are written and synced.
+
+        Args:
+            begun: the folder into which they write.
 
         Raises:
             Abandoned: another rank has failed.
-            OSError: the folder was removed meanwhile.
+            OSError: the folder was moved or removed meanwhile.
         """
         ranks = len(self.keys)
-        return [self._take_sum(self.begun / f"{share_name(owner, ranks)}{_SUM}") for owner in range(1, ranks)]
+        others = range(1, ranks)
+        for owner in others:
+            if owner not in self.taken:
+                self.taken[owner] = self._take_sum(begun, f"{share_name(owner, ranks)}{_SUM}")
+        return [self.taken[owner] for owner in others]
 
-    def _take_sum(self, file: Path) -> str:
+    def _take_sum(self, begun: Path, name: str) -> str:
+        file = begun / name
         while True:
             # A line without an end is still being written.
             if file.exists() and _LINE.fullmatch(line := file.read_text()) and line.endswith("\n"):
@@ -183,7 +210,7 @@ class Sharing(NamedTuple):
                 return line
             if self.abandoned.wait(0.02):
                 raise Abandoned
-            os.stat(self.begun)
+            os.stat(begun)
 
 
 def share_name(owner: int, ranks: int) -> str:
@@ -195,15 +222,17 @@ def write_share(begun: Path, name: str, arrays: Arrays) -> None:
     """Writes and syncs this rank's share of the optimizer's state, and then tells rank 0 its checksum.
 
     Args:
-        begun: the checkpoint's folder until it is whole, which rank 0 has begun.
+        begun: the checkpoint's folder until it is whole, which rank 0 has begun. A share that an earlier try has left
+            there is written anew.
         name: of the checkpoint.
 
     Raises:
         RunError: a value is NaN or infinite.
-        OSError: the disk is full, say.
+        OSError: the disk is full, say, or the folder was moved or removed.
     """
     share = share_name(rank(), world_size())
     _check_finite(name, {share: arrays})
+    (begun / share).unlink(missing_ok=True)
     line = write_file(begun / share, arrays)
     with open(begun / f"{share}{_SUM}", "x") as file:
         file.write(line)
@@ -248,19 +277,21 @@ def shares_of(folder: Path) -> dict[str, set[str]]:
     return shares
 
 
-def write_file(file: Path, content: Arrays | bytes, metadata: Mapping[str, str] | None = None) -> str:
+def write_file(file: Path, content: Arrays | bytes | IO[bytes], metadata: Mapping[str, str] | None = None) -> str:
     """Writes and syncs a new file; returns its line of SHA256SUMS.
 
     Args:
-        content: bytes, or the arrays of a .safetensors file.
+        content: bytes, an open file to copy, or the arrays of a .safetensors file; of lazy ones, one is in memory.
         metadata: of that file.
     """
     with open(file, "xb") as raw:
         hashed = _Hashed(raw)
         if isinstance(content, bytes):
             hashed.write(content)
-        else:
+        elif isinstance(content, dict):
             write_safetensors(hashed, content, metadata)
+        else:
+            shutil.copyfileobj(content, hashed)
         raw.flush()
         os.fsync(raw.fileno())
     return f"{hashed.sha256.hexdigest()}  {file.name}\n"

@@ -1,5 +1,6 @@
 """What a checkpoint gives back: a model, its average, an optimizer's moments, each rank's statistics."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from training.equal_ranks import check_loaded
 from utils import rank, world_size
 from weights import checksum, load_weights
 from weights.adapters import is_added, unmerged_tensors
-from weights.formats import read_arrays
+from weights.formats import open_arrays, read_arrays
 from weights.layout import numpy_dtype
 
 _OTHER = "take another checkpoint"
@@ -81,14 +82,28 @@ def read_optimizer(chosen: Path) -> Iterator[tuple[str, str, np.ndarray]]:
         InputError: a file can't be read, or a share doesn't hold what the index says.
     """
     for file, keys in folder.shares_of(chosen).items() or [(folder.OPTIMIZER, None)]:
-        left = set(keys or ())
-        for key, value in read_arrays(chosen / file):
-            if keys is not None and key not in keys:
-                raise InputError(f"{chosen}: {file} holds {key}, which {folder.INDEX} doesn't have there; {_OTHER}")
-            left.discard(key)
-            yield file, key, value
-        if left:
+        with open_share(chosen, file, keys) as arrays:
+            for key, array in arrays.items():
+                yield file, key, np.asarray(array)
+
+
+@contextlib.contextmanager
+def open_share(chosen: Path, file: str, keys: set[str] | None) -> Iterator[dict[str, Any]]:
+    """Opens a file of a verified checkpoint's optimizer state; its arrays are read where their values are needed.
+
+    Args:
+        keys: the tensors that the index has in this share; None: there is no index.
+
+    Raises:
+        InputError: it can't be read, or doesn't hold what the index says.
+    """
+    with open_arrays(chosen / file) as arrays:
+        expected = arrays.keys() if keys is None else keys
+        if added := arrays.keys() - expected:
+            raise InputError(f"{chosen}: {file} holds {min(added)}, which {folder.INDEX} doesn't have there; {_OTHER}")
+        if left := expected - arrays.keys():
             raise InputError(f"{chosen}: {file} has no {min(left)}, which {folder.INDEX} has there; {_OTHER}")
+        yield arrays
 
 
 def _restore_unmerged(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:

@@ -2,12 +2,13 @@
 
 import contextlib
 import errno
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -15,7 +16,7 @@ from paddle import nn
 
 from datasets import ImageDataset
 from errors import RunError, remedy
-from launch.files import begin_folder, unused_path
+from launch.files import remove, unfinished_path, unused_path
 from options import Configuration, plain
 from training.checkpoint import folder
 from training.checkpoint.description import METADATA, describe
@@ -32,6 +33,24 @@ from weights.adapters import adapter_arrays, adapter_metadata, is_added, of_base
 BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
 _NAMES = {"val": folder.MODEL, "ema": folder.EMA}
 BUSY = "busy"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # another folder is as full
+
+
+class _Problem(NamedTuple):
+    """Why a checkpoint wasn't written.
+
+    Args:
+        fatal: the run has to end.
+        elsewhere: another folder may take it.
+        missing: a file or a folder isn't there.
+        instead: what there is in its place.
+    """
+
+    text: str
+    fatal: bool
+    elsewhere: bool = False
+    missing: bool = False
+    instead: str = ""
 
 
 def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
@@ -73,6 +92,8 @@ class Saver:
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.instead = ""  # what there is where a checkpoint couldn't be written
+        self.begun: Path | None = None  # the folder of the checkpoint that is being written, where it was begun
+        self.content: Any = None  # what this rank writes of it: rank 0's files and more, another rank's share
         self.kept: set[str] = set()  # superseded checkpoints that stay, because they hold something else, too
         self.removable: list[Path] | None = None  # checkpoints that a save may have to remove; None: not listed yet
         self.begin(Progress())
@@ -100,6 +121,22 @@ class Saver:
         Raises:
             RunError: on every rank, when the writing failed, unless there is more to come and SAVE_ON_ERROR goes on.
         """
+        problem = self._end_writing()
+        if problem is None:
+            self.content = None
+            return
+        if rank() == 0 and self.begun:
+            remove(self._begun_now())  # another rank may have written there when it was removed
+        instead = (problem.elsewhere and self._save_elsewhere()) or problem.instead
+        self.content = None
+        text = f"{problem.text}; {instead}" if instead else problem.text
+        if problem.fatal or last:
+            raise RunError(text, shared=True)
+        self.run.info(f"{text}; the run goes on (SAVE_ON_ERROR)")
+        self.failure = None
+
+    def _end_writing(self) -> "_Problem | None":
+        """Waits until no rank writes; returns what went wrong, the same on every rank."""
         # The ranks meet again and again: in one long wait gloo would lose patience after 30 s.
         while True:
             told = all_gather(self._status())
@@ -109,54 +146,55 @@ class Saver:
             if BUSY not in told:
                 break
         self.abandoned.clear()
-        if not failed:
-            return
-        problem, fatal = failed[0]
-        if fatal or last:
-            raise RunError(problem, shared=True)
-        self.run.info(f"{problem}; the run goes on (SAVE_ON_ERROR)")
-        self.failure = None
+        # Where one rank fails, rank 0 removes the folder, which others may then miss.
+        return min(failed, key=lambda problem: problem.missing, default=None)
 
-    def _status(self) -> str | tuple[str, bool] | None:
-        """On each rank: BUSY, None, or (what went wrong, whether the run has to end)."""
+    def _status(self) -> "str | _Problem | None":
+        """On each rank: BUSY, None, or what went wrong."""
         if self.thread is not None:
             self.thread.join(0.2 if world_size() > 1 else None)
             if self.thread.is_alive():
                 return BUSY
         self.thread = None
-        if isinstance(self.failure, OSError):
-            text = f"{self.path.name} wasn't saved ({self.failure}): {remedy(self.failure)}; {self.instead}"
-            return text, self.config.SAVE_ON_ERROR == "stop"
-        return None if self.failure is None else (str(self.failure), True)
+        error = self.failure
+        if error is None:
+            return None
+        if not isinstance(error, OSError):
+            return _Problem(str(error), fatal=True)
+        stop = self.config.SAVE_ON_ERROR == "stop"
+        return _Problem(
+            f"{self.path.name} wasn't saved ({error}): {remedy(error)}",
+            fatal=stop,
+            elsewhere=stop and error.errno not in _FULL and not (self.run.checkpoints / self.path.name).exists(),
+            missing=error.errno == errno.ENOENT,
+            instead=self.instead,
+        )
 
-    def _write_where_the_run_is(self, name: str, *content: Any) -> Path:
-        """Writes a checkpoint; anew, if the run's folder is moved meanwhile."""
-        while True:
-            directory = self.run.checkpoints
-            try:
-                return folder.write_checkpoint(directory, name, *content)
-            except FileNotFoundError:
-                if self.run.checkpoints == directory:
-                    raise
-                folder.remove_leftovers(self.run.checkpoints)
-
-    def _elsewhere(self, error: OSError, name: str, *content: Any) -> str:
+    def _save_elsewhere(self) -> str:
         """Writes a checkpoint beside the run's folder, or into the current folder, since the run's own takes none.
-
-        Args:
-            error: why not.
-            content: what ``folder.write_checkpoint`` takes.
 
         Returns:
             Words that say where it is, or "".
         """
-        if self.config.SAVE_ON_ERROR == "stop" and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            run = self.run.directory
-            for parent in dict.fromkeys((run.parent, Path.cwd())):
+        run = self.run.directory
+        # Rank 0 says where: other ranks may be in another folder.
+        for parent in all_gather([str(parent) for parent in dict.fromkeys((run.parent, Path.cwd()))])[0]:
+            begun = None
+            if rank() == 0 and self.content:
+                target = unused_path(Path(parent) / f"{run.name}-saved") / self.run.checkpoints.name
                 with contextlib.suppress(OSError):
-                    target = unused_path(parent / f"{run.name}-saved") / self.run.checkpoints.name
-                    saved = folder.write_checkpoint(target, name, *content)
-                    return f"it is saved in {saved}, from where -resume goes on with a new -output"
+                    begun = str(folder.begin_checkpoint(target, self.path.name))
+            begun = all_gather(begun)[0]
+            if begun is None:
+                continue
+            self.failure = None
+            if self.content:
+                self._start(time.perf_counter(), self._write_content, Path(begun))
+            if self._end_writing() is None:
+                saved = Path(begun).parent / self.path.name
+                return f"it is saved in {saved}, from where -resume goes on with a new -output"
+            if rank() == 0:
+                remove(Path(begun))
         return ""
 
     def _earlier(self) -> str:
@@ -189,13 +227,15 @@ class Saver:
         self.begin(progress)
         own = optimizer_state(self.parts["val"], self.optimizer)
         arrays = {key: t.numpy() for key, t in statistics.items()} if statistics else {}
-        told = all_gather((arrays, sorted(own) if self.sharded else [], self._begin_folder()))
+        begun, problem = self._begin_folder()
+        told = all_gather((arrays, sorted(own) if self.sharded else [], begun))
         ranks, keys, (begun, *_) = zip(*told, strict=True)
+        self.begun = Path(begun) if begun else None
         blocks = block_weights(self.optimizer, keep=rank() == 0)
         if rank() and begun:
-            self._start(asked, self._write_share, Path(begun), host_copies(own))
+            self._start(asked, self._write_share, host_copies(own))
         # The same step may be asked for once more.
-        if rank() or self.failed or self.path.exists():
+        if rank() or self.path.exists():
             return
         parts = {split: model.state_dict() for split, model in self.parts.items()} | {folder.OPTIMIZER: own}
         tensors = {(part, key): t for part, tensors in parts.items() for key, t in tensors.items()}
@@ -207,20 +247,33 @@ class Saver:
 
         state = asdict(progress) | {"window": list(windows), "lr": self.optimizer.get_lr()}
         state |= {"scaler": self.scaler.state_dict()} | self.constant
-        sharing = folder.Sharing(Path(begun), list(keys), self.abandoned) if begun else None
         metadata = self._metadata(described or {})
-        self._start(asked, self._write, progress.name, copied, ranks, state, improved, metadata, sharing)
+        self._start(asked, self._write, copied, ranks, state, improved, metadata, list(keys), problem)
 
-    def _begin_folder(self) -> str | None:
-        """On rank 0, begins the folder into which all ranks write; None: one rank writes, or there is nothing to do."""
+    def _begin_folder(self) -> tuple[str | None, OSError | None]:
+        """On rank 0, begins the folder into which all ranks write.
+
+        Returns:
+            (the folder; None: one rank writes, or there is nothing to do; why it couldn't be made).
+        """
         if rank() or not self.sharded or self.path.exists():
-            return None
+            return None, None
         try:
-            return str(begin_folder(self.path))
+            return str(self._begin_checkpoint()), None
         except OSError as error:
-            self.instead = self._earlier()
-            self.failure = error
-            return None
+            return str(unfinished_path(self.path)), error
+
+    def _begin_checkpoint(self) -> Path:
+        """Makes the folder of a checkpoint until it is whole, where the run is."""
+        while True:
+            directory = self.run.checkpoints
+            begun = folder.begin_checkpoint(directory, self.path.name)
+            if self.run.checkpoints == directory:
+                return begun
+            # The run's folder was moved meanwhile, and what was made is in its old place.
+            with contextlib.suppress(OSError):
+                for made in (begun, directory, directory.parent):
+                    made.rmdir()
 
     def _start(self, asked: float, write: Callable[..., dict[str, Arrays]], *args: Any) -> None:
         """Lets a thread write.
@@ -308,47 +361,92 @@ class Saver:
 
     def _write(
         self,
-        name: str,
         copied: Callable[[], dict],
         statistics: Sequence[Arrays],
         state: dict[str, Any],
         improved: tuple[str, ...],
         metadata: dict[str, dict[str, str]],
-        sharing: folder.Sharing | None,
+        keys: list[list[str]],
+        problem: OSError | None,
     ) -> dict[str, Arrays]:
+        """Writes rank 0's part of a checkpoint, and makes it the last one.
+
+        Args:
+            keys: by rank, the tensors in its share, if the optimizer's state is sharded.
+            problem: why no folder could be begun.
+        """
         files = self._files(copied, statistics)
-        described = self._with_adapters(metadata, files)
-        if sharing:  # the other ranks write into the folder that was begun
-            self.path = folder.write_checkpoint(self.run.checkpoints, name, files, state, described, sharing)
-        else:
+        self.content = (files, state, self._with_adapters(metadata, files), keys)
+        if problem:
+            raise problem
+        self.begun = self.begun or self._begin_checkpoint()
+        taken: dict[int, str] = {}
+        self._where_the_run_is(lambda begun: self._write_and_link(begun, taken, improved))
+        if self.path.parent != self.begun.parent:  # the move may have cut something short
+            with contextlib.suppress(OSError):
+                folder.remove_leftovers(self.path.parent)
+        self.content = None
+        return files
+
+    def _write_share(self, copied: Callable[[], dict]) -> dict[str, Arrays]:
+        """Writes what another rank than 0 has of a checkpoint."""
+        # Kept until the next save: only then this rank knows that rank 0 has made the checkpoint whole.
+        self.content = copied()
+        return self._where_the_run_is(self._write_content)
+
+    def _where_the_run_is(self, write: Callable[[Path], Any]) -> Any:
+        """Calls ``write`` with the folder that was begun; anew, if the run's folder is moved meanwhile."""
+        while True:
+            begun = self._begun_now()
             try:
-                self.path = self._write_where_the_run_is(name, files, state, described)
-            except OSError as error:
-                self.instead = self._elsewhere(error, name, files, state, described)
-                raise
-        directory = self.path.parent
+                return write(begun)
+            except FileNotFoundError:
+                if self._begun_now() == begun:
+                    raise
+
+    def _begun_now(self) -> Path:
+        """Returns where the folder that was begun is now, as the run's folder may have been moved."""
+        begun = self.begun
+        assert begun is not None
+        moved = self.run.checkpoints / begun.name
+        return begun if begun.exists() and not moved.exists() else moved
+
+    def _write_content(self, begun: Path, taken: dict[int, str] | None = None) -> dict[str, Arrays]:
+        """Writes this rank's part of a checkpoint; returns its arrays, by file.
+
+        Args:
+            begun: the checkpoint's folder until it is whole.
+            taken: what ``folder.Sharing`` takes.
+        """
+        name = self.path.name
+        if rank():
+            folder.write_share(begun, name, self.content)
+            return {folder.OPTIMIZER: self.content}
+        files, state, metadata, keys = self.content
+        sharing = folder.Sharing(keys, self.abandoned, {} if taken is None else taken) if self.sharded else None
+        folder.write_checkpoint(begun.parent, name, files, state, metadata, begun, sharing)
+        return files
+
+    def _write_and_link(self, begun: Path, taken: dict[int, str], improved: tuple[str, ...]) -> None:
+        """Writes rank 0's part of a checkpoint, moves the links to it, and removes what it supersedes."""
+        directory, name = begun.parent, self.path.name
+        self._write_content(begun, taken)
+        self.path = directory / name
         if self.removable is None:
-            self.removable = folder.find_checkpoints(directory)
+            found = folder.find_checkpoints(directory)
         else:
             # The run's folder may have been moved meanwhile.
-            self.removable = [directory / other.name for other in self.removable] + [self.path]
+            found = [directory / other.name for other in self.removable] + [self.path]
         if "val" in improved:
             folder.point(directory / folder.BEST, name)
         if "ema" in improved:
             folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
         keep_last, save_freq = self.config.KEEP_LAST, self.config.SAVE_FREQ
-        self.removable, kept = folder.remove_superseded(directory, self.removable, keep_last, save_freq)
+        self.removable, kept = folder.remove_superseded(directory, found, keep_last, save_freq)
         for other in set(kept) - self.kept:
             why = "it holds what no run made, or is another user's"
             self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
         self.kept.update(kept)
-        return files
-
-    def _write_share(self, begun: Path, copied: Callable[[], dict]) -> dict[str, Arrays]:
-        """Writes what another rank than 0 has of a checkpoint."""
-        arrays = copied()
-        folder.write_share(begun, self.path.name, arrays)
-        return {folder.OPTIMIZER: arrays}
 
 
 def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, np.ndarray]]:
@@ -382,7 +480,9 @@ def optimizer_state(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> d
     # Until a step, Paddle 2.6 holds what was restored apart.
     state = {**optimizer._accumulators_holder, **optimizer.state_dict()}
     for key, value in state.items():
-        owner = next((name for name in structured if key.startswith(f"{name}_")), None)
+        # A name may have "_", too: of the beginnings that end before one, the first that is a name.
+        beginnings = (key[: found.start()] for found in re.finditer("_", key))
+        owner = next((name for name in beginnings if name in structured), None)
         if owner is not None:
             own[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value
     return own
