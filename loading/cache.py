@@ -196,15 +196,15 @@ def _write_rest(
     labels: np.ndarray,
     classes: Sequence[str],
 ) -> None:
-    made_of = {"sources": sources, "checksum": checksum}
     with writing_whole(rest, "wb") as file:
         np.savez(
             file,
             state=np.array(state, np.int64),
+            sources=sources,
+            checksum=checksum,
             crcs=crcs,
             labels=labels,
             classes=np.array(classes, np.str_),
-            **made_of,
         )
 
 

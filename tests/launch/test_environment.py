@@ -243,7 +243,7 @@ PADDLE |= {"PADDLE_CURRENT_ENDPOINT": "b:6171", "PADDLE_TRAINER_ENDPOINTS": "10.
         (PADDLE | {"PADDLE_TRAINER_ID": 2}, ("10.0.0.1:6170", "2", "2"), "PADDLE_TRAINER_ID is 2, expected a number"),
         (PADDLE | {"PADDLE_TRAINER_ID": -1}, ("10.0.0.1:6170", "-1", "2"), "PADDLE_TRAINER_ID is '-1'; expected a"),
         (PADDLE | {"PADDLE_TRAINERS_NUM": 0}, ("10.0.0.1:6170", "1", "0"), "PADDLE_TRAINERS_NUM is 0; expected at"),
-        (PADDLE | {"PADDLE_MASTER": "a:1", "PADDLE_LOCAL_RANK": 2}, ("a:1", "1", "2"), "PADDLE_LOCAL_RANK is 2, expec"),
+        (PADDLE | {"PADDLE_MASTER": "a:1", "PADDLE_LOCAL_RANK": 2}, ("a:1", "1", "2"), "PADDLE_LOCAL_RANK is 2, "),
         (PADDLE | {"PADDLE_LOCAL_SIZE": 3}, ("10.0.0.1:6170", "1", "2"), "PADDLE_LOCAL_SIZE is 3, but PADDLE_TRAINERS"),
         (SLURM | {"SLURM_PROCID": 7, "MASTER_ADDR": "a", "MASTER_PORT": 1}, ("a:1", "7", None), "SLURM_PROCID is 7, "),
     ],

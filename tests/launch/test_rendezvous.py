@@ -246,7 +246,8 @@ def test_a_rank_that_cant_start_tells_all_others(port, monkeypatch, place, who):
     assert [(str(error), type(error)) for error in others.result()] == [(expected, InputError)] * 2
 
 
-def test_rank_0_that_cant_start_tells_all_others_whatever_they_wait_for(port):
+def test_rank_0_that_cant_start_tells_all_others_whatever_they_wait_for(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "GRACE", 2.0)
     address = f"127.0.0.1:{port}"
     calls = [{"address": address, "place": place, "count": 3, "limit": 60.0} for place in (1, 2)]
     started = time.monotonic()
