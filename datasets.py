@@ -18,7 +18,7 @@ from configs.key_needs import mixes
 from configs.paddlevit.programs import instead
 from configs.registry import datasets
 from errors import InputError, RunError, Unreadable, printable
-from loading.cache import Decoded, Labels, MappedImages, cached_images, fingerprint
+from loading.cache import Decoded, Labels, MappedImages, Sources, cached_images
 from loading.files import Paths, contents
 from loading.label_sets import LabelSets, every_label
 from loading.label_spaces import (
@@ -319,7 +319,7 @@ def _make_dataset(config: Configuration, mode: str, source: Files | Shards | Arr
         case Drawn():
             return SyntheticDataset(config, mode, source.count)
         case Arrays() if config.DATA.CACHE:
-            made_of = fingerprint((file for file in source.files if file.is_file()), fold_name(config.DATA))
+            made_of = Sources(lambda: filter(Path.is_file, source.files), fold_name(config.DATA))
             return _cached_dataset(config, mode, made_of, source.read)
         case Arrays():
             return ArrayDataset(config, mode, *source.read())
@@ -330,15 +330,15 @@ def _make_dataset(config: Configuration, mode: str, source: Files | Shards | Arr
     return _decoded_dataset(config, mode, dataset) if config.DATA.CACHE else dataset
 
 
-def _cached_dataset(config: Configuration, mode: str, made_of: str, decode: Callable[[], Decoded]) -> ArrayDataset:
-    name = f"{config.DATA.DATASET}-{mode}-{made_of}"
-    return ArrayDataset(config, mode, *cached_images(Path(config.DATA.CACHE), name, decode))
+def _cached_dataset(config: Configuration, mode: str, made_of: Sources, decode: Callable[[], Decoded]) -> ArrayDataset:
+    name = f"{config.DATA.DATASET}-{mode}-{made_of.name}"
+    return ArrayDataset(config, mode, *cached_images(Path(config.DATA.CACHE), name, made_of, decode))
 
 
 def _decoded_dataset(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
     way = _DECODING + "turned" * dataset.oriented + str(dataset.mode)
     where = dataset.shards.where() if isinstance(dataset, ShardDataset) else b""
-    made_of = fingerprint(dataset.files(), way, dataset.labels.tobytes(), "\0".join(dataset.classes), where)
+    made_of = Sources(dataset.files, way, dataset.labels.tobytes(), "\0".join(dataset.classes), where)
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
     found = _cached_dataset(config, mode, made_of, lambda: (images, np.zeros(len(dataset), np.int64), dataset.classes))
     found.labels = dataset.labels  # a cache holds one for each image, of no use here

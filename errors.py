@@ -372,8 +372,14 @@ def reporting(failed: Any = None) -> Iterator[None]:
 
 
 def _rank() -> tuple[int, int]:
-    """This process's rank and the number of ranks, as a launcher set them: maybe after ``reporting`` began."""
-    return int(os.environ.get("PADDLE_TRAINER_ID") or 0), int(os.environ.get("PADDLE_TRAINERS_NUM") or 1)
+    """This process's rank and the number of ranks, as a launcher set them: maybe after ``reporting`` began. They may
+    be no numbers: then that is the error.
+    """
+    told = os.environ.get("PADDLE_TRAINER_ID") or "0", os.environ.get("PADDLE_TRAINERS_NUM") or "1"
+    if not all(re.fullmatch("[0-9]{1,18}", text) for text in told):
+        return 0, 1
+    rank, ranks = map(int, told)
+    return rank, ranks
 
 
 def _speaker() -> str:

@@ -52,14 +52,19 @@ class Door:
         seats: the GPU and the machine of each.
         others: how many clients had a different secret.
         contradiction: what a rank that knows the secret says otherwise; "": none does.
+        refusal: why rank 0 can't start, which is the answer to every rank; "": it can.
+        refused: how many ranks got it.
     """
 
-    def __init__(self, listener: socket.socket, secret: bytes, party: str, count: int, kind: str) -> None:
+    def __init__(
+        self, listener: socket.socket, secret: bytes, party: str, count: int, kind: str, refusal: str = ""
+    ) -> None:
         self.listener, self.secret, self.party, self.count, self.kind = listener, secret, party, count, kind
         self.guests: dict[int, Channel] = {}
         self.seats: dict[int, tuple[str, str]] = {}
         self.others, self.closed = 0, False
         self.contradiction, self.until = "", math.inf
+        self.refusal, self.refused = refusal, 0
         self.strangers: dict[int, Stranger] = {}  # by their files, the oldest first
         self.selector = selectors.DefaultSelector()
 
@@ -69,14 +74,18 @@ class Door:
         self.listener.settimeout(0)
         with self.selector, self.listener:  # closed before any rank looks for Paddle's store there
             self.selector.register(self.listener, selectors.EVENT_READ)
-            while not self.closed and len(self.guests) < self.count and (left := self.until - time.monotonic()) > 0:
+            while not self.closed and self._expects_more() and (left := self.until - time.monotonic()) > 0:
                 for found, _ in self.selector.select(min(left, 0.5)):
                     self._welcome() if found.fileobj is self.listener else self._hear(found.fd)
                 for file in [file for file, one in self.strangers.items() if time.monotonic() - one.since > PATIENCE]:
                     self._drop(file)
             for file in list(self.strangers):
                 self._drop(file)
-        self._conclude(limit)
+        if not self.refusal:
+            self._conclude(limit)
+
+    def _expects_more(self) -> bool:
+        return len(self.guests) + self.refused < self.count
 
     def close(self) -> None:
         """Ends ``receive_all``, within half a second."""
@@ -167,6 +176,11 @@ class Door:
         party, place, gpu, machine = (greeting[key] for key in ("party", "place", "gpu", "machine"))
         if [*map(type, (party, place, gpu, machine))] != [str, int, str, str]:
             raise ValueError
+        if self.refusal and _job(party) == _job(self.party):
+            self.refused += 1
+            return f"{WRONG} {self.refusal}", place, (gpu, machine)
+        if greeting.get("refusal"):
+            return "told", place, (gpu, machine)
         if party != self.party:
             return f"differs {self.party}", place, (gpu, machine)
         if not 0 <= place < self.count:
@@ -174,13 +188,15 @@ class Door:
         return "twice" if self._is_here(place) else "wait", place, (gpu, machine)
 
     def _contradict(self, greeting: dict[str, Any], answer: str) -> None:
-        """Notes that a rank of this job has other numbers: then some rank won't come. Those of another job may have
-        found this address by mistake.
+        """Notes that a rank of this job can't start, or has other numbers: then some rank won't come. Those of another
+        job may have found this address by mistake.
         """
         if self.contradiction or _job(greeting["party"]) != _job(self.party):
             return
         who, kinds = f"{self.kind} {greeting['place']} on {greeting['machine']}", f"{self.kind}s"
-        if answer == "twice":
+        if answer == "told":
+            self.contradiction = str(greeting["refusal"])
+        elif answer == "twice":
             _, first = self.seats[greeting["place"]]
             self.contradiction = f"{who} has the number of one on {first}; number each {self.kind} differently"
         else:

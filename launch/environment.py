@@ -28,6 +28,9 @@ MPI = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
 )
+# Those with the rank and with the number of ranks, of all launchers that are supported.
+RANKS = " ".join(["PADDLE_TRAINER_ID", "RANK", *(names[0] for names in MPI), "SLURM_PROCID"])
+SIZES = " ".join(["PADDLE_TRAINERS_NUM", "WORLD_SIZE", *(names[1] for names in MPI), "SLURM_STEP_NUM_TASKS"])
 # Variables with the rank, of launchers that aren't supported: PMIx alone, Cray, Flux, IBM.
 UNREAD = ("PMIX_RANK", "PMI_RANK", "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK")
 # srun's tasks are a step, which may be a part of a SLURM job. So a step's variables come before the job's.
@@ -40,7 +43,6 @@ JOBS = (
     "TORCHELASTIC_RUN_ID",
     "PMIX_NAMESPACE",
 )  # variables by which a run differs from others
-LOOPBACK = "127.0.0.1"
 NODE = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 _held: Any = None  # holds MASTER_PORT while this process lives
@@ -53,18 +55,54 @@ def is_launched() -> bool:
     ``os.environ``. It also rewrites CUDA_VISIBLE_DEVICES as Paddle reads it.
 
     Raises:
-        InputError: only some of a launcher's variables are set, or one makes no sense.
+        InputError: only some of a launcher's variables are set, or they contradict each other. The other ranks, which
+            would wait for this one, get the error, too.
     """
-    gpus.check()
-    if not _complete(PADDLE, "start with python -m paddle.distributed.launch, or unset them", PADDLE):
-        if all(map(os.environ.get, TORCHRUN)):
+    with _telling_others(RANKS, SIZES):
+        gpus.check()
+        if _complete(PADDLE, "start with python -m paddle.distributed.launch, or unset them", PADDLE):
+            rank, ranks = _number(PADDLE[0]), _number(PADDLE[1], least=1)
+            _check_rank(PADDLE[0], rank, ranks)
+            here = _number_here("PADDLE_LOCAL_SIZE", PADDLE[1], ranks, ranks)
+            _check_rank("PADDLE_LOCAL_RANK", _number("PADDLE_LOCAL_RANK", 0), here)
+        elif all(map(os.environ.get, TORCHRUN)):
             _translate_torchrun()
         elif not (_translate_mpi() or _translate_slurm()):
             _tell_unread()
             # MASTER_ADDR and MASTER_PORT alone don't show that a launcher started this process.
             return _complete(TORCHRUN, "start with torchrun or run_train_multi_node.sh, or unset them", TORCHRUN[:3])
-    _select_device(_number("PADDLE_LOCAL_RANK", 0))
+        _select_device(_number("PADDLE_LOCAL_RANK", 0))
     return True
+
+
+@contextlib.contextmanager
+def _telling_others(ranks: str, sizes: str, kind: str = "rank") -> Iterator[None]:
+    """Tells the other ranks, or nodes, of an InputError that is raised within: they would wait for this one in vain.
+
+    Args:
+        ranks: variables that may have this one's number.
+        sizes: variables that may have how many there are.
+    """
+    try:
+        yield
+    except InputError as error:
+        with contextlib.suppress(InputError, OSError):  # rank 0's address or the secret is unknown, or nobody listens
+            rendezvous.cancel(_master(), _first(ranks), _first(sizes), str(error), _job(), kind)
+        raise
+
+
+def _master() -> str:
+    """Returns HOST:PORT where rank 0 waits for the others."""
+    if os.environ.get("PADDLE_TRAINER_ID"):
+        return os.environ.get("PADDLE_MASTER") or os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
+    port = _number("MASTER_PORT")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port += 1  # torchrun itself listens at its MASTER_PORT, for its own workers
+    return f"{os.environ.get('MASTER_ADDR', '')}:{port}"
+
+
+def _job() -> str:
+    return " ".join(filter(None, map(os.environ.get, JOBS)))
 
 
 def meet(limit: float) -> rendezvous.Meeting:
@@ -79,14 +117,17 @@ def meet(limit: float) -> rendezvous.Meeting:
         InputError, RunError: as ``rendezvous.meet``.
     """
     rank, ranks = _number("PADDLE_TRAINER_ID"), _number("PADDLE_TRAINERS_NUM")
-    master = os.environ.get("PADDLE_MASTER") or os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
-    here, job = _number("PADDLE_LOCAL_SIZE", 1), " ".join(filter(None, map(os.environ.get, JOBS)))
+    master = _master()
+    here = _number("PADDLE_LOCAL_SIZE", 1)
     if here == ranks > 1 and not (os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")):  # for certain
-        master = os.environ["PADDLE_MASTER"] = f"{LOOPBACK}:{rendezvous.parse_address(master)[1]}"
+        master = os.environ["PADDLE_MASTER"] = f"{rendezvous.LOOPBACK}:{rendezvous.parse_address(master)[1]}"
         stay_inside()
     first = _number("PADDLE_LOCAL_RANK", 0) == 0
-    seat = gpus.own() if visible_gpus() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo" else ""
-    meeting = rendezvous.meet(master, rank, ranks, limit, job=job, here=here, first=first, seat=seat)
+    seat = ""
+    if visible_gpus() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo":
+        with _telling_others(RANKS, SIZES):
+            seat = gpus.own()
+    meeting = rendezvous.meet(master, rank, ranks, limit, job=_job(), here=here, first=first, seat=seat)
     if ranks > 1:
         secret.take_run(meeting.run_key)
     names = {address: name for name, address in rendezvous.addresses().items()}
@@ -99,7 +140,7 @@ def meet(limit: float) -> rendezvous.Meeting:
 def stay_inside() -> None:
     """Makes gloo listen on loopback only, for ranks that are all on this machine."""
     for name, address in rendezvous.addresses().items():
-        if address == LOOPBACK:
+        if address == rendezvous.LOOPBACK:
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
@@ -132,7 +173,7 @@ def prepare_spawn() -> None:
     secret.take_run()
     stay_inside()
     if port := os.environ.get("MASTER_PORT"):
-        address = f"{LOOPBACK}:{port}"
+        address = f"{rendezvous.LOOPBACK}:{port}"
         if _held:  # by an earlier run of this process, in a notebook, say
             _held.close()
         _held = rendezvous.check_free(address)
@@ -194,8 +235,9 @@ def node_flags() -> list[str]:
         given = [(flag, os.environ[name]) for flag, name in named.items() if os.environ.get(name)]
         return [*flags, "--master", master, *itertools.chain(*given)]
     _complete(NODE, "the first lines of run_train_multi_node.sh explain them", signs=None)
-    node, nodes, port = _number("NODE_RANK"), _number("NNODES"), os.environ["MASTER_PORT"]
-    _check_rank("NODE_RANK", node, nodes)
+    with _telling_others("NODE_RANK", "NNODES", kind="node"):
+        node, nodes, port = _number("NODE_RANK"), _number("NNODES", least=1), os.environ["MASTER_PORT"]
+        _check_rank("NODE_RANK", node, nodes)
     address = f"{os.environ['MASTER_ADDR']}:{port}"
     meeting = rendezvous.meet(address, node, nodes, _number("INIT_TIMEOUT", 300), kind="node")
     # As numbers: Paddle's launcher becomes the master where --master begins with --host, and by itself takes for that
@@ -275,14 +317,11 @@ def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) ->
 
 def _translate_torchrun() -> None:
     """Translates torchrun's variables. It names only the first machine; ``_set`` says why made-up names will do."""
-    rank, ranks, local_rank = map(_number, TORCHRUN[:3])
+    rank, ranks, local_rank = _number("RANK"), _number("WORLD_SIZE", least=1), _number("LOCAL_RANK")
     _check_rank("RANK", rank, ranks)
-    here = _number("LOCAL_WORLD_SIZE", ranks - (rank - local_rank))
+    here = _number_here("LOCAL_WORLD_SIZE", "WORLD_SIZE", ranks, min(ranks, ranks - (rank - local_rank)))
     _check_rank("LOCAL_RANK", local_rank, here)
-    master, port = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        port += 1  # torchrun itself listens at its MASTER_PORT, for its own workers
-    _set(rank, local_rank, here, _made_up_hosts(master, ranks, here), f"{master}:{port}")
+    _set(rank, local_rank, here, _made_up_hosts(os.environ["MASTER_ADDR"], ranks, here), _master())
 
 
 def _made_up_hosts(master: str, ranks: int, here: int) -> list[str]:
@@ -301,7 +340,7 @@ def _translate_mpi() -> bool:
             continue
         rank, ranks, local_rank, here = map(_number, names)
         _check_rank(names[0], rank, ranks)
-        _check_rank(names[2], local_rank, here)
+        _check_rank(names[2], local_rank, _number_here(names[3], names[1], ranks, here))
         job = os.environ.get("PMIX_NAMESPACE")
         missing = []
         if not os.environ.get("MASTER_ADDR") and here != ranks:
@@ -314,7 +353,7 @@ def _translate_mpi() -> bool:
             found = f"{names[1]} is {ranks}, {names[3]} is {here}"
             advice = "give them to mpirun: -x NAME=VALUE (Open MPI), -genv NAME VALUE (MPICH, Intel MPI)"
             raise InputError(f"{found}: the ranks need {' and '.join(missing)} to find each other; {advice}")
-        master = os.environ.get("MASTER_ADDR") or LOOPBACK
+        master = os.environ.get("MASTER_ADDR") or rendezvous.LOOPBACK
         port = os.environ.get("MASTER_PORT") or 20000 + zlib.crc32((job or "").encode()) % 10000
         _set(rank, local_rank, here, _made_up_hosts(master, ranks, here), f"{master}:{port}")
         return True
@@ -389,14 +428,23 @@ def _select_device(local_rank: int) -> None:
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")
     elif local_rank >= found > 1:
         what = f"local rank {local_rank} has no GPU: only {found} are visible"
-        raise InputError(f"{what}; start at most {found} processes per machine")
+        raise InputError(f"{what}; start at most {found} processes per machine", shared=False)
     else:  # a single one: SLURM shows each task its own GPU. ``Door`` checks that no two are the same
         os.environ.setdefault("FLAGS_selected_gpus", str(local_rank if found > 1 else 0))
 
 
 def _check_rank(name: str, rank: int, ranks: int) -> None:
     if rank >= ranks:
-        raise InputError(f"{name} is {rank}, expected a number below {ranks}: the first is 0")
+        raise InputError(f"{name} is {rank}, expected a number below {ranks}: the first is 0", shared=False)
+
+
+def _number_here(name: str, name_of_all: str, ranks: int, default: int) -> int:
+    """Returns how many of the ``ranks`` are on this machine."""
+    here = _number(name, default, least=1)
+    if here > ranks:
+        found = f"{name} is {here}, but {name_of_all} is {ranks}"
+        raise InputError(f"{found}: a machine has at most all of a run's ranks", shared=False)
+    return here
 
 
 def _first(names: str) -> str | None:
@@ -404,13 +452,15 @@ def _first(names: str) -> str | None:
     return next((os.environ[name] for name in names.split() if os.environ.get(name)), None)
 
 
-def _number(names: str, default: int | None = None) -> int:
+def _number(names: str, default: int | None = None, least: int = 0) -> int:
     text = _first(names)
     if text is None and default is not None:
         return default
     if text is None or not re.fullmatch("[0-9]{1,18}", text):
         found = f"{text[:100]}..." if text and len(text) > 100 else text
-        raise InputError(f"{names.split()[0]} is {found!r}; expected a whole number")
+        raise InputError(f"{names.split()[0]} is {found!r}; expected a whole number", shared=False)
+    if int(text) < least:
+        raise InputError(f"{names.split()[0]} is {text}; expected at least {least}", shared=False)
     return int(text)
 
 

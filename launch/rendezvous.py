@@ -10,6 +10,7 @@ all get the result. After that, Paddle gets the port. The processes that watch r
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -18,15 +19,17 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from errors import InputError, RunError
 from launch import channel, secret
-from launch.admission import LIMITS, WRONG, Door, keep_alive, number_list, tell
+from launch.admission import GRACE, LIMITS, WRONG, Door, keep_alive, number_list, tell
 from launch.channel import Channel, Forged
 
 CONNECT, ANSWER = 5.0, 10.0  # seconds: for a connection, and for each of rank 0's first answers
+TAKEN = 2.0  # seconds in which whoever holds rank 0's port may show that it is another rank 0
+LOOPBACK = "127.0.0.1"
 ENDING = 3.0  # seconds that an earlier run's processes may take to end and free the port
 
 
@@ -113,13 +116,17 @@ def meet(
         connection, guest = channel.pair()
         return Meeting(address, kind, host, connection, {0: guest})
     own_secret = secret.shared_secret()
-    party = f"{count} {kind}s{f' of job {_printable(job)}' if job else ''}"
+    party = _party(str(count), kind, job)
     machine = _printable(socket.gethostname())
-    greeting = {"party": party, "place": place, "gpu": _printable(seat), "machine": machine}
+    greeting = json.dumps({"party": party, "place": place, "gpu": _printable(seat), "machine": machine})
     door, held = None, None
     with contextlib.ExitStack() as undone:  # after an error
         if place == 0:
-            listener, held = listen(host, port, far=count > here)
+            try:
+                listener, held = listen(host, port, far=count > here)
+            except InputError:
+                _check_alone(address, kind, own_secret, greeting)
+                raise
             door = Door(listener, own_secret, party, count, kind)
             undone.callback(door.close)
             undone.push(held or listener)
@@ -128,7 +135,7 @@ def meet(
             more = f"{count - 1} more {kind}{'s' * (count > 2)}"
             print(f"{kind} 0 waits at {address} for {more}", file=sys.stderr, flush=True)
         try:
-            found = _greet(host, port, own_secret, json.dumps(greeting), limit if place else ANSWER)
+            found = _greet([host], port, own_secret, greeting, limit if place else ANSWER)
         except OSError as error:
             raise _no_answer_error(address, kind, place, limit, machine, error, here, first) from None
         connection, common, key = _accept_answer(found, address, kind, party, limit)
@@ -140,6 +147,60 @@ def meet(
     own = common if own.startswith("127.") else own
     run_key = secret.mac(own_secret, b"run", key.encode()).hex()
     return Meeting(address, kind, own, connection, door.guests if door else {}, run_key, held)
+
+
+def cancel(address: str, place: str | None, count: str | None, reason: str, job: str = "", kind: str = "rank") -> None:
+    """Tells all ranks that this one can't start, so that none waits for it. Any other rank than 0 tells rank 0.
+
+    Args:
+        place: this rank's number as it was given, which may be none.
+        count: the number of ranks, likewise.
+
+    Raises:
+        InputError: the address isn't valid, the port is taken, or there is no secret.
+        OSError: rank 0 didn't listen within ANSWER seconds.
+    """
+    if count == "1":
+        return
+    host, port = parse_address(address)
+    own_secret = secret.shared_secret()
+    party = _party(_printable(count or "?"), kind, job)
+    machine = _printable(socket.gethostname())
+    who = f"{kind} {place}" if re.fullmatch("[0-9]{1,18}", place or "") else f"a {kind}"
+    refusal = f"{who} on {machine} can't start: {reason}"
+    if place == "0":
+        others = int(count) - 1 if count and re.fullmatch("[1-9][0-9]{0,5}", count) else sys.maxsize
+        with _claiming(host, port) as held, _bound_socket("", port) as listener, held or listener:
+            listener.listen(1024)
+            Door(listener, own_secret, party, others, kind, refusal).receive_all(GRACE)
+        return
+    greeting = {"party": party, "place": -1, "gpu": "", "machine": machine, "refusal": refusal}
+    # Where all ranks are on one machine, rank 0 listens on loopback alone.
+    hosts = [host, LOOPBACK] if socket.gethostbyname(host) in addresses().values() else [host]
+    connection, _ = _greet(hosts, port, own_secret, json.dumps(greeting), ANSWER)
+    if connection:
+        connection.close()
+
+
+def _party(count: str, kind: str, job: str) -> str:
+    """Describes the ranks that belong together: all of them have to say the same."""
+    return f"{count} {kind}s{f' of job {_printable(job)}' if job else ''}"
+
+
+def _check_alone(address: str, kind: str, own_secret: bytes, greeting: str) -> None:
+    """Raises InputError if what holds rank 0's port is another rank 0 of this run, and tells it of this one."""
+    host, port = parse_address(address)
+    with contextlib.suppress(OSError):
+        connection, answer = _greet([host], port, own_secret, greeting, 0.0, TAKEN)
+        if connection:
+            connection.close()
+            if answer == "twice":
+                raise _number_error(address, kind)
+
+
+def _number_error(address: str, kind: str) -> InputError:
+    found = f"another {kind} with this number came to {address} first"
+    return InputError(f"{found}; number each differently", shared=False)
 
 
 def _no_answer_error(
@@ -285,27 +346,34 @@ def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
     return rest.split()
 
 
-def _greet(host: str, port: int, own: bytes, greeting: str, limit: float) -> tuple[Channel | None, str]:
+def _greet(
+    hosts: Sequence[str], port: int, own: bytes, greeting: str, limit: float, patience: float | None = None
+) -> tuple[Channel | None, str]:
     """Returns the connection to rank 0 and its answer to the greeting; (None, answer) if it didn't prove its secret.
+
+    Args:
+        hosts: names or addresses of rank 0's machine, which are tried in turn.
+        patience: seconds for each answer; ANSWER by default.
 
     Raises:
         OSError: no connection within ``limit`` seconds; the last attempt's error.
     """
     deadline = time.monotonic() + limit
-    while True:
+    patience = ANSWER if patience is None else patience
+    for host in itertools.cycle(hosts):
         connection = socket.socket()
         try:
-            connection.settimeout(CONNECT)
+            connection.settimeout(min(CONNECT, patience))
             connection.connect((host, port))
             if connection.getsockname() == connection.getpeername():  # nobody listens: it is connected to itself
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             keep_alive(connection)
-            found = channel.introduce(connection, own, ANSWER)
+            found = channel.introduce(connection, own, patience)
             if isinstance(found, str):
                 connection.close()
                 return None, found
             found.send(greeting)
-            return found, found.wait(ANSWER)
+            return found, found.wait(patience)
         except Forged as error:
             connection.close()
             return None, error.line.decode(errors="replace")
@@ -314,6 +382,7 @@ def _greet(host: str, port: int, own: bytes, greeting: str, limit: float) -> tup
             if time.monotonic() > deadline:
                 raise error
             time.sleep(0.2)
+    raise ValueError("no host")
 
 
 def _accept_answer(
@@ -331,9 +400,9 @@ def _accept_answer(
     if connection:
         connection.close()
     if connection and answer == "twice":
-        raise InputError(
-            f"another {kind} with this number came to {address} first; number each differently", shared=False
-        )
+        raise _number_error(address, kind)
+    if connection and answer.startswith(f"{WRONG} "):
+        raise InputError(answer.removeprefix(f"{WRONG} "))
     if connection and answer.startswith("differs "):
         there = f"{kind} 0 at {address} waits for {answer.removeprefix('differs ')}, but this is one of {party}"
         advice = "another run has the port (choose another MASTER_PORT), or not all were started with the same numbers"

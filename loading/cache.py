@@ -2,7 +2,8 @@
 
 ``<name>-<hash>.npy`` holds the pixels, ``<name>-<hash>.npz`` each image's CRC-32, the labels and the class names. The
 hash is of what they were made from. So other sources, or changed ones, get other files. Old files may be removed at any
-time.
+time. A source that is replaced by a file of the same size and time of modification has another inode or time of change.
+Then all sources are read and compared with their checksum: a copied data set isn't decoded again.
 
 A start reads no pixels while the file of pixels is as it was last checked: the same inode, size and times of change.
 Otherwise all of them are compared with their CRC-32. What changes the content without these, such as a decaying disk,
@@ -13,7 +14,7 @@ import contextlib
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -61,24 +62,60 @@ class MappedImages:
         return MappedImages, (self.file, self.crcs)
 
 
-def fingerprint(files: Iterable[str | Path], *parts: str | bytes) -> str:
-    """Returns a hash of the files' paths, sizes and times of change, and of ``parts``."""
-    found = hashlib.sha256()
-    for file in files:
-        try:
-            state = os.stat(file)
-        except OSError as error:
-            raise InputError(f"{file}: can't be read ({error.strerror}); repair or remove it") from None
-        found.update(
-            f"{os.path.abspath(file)}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(errors="surrogateescape")
-        )
-    for part in parts:
-        found.update(part.encode() if isinstance(part, str) else part)
-    return found.hexdigest()[:16]
+class Sources:
+    """The files that a cache is made from, as they are at the start.
+
+    Args:
+        files: returns their paths.
+        parts: what else the pixels depend on.
+
+    Attributes:
+        name: a hash of the paths, sizes and times of modification, and of ``parts``: a part of the cache's name.
+        state: a hash of the inodes and the times of change, which no program can set. Copies differ in them, too.
+
+    Raises:
+        InputError: a file can't be read.
+    """
+
+    def __init__(self, files: Callable[[], Iterable[str | Path]], *parts: str | bytes) -> None:
+        self.files = files
+        name = hashlib.sha256()
+        state = hashlib.sha256()
+        for file in files():
+            with _readable(file):
+                found = os.stat(file)
+            place = f"{os.path.abspath(file)}\0{found.st_size}\0{found.st_mtime_ns}\n"
+            name.update(place.encode(errors="surrogateescape"))
+            state.update(b"%d %d\n" % (found.st_ino, found.st_ctime_ns))
+        for part in parts:
+            name.update(part.encode() if isinstance(part, str) else part)
+        self.name = name.hexdigest()[:16]
+        self.state = np.frombuffer(state.digest(), np.uint8)
+
+    def checksum(self) -> np.ndarray:
+        """Returns a checksum of the files' content, as uint8 [32]."""
+        content = hashlib.sha256()
+        for file in self.files():
+            with _readable(file), open_file(file) as opened:
+                while data := opened.read(1 << 20):
+                    content.update(data)
+        return np.frombuffer(content.digest(), np.uint8)
 
 
-def cached_images(folder: Path, name: str, decode: Callable[[], Decoded]) -> tuple[MappedImages, np.ndarray, list[str]]:
-    """Returns (images, labels [n], class names) from the cache; what isn't in it, or damaged, is decoded and written.
+@contextlib.contextmanager
+def _readable(file: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, Unreadable) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{file}: can't be read ({reason}); repair or remove it") from None
+
+
+def cached_images(
+    folder: Path, name: str, sources: Sources, decode: Callable[[], Decoded]
+) -> tuple[MappedImages, np.ndarray, list[str]]:
+    """Returns (images, labels [n], class names) from the cache. They are decoded and written if they aren't in it, are
+    damaged, or were made from other sources.
 
     Several processes may do so at once: each writes all of it, under a name of its own, then renames.
 
@@ -90,19 +127,21 @@ def cached_images(folder: Path, name: str, decode: Callable[[], Decoded]) -> tup
     if rest.exists():
         try:
             with reading(rest, "a cache"):
-                return _read(pixels, rest)
+                return _read(pixels, rest, sources)
         except InputError as error:
-            damage = f"is damaged ({error})"
+            damage = f"can't be used ({error})"
     print(f"cache: {pixels} {damage}: decoding", flush=True)
+    # Before they are decoded: a source that changes meanwhile is found by the next start.
+    checksum = sources.checksum()
     images, labels, classes = decode()
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with writing_whole(pixels, "wb") as file:
             crcs = _write(file, images, len(labels))
-        _write_rest(rest, _state(pixels), crcs, np.asarray(labels, np.int64), classes)
+        _write_rest(rest, _state(pixels), sources.state, checksum, crcs, np.asarray(labels, np.int64), classes)
         with reading(rest, "a cache"):
-            return _read(pixels, rest)
+            return _read(pixels, rest, sources)
     except OSError as error:
         _remove(made)
         raise InputError(
@@ -119,8 +158,13 @@ def _remove(folders: list[Path]) -> None:
             folder.rmdir()
 
 
-def _read(pixels: Path, rest: Path) -> tuple[MappedImages, np.ndarray, list[str]]:
-    found = npz(rest, {"state": ("i", 1), "crcs": ("u", 1), "labels": ("i", 1), "classes": ("U", 1)})
+def _read(pixels: Path, rest: Path, sources: Sources) -> tuple[MappedImages, np.ndarray, list[str]]:
+    forms = {"state": ("i", 1), "sources": ("u", 1), "checksum": ("u", 1)}
+    found = npz(rest, forms | {"crcs": ("u", 1), "labels": ("i", 1), "classes": ("U", 1)})
+    checksum = found["checksum"]
+    are_same = np.array_equal(sources.state, found["sources"])
+    if not are_same and not np.array_equal(sources.checksum(), checksum):
+        raise Unreadable("its source files have changed")
     crcs = found["crcs"]
     labels = found["labels"]
     classes = found["classes"].tolist()
@@ -130,10 +174,10 @@ def _read(pixels: Path, rest: Path) -> tuple[MappedImages, np.ndarray, list[str]
     unchanged = state == found["state"].tolist()
     if {len(labels), len(crcs)} != {count} or not (unchanged or all(map(images.is_whole, range(count)))):
         raise Unreadable("not what was written")
-    if not unchanged:  # it was copied or touched, say
+    if not (unchanged and are_same):  # it or its sources were copied or touched, say
         # Where the folder can't be written, the next start compares again.
         with contextlib.suppress(OSError):
-            _write_rest(rest, state, crcs, labels, classes)
+            _write_rest(rest, state, sources.state, checksum, crcs, labels, classes)
     return images, labels, classes
 
 
@@ -143,9 +187,25 @@ def _state(file: Path) -> list[int]:
     return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
-def _write_rest(rest: Path, state: list[int], crcs: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> None:
+def _write_rest(
+    rest: Path,
+    state: list[int],
+    sources: np.ndarray,
+    checksum: np.ndarray,
+    crcs: np.ndarray,
+    labels: np.ndarray,
+    classes: Sequence[str],
+) -> None:
     with writing_whole(rest, "wb") as file:
-        np.savez(file, state=np.array(state, np.int64), crcs=crcs, labels=labels, classes=np.array(classes, np.str_))
+        np.savez(
+            file,
+            state=np.array(state, np.int64),
+            sources=sources,
+            checksum=checksum,
+            crcs=crcs,
+            labels=labels,
+            classes=np.array(classes, np.str_),
+        )
 
 
 def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> np.ndarray:

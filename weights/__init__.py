@@ -104,7 +104,8 @@ def load_weights(
 
     Raises:
         InputError: no such file, a damaged or dangerous one, names or shapes that differ from the model's, or a value
-            that is NaN or infinite.
+            that is NaN or infinite. Or another program writes to the file. If some tensors were set before that, the
+            message says that the model isn't to be used.
     """
     with open_weights(path) as stored:
         return _load(model, stored, strict, allow or (), classes, adapter, checksums)
@@ -162,13 +163,26 @@ def _load(
         # All are read to be checked before the first one is set, which reads it again.
         for name in report.loaded:
             np.asarray(arrays[name])
-        with paddle.no_grad():
-            for name in report.loaded:
-                values = np.ascontiguousarray(arrays[name], dtype=numpy_dtype(state[name]))
-                state[name].set_value(values)
+        _set(stored, {name: arrays[name] for name in report.loaded}, state)
     if strict:
         report.warning = blind_classifiers(model, stored.path)
     return report
+
+
+def _set(stored: WeightFile, arrays: dict[str, Any], state: dict[str, paddle.Tensor]) -> None:
+    """Sets the tensors. Another program may write to the file meanwhile: whatever is set is what was checked."""
+    is_changed = False
+    try:
+        with paddle.no_grad():
+            for name, array in arrays.items():
+                values = np.ascontiguousarray(array, dtype=numpy_dtype(state[name]))
+                stored.check_unchanged()
+                state[name].set_value(values)
+                is_changed = True
+    except InputError as error:
+        if is_changed:
+            raise InputError(f"{error}; the model has only some of its tensors: don't use it") from None
+        raise
 
 
 def _checksums(model: Target, arrays: dict[str, np.ndarray], adapter: Adapter | None) -> dict[str, int]:

@@ -14,7 +14,7 @@ import pickle
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Protocol
@@ -63,6 +63,7 @@ class WeightFile:
         layout: "torch" (a Linear's weight is [out, in]), "paddle" ([in, out]) or "jax" (Google's npz).
         config: what ``read_config`` returns.
         notes: what was chosen or left out, to be shown.
+        opened: the files that are read, by their paths, each with its state when it was opened.
     """
 
     path: Path
@@ -70,6 +71,17 @@ class WeightFile:
     layout: str
     config: dict[str, Any]
     notes: list[str]
+    opened: dict[Path, tuple[BufferedIOBase, os.stat_result]] = field(default_factory=dict)
+
+    def check_unchanged(self) -> None:
+        """Raises InputError if a file was written to since it was opened."""
+        for file, (stream, before) in self.opened.items():
+            now = os.fstat(stream.fileno())
+            times = [(state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in (before, now)]
+            # Its time of change is set, too, where another file takes its name. What is open stays as it was.
+            kept = now.st_nlink == before.st_nlink
+            if times[0] != times[1] and (kept or times[0][:2] != times[1][:2]):
+                raise InputError(f"{file}: it was changed while it was read; load it again when nobody writes it")
 
 
 def read_weights(path: str | Path) -> WeightFile:
@@ -98,11 +110,13 @@ def open_weights(path: str | Path) -> Iterator[WeightFile]:
     layouts: set[str] = set()
     notes: list[str] = []
     files = files_of(path)
+    streams: dict[Path, tuple[BufferedIOBase, os.stat_result]] = {}
     with contextlib.ExitStack() as opened:
         for file in files:
             with reading(file, "weights"):
                 stream = opened.enter_context(open_file(file))
-                allowance = Allowance(os.fstat(stream.fileno()).st_size)
+                streams[file] = stream, os.fstat(stream.fileno())
+                allowance = Allowance(streams[file][1].st_size)
                 content, layout = _reader(stream.peek(512)[:512])(stream, allowance)
                 entries, told = _weights(content)
                 _claim(entries, layout, allowance)
@@ -115,7 +129,7 @@ def open_weights(path: str | Path) -> Iterator[WeightFile]:
             notes += told
         if len(layouts) > 1:
             raise InputError(f"{index}: its files have different layouts ({', '.join(sorted(layouts))}), expected one")
-        yield WeightFile(index, arrays, layouts.pop(), read_config(path), notes)
+        yield WeightFile(index, arrays, layouts.pop(), read_config(path), notes, streams)
 
 
 def _lazy(file: Path, name: str, entry: Array, allowance: Allowance, what: str = "weights") -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from errors import Unreadable
+from loading import signatures
 from loading.transforms.isolated import decode_isolated
 from loading.transforms.tiff import SAMPLES, Directory, check_parts
 
@@ -25,12 +26,8 @@ logging.getLogger("PIL").setLevel(logging.CRITICAL)
 LONGEST_SIDE = 1_000_000  # pixels; Pillow takes 12 bytes for each row besides its pixels
 SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all pixels
 BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
-NPY = "npy"
+NPY = "NPY"
 _NOTES = 64 << 20  # bytes that a file may have besides
-_SIGNATURES = {
-    b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
-    b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF",
-} | {f"P{kind}".encode(): "PPM" for kind in "123456f"}  # fmt: skip
 _GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
 # JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
 # the frames that are coded in one scan where it holds all channels.
@@ -124,15 +121,8 @@ def decoded(image: Any) -> Image.Image:
 
 def kind_of(data: bytes) -> str:
     """Returns the format of a file, by its first bytes; raises Unreadable where it is none that is read."""
-    if data.startswith(b"\xff\xd8\xff"):
-        return "JPEG"
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return "WEBP"
-    for start, kind in _SIGNATURES.items():
-        if data.startswith(start):
-            return kind
-    if data.startswith(b"\x93NUMPY"):
-        return NPY
+    if kind := signatures.kind_of(data):
+        return kind
     raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
 
 

@@ -19,7 +19,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loading.archives import cifar10, mnist
-from loading.cache import cached_images
+from loading.cache import Sources, cached_images
 from loading.files import contents
 from loading.shards import shards
 from loading.sources import Split, folder, imagenet2012
@@ -229,13 +229,15 @@ def try_index(root, data):
 @given(st.data())
 def test_a_cache_is_read_or_made_anew(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("cache")
-    whole = {"crc": np.array(0), "labels": np.array([0, 1]), "classes": np.array(["a", "b"])}
+    sources = Sources(lambda: ())
+    whole = {"state": np.zeros(4, int), "sources": sources.state, "checksum": sources.checksum()}
+    whole |= {"crcs": np.zeros(2, np.uint32), "labels": np.array([0, 1]), "classes": np.array(["a", "b"])}
     claims = data.draw(st.none() | st.tuples(NUMBERS, NUMBERS, NUMBERS))
     pixels = npy(data.draw(arrays(np.zeros((2, 4, 4), np.uint8))), claims)
     (root / "some.npz").write_bytes(data.draw(npzs(whole)))
     (root / "some.npy").write_bytes(pixels)
     made = [np.zeros((4, 4), np.uint8)] * 2, [0, 1], ["a", "b"]
-    assert attempt("cache", len(pixels), lambda: cached_images(root, "some", lambda: made)) == ""
+    assert attempt("cache", len(pixels), lambda: cached_images(root, "some", sources, lambda: made)) == ""
 
 
 def idx_file(*shape):

@@ -11,10 +11,6 @@ from PIL import Image
 from served import form, serving
 from sklearn.datasets import load_sample_images
 
-from errors import Unreadable
-from inference.serve import kinds as known
-from loading.transforms import formats
-
 RARE = ("BMP", "PPM", "TIFF")
 FORMATS = ["-formats", *map(str.lower, RARE), "npy"]
 
@@ -110,20 +106,6 @@ def test_rare_formats_are_refused_before_a_worker_sees_them(server, photographs)
     assert (status, found) == (200, ["its format is TIFF", "", "its format is BMP", "it is of no known format"])
     assert server.metric("paddle_vit_batch_images_sum") == before + 1
     assert b"<span>GIF, JPEG, PNG, WebP</span>" in server.ask("GET", "/")[1]
-
-
-def test_the_http_process_knows_the_formats_that_decoders_know():
-    heads = [b"\xff\xd8\xff\xe0", b"RIFF\0\n\0\0WEBP", b"RIFF\0\n\0\0WAVE", b"RIFFWEBP", b"P7", b"P0", b""]
-    heads.append(b"\x93NUMPY")
-    heads += [*formats._SIGNATURES, *(head[:-1] for head in formats._SIGNATURES), *kinds().values(), *NONE.values()]
-    for head in heads:
-        try:
-            expected = formats.kind_of(head).upper()
-        except Unreadable:
-            expected = None
-        kind = known.kind_of(head)
-        assert (kind and kind.upper()) == expected, head[:20]
-    assert {kind.upper() for kind in known._HEADS} == {*map(str.upper, (*known.ALWAYS, *known.OTHERS))}
 
 
 def test_damaged_images_end_no_worker(open_server):

@@ -159,6 +159,30 @@ def test_a_rank_needs_the_secret_the_party_and_a_number_of_it(door):
     first.close()
 
 
+def test_nobody_but_a_rank_of_this_job_can_end_it(door):
+    """By saying that it can't start: neither a stranger, nor a rank of another job with the same secret."""
+    found, address, _ = door()
+    for refusal in ("no", "x" * 10_000):
+        assert come(address, -1, key=b"another", refusal=refusal) == (None, "secret")
+    assert come(address, -1, party="2 ranks of job 7", refusal="no")[1] == "told"
+    assert not found.contradiction
+    for refusal in ("", None, 0, [], {}):  # as if it said nothing of the kind
+        with pytest.raises(OSError, match="reset"):
+            come(address, -1, refusal=refusal)
+    assert met(address, 0, 1) == [["ok", "127.0.0.1"]] * 2
+
+
+def test_a_rank_more_than_there_are_ends_no_run_that_is_complete(door):
+    found, address, _ = door()
+    first, _ = come(address, 0)
+    assert come(address, -1, party="? ranks", refusal="RANK is 2")[1] == "told"
+    assert found.contradiction == "RANK is 2"
+    second, _ = come(address, 1)
+    assert [guest.wait(5).split()[0] for guest in (first, second)] == ["ok", "ok"]
+    first.close()
+    second.close()
+
+
 def test_what_was_heard_before_proves_nothing(door):
     """A stranger hears a rank's greeting and says it again, in a connection of its own."""
     found, address, _ = door()

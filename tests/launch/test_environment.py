@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import socket
 from types import SimpleNamespace
 
@@ -221,6 +222,40 @@ def test_an_environment_that_makes_no_sense(variables, given, message):
     variables(**given)
     with pytest.raises(InputError, match=message):
         is_launched()
+
+
+PADDLE = {"PADDLE_TRAINER_ID": 1, "PADDLE_TRAINERS_NUM": 2, "PADDLE_LOCAL_RANK": 1, "PADDLE_LOCAL_SIZE": 2}
+PADDLE |= {"PADDLE_CURRENT_ENDPOINT": "b:6171", "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,b:6171"}
+
+
+@pytest.mark.parametrize(
+    ("given", "told", "message"),
+    [
+        (TORCHRUN | {"RANK": 4}, ("10.0.0.1:29500", "4", "4"), "RANK is 4, expected a number below 4: the first is 0"),
+        (TORCHRUN | {"RANK": "x"}, ("10.0.0.1:29500", "x", "4"), "RANK is 'x'; expected a whole number"),
+        (TORCHRUN | {"WORLD_SIZE": 0}, ("10.0.0.1:29500", "3", "0"), "WORLD_SIZE is 0; expected at least 1"),
+        (
+            TORCHRUN | {"LOCAL_WORLD_SIZE": 5, "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            ("10.0.0.1:29501", "3", "4"),
+            "LOCAL_WORLD_SIZE is 5, but WORLD_SIZE is 4: a machine has at most all of a run's ranks",
+        ),
+        (TORCHRUN | {"LOCAL_RANK": ""}, ("10.0.0.1:29500", "3", "4"), "a distributed run's environment is incomplete"),
+        (PADDLE | {"PADDLE_TRAINER_ID": 2}, ("10.0.0.1:6170", "2", "2"), "PADDLE_TRAINER_ID is 2, expected a number"),
+        (PADDLE | {"PADDLE_TRAINER_ID": -1}, ("10.0.0.1:6170", "-1", "2"), "PADDLE_TRAINER_ID is '-1'; expected a"),
+        (PADDLE | {"PADDLE_TRAINERS_NUM": 0}, ("10.0.0.1:6170", "1", "0"), "PADDLE_TRAINERS_NUM is 0; expected at"),
+        (PADDLE | {"PADDLE_MASTER": "a:1", "PADDLE_LOCAL_RANK": 2}, ("a:1", "1", "2"), "PADDLE_LOCAL_RANK is 2, "),
+        (PADDLE | {"PADDLE_LOCAL_SIZE": 3}, ("10.0.0.1:6170", "1", "2"), "PADDLE_LOCAL_SIZE is 3, but PADDLE_TRAINERS"),
+        (SLURM | {"SLURM_PROCID": 7, "MASTER_ADDR": "a", "MASTER_PORT": 1}, ("a:1", "7", None), "SLURM_PROCID is 7, "),
+    ],
+)
+def test_where_its_numbers_contradict_a_rank_tells_the_others(variables, monkeypatch, given, told, message):
+    cancelled = []
+    monkeypatch.setattr(environment.rendezvous, "cancel", lambda *arguments: cancelled.append(arguments))
+    variables(**given, TORCHELASTIC_RUN_ID="7")
+    with pytest.raises(InputError, match=f"^{re.escape(message)}") as caught:
+        is_launched()
+    job = "1234567 0 7" if "SLURM_PROCID" in given else "7"
+    assert cancelled == [(*told, str(caught.value), job, "rank")]
 
 
 def test_a_masters_address_alone_launches_nothing(variables):

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import time
 
 import pytest
@@ -68,6 +69,47 @@ def test_a_rank_that_is_killed_as_ranks_meet_ends_the_others(tmp_path, killed, a
         rf"|rank 0 at 127.0.0.1:{port} ended before the run started|rank {killed} (.* )?was lost)",
         lines[0],
     )
+
+
+def as_paddles(rank, port, **changed):
+    """The variables that Paddle's launcher sets for one of two ranks."""
+    ends = ["127.0.0.1:6170", "127.0.0.1:6171"]
+    given = {"TRAINER_ID": rank, "TRAINERS_NUM": 2, "LOCAL_RANK": rank, "LOCAL_SIZE": 2, "MASTER": f"127.0.0.1:{port}"}
+    given |= {"CURRENT_ENDPOINT": ends[rank], "TRAINER_ENDPOINTS": ",".join(ends)}
+    return {f"PADDLE_{name}": value for name, value in (given | changed).items()}
+
+
+def as_torchruns(rank, port, **changed):
+    given = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
+    return given | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | changed
+
+
+@pytest.mark.parametrize("style", [as_torchruns, as_paddles])
+def test_a_rank_whose_numbers_contradict_ends_all_soon(tmp_path, style):
+    rank, size = ("RANK", "LOCAL_WORLD_SIZE") if style is as_torchruns else ("TRAINER_ID", "LOCAL_SIZE")
+    whole = {name.removeprefix("PADDLE_"): name for name in style(0, 1)}
+    cases = [
+        (1, {rank: 2}, f"rank 2 on HOST can't start: {whole[rank]} is 2, expected a number below 2: the first is 0"),
+        (1, {rank: "one"}, f"a rank on HOST can't start: {whole[rank]} is 'one'; expected a whole number"),
+        (0, {"LOCAL_RANK": 5}, f"rank 0 on HOST can't start: {whole['LOCAL_RANK']} is 5, expected a number below 2"),
+        (1, {size: 3}, f"rank 1 on HOST can't start: {whole[size]} is 3, but "),
+        (1, {rank: 0}, "rank 0 on HOST has the number of one on HOST; number each rank differently"),
+    ]
+    began = time.monotonic()
+    started = []
+    for number, (place, changed, _) in enumerate(cases):
+        [folder], [port] = folders(tmp_path, str(number)), free_ports(1)
+        ranks = [style(other, port, **(changed if other == place else {})) for other in (0, 1)]
+        started.append([start(folder, *MAIN, *FLAGS, "DIST.INIT_TIMEOUT=300", **given) for given in ranks])
+    for (place, _, message), runs in zip(cases, started, strict=True):
+        assert statuses(*runs) == [2, 2]
+        said = [re.sub("^rank 0 waits .*\n", "", printed(run)) for run in runs]
+        assert [text.count("\n") for text in said] == [1, 1]
+        # Two that are both rank 0 may come in either order.
+        assert any(f"error: {message}".replace("HOST", socket.gethostname()) in text for text in said)
+        reason = message.partition(" can't start: ")[2]
+        assert reason in said[place]
+    assert time.monotonic() - began < 60
 
 
 def test_ranks_of_two_secrets_are_told_what_to_copy(tmp_path):

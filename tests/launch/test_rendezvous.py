@@ -231,6 +231,65 @@ def test_rank_0_ends_soon_where_another_rank_has_other_numbers(port, monkeypatch
     assert any(str(error).startswith(message.replace("HOST", socket.gethostname())) for error in errors)
 
 
+@pytest.mark.parametrize(
+    ("place", "who"), [("2", "rank 2"), ("1", "rank 1"), ("-1", "a rank"), ("x\n", "a rank"), (None, "a rank")]
+)
+def test_a_rank_that_cant_start_tells_all_others(port, monkeypatch, place, who):
+    monkeypatch.setattr(admission, "GRACE", 0.2)
+    address = f"127.0.0.1:{port}"
+    calls = [{"address": address, "place": place, "count": 3, "job": "a b", "limit": 60.0} for place in (0, 2)]
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(together, *calls)
+        # Rank 0 may listen only later, or, with all ranks on one machine, on loopback alone.
+        rendezvous.cancel(f"{socket.gethostname()}:{port}", place, "3", "RANK is wrong", "a b")
+    expected = f"{who} on {socket.gethostname()} can't start: RANK is wrong"
+    assert [(str(error), type(error)) for error in others.result()] == [(expected, InputError)] * 2
+
+
+def test_rank_0_that_cant_start_tells_all_others_whatever_they_wait_for(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "GRACE", 2.0)
+    address = f"127.0.0.1:{port}"
+    calls = [{"address": address, "place": place, "count": 3, "limit": 60.0} for place in (1, 2)]
+    started = time.monotonic()
+    for count in ("3", "x", None):
+        with ThreadPoolExecutor(1) as pool:
+            others = pool.submit(together, *calls)
+            rendezvous.cancel(address, "0", count, "LOCAL_RANK is wrong")
+        expected = f"rank 0 on {socket.gethostname()} can't start: LOCAL_RANK is wrong"
+        assert [(str(error), type(error)) for error in others.result()] == [(expected, InputError)] * 2
+    assert time.monotonic() - started < 20
+
+
+def test_a_run_of_one_has_nobody_to_tell(port):
+    started = time.monotonic()
+    rendezvous.cancel(f"127.0.0.1:{port}", "1", "1", "RANK is 1")
+    assert time.monotonic() - started < 1
+
+
+def test_nobody_is_told_where_no_rank_0_listens(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "ANSWER", 0.3)
+    with pytest.raises(OSError, match="refused"):
+        rendezvous.cancel(f"127.0.0.1:{port}", "2", "2", "RANK is 2")
+
+
+def test_a_second_rank_0_is_told_from_a_taken_port(port, monkeypatch):
+    monkeypatch.setattr(admission, "GRACE", 0.2)
+    monkeypatch.setattr(rendezvous, "ENDING", 0.2)
+    calls = [{"address": f"127.0.0.1:{port}", "place": 0, "count": 2, "limit": 60.0}] * 2
+    said = sorted(map(str, together(*calls)))
+    here = socket.gethostname()
+    assert said == [
+        f"another rank with this number came to 127.0.0.1:{port} first; number each differently",
+        f"rank 0 on {here} has the number of one on {here}; number each rank differently",
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(together, calls[0])
+        wait_until_somebody_listens(port)
+        [error] = together({**calls[0], "job": "another"})
+        assert str(error) == f"port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT"
+        assert together({**calls[0], "place": 1}) == first.result() == ["127.0.0.1"]
+
+
 def test_rank_0_hears_at_once_of_another_secret_and_goes_on(port, capfd, monkeypatch):
     address = f"127.0.0.1:{port}"
     with ThreadPoolExecutor(2) as pool:

@@ -19,6 +19,8 @@ from datasets import get_dataloader, get_dataset, get_datasets
 from errors import InputError, RunError
 from loading import cache
 
+NOTHING = cache.Sources(lambda: ())
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -152,12 +154,50 @@ def test_the_fingerprint_depends_on_each_part(tmp_path):
     (tmp_path / "y").write_bytes(b"1")
     os.utime(tmp_path / "x", ns=(0, 5))
     os.utime(tmp_path / "y", ns=(0, 5))
-    found = [cache.fingerprint([tmp_path / "x"]), cache.fingerprint([tmp_path / "y"]), cache.fingerprint([])]
-    found += [cache.fingerprint([tmp_path / "x"], part) for part in ("L", b"labels")]
+
+    def name(*files, parts=()):
+        return cache.Sources(lambda: [tmp_path / file for file in files], *parts).name
+
+    found = [name("x"), name("y"), name(), name("x", parts=("L",)), name("x", parts=(b"labels",))]
     (tmp_path / "x").write_bytes(b"12")
     os.utime(tmp_path / "x", ns=(0, 5))
-    found.append(cache.fingerprint([tmp_path / "x"]))
+    found.append(name("x"))
     assert len(set(found)) == len(found)
+
+
+def test_a_source_that_is_replaced_with_its_size_and_time_is_noticed(folder, capfd):
+    """So is one that is changed in place; a copied data set isn't decoded again, and is compared only once."""
+    config = with_cache("folder", folder)
+    image = folder / "train/a/0.png"
+    before = get_dataset(config, "train").images.pixels.copy()
+    content, state = image.read_bytes(), image.stat()
+    other = (folder / "train/a/1.png").read_bytes()
+    # A PNG may have more after its end, by which both have one size.
+    both = [data.ljust(max(len(content), len(other)) + 1, b"\0") for data in (content, other)]
+
+    def put(data, replace):
+        if replace:
+            image.unlink()
+        image.write_bytes(data)
+        os.utime(image, ns=(state.st_atime_ns, state.st_mtime_ns))
+        capfd.readouterr()
+        pixels = get_dataset(config, "train").images.pixels
+        return pixels[0].tolist(), capfd.readouterr().out
+
+    assert put(both[0], replace=True)[0] == before[0].tolist()
+    for data, replace, expected in ((both[1], True, before[1]), (both[0], False, before[0])):
+        pixels, said = put(data, replace)
+        assert pixels == expected.tolist()
+        assert "its source files have changed): decoding" in said
+    whole = folder / "train"
+    shutil.copytree(whole, folder / "copy")  # with all times of modification
+    shutil.rmtree(whole)
+    (folder / "copy").rename(whole)
+    capfd.readouterr()
+    with mock.patch.object(cache.Sources, "checksum", autospec=True, side_effect=cache.Sources.checksum) as read:
+        for _ in range(2):
+            assert (get_dataset(config, "train").images.pixels == before).all()
+    assert (read.call_count, capfd.readouterr().out) == (1, "")
 
 
 @pytest.mark.parametrize("damage", ["pixel", "short", "gone", "labels"])
@@ -174,7 +214,7 @@ def test_a_damaged_cache_is_told_and_made_again(folder, capfd, damage):
         file.write_bytes(content[:-40] if damage == "short" else content)
     again = get_dataset(with_cache("folder", folder), "train")
     printed = capfd.readouterr().out
-    assert f"{pixels} is damaged (" in printed
+    assert f"{pixels} can't be used (" in printed
     assert "decoding" in printed
     assert again.images.pixels.tolist() == expected
     get_dataset(with_cache("folder", folder), "train")
@@ -189,7 +229,7 @@ def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
         made.append(True)
         return [np.full((2, 3, 3), value, np.uint8) for value in (7, 8)], labels, ["a", "b"]
 
-    cache.cached_images(folder, "some", decoded)
+    cache.cached_images(folder, "some", NOTHING, decoded)
     written = dict(np.load(folder / "some.npz"))
     assert written["crcs"].tolist() == [zlib.crc32(bytes([value] * 18)) for value in (7, 8)]
     touched = {"state": written["state"] - 1}
@@ -197,18 +237,18 @@ def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
     short = ({"labels": labels[:1]}, {"labels": np.append(labels, 1)}, {"crcs": crcs[:1]})
     for others in (touched | {"crcs": crcs - 1}, touched | {"crcs": crcs[::-1]}, *short):
         np.savez(folder / "some.npz", **written | others)
-        images, found, _ = cache.cached_images(folder, "some", decoded)
+        images, found, _ = cache.cached_images(folder, "some", NOTHING, decoded)
         assert (images.pixels[:, 0, 0, 0].tolist(), found.tolist()) == ([7, 8], [1, 0])
         assert (
-            f"{folder / 'some.npy'} is damaged ({folder / 'some.npz'}: not what was written): decoding"
+            f"{folder / 'some.npy'} can't be used ({folder / 'some.npz'}: not what was written): decoding"
             in capfd.readouterr().out
         )
         written = dict(np.load(folder / "some.npz"))
-    cache.cached_images(folder, "some", decoded)
+    cache.cached_images(folder, "some", NOTHING, decoded)
     assert len(made) == 6
     with pytest.raises(InputError, match="found 4 x 2 after 3 x 2;"):
         cache.cached_images(
-            folder, "other", lambda: ([np.zeros((2, side, 1), np.uint8) for side in (3, 4)], labels, [])
+            folder, "other", NOTHING, lambda: ([np.zeros((2, side, 1), np.uint8) for side in (3, 4)], labels, [])
         )
 
 

@@ -1,19 +1,21 @@
 """Weights are opened, not loaded: a model takes them tensor by tensor, whatever the kind of file."""
 
 import os
+import time
 import tracemalloc
 
 import numpy as np
+import paddle
 import pytest
 from pickles import program, storage, tensor, write_zip
 
 import errors
 from errors import Allowance, InputError, Unreadable
 from models import create_model
-from weights import file_arrays, load_weights
+from weights import file_arrays, load_weights, save_weights
 from weights.adapters import PREFIX, adapter_metadata, of_base
 from weights.arrays import LazyArray, concatenated
-from weights.formats import open_weights, read_weights, write_weights
+from weights.formats import WeightFile, open_weights, read_weights, write_weights
 from weights.names import google_names
 
 SIZES = {"embed_dim": 192, "depth": 6, "num_heads": 3, "image_size": 32, "num_classes": 10}
@@ -213,3 +215,67 @@ def test_time_between_two_reads_does_not_count(monkeypatch):
     now[0] += 1
     with pytest.raises(Unreadable, match="takes too long"):
         allowance.take(0)
+
+
+def small(seed=0):
+    paddle.seed(seed)
+    return create_model("vit_digits", depth=1)
+
+
+def write_in_place(file, byte):
+    """Changes the last number of the last tensor, and sets the time of modification back."""
+    state = file.stat()
+    with open(file, "r+b") as opened:
+        opened.seek(-1, os.SEEK_END)
+        opened.write(bytes([byte]))
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+@pytest.mark.parametrize("way", ["write", "cut"])
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_file_that_is_changed_while_it_is_loaded(tmp_path, monkeypatch, way, after):
+    """Before the first tensor is set, nothing is changed; later, the error says that the model is of no use."""
+    file = tmp_path / "m.safetensors"
+    save_weights(small(), file)
+    model = small(seed=1)
+    before = {name: value.numpy() for name, value in model.state_dict().items()}
+    checks = []
+    check = WeightFile.check_unchanged
+
+    def change(stored):
+        if len(checks) == after:
+            time.sleep(0.02)  # as long as the kernel's clock takes to go on
+            write_in_place(file, 0) if way == "write" else os.truncate(file, file.stat().st_size - 1)
+        checks.append(stored)
+        check(stored)
+
+    monkeypatch.setattr(WeightFile, "check_unchanged", change)
+    with pytest.raises(InputError) as caught:
+        load_weights(model, file)
+    useless = "; the model has only some of its tensors: don't use it"
+    expected = f"{file}: it was changed while it was read; load it again when nobody writes it"
+    assert str(caught.value) == expected + useless * bool(after)
+    now = {name: value.numpy() for name, value in model.state_dict().items()}
+    changed = [name for name in before if (before[name] != now[name]).any()]
+    assert (len(changed) > 0) == (after > 0)
+    assert len(checks) == after + 1
+
+
+def test_a_file_whose_name_another_takes_while_it_is_loaded_is_read_to_its_end(tmp_path, monkeypatch):
+    """As a training's last checkpoint may be replaced: what is open stays as it was."""
+    file = tmp_path / "m.safetensors"
+    save_weights(small(), file)
+    save_weights(small(seed=2), tmp_path / "next.safetensors")
+    check = WeightFile.check_unchanged
+
+    def replace(stored):
+        if (tmp_path / "next.safetensors").exists():
+            time.sleep(0.02)
+            (tmp_path / "next.safetensors").replace(file)
+        check(stored)
+
+    monkeypatch.setattr(WeightFile, "check_unchanged", replace)
+    model = small(seed=1)
+    load_weights(model, file)
+    expected = small().state_dict()
+    assert all((value.numpy() == expected[name].numpy()).all() for name, value in model.state_dict().items())

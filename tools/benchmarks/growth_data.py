@@ -115,12 +115,14 @@ def hand_over(size: int, _: Path) -> Callable[[], object]:
 
 def open_cache(size: int, folder: Path) -> Callable[[], object]:
     """A start with a DATA.CACHE whose images were decoded before, without the sources' sizes and times."""
-    from loading.cache import cached_images
+    from loading.cache import Sources, cached_images
 
     image = np.zeros((32, 32, 3), np.uint8)
 
     def read() -> object:
-        return cached_images(folder, "cache", lambda: ((image for _ in range(size)), np.zeros(size, int), ["a"]))
+        sources = Sources(lambda: ())
+        images = (image for _ in range(size))
+        return cached_images(folder, "cache", sources, lambda: (images, np.zeros(size, int), ["a"]))
 
     read()
     return read
