@@ -259,6 +259,18 @@ def remedy(error: OSError) -> str:
     return _REMEDIES.get(error.errno or 0, "check the disk")
 
 
+def unusable_path(error: BaseException) -> str:
+    """Returns what is wrong with a path that no file can have, where that is why ``error`` was raised."""
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):  # pathlib's, before Python 3.13
+        return f"{one_line(str(error))}; choose another path"
+    cache = os.path.join(os.path.expanduser("~"), ".cache")
+    if isinstance(error, OSError) and str(error.filename).startswith(cache):
+        return f"Paddle's import makes {printable(cache)}, found {error.strerror}; set HOME to a folder of yours"
+    if isinstance(error, OSError) and error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP):
+        return f"{printable(str(error.filename))}: {error.strerror}; choose another path"
+    return ""
+
+
 # Paddle's words for memory that ran out. Its allocators raise a MemoryError; CUDA, cuBLAS and cuDNN raise an OSError.
 _DEVICE = r"(GPU \d+|[\w-]+:\d+)"  # a plugin's is "npu:0"
 _GPU_MEMORY = re.compile(
@@ -359,6 +371,8 @@ def reporting(failed: Any = None) -> Iterator[None]:
     except Exception as error:
         if line := missing(error):
             _end(InputError.exit_status, line, failed)
+        if line := unusable_path(error):
+            _end(InputError.exit_status, f"error: {line}", failed)
         memory = out_of_memory(error)
         line = memory and f"{memory}; take smaller batches, or end what else holds it"
         if line := line or gpu_failure(error) or limit_reached(error):

@@ -18,7 +18,7 @@
 # MAX_RESTART     unset: 3 (Paddle's launcher makes one more)
 # ELASTIC_TIMEOUT seconds to wait for more machines once the lowest number is there; unset: 30
 # JOB_ID          tells runs on one server apart
-here=$(dirname "$0")
+here=$(dirname "$(readlink -f "$0")")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
 # Paddle's launcher would hang where the port is taken or the address wrong. The first entry of sys.path is the current
 # folder, in which a module of Python's name may lie.

@@ -58,8 +58,10 @@ def num_processes(ngpus: int) -> int:
     """Returns how many processes to spawn for the key NGPUS.
 
     Raises:
-        InputError: more are asked for than there are GPUs, or without a GPU, cores.
+        InputError: more are asked for than there are GPUs, or without a GPU, cores; or none.
     """
+    if ngpus < 1 and ngpus != -1:
+        raise InputError(f"NGPUS asks for {ngpus} processes, expected 1 or more; -1 takes all")
     gpus = num_gpus()
     found = gpus or num_cores()
     if ngpus > found:

@@ -14,6 +14,7 @@ from loading.files import Paths, contents
 from loading.samplers import EvalBatchSampler
 from loading.transforms import Broken, convert, image_of, largest_file, pixel_dtype, scaling_problem
 from loading.transforms import Picture as Opened
+from loading.transforms.decode import readable
 from loading.transforms.orientation import TURNS, orientation_in
 from loading.workers import ProcessLoader
 from options import Configuration
@@ -44,6 +45,7 @@ class Pictures(EncodedDataset):
     """
 
     def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:
+        check_several(images)
         super().__init__(config, "val", np.arange(len(images)), [])
         self.images = images
         self.columns = ("pixels", "places", "problems")
@@ -64,18 +66,31 @@ class Pictures(EncodedDataset):
 
     def data(self, index: int) -> bytes:
         image = self.images[index]
-        return image if isinstance(image, bytes) else contents(self.name(index), largest_file(self.most))
+        if isinstance(image, bytes):
+            return image
+        if not isinstance(image, str | os.PathLike):
+            expected = "a path, the bytes of a file, an image of Pillow or an array"
+            raise Broken(f"{self.name(index)}: found an object of type {type(image).__name__}, expected {expected}")
+        return contents(self.name(index), largest_file(self.most))
 
     def picture(self, index: int) -> Opened:
         image = self.images[index]
+        if not isinstance(image, Image.Image | np.ndarray):
+            return super().picture(index)
+        # Pillow may decode only now, and converts some modes to no other.
+        with readable(self.name(index)):
+            return self._opened(image, self.name(index))
+
+    def _opened(self, image: Image.Image | np.ndarray, name: str) -> Opened:
+        sides = image.shape if isinstance(image, np.ndarray) else image.size
+        if 0 in sides:
+            raise Broken(f"{name}: it has no pixels")
         if isinstance(image, np.ndarray):
             if isinstance(self.mode, int):
                 return image_of(image, self.mode)
-            image = _from_array(image, self.name(index))
-        if not isinstance(image, Image.Image):
-            return super().picture(index)
+            image = _from_array(image, name)
         if isinstance(self.mode, str) and (reason := scaling_problem(image)):
-            raise Broken(f"{self.name(index)}: {reason}")
+            raise Broken(f"{name}: {reason}")
         turn = TURNS[orientation_in(image.info.get("exif") or b"") if self.oriented else 1]
         if isinstance(self.mode, int):
             return image_of(np.asarray(turn.image(image)), self.mode)
@@ -87,6 +102,15 @@ class Pictures(EncodedDataset):
         for batch in ProcessLoader(config, self, sampler, ranks):
             problems = [bytes(line).rstrip(b"\0").decode(errors="ignore") for line in batch["problems"].numpy()]
             yield Batch(list(map(int, batch["places"].numpy())), batch["pixels"], problems, batch.get("corners"))
+
+
+def check_several(images: Any) -> None:
+    """Raises InputError where it is one image instead of several: its letters or rows aren't images."""
+    one = isinstance(images, str | os.PathLike | bytes | Image.Image)
+    if isinstance(images, np.ndarray):
+        one = images.ndim < 3 or (images.ndim == 3 and images.shape[2] in (1, 3, 4))
+    if one:
+        raise InputError(f"found one image ({type(images).__name__}), expected a list of images: predictor([image])")
 
 
 def _from_array(array: np.ndarray, name: str) -> Image.Image:

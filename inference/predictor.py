@@ -16,7 +16,7 @@ from errors import InputError, RunError, printable
 from inference import paddlex
 from inference.backends import open_export
 from inference.folder import Export, is_export, read_export
-from inference.pictures import Batch, Picture, Pictures
+from inference.pictures import Batch, Picture, Pictures, check_several
 from inference.tta import Views, pictures, views
 from loading.files import Paths
 from loading.transforms import Normalize
@@ -149,6 +149,7 @@ class Predictor:
         Raises:
             RunError: one can't be read; it is named.
         """
+        check_several(images)
         found = list(self.stream(list(images), top, threshold, workers=0))
         for answer in found:
             if isinstance(answer, Failure):
@@ -189,6 +190,10 @@ class Predictor:
             images, top, threshold, workers, tta: as of ``stream``.
         """
         self.check_classifier()
+        if top is not None and (not isinstance(top, int | np.integer) or top < 1):
+            raise InputError(f"top is {top!r}, expected a whole number of 1 or more")
+        if threshold is not None and not (isinstance(threshold, int | float | np.floating) and 0 <= threshold <= 1):
+            raise InputError(f"threshold is {threshold!r}, expected a probability from 0 to 1")
         asked = pictures(self.config, images, tta)
         for batch in self.batches(asked, workers, rank, ranks):
             shares = np.mean([self.probabilities(self.logits(view)) for view in views(batch, tta)], 0)

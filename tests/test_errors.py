@@ -1,6 +1,7 @@
 """What ends a process: its one line, its exit status, and whether somebody foresaw it."""
 
 import errno
+import os
 
 import pytest
 
@@ -56,6 +57,23 @@ def ended(monkeypatch):
             OSError(errno.EMFILE, "Too many open files", "a.jpg"),
             1,
             "error: Too many open files: raise the limit on open files (ulimit -n)",
+        ),
+        (
+            OSError(errno.ENAMETOOLONG, "File name too long", "a.csv"),
+            2,
+            "error: a.csv: File name too long; choose another path",
+        ),
+        (
+            OSError(errno.ENOTDIR, "Not a directory", "a.csv/b"),
+            2,
+            "error: a.csv/b: Not a directory; choose another path",
+        ),
+        (RuntimeError("Symlink loop from 'a'"), 2, "error: Symlink loop from 'a'; choose another path"),
+        (
+            OSError(errno.ENOTDIR, "Not a directory", os.path.expanduser("~/.cache/paddle")),
+            2,
+            f"error: Paddle's import makes {os.path.expanduser('~/.cache')}, found Not a directory; "
+            "set HOME to a folder of yours",
         ),
         (
             RuntimeError("can't start new thread"),

@@ -252,3 +252,11 @@ def test_broken_images_are_skipped_counted_and_listed_when_asked(tmp_path, progr
     assert sum(text.count("b/3.png") for text in listed) == 1
     assert "acc5 counts the first 2: there are no five classes" in printed
     assert read(tmp_path / "run", "result.json")["acc5"] == 100
+
+
+@pytest.mark.parametrize("script", ["run_train_multi.sh", "run_eval_multi.sh"])
+def test_a_script_is_found_through_a_link(tmp_path, script):
+    (tmp_path / "link.sh").symlink_to(ROOT / script)
+    command = ["sh", "link.sh", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -100,6 +100,9 @@ def test_more_processes_than_there_are_is_an_error():
     assert utils.num_processes(1) == 1
     with pytest.raises(InputError, match=rf"asks for {cores + 6} processes, found {cores} cores"):
         utils.num_processes(cores + 6)
+    for none in (0, -2):
+        with pytest.raises(InputError, match=f"asks for {none} processes, expected 1 or more; -1 takes all"):
+            utils.num_processes(none)
 
 
 def test_average_meter_weighs_by_samples():

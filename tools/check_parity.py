@@ -18,6 +18,7 @@ reads, and the intermediate that differs most of its own range; LeNet has none t
 block in each stage, and the others images of 128 x 128.
 """
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -92,6 +93,8 @@ def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path, s
         timm.stdin.flush()
         answer = json.loads(timm.stdout.readline())
     except (OSError, ValueError):
+        with contextlib.suppress(OSError):  # what it hasn't read can't be written when its input is closed, either
+            timm.stdin.close()
         raise RunError(f"{python} gave no logits of {theirs}: it needs torch and timm (this tool's -h)") from None
     load_weights(model, folder / "weights.safetensors")
     outputs = np.load(folder / "outputs.npz")

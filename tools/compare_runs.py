@@ -41,7 +41,9 @@ def write_report_again(folder: Path) -> Path:
     from config import get_config, with_values
     from datasets import get_dataset
     from training.report import write_report
+    from training.report.reading import read_run
 
+    read_run(folder)  # whose error says more than that of a missing config.yaml
     try:
         # Looking at a run writes into its own folder alone.
         config = with_values(get_config(folder / "config.yaml"), "this command", DATA__CACHE=None)

@@ -7,11 +7,15 @@ features (what the classifier reads), and intermediates by their number. The lin
 """
 
 import importlib
+import importlib.util
 import json
 import sys
 import types
 from pathlib import Path
 from typing import Any
+
+if lacks := [name for name in ("numpy", "torch", "timm", "safetensors") if not importlib.util.find_spec(name)]:
+    sys.exit(f"{sys.executable} lacks {', '.join(lacks)}")
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]: another interpreter runs this

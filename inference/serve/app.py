@@ -135,7 +135,7 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         uploads = await images_of(request.scope.pop("body"), request.headers.get("content-type", ""), most)
         request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"
         loop, words = asyncio.get_running_loop(), {"kind": kind, "top": top, "threshold": threshold}
-        client = (request.scope.get("client") or [""])[0]
+        client = request.scope["client"][0]
         problems = [kinds.problem(data, settings.formats) for _, data in uploads]
         taken = [data for (_, data), problem in zip(uploads, problems, strict=True) if problem is None]
         items = [Item(data, words, loop.create_future(), client, kind != "predict") for data in taken]

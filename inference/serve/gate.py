@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hmac
+import ipaddress
 import re
 import sys
 import time
@@ -54,6 +55,7 @@ class Gate:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         started, status = time.perf_counter(), 0
+        scope["client"] = _client_of(scope)
 
         async def noted(message: Message) -> None:
             nonlocal status
@@ -83,9 +85,7 @@ class Gate:
         self.metrics.seconds.labels(path).observe(seconds)
         if not self.settings.quiet:
             images = scope.get("images", "")
-            asked = (
-                f"{(scope.get('client') or ['-'])[0]} {printable(scope['method'], 16)} {printable(scope['path'], 80)}"
-            )
+            asked = f"{scope['client'][0]} {printable(scope['method'], 16)} {printable(scope['path'], 80)}"
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             print(one_line(f"{when} {asked} {status} {1000 * seconds:.1f} ms {images}").rstrip(), flush=True)
 
@@ -184,6 +184,18 @@ class Gate:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
+
+
+def _client_of(scope: Any) -> tuple[str, int]:
+    """Returns a request's client, whose address may be what a proxy on this machine says (X-Forwarded-For).
+
+    uvicorn takes any text from such a proxy. Here one that is no address becomes "-": it would forge lines of the log.
+    """
+    host, port = scope.get("client") or ("-", 0)
+    try:
+        return str(ipaddress.ip_address(host.partition("%")[0])), port
+    except ValueError:
+        return "-", port
 
 
 async def _refuse(refused: Refused, scope: Any, receive: Receive, send: Send) -> None:

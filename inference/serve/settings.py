@@ -8,6 +8,7 @@ from inference.serve.kinds import ALWAYS, OTHERS
 
 LARGEST = 50_000_000  # pixels of an image, unless -o DATA.MAX_PIXELS: decoding takes up to 8 bytes for each
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # hosts that no stranger reaches
+WORKERS = 1024
 HELD = 128 << 20  # bytes of all requests that are being received or answered
 
 
@@ -53,6 +54,8 @@ class Settings:
         for name, low in least.items():
             if not low <= getattr(self, name) < 1_000_000:
                 raise InputError(f"-{name} is {getattr(self, name)}, expected {low} or more")
+        if self.workers > WORKERS:
+            raise InputError(f"-workers is {self.workers}, expected {WORKERS} at most")
         for name, high in {"max_request_mb": HELD >> 20, "timeout": 3600}.items():
             if not 0 < getattr(self, name) <= high:
                 raise InputError(f"-{name} is {getattr(self, name)}, expected more than 0, at most {high}")

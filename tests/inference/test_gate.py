@@ -196,3 +196,30 @@ def test_a_request_that_is_cut_off_by_the_end_is_answered_in_json():
         assert (gate.active, gate.held) == (0, 0)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("8.8.8.8", "8.8.8.8"),
+        ("2001:DB8::1", "2001:db8::1"),
+        ("fe80::1%eth0", "fe80::1"),
+        ("8.8.8.8 GET /health 200 1.0 ms", "-"),
+        ("x" * 600, "-"),
+        ("::1%8 GET /health 200 1.0 ms", "::1"),
+    ],
+)
+def test_what_a_proxy_says_is_a_client_only_if_it_is_an_address(capsys, said, shown):
+    """uvicorn takes any text of X-Forwarded-For: it would forge a line of the log, or hide the status in it."""
+    clients = []
+
+    async def app(scope, receive, send):
+        clients.append(scope["client"][0])
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    client = Client(path="/nothing")
+    client.scope["client"] = (said, 0)
+    asyncio.run(Gate(app, Settings("model"), Metrics(), lambda: True)(client.scope, client.receive, client.send))
+    assert clients == [shown]
+    assert f" {shown} POST /nothing 404 " in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -129,6 +130,73 @@ def test_images_of_every_form_are_the_same_image(run):
     for wrong in (pixels / 255.0, pixels[None]):
         with pytest.raises(RunError, match=r"image 0: found an array \[.*\] of .*, expected \[H, W\] or \[H, W, 3\]"):
             predictor([wrong])
+
+
+def cut_off():
+    """Pillow's image of a PNG that ends early, which is found out when it is decoded."""
+    file = io.BytesIO()
+    Image.fromarray(load_sample_images().images[0]).save(file, "PNG")
+    return Image.open(io.BytesIO(file.getvalue()[:5000]))
+
+
+def closed():
+    image = Image.new("RGB", (4, 4))
+    image.close()
+    return image
+
+
+@pytest.mark.parametrize(
+    ("image", "line"),
+    [
+        (cut_off, "image 0: can't be read as an image \\(OSError: image file is truncated"),
+        (closed, "image 0: can't be read as an image \\(ValueError: Operation on closed image"),
+        (lambda: Image.new("La", (4, 4)), "image 0: can't be read as an image \\(ValueError: conversion from La"),
+        (lambda: Image.new("RGB", (0, 4)), "image 0: it has no pixels"),
+        (lambda: np.zeros((4, 0, 3), np.uint8), "image 0: it has no pixels"),
+        (lambda: np.zeros((0, 4), np.uint8), "image 0: it has no pixels"),
+        (lambda: None, "image 0: found an object of type NoneType, expected a path, the bytes of a file"),
+        (lambda: 3, "image 0: found an object of type int, expected a path"),
+        (io.BytesIO, "image 0: found an object of type BytesIO, expected a path"),
+        (lambda: bytearray(b"GIF89a"), "image 0: found an object of type bytearray, expected a path"),
+    ],
+)
+def test_an_object_that_is_no_image_is_an_error_of_one_line(run, image, line):
+    """And the images beside it are answered."""
+    predictor = Predictor(run)
+    with pytest.raises(RunError, match=line):
+        predictor([image()])
+    good = np.zeros((8, 8, 3), np.uint8)
+    failure, answer = predictor.stream([image(), good], workers=0)
+    assert isinstance(failure, Failure)
+    assert answer.classes
+
+
+def test_one_image_for_several_is_refused(run):
+    """The letters of a path were taken for paths, and the rows of an array for grey images."""
+    predictor, pixels = Predictor(run), np.zeros((8, 8, 3), np.uint8)
+    for one in ("a.jpg", Path("a.jpg"), b"GIF89a", Image.fromarray(pixels), pixels, pixels[:, :, 0]):
+        for ask in (predictor, lambda images: list(predictor.stream(images))):
+            with pytest.raises(
+                InputError, match=r"found one image .*, expected a list of images: predictor\(\[image\]\)"
+            ):
+                ask(one)
+    assert len(predictor(np.stack([pixels, pixels]))) == 2
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        ({"top": 0}, "top is 0, expected a whole number of 1 or more"),
+        ({"top": -1}, "top is -1, expected"),
+        ({"top": 1.5}, "top is 1.5, expected"),
+        ({"threshold": float("nan")}, "threshold is nan, expected a probability from 0 to 1"),
+        ({"threshold": 2}, "threshold is 2, expected"),
+        ({"threshold": "x"}, "threshold is 'x', expected"),
+    ],
+)
+def test_a_top_or_threshold_that_is_none_is_refused(run, named, line):
+    with pytest.raises(InputError, match=line):
+        Predictor(run)([np.zeros((8, 8, 3), np.uint8)], **named)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

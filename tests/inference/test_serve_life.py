@@ -37,6 +37,7 @@ def started(folder, *words, **environment):
     [
         (["-port=70000"], "-port is 70000, expected 0 to 65535 (0: any that is free)"),
         (["-workers=0"], "-workers is 0, expected 1 or more"),
+        (["-workers=999999"], "-workers is 999999, expected 1024 at most"),
         (["-max_queue=8"], "-max_queue is 8, expected 64 or more"),
         (["-max_request_mb=1000"], "-max_request_mb is 1000.0, expected more than 0, at most 128"),
         (["-timeout=nan"], "-timeout is nan, expected more than 0, at most 3600"),

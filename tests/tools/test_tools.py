@@ -153,3 +153,10 @@ def test_help_comes_before_paddle(tmp_path):
         f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import tools.average_checkpoints; print('paddle' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_an_interpreter_without_timm_is_one_line_of_the_parity_check():
+    command = [sys.executable, str(ROOT / "tools" / "check_parity.py"), "vit_digits", "-python", "/bin/true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    said = "error: /bin/true gave no logits of vit_tiny_patch16_224: it needs torch and timm (this tool's -h)\n"
+    assert (done.returncode, done.stderr) == (1, said)

@@ -175,3 +175,9 @@ def test_a_wrong_command_is_a_line(tmp_path, command, words, message):
     (tmp_path / "c" / "metrics.jsonl").mkdir()
     with pytest.raises(InputError, match=re.escape(message)):
         command(*words)
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path, command, capsys):
+    with pytest.raises(InputError, match="none: holds no result.json: it is no run's folder"):
+        command("none")
+    assert capsys.readouterr() == ("", "")
