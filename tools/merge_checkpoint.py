@@ -22,7 +22,11 @@ from options import Parser  # noqa: E402
 
 
 def merge(source: Path, target: Path) -> str:
-    """Writes the checkpoint ``source``, or the newest of a run's folder, as the folder ``target``; returns what was done.
+    """Writes the checkpoint ``source`` as the folder ``target`` and returns one line that tells what was done.
+
+    Args:
+        source: a checkpoint's folder, or a run's, which stands for its newest whole checkpoint.
+        target: the new folder.
 
     Raises:
         InputError: it isn't a whole checkpoint of a sharded run, or ``target`` is there already.
