@@ -16,7 +16,7 @@ from inference.serve import kinds as known
 from loading.transforms import formats
 
 RARE = ("BMP", "PPM", "TIFF")
-FORMATS = ["-formats", *map(str.lower, RARE), "npy"]
+FORMATS = ["-formats", ",".join(map(str.lower, RARE)), "npy"]  # names between commas, or words
 
 
 @pytest.fixture(scope="module")
