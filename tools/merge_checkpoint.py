@@ -3,8 +3,9 @@
     python tools/merge_checkpoint.py RUN/checkpoints/epoch_0010 OUT
 
 A run goes on from either, with any number of processes. But earlier releases, and programs that read the optimizer's
-moments, expect one optimizer.safetensors. OUT is a new folder. The checkpoint's other files are copied as they are. Its
-checksums are verified before, and OUT gets a SHA256SUMS of its own.
+moments, expect one optimizer.safetensors. RUN alone stands for its newest whole checkpoint. OUT is a new folder. The
+checkpoint's other files are copied as they are. Its checksums are verified before, and OUT gets a SHA256SUMS of its
+own. The run's settings aren't in OUT: -cfg=RUN/config.yaml -resume=OUT goes on from there.
 """
 
 import contextlib
@@ -24,12 +25,19 @@ from options import Parser  # noqa: E402
 def merge(source: Path, target: Path) -> str:
     """Writes the checkpoint ``source`` as the folder ``target`` and returns one line that tells what was done.
 
+    Args:
+        source: a checkpoint's folder, or a run's, which stands for its newest whole checkpoint.
+        target: the new folder.
+
     Raises:
         InputError: it isn't a whole checkpoint of a sharded run, or ``target`` is there already.
     """
-    from training.checkpoint import folder
+    from training.checkpoint import folder, newest_whole
     from training.checkpoint.restore import open_share
 
+    # A run's folder stands for its newest whole checkpoint, as for -resume.
+    if (source / "checkpoints").is_dir():
+        source = newest_whole(source / "checkpoints") or source
     names = folder.verify(source)
     shares = folder.shares_of(source)
     if not shares:
@@ -54,7 +62,7 @@ def merge(source: Path, target: Path) -> str:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("source", metavar="CHECKPOINT", help="a checkpoint's folder: RUN/checkpoints/last")
+    parser.add_argument("source", metavar="CHECKPOINT", help="a run's folder, or a checkpoint's: RUN/checkpoints/last")
     parser.add_argument("target", metavar="OUT", help="the new folder")
     arguments = parser.parse_args()
     print(merge(Path(arguments.source), Path(arguments.target)))

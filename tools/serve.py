@@ -48,6 +48,7 @@ def main() -> None:
     parser.add_argument("-quiet", "--quiet", action="store_true", help="no line per request")
     parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
     arguments = vars(parser.parse_args())
+    arguments["formats"] = ",".join(arguments["formats"]).split(",") if arguments["formats"] else []
     if lacking := [name for name in _EXTRA if not importlib.util.find_spec(name)]:
         raise InputError(f"{sys.executable} lacks {', '.join(lacking)}; {install('serve')}")
     from inference.serve import Settings, serve

@@ -61,6 +61,7 @@ def draw(axis: Any, curves: dict[str, dict[str, Points]], key: str, label: str, 
             axis.plot(*own[key], label=f"{prefix}{split}", marker=marker, **{"color": _COLOURS.get(split), **how})
     axis.set_ylabel(label)
     axis.ticklabel_format(useOffset=False, axis="y")
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)  # no step 1.5
     axis.grid(alpha=0.3)
 
 

@@ -12,7 +12,7 @@ from served import form, serving
 from sklearn.datasets import load_sample_images
 
 RARE = ("BMP", "PPM", "TIFF")
-FORMATS = ["-formats", *map(str.lower, RARE), "npy"]
+FORMATS = ["-formats", ",".join(map(str.lower, RARE)), "npy"]  # names between commas, or words
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
-from training.curves import plot_curves
+from training.curves import draw, plot_curves
 from training.pages import figures
 from training.rate_range import Found, write
 from training.report import drawings
@@ -38,6 +38,18 @@ def test_names_of_runs_are_shown_as_they_are(texts):
     points = (array("d", [1, 2]), array("d", [0.5, 0.25]))
     drawings.curve({name: {"val": {"loss": points}} for name in NAMES}, "loss", "loss")
     assert [text for text in texts if text.endswith(" val")] == [f"{name} val" for name in SHOWN]
+
+
+@pytest.mark.parametrize("steps", [[1], [1, 2], [3, 6, 9]])
+def test_steps_are_whole_numbers(steps):
+    points = (array("d", steps), array("d", [0.5 + step for step in steps]))
+    drawn = figures.figure(8, 3)
+    axis = drawn.add_subplot()
+    draw(axis, {"train": {"loss": points}}, "loss", "loss")
+    figures.figure_png(drawn)
+    ticks = axis.get_xticks()
+    assert ticks.tolist() == np.round(ticks).tolist()
+    assert set(steps) & set(ticks.tolist())
 
 
 def test_names_of_classes_are_shown_as_they_are(texts):

@@ -144,6 +144,14 @@ def test_a_page_tells_the_figures_and_escapes_names(made):
     assert text.count("no picture") == 18 - right
 
 
+def test_a_class_without_images_and_answers_has_no_scores(made):
+    folder, dataset, found = made
+    label, predicted = (np.where(found[name] == 5, 0, found[name]) for name in ("label", "predicted"))
+    predictions.write(folder / predictions.FILE, {**found, "label": label, "predicted": predicted}, dataset, "data")
+    empty = '<td class="n"></td>'
+    assert f'never</th>{empty * 3}<td class="n">0</td></tr>' in write_report(folder, dataset).read_text()
+
+
 def test_a_mistake_is_never_shown_with_the_picture_of_another_image(made):
     folder, _, found = made
     wrong = int((found["label"] != found["predicted"]).sum())

@@ -430,6 +430,9 @@ def test_a_sharded_checkpoint_is_written_anew_as_one(trained, tmp_path, tiny, mo
         *SHARES,
     } | {folder.OPTIMIZER}
     assert_same(load_file(merged / folder.OPTIMIZER), expected, atol=0)
+    told = merge_checkpoint.merge(trained / "sharded", tmp_path / "of the run")
+    assert told.endswith(f"from {newest_whole(trained / 'sharded' / 'checkpoints')}")
+    assert (tmp_path / "of the run" / folder.SUMS).read_bytes() == (merged / folder.SUMS).read_bytes()
     assert (merged / folder.MODEL).read_bytes() == (last / folder.MODEL).read_bytes()
     for output, resumed in (("one", merged), ("shares", last)):
         resume = ["MODEL.RESUME", str(resumed), "TRAIN.NUM_EPOCHS", "2"]

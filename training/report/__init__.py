@@ -168,11 +168,13 @@ def _classes(run: Finished, told: Told | None) -> str:
     if not told:
         return ""
     found, answers = scores(told.label, told.predicted, _outputs(run, told))
-    order = np.argsort(np.where(found.images + answers > 0, found.f1, 2), kind="stable")[:_ROWS].tolist()
-    rows: list[list[Any]] = [
-        [run.name_of(label), *(f"{100 * own[label]:.2f}" for own in found[:3]), f"{found.images[label]:,}"]
-        for label in order
-    ]
+    there = found.images + answers > 0
+    order = np.argsort(np.where(there, found.f1, 2), kind="stable")[:_ROWS].tolist()
+    rows: list[list[Any]] = []
+    for label in order:
+        # A class that is neither a label nor an answer isn't in the means either: it has no scores.
+        own = [f"{100 * score[label]:.2f}" if there[label] else "" for score in found[:3]]
+        rows.append([run.name_of(label), *own, f"{found.images[label]:,}"])
     means = [f"{100 * mean:.2f}" for mean in found.means(answers)]
     rows.insert(0, ["mean of the classes", *means, f"{found.images.sum():,}"])
     heads = ["class, the lowest F1 first", "precision (%)", "recall (%)", "F1 (%)", "images"]
