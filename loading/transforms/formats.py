@@ -8,12 +8,12 @@ the formats that people train on are opened. An EPS file, for example, would be 
 import io
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from errors import Unreadable
+from errors import Unreadable, printable
 from loading.transforms.isolated import decode_isolated
 from loading.transforms.tiff import SAMPLES, Directory, check_parts
 
@@ -31,6 +31,10 @@ _SIGNATURES = {
     b"\x89PNG\r\n\x1a\n": "PNG", b"GIF87a": "GIF", b"GIF89a": "GIF", b"BM": "BMP",
     b"II*\0": "TIFF", b"MM\0*": "TIFF", b"II+\0": "TIFF",
 } | {f"P{kind}".encode(): "PPM" for kind in "123456f"}  # fmt: skip
+_PNG_LONGEST = 768  # bytes of a PNG's chunk that isn't IDAT: a palette of 256 colours
+# WebP's chunks that make an image: a frame of an animation holds those of one.
+_WEBP_IMAGE = (b"ALPH", b"VP8 ", b"VP8L")
+_WEBP_NEEDED = (*_WEBP_IMAGE, b"VP8X", b"ANIM", b"ANMF")
 _GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
 # JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
 # the frames that are coded in one scan where it holds all channels.
@@ -42,7 +46,8 @@ _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0
 _HUFFMAN = (0xC0, 0xC1, 0xC2)  # libjpeg's arithmetic decoder takes time for data that isn't there
 _COMMENTS = 1000  # of a PPM
 _FILL = re.compile(rb"\xff+")  # a JPEG's marker begins with one such byte; more may precede it
-# Pillow's decoders that have no limit of their own; those of BMP and PPM are written in Python.
+# Pillow's decoders that have no limit of their own; those of BMP and PPM are written in Python. Of WebP's lossless
+# pixels and alpha, libwebp makes up to 65,536 sets of Huffman tables of 6 kB and more.
 _UNLIMITED = ("libtiff", "bmp_rle", "ppm", "ppm_plain")
 _READ = 32  # bytes that a read counts for besides: decoders in Python read byte by byte
 _PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
@@ -116,8 +121,12 @@ def decoded(image: Any) -> Image.Image:
         Unreadable, Exception: it can't be decoded, or that costs too much: within ``errors.reading``.
     """
     file = getattr(image, "fp", None)
-    if isinstance(file, _Counted) and image.tile and image.tile[0].codec_name in _UNLIMITED:
-        return decode_isolated(file.getvalue(), image.format, image.size)
+    if isinstance(file, _Counted):
+        data = file.getvalue()
+        codec = image.tile[0].codec_name if image.tile else ""
+        lossless = image.format == "WEBP" and (b"VP8L" in data or b"ALPH" in data)
+        if lossless or codec in _UNLIMITED:
+            return decode_isolated(data, image.format, image.size)
     image.load()
     return image
 
@@ -188,8 +197,12 @@ def _png(data: bytes) -> bytes:
     """Returns the chunks that a decoder has to know, and transparency: IDAT's frame alone."""
     kept, place = [data[:8]], 8
     for _ in range(_PARTS + len(data) // 1024):
-        end, kind = place + 12 + int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        end = place + 12 + length
         if not kind[:1].islower() or kind == b"tRNS":
+            if kind != b"IDAT" and length > _PNG_LONGEST:
+                name = printable(kind.decode("latin-1"))
+                raise Unreadable(f"its chunk {name} has {length} bytes, up to {_PNG_LONGEST} are read")
             kept.append(data[place:end])
         place = end
         if kind == b"IEND" or place >= len(data):
@@ -219,6 +232,37 @@ def _behind_palette(data: bytes, flags: int) -> int:
     return flags + 3 + (3 * (2 << (bits & 7)) if bits & 0x80 else 0)
 
 
+def _webp(data: bytes) -> bytes:
+    """Returns the chunks of the first image alone: for each chunk and frame libwebp takes up to 104 bytes of memory."""
+    claimed = 8 + int.from_bytes(data[4:8], "little")
+    missing = max(0, claimed - len(data))  # a file that is cut short goes on claiming it, so it isn't read
+    data = data[:claimed]
+    kept = [b"WEBP"]
+    for kind, start, end in _webp_chunks(data, 12, len(data)):
+        if kind == b"ANMF" and end <= len(data):  # a frame of an animation: 16 bytes of numbers, then chunks
+            inner = _webp_chunks(data, start + 24, end)
+            parts = [data[begin : min(to, end)] for own, begin, to in inner if own in _WEBP_IMAGE]
+            length = 16 + sum(map(len, parts))
+            kept += [kind, length.to_bytes(4, "little"), data[start + 8 : start + 24], *parts]
+        elif kind in _WEBP_NEEDED:
+            kept.append(data[start:end])
+    return b"RIFF" + (sum(map(len, kept)) + missing).to_bytes(4, "little") + b"".join(kept)
+
+
+def _webp_chunks(data: bytes, place: int, limit: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the chunks from ``place`` up to the first image: their kind, where they start and should end."""
+    for _ in range(_PARTS):
+        if place + 8 > limit:
+            return
+        kind, length = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
+        end = place + 8 + length + length % 2
+        yield kind, place, end
+        if kind in (b"VP8 ", b"VP8L", b"ANMF"):
+            return
+        place = end
+    raise Unreadable(_TOO_MANY)
+
+
 def _tiff(data: bytes) -> bytes:
     """Returns the file with the needed tags of its first image alone in its directory."""
     directory = Directory(data)
@@ -233,4 +277,4 @@ def _ppm(data: bytes) -> bytes:
     return data
 
 
-_NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff, "PPM": _ppm}
+_NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff, "PPM": _ppm, "WEBP": _webp}
