@@ -35,6 +35,7 @@ _PNG_LONGEST = 768  # bytes of a PNG's chunk that isn't IDAT: a palette of 256 c
 # WebP's chunks that make an image: a frame of an animation holds those of one.
 _WEBP_IMAGE = (b"ALPH", b"VP8 ", b"VP8L")
 _WEBP_NEEDED = (*_WEBP_IMAGE, b"VP8X", b"ANIM", b"ANMF")
+_GIF_TRANSPARENT = 1  # of a graphic control extension's flags: one of its bytes is the transparent colour
 _GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
 # JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
 # the frames that are coded in one scan where it holds all channels.
@@ -46,8 +47,7 @@ _JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0
 _HUFFMAN = (0xC0, 0xC1, 0xC2)  # libjpeg's arithmetic decoder takes time for data that isn't there
 _COMMENTS = 1000  # of a PPM
 _FILL = re.compile(rb"\xff+")  # a JPEG's marker begins with one such byte; more may precede it
-# Pillow's decoders that have no limit of their own; those of BMP and PPM are written in Python. Of WebP's lossless
-# pixels and alpha, libwebp makes up to 65,536 sets of Huffman tables of 6 kB and more.
+# Pillow's decoders that have no limit of their own; those of BMP and PPM are written in Python.
 _UNLIMITED = ("libtiff", "bmp_rle", "ppm", "ppm_plain")
 _READ = 32  # bytes that a read counts for besides: decoders in Python read byte by byte
 _PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
@@ -124,6 +124,7 @@ def decoded(image: Any) -> Image.Image:
     if isinstance(file, _Counted):
         data = file.getvalue()
         codec = image.tile[0].codec_name if image.tile else ""
+        # Of lossless pixels and of alpha libwebp makes up to 65,536 sets of Huffman tables, 6 kB each.
         lossless = image.format == "WEBP" and (b"VP8L" in data or b"ALPH" in data)
         if lossless or codec in _UNLIMITED:
             return decode_isolated(data, image.format, image.size)
@@ -202,7 +203,8 @@ def _png(data: bytes) -> bytes:
         if not kind[:1].islower() or kind == b"tRNS":
             if kind != b"IDAT" and length > _PNG_LONGEST:
                 name = printable(kind.decode("latin-1"))
-                raise Unreadable(f"its chunk {name} has {length} bytes, up to {_PNG_LONGEST} are read")
+                found = f"its chunk {name} has {length} bytes"
+                raise Unreadable(f"{found}, up to {_PNG_LONGEST} are read")
             kept.append(data[place:end])
         place = end
         if kind == b"IEND" or place >= len(data):
@@ -220,7 +222,9 @@ def _gif(data: bytes) -> bytes:
             place += 1 + data[place]
         place += 1
         if data[start + 1 : start + 2] == b"\xf9":
-            control = data[start:place]
+            # How a frame is disposed of concerns the next one. Pillow would fill an image of its size at once.
+            flags = bytes(flag & _GIF_TRANSPARENT for flag in data[start + 3 : start + 4])
+            control = data[start : start + 3] + flags + data[start + 4 : place]
     if not found or found[0] != b",":
         raise Unreadable("it ends before its pixels, or is damaged")
     return head + control + data[found.start() :]
@@ -233,13 +237,15 @@ def _behind_palette(data: bytes, flags: int) -> int:
 
 
 def _webp(data: bytes) -> bytes:
-    """Returns the chunks of the first image alone: for each chunk and frame libwebp takes up to 104 bytes of memory."""
+    """Returns the chunks of the first image: libwebp takes up to 104 bytes for each chunk and frame."""
     claimed = 8 + int.from_bytes(data[4:8], "little")
-    missing = max(0, claimed - len(data))  # a file that is cut short goes on claiming it, so it isn't read
+    # A file that is cut short goes on claiming its length, so it isn't read.
+    missing = max(0, claimed - len(data))
     data = data[:claimed]
     kept = [b"WEBP"]
     for kind, start, end in _webp_chunks(data, 12, len(data)):
-        if kind == b"ANMF" and end <= len(data):  # a frame of an animation: 16 bytes of numbers, then chunks
+        if kind == b"ANMF" and end <= len(data):
+            # A frame of an animation: 16 bytes of numbers, then chunks.
             inner = _webp_chunks(data, start + 24, end)
             parts = [data[begin : min(to, end)] for own, begin, to in inner if own in _WEBP_IMAGE]
             length = 16 + sum(map(len, parts))
@@ -250,11 +256,12 @@ def _webp(data: bytes) -> bytes:
 
 
 def _webp_chunks(data: bytes, place: int, limit: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yields the chunks from ``place`` up to the first image: their kind, where they start and should end."""
+    """Yields the chunks up to the first image: their kind, where they start and where they should end."""
     for _ in range(_PARTS):
         if place + 8 > limit:
             return
-        kind, length = data[place : place + 4], int.from_bytes(data[place + 4 : place + 8], "little")
+        kind = data[place : place + 4]
+        length = int.from_bytes(data[place + 4 : place + 8], "little")
         end = place + 8 + length + length % 2
         yield kind, place, end
         if kind in (b"VP8 ", b"VP8L", b"ANMF"):
@@ -277,4 +284,6 @@ def _ppm(data: bytes) -> bytes:
     return data
 
 
-_NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff, "PPM": _ppm, "WEBP": _webp}
+_NEEDED: dict[str, Callable[[bytes], bytes]] = {
+    "PNG": _png, "GIF": _gif, "TIFF": _tiff, "PPM": _ppm, "WEBP": _webp,
+}  # fmt: skip

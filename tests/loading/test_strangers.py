@@ -33,13 +33,16 @@ def webp(*chunks):
 
 def canvas(flags=0, width=32, height=24):
     """The length and the content of a VP8X chunk."""
-    return struct.pack("<II", 10, flags) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return struct.pack("<II", 10, flags) + sides
 
 
 def tiff(more, content):
     """A grey TIFF of 4 x 4 pixels, with ``more`` tags and some bytes before its directory."""
-    tags = [(256, 3, 1, 4), (257, 3, 1, 4), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 8)]
-    tags += [(277, 3, 1, 1), (278, 3, 1, 4), (279, 4, 1, 16), *more]
+    tags = [
+        (256, 3, 1, 4), (257, 3, 1, 4), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1),
+        (273, 4, 1, 8), (277, 3, 1, 1), (278, 3, 1, 4), (279, 4, 1, 16), *more,
+    ]  # fmt: skip
     return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + forged.directory(sorted(tags))
 
 
@@ -58,7 +61,7 @@ def tiff(more, content):
             "it has 1 x 49000000 pixels, a side may have 1000000",
         ),
         (
-            lambda: forged.png(32, 24, forged.chunk(b"PLTE", bytes(1000)), pixels=forged.black(32, 24)),
+            lambda: forged.png(8, 8, forged.chunk(b"PLTE", bytes(1000)), pixels=forged.black(8, 8)),
             "its chunk PLTE has 1000 bytes, up to 768 are read",
         ),
         (lambda: webp(b"VP8X" + canvas(), b"none\0\0\0\0" * 20_000), "it is in too many parts"),
@@ -111,8 +114,9 @@ def test_chunks_and_frames_in_number_do_not_reach_the_decoder():
 @pytest.mark.parametrize("kind", ["WebP", "lossless", "animated"])
 def test_a_webp_that_is_cut_short_is_refused(kind):
     whole = forged.WHOLE[kind]
+    message = "^x.jpg: (can't be read as an image|its WEBP header is damaged)"
     for length in (len(whole) - 2, len(whole) // 2 + 4, 31, 21, 16):
-        with pytest.raises(RunError, match="^x.jpg: (can't be read as an image|its WEBP header is damaged)"):
+        with pytest.raises(RunError, match=message):
             opened(whole[:length]).decode()
 
 
@@ -125,6 +129,14 @@ def test_a_set_of_codes_for_each_block_of_a_webp_takes_little(alpha):
     assert attempt("WebP", len(plain), lambda: opened(plain).decode(), pixels=1024 * 1024) == ""
 
 
+@pytest.mark.parametrize("disposal", range(8))
+def test_a_gif_is_not_filled_before_its_size_is_known(disposal):
+    sides = struct.pack("<HH", 65_535, 65_535)
+    head = b"GIF89a" + sides + b"\xf7\0\0" + bytes(range(256)) * 3
+    data = head + b"!\xf9\4" + bytes([disposal << 2 | 1]) + bytes(4) + b"," + bytes(4) + sides + b"\0\x08\1\0\0;"
+    assert "65535 x 65535 pixels" in attempt("GIF", len(data), lambda: opened(data))
+
+
 def test_xmp_in_number_is_copied_once():
     data = tiff([(700, 1, 1 << 24, 8)] * 50_000, bytes(1 << 24))
     assert attempt("TIFF", len(data), lambda: opened(data).decode()) == ""
@@ -135,7 +147,8 @@ def test_libraries_tell_nothing_of_a_strangers_file():
     header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (4L, 4L), }\n"
     array = b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + bytes(16)
     code = "import errors; from loading.transforms import EncodedImage, bands_of\n"
-    code += f"EncodedImage({several_heights!r}, 'RGB', 'x', 100).decode()\nbands_of({array!r}, 1, 'x', 100)"
+    code += f"EncodedImage({several_heights!r}, 'RGB', 'x', 100).decode()\n"
+    code += f"bands_of({array!r}, 1, 'x', 100)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout + done.stderr == ""
 
