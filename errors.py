@@ -45,8 +45,10 @@ def _keep_quiet() -> None:
         "You are using GPU version Paddle, but",
         "Your model will be trained under CPUONLY",
         "When training, we now always track global mean and variance",
+        "Reading `.npy` or `.npz` file required additional header parsing",
     ):
         warnings.filterwarnings("ignore", message=message)
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # of files that others wrote
 
 
 if __name__ == "errors":  # as a part of another program (tools/package) it leaves these to that one

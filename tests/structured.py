@@ -6,6 +6,7 @@ share one stream, run lengths that skip rows, a million bytes that fill. Most of
 
 import lzma
 import math
+import re
 import struct
 import zlib
 
@@ -89,7 +90,8 @@ def gifs(draw):
     palette = draw(st.booleans())
     data = b"GIF89a" + struct.pack("<HHBBB", *screen, 0xF7 if palette else 0, 0, 0) + bytes(768 if palette else 0)
     extensions = st.sampled_from([
-        b"!\xf9\4\1\0\0\0\0", b"!\xfe" + _gif_blocks(b"a" * 40), b"!\xff\x0bNETSCAPE2.0\3\1\0\0\0",
+        b"!\xf9\4\1\0\0\0\0", b"!\xf9\4\x09\0\0\0\0", b"!\xf9\4\x0d\0\0\0\0",
+        b"!\xfe" + _gif_blocks(b"a" * 40), b"!\xff\x0bNETSCAPE2.0\3\1\0\0\0",
         b"!\xff\0", b"!\1\0", b"\0",
     ])  # fmt: skip
     data += _times(draw, extensions, 1 << 19)
@@ -157,6 +159,7 @@ def pngs(draw):
         forged.chunk(b"tRNS", b"\0\1"), forged.chunk(b"ABCD", b"a"), forged.chunk(b"fdAT", bytes(100)),
         forged.chunk(b"acTL", struct.pack(">II", 1 << 30, 0)), forged.chunk(b"iCCP", b"k\0\0" + stream[:9999]),
         forged.chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(1 << 22), 9)),
+        *(forged.chunk(kind, bytes(1 << 18)) for kind in (b"PLTE", b"tRNS", b"ABCD", b"IHDR", b"IEND")),
     ])  # fmt: skip
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, draw(st.integers(0, 1)))
     palette = forged.chunk(b"PLTE", bytes(3 * draw(st.sampled_from([1, 16, 256, 257]))))
@@ -243,6 +246,10 @@ def tiffs(draw):
     tags += [(322, 4, 1, across), (323, 4, 1, min(down, 1 << 30))] if tiled else [(278, 4, 1, down)]
     if draw(st.integers(0, 3)) == 0:
         tags.append((530, 3, 2, draw(st.sampled_from([0x00010001, 0x00020002, 0x00040004, 0x00040001]))))
+    if draw(st.integers(0, 3)) == 0:  # XMP in number, each all of the file
+        tags += [(700, 1, 1 << 24, 0)] * min(draw(COUNTS), 50_000)
+    if draw(st.integers(0, 3)) == 0:  # a list of rational numbers
+        tags.append((draw(st.sampled_from([282, 283, 529, 532])), 5, draw(COUNTS), 8))
     layout = draw(st.sampled_from(["shared", "in a row", "in a row", "overlapping", "beyond"]))
     step = {"shared": 0, "in a row": len(stream), "overlapping": 1, "beyond": 1 << 20}[layout]
     places = np.arange(count, dtype=np.uint64) * np.uint64(step)
@@ -258,9 +265,50 @@ def _riff(*chunks):
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
+def vp8l(side, groups):
+    """A lossless WebP's stream: ``side`` x ``side`` pixels of one colour.
+
+    Args:
+        groups: sets of Huffman codes, up to 65,536. Blocks of 4 x 4 pixels name one set after the other.
+    """
+    one_symbol = [(1, 1), (0, 1), (0, 1), (0, 1)]  # a code of symbol 0 alone, which takes no bits
+    # Codes of 8 bits for 256 symbols: 256 lengths, whose own code has one symbol, the length 8.
+    all_symbols = [(0, 1), (8, 4), *[(0, 3)] * 11, (1, 3), (1, 1), (3, 3), (254, 8)]
+    bits = [(0x2F, 8), (side - 1, 14), (side - 1, 14), (0, 4)]
+    bits += [(0, 1), (0, 1), (1, 1), (0, 3)]  # no transform, no cache; sets of codes, of blocks of 4 x 4
+    # The image of sets: green is a number's low byte, red its high byte.
+    bits += [(0, 1), *all_symbols * 2, *one_symbol * 3]
+    # Codes begin with their highest bit.
+    packed = [int(f"{value:08b}"[::-1], 2) for value in range(256)]
+    for block in range((-(-side // 4)) ** 2):
+        high, low = divmod(block % groups, 256)
+        bits += [(packed[low], 8), (packed[high], 8)]
+    bits += one_symbol * 5 * groups
+    values, widths = np.array(bits, np.uint32).T[:, :, None]
+    places = np.arange(14, dtype=np.uint32)
+    stream = (values >> places & 1)[places < widths]
+    return np.packbits(stream, bitorder="little").tobytes()
+
+
+def webp_of_sets(side, groups, alpha=False):
+    """A WebP of ``vp8l``'s pixels, or of plain pixels and its alpha."""
+    stream = vp8l(side, groups)
+    if not alpha:
+        return _riff((b"VP8L", stream))
+    canvas = b"\x10\0\0\0" + (side - 1).to_bytes(3, "little") * 2
+    plain = forged.saved("WEBP", Image.new("RGB", (side, side)))
+    # Of alpha the stream has no header: its 5 bytes are left out, and a byte tells that it is compressed.
+    return _riff((b"VP8X", canvas), (b"ALPH", b"\1" + stream[5:]), (plain[12:16], plain[20:]))
+
+
 @st.composite
 def webps(draw):
-    """Canvases and frames of other sizes, frames and chunks in number."""
+    """Canvases and frames of other sizes, frames and chunks in number, a set of codes for each block."""
+    if draw(st.integers(0, 7)) == 0:
+        side = draw(st.sampled_from([4, 100, 1000]))
+        blocks = (side // 4) ** 2
+        groups = draw(st.sampled_from([1, blocks // 2 + 1, blocks]))
+        return webp_of_sets(side, groups, draw(st.booleans()))
     side = draw(st.sampled_from([1, 16, 1000]))
     inner = forged.saved("WEBP", Image.new("RGB", (side, side)), lossless=draw(st.booleans()))
     image = (inner[12:16], inner[20:])
@@ -275,7 +323,9 @@ def webps(draw):
     shown = corner.to_bytes(3, "little") * 2 + frame.to_bytes(3, "little") * 2 + b"\x64\0\0\0"
     nested = image[0] + struct.pack("<I", _either(draw, len(image[1]))) + image[1] + bytes(len(image[1]) % 2)
     frames = [[(b"ANMF", shown + nested)]] if animated else [[image], [(b"ALPH", b"\1" + bytes(30)), image]]
+    frames += [[(b"ANMF", shown + nested + b"ABCD\0\0\0\0" * draw(COUNTS))]] * animated
     others = [[(kind, bytes(1000))] for kind in (b"EXIF", b"ABCD", b"ICCP", b"XMP ")]
+    others += [[(b"ABCD", b"")]]
     pieces = st.sampled_from(frames * 4 + others + [[image]])
     chunks = [(b"VP8X", canvas), *([(b"ANIM", bytes(6))] if animated else [])]
     chunks += frames[0] if draw(st.integers(0, 3)) else []
@@ -294,6 +344,8 @@ def npys(draw):
         shape = draw(st.lists(st.sampled_from([0, 1, 3, 16, 1000, 1_000_001, 1 << 62]), max_size=5))
     kind = draw(st.sampled_from(["|u1", "|u1", "<u2", ">u2", "<f4", "<f8", "|O", "<c16", "<U9", "|V0"]))
     head = repr({"descr": kind, "fortran_order": draw(st.booleans()), "shape": tuple(shape)}).encode()
+    if draw(st.integers(0, 7)) == 0:
+        head = re.sub(rb"(\d)([,)])", rb"\1L\2", head)  # numbers as Python 2 wrote them
     head = _either(draw, head, st.sampled_from([b"(" * 9000, b"{" + b"'a':1," * 9000 + b"}", b"9" * 9999])) + b"\n"
     content = _times(draw, st.sampled_from([b"\0", b"\xff", bytes(48)]))
     if draw(st.booleans()):

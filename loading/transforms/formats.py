@@ -8,12 +8,12 @@ the formats that people train on are opened. An EPS file, for example, would be 
 import io
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
 
-from errors import Unreadable
+from errors import Unreadable, printable
 from loading import signatures
 from loading.transforms.isolated import decode_isolated
 from loading.transforms.tiff import SAMPLES, Directory, check_parts
@@ -28,6 +28,11 @@ SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan p
 BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
 NPY = "NPY"
 _NOTES = 64 << 20  # bytes that a file may have besides
+_PNG_LONGEST = 768  # bytes of a PNG's chunk that isn't IDAT: a palette of 256 colours
+# WebP's chunks that make an image: a frame of an animation holds those of one.
+_WEBP_IMAGE = (b"ALPH", b"VP8 ", b"VP8L")
+_WEBP_NEEDED = (*_WEBP_IMAGE, b"VP8X", b"ANIM", b"ANMF")
+_GIF_TRANSPARENT = 1  # of a graphic control extension's flags: one of its bytes is the transparent colour
 _GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
 # JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
 # the frames that are coded in one scan where it holds all channels.
@@ -113,8 +118,13 @@ def decoded(image: Any) -> Image.Image:
         Unreadable, Exception: it can't be decoded, or that costs too much: within ``errors.reading``.
     """
     file = getattr(image, "fp", None)
-    if isinstance(file, _Counted) and image.tile and image.tile[0].codec_name in _UNLIMITED:
-        return decode_isolated(file.getvalue(), image.format, image.size)
+    if isinstance(file, _Counted):
+        data = file.getvalue()
+        codec = image.tile[0].codec_name if image.tile else ""
+        # Of lossless pixels and of alpha libwebp makes up to 65,536 sets of Huffman tables, 6 kB each.
+        lossless = image.format == "WEBP" and (b"VP8L" in data or b"ALPH" in data)
+        if lossless or codec in _UNLIMITED:
+            return decode_isolated(data, image.format, image.size)
     image.load()
     return image
 
@@ -178,8 +188,13 @@ def _png(data: bytes) -> bytes:
     """Returns the chunks that a decoder has to know, and transparency: IDAT's frame alone."""
     kept, place = [data[:8]], 8
     for _ in range(_PARTS + len(data) // 1024):
-        end, kind = place + 12 + int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        end = place + 12 + length
         if not kind[:1].islower() or kind == b"tRNS":
+            if kind != b"IDAT" and length > _PNG_LONGEST:
+                name = printable(kind.decode("latin-1"))
+                found = f"its chunk {name} has {length} bytes"
+                raise Unreadable(f"{found}, up to {_PNG_LONGEST} are read")
             kept.append(data[place:end])
         place = end
         if kind == b"IEND" or place >= len(data):
@@ -197,7 +212,9 @@ def _gif(data: bytes) -> bytes:
             place += 1 + data[place]
         place += 1
         if data[start + 1 : start + 2] == b"\xf9":
-            control = data[start:place]
+            # How a frame is disposed of concerns the next one. Pillow would fill an image of its size at once.
+            flags = bytes(flag & _GIF_TRANSPARENT for flag in data[start + 3 : start + 4])
+            control = data[start : start + 3] + flags + data[start + 4 : place]
     if not found or found[0] != b",":
         raise Unreadable("it ends before its pixels, or is damaged")
     return head + control + data[found.start() :]
@@ -207,6 +224,40 @@ def _behind_palette(data: bytes, flags: int) -> int:
     """The header ends with ``flags``, a background and a ratio; then the palette follows, if there is one."""
     bits = int.from_bytes(data[flags : flags + 1], "big")
     return flags + 3 + (3 * (2 << (bits & 7)) if bits & 0x80 else 0)
+
+
+def _webp(data: bytes) -> bytes:
+    """Returns the chunks of the first image: libwebp takes up to 104 bytes for each chunk and frame."""
+    claimed = 8 + int.from_bytes(data[4:8], "little")
+    # A file that is cut short goes on claiming its length, so it isn't read.
+    missing = max(0, claimed - len(data))
+    data = data[:claimed]
+    kept = [b"WEBP"]
+    for kind, start, end in _webp_chunks(data, 12, len(data)):
+        if kind == b"ANMF" and end <= len(data):
+            # A frame of an animation: 16 bytes of numbers, then chunks.
+            inner = _webp_chunks(data, start + 24, end)
+            parts = [data[begin : min(to, end)] for own, begin, to in inner if own in _WEBP_IMAGE]
+            length = 16 + sum(map(len, parts))
+            kept += [kind, length.to_bytes(4, "little"), data[start + 8 : start + 24], *parts]
+        elif kind in _WEBP_NEEDED:
+            kept.append(data[start:end])
+    return b"RIFF" + (sum(map(len, kept)) + missing).to_bytes(4, "little") + b"".join(kept)
+
+
+def _webp_chunks(data: bytes, place: int, limit: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the chunks up to the first image: their kind, where they start and where they should end."""
+    for _ in range(_PARTS):
+        if place + 8 > limit:
+            return
+        kind = data[place : place + 4]
+        length = int.from_bytes(data[place + 4 : place + 8], "little")
+        end = place + 8 + length + length % 2
+        yield kind, place, end
+        if kind in (b"VP8 ", b"VP8L", b"ANMF"):
+            return
+        place = end
+    raise Unreadable(_TOO_MANY)
 
 
 def _tiff(data: bytes) -> bytes:
@@ -223,4 +274,6 @@ def _ppm(data: bytes) -> bytes:
     return data
 
 
-_NEEDED: dict[str, Callable[[bytes], bytes]] = {"PNG": _png, "GIF": _gif, "TIFF": _tiff, "PPM": _ppm}
+_NEEDED: dict[str, Callable[[bytes], bytes]] = {
+    "PNG": _png, "GIF": _gif, "TIFF": _tiff, "PPM": _ppm, "WEBP": _webp,
+}  # fmt: skip

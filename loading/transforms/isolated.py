@@ -1,8 +1,9 @@
 """Decoders that have no limit of their own, in a process of their own, where the kernel limits their time and memory.
 
 libtiff inflates, allocates and prints as much as a file tells it to. Pillow's decoder of BMP's run lengths allocates up
-to 255 rows for two bytes of a file. Nothing in this process can stop them while they work. In another process the
-kernel does, what they print is dropped, and their crash ends nothing else.
+to 255 rows for two bytes of a file. libwebp makes tables for each block of lossless pixels. Nothing in this process can
+stop them while they work. In another process the kernel does, what they print is dropped, and their crash ends nothing
+else.
 """
 
 import atexit

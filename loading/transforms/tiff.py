@@ -19,6 +19,7 @@ PLACES = (STRIPS, STRIP_BYTES, TILES, TILE_BYTES)  # where strips and tiles begi
 # Where a TIFF has no tag of its orientation, Pillow takes XMP's, and turns the image.
 _TURNED = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
+_RATIONALS, _RATIONAL_COST = (5, 10), 20  # of each Pillow makes a Fraction: 150 bytes, 3 us
 
 
 # A picture's strips or tiles together may hold four times its pixels, and a tile of 4,096 x 4,096 besides.
@@ -49,21 +50,21 @@ class Directory:
         self._width = 8 if big else 4
         (self.start,) = struct.unpack_from(self.order + self._offset, data, 8 if big else 4)
         self.tags: dict[int, Tag] = {}
-        values, xmp = 0, b""
+        values, xmp = 0, slice(0)
         for tag, kind, count, value in self._entries():
             if tag == XMP and kind in (1, 7) and count > self._width:
                 place = self._place(value)
-                xmp = data[place : place + count]
+                xmp = slice(place, place + count)  # of a directory full of them one is copied
             if tag >= _PRIVATE or tag == _SUBFILES or tag in self.tags or kind not in _BYTES:
                 continue
             length = count * _BYTES[kind]
             if length > self._width and self._place(value) + length > len(data):
                 raise Unreadable(f"its tag {tag} says that {count} values lie beyond its end")
-            values += count
+            values += count * (_RATIONAL_COST if kind in _RATIONALS else 1)
             if values > _VALUES:
                 raise Unreadable(f"its tags hold more than {_VALUES} values")
             self.tags[tag] = Tag(kind, count, value)
-        if ORIENTATION not in self.tags and (turned := _TURNED.search(xmp)):
+        if ORIENTATION not in self.tags and (turned := _TURNED.search(data[xmp])):
             self.tags[ORIENTATION] = self.short(int(turned[1]))
 
     def _place(self, value: bytes) -> int:

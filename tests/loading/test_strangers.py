@@ -2,12 +2,17 @@
 
 import io
 import os
+import struct
+import subprocess
+import sys
 
 import forged
 import numpy as np
 import pytest
 from conftest import write_images
+from hostile import attempt
 from PIL import Image
+from structured import webp_of_sets
 from test_datasets import configured
 
 from datasets import get_dataset, get_datasets
@@ -19,6 +24,26 @@ MOST = 10**8
 
 def opened(data, most=MOST):
     return EncodedImage(data, "RGB", "x.jpg", most)
+
+
+def webp(*chunks):
+    content = b"WEBP" + b"".join(chunks)
+    return b"RIFF" + struct.pack("<I", len(content)) + content
+
+
+def canvas(flags=0, width=32, height=24):
+    """The length and the content of a VP8X chunk."""
+    sides = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return struct.pack("<II", 10, flags) + sides
+
+
+def tiff(more, content):
+    """A grey TIFF of 4 x 4 pixels, with ``more`` tags and some bytes before its directory."""
+    tags = [
+        (256, 3, 1, 4), (257, 3, 1, 4), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1),
+        (273, 4, 1, 8), (277, 3, 1, 1), (278, 3, 1, 4), (279, 4, 1, 16), *more,
+    ]  # fmt: skip
+    return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + forged.directory(sorted(tags))
 
 
 @pytest.mark.parametrize(
@@ -35,6 +60,12 @@ def opened(data, most=MOST):
             lambda: forged.png(1, 49_000_000, pixels=forged.black(1, 100)),
             "it has 1 x 49000000 pixels, a side may have 1000000",
         ),
+        (
+            lambda: forged.png(8, 8, forged.chunk(b"PLTE", bytes(1000)), pixels=forged.black(8, 8)),
+            "its chunk PLTE has 1000 bytes, up to 768 are read",
+        ),
+        (lambda: webp(b"VP8X" + canvas(), b"none\0\0\0\0" * 20_000), "it is in too many parts"),
+        (lambda: tiff([(282, 5, 30_000, 8)], bytes(240_000)), "its tags hold more than 500000 values"),
         (lambda: b"\xff\xd8" + forged.segment(0xE1) * 20_000 + forged.saved("JPEG")[2:], "it is in too many parts"),
     ],
 )
@@ -57,6 +88,69 @@ def test_without_its_notes_a_file_has_the_same_pixels(kind):
     with Image.open(io.BytesIO(data)) as image:
         expected = image.convert("RGB")
     assert opened(data).decode().tobytes() == expected.tobytes()
+
+
+def test_chunks_and_frames_in_number_do_not_reach_the_decoder():
+    """libwebp takes memory for each of them."""
+    still, unknown = forged.WHOLE["lossless"], b"none\0\0\0\0" * 50_000
+    image = still[12:]
+    frame = bytes(6) + struct.pack("<I", 31)[:3] + struct.pack("<I", 23)[:3] + bytes(4) + image
+    shown = b"ANMF" + struct.pack("<I", len(frame)) + frame
+    hidden = b"ANMF" + struct.pack("<I", len(frame + unknown)) + frame + unknown
+    moving = b"VP8X" + canvas(2), b"ANIM" + struct.pack("<I", 6) + bytes(6)
+    for data in (
+        still + unknown,
+        webp(image, unknown),
+        webp(b"VP8X" + canvas(0x2C), b"ICCP\0\0\0\0", image, unknown, b"EXIF\0\0\0\0"),
+        webp(*moving, shown, unknown),
+        webp(*moving, shown * 5000),
+        webp(*moving, hidden),
+    ):
+        read = opened(data)
+        assert len(read._data) < len(still) + 100
+        assert read.decode().tobytes() == forged.PICTURE.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["WebP", "lossless", "animated"])
+def test_a_webp_that_is_cut_short_is_refused(kind):
+    whole = forged.WHOLE[kind]
+    message = "^x.jpg: (can't be read as an image|its WEBP header is damaged)"
+    for length in (len(whole) - 2, len(whole) // 2 + 4, 31, 21, 16):
+        with pytest.raises(RunError, match=message):
+            opened(whole[:length]).decode()
+
+
+@pytest.mark.parametrize("alpha", [False, True])
+def test_a_set_of_codes_for_each_block_of_a_webp_takes_little(alpha):
+    data = webp_of_sets(1024, 65_536, alpha)
+    line = attempt("WebP", len(data), lambda: opened(data).decode(), pixels=1024 * 1024)
+    assert "decoding it takes more than" in line or "failed to read next frame" in line
+    plain = webp_of_sets(1024, 100, alpha)
+    assert attempt("WebP", len(plain), lambda: opened(plain).decode(), pixels=1024 * 1024) == ""
+
+
+@pytest.mark.parametrize("disposal", range(8))
+def test_a_gif_is_not_filled_before_its_size_is_known(disposal):
+    sides = struct.pack("<HH", 65_535, 65_535)
+    head = b"GIF89a" + sides + b"\xf7\0\0" + bytes(range(256)) * 3
+    data = head + b"!\xf9\4" + bytes([disposal << 2 | 1]) + bytes(4) + b"," + bytes(4) + sides + b"\0\x08\1\0\0;"
+    assert "65535 x 65535 pixels" in attempt("GIF", len(data), lambda: opened(data))
+
+
+def test_xmp_in_number_is_copied_once():
+    data = tiff([(700, 1, 1 << 24, 8)] * 50_000, bytes(1 << 24))
+    assert attempt("TIFF", len(data), lambda: opened(data).decode()) == ""
+
+
+def test_libraries_tell_nothing_of_a_strangers_file():
+    several_heights = tiff([(257, 3, 2, 0x00040004)], bytes(100))
+    header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (4L, 4L), }\n"
+    array = b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + bytes(16)
+    code = "import errors; from loading.transforms import EncodedImage, bands_of\n"
+    code += f"EncodedImage({several_heights!r}, 'RGB', 'x', 100).decode()\n"
+    code += f"bands_of({array!r}, 1, 'x', 100)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout + done.stderr == ""
 
 
 def test_notes_are_left_out(monkeypatch):
