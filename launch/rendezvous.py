@@ -128,9 +128,11 @@ def meet(
                 _check_alone(address, kind, own_secret, greeting)
                 raise
             door = Door(listener, own_secret, party, count, kind)
-            undone.callback(door.close)
-            undone.push(held or listener)
             receiver = threading.Thread(target=door.receive_all, args=(limit,), daemon=True)
+            undone.push(held or listener)
+            # Whoever was admitted gets the reason before this process ends.
+            undone.callback(receiver.join, CONNECT)
+            undone.callback(door.close)
             receiver.start()
             more = f"{count - 1} more {kind}{'s' * (count > 2)}"
             print(f"{kind} 0 waits at {address} for {more}", file=sys.stderr, flush=True)

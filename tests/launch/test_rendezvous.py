@@ -235,7 +235,7 @@ def test_rank_0_ends_soon_where_another_rank_has_other_numbers(port, monkeypatch
     ("place", "who"), [("2", "rank 2"), ("1", "rank 1"), ("-1", "a rank"), ("x\n", "a rank"), (None, "a rank")]
 )
 def test_a_rank_that_cant_start_tells_all_others(port, monkeypatch, place, who):
-    monkeypatch.setattr(admission, "GRACE", 0.2)
+    monkeypatch.setattr(admission, "GRACE", 1.0)
     address = f"127.0.0.1:{port}"
     calls = [{"address": address, "place": place, "count": 3, "job": "a b", "limit": 60.0} for place in (0, 2)]
     with ThreadPoolExecutor(1) as pool:
