@@ -211,3 +211,18 @@ def test_the_last_the_best_and_every_nth_stay(tmp_path, keep_last, save_freq, sa
         assert os.readlink(tmp_path / "last") == name
     links = {folder.LAST, folder.BEST, folder.BEST_EMA}
     assert entries(tmp_path) - links == {folder.folder_name(*moment) for moment in kept}
+
+
+def test_a_checkpoint_that_lost_a_file_while_it_was_written_gets_no_name(tmp_path, monkeypatch):
+    write_file = folder.write_file
+
+    def losing(file, *content):
+        line = write_file(file, *content)
+        if file.name == folder.STATE:
+            (file.parent / folder.MODEL).unlink()
+        return line
+
+    monkeypatch.setattr(folder, "write_file", losing)
+    with pytest.raises(FileNotFoundError, match=folder.MODEL):
+        write(tmp_path)
+    assert not list(tmp_path.iterdir())
