@@ -6,6 +6,7 @@ the formats that people train on are opened. An EPS file, for example, would be 
 """
 
 import io
+import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -24,7 +25,8 @@ Image.MAX_IMAGE_PIXELS = None
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 LONGEST_SIDE = 1_000_000  # pixels; Pillow takes 12 bytes for each row besides its pixels
-SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all pixels
+SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all blocks of 8 x 8
+MOST_SCANS = 1000  # of any JPEG
 BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
 NPY = "NPY"
 _NOTES = 64 << 20  # bytes that a file may have besides
@@ -46,7 +48,8 @@ _COMMENTS = 1000  # of a PPM
 _FILL = re.compile(rb"\xff+")  # a JPEG's marker begins with one such byte; more may precede it
 # Pillow's decoders that have no limit of their own; those of BMP and PPM are written in Python.
 _UNLIMITED = ("libtiff", "bmp_rle", "ppm", "ppm_plain")
-_READ = 32  # bytes that a read counts for besides: decoders in Python read byte by byte
+_READ = 200  # bytes that a read counts for besides: Pillow reads a PPM's header byte by byte
+_LARGE_PNG = 32 << 20  # bytes: zlib takes 0.1 s for each MB of blocks that are empty
 _PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
 
 
@@ -82,12 +85,22 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
         data = _NEEDED[kind](data)
     image = opened_plain(data, kind)
     check_size(image.size, most)
-    if not plain and (scans := len(_SCANS.findall(data))) * image.width * image.height > SCANS * most:
-        raise Unreadable(
-            f"decoding its {scans} scans of {image.width} x {image.height} pixels takes too long:"
-            f" more than {SCANS} of DATA.MAX_PIXELS {most}"
-        )
+    if not plain:
+        _check_scans(data, image.size, most)
     return image, data
+
+
+def _check_scans(data: bytes, size: tuple[int, int], most: int) -> None:
+    """Raises Unreadable where a JPEG (width, height) has more scans than may be decoded."""
+    width, height = (-(-side // 8) * 8 for side in size)
+    allowed = min(MOST_SCANS, SCANS * most // (width * height))
+    # A list of all of them would take twelve times the memory of the file.
+    scans = sum(1 for _ in itertools.islice(_SCANS.finditer(data), allowed + 1))
+    if scans > allowed:
+        raise Unreadable(
+            f"it has {size[0]} x {size[1]} pixels in more than {allowed} scans: decoding them takes too long"
+            f" (DATA.MAX_PIXELS {most})"
+        )
 
 
 def opened_plain(data: bytes, kind: str) -> Image.Image:
@@ -123,7 +136,8 @@ def decoded(image: Any) -> Image.Image:
         codec = image.tile[0].codec_name if image.tile else ""
         # Of lossless pixels and of alpha libwebp makes up to 65,536 sets of Huffman tables, 6 kB each.
         lossless = image.format == "WEBP" and (b"VP8L" in data or b"ALPH" in data)
-        if lossless or codec in _UNLIMITED:
+        large = codec == "zip" and len(data) > _LARGE_PNG
+        if lossless or large or codec in _UNLIMITED:
             return decode_isolated(data, image.format, image.size)
     image.load()
     return image
@@ -206,10 +220,15 @@ def _gif(data: bytes) -> bytes:
     """Returns the header, the first image and what follows it, without comments."""
     place = _behind_palette(data, 10)
     head, control = data[:place], b""
+    left = _PARTS + len(data) // 16  # blocks, and pieces of blocks of up to 255 bytes
     while (found := _GIF_BLOCK.search(data, place)) and found[0] == b"!":  # Pillow skips what stands between blocks
         start, place = found.start(), found.start() + 2
-        while place < len(data) and data[place]:
+        left -= 1
+        while place < len(data) and data[place] and left > 0:
             place += 1 + data[place]
+            left -= 1
+        if left <= 0:
+            raise Unreadable(_TOO_MANY)
         place += 1
         if data[start + 1 : start + 2] == b"\xf9":
             # How a frame is disposed of concerns the next one. Pillow would fill an image of its size at once.

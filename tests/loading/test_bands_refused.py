@@ -20,6 +20,11 @@ def object_array():
     return file.getvalue()
 
 
+def npy_of(header):
+    """A .npy file of this header, without values."""
+    return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header
+
+
 REFUSED = {
     "channels": (lambda: tiff(bands()), 4, "it has 5 channels, DATA.IMAGE_CHANNELS is 4"),
     "first axis": (lambda: npy(np.moveaxis(bands(), 2, 0)), 5, "it has 80 channels, DATA.IMAGE_CHANNELS is 5"),
@@ -33,6 +38,13 @@ REFUSED = {
     "one axis": (lambda: npy(np.zeros(4, np.uint8)), 1, r"it is an array \[4\], expected \[H, W\] or \[H, W, C\]"),
     "nothing": (lambda: npy(np.zeros((0, 4), np.uint8)), 1, r"it is an array \[0, 4\], expected"),
     "cut short": (lambda: npy(bands())[:-1], 5, r"it claims the shape \[60, 80, 5\], which isn't its size"),
+    "a header of spaces": (lambda: npy_of(b"1" + b" " * 9000 + b"$"), 5, "its header isn't one that NumPy writes"),
+    "a header that Python warns of": (
+        lambda: npy_of(b"{'descr': '<f4', 'fortran_order': False, 'shape': (0x1for 2, 2), }"),
+        5,
+        "its header isn't one that NumPy writes",
+    ),
+    "a header without an end": (lambda: npy(bands())[:8] + b"\xff\xff{}", 5, "its header isn't one that NumPy writes"),
     "not numbers": (lambda: npy(bands("float32") / 0), 5, "some of its values are infinite or no numbers"),
     "pixels": (lambda: npy(np.zeros((1001, 1000), np.uint8)), 1, "it has 1000 x 1001 pixels, DATA.MAX_PIXELS is"),
     "bytes": (lambda: npy(np.zeros((500, 500, 64), np.uint8)), 64, "500 pixels of 64 bytes: more than 8 of DATA.MAX"),

@@ -17,7 +17,8 @@ from test_datasets import configured
 
 from datasets import get_dataset, get_datasets
 from errors import InputError, RunError
-from loading.transforms import EncodedImage
+from loading.transforms import EncodedImage, formats
+from loading.transforms.isolated import decode_isolated
 
 MOST = 10**8
 
@@ -53,7 +54,16 @@ def tiff(more, content):
             lambda: forged.png(12000, 12000),
             r"it has 12000 x 12000 pixels, DATA.MAX_PIXELS is 100000000; repair",
         ),
-        (lambda: forged.with_scans(4000, 3000, 200), r"its 210 scans of 4000 x 3000 pixels takes too long"),
+        (
+            lambda: forged.with_scans(4000, 3000, 200),
+            "it has 4000 x 3000 pixels in more than 83 scans: decoding them takes too long",
+        ),
+        # Each scan passes over whole blocks, however narrow the image is; and each takes time of its own.
+        (lambda: forged.with_scans(1, 50_000, 3000), "it has 1 x 50000 pixels in more than 1000 scans"),
+        (lambda: forged.with_scans(8, 8, 1) + b"\xff\xda\0\x08" * 5000, "it has 8 x 8 pixels in more than 1000 scans"),
+        (lambda: b"GIF89a" + bytes(7) + b"!\xfe\0" * 20_000, "it is in too many parts"),
+        (lambda: b"GIF89a" + bytes(7) + b"!\xfe" + b"\x01x" * 20_000, "it is in too many parts"),
+        (lambda: b"P6\n#" + b"x" * 400_000 + b"\n1 1\n255\nabc", "reading it takes too long"),
         (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n", r"no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read"),
         (lambda: b"DDS " + bytes(200), r"it is of no known format"),
         (
@@ -241,3 +251,18 @@ def test_a_film_behind_a_progressive_photograph_counts_as_no_scans():
     film = np.random.default_rng(1).bytes(4_000_000)
     assert film.count(b"\xff\xda") > 40
     assert opened(file.getvalue() + film, 1_000_000).decode().size == (800, 600)
+
+
+def test_a_large_png_is_decoded_where_it_can_be_stopped(monkeypatch):
+    decoded = []
+    monkeypatch.setattr(formats, "_LARGE_PNG", 1000)
+    monkeypatch.setattr(
+        formats, "decode_isolated", lambda data, *told: decoded.append(told) or decode_isolated(data, *told)
+    )
+    noise = np.random.default_rng(0).integers(0, 256, (30, 20, 3), np.uint8)
+    for image in (Image.fromarray(noise), Image.fromarray(noise[..., 0]), Image.fromarray(noise).quantize(256)):
+        data = forged.saved("PNG", image)
+        assert len(data) > 600
+        np.testing.assert_array_equal(opened(data).decode(), np.asarray(image.convert("RGB")))
+    # The grey one is a small file.
+    assert decoded == [("PNG", (20, 30))] * 2
