@@ -17,10 +17,16 @@ _PRELOADED += ["sklearn.datasets", "matplotlib.pyplot", "hypothesis", "models"] 
 _PRELOADED.append("preloaded")
 
 
-def run_ranks(function: Callable, *args: Any, ranks: int = 2, backend: str = "gloo") -> list[Any]:
+def run_ranks(
+    function: Callable, *args: Any, ranks: int = 2, backend: str = "gloo", compiled: bool = True
+) -> list[Any]:
     """Returns what ``function(*args)`` returned (or the RunError it raised) on each of ``ranks`` processes, by rank.
 
     One rank runs here, without a process group, as a run of one process does.
+
+    Args:
+        compiled: ranks load the operators compiled for CPUs, as runs do. Otherwise the function's module decides: it
+            does if it imports tests/conftest.py.
     """
     if ranks == 1:
         return [function(*args)]
@@ -28,7 +34,7 @@ def run_ranks(function: Callable, *args: Any, ranks: int = 2, backend: str = "gl
     context = multiprocessing.get_context("forkserver" if backend == "gloo" else "spawn")
     context.set_forkserver_preload(_PRELOADED)  # three seconds for each rank
     with tempfile.TemporaryDirectory() as folder:
-        given = (endpoints, backend, function, args, folder)
+        given = (endpoints, backend, compiled and backend == "gloo", function, args, folder)
         processes = [context.Process(target=_call, args=(rank, *given), daemon=True) for rank in range(ranks)]
         for process in processes:
             process.start()
@@ -49,7 +55,9 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def _call(rank: int, endpoints: str, backend: str, function: Callable, args: tuple, folder: str) -> None:
+def _call(
+    rank: int, endpoints: str, backend: str, compiled: bool, function: Callable, args: tuple, folder: str
+) -> None:
     own = endpoints.split(",")[rank]
     os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(endpoints.count(",") + 1)}
     os.environ |= {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_CURRENT_ENDPOINT": own}
@@ -59,8 +67,8 @@ def _call(rank: int, endpoints: str, backend: str, function: Callable, args: tup
     import ops
     from errors import RunError
 
-    # As runs do, and tests/conftest.py for one rank: whether the function's module imports that must not decide bits.
-    ops.load()
+    if compiled:
+        ops.load()
     dist.init_parallel_env()
     dist.barrier()  # a rank that ends while another still connects makes that one fail ("TIMEOUT")
     try:

@@ -127,7 +127,7 @@ def made(tmp_path_factory):
     from conftest import TINY  # not in the ranks: it loads the operators compiled for CPUs
 
     folder = tmp_path_factory.mktemp("runs")
-    run_ranks(on_the_cpu, TINY, folder / "cpu")
+    run_ranks(on_the_cpu, TINY, folder / "cpu", compiled=False)
     with pytest.MonkeyPatch.context() as patched:
         for key, value in stand_in.environment().items():
             patched.setenv(key, value)
@@ -175,7 +175,7 @@ def test_sharded_runs_on_the_device_have_the_bits_of_those_on_the_cpu(made):
 
 @pytest.mark.slow
 def test_every_sharded_optimizer_has_the_bits_of_the_cpu(tmp_path, tiny, monkeypatch):
-    run_ranks(sharded_runs, tiny, tmp_path / "cpu", OTHERS)
+    run_ranks(sharded_runs, tiny, tmp_path / "cpu", OTHERS, compiled=False)
     for key, value in stand_in.environment().items():
         monkeypatch.setenv(key, value)
     run_ranks(sharded_runs, tiny, tmp_path / "device", OTHERS, backend="xccl")
