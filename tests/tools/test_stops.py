@@ -48,7 +48,7 @@ TOOLS = {
     "merge_checkpoint": (["epoch_0001", "out"], WRITES),
     "make_photographs": (["-output=out", "-count=16"], WRITES),
     "make_shards": ([*IMAGES, "-output=out", "--workers=2"], WRITES),
-    "model_info": (["vit_digits"], STARTS),
+    "model_info": (["vit_base_patch16_224"], STARTS),  # it measures for some seconds
     "predict": (["w.safetensors", "images", "-output=out.csv"], WRITES),
     "robustness": (
         ["-cfg=small.yaml", "-pretrained=w.safetensors", "-published=published", "-corruptions=fog", "-output=out"],
