@@ -100,7 +100,7 @@ def _npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
 
     NumPy parses it as Python does, which takes half a minute for 10 kB of spaces, and prints warnings.
     """
-    width = {(1, 0): 2, (2, 0): 4}.get((*data[6:8],))
+    width = {b"\1\0": 2, b"\2\0": 4}.get(data[6:8])
     if width is None:
         raise Unreadable("it is of another version than NumPy writes for numbers")
     start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
