@@ -64,7 +64,8 @@ class Door:
         self.seats: dict[int, tuple[str, str]] = {}
         self.others, self.closed = 0, False
         self.contradiction, self.until = "", math.inf
-        self.refusal, self.refused = refusal, 0
+        self.refusal = refusal
+        self.refused = 0
         self.strangers: dict[int, Stranger] = {}  # by their files, the oldest first
         self.selector = selectors.DefaultSelector()
 

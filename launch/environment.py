@@ -61,7 +61,8 @@ def is_launched() -> bool:
     with _telling_others(RANKS, SIZES):
         gpus.check()
         if _complete(PADDLE, "start with python -m paddle.distributed.launch, or unset them", PADDLE):
-            rank, ranks = _number(PADDLE[0]), _number(PADDLE[1], least=1)
+            rank = _number(PADDLE[0])
+            ranks = _number(PADDLE[1], least=1)
             _check_rank(PADDLE[0], rank, ranks)
             here = _number_here("PADDLE_LOCAL_SIZE", PADDLE[1], ranks, ranks)
             _check_rank("PADDLE_LOCAL_RANK", _number("PADDLE_LOCAL_RANK", 0), here)
@@ -236,7 +237,9 @@ def node_flags() -> list[str]:
         return [*flags, "--master", master, *itertools.chain(*given)]
     _complete(NODE, "the first lines of run_train_multi_node.sh explain them", signs=None)
     with _telling_others("NODE_RANK", "NNODES", kind="node"):
-        node, nodes, port = _number("NODE_RANK"), _number("NNODES", least=1), os.environ["MASTER_PORT"]
+        node = _number("NODE_RANK")
+        nodes = _number("NNODES", least=1)
+        port = os.environ["MASTER_PORT"]
         _check_rank("NODE_RANK", node, nodes)
     address = f"{os.environ['MASTER_ADDR']}:{port}"
     meeting = rendezvous.meet(address, node, nodes, _number("INIT_TIMEOUT", 300), kind="node")
@@ -317,7 +320,9 @@ def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) ->
 
 def _translate_torchrun() -> None:
     """Translates torchrun's variables. It names only the first machine; ``_set`` says why made-up names will do."""
-    rank, ranks, local_rank = _number("RANK"), _number("WORLD_SIZE", least=1), _number("LOCAL_RANK")
+    rank = _number("RANK")
+    ranks = _number("WORLD_SIZE", least=1)
+    local_rank = _number("LOCAL_RANK")
     _check_rank("RANK", rank, ranks)
     here = _number_here("LOCAL_WORLD_SIZE", "WORLD_SIZE", ranks, min(ranks, ranks - (rank - local_rank)))
     _check_rank("LOCAL_RANK", local_rank, here)

@@ -202,7 +202,8 @@ def _png(data: bytes) -> bytes:
     """Returns the chunks that a decoder has to know, and transparency: IDAT's frame alone."""
     kept, place = [data[:8]], 8
     for _ in range(_PARTS + len(data) // 1024):
-        length, kind = int.from_bytes(data[place : place + 4], "big"), data[place + 4 : place + 8]
+        length = int.from_bytes(data[place : place + 4], "big")
+        kind = data[place + 4 : place + 8]
         end = place + 12 + length
         if not kind[:1].islower() or kind == b"tRNS":
             if kind != b"IDAT" and length > _PNG_LONGEST:

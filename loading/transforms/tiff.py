@@ -19,7 +19,9 @@ PLACES = (STRIPS, STRIP_BYTES, TILES, TILE_BYTES)  # where strips and tiles begi
 # Where a TIFF has no tag of its orientation, Pillow takes XMP's, and turns the image.
 _TURNED = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
-_RATIONALS, _RATIONAL_COST = (5, 10), 20  # of each Pillow makes a Fraction: 150 bytes, 3 us
+# Of each rational number Pillow makes a Fraction: 150 bytes, 3 us.
+_RATIONALS = (5, 10)
+_RATIONAL_COST = 20
 
 
 # A picture's strips or tiles together may hold four times its pixels, and a tile of 4,096 x 4,096 besides.
@@ -50,7 +52,8 @@ class Directory:
         self._width = 8 if big else 4
         (self.start,) = struct.unpack_from(self.order + self._offset, data, 8 if big else 4)
         self.tags: dict[int, Tag] = {}
-        values, xmp = 0, slice(0)
+        values = 0
+        xmp = slice(0)
         for tag, kind, count, value in self._entries():
             if tag == XMP and kind in (1, 7) and count > self._width:
                 place = self._place(value)

@@ -173,7 +173,8 @@ def test_an_object_that_is_no_image_is_an_error_of_one_line(run, image, line):
 
 def test_one_image_for_several_is_refused(run):
     """The letters of a path were taken for paths, and the rows of an array for grey images."""
-    predictor, pixels = Predictor(run), np.zeros((8, 8, 3), np.uint8)
+    predictor = Predictor(run)
+    pixels = np.zeros((8, 8, 3), np.uint8)
     for one in ("a.jpg", Path("a.jpg"), b"GIF89a", Image.fromarray(pixels), pixels, pixels[:, :, 0]):
         for ask in (predictor, lambda images: list(predictor.stream(images))):
             with pytest.raises(

@@ -429,7 +429,8 @@ class Saver:
 
     def _write_and_link(self, begun: Path, taken: dict[int, str], improved: tuple[str, ...]) -> None:
         """Writes rank 0's part of a checkpoint, moves the links to it, and removes what it supersedes."""
-        directory, name = begun.parent, self.path.name
+        directory = begun.parent
+        name = self.path.name
         self._write_content(begun, taken)
         self.path = directory / name
         if self.removable is None:
