@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from yacs.config import CfgNode
 
-from config_checks import check
-from configs.architectures import settle
-from configs.key_needs import NEEDS
-from configs.key_types import REMOVED, TYPES, WORDS
-from configs.merging import (
+from settings.architectures import settle
+from settings.conflicts import check
+from settings.key_needs import NEEDS
+from settings.key_types import REMOVED, TYPES, WORDS
+from settings.merging import (
     Keys,
     Option,
     find_config,
@@ -24,12 +24,12 @@ from configs.merging import (
     shipped_models,
     tag_options,
 )
-from configs.names import current_name
-from configs.needs import refuse_idle
-from configs.paddlevit import reading
-from configs.paddlevit.programs import Section, explain_missing_modules, options_of
-from configs.registry import add_keys
-from options import CONFIG_DIR, Configuration, add_note, explicit_sources, is_users, leaves, pairs
+from settings.names import current_name
+from settings.needs import refuse_idle
+from settings.options import CONFIG_DIR, Configuration, add_note, explicit_sources, is_users, leaves, pairs
+from settings.paddlevit import reading
+from settings.paddlevit.programs import Section, explain_missing_modules, options_of
+from settings.registry import add_keys
 
 __all__ = [
     "CONFIG_DIR", "asked_config", "default_values", "differences", "find_config", "get_config", "is_users",

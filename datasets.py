@@ -14,9 +14,6 @@ import numpy as np
 import paddle
 
 from config import with_values
-from configs.key_needs import mixes
-from configs.paddlevit.programs import instead
-from configs.registry import datasets
 from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Decoded, Labels, MappedImages, Sources, cached_images
 from loading.files import Paths, contents
@@ -51,7 +48,10 @@ from loading.transforms import (
     readable,
 )
 from loading.workers import Loader, ProcessLoader
-from options import Configuration, add_note, pair
+from settings.key_needs import mixes
+from settings.options import Configuration, add_note, pair
+from settings.paddlevit.programs import instead
+from settings.registry import datasets
 
 _DECODING = "2"  # part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't white)
 

@@ -56,10 +56,10 @@ class _Model:
 def _text(name: str) -> str:
     """Returns the docstring of a model's entry."""
     config = _part("config").get_config(name)
-    taken = _part("configs.architectures").architecture(config.MODEL.TYPE).arguments
+    taken = _part("settings.architectures").architecture(config.MODEL.TYPE).arguments
     source = _part("config").find_config(name).read_text(encoding="utf-8").partition("\n")[0].partition(": ")[2]
     data, classes = config.DATA, config.MODEL.NUM_CLASSES
-    height, width = _part("options").pair(data.IMAGE_SIZE)
+    height, width = _part("settings.options").pair(data.IMAGE_SIZE)
     shape = f"[B, {data.IMAGE_CHANNELS}, {height}, {width}]"
     lines = [
         source,
@@ -89,13 +89,13 @@ def predictor(path: str, **arguments: typing.Any) -> typing.Any:
 
 def __getattr__(name: str) -> typing.Any:
     """A model by timm's or PaddleViT's name, which ``paddle.hub.list`` doesn't repeat."""
-    own = None if name.startswith("_") else _part("configs.merging").shipped_model(name)
+    own = None if name.startswith("_") else _part("settings.merging").shipped_model(name)
     if own is None:
         raise AttributeError(f"no model {name}")
     return _Model(own)
 
 
 try:
-    globals().update({_name: _Model(_name) for _name in _part("configs.merging").shipped_models()})
+    globals().update({_name: _Model(_name) for _name in _part("settings.merging").shipped_models()})
 except ModuleNotFoundError as _error:  # of which paddle.hub.load then says more, by ``dependencies``
     print(f"{_ROOT}/hubconf.py: no models, because {sys.executable} lacks {_error.name}", file=sys.stderr)

@@ -177,7 +177,7 @@ def read_datasets(config):
 
 def what_is_read(config):
     """Returns bytes that are the same on ranks of a machine to which ``read_datasets`` would return the same."""
-    from options import leaves
+    from settings.options import leaves
     from training.environment import versions
 
     return repr((versions(), sorted(leaves(config)))).encode()

@@ -18,13 +18,13 @@ import paddle
 import paddle.distributed as dist
 from tqdm import tqdm
 
-from configs.paddlevit.programs import instead
 from errors import InputError, RunError, printable, remedy
 from launch import secret
 from launch.environment import num_cores
 from launch.files import obstacle, open_to_append
 from launch.files import sync_directory as sync_directory
 from launch.files import writing_whole as writing_whole
+from settings.paddlevit.programs import instead
 
 if __name__ == "utils":  # as a part of another program (tools/package) it leaves these to that one
     logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
@@ -364,7 +364,7 @@ def write_log(
 
 def __getattr__(name: str) -> Any:
     """Returns a name of PaddleViT's ``utils``; for one that isn't here, the error says what to write."""
-    from configs.paddlevit import helpers
+    from settings.paddlevit import helpers
 
     if name in helpers.__all__:
         return getattr(helpers, name)

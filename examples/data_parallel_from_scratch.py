@@ -22,7 +22,7 @@ import paddle.nn.functional as F
 from paddle import nn
 from sklearn.datasets import load_digits
 
-from options import Parser
+from settings.options import Parser
 
 # A weight's shape, how many inputs an output sums, and how many outputs there are.
 LAYERS = [((20, 1, 3, 3), 9, 20), ((50, 20, 5, 5), 500, 50), ((800, 128), 800, 128), ((128, 10), 128, 10)]

@@ -29,7 +29,7 @@ from paddle.io import DataLoader, Dataset, DistributedBatchSampler
 from paddle.vision.models import ResNet
 from paddle.vision.models.resnet import BasicBlock, BottleneckBlock
 
-from options import Parser
+from settings.options import Parser
 
 BASE_BATCH = 32  # the global batch that --base_lr is meant for
 MOMENTUM, L2_DECAY = 0.9, 1e-4

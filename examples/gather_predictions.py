@@ -19,7 +19,7 @@ import launch.startup  # noqa: F401  (streams)
 from errors import InputError, reporting  # first: it says what isn't installed
 
 # isort: split
-from options import Configuration
+from settings.options import Configuration
 from training.command_line import config_from_arguments
 
 COLUMNS = ("index", "label", "prediction", "probability")

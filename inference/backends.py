@@ -17,7 +17,7 @@ from inference.folder import Export, read_export
 from launch import progress
 from models.inference import Predictor as Program
 from models.inference import num_threads, quiet
-from options import pair
+from settings.options import pair
 
 Runner = Callable[[np.ndarray], np.ndarray]
 _ADVICE = "; export the model anew (tools/export_model.py)"

@@ -15,7 +15,7 @@ from inference.pictures import Pictures
 from inference.predictor import Failure
 from loading.files import Paths
 from loading.transforms import Bands
-from options import Configuration
+from settings.options import Configuration
 from training.pages.fonts import file_for
 
 SUFFIXES = (".png", ".jpg", ".jpeg")  # of a sheet

@@ -31,7 +31,7 @@ from launch.files import making_folder
 from loading.transforms import pixel_dtype
 from models.base import ImageModel
 from models.inference import PROGRAM, inputs_of, save_program
-from options import Configuration
+from settings.options import Configuration
 from training.checkpoint import describe
 from training.checkpoint.folder import sha256_of
 from utils import sync_directory

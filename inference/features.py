@@ -13,7 +13,13 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from configs.plain import (
+from errors import InputError, Unreadable, open_file, reading
+from inference.folder import refuse_export
+from inference.pictures import Picture, Pictures
+from inference.predictor import Predictor
+from loading.files import Paths
+from loading.tables import csv_line, csv_rows
+from settings.plain import (
     Form,
     Rule,
     check_form,
@@ -25,12 +31,6 @@ from configs.plain import (
     value_text,
     whole_file,
 )
-from errors import InputError, Unreadable, open_file, reading
-from inference.folder import refuse_export
-from inference.pictures import Picture, Pictures
-from inference.predictor import Predictor
-from loading.files import Paths
-from loading.tables import csv_line, csv_rows
 from training.checkpoint.folder import sha256_of
 from utils import writing_whole
 from weights.formats import files_of

@@ -15,7 +15,7 @@ from inference.backends import Runner
 from loading.transforms import EvalTransform, Normalize, image_of, pixel_mode
 from models.inference import TOLERANCE, quiet, refusing
 from ops.settings import exact_float32
-from options import Configuration
+from settings.options import Configuration
 
 LEAST_AGREEMENT = 0.8  # share of pictures on which a half precision's or int8's best class is the model's
 _PICTURES, _NOISE, _CALIBRATION = 16, 4, 64

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.plain import FLAG, Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
 from errors import InputError, Unreadable, printable, reading
+from settings.plain import FLAG, Form, Rule, check_form, is_list, is_name, is_real, is_whole, parsed_json, whole_file
 from training.checkpoint import Description
 from training.checkpoint.description import read_description
 from training.checkpoint.folder import sha256_of

@@ -18,7 +18,7 @@ from inference.preparation import crop_begin
 from loading.transforms import pixel_mode
 from loading.transforms.image import before_crop
 from models.base import ImageModel
-from options import Configuration, pair
+from settings.options import Configuration, pair
 from training.checkpoint import Description
 
 FORMATS = ("paddlex", "paddleclas")

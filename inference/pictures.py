@@ -17,7 +17,7 @@ from loading.transforms import Picture as Opened
 from loading.transforms.decode import readable
 from loading.transforms.orientation import TURNS, orientation_in
 from loading.workers import ProcessLoader
-from options import Configuration
+from settings.options import Configuration
 
 Picture = str | os.PathLike | bytes | Image.Image | np.ndarray
 _ROOM = 4 * LONGEST_LINE  # bytes of a problem's line, in UTF-8

@@ -23,7 +23,7 @@ from loading.transforms import Normalize
 from models import build_model
 from models.pretrained import build_described, with_preprocessing
 from ops.settings import set_device_flags
-from options import Configuration, explicit_sources, leaves
+from settings.options import Configuration, explicit_sources, leaves
 from training.checkpoint import Description, classes_of, describe, description_of, task_of, thresholds_of
 from training.engine import autocast
 from training.figures import sigmoid

@@ -11,7 +11,7 @@ from paddle import nn
 
 from loading.transforms import Normalize, pixel_dtype
 from loading.transforms.image import before_crop
-from options import Configuration, pair
+from settings.options import Configuration, pair
 
 
 class Preparation(nn.Layer):

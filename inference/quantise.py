@@ -14,14 +14,14 @@ import numpy as np
 import paddle
 
 from config import default_values, get_config, with_values
-from configs.registry import datasets
 from datasets import get_dataset
 from errors import InputError
 from inference.backends import import_extra
 from loading.parts import own_validation
 from loading.transforms import EvalTransform, Normalize
 from models.inference import quiet, refusing
-from options import Configuration, leaves
+from settings.options import Configuration, leaves
+from settings.registry import datasets
 from training.command_line import run_file
 
 _PREPARED = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from configs.plain import Form, Rule, check_form, is_name, is_whole, parsed_json
 from errors import Unreadable, open_file, reading
 from inference.features import LARGEST_ROW, Stored
+from settings.plain import Form, Rule, check_form, is_name, is_whole, parsed_json
 from utils import writing_whole
 
 LEAST = 100_000  # rows: of fewer, the index is read as fast

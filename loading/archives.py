@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from configs.registry import datasets
 from errors import Allowance, InputError, Unreadable, open_file, reading
 from loading.files import TarBytes, contents
 from loading.sources import Arrays, Decoded, Split
+from settings.registry import datasets
 from weights.unpickle import DataUnpickler
 
 FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]

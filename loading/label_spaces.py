@@ -7,17 +7,18 @@ a class, or spells one differently, would shift every label after it.
 import functools
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from config import CONFIG_DIR, is_users, with_values
+from config import is_users, with_values
 from errors import InputError
 from loading.class_names import lookalike, read_class_map
 from loading.label_sets import LabelSets, every_label
-from options import Configuration, add_note
+from settings.options import Configuration, add_note
 
-_IMAGENET = CONFIG_DIR / "imagenet1k_classes.txt"
+_IMAGENET = Path(__file__).with_name("imagenet1k_classes.txt")
 PRESENT = "present"  # DATA.CLASSES: those that the data has
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
 _DIGITS = 9  # of an output's number, at most

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.registry import datasets
 from errors import InputError, Unreadable, open_file, printable, reading
 from loading.class_names import check_name, each_once, names_beside
 from loading.files import Paths, text_lines, utf8_text
 from loading.label_sets import LabelSets
 from loading.layout import IMAGE_SUFFIXES
 from loading.sources import MOST_CLASSES, Files, Split, missing_files, missing_list, take_lines
+from settings.registry import datasets
 
 _SET = 8  # bytes that the end of an image's labels takes
 _LABEL = 4  # bytes of each of them

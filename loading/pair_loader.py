@@ -7,7 +7,7 @@ import paddle
 
 from errors import InputError
 from loading.transforms import Normalize
-from options import Configuration
+from settings.options import Configuration
 
 
 class PairLoader(paddle.io.DataLoader):

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from config import default_values, with_values
-from configs.registry import datasets
 from errors import InputError
 from loading.files import Paths
 from loading.folds import folds
@@ -17,7 +16,8 @@ from loading.layout import check_data_path
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
 from loading.splits import groups_of, validation
-from options import Configuration, add_note, leaves
+from settings.options import Configuration, add_note, leaves
+from settings.registry import datasets
 
 Source = Files | Shards | Arrays | Drawn
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.plain import is_list, is_whole, parsed_json, value_text, whole_file
 from errors import InputError, Unreadable, printable, reading
 from loading.files import Paths
 from loading.label_sets import LabelSets
 from loading.label_spaces import imagenet_synsets
 from loading.sources import Files
-from options import Configuration
+from settings.options import Configuration
+from settings.plain import is_list, is_whole, parsed_json, value_text, whole_file
 
 _NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})\.\w+")  # a validation image's name, from 1 on
 _MOST = 1 << 24  # bytes; real.json has 388,478

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 
 from errors import InputError
-from options import Configuration
+from settings.options import Configuration
 
 
 class TrainBatchSampler(paddle.io.DistributedBatchSampler):

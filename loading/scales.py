@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from configs.key_needs import mixes
 from errors import InputError
 from loading.samplers import TrainBatchSampler
-from options import Configuration, size_text
+from settings.key_needs import mixes
+from settings.options import Configuration, size_text
 
 _TAG = 0x7363616C65  # keeps the draws of the sizes apart from the samples'
 

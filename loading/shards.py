@@ -22,13 +22,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from configs.registry import datasets
 from errors import Allowance, InputError, RunError, Unreadable, open_file, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.files import TarBytes, npz
 from loading.label_sets import LabelSets, take_labels
 from loading.layout import IMAGE_SUFFIXES, is_leftover
 from loading.sources import MOST_CLASSES, Split
+from settings.registry import datasets
 from utils import writing_whole
 
 Arrays = dict[str, Any]  # NumPy's

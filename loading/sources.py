@@ -15,13 +15,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from configs.registry import datasets
-from configs.signatures import Size
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
 from loading.class_names import UNPRINTABLE, lookalike, names_beside
 from loading.files import Paths, count_lines, text_lines, why_missing
 from loading.label_sets import LabelSets
 from loading.layout import IMAGE_SUFFIXES, holds, is_leftover, named_as_parts
+from settings.registry import datasets
+from settings.signatures import Size
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 

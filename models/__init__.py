@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from config import default_values, get_config, model_files, shipped_model, with_values
-from configs.names import hub_weights, instead, matches, matching_file
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
 from models.timm_arguments import renamed, with_arguments
 from models.transformers_settings import with_settings
-from options import Configuration, add_note, explicit_sources
+from settings.names import hub_weights, instead, matches, matching_file
+from settings.options import Configuration, add_note, explicit_sources
 from utils import within_memory
 from weights import load_weights
 from weights.formats import open_weights

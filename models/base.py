@@ -9,13 +9,13 @@ from typing import Any, Literal, TypeVar
 import paddle
 from paddle import nn
 
-from configs.architectures import add_file, architectures
 from errors import InputError
 from models.layers.batch_norm import keeping_statistics
 from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
-from options import pair, size_text
+from settings.architectures import add_file, architectures
+from settings.options import pair, size_text
 from weights.layout import sublayer
 
 _Kind = TypeVar("_Kind", bound="type[ImageModel]")
@@ -45,7 +45,7 @@ ARCHITECTURES = _Architectures()
 def register(*names: str) -> Callable[[_Kind], _Kind]:
     """Makes a class an architecture: MODEL.TYPE takes ``names``, MODEL the arguments of its constructor, in capitals.
 
-    Each argument has a default, and a type of ``configs.architectures``; the docstring's Args describe it. A class of
+    Each argument has a default, and a type of ``settings.architectures``; the docstring's Args describe it. A class of
     any file may be registered: files of models/ are found by themselves, another has to be imported first.
     """
 

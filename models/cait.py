@@ -11,7 +11,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Count, Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
@@ -22,6 +21,7 @@ from models.layers.linear import matmul
 from models.layers.mlp import hidden_width
 from models.layers.scale import add_branch, add_to_all, scale_channels
 from models.layers.stages import feature_info
+from settings.signatures import Count, Depth, Factor, Positive, Rate, Size
 from weights.names import cait as names
 
 

@@ -11,7 +11,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Normal, Uniform
 
-from configs.signatures import Blocks, Depth, Factor, Kernel, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, init_linear
@@ -23,6 +22,7 @@ from models.layers.mlp import hidden_width
 from models.layers.resize import resize_evenly
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_stages, feature_info
+from settings.signatures import Blocks, Depth, Factor, Kernel, Positive, Rate, Size
 from weights.names import coat as names
 
 

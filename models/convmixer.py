@@ -9,7 +9,6 @@ from typing import Any, Literal
 import paddle
 from paddle import nn
 
-from configs.signatures import Depth, Factor, Kernel, Rate, Size
 from models.base import ImageModel, register
 from models.layers.activations import GELU, ReLU
 from models.layers.batch_norm import BatchNorm2D
@@ -18,6 +17,7 @@ from models.layers.init import init_as_torch
 from models.layers.layout import mean_of_places
 from models.layers.scale import add_branch
 from models.layers.stages import feature_info
+from settings.signatures import Depth, Factor, Kernel, Rate, Size
 from weights.names import convmixer as names
 
 

@@ -10,7 +10,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Depth, Epsilon, Factor, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
 from models.layers.activations import GELU
@@ -19,6 +18,7 @@ from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.linear import ChannelNorm, in_float32, set_norm_eps
 from models.layers.scale import scale_channels, scale_planes
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
+from settings.signatures import Depth, Epsilon, Factor, Rate, Size
 from weights.names import convnext as names
 
 

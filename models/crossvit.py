@@ -12,7 +12,6 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Normal
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm, Linear, PatchEmbed, init_linear
@@ -25,6 +24,7 @@ from models.layers.layout import concat, split, swap_axes
 from models.layers.scale import add_to_all
 from models.layers.sizes import check_sides
 from models.layers.stages import drop_path_rates, feature_info
+from settings.signatures import Depth, Factor, Positive, Rate, Size
 from weights.names import crossvit as names
 
 

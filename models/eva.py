@@ -12,7 +12,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
@@ -25,6 +24,7 @@ from models.layers.rotary import RotaryEmbedding
 from models.layers.scale import add_to_all, scale_channels
 from models.layers.stages import drop_path_rates, feature_info
 from models.layers.swiglu import PackedSwiGLU, SwiGLU
+from settings.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
 from weights.names import eva as names
 
 

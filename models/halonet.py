@@ -13,7 +13,6 @@ from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
 import ops
-from configs.signatures import Count, Depth, Factor, Kernel, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
@@ -27,6 +26,7 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import matmul
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
+from settings.signatures import Count, Depth, Factor, Kernel, Rate, Size
 from weights.names import halonet as names
 
 _ACTIVATIONS = {"relu": relu, "silu": silu}

@@ -14,7 +14,6 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Count, Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import LayerNorm, Linear
@@ -27,6 +26,7 @@ from models.layers.scale import add_to_all
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, drop_path_rates, feature_info
 from models.layers.units import MaskUnitAttention, from_units, pool_units, quarters, to_units, unit_maps
+from settings.signatures import Count, Depth, Factor, Positive, Rate, Size
 from weights.names import hiera as names
 from weights.resize import bicubic_matrix
 

@@ -24,7 +24,7 @@ from errors import InputError, RunError, Unreadable
 from launch.files import temporary_folder
 from models.base import ImageModel
 from ops.settings import exact_float32
-from options import Configuration
+from settings.options import Configuration
 from utils import num_gpus
 
 TOLERANCE = 1e-4  # largest difference from eager logits, over their range, in float32

@@ -6,12 +6,12 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from configs.signatures import Factor
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers.activations import ReLU
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.stages import feature_info
+from settings.signatures import Factor
 
 
 @register("lenet")

@@ -12,7 +12,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, init_linear
@@ -25,6 +24,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import gather_columns
 from models.layers.sizes import check_multiples
 from models.layers.stages import feature_info
+from settings.signatures import Depth, Factor, Positive, Rate, Size
 from weights.names import levit as names
 
 STRIDES = {"s16": 16, "s8": 8}  # of the stem

@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 from models.costs import Cost, cost
-from options import Configuration
+from settings.options import Configuration
 
 STAGES = (0, 1, 2, 3)  # of DIST.STRATEGY.sharding_configs; 0: no sharding
 FLOAT, HALF = 4, 2  # bytes

@@ -12,7 +12,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Blocks, Depth, Epsilon, Factor, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm, Linear, Mlp, init_linear
@@ -25,6 +24,7 @@ from models.layers.mlp import StarReLU
 from models.layers.scale import scale_channels, scale_planes
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
 from models.poolformer import Pooling
+from settings.signatures import Blocks, Depth, Epsilon, Factor, Rate, Size
 from weights.names import metaformer as names
 
 HEAD_DIM = 32

@@ -11,7 +11,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, set_norm_eps
@@ -20,6 +19,7 @@ from models.layers.layout import swap_axes
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.stages import drop_path_rates, feature_info
+from settings.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from weights.names import mixer as names
 
 

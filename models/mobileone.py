@@ -12,7 +12,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Normal
 
-from configs.signatures import Depth, Factor, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath
 from models.layers.activations import relu
@@ -23,6 +22,7 @@ from models.layers.init import init_convolution
 from models.layers.layout import mean_of_places
 from models.layers.scale import add_branch
 from models.layers.stages import check_stages, drop_path_rates, feature_info
+from settings.signatures import Depth, Factor, Rate, Size
 from weights.names import mobileone as names
 
 

@@ -12,7 +12,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, DropPath, LayerNorm
@@ -25,6 +24,7 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import in_float32
 from models.layers.resize import interpolate
 from models.layers.stages import check_counts, drop_path_rates, feature_info
+from settings.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from weights.names import mobilevit as names
 
 PATCH = 2  # places along a side

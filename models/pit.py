@@ -13,7 +13,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Normal
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, Linear
@@ -23,6 +22,7 @@ from models.layers.init import init_as_torch
 from models.layers.layout import concat, split, swap_axes
 from models.layers.scale import add_to_all
 from models.layers.stages import check_counts, drop_path_rates, feature_info
+from settings.signatures import Depth, Factor, Positive, Rate, Size
 from weights.names import pit as names
 
 

@@ -12,7 +12,6 @@ from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
 import ops
-from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, init_linear
 from models.layers.conv import Conv2D
@@ -20,6 +19,7 @@ from models.layers.group_norm import GroupNorm
 from models.layers.layout import mean_of_places
 from models.layers.scale import scale_planes
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
+from settings.signatures import Depth, Factor, Positive, Rate, Size
 from weights.names import poolformer as names
 
 

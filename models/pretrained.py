@@ -13,11 +13,11 @@ import paddle
 from paddle import nn
 
 from config import with_values
-from configs.plain import parsed_json
 from errors import InputError, reading
 from models import build_model, with_switches
 from models.base import ImageModel
-from options import Configuration, is_given, is_users, pair, size_text
+from settings.options import Configuration, is_given, is_users, pair, size_text
+from settings.plain import parsed_json
 from weights import find_weights
 from weights.adapters import find_adapter
 from weights.formats import METADATA, files_of, read_metadata

@@ -11,7 +11,6 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from configs.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, init_linear, set_norm_eps
@@ -22,6 +21,7 @@ from models.layers.init import init_convolution
 from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.mlp import hidden_width
 from models.layers.stages import check_stages, drop_path_rates, feature_info
+from settings.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
 from weights.names import pvtv2 as names
 
 

@@ -11,7 +11,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal
 
-from configs.signatures import Depth, Factor, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
@@ -20,6 +19,7 @@ from models.layers.conv_norm import ConvNorm, SqueezeExcite
 from models.layers.init import init_convolution
 from models.layers.layout import mean_of_places
 from models.layers.stages import check_stages, drop_path_rates, feature_info
+from settings.signatures import Depth, Factor, Rate, Size
 from weights.names import regnet as names
 
 STEM_DIM = 32

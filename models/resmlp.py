@@ -11,7 +11,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
 from models.base import register
 from models.layers import DropPath, Linear, Mlp, init_linear
 from models.layers.init import init_as_torch
@@ -19,6 +18,7 @@ from models.layers.layout import swap_axes
 from models.layers.mlp import hidden_width
 from models.layers.scale import scale_channels
 from models.mixer import MlpMixer
+from settings.signatures import Depth, Factor, Positive, Rate, Size
 
 
 class Affine(nn.Layer):

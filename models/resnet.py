@@ -17,7 +17,6 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Factor, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
@@ -30,6 +29,7 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import in_float32
 from models.layers.scale import scale_planes
 from models.layers.stages import drop_path_rates, feature_info
+from settings.signatures import Factor, Rate, Size
 
 
 class Options(NamedTuple):

@@ -12,7 +12,6 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, PatchEmbed, init_linear
@@ -22,6 +21,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from models.layers.stages import drop_path_rates, feature_info, groups_by_block
 from models.layers.windows import in_windows, pad_maps
+from settings.signatures import Depth, Factor, Positive, Rate, Size
 from weights.names import swin as names
 
 

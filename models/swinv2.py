@@ -13,7 +13,6 @@ from paddle import nn
 from paddle.nn import functional as F
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Count, Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models import swin
 from models.base import register
@@ -22,6 +21,7 @@ from models.layers.activations import ReLU
 from models.layers.folding import fold
 from models.layers.linear import in_float32
 from models.swin import SwinTransformer, neighbours
+from settings.signatures import Count, Depth, Factor, Positive, Rate, Size
 from weights.names import swinv2 as names
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from config import shipped_model, with_values
-from configs.architectures import architecture
-from configs.plain import value_text
 from errors import InputError, printable
-from options import WITH_VALUES, Configuration, add_note, is_users
+from settings.architectures import architecture
+from settings.options import WITH_VALUES, Configuration, add_note, is_users
+from settings.plain import value_text
 from weights.hub import read_config
 
 # The numbers of outputs, channels and pixels, which are compared elsewhere; what matters in training alone.

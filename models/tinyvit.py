@@ -10,7 +10,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant
 
-from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
@@ -25,6 +24,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import gather_columns, offset_index
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
 from models.layers.windows import in_windows
+from settings.signatures import Depth, Factor, Positive, Rate, Size
 from weights.names import tinyvit as names
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from config import with_values
-from configs.architectures import architecture
-from configs.plain import Rule, check_form, is_list, is_real, is_whole, optional, value_text
 from errors import InputError, printable, reading
 from models.resnet import SIZES, BasicBlock, Bottleneck
-from options import Configuration, add_note, is_users
+from settings.architectures import architecture
+from settings.options import Configuration, add_note, is_users
+from settings.plain import Rule, check_form, is_list, is_real, is_whole, optional, value_text
 from weights.transformers import ENCODER, LABELS, head_of, read_transformers
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "quick_gelu": "quick_gelu"}

@@ -16,7 +16,6 @@ import paddle
 from paddle import nn
 from paddle.nn.initializer import Constant, Normal, Uniform
 
-from configs.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, PatchDropout, PatchEmbed, init_linear
@@ -29,6 +28,7 @@ from models.layers.parallel import ParallelBlock
 from models.layers.positions import sincos_2d
 from models.layers.scale import add_to_all
 from models.layers.stages import drop_path_rates, feature_info
+from settings.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
 from weights.names import vit as names
 
 

@@ -15,7 +15,6 @@ from paddle.nn import functional as F
 from paddle.nn.initializer import Normal
 
 import ops
-from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, Linear, init_linear, set_norm_eps
@@ -29,6 +28,7 @@ from models.layers.layout import channels_last
 from models.layers.linear import in_float32
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
+from settings.signatures import Depth, Factor, Positive, Rate, Size
 from weights.names import volo as names
 
 

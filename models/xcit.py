@@ -14,7 +14,6 @@ from paddle.nn import functional as F
 from paddle.nn.initializer import Constant, Normal
 
 import ops
-from configs.signatures import Depth, Factor, Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
@@ -29,6 +28,7 @@ from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.scale import scale_channels
 from models.layers.stages import feature_info
+from settings.signatures import Depth, Factor, Positive, Rate, Size
 from weights.names import xcit as names
 
 _STEM = {8: 3, 16: 4}  # convolutions by the patch's side, each of which halves the image

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 import ops
 from launch.environment import cores_each, set_by_launcher
 from ops import images
-from options import Configuration
+from settings.options import Configuration
 from utils import num_gpus
 
 _TRIMMED = (1, 2, 4)  # calls of ``trim_buffers`` that do something

@@ -1,7 +1,7 @@
 """docs/models.md: what each shipped model costs, beside what fvcore counts in timm's model (golden/costs.json), and the
 accuracy of timm's weights (golden/published.json).
 
-Write the page and configs/costs.json anew, or the rows of some models (a second each):
+Write the page and settings/costs.json anew, or the rows of some models (a second each):
 
     PYTHONPATH=.:tests python tests/cost_table.py [NAME ...]
 """

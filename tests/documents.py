@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from test_datasets import write_idx
 
-from configs.values import parse_value
+from settings.values import parse_value
 
 # ------------------------------------------------------------ what the documents show
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from config import default_values
-from configs.architectures import all_keys, architectures
-from configs.explaining import meanings
-from configs.registry import KINDS, own_keys
+from settings.architectures import all_keys, architectures
+from settings.explaining import meanings
+from settings.registry import KINDS, own_keys
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "keys.md"

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from config import get_config
-from configs.values import parse_value
-from options import leaves
+from settings.options import leaves
+from settings.values import parse_value
 from training.optim import build_schedule
 
 FOLDER = Path(__file__).resolve().parent / "sources"

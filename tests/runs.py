@@ -10,11 +10,11 @@ from safetensors.numpy import load_file
 
 import utils
 from config import asked_config, default_values
-from configs.merging import Option
 from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
-from options import NAMED, pairs
+from settings.merging import Option
+from settings.options import NAMED, pairs
 from training import engine, parallel
 from training.classification import add_projection
 from training.equal_ranks import check_same

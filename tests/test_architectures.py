@@ -13,11 +13,11 @@ from conftest import ROOT
 from runs import assert_same_run, train
 
 from config import default_values, differences, get_config, resolved_yaml, with_values
-from configs.architectures import all_keys, architecture, architectures, kept_values
-from configs.signatures import Range
 from errors import InputError
 from models import ARCHITECTURES, create_model
-from options import explicit_sources, leaves, plain
+from settings.architectures import all_keys, architecture, architectures, kept_values
+from settings.options import explicit_sources, leaves, plain
+from settings.signatures import Range
 from training.checkpoint import saver
 
 SHARED = {"TYPE", "NAME", "RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "NUM_CLASSES"}

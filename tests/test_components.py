@@ -17,10 +17,10 @@ from documents import snippets
 from PIL import Image
 
 from config import default_values, get_config
-from configs.registry import KINDS, Registry, add_keys, datasets, losses, operations, own_keys, schedules
-from configs.signatures import Positive, Share
 from datasets import get_dataset
 from errors import InputError
+from settings.registry import KINDS, Registry, add_keys, datasets, losses, operations, own_keys, schedules
+from settings.signatures import Positive, Share
 
 # ------------------------------------------------------------- what is here
 
@@ -105,7 +105,7 @@ def test_a_loss_that_takes_labels_is_refused_with_mixup_by_its_declaration(monke
 
 
 def registry(tmp_path, monkeypatch, **files):
-    monkeypatch.setattr("configs.registry.ROOT", tmp_path)
+    monkeypatch.setattr("settings.registry.ROOT", tmp_path)
     for name, text in files.items():
         (tmp_path / "room").mkdir(exist_ok=True)
         (tmp_path / "room" / f"{name}.py").write_text(text)

@@ -24,7 +24,7 @@ import tools.check_parity
 from config import default_values, find_config, get_config, shipped_configs
 from errors import InputError
 from models import create_model
-from options import leaves
+from settings.options import leaves
 from training.command_line import FLAGS, config_from_arguments
 from weights import save_weights
 

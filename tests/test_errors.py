@@ -6,9 +6,9 @@ import os
 import pytest
 
 import errors
-from configs.documents import read_yaml
 from errors import InputError, Unreadable, open_file, reading
 from launch import environment
+from settings.documents import read_yaml
 from weights import find_weights
 from weights.formats import open_weights
 

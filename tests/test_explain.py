@@ -11,10 +11,10 @@ import yaml
 from conftest import ROOT
 
 from config import default_values, get_config, resolved_yaml, with_values
-from configs.explaining import explanation, meanings
-from configs.key_needs import NEEDS
 from errors import InputError
-from options import leaves, option_keys, value_sources
+from settings.explaining import explanation, meanings
+from settings.key_needs import NEEDS
+from settings.options import leaves, option_keys, value_sources
 from training.command_line import config_from_arguments
 from training.run import for_others
 
@@ -129,7 +129,7 @@ def test_a_runs_keys_are_listed_as_often_however_many_were_given(tmp_path, monke
         (tmp_path / "config.yaml").write_text(resolved_yaml(get_config(None, words[:given])))
         calls = []
         with monkeypatch.context() as patch:
-            patch.setattr("configs.merging.leaves", lambda *of, calls=calls: [calls.append(of), leaves(*of)][1])
+            patch.setattr("settings.merging.leaves", lambda *of, calls=calls: [calls.append(of), leaves(*of)][1])
             get_config(tmp_path / "config.yaml")
         listed[given] = len(calls)
     assert listed[1] == listed[5]

@@ -15,12 +15,12 @@ from test_idle_keys import DEFAULTS, met
 from test_losses import Fixed
 
 from config import get_config, with_values
-from configs.key_needs import mixes
 from datasets import get_dataloader, get_dataset
 from loading.label_sets import every_label
 from loading.label_spaces import check_evaluation
 from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform
-from options import leaves
+from settings.key_needs import mixes
+from settings.options import leaves
 from training import parallel
 from training.losses import build_criterion
 from training.optim import ModelEma, build_optimizer, build_schedule, clip_gradients

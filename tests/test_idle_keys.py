@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from config import get_config, resolved_yaml, with_values
-from configs.architectures import all_keys, architectures
-from configs.key_needs import NEEDS
 from errors import InputError
-from options import leaves, value_sources
+from settings.architectures import all_keys, architectures
+from settings.key_needs import NEEDS
+from settings.options import leaves, value_sources
 from training.command_line import config_from_arguments
 
 DEFAULTS = dict(leaves(get_config()))

@@ -12,7 +12,7 @@ from paddlevit_families import FAMILIES, HALF, IMAGENET, RECIPE
 from config import get_config
 from errors import InputError
 from models import build_model
-from options import WRITTEN_OUT, notes, value_sources
+from settings.options import WRITTEN_OUT, notes, value_sources
 from training.optim import build_optimizer, build_schedule, decayed_parameters
 
 

@@ -3,11 +3,11 @@
 import pytest
 
 from config import get_config
-from configs.architectures import architectures
-from configs.paddlevit.absent import FAMILIES
-from configs.paddlevit.reading import families
 from errors import InputError
 from models import create_model
+from settings.architectures import architectures
+from settings.paddlevit.absent import FAMILIES
+from settings.paddlevit.reading import families
 
 # The TYPE of each family's files (of every year), one of its names, and a key that this toolkit doesn't have.
 ABSENT = [

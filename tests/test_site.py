@@ -12,7 +12,7 @@ from conftest import ROOT
 from documents import Desk, snippets
 
 from config import default_values
-from configs.architectures import architectures
+from settings.architectures import architectures
 from tools.package import docs_site
 from training.command_line import FLAGS
 

@@ -1,6 +1,6 @@
 """The table of docs/architectures.md: how many of timm's names of each family are here, and which aren't.
 
-Write it anew (tests/golden/make_timm_tags.py stored timm's names in configs/timm_tags.json):
+Write it anew (tests/golden/make_timm_tags.py stored timm's names in settings/timm_tags.json):
 
     PYTHONPATH=.:tests python tests/timm_names.py
 """
@@ -9,7 +9,7 @@ import fnmatch
 from pathlib import Path
 
 from config import model_files
-from configs.names import families, names
+from settings.names import families, names
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "architectures.md"
 HEAD = "| Families | timm's file | Names | Here | Not here |\n|---|---|---|---|---|\n"

@@ -23,7 +23,7 @@ from errors import InputError, reading, reporting  # noqa: E402  (first: it says
 # isort: split
 import numpy as np  # noqa: E402
 
-from options import Parser  # noqa: E402
+from settings.options import Parser  # noqa: E402
 
 
 @contextlib.contextmanager

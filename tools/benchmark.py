@@ -32,9 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
-from configs.registry import refuse_other  # noqa: E402
 from errors import reporting  # noqa: E402
-from options import Parser  # noqa: E402
+from settings.options import Parser  # noqa: E402
+from settings.registry import refuse_other  # noqa: E402
 from tools.benchmarks.evaluation import evaluation  # noqa: E402
 from tools.benchmarks.growth import MEASURES, growth  # noqa: E402
 from tools.benchmarks.host import host  # noqa: E402

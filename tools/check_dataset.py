@@ -41,9 +41,9 @@ import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from config import get_config  # noqa: E402
-from configs.key_needs import float_pixels  # noqa: E402
-from configs.registry import datasets  # noqa: E402
-from options import Configuration, Parser  # noqa: E402
+from settings.key_needs import float_pixels  # noqa: E402
+from settings.options import Configuration, Parser  # noqa: E402
+from settings.registry import datasets  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
 LISTED = ("imagenet2012", "multilabel_list")  # what such lists are, of a label for each image or of several

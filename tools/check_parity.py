@@ -35,10 +35,10 @@ from errors import InputError, RunError, reporting  # noqa: E402  (first: it say
 
 # isort: split
 from config import find_config, get_config  # noqa: E402
-from configs.names import names  # noqa: E402
 from launch.files import temporary_folder  # noqa: E402
 from launch.startup import end_with_parent  # noqa: E402
-from options import Parser  # noqa: E402
+from settings.names import names  # noqa: E402
+from settings.options import Parser  # noqa: E402
 
 TOLERANCE = 1e-4  # of the range of logits and features
 WITHIN = 1e-3  # of an intermediate's: a single place holds the rounding that batch norms magnify, pooling averages it

@@ -28,7 +28,7 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 )
 
 # isort: split
-from options import Parser  # noqa: E402
+from settings.options import Parser  # noqa: E402
 
 
 def write_report_again(folder: Path) -> Path:

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting  # noqa: E402
 from launch import environment  # noqa: E402
-from options import Parser  # noqa: E402
+from settings.options import Parser  # noqa: E402
 from tools import gpu_first_steps, machine  # noqa: E402
 
 ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402
-from options import Parser, pairs  # noqa: E402
+from settings.options import Parser, pairs  # noqa: E402
 
 _FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
 _PRECISIONS = ("float32", "float16", "bfloat16", "int8")

@@ -24,10 +24,10 @@ from errors import InputError, reporting  # noqa: E402  (first: it says what isn
 
 # isort: split
 from config import get_config, model_files  # noqa: E402
-from configs.names import TOOLKITS, instead, matches, names  # noqa: E402
-from options import Parser  # noqa: E402
+from settings.names import TOOLKITS, instead, matches, names  # noqa: E402
+from settings.options import Parser  # noqa: E402
 
-TABLE = ROOT / "configs" / "costs.json"
+TABLE = ROOT / "settings" / "costs.json"
 
 
 def content(file: Path) -> str:
@@ -37,7 +37,7 @@ def content(file: Path) -> str:
 
 
 def cost_row(file: Path) -> dict[str, Any]:
-    """Returns a row of configs/costs.json: ``content``, ``parameters``, ``macs``, ``images`` (C, H, W).
+    """Returns a row of settings/costs.json: ``content``, ``parameters``, ``macs``, ``images`` (C, H, W).
 
     The model is traced, not run: a fraction of a second.
     """
@@ -86,7 +86,7 @@ def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def print_keys(name: str) -> None:
     """Prints the keys of MODEL that a model's architecture takes: type, default, its own value, meaning."""
-    from configs.architectures import architecture
+    from settings.architectures import architecture
 
     model = get_config(name).MODEL
     rows = [("key", "takes", "default", "here", "")]

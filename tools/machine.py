@@ -282,7 +282,7 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
     """How many training images one worker loads in a second; expected: ``least``."""
     from config import get_config, with_values
     from datasets import get_dataloader, get_dataset
-    from options import size_text
+    from settings.options import size_text
 
     fixed = {"DATA__NUM_WORKERS": 1, "DATA__BATCH_SIZE": 32, "DATA__DROP_LAST": False, "TRAIN__NUM_EPOCHS": 1000000}
     try:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting, reporting_memory  # noqa: E402
 from launch.environment import without_current_folder  # noqa: E402
-from options import Parser  # noqa: E402
+from settings.options import Parser  # noqa: E402
 
 COPIES = {"evaluation": 1, "training": 4}  # of the weights: themselves; their gradients and AdamW's two moments
 MOST_IMAGES = 100_000  # of a batch

@@ -31,7 +31,7 @@ from launch import environment, files, launched, sharing, signals, spawned  # no
 # isort: split
 from config import default_values, get_config  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
-from options import Configuration, Parser, pairs  # noqa: E402
+from settings.options import Configuration, Parser, pairs  # noqa: E402
 
 # An export's graph has no limit of its own. A batch of it takes this long at most, unless DIST.TIMEOUT says otherwise.
 EXPORT_SECONDS = 60.0

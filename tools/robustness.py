@@ -27,12 +27,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
-from configs.plain import Rule, check_form, is_real, is_whole, parsed_json, value_text, whole_file  # noqa: E402
-from configs.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
 from errors import InputError, install, reading, remedy, reporting  # noqa: E402
 from launch import signals  # noqa: E402
 from launch.files import refuse_links, removing_if_stopped, writing_whole  # noqa: E402
-from options import Parser  # noqa: E402
+from settings.options import Parser  # noqa: E402
+from settings.plain import Rule, check_form, is_real, is_whole, parsed_json, value_text, whole_file  # noqa: E402
+from settings.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
 from training.results import MOST_CLASSES, read_result  # noqa: E402
 
 CLEAN = "clean"
@@ -122,7 +122,7 @@ def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
 def main() -> None:
     arguments, rest = arguments_of(sys.argv[1:])
     config = clean_config(arguments, rest)
-    from options import leaves
+    from settings.options import leaves
     from training.robustness import figures, table
 
     output, errors, classes = Path(config.OUTPUT), {}, 0

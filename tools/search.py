@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, printable, reporting  # noqa: E402
-from options import Parser  # noqa: E402
+from settings.options import Parser  # noqa: E402
 from tools.features import add_model, check  # noqa: E402
 
 

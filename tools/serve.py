@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, install, open_file, reading, reporting  # noqa: E402
-from options import Parser  # noqa: E402
+from settings.options import Parser  # noqa: E402
 
 _EXTRA = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 _LEAST = 16  # characters of a token

@@ -19,7 +19,7 @@ import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, remedy, reporting  # noqa: E402  (first: it says what isn't installed)
 
 # isort: split
-from options import Configuration, Parser  # noqa: E402
+from settings.options import Configuration, Parser  # noqa: E402
 
 _MOST, _EVALUATION = 64, "#2e7d32"
 

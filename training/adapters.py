@@ -6,13 +6,13 @@ An adapter is a function (model) -> the structured names of the parameters that 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from configs.registry import adapters
-from configs.signatures import Positive, Rate, Size
 from errors import InputError
 from models.base import ImageModel
 from models.layers.linear import Linear
 from models.layers.lora import adapt, call_by_layer
-from options import nearest
+from settings.options import nearest
+from settings.registry import adapters
+from settings.signatures import Positive, Rate, Size
 from training.optim.groups import within
 
 

@@ -8,7 +8,6 @@ import paddle
 from paddle import nn
 
 from config import get_config, with_values
-from configs.registry import tasks
 from datasets import ImageDataset
 from errors import InputError
 from loading.scales import check_scales
@@ -16,7 +15,8 @@ from loading.transforms import BatchTransform, Normalize
 from models import architecture, build_model, with_switches
 from models.base import ImageModel
 from models.costs import model_of
-from options import Configuration
+from settings.options import Configuration
+from settings.registry import tasks
 from training.among import LOW
 from training.equal_ranks import check_loaded, check_teacher
 from training.features import FEATURE, LastMap, check_alignment, make_student

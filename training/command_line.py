@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config import FromFile, asked_config, default_values, get_config
-from configs.documents import read_yaml
-from configs.explaining import explanation
-from configs.key_needs import NEEDS
-from configs.merging import SIZE, Option
-from configs.registry import datasets
 from errors import InputError
-from options import (
+from settings.documents import read_yaml
+from settings.explaining import explanation
+from settings.key_needs import NEEDS
+from settings.merging import SIZE, Option
+from settings.options import (
     CONFIG_DIR,
     FLAG,
     NAMED,
@@ -33,6 +32,7 @@ from options import (
     pairs,
     value_sources,
 )
+from settings.registry import datasets
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.plain import parsed_json
 from errors import Allowance, open_file, reading
+from settings.plain import parsed_json
 from training.results import LARGEST
 from utils import writing_whole
 

@@ -14,7 +14,6 @@ import paddle
 from paddle import nn
 
 import ops
-from configs.registry import tasks
 from datasets import ImageDataset, get_dataloader
 from errors import InputError, RunError
 from launch import signals
@@ -24,7 +23,8 @@ from models.base import ImageModel
 from models.inference import inference_engine
 from models.layers.batch_norm import hold_frozen_statistics
 from ops.settings import trim_buffers
-from options import Configuration, plain
+from settings.options import Configuration, plain
+from settings.registry import tasks
 from training import predictions
 from training.among import among
 from training.checkpoint import Progress, Saver, check_task, own_statistics

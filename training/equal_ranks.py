@@ -19,7 +19,7 @@ from errors import InputError, printable
 from loading.cache import MappedImages
 from loading.files import Paths
 from loading.label_sets import LabelSets
-from options import Configuration, leaves
+from settings.options import Configuration, leaves
 from training.environment import versions
 from utils import all_gather, world_size
 

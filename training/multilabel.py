@@ -7,9 +7,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from configs.registry import tasks
 from errors import InputError
-from options import Configuration
+from settings.options import Configuration
+from settings.registry import tasks
 from training.checkpoint import thresholds_of
 from training.classification import Classification
 from training.figures import Ranked, average_precision, best_threshold, count_answers, f1, rank_images, sigmoid

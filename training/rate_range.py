@@ -12,12 +12,12 @@ import numpy as np
 from tqdm import tqdm
 
 from config import with_values
-from configs.registry import tasks
 from datasets import ImageDataset
 from errors import RunError
 from launch.files import removing_if_stopped
 from models import build_model
-from options import Configuration
+from settings.options import Configuration
+from settings.registry import tasks
 from training import engine, parallel
 from training.checkpoint import Progress
 from training.optim import freeze

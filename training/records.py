@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.registry import trackers
-from options import leaves
+from settings.options import leaves
+from settings.registry import trackers
 
 # Before any of them is imported: nothing is sent anywhere, and nothing is printed.
 OFFLINE = {

@@ -19,7 +19,7 @@ from config import differences, resolved_yaml, with_values
 from errors import InputError, RunError, Unreadable, one_line, open_file, remedy
 from launch.files import leftovers, obstacle, open_lock, open_to_append, remove
 from launch.progress import keep_native_errors
-from options import Configuration, notes, value_sources
+from settings.options import Configuration, notes, value_sources
 from training.command_line import CHECKPOINT
 from training.curves import records
 from training.environment import commit, device, versions

@@ -19,7 +19,7 @@ from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
 from ops.settings import float32_text
-from options import Configuration, explicit_sources
+from settings.options import Configuration, explicit_sources
 from training.checkpoint.description import classes_of
 from training.ending import Ending
 from training.equal_ranks import check_loaded

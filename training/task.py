@@ -10,7 +10,7 @@ import paddle
 from paddle import nn
 
 from datasets import ImageDataset
-from options import Configuration
+from settings.options import Configuration
 from training.predictions import Predictions
 from training.run import Run
 

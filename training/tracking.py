@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from configs.documents import read_yaml
-from configs.plain import is_whole, parsed_json
-from configs.registry import ROOT, trackers
 from errors import RunError, install, one_line, open_file, reading
 from launch.files import open_lock, open_to_append, remove
 from launch.verdict import how_it_ended
+from settings.documents import read_yaml
+from settings.plain import is_whole, parsed_json
+from settings.registry import ROOT, trackers
 from training.records import OFFLINE, Tracker, final_numbers
 from training.results import read_result
 

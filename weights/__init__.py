@@ -16,9 +16,9 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from configs.plain import parsed_json
 from errors import InputError, printable, reading
-from options import pair
+from settings.options import pair
+from settings.plain import parsed_json
 from weights.adapters import LEARNT_ANEW, PREFIX, Adapter, is_added, merge, read_adapter
 from weights.classes import keep_imagenet1k
 from weights.fit import blind_classifiers, classifiers_of, fit_classifiers, fit_sizes

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from configs.plain import NAME, Form, Rule, check_form, is_list, is_name, is_real, is_whole, optional, parsed_json
 from errors import InputError, Unreadable, printable, reading
+from settings.plain import NAME, Form, Rule, check_form, is_list, is_name, is_real, is_whole, optional, parsed_json
 from weights.arrays import LazyArray
 from weights.formats import LONGEST_NAME, read_metadata, read_weights
 from weights.hub import best_of_run, find_weights

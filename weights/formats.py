@@ -21,8 +21,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from configs.plain import Rule, check_form, is_list, is_name, is_whole, optional, parsed_json, whole_file
 from errors import Allowance, InputError, Unreadable, open_file, printable, reading
+from settings.plain import Rule, check_form, is_list, is_name, is_whole, optional, parsed_json, whole_file
 from utils import writing_whole
 from weights.archives import read_zip
 from weights.arrays import Array, LazyArray, Span, contiguous, item_size, sizes

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from configs.plain import (
+from errors import InputError, install, leads_out, printable, reading
+from settings.plain import (
     FLAG,
     NAME,
     Rule,
@@ -19,7 +20,6 @@ from configs.plain import (
     parsed_json,
     whole_file,
 )
-from errors import InputError, install, leads_out, printable, reading
 
 HUB_PREFIXES = ("hf-hub:", "hf_hub:")  # timm's ways of writing it
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from configs.plain import (
+from errors import Unreadable, printable
+from settings.plain import (
     FLAG,
     Form,
     Rule,
@@ -28,7 +29,6 @@ from configs.plain import (
     value_text,
     whole_file,
 )
-from errors import Unreadable, printable
 from weights.hub import ADAPTER_CONFIG as CONFIG
 
 LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from configs.plain import (
+from errors import InputError, printable, reading
+from settings.plain import (
     NAME,
     Rule,
     check_form,
@@ -17,7 +18,6 @@ from configs.plain import (
     value_text,
     whole_file,
 )
-from errors import InputError, printable, reading
 from weights.hub import CONFIG, LONGEST_CONFIG, beside
 
 # What a class's outputs are: one for each entry of id2label; CLIP's projection of the image; none, of an encoder.

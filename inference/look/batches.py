@@ -6,11 +6,11 @@ import numpy as np
 import paddle
 
 from config import with_values
-from configs.key_needs import float_pixels
 from datasets import ImageDataset, get_dataloader
 from inference.look.draw import Panel, enlarge
 from loading.transforms import BatchTransform, Normalize
-from options import Configuration
+from settings.key_needs import float_pixels
+from settings.options import Configuration
 from training.pages.figures import shorten
 
 _LEAST = 0.005  # a smaller share of a label isn't shown

@@ -12,7 +12,7 @@ from inference.look.draw import Panel, enlarge, sheet
 from inference.look.sight import model_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
-from options import nearest
+from settings.options import nearest
 from training.pages.figures import figure, figure_png, legend_name, shorten
 from weights.layout import sublayer
 

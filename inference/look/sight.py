@@ -13,7 +13,7 @@ from inference.predictor import Prediction, Predictor
 from loading.transforms import Bands, EncodedImage, Normalize
 from loading.transforms.image import before_crop, covering
 from models.base import ImageModel
-from options import nearest, pair
+from settings.options import nearest, pair
 
 _EXPORT = "an exported model has no layers to look into; give the checkpoint that it was made from"
 _WIDEST = 800  # pixels along the longer side of an original that is drawn

@@ -14,7 +14,7 @@ from loading.label_sets import LabelSets, every_label, kinds, take_labels
 from loading.layout import nested_classes, one_class
 from loading.transforms import most_resized
 from loading.transforms.image import before_crop, covering
-from options import Configuration, pair
+from settings.options import Configuration, pair
 
 NAMES = {"train": "training", "val": "validation"}
 _EXAMPLES, _PAIRS = 5, 8  # of a finding; of images that look alike

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
-from configs.registry import operations
 from errors import InputError
 from loading.transforms.ops import (
     Augment,
@@ -23,7 +22,8 @@ from loading.transforms.ops import (
     translate_x,
     translate_y,
 )
-from options import Configuration, nearest
+from settings.options import Configuration, nearest
+from settings.registry import operations
 
 Policy = Callable[[Picture, np.random.Generator], Picture]
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from configs.key_needs import float_pixels
 from errors import Unreadable
 from loading.transforms.orientation import Box
-from options import Configuration
+from settings.key_needs import float_pixels
+from settings.options import Configuration
 
 # What a stored value is divided by, by its type.
 UNITS = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0, np.dtype(np.float32): 1.0}

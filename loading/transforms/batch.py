@@ -8,10 +8,10 @@ import paddle
 from paddle.nn import functional as F
 
 import ops
-from configs.key_needs import mixes
-from configs.registry import losses
 from loading.transforms.erase import RandomErasing, box_mask
-from options import Configuration, pair
+from settings.key_needs import mixes
+from settings.options import Configuration, pair
+from settings.registry import losses
 
 _MIXUP_TAG = 0x6D69787570  # keeps the seeds of these draws apart from the samples'
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from configs.ranges import CORRUPTIONS
 from errors import InputError, install, printable
 from loading.transforms.decode import EncodedImage
-from options import Configuration
+from settings.options import Configuration
+from settings.ranges import CORRUPTIONS
 
 _QUALITY = 85  # of the JPEGs that ImageNet-C is published as
 _ELASTIC = ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import paddle
 
-from options import Configuration, pair
+from settings.options import Configuration, pair
 
 AREA = (0.02, 1 / 3)  # of a box, as a share of the image, before an image's boxes share it
 RATIO = (0.3, 1 / 0.3)  # height / width

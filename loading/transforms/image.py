@@ -16,7 +16,7 @@ from loading.transforms.corruption import Corruption
 from loading.transforms.decode import Box, EncodedImage, resized_crop
 from loading.transforms.ops import brightness, color, contrast
 from ops import images
-from options import Configuration, pair
+from settings.options import Configuration, pair
 
 Picture = Image.Image | EncodedImage | Bands
 Size = tuple[int, int]  # (height, width) in pixels

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from configs.registry import operations
 from ops import images
+from settings.registry import operations
 
 Picture = Image.Image | np.ndarray
 Fill = int | tuple[int, ...]  # the colour of what comes in from outside an image

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from errors import InputError
-from options import size_text
+from settings.options import size_text
 
 _LARGEST = 10_000  # pixels along a side: DATA.IMAGE_SIZE's range
 

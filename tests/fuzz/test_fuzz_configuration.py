@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from config import CONFIG_DIR, get_config, resolved_yaml
-from configs.values import parse_value
 from errors import InputError
-from options import leaves
+from settings.options import leaves
+from settings.values import parse_value
 from training.command_line import config_from_arguments
 
 KEYS = sorted(dict(leaves(get_config())))

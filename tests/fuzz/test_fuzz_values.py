@@ -11,10 +11,10 @@ from hypothesis import settings
 from runs import work
 
 from config import get_config
-from configs.architectures import all_keys, architectures
 from datasets import get_datasets
 from errors import InputError, reporting_memory
-from options import leaves
+from settings.architectures import all_keys, architectures
+from settings.options import leaves
 from training import engine
 
 WHOLE = settings.get_current_profile_name() != "suite"  # all values; in the suite each key's extremes

@@ -7,12 +7,12 @@ import functools
 import pytest
 from hostile import attempt
 
-from configs.documents import read_yaml
 from inference.inputs import paths_of
 from loading.class_names import names_beside, read_class_map
 from loading.multilabel import multilabel_csv, multilabel_list
 from loading.sources import Split, imagenet2012
 from loading.splits import groups_of
+from settings.documents import read_yaml
 from training.report.reading import read_predictions
 
 EMOJI = "\U0001f600"

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from config import get_config, model_files
-from configs.names import names
+from settings.names import names
 
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8", newline="") as lines:

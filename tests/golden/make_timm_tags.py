@@ -1,4 +1,4 @@
-"""Writes configs/timm_tags.json: timm 1.0.31's names, its weights, and how it prepares images for each of them.
+"""Writes settings/timm_tags.json: timm 1.0.31's names, its weights, and how it prepares images for each of them.
 
 PYTHONPATH=. python tests/golden/make_timm_tags.py     # with torch, timm and yacs
 
@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from config import model_files
-from configs.names import names
+from settings.names import names
 from tools.timm_reference import timm
 
 
@@ -47,4 +47,4 @@ if __name__ == "__main__":
     families = {module: " ".join(of) for module, of in made.items() if of}
     text = '{"ways": [\n' + ",\n".join(map(json.dumps, ways)) + f'\n],\n"tags": {rows(tags)},\n'
     text += f'"default": {rows(default)},\n"names": {rows(families)},\n"old": {rows(old)}\n}}\n'
-    (Path(__file__).resolve().parents[2] / "configs" / "timm_tags.json").write_text(text)
+    (Path(__file__).resolve().parents[2] / "settings" / "timm_tags.json").write_text(text)

@@ -11,10 +11,10 @@ from golden.formula import LEVELS, TRIVIAL_STEPS, picture
 from PIL import Image
 
 from config import get_config
-from configs.registry import operations
 from errors import InputError
 from loading.transforms.auto import AugMix, TrivialAugmentWide, build_auto_augment
 from loading.transforms.ops import Augment
+from settings.registry import operations
 
 STORED = np.load(Path(__file__).parent.parent / "golden" / "augment.npz")
 GOLDEN = dict(zip(STORED["names"].tolist(), STORED["pixels"], strict=True))

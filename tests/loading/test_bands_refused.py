@@ -9,10 +9,10 @@ from pictures import WIDE, png
 from PIL import Image
 
 from config import get_config
-from configs.key_needs import float_pixels
 from datasets import get_dataset
 from errors import InputError, RunError, Unreadable
 from loading.transforms import Bands, EvalTransform, bands_of, image_of
+from settings.key_needs import float_pixels
 
 
 def object_array():

@@ -9,7 +9,6 @@ from golden.formula import array
 
 import ops
 from config import get_config, with_values
-from configs.key_needs import mixes
 from loading.transforms import (
     BatchTransform,
     Mixup,
@@ -19,6 +18,7 @@ from loading.transforms import (
     smooth_one_hot,
 )
 from loading.transforms.batch import areas, cutmix_boxes
+from settings.key_needs import mixes
 
 GOLDEN = np.load(Path(__file__).parent.with_name("golden") / "batch.npz")
 COUNT, CHANNELS, SIZE, CLASSES = 6, 2, 9, 5

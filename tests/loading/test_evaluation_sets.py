@@ -11,7 +11,6 @@ from conftest import write_images
 from PIL import Image
 
 from config import get_config
-from configs.ranges import BENCHMARK
 from datasets import get_datasets
 from errors import InputError
 from loading.class_names import read_class_map
@@ -19,7 +18,8 @@ from loading.label_sets import LabelSets
 from loading.label_spaces import check_evaluation, imagenet_synsets
 from loading.transforms import EvalTransform
 from loading.transforms.corruption import Corruption, _elastic
-from options import notes
+from settings.options import notes
+from settings.ranges import BENCHMARK
 
 SYNSETS = imagenet_synsets()
 

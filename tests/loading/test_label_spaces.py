@@ -15,7 +15,7 @@ from datasets import get_datasets
 from errors import InputError
 from loading.label_spaces import check_evaluation, check_pretrained_classes, imagenet_places, imagenet_synsets
 from models import build_model
-from options import WRITTEN_OUT, notes, value_sources
+from settings.options import WRITTEN_OUT, notes, value_sources
 from training.run import Run
 from weights import save_weights
 

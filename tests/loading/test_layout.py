@@ -16,7 +16,7 @@ from errors import InputError
 from inference.inputs import paths_of
 from loading.layout import holds, is_leftover, named_as_parts
 from loading.sources import Split
-from options import notes
+from settings.options import notes
 from tools import check_dataset, make_shards
 
 # What Jupyter, macOS, Windows, NAS boxes and disks leave behind.

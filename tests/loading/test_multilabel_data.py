@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from configs.registry import datasets
 from errors import InputError
 from loading.label_sets import LabelSets
 from loading.shards import make_index, scan_shard, shards
 from loading.sources import Split
+from settings.registry import datasets
 from tools.make_shards import pack, write_shard
 
 CSV = "image,cat,dog,emu\na.png,1,0,1\nsub/b c.png,0,0,0\n"

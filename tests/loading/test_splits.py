@@ -12,7 +12,7 @@ from datasets import get_datasets
 from errors import InputError
 from loading.label_sets import LabelSets, rarest
 from loading.splits import groups_of, validation
-from options import notes
+from settings.options import notes
 
 LABELS = np.repeat([0, 1, 2, 3], [1, 2, 40, 103])
 PATHS = [f"train/{label}/{place}.jpg" for place, label in enumerate(LABELS)]

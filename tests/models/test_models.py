@@ -5,9 +5,9 @@ import pytest
 from timm_names import CLAIMED, PAGE, table
 
 from config import get_config, model_files
-from configs.names import families, names
 from errors import InputError
 from models import create_model, list_models
+from settings.names import families, names
 
 
 def test_every_model_of_paddlevit_is_shipped_under_its_name():
@@ -37,7 +37,7 @@ def test_recipes_are_configurations_but_no_models(tmp_path, monkeypatch):
     for folder in ("vit", "recipes"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"of_{folder}.yaml").write_text("MODEL:\n  DEPTH: 3\n")
-    monkeypatch.setattr("configs.merging.CONFIG_DIR", tmp_path)
+    monkeypatch.setattr("settings.merging.CONFIG_DIR", tmp_path)
     assert list_models() == ["of_vit"]
     assert get_config("of_recipes").MODEL.DEPTH == 3
     with pytest.raises(InputError, match="no model of_recipes"):

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from config import get_config
-from configs import architectures as reading
-from configs.architectures import all_keys, architecture, architectures
 from errors import InputError
 from models import ARCHITECTURES, build_model, create_model, list_models
+from settings import architectures as reading
+from settings.architectures import all_keys, architecture, architectures
 from tools.list_models import print_keys
 
 TINY = '''
@@ -18,7 +18,7 @@ from typing import Literal
 
 from paddle import nn
 
-from configs.signatures import Rate, Size
+from settings.signatures import Rate, Size
 from models.base import ImageModel, register
 
 
@@ -80,7 +80,7 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
     (tmp_path / "configs" / "tiny").mkdir(parents=True)
     file = tmp_path / "configs" / "tiny" / "tiny_blue.yaml"
     file.write_text("BASE: ''\nMODEL: {TYPE: Tiny, HUE: blue, DEPTHS: [3, 4]}\nDATA: {IMAGE_SIZE: 8}\n")
-    monkeypatch.setattr("configs.merging.CONFIG_DIR", tmp_path / "configs")
+    monkeypatch.setattr("settings.merging.CONFIG_DIR", tmp_path / "configs")
     assert list_models() == ["tiny_blue"]
     model = create_model("tiny_blue", num_classes=5)
     assert (type(model), model.hue, model.depths, model.num_classes) == (module.Tiny, "blue", [3, 4], 5)

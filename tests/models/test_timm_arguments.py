@@ -8,13 +8,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from config import get_config, model_files
-from configs.names import hub_weights, matching_file, names, tags
 from errors import InputError
 from inference import Predictor
 from models import build_model, create_model
 from models.pretrained import with_preprocessing
 from models.timm_arguments import renamed, with_arguments
-from options import notes
+from settings.names import hub_weights, matching_file, names, tags
+from settings.options import notes
 from training.checkpoint import describe, description_of
 from training.checkpoint.description import METADATA
 from weights import file_arrays, save_weights

@@ -11,12 +11,12 @@ import pytest
 from PIL import Image, ImageEnhance, ImageFilter, ImageStat
 
 from config import get_config
-from configs.registry import operations
 from errors import RunError
 from loading.transforms import EncodedImage, EvalTransform, TrainTransform
 from loading.transforms import ops as augmentations
 from loading.transforms.auto import TrivialAugmentWide, build_auto_augment
 from ops import build, images
+from settings.registry import operations
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 SIZES = [(1, 1), (2, 1), (1, 5), (3, 3), (28, 28), (33, 50), (224, 224), (31, 200)]  # (height, width)

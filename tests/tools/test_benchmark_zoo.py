@@ -7,8 +7,8 @@ import pytest
 from test_benchmark import benchmark, canned_runs, fake_timm  # noqa: F401  (fixtures)
 
 from config import find_config, get_config
-from configs.architectures import architectures
-from options import leaves
+from settings.architectures import architectures
+from settings.options import leaves
 from tools.benchmarks import measure, training
 from tools.benchmarks.zoo import ZOO
 from tools.list_models import describe

@@ -23,7 +23,7 @@ from test_hubconf import OWN
 import errors
 import ops
 from models import create_model
-from options import __version__ as VERSION
+from settings.options import __version__ as VERSION
 
 LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs", "output", "data", "built", "*.egg-info")
 BUILD = """
@@ -60,7 +60,7 @@ def environment(installed):
 
 def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
     names = {name for name in HOUSE if not name.startswith("examples/")}
-    kinds = ("configs/**/*.yaml", "configs/*.json", "configs/*.txt", "ops/*.cc", "ops/*.h", "weights/*.txt")
+    kinds = ("configs/**/*.yaml", "settings/*.json", "loading/*.txt", "ops/*.cc", "ops/*.h", "weights/*.txt")
     names |= {str(file.relative_to(ROOT)) for kind in kinds for file in ROOT.glob(kind)} | {"inference/serve/page.html"}
     package = installed / "site" / "paddle_vit_toolkit"
     found = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
@@ -157,7 +157,7 @@ def test_a_program_with_modules_of_the_same_names_uses_both(installed, tmp_path)
             return [
                 logits(ours), len(get_dataset(config, "val")), paddle_vit_toolkit.utils.rank(),
                 [module.NAME for module in (models, utils, theirs, datasets)], type(ours).__module__,
-                sorted({"configs", "errors", "loading", "options", "ops", "training", "weights"} & sys.modules.keys()),
+                sorted({"configs", "errors", "loading", "settings", "ops", "training", "weights"} & sys.modules.keys()),
             ]
 
         if __name__ == "__main__":

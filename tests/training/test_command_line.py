@@ -6,12 +6,12 @@ import shlex
 
 import pytest
 
-import options
 from config import CONFIG_DIR, get_config, model_files
-from configs.names import images_of, matching_file, names
 from errors import InputError
 from models import create_model, list_models
-from options import leaves, notes, option_keys
+from settings import options
+from settings.names import images_of, matching_file, names
+from settings.options import leaves, notes, option_keys
 from tools import list_models as list_models_tool
 from training.command_line import FLAGS, config_from_arguments
 

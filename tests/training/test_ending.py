@@ -9,8 +9,8 @@ from ranks import run_ranks
 from runs import assert_same_run, records, refused, train
 
 from config import get_config
-from configs.plain import check_form
 from errors import InputError, Unreadable
+from settings.plain import check_form
 from training import ending, engine
 from training.checkpoint import Progress
 from training.checkpoint.state import _FORM

@@ -12,11 +12,11 @@ from ranks import run_ranks
 from runs import work
 
 from config import get_config
-from configs.ranges import BENCHMARK
 from datasets import get_datasets
 from errors import InputError
 from loading.label_spaces import imagenet_synsets
 from models import build_model
+from settings.ranges import BENCHMARK
 from tools import robustness
 from training.classification import any_of
 from training.robustness import ALEXNET, figures, table

@@ -9,7 +9,7 @@ from runs import work
 from config import get_config, shipped_configs
 from datasets import get_datasets
 from errors import InputError
-from options import notes
+from settings.options import notes
 from training.command_line import config_from_arguments, weights_recipe
 
 SMALL = [

@@ -13,9 +13,9 @@ import pytest
 from swept import DRAWN, session_of, sweep_of
 
 from config import get_config
-from configs.documents import read_yaml
 from errors import InputError
-from options import leaves
+from settings.documents import read_yaml
+from settings.options import leaves
 from tools.sweep import Progress
 from training.command_line import config_from_arguments
 from training.sweeps import points as sweep_points
@@ -25,7 +25,7 @@ from training.sweeps.points import Suggestions, check, plan_points
 
 def test_the_commands_file_is_read_once_for_all_points(tmp_path, monkeypatch):
     sweep, read = sweep_of(tmp_path, keys=DRAWN, method="random", runs=30), []
-    monkeypatch.setattr("configs.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
+    monkeypatch.setattr("settings.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
     told = []
     assert check(sweep, plan_points(sweep), lambda: told.append(1)) == "acc1"
     assert [path.name for path in read] == ["vit_digits.yaml"]
@@ -81,7 +81,7 @@ def test_each_result_is_read_once_and_each_point_written_once(tmp_path, monkeypa
     sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=40, seeds=[0, 1])._replace(method="optuna")
     monkeypatch.setattr("tools.sweep.Suggestions", Drawing)
     looked, written, read = [], [], []
-    monkeypatch.setattr("configs.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
+    monkeypatch.setattr("settings.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
     outcome, writing_whole = results.outcome, results.writing_whole
     monkeypatch.setattr(results, "outcome", lambda *words: [looked.append(words[1]), outcome(*words)][1])
     monkeypatch.setattr(results, "writing_whole", lambda file: [written.append(file.name), writing_whole(file)][1])

@@ -16,10 +16,10 @@ from small import Small, whole_state
 from test_engine import assert_same
 
 from config import get_config, resolved_yaml
-from configs import key_types
 from errors import InputError
 from models import build_model
-from options import plain
+from settings import key_types
+from settings.options import plain
 from training import parallel
 from training.checkpoint.restore import load_checkpoint
 from training.optim import build_optimizer, clip_gradients, freeze

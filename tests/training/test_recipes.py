@@ -14,7 +14,7 @@ from test_datasets import CIFAR10, CIFAR100, cifar_archive, write_idx
 from config import find_config, get_config, shipped_configs
 from loading.transforms import BatchTransform, TrainTransform
 from models import build_model
-from options import leaves
+from settings.options import leaves
 from training.losses import build_criterion
 from training.optim import build_optimizer, build_schedule, freeze, layer_scales
 from weights import load_weights, save_weights

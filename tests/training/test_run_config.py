@@ -11,7 +11,7 @@ from runs import assert_same_run
 
 from config import get_config, resolved_yaml
 from errors import InputError
-from options import notes
+from settings.options import notes
 from training.command_line import config_from_arguments, run_file
 from training.run import for_others
 

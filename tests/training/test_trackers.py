@@ -15,9 +15,9 @@ from runs import refused, train
 from tracked import READERS, read_tensorboard
 
 from config import get_config
-from configs.registry import trackers
 from errors import InputError, install
-from options import equivalent_key
+from settings.options import equivalent_key
+from settings.registry import trackers
 from training import tracking
 from training.records import Tracker, final_numbers
 from training.tracking import Follower, Tracking

@@ -16,7 +16,7 @@ from config import get_config
 from errors import InputError
 from models import with_switches
 from models.eva import Eva
-from options import notes
+from settings.options import notes
 from weights import file_arrays, load_weights
 from weights.formats import write_weights
 from weights.names import eva

@@ -18,7 +18,7 @@ from test_mobileone import small
 from config import get_config
 from errors import InputError
 from models import build_model, with_switches
-from options import notes
+from settings.options import notes
 from weights import load_weights, save_weights
 from weights.formats import write_weights
 from weights.layout import file_name

@@ -15,7 +15,7 @@ from golden.make_names_vit import values
 from config import get_config
 from models import build_model, with_switches
 from models.swinv2 import SwinTransformerV2, relative_coords_table
-from options import notes
+from settings.options import notes
 from weights import load_weights
 from weights.formats import write_weights
 from weights.names import beit, eva, swinv2

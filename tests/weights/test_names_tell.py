@@ -17,7 +17,7 @@ from config import get_config
 from errors import InputError
 from models import build_model, create_model, with_switches
 from models.pretrained import with_preprocessing
-from options import notes
+from settings.options import notes
 from weights import file_arrays, load_weights, save_weights
 from weights.formats import write_weights
 

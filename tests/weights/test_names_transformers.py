@@ -12,7 +12,7 @@ from config import get_config
 from errors import InputError
 from models import build_model, with_switches
 from models.pretrained import with_preprocessing
-from options import notes
+from settings.options import notes
 from training.checkpoint.description import description_of
 from weights import load_weights
 from weights.formats import write_weights

@@ -16,7 +16,7 @@ from config import get_config, named_keys
 from errors import InputError
 from launch.files import temporary_folder
 from launch.startup import end_with_parent
-from options import Configuration, pair, size_text
+from settings.options import Configuration, pair, size_text
 from tools.benchmarks.measure import HERE, Benchmark, ask, each, measure, option_words, positive, timm_versions
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")

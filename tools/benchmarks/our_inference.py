@@ -20,7 +20,7 @@ from inference.exporting import write_export
 from inference.fidelity import photographs
 from models import build_model
 from ops.settings import set_device_flags
-from options import pair
+from settings.options import pair
 from tools.benchmarks.rates import calls_rate
 
 

@@ -23,7 +23,7 @@ import yaml
 from config import find_config, get_config, named_keys
 from errors import InputError
 from launch.files import temporary_folder
-from options import is_given, pair
+from settings.options import is_given, pair
 from tools.benchmarks.measure import (
     MEMORY,
     ROOT,

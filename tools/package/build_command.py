@@ -10,7 +10,7 @@ from pathlib import Path
 
 from setuptools.command.build_py import build_py
 
-_ROOMS = ("configs", "inference", "launch", "loading", "models", "ops", "tools", "training", "weights")
+_ROOMS = ("configs", "inference", "launch", "loading", "models", "ops", "settings", "tools", "training", "weights")
 _KINDS = (".cc", ".h", ".html", ".json", ".py", ".txt", ".yaml")
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from config import default_values, get_config, shipped_configs, shipped_model, with_options, with_values
-from configs.names import instead
-from configs.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
-from configs.registry import tasks
 from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
 from models.pretrained import with_preprocessing
 from models.transformers_settings import settings
-from options import Configuration, leaves, pairs
+from settings.names import instead
+from settings.options import Configuration, leaves, pairs
+from settings.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
+from settings.registry import tasks
 from training.checkpoint.state import state_beside
 from weights import find_weights
 from weights.adapters import find_adapter

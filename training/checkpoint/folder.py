@@ -29,10 +29,10 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from configs.plain import Form, Rule, check_form, is_whole, parsed_json, whole_file
-from configs.plain import is_name as is_text
 from errors import InputError, RunError, Unreadable, open_file, printable, reading
 from launch.files import begin_folder, leftovers, making_folder, making_mark, sync_directory, unfinished_path
+from settings.plain import Form, Rule, check_form, is_whole, parsed_json, whole_file
+from settings.plain import is_name as is_text
 from utils import all_gather, rank, world_size
 from weights import find_weights, hub
 from weights.formats import write_safetensors

@@ -11,13 +11,13 @@ from typing import Any
 import paddle
 
 from config import default_values
-from configs.architectures import kept_values
-from configs.plain import value_text, whole_file
 from errors import InputError, Unreadable, open_file, printable, reading
 from launch.files import making_folder
 from loading.label_spaces import some_of
 from models.layers.batch_norm import BATCH_NORMS
-from options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
+from settings.architectures import kept_values
+from settings.options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
+from settings.plain import value_text, whole_file
 from training.checkpoint import folder
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from configs.plain import (
+from errors import InputError, Unreadable
+from settings.plain import (
     NAME,
     Form,
     Rule,
@@ -19,7 +20,6 @@ from configs.plain import (
     parsed_json,
     whole_file,
 )
-from errors import InputError, Unreadable
 from training.checkpoint import folder
 
 FORMATS = (1, 2)  # the last one is written; in 1, ``window.Record`` had no names

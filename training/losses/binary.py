@@ -6,9 +6,9 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from configs.registry import losses
-from configs.signatures import Factor, Share
 from loading.transforms import smooth_one_hot
+from settings.registry import losses
+from settings.signatures import Factor, Share
 from training.losses.targets import Targets, factors
 
 _LEAST = 1e-8  # of a probability whose logarithm is taken, as timm's

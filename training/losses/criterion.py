@@ -3,11 +3,11 @@
 import numpy as np
 from paddle import nn
 
-from configs.registry import losses
 from errors import InputError
 from loading.label_sets import LabelSets
 from loading.transforms import gives_distributions
-from options import Configuration
+from settings.options import Configuration
+from settings.registry import losses
 from training.losses.binary import bce
 from training.losses.distillation import TrainingLoss
 from training.losses.softmax import cross_entropy, soft_target

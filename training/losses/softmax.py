@@ -7,9 +7,9 @@ from paddle import nn
 from paddle.nn import functional as F
 
 import ops
-from configs.registry import losses
-from configs.signatures import Factor
 from loading.transforms import smooth_one_hot
+from settings.registry import losses
+from settings.signatures import Factor
 from training.losses.targets import Targets, factors
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 from paddle import _C_ops
 
-from configs.registry import optimizers
+from settings.registry import optimizers
 from training.optim.frame import Trained
 
 _CHUNK = 65536  # elements that a block of a GPU's threads updates

@@ -4,9 +4,9 @@ from fnmatch import fnmatchcase
 
 from paddle import nn
 
-from configs.registry import adapters
 from errors import InputError
-from options import Configuration, nearest
+from settings.options import Configuration, nearest
+from settings.registry import adapters
 from weights.adapters import PROJECTION
 
 BACKBONE = "backbone"

@@ -2,8 +2,8 @@
 
 import paddle
 
-from configs.registry import optimizers
-from configs.signatures import Positive
+from settings.registry import optimizers
+from settings.signatures import Positive
 from training.optim.frame import Trained, WithMomentum
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import paddle
 
-from configs.registry import optimizers
+from settings.registry import optimizers
 from training.optim.frame import Trained, WithMomentum
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import paddle
 
-from configs.registry import optimizers
+from settings.registry import optimizers
 from training.optim.frame import Trained
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import paddle
 from paddle import nn
 
-from configs.registry import optimizers
-from options import Configuration
+from settings.options import Configuration
+from settings.registry import optimizers
 from training.optim.frame import Trained
 from training.optim.groups import decayed_parameters, layer_scales
 

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from configs.registry import schedules
-from configs.signatures import Count, Factor, Positive, Size
-from options import Configuration
+from settings.options import Configuration
+from settings.registry import schedules
+from settings.signatures import Count, Factor, Positive, Size
 
 
 class At(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from errors import InputError
-from options import leaves
+from settings.options import leaves
 from training.pages import page
 from training.pages.figures import shorten
 from training.report import drawings, interval, number

@@ -10,12 +10,12 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from config import get_config
-from configs.plain import is_list, parsed_json, whole_file
-from configs.registry import tasks
 from errors import Allowance, InputError, Unreadable, open_file, reading
 from loading.files import Paths
 from loading.tables import csv_rows
-from options import Configuration
+from settings.options import Configuration
+from settings.plain import is_list, parsed_json, whole_file
+from settings.registry import tasks
 from training import predictions
 from training.curves import Points, points
 from training.predictions import ONE, SEVERAL

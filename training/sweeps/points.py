@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config import FromFile
-from configs import registry
-from configs.documents import read_yaml
-from configs.registry import ROOT, refuse_other
-from configs.values import parse_value, quoted
 from errors import InputError, install
-from options import Configuration
+from settings import registry
+from settings.documents import read_yaml
+from settings.options import Configuration
+from settings.registry import ROOT, refuse_other
+from settings.values import parse_value, quoted
 from training.command_line import config_from_arguments
 
 PROGRAMS = ("main_single_gpu.py", "main_multi_gpu.py")

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.plain import Form, Rule, check_form, is_list, parsed_json, whole_file
 from errors import InputError, Unreadable, open_file, printable, reading
 from launch.files import open_lock, open_to_append, refuse_links, writing_whole
 from launch.verdict import how_it_ended
 from loading.tables import csv_line
+from settings.plain import Form, Rule, check_form, is_list, parsed_json, whole_file
 from training.results import FILE as RESULT
 from training.results import NUMBER, is_number, read_result
 from training.sweeps.points import MOST, Point, Sweep

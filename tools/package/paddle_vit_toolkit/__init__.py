@@ -79,4 +79,4 @@ sys.meta_path.insert(0, _Finder())
 def __getattr__(name: str) -> Any:
     if name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return importlib.import_module(f"{__name__}.options").__version__
+    return importlib.import_module(f"{__name__}.settings.options").__version__

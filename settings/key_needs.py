@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from configs import registry
-from configs.needs import Need
-from configs.registry import KINDS, datasets
-from options import Configuration, leaves
+from settings import registry
+from settings.needs import Need
+from settings.options import Configuration, leaves
+from settings.registry import KINDS, datasets
 
 
 def mixes(config: Configuration) -> bool:

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from configs.architectures import all_keys, architecture
-from configs.needs import Need, unmet
-from configs.registry import own_keys
 from errors import InputError
-from options import COMMAND_LINE, CONFIG_DIR, Configuration, leaves, nearest_key
+from settings.architectures import all_keys, architecture
+from settings.needs import Need, unmet
+from settings.options import COMMAND_LINE, CONFIG_DIR, Configuration, leaves, nearest_key
+from settings.registry import own_keys
 
 Needs = Mapping[str, tuple[Need, ...]]
 

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 from yacs.config import CfgNode
 
-from configs.merging import Option
-from configs.paddlevit import reading
-from options import leaves, nearest_key
+from settings.merging import Option
+from settings.options import leaves, nearest_key
+from settings.paddlevit import reading
 
 # Attributes of a program's parsed flags, and the key that each sets.
 _ARGUMENTS = {

@@ -78,7 +78,7 @@ _FOREIGN = {
     "AMP": "use_amp",
 }
 _MEANT = {name: target for target, names in _FOREIGN.items() for name in names.split()}
-CONFIG_DIR = Path(__file__).resolve().parent / "configs"
+CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 # The toolkit's version. An installed copy has this file, too.
 [__version__] = re.findall(
     r'^version = "(.+)"', (CONFIG_DIR.parent / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE

@@ -1,6 +1,6 @@
 """PaddleViT's YAML files, read with the meaning that they have there.
 
-A file of PaddleViT's is a difference to its family's ``config.py``. The YAML files beside this one are data:
+A file of PaddleViT's is a difference to its family's ``config.py``. The YAML files in configs/paddlevit are data:
 
 LIKE      another of them, whose parts this one adds to
 TYPES     the MODEL.TYPE of its files, in lower case; without it, a file only serves others
@@ -21,13 +21,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.documents import read_yaml
-from configs.paddlevit.models import of_models
-from configs.values import parse_value, quoted
 from errors import InputError
-from options import Configuration, leaves
+from settings.documents import read_yaml
+from settings.options import CONFIG_DIR, Configuration, leaves
+from settings.paddlevit.models import of_models
+from settings.values import parse_value, quoted
 
-FOLDER = Path(__file__).resolve().parent
+FOLDER = CONFIG_DIR / "paddlevit"
 # PaddleViT's groups in MODEL, and its keys that have another name here.
 GROUPS = ("TRANS.", "MIXER.", "CNN.", "ENCODER.")
 _ALIASES = {

@@ -1,6 +1,6 @@
 """What the keys of ``config.py`` take besides values of their default's type, and the keys that once were."""
 
-from configs.registry import own_keys
+from settings.registry import own_keys
 
 # The types of keys whose default is None or a section's. Each of these keys also takes None (YAML: null).
 TYPES = {

@@ -1,18 +1,18 @@
 """What the values of a configuration may be: choices, ranges, keys that have to fit each other.
 
 Two keys that can't both be had are a conflict (``check``). A key that has nothing to act on is idle
-(``configs.key_needs``).
+(``settings.key_needs``).
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs import registry
-from configs.key_needs import float_pixels, mixes
-from configs.ranges import check_values
-from configs.values import quoted
 from errors import InputError
-from options import Configuration, pair
+from settings import registry
+from settings.key_needs import float_pixels, mixes
+from settings.options import Configuration, pair
+from settings.ranges import check_values
+from settings.values import quoted
 
 _LEAST_CORRUPTED = 32  # pixels of a side, which the corruptions' blurs need
 

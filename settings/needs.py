@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from errors import InputError
-from options import COMMAND_LINE, Given
+from settings.options import COMMAND_LINE, Given
 
 
 class Need(NamedTuple):

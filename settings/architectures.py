@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.paddlevit.absent import absent_type
-from configs.signatures import Argument, argument, descriptions
-from configs.values import parse_value, quoted
 from errors import InputError
 from launch.startup import without_collection
-from options import Configuration, leaves, value_sources
+from settings.options import Configuration, leaves, value_sources
+from settings.paddlevit.absent import absent_type
+from settings.signatures import Argument, argument, descriptions
+from settings.values import parse_value, quoted
 
 _SHARED = ("self", "image_size", "in_channels", "num_classes")  # keys of DATA, and what config.py has
 _FILES = sorted((Path(__file__).resolve().parent.parent / "models").glob("*.py"))

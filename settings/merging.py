@@ -8,15 +8,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from configs.architectures import all_keys, architecture
-from configs.documents import read_yaml
-from configs.names import TOOLKITS, images_of, instead, matching_file, tags
-from configs.paddlevit import reading
-from configs.paddlevit.absent import absent_task
-from configs.signatures import Argument
-from configs.values import coerce, quoted
 from errors import InputError, printable
-from options import (
+from settings.architectures import all_keys, architecture
+from settings.documents import read_yaml
+from settings.names import TOOLKITS, images_of, instead, matching_file, tags
+from settings.options import (
     COMMAND_LINE,
     CONFIG_DIR,
     WITH_VALUES,
@@ -29,6 +25,10 @@ from options import (
     plain,
     value_sources,
 )
+from settings.paddlevit import reading
+from settings.paddlevit.absent import absent_task
+from settings.signatures import Argument
+from settings.values import coerce, quoted
 
 DEFAULT = "the defaults"  # whom a run's file had a value from that nobody set
 SIZE = "DATA.IMAGE_SIZE"  # a number, or [height, width]
@@ -286,7 +286,7 @@ class Keys:
 
 
 def _check_names(found: Any, path: Path) -> None:
-    """Raises InputError unless it is what ``configs.names`` reads in a shipped model's file."""
+    """Raises InputError unless it is what ``settings.names`` reads in a shipped model's file."""
     if not isinstance(found, dict) or not found.keys() <= set(TOOLKITS):
         expected = ", ".join(f"{toolkit}: NAME" for toolkit in TOOLKITS)
         raise InputError(f"{path}: NAMES is {quoted(found)}, expected {{{expected}}}; leave it out")

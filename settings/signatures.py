@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
-from configs.values import coerce, quoted
 from errors import InputError
+from settings.values import coerce, quoted
 
 
 class Range(NamedTuple):

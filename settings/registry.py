@@ -17,13 +17,13 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from configs.signatures import Argument, argument, descriptions
-from configs.values import quoted
 from errors import InputError
-from options import Configuration, nearest
+from settings.options import Configuration, nearest
+from settings.signatures import Argument, argument, descriptions
+from settings.values import quoted
 
 ROOT = Path(__file__).resolve().parent.parent
-_PACKAGE = __name__.removesuffix("configs.registry")  # "", or as part of another program's (tools/package) its name
+_PACKAGE = __name__.removesuffix("settings.registry")  # "", or as part of another program's (tools/package) its name
 Definition = ast.FunctionDef | ast.ClassDef
 Made = TypeVar("Made", bound=Callable)
 

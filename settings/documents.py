@@ -13,9 +13,9 @@ from yaml.constructor import SafeConstructor
 from yaml.cyaml import CParser  # pyright: ignore[reportAttributeAccessIssue]  (its stubs lack it)
 from yaml.resolver import Resolver
 
-from configs.values import LONGEST_TEXT, quoted
 from errors import Allowance, InputError, Unreadable, leads_out, open_file, printable, reading
-from options import leaves
+from settings.options import leaves
+from settings.values import LONGEST_TEXT, quoted
 
 RUN_CONFIG = "config.yaml"  # of a run's folder
 MOST_BYTES = 1 << 20  # of a file

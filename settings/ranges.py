@@ -6,11 +6,11 @@ A range ends where nobody means it any more, and before a run fails of it, or ne
 from collections.abc import Mapping
 from typing import Any
 
-from configs import registry
-from configs.registry import KINDS
-from configs.signatures import Factor, Part, Positive, Range, Rate, Share, between
-from configs.values import LARGEST_INT, quoted
 from errors import InputError
+from settings import registry
+from settings.registry import KINDS
+from settings.signatures import Factor, Part, Positive, Range, Rate, Share, between
+from settings.values import LARGEST_INT, quoted
 
 
 def _range(kind: Any) -> Range:

@@ -15,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from configs.paddlevit.absent import absent_name
 from errors import InputError, reading
-from options import nearest_model
+from settings.options import nearest_model
+from settings.paddlevit.absent import absent_name
 
 TOOLKITS = ("timm", "PaddleViT")
 _KEYS = [
