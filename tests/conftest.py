@@ -17,12 +17,11 @@ from PIL import Image
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin as they wait take the other tests' cores
-import hostile
 import paddle
-import programs
 import threadpoolctl
 import warm
-from served import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
+from support import hostile_files, programs
+from support.servers import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
 
 import ops
 from launch import secret
@@ -87,7 +86,7 @@ def without(options, *beginnings):
 
 def pytest_terminal_summary(terminalreporter):
     """The table of what was tried on readers, and of the faults that were injected into runs."""
-    table = {kind: dict(counts) for kind, counts in hostile.tried.items()}
+    table = {kind: dict(counts) for kind, counts in hostile_files.tried.items()}
     for outcome in ("passed", "failed"):
         for report in terminalreporter.stats.get(outcome, ()):
             if report.nodeid.startswith("tests/faults/"):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 import yaml
 from conftest import ROOT
-from runs import assert_same_run, train
+from support.training_runs import assert_same_run, train
 
 from config import default_values, differences, get_config, resolved_yaml, with_values
 from errors import InputError

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from links import ROOT
 from markdown_it import MarkdownIt
+from support.links import ROOT
 
 PAGES = sorted(str(file.relative_to(ROOT)) for file in [*ROOT.glob("*_cn.md"), *ROOT.glob("docs/*_cn.md")])
 HAN = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"  # characters and full-width punctuation

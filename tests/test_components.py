@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import warm
 from conftest import ROOT
-from documents import snippets
 from PIL import Image
+from support.document_commands import snippets
 
 from config import default_values, get_config
 from datasets import get_dataset

@@ -15,9 +15,19 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT
-from documents import REGIONS, VALIDATION, Desk, asked_for, documents, is_like, options_shown, shown_in, snippets
-from ranks import free_ports
 from safetensors.numpy import load_file
+from support.document_commands import (
+    REGIONS,
+    VALIDATION,
+    Desk,
+    asked_for,
+    documents,
+    is_like,
+    options_shown,
+    shown_in,
+    snippets,
+)
+from support.ranks import free_ports
 
 import tools.benchmark
 import tools.check_parity

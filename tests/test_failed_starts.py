@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from conftest import write_images
-from ranks import free_ports, run_ranks
-from runs import work
+from support.ranks import free_ports, run_ranks
+from support.training_runs import work
 from test_launched_runs import printed, statuses, torchrun
 
 import main_single_gpu

@@ -2,10 +2,10 @@
 
 import re
 
-import links
 import pytest
 import yaml
 from conftest import ROOT
+from support import links
 
 KINDS = (".github/**/*.yml", ".pre-commit-config.yaml", "compose.yaml")
 YAML = sorted(file for kind in KINDS for file in ROOT.glob(kind))

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import yaml
-from programs import ROOT
+from support.programs import ROOT
 
 FILES = sorted(
     file

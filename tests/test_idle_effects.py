@@ -10,7 +10,7 @@ import pytest
 from conftest import write_images
 from golden.optim_problem import gradients
 from PIL import Image
-from small import Small
+from support.optim_model import Small
 from test_idle_keys import DEFAULTS, met
 from test_losses import Fixed
 

@@ -16,7 +16,7 @@ import pytest
 import warm
 from conftest import ROOT, TINY, write_images
 from PIL import Image
-from programs import assert_none_left, ranks_of, start, wait_for_first_step
+from support.programs import assert_none_left, ranks_of, start, wait_for_first_step
 
 from utils import num_cores
 

@@ -7,7 +7,7 @@ import numpy as np
 import paddle
 import pytest
 from conftest import write_images
-from paddlevit_families import FAMILIES, HALF, IMAGENET, RECIPE
+from support.paddlevit_families import FAMILIES, HALF, IMAGENET, RECIPE
 
 from config import get_config
 from errors import InputError

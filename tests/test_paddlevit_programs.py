@@ -13,10 +13,10 @@ from argparse import Namespace
 import numpy as np
 import paddle
 import pytest
-from documents import snippets
 from paddle.io import DataLoader, DistributedBatchSampler
-from programs import ROOT
-from ranks import run_ranks
+from support.document_commands import snippets
+from support.programs import ROOT
+from support.ranks import run_ranks
 
 import datasets
 import utils

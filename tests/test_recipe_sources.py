@@ -4,10 +4,10 @@ import re
 import subprocess
 
 import pytest
-import recipe_sources
 import yaml
 from conftest import ROOT
-from recipe_sources import PAGE, page, quotations, sources, values
+from support import recipe_sources
+from support.recipe_sources import PAGE, page, quotations, sources, values
 
 from config import get_config, shipped_configs
 from models import architecture
@@ -88,7 +88,7 @@ def _base_of(file):
 
 
 def test_the_page_shows_the_sources():
-    assert PAGE.read_text() == page(), "make it anew: tests/recipe_sources.py tells how"
+    assert PAGE.read_text() == page(), "make it anew: tests/support/recipe_sources.py tells how"
 
 
 def test_the_documents_count_what_there_is():

@@ -5,11 +5,11 @@ import re
 import sys
 from types import SimpleNamespace
 
-import keys_page
 import pytest
-from browser import CHROMIUM, browsing
 from conftest import ROOT
-from documents import Desk, snippets
+from support import keys_page
+from support.browser import CHROMIUM, browsing
+from support.document_commands import Desk, snippets
 
 from config import default_values
 from settings.architectures import architectures
@@ -26,7 +26,7 @@ def text(name):
 @pytest.mark.smoke
 def test_the_page_of_keys_is_what_the_code_declares():
     page = keys_page.page()
-    assert text("keys.md") == page, "write it anew: PYTHONPATH=.:tests python tests/keys_page.py"
+    assert text("keys.md") == page, "write it anew: PYTHONPATH=.:tests python tests/support/keys_page.py"
     rows = re.findall(r"^\| `([A-Z][\w.]+)` \|", page, re.M)
     assert set(rows) == set(default_values())
     assert len(re.findall("^### ", page, re.M)) == len(architectures())
@@ -114,8 +114,8 @@ def test_a_search_from_the_disk_finds_its_worker(tmp_path):
 
 def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():
     page, config = SimpleNamespace(file=SimpleNamespace(src_uri="gpu.md")), SimpleNamespace(repo_url="https://a.b/c/")
-    found = docs_site.on_page_markdown("[a](../tests/ranks.py)", page, config, None)
-    assert found == "[a](https://a.b/c/blob/main/tests/ranks.py)"
+    found = docs_site.on_page_markdown("[a](../tests/support/ranks.py)", page, config, None)
+    assert found == "[a](https://a.b/c/blob/main/tests/support/ranks.py)"
     with pytest.raises(FileNotFoundError, match=r"^docs/gpu.md: ../tests/no.py leads to no file$"):
         docs_site.on_page_markdown("[a](../tests/no.py)", page, config, None)
 

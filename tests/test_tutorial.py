@@ -11,10 +11,10 @@ import re
 import numpy as np
 import pytest
 from conftest import ROOT
-from documents import REGIONS, Desk
 from PIL import Image
 from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score
+from support.document_commands import REGIONS, Desk
 
 from models import create_model
 from weights import save_weights

@@ -11,8 +11,8 @@ import sys
 import numpy as np
 import paddle
 import pytest
-from programs import ROOT
-from ranks import run_ranks
+from support.programs import ROOT
+from support.ranks import run_ranks
 
 import utils
 from errors import InputError, RunError

@@ -1,7 +1,7 @@
 """Sentences have 25 words at most, in the documents and in what the code says of itself (words.py counts them)."""
 
 import pytest
-from words import LIMIT, files, sentences
+from support.words import LIMIT, files, sentences
 
 
 def test_no_sentence_is_longer_than_the_limit():

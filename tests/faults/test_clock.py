@@ -6,8 +6,8 @@ import shutil
 import subprocess
 
 import pytest
-from programs import assert_none_left, start, wait_for, wait_for_first_step
-from short import RUN, assert_ends_like, finish
+from support.fault_runs import RUN, assert_ends_like, finish
+from support.programs import assert_none_left, start, wait_for, wait_for_first_step
 
 # Stands before the C library: the time of day is as many seconds off as a file says.
 SHIFTED = r"""

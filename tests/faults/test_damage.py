@@ -9,11 +9,11 @@ import shutil
 import numpy as np
 import pytest
 from conftest import TINY
-from programs import start
-from ranks import run_ranks
-from runs import assert_same_run, train
 from safetensors.numpy import load_file, save_file
-from short import assert_fails
+from support.fault_runs import assert_fails
+from support.programs import start
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, train
 
 from errors import InputError, RunError
 from training.checkpoint.folder import find_checkpoints, verify

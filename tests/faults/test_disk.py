@@ -10,8 +10,8 @@ import shutil
 import subprocess
 
 import pytest
-from programs import descendants, ranks_of, start, wait_for
-from short import RUN, assert_ends_like, assert_fails, finish
+from support.fault_runs import RUN, assert_ends_like, assert_fails, finish
+from support.programs import descendants, ranks_of, start, wait_for
 
 from training.checkpoint.folder import find_checkpoints, verify
 

@@ -15,12 +15,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import programs
 import pytest
-from programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
-from ranks import free_ports
-from runs import assert_same_run
-from short import RUN, finish
+from support import programs
+from support.fault_runs import RUN, finish
+from support.programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
+from support.ranks import free_ports
+from support.training_runs import assert_same_run
 
 MAIN = str(programs.ROOT / "main_multi_gpu.py")
 LONG = [

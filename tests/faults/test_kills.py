@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from programs import assert_none_left, ranks_of, start, wait_for, wait_for_first_step, workers_of
-from runs import assert_same_run, records
+from support.programs import assert_none_left, ranks_of, start, wait_for, wait_for_first_step, workers_of
+from support.training_runs import assert_same_run, records
 
 from training.checkpoint import folder
 from training.checkpoint.state import read_state

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import assert_none_left, descendants, ranks_of, start, wait_for
-from short import RUN, assert_ends_like, finish
+from support.fault_runs import RUN, assert_ends_like, finish
+from support.programs import assert_none_left, descendants, ranks_of, start, wait_for
 
 KILL = signal.SIGKILL
 FLAGS = [*RUN, "DATA.NUM_WORKERS", "1", "DATA.BATCH_SIZE_EVAL", "4"]  # an evaluation takes a while

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
-from ranks import free_ports
-from short import RUN, assert_ends_like, assert_fails, finish
+from support.fault_runs import RUN, assert_ends_like, assert_fails, finish
+from support.programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
+from support.ranks import free_ports
 from test_launched_runs import MAIN, torchrun
 from test_launched_runs import start as launch
 from test_streams import ended, in_a_terminal, wait_for_steps

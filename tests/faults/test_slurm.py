@@ -1,4 +1,4 @@
-"""run_train_slurm.sh under one node of a real SLURM, which tests/slurm.py starts; skipped where none is installed."""
+"""run_train_slurm.sh under one node of a real SLURM, which tests/support/slurm.py starts; skipped where none is installed."""
 
 import re
 import subprocess
@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-import slurm
-from programs import ROOT
-from runs import assert_same_run
-from short import RUN, finish
+from support import slurm
+from support.fault_runs import RUN, finish
+from support.programs import ROOT
+from support.training_runs import assert_same_run
 
 pytestmark = [
     pytest.mark.slow,

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 from conftest import write_images
-from programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
 from safetensors.numpy import load_file
-from short import RUN, assert_ends_like, assert_fails, finish
+from support.fault_runs import RUN, assert_ends_like, assert_fails, finish
+from support.programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
 
 from training.checkpoint.folder import find_checkpoints, verify
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from programs import descendants, ranks_of
-from ranks import free_ports
+from support.programs import descendants, ranks_of
+from support.ranks import free_ports
 from test_launched_runs import MAIN, start, torchrun
 
 # A model that takes a while to build: until then nothing is there to be saved.

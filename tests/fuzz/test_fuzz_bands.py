@@ -4,13 +4,13 @@ import io
 import struct
 import zlib
 
-import forged
 import numpy as np
 import pytest
 import tifffile
-from hostile import attempt, damaged
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import forged_images
+from support.hostile_files import attempt, damaged
 
 from config import get_config
 from loading.transforms import EvalTransform, TrainTransform, bands_of
@@ -69,7 +69,7 @@ def packed_tiff(width, height, strip, **lies):
     tags = {256: width, 257: height, 258: 8, 259: 8, 262: 1, 273: 8, 277: 5, 278: height, 279: len(strip), 284: 1}
     tags |= {int(tag): value for tag, value in lies.items()}
     entries = [(tag, 4, 1, value) for tag, value in sorted(tags.items())]
-    return b"II*\0" + struct.pack("<I", 8 + len(strip)) + strip + forged.directory(entries)
+    return b"II*\0" + struct.pack("<I", 8 + len(strip)) + strip + forged_images.directory(entries)
 
 
 ZEROS = zlib.compress(bytes(1 << 28), 1)  # 256 MiB
@@ -84,7 +84,10 @@ COSTLY = {
         lambda: packed_tiff(8, 8, b"x", **{"322": 1 << 16, "323": 1 << 16, "324": 8, "325": 1}),
         "its 1 tiles of 65536 x 65536 pixels are too many for 8 x 8 pixels",
     ),
-    "tags that overlap": (lambda: forged.tags_that_overlap(300_000), "it has 1 channel, DATA.IMAGE_CHANNELS is 5"),
+    "tags that overlap": (
+        lambda: forged_images.tags_that_overlap(300_000),
+        "it has 1 channel, DATA.IMAGE_CHANNELS is 5",
+    ),
     "a shape beyond numbers": (lambda: npy((1 << 70, 1 << 70, 5)), "its header isn't one that NumPy writes"),
     "a negative shape": (lambda: npy((-24, -32, 5)), "its header isn't one that NumPy writes"),
     "an object": (lambda: npy((1, 1, 5), "|O", b"cos\nsystem\n(S'true'\ntR."), "its values are object, expected"),
@@ -112,7 +115,7 @@ def lying_tiffs(draw):
     for _ in range(draw(st.integers(1, 3))):
         place = start + 2 + 12 * draw(st.integers(0, count - 1))
         form, offset = draw(st.sampled_from([("H", 0), ("H", 2), ("I", 4), ("I", 8), ("H", 8)]))
-        number = draw(forged.NUMBERS | st.sampled_from([2, 3, 4, 5, 8, 16, 32]))
+        number = draw(forged_images.NUMBERS | st.sampled_from([2, 3, 4, 5, 8, 16, 32]))
         struct.pack_into(order + form, data, place + offset, number % (1 << (16 if form == "H" else 32)))
     return bytes(data)
 
@@ -126,6 +129,6 @@ def npys(draw):
 
 
 @settings(max_examples=max(5, settings.default.max_examples * 3 // 10))
-@given(lying_tiffs() | npys() | forged.tiffs() | st.sampled_from(sorted(WHOLE.values())).flatmap(damaged))
+@given(lying_tiffs() | npys() | forged_images.tiffs() | st.sampled_from(sorted(WHOLE.values())).flatmap(damaged))
 def test_an_image_is_read_or_refused(data):
     try_image(data)

@@ -4,11 +4,11 @@ import contextlib
 import io
 import os
 
-import hostile
 import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import hostile_files
 
 from config import CONFIG_DIR, get_config, resolved_yaml
 from errors import InputError
@@ -58,7 +58,7 @@ def read(text, tmp_path, name="mine.yaml", kind="configurations"):
     """Reads a file's configuration, held to the rule; returns the line that refuses it, or ""."""
     data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     (tmp_path / name).write_bytes(data)
-    return hostile.attempt(kind, len(data), lambda: get_config(tmp_path / name))
+    return hostile_files.attempt(kind, len(data), lambda: get_config(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -99,7 +99,7 @@ def test_a_damaged_file(which, tmp_path):
     assert read(whole, tmp_path) == "" or which == "recipe"
 
     @settings(max_examples=settings().max_examples // 4)
-    @given(hostile.damaged(whole))
+    @given(hostile_files.damaged(whole))
     def damage(data):
         read(data, tmp_path, kind=f"configurations: {which}")
 
@@ -120,7 +120,7 @@ def test_chains_of_base(tmp_path_factory, links):
     for number, bases in enumerate(links):
         names = [f"{base}.yaml" if type(base) is int else base for base in bases]
         (folder / f"{number}.yaml").write_text(yaml.safe_dump({"BASE": names, "SEED": number}))
-    hostile.attempt("chains of BASE", 1000, lambda: get_config(folder / "0.yaml"))
+    hostile_files.attempt("chains of BASE", 1000, lambda: get_config(folder / "0.yaml"))
 
 
 def test_a_chain_of_diamonds_and_a_long_one_end(tmp_path):
@@ -129,7 +129,7 @@ def test_a_chain_of_diamonds_and_a_long_one_end(tmp_path):
         (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump({"BASE": names}))
         (tmp_path / f"long{number}.yaml").write_text(f"BASE: long{number + 1}.yaml\n")
     for first in ("0.yaml", "long0.yaml"):
-        line = hostile.attempt("chains of BASE", 5000, lambda first=first: get_config(tmp_path / first))
+        line = hostile_files.attempt("chains of BASE", 5000, lambda first=first: get_config(tmp_path / first))
         assert "BASE leads to more than 100 files" in line
 
 
@@ -138,7 +138,7 @@ def test_what_is_no_file_is_one_line(tmp_path):
     (tmp_path / "huge.yaml").write_bytes(b"")
     os.truncate(tmp_path / "huge.yaml", 1 << 30)
     for path in ("pipe.yaml", "huge.yaml", "/dev/zero", ".", "a" * 5000, "a\0b", "\udcff", "/dev/stdin"):
-        assert hostile.attempt("configurations", 100, lambda path=path: get_config(tmp_path / path)), path
+        assert hostile_files.attempt("configurations", 100, lambda path=path: get_config(tmp_path / path)), path
     (tmp_path / "bom.yaml").write_bytes("\ufeffSEED: 3\r\n".encode())
     assert get_config(tmp_path / "bom.yaml").SEED == 3
     assert "found UTF-16 at 0; save it as UTF-8" in read("SEED: 3\n".encode("utf-16"), tmp_path)
@@ -164,7 +164,7 @@ def test_words_of_the_command_line(words, options):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
             config_from_arguments("main_single_gpu.py", ["-o", *words] if options else words)
 
-    hostile.attempt("command lines", sum(map(len, words)), parse)
+    hostile_files.attempt("command lines", sum(map(len, words)), parse)
 
 
 @pytest.mark.parametrize(

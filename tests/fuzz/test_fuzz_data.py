@@ -11,12 +11,12 @@ import tarfile
 import zipfile
 import zlib
 
-import forged
 import numpy as np
 import pytest
-from hostile import attempt, damaged
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support import forged_images
+from support.hostile_files import attempt, damaged
 
 from loading.archives import cifar10, mnist
 from loading.cache import Sources, cached_images
@@ -25,7 +25,7 @@ from loading.shards import shards
 from loading.sources import Split, folder, imagenet2012
 from loading.transforms import readable
 
-NUMBERS = forged.NUMBERS | st.sampled_from([1 << 40, (1 << 63) - 1, -1, -512])
+NUMBERS = forged_images.NUMBERS | st.sampled_from([1 << 40, (1 << 63) - 1, -1, -512])
 few = settings(max_examples=max(5, settings.default.max_examples * 3 // 10))
 
 
@@ -47,7 +47,7 @@ def listed(tmp_path_factory):
     root = tmp_path_factory.mktemp("listed")
     (root / "a").mkdir()
     for name in ("1.jpg", "x y.jpg"):
-        (root / "a" / name).write_bytes(forged.WHOLE["JPEG"])
+        (root / "a" / name).write_bytes(forged_images.WHOLE["JPEG"])
     return root
 
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hostile import a_share, attempt
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hostile_files import a_share, attempt
 
 from config import get_config
 from loading.label_spaces import check_evaluation

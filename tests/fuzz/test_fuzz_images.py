@@ -2,12 +2,12 @@
 
 import zlib
 
-import forged
 import numpy as np
 import pytest
-from hostile import attempt
 from hypothesis import given
-from structured import bmp, tiff
+from support import forged_images
+from support.hostile_files import attempt
+from support.structured_images import bmp, tiff
 
 from config import get_config
 from loading.transforms import EncodedImage, EvalTransform, TrainTransform, readable
@@ -26,18 +26,21 @@ def load(data):
 
 GREY = [(256, 4, 1, 1), (257, 4, 1, 1), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]  # a TIFF's of one pixel
 FOUND = {  # what each took before it was mended; the file, and what is said of it now ("": it is read)
-    "EXIF of tags that overlap: 12.7 GB, 49 s": (lambda: forged.with_exif(forged.tags_that_overlap(400_000)), ""),
-    "TIFF of tags that overlap: 13.6 GB, 34 s": (lambda: forged.tags_that_overlap(300_000), ""),
-    "texts of 68 kB: 263 MB": (lambda: forged.text_bombs(64), ""),
-    "3,000 scans": (lambda: forged.with_scans(990, 990, 3000), "it has 990 x 990 pixels in more than 10 scans"),
-    "a comment: 8 s": (lambda: forged.with_comment(8 << 20), ""),
+    "EXIF of tags that overlap: 12.7 GB, 49 s": (
+        lambda: forged_images.with_exif(forged_images.tags_that_overlap(400_000)),
+        "",
+    ),
+    "TIFF of tags that overlap: 13.6 GB, 34 s": (lambda: forged_images.tags_that_overlap(300_000), ""),
+    "texts of 68 kB: 263 MB": (lambda: forged_images.text_bombs(64), ""),
+    "3,000 scans": (lambda: forged_images.with_scans(990, 990, 3000), "it has 990 x 990 pixels in more than 10 scans"),
+    "a comment: 8 s": (lambda: forged_images.with_comment(8 << 20), ""),
     "a narrow image: 13.6 GB": (
-        lambda: forged.png(1, 50_000, pixels=forged.black(1, 50_000)),
+        lambda: forged_images.png(1, 50_000, pixels=forged_images.black(1, 50_000)),
         "it has 1 x 50000 pixels, resized 18 x 900000: more than DATA.MAX_PIXELS 1000000",
     ),
     "Ghostscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n", "it is of no known format"),
     "100,000 segments": (
-        lambda: b"\xff\xd8" + forged.segment(0xFE) * 100_000 + forged.saved("JPEG")[2:],
+        lambda: b"\xff\xd8" + forged_images.segment(0xFE) * 100_000 + forged_images.saved("JPEG")[2:],
         "it is in too many parts; save it again",
     ),
     "run lengths of BMP that skip rows: 4 GB": (
@@ -67,19 +70,21 @@ FOUND = {  # what each took before it was mended; the file, and what is said of 
     "a JPEG of fill before its header: 18 s": (lambda: filled(2), ""),
     "a JPEG of fill before its end: 13 s": (lambda: filled(-2), ""),
     "arithmetic coding, for data that isn't there: 55 s": (
-        lambda: forged.saved("JPEG", progressive=True).replace(b"\xff\xc2", b"\xff\xca"),
+        lambda: forged_images.saved("JPEG", progressive=True).replace(b"\xff\xc2", b"\xff\xca"),
         "it is a JPEG with arithmetic or lossless coding",
     ),
     "300 frames of 21,838 channels that a JPEG doesn't have: 590 MB": (
-        lambda: forged.saved("JPEG").replace(b"\xff\xc0", forged.segment(0xC0, bytes(65_520)) * 300 + b"\xff\xc0"),
+        lambda: forged_images.saved("JPEG").replace(
+            b"\xff\xc0", forged_images.segment(0xC0, bytes(65_520)) * 300 + b"\xff\xc0"
+        ),
         "its JPEG header is damaged",
     ),
     "strips whose places are bytes: 223 MB": (
-        lambda: b"II*\0\x08\0\0\0" + forged.directory([*GREY, (273, 6, 12_000_000, 200)]) + bytes(12_000_200),
+        lambda: b"II*\0\x08\0\0\0" + forged_images.directory([*GREY, (273, 6, 12_000_000, 200)]) + bytes(12_000_200),
         "its tags hold more than 500000 values",
     ),
     "strips whose lengths are signed": (
-        lambda: b"II*\0\x08\0\0\0" + forged.directory([*GREY, (273, 4, 1, 8), (279, 9, 1, 1)]),
+        lambda: b"II*\0\x08\0\0\0" + forged_images.directory([*GREY, (273, 4, 1, 8), (279, 9, 1, 1)]),
         "its tag 279 isn't of whole numbers",
     ),
     "BigTIFF for us, and another for Pillow: 315 MB": (
@@ -87,7 +92,7 @@ FOUND = {  # what each took before it was mended; the file, and what is said of 
         "it is of no known format",
     ),
     "a narrow PNG: 20 bytes a pixel": (
-        lambda: forged.png(1, 49_000_000, pixels=forged.black(1, 1)),
+        lambda: forged_images.png(1, 49_000_000, pixels=forged_images.black(1, 1)),
         "it has 1 x 49000000 pixels, DATA.MAX_PIXELS is 1000000",
     ),
 }
@@ -103,7 +108,7 @@ def of_one_stream(count, size, part, tiled=True):
 
 
 def filled(place):
-    whole = forged.saved("JPEG")
+    whole = forged_images.saved("JPEG")
     return whole[:place] + b"\xff" * 31_000_000 + whole[place:]
 
 
@@ -115,11 +120,11 @@ def test_what_was_found_costs_little(what):
     assert line.startswith(f"file: {said}") if said else line == ""
 
 
-@pytest.mark.parametrize("kind", forged.WHOLE)
+@pytest.mark.parametrize("kind", forged_images.WHOLE)
 def test_a_whole_image_is_read(kind):
-    assert attempt("image", len(forged.WHOLE[kind]), lambda: load(forged.WHOLE[kind])) == ""
+    assert attempt("image", len(forged_images.WHOLE[kind]), lambda: load(forged_images.WHOLE[kind])) == ""
 
 
-@given(forged.ANY)
+@given(forged_images.ANY)
 def test_an_image_is_read_or_refused(data):
     attempt("image", len(data), lambda: load(data))

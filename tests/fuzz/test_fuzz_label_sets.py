@@ -2,12 +2,12 @@
 
 import functools
 
-import forged
 import numpy as np
 import pytest
-from hostile import a_share, attempt
 from hypothesis import given
 from hypothesis import strategies as st
+from support import forged_images
+from support.hostile_files import a_share, attempt
 
 from loading.multilabel import multilabel_csv, multilabel_list
 from loading.sources import Split
@@ -37,7 +37,7 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("sets")
     (root / "a").mkdir()
     for name in ("1.jpg", "x y.jpg"):
-        (root / "a" / name).write_bytes(forged.WHOLE["JPEG"])
+        (root / "a" / name).write_bytes(forged_images.WHOLE["JPEG"])
     return root
 
 

@@ -6,11 +6,11 @@ import selectors
 import socket
 from types import SimpleNamespace
 
-import hostile
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from strangers import GREETING, HELLO, REPLAYED, WORDS
+from support import hostile_files
+from support.port_attackers import GREETING, HELLO, REPLAYED, WORDS
 
 from launch import channel, launched
 from launch.admission import Door, Stranger
@@ -35,7 +35,7 @@ def changed(draw, base):
             inner.pop(key, None)
     text = json.dumps(found)
     if draw(st.booleans()):
-        text = draw(hostile.damaged(text.encode())).decode(errors="replace")
+        text = draw(hostile_files.damaged(text.encode())).decode(errors="replace")
     return draw(st.sampled_from([text, text, text, "[" * 10_000, '{"a":' * 2_000, "9" * 5000, "-", "1e999", ""]))
 
 
@@ -63,7 +63,11 @@ def ours_hears(door, file):
 
 
 @settings(max_examples=2 * settings.default.max_examples)
-@given(st.lists(st.sampled_from(WORDS) | hostile.damaged(HELLO) | hostile.damaged(HELLO + REPLAYED), max_size=4))
+@given(
+    st.lists(
+        st.sampled_from(WORDS) | hostile_files.damaged(HELLO) | hostile_files.damaged(HELLO + REPLAYED), max_size=4
+    )
+)
 @example([HELLO, REPLAYED])
 def test_no_bytes_let_a_stranger_in(words):
     with a_door() as (door, file, theirs):
@@ -77,7 +81,7 @@ def test_no_bytes_let_a_stranger_in(words):
             told = theirs.recv(1 << 16)
             assert all(line.startswith((b"challenge ", b"differs ", b"secret")) for line in told.splitlines())
             assert len(told) < 2048
-    hostile.tried["a stranger's bytes"]["refused"] += 1
+    hostile_files.tried["a stranger's bytes"]["refused"] += 1
 
 
 @given(changed(GREETING))
@@ -99,7 +103,7 @@ def test_a_proved_greeting_is_taken_as_it_should_be_or_its_end_is_closed(text):
             assert told["place"] == place in (0, 1)
             assert not guest.closed
             assert guest.socket.fileno() == file
-        hostile.tried["a rank's greeting"]["read" if door.guests else "refused"] += 1
+        hostile_files.tried["a rank's greeting"]["read" if door.guests else "refused"] += 1
 
 
 @given(st.lists(changed(MESSAGE), max_size=3), st.binary(max_size=100))
@@ -123,4 +127,4 @@ def test_a_watchers_message_is_taken_or_its_line_is_closed(texts, tail):
             seen = first.all[1]
             assert seen.place == 1
             assert [*map(type, (seen.host, seen.trouble, seen.gone))] == [str] * 3
-            hostile.tried["a watcher's message"]["refused" if host.closed else "read"] += 1
+            hostile_files.tried["a watcher's message"]["refused" if host.closed else "read"] += 1

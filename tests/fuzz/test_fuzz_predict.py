@@ -4,12 +4,10 @@ import io
 import json
 import os
 
-import asked
-import forged
 import pytest
-import strange
-from hostile import a_share, attempt, check_line, one_thread
 from hypothesis import given
+from support import forged_images, odd_files, photographs
+from support.hostile_files import a_share, attempt, check_line, one_thread
 
 from inference import Failure, Predictor
 from inference.answers import Csv, JsonLines, Out, Table
@@ -18,7 +16,7 @@ from loading.files import Paths
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
-    return Predictor(asked.write_weights(tmp_path_factory.mktemp("model") / "model.safetensors"), batch_size=16)
+    return Predictor(photographs.write_weights(tmp_path_factory.mktemp("model") / "model.safetensors"), batch_size=16)
 
 
 def written(answers):
@@ -38,7 +36,7 @@ def written(answers):
 def test_hundreds_of_files_are_answered_or_refused_in_turn(predictor, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
-    paths, sound = strange.write_all(tmp_path / "in")
+    paths, sound = odd_files.write_all(tmp_path / "in")
     monkeypatch.chdir(tmp_path / "in")
     assert len(paths) > 300
 
@@ -50,8 +48,8 @@ def test_hundreds_of_files_are_answered_or_refused_in_turn(predictor, tmp_path, 
 
     assert attempt("predict", 100 << 20, answer) == ""  # all of them together
     errors = json.loads((tmp_path / "errors").read_text())
-    assert not errors.keys() & strange.sound().keys()
-    assert strange.refused().keys() <= errors.keys()
+    assert not errors.keys() & odd_files.sound().keys()
+    assert odd_files.refused().keys() <= errors.keys()
     others = {"folder.jpg", "pipe.jpg", "socket.jpg", "loop.jpg", "gone.jpg", "zero.jpg", "memory.jpg", "around"}
     assert others <= errors.keys()
     assert len(paths) - len(errors) >= sound
@@ -64,12 +62,12 @@ def test_hundreds_of_files_are_answered_or_refused_in_turn(predictor, tmp_path, 
 
 
 def test_what_exif_says_of_its_side_is_left_alone(predictor):
-    first, *others = (predictor.pixels(strange.turned(number)) for number in (1, 3, 6, 8))
+    first, *others = (predictor.pixels(odd_files.turned(number)) for number in (1, 3, 6, 8))
     assert all((other == first).all() for other in others)
 
 
 @a_share(8)
-@given(forged.ANY)
+@given(forged_images.ANY)
 def test_an_image_is_answered_or_refused(predictor, data):
     def answer():
         one_thread()

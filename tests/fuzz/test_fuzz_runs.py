@@ -10,11 +10,11 @@ import shutil
 
 import numpy as np
 import pytest
-from hostile import a_share, attempt, damaged, one_thread
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import train
 from safetensors.numpy import load_file, save_file
+from support.hostile_files import a_share, attempt, damaged, one_thread
+from support.training_runs import train
 
 from training.checkpoint import classes_of, folder
 from training.checkpoint.state import read_state

@@ -4,9 +4,9 @@ import functools
 
 import numpy as np
 import pytest
-from hostile import a_share, attempt
 from hypothesis import given
-from structured import ALL
+from support.hostile_files import a_share, attempt
+from support.structured_images import ALL
 
 from config import get_config
 from loading.transforms import EvalTransform, TrainTransform, encoded_image, readable

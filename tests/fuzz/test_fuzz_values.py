@@ -4,11 +4,11 @@ import functools
 import itertools
 import resource
 
-import hostile
 import pytest
 from conftest import TINY, without, write_images
 from hypothesis import settings
-from runs import work
+from support import hostile_files
+from support.training_runs import work
 
 from config import get_config
 from datasets import get_datasets
@@ -105,7 +105,7 @@ def read(options):
     try:
         return get_config(None, options)
     except InputError as error:
-        hostile.check_line(str(error))
+        hostile_files.check_line(str(error))
         return None
 
 
@@ -133,8 +133,8 @@ def place_of(key):
 
 def start(config):
     """A run's start and its first step, in a process that gets a gigabyte."""
-    hostile.one_thread()
-    limit = hostile._memory("VmData") + (900 << 20)
+    hostile_files.one_thread()
+    limit = hostile_files._memory("VmData") + (900 << 20)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     def step(*_):
@@ -161,7 +161,7 @@ def check_key(key, place):
     for value in taken if WHOLE else dict.fromkeys([*taken[:1], *taken[-1:]]):
         try:
             config = read([*place, key, value])
-            hostile.attempt("starts of runs", HELD, functools.partial(start, config))
+            hostile_files.attempt("starts of runs", HELD, functools.partial(start, config))
         except AssertionError as error:
             told.append(f"{key}={value[:60]}: {str(error)[-600:]}")
     assert not told, "\n".join(told)

@@ -9,10 +9,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden.vit import CASES
-from hostile import a_share, attempt, damaged
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pickles import MAGIC, ONE, WRITERS, Built, Call, Named, Outside, Raw, numpy_array, program, storage, tensor
+from support.hostile_files import a_share, attempt, damaged
+from support.weight_files import (
+    MAGIC,
+    ONE,
+    WRITERS,
+    Built,
+    Call,
+    Named,
+    Outside,
+    Raw,
+    numpy_array,
+    program,
+    storage,
+    tensor,
+)
 
 from models.transformers_settings import settings
 from models.vit import VisionTransformer

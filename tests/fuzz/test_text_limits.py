@@ -5,7 +5,7 @@ SECURITY.md's limits.
 import functools
 
 import pytest
-from hostile import attempt
+from support.hostile_files import attempt
 
 from inference.inputs import paths_of
 from loading.class_names import names_beside, read_class_map

@@ -7,8 +7,8 @@ import warnings
 import zipfile
 
 import pytest
-from hostile import attempt
-from pickles import MAGIC, Named, Raw, numpy_array, program, storage, tensor, write_legacy, write_zip
+from support.hostile_files import attempt
+from support.weight_files import MAGIC, Named, Raw, numpy_array, program, storage, tensor, write_legacy, write_zip
 
 from weights.formats import read_weights
 from weights.hub import read_config

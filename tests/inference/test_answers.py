@@ -6,10 +6,10 @@ import os
 
 import numpy as np
 import pytest
-from hostile import a_share
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from support.hostile_files import a_share
 
 from config import get_config
 from errors import RunError

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from golden.trained import array_of
 from paddle import nn
-from parity import load_formula
+from support.parity import load_formula
 
 from config import get_config
 from inference import Predictor

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from conftest import without
 from PIL import Image
-from runs import work
+from support.training_runs import work
 
 from config import get_config
 from datasets import get_datasets

@@ -15,7 +15,7 @@ import test_export
 from conftest import ROOT
 from golden.formula import array
 from paddle import nn
-from programs import wait_for
+from support.programs import wait_for
 from test_export import exported
 from test_inference import small
 

@@ -6,14 +6,14 @@ import subprocess
 import time
 from types import SimpleNamespace
 
-import asked
 import numpy as np
 import paddle
 import pytest
 import test_export
 import warm
 from paddle import nn
-from programs import ROOT
+from support import photographs
+from support.programs import ROOT
 from test_export import exported
 from test_export_refusals import replace_file
 
@@ -207,8 +207,8 @@ def test_openvinos_graphs_are_held_to_the_same(folders):
 def place(tmp_path_factory):
     """A folder with photographs/, a sound export and one whose program never ends."""
     root = tmp_path_factory.mktemp("place")
-    asked.write_photographs(root / "photographs", 3)
-    trained = Predictor(asked.write_weights(root / "model.safetensors"))
+    photographs.write_photographs(root / "photographs", 3)
+    trained = Predictor(photographs.write_weights(root / "model.safetensors"))
     for name in ("sound", "endless"):
         write_export(trained.config, trained.model, root / name, trained.classes)
     put_program(root / "endless", endless)

@@ -16,7 +16,7 @@ from golden.convolutions import array as convolutions
 from golden.formula import array
 from golden.look import ATTENTION, CAM
 from golden.make_names_vit import values
-from parity import load_formula
+from support.parity import load_formula
 
 from errors import InputError
 from inference.look.attention import attention, rollout, rollout_matrix

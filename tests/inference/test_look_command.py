@@ -8,8 +8,8 @@ import sys
 import pytest
 import test_zoo
 from conftest import ROOT
-from looked import MODELS, cut, opened, saved
 from sklearn.datasets import load_sample_images
+from support.small_checkpoints import MODELS, cut, opened, saved
 
 from errors import InputError, RunError
 from inference import Predictor

@@ -5,9 +5,9 @@ import io
 import numpy as np
 import paddle
 import pytest
-from looked import MODELS, cut, opened, saved
 from PIL import Image
 from sklearn.datasets import load_sample_images
+from support.small_checkpoints import MODELS, cut, opened, saved
 
 from errors import InputError, RunError
 from inference import Predictor

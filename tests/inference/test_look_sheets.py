@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
-from looked import saved
 from matplotlib import font_manager
 from matplotlib.text import Text
 from PIL import Image
+from support.small_checkpoints import saved
 
 from inference import Predictor, captions
 from inference.look import draw, embeddings

@@ -6,10 +6,10 @@ import json
 import numpy as np
 import paddle
 import pytest
-from asked import CLASSES, MODEL, write_photographs
 from conftest import without
 from PIL import Image
 from safetensors.numpy import save_file
+from support.photographs import CLASSES, MODEL, write_photographs
 
 from config import get_config
 from datasets import get_dataloader, get_dataset

@@ -8,7 +8,7 @@ import paddle
 import pytest
 import warm
 from conftest import ROOT, write_images
-from runs import train
+from support.training_runs import train
 
 from config import get_config
 from datasets import get_datasets

@@ -9,9 +9,9 @@ import numpy as np
 import paddle
 import pytest
 from PIL import Image
-from runs import train
 from safetensors.numpy import load_file, save_file
 from sklearn.datasets import load_sample_images
+from support.training_runs import train
 
 from config import get_config
 from datasets import get_dataloader, get_datasets

@@ -15,7 +15,7 @@ import paddle
 import pytest
 import safetensors.numpy
 from PIL import Image
-from served import CLASSES, form, write_checkpoint
+from support.servers import CLASSES, form, write_checkpoint
 
 from inference import Predictor
 from inference.serve.compute import _silence_libraries, answer_batch, fingerprint, load, prepare

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from served import form, read_all, serving
+from support.servers import form, read_all, serving
 
 JPEG = {"Content-Type": "image/jpeg"}
 JSON = {"Content-Type": "application/json"}

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from served import form, serving
 from sklearn.datasets import load_sample_images
+from support.servers import form, serving
 
 RARE = ("BMP", "PPM", "TIFF")
 FORMATS = ["-formats", ",".join(map(str.lower, RARE)), "npy"]  # names between commas, or words

@@ -10,11 +10,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import asked
 import numpy as np
 import pytest
-from programs import ROOT
-from served import serving, wait_until
+from support.programs import ROOT
+from support.servers import serving, wait_until
 
 from inference.serve import server
 from inference.serve.protocol import Protocol
@@ -59,7 +58,7 @@ def test_what_cant_be_served_is_told_in_one_line(tmp_path, words, line):
 def test_a_classifier_that_tells_nothing_apart_is_warned_of_once(tmp_path, photographs):
     """However many workers load it. Of equal classes the first is the best one."""
     zeros = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
-    weights = asked.write_weights(tmp_path / "blind.safetensors", changes=zeros)
+    weights = photographs.write_weights(tmp_path / "blind.safetensors", changes=zeros)
     with serving(weights, "-workers=2", folder=tmp_path) as server:
         server.ready()
         wait_until(lambda: server.metric("paddle_vit_workers_ready") == 2)

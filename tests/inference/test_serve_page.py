@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, browsing
-from served import serving
+from support.browser import CHROMIUM, browsing
+from support.servers import serving
 
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
 TEXT = "document.getElementById('{}').textContent"

@@ -18,8 +18,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from PIL import Image
-from programs import ROOT
-from served import form, serving, wait_until, write_checkpoint
+from support.programs import ROOT
+from support.servers import form, serving, wait_until, write_checkpoint
 
 from errors import RunError
 from inference import Predictor

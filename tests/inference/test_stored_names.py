@@ -7,9 +7,9 @@ import struct
 
 import numpy as np
 import pytest
-from hostile import a_share, attempt, damaged
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hostile_files import a_share, attempt, damaged
 
 from errors import InputError
 from inference import features, stored_names

@@ -1,10 +1,10 @@
 """Views are averaged as the formula says, after the softmax."""
 
-import asked
 import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
+from support import photographs
 
 from errors import InputError
 from inference import Failure, Predictor
@@ -14,7 +14,7 @@ PHOTOGRAPH = np.ascontiguousarray(load_sample_images().images[1][:260, :400])
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
-    return Predictor(asked.write_weights(tmp_path_factory.mktemp("model") / "model.safetensors"), batch_size=3)
+    return Predictor(photographs.write_weights(tmp_path_factory.mktemp("model") / "model.safetensors"), batch_size=3)
 
 
 def crops():
@@ -51,6 +51,6 @@ def test_what_cant_be_read_stays_in_its_place(predictor, workers, tmp_path):
 
 def test_one_crop_isnt_five(tmp_path):
     options = ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", "1.0"]
-    predictor = Predictor(asked.write_weights(tmp_path / "model.safetensors"), options=options)
+    predictor = Predictor(photographs.write_weights(tmp_path / "model.safetensors"), options=options)
     with pytest.raises(InputError, match="an image that is squashed to the crop's size has one crop; take -tta flip"):
         list(predictor.stream([PHOTOGRAPH], tta="five"))

@@ -7,11 +7,11 @@ import subprocess
 import numpy as np
 import pytest
 import warm
-from browser import CHROMIUM, browsing
 from conftest import ROOT
-from looked import saved
 from PIL import Image
-from served import Served
+from support.browser import CHROMIUM, browsing
+from support.servers import Served
+from support.small_checkpoints import saved
 
 from config import get_config
 from datasets import get_datasets

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from strangers import GREETING, HELLO, REPLAYED, WORDS
+from support.port_attackers import GREETING, HELLO, REPLAYED, WORDS
 
 from launch import admission, channel
 from launch.admission import Door

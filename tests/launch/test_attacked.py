@@ -4,9 +4,9 @@ import multiprocessing
 import time
 
 import pytest
-import strangers
-from ranks import free_ports
-from runs import assert_same_run
+from support import port_attackers
+from support.ranks import free_ports
+from support.training_runs import assert_same_run
 from test_launched_runs import printed, statuses, torchrun
 
 FLAGS = [
@@ -35,7 +35,7 @@ class Targets:
     def __call__(self):
         watchers = {str(pid) for pid in self.pids}
         ranks = {line for pid in watchers for line in _children(pid)}
-        ports = strangers.listening(watchers | ranks if self.log.exists() else watchers)
+        ports = port_attackers.listening(watchers | ranks if self.log.exists() else watchers)
         return {port for _, port in ports}
 
 
@@ -56,7 +56,7 @@ def run(folder, attacked=False):
     attacker = None
     if attacked:
         targets = Targets([first[0].pid], folder / "run" / "log.txt")
-        attacker = SPAWN.Process(target=strangers.attack, args=(targets, ended, done), daemon=True)
+        attacker = SPAWN.Process(target=port_attackers.attack, args=(targets, ended, done), daemon=True)
         attacker.start()
         until = time.monotonic() + 30
         while done[2] < 1000 and time.monotonic() < until:

@@ -7,7 +7,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
-from ranks import free_ports
+from support.ranks import free_ports
 
 from errors import InputError
 from launch import environment, gpus, secret

@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 import pytest
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 import utils
 from errors import RunError

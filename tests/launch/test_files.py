@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from programs import ROOT
+from support.programs import ROOT
 
 from launch import files
 from launch.files import leftovers, making_folder, obstacle, open_lock, open_to_append, refuse_links, writing_whole

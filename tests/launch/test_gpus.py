@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from ranks import free_ports
+from support.ranks import free_ports
 from test_environment import LAUNCHERS, TORCHRUN, variables  # noqa: F401
 from test_launched_runs import printed, start, statuses
 

@@ -6,9 +6,9 @@ import signal
 
 import pytest
 from conftest import without
-from ranks import run_ranks
-from runs import assert_same_run, records, train
-from stops import each, stop_at
+from support.ranks import run_ranks
+from support.stopped_runs import each, stop_at
+from support.training_runs import assert_same_run, records, train
 
 from errors import InputError
 from training.checkpoint import folder

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from types import SimpleNamespace
 
-import dummies
 import pytest
-from ranks import free_ports
+from support import dummy_ranks
+from support.ranks import free_ports
 
 from errors import InputError
 from launch import channel, launched
@@ -21,7 +21,7 @@ from launch.verdict import Seen
 
 SPAWN = multiprocessing.get_context("spawn")
 HOST = re.escape(platform.node())
-WAIT = (dummies.wait,)
+WAIT = (dummy_ranks.wait,)
 
 
 @pytest.fixture
@@ -35,12 +35,14 @@ def run(tmp_path):
         folder = tmp_path / str(next(places))
         folder.mkdir()
         common = (len(acts), free_ports(1)[0], str(folder), acts, timeout, separate)
-        processes = [SPAWN.Process(target=dummies.launch, args=(place, *common)) for place in range(len(acts))]
+        processes = [SPAWN.Process(target=dummy_ranks.launch, args=(place, *common)) for place in range(len(acts))]
         started.extend(processes)
         for process in processes:
             process.start()
         # A suspended process never ends by itself.
-        ending = [process for process, act in zip(processes, acts, strict=True) if act[0] is not dummies.suspend_parent]
+        ending = [
+            process for process, act in zip(processes, acts, strict=True) if act[0] is not dummy_ranks.suspend_parent
+        ]
         for process in ending:
             process.join(60)
             assert process.exitcode is not None
@@ -55,19 +57,23 @@ def run(tmp_path):
 
 CAUSES = [
     (
-        [WAIT, (dummies.kill, signal.SIGKILL), WAIT],
+        [WAIT, (dummy_ranks.kill, signal.SIGKILL), WAIT],
         1,
         "error: rank 1 {} was killed by SIGKILL \\(is memory short\\?\\) at step 7",
     ),
     (
-        [(dummies.kill, signal.SIGKILL), WAIT],
+        [(dummy_ranks.kill, signal.SIGKILL), WAIT],
         1,
         "error: rank 0 {} was killed by SIGKILL \\(is memory short\\?\\) at step 7",
     ),
-    ([(dummies.kill, signal.SIGABRT), (dummies.kill, signal.SIGSEGV)], 1, "error: rank 1 {} was killed by SIGSEGV .*"),
-    ([WAIT, (dummies.fail, 2, "error: so")], 2, "error: so"),
     (
-        [(dummies.kill, signal.SIGABRT), (dummies.kill, signal.SIGSTOP)],
+        [(dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSEGV)],
+        1,
+        "error: rank 1 {} was killed by SIGSEGV .*",
+    ),
+    ([WAIT, (dummy_ranks.fail, 2, "error: so")], 2, "error: so"),
+    (
+        [(dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSTOP)],
         1,
         r"error: rank 1 {} is suspended \(SIGSTOP, or a debugger\) at step 7, and the others waited for it in vain",
     ),
@@ -85,22 +91,22 @@ def test_every_ranks_log_tells_the_cause(run):
 
 
 def test_where_ranks_share_a_console_one_speaks(run):
-    assert run(WAIT, (dummies.fail, 143, "stopped"), separate=False) == ([143, 143], ["stopped\n", ""])
+    assert run(WAIT, (dummy_ranks.fail, 143, "stopped"), separate=False) == ([143, 143], ["stopped\n", ""])
 
 
 def test_ranks_that_end_well_say_nothing_whoever_is_first(run):
     with ThreadPoolExecutor(2) as pool:
-        ends = [((dummies.leave,), (time.sleep, 0.5)), ((time.sleep, 0.5), (dummies.leave,))]
+        ends = [((dummy_ranks.leave,), (time.sleep, 0.5)), ((time.sleep, 0.5), (dummy_ranks.leave,))]
         assert list(pool.map(lambda acts: run(*acts), ends)) == [([0, 0], ["", ""])] * 2
 
 
 def test_ranks_that_have_not_begun_are_stopped_at_once(run):
     said = "stopped by SIGTERM before the first step: nothing to save\n"
-    assert run((dummies.stop_early,), (dummies.stop_early,)) == ([143, 143], [said, said])
+    assert run((dummy_ranks.stop_early,), (dummy_ranks.stop_early,)) == ([143, 143], [said, said])
 
 
 def test_a_rank_that_stalls_is_named(run):
-    statuses, said = run(WAIT, (dummies.stay_behind,), timeout=1.0)
+    statuses, said = run(WAIT, (dummy_ranks.stay_behind,), timeout=1.0)
     who = rf"rank 1 \(process \d+ on {HOST}\) is waiting for data at step 7"
     assert statuses == [1, 1]
     assert re.fullmatch(rf"error: no progress in 1 s \(DIST\.TIMEOUT\): {who}\n", said[0])
@@ -108,38 +114,38 @@ def test_a_rank_that_stalls_is_named(run):
 
 
 def test_a_machine_that_is_lost_is_named(run):
-    statuses, said = run(WAIT, (dummies.kill_parent,))
+    statuses, said = run(WAIT, (dummy_ranks.kill_parent,))
     assert statuses == [1, -signal.SIGKILL]
     assert re.fullmatch(rf"error: rank 1 \(process \d+ on {HOST}\) was lost \(its machine .*\) at step 7\n", said[0])
-    statuses, said = run((dummies.kill_parent,), WAIT)
+    statuses, said = run((dummy_ranks.kill_parent,), WAIT)
     assert statuses == [-signal.SIGKILL, 1]
     assert said[1] == f"error: rank 0 on 127.0.0.1 {launched.LOST}\n"
 
 
 @pytest.mark.slow
 def test_a_machine_that_does_not_answer_is_named(run):
-    statuses, said = run(WAIT, (dummies.suspend_parent,), timeout=2.0)
+    statuses, said = run(WAIT, (dummy_ranks.suspend_parent,), timeout=2.0)
     who = rf"rank 1 \(process \d+ on {HOST}\) isn't answering \(is its machine down, or out of reach\?\) at step 7"
     assert statuses[0] == 1
     assert re.fullmatch(rf"error: no progress in 2 s \(DIST\.TIMEOUT\): {who}\n", said[0])
-    statuses, said = run((dummies.suspend_parent,), WAIT, timeout=2.0)
+    statuses, said = run((dummy_ranks.suspend_parent,), WAIT, timeout=2.0)
     assert statuses[1] == 1
     assert re.fullmatch(rf"error: rank 0 on 127.0.0.1 {re.escape(launched.SILENT)} for 2 s\n", said[1])
 
 
 def test_restarts_are_a_launchers_own():
     with pytest.raises(InputError, match="DIST.MAX_RESTART restarts only ranks that this program starts"):
-        launched.watch(dummies.wait, SimpleNamespace(DIST=SimpleNamespace(MAX_RESTART=1)))
+        launched.watch(dummy_ranks.wait, SimpleNamespace(DIST=SimpleNamespace(MAX_RESTART=1)))
 
 
 def test_a_rank_that_fails_before_the_others_are_ready_ends_all_with_its_line(run):
-    statuses, said = run(WAIT, (dummies.fail_early, 2, "rank 1: error: so"), WAIT)
+    statuses, said = run(WAIT, (dummy_ranks.fail_early, 2, "rank 1: error: so"), WAIT)
     assert (statuses, set(said)) == ([2, 2, 2], {"rank 1: error: so\n"})
 
 
 def test_a_rank_that_is_slow_to_be_ready_is_waited_for(run):
     began = time.monotonic()
-    assert run((dummies.leave,), (dummies.read_slowly,)) == ([0, 0], ["", ""])
+    assert run((dummy_ranks.leave,), (dummy_ranks.read_slowly,)) == ([0, 0], ["", ""])
     assert time.monotonic() - began > 3
 
 

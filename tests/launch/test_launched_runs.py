@@ -9,11 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import programs
 import pytest
 from conftest import ROOT
-from ranks import free_ports
 from safetensors.numpy import load_file
+from support import programs
+from support.ranks import free_ports
 from test_environment import LAUNCHERS
 
 from launch.environment import MPI

@@ -6,7 +6,7 @@ import socket
 import time
 
 import pytest
-from ranks import free_ports
+from support.ranks import free_ports
 from test_launched_runs import FLAGS, MAIN, printed, start, statuses, torchrun
 
 

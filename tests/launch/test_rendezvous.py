@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import pytest
-from ranks import free_ports
+from support.ranks import free_ports
 
 from errors import InputError, RunError
 from launch import admission, channel, rendezvous, secret

@@ -8,9 +8,9 @@ import sys
 import time
 from types import SimpleNamespace
 
-import dummies
 import pytest
 from conftest import ROOT
+from support import dummy_ranks
 
 from config import get_config
 from errors import InputError
@@ -34,7 +34,8 @@ def restarted(monkeypatch, capsys, tmp_path, starts, next_start=next_start, **ke
         beats[:] = [time.monotonic(), 7.0, float(COMPUTING), asked] * count
         configurations.append((config.MODEL.RESUME, count))
         calls = [
-            (function, failed, *args) if function is dummies.fail else (function, *args) for function, *args in calls
+            (function, failed, *args) if function is dummy_ranks.fail else (function, *args)
+            for function, *args in calls
         ]
         processes = [SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls]
         for process in processes:
@@ -54,13 +55,13 @@ def restarted(monkeypatch, capsys, tmp_path, starts, next_start=next_start, **ke
     return status, capsys.readouterr().err.splitlines(), configurations
 
 
-KILLED = [(dummies.wait,), (dummies.kill, signal.SIGKILL)]
+KILLED = [(dummy_ranks.wait,), (dummy_ranks.kill, signal.SIGKILL)]
 LOST = "rank 1 was killed by SIGKILL (is memory short?) at step 7"
 AGAIN = "(DIST.MAX_RESTART) with 2 processes from the beginning"
 
 
 def test_lost_ranks_are_started_again_until_all_is_done(monkeypatch, capsys, tmp_path):
-    done = [(dummies.leave, 0), (dummies.leave, 0)]
+    done = [(dummy_ranks.leave, 0), (dummy_ranks.leave, 0)]
     starts = [(KILLED, 5), (KILLED, 5), (done, 5)]
     told = [f"{LOST}; restart {k} of 3 {AGAIN}" for k in (1, 2)]
     found = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
@@ -88,7 +89,7 @@ def test_restarts_come_to_an_end(monkeypatch, capsys, tmp_path, starts, last):
 
 
 def test_a_run_that_reported_its_failure_is_not_started_again(monkeypatch, capsys, tmp_path):
-    starts = [([(dummies.fail, 2, "error: so"), (dummies.wait,)], 5)]
+    starts = [([(dummy_ranks.fail, 2, "error: so"), (dummy_ranks.wait,)], 5)]
     status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=3)
     assert (status, told, len(configurations)) == (2, ["error: so"], 1)
 
@@ -98,7 +99,7 @@ def test_a_signal_that_comes_between_two_starts_ends_the_run(monkeypatch, capsys
         os.kill(os.getpid(), signal.SIGTERM)
         return next_start(config, count)
 
-    starts = [(KILLED, 5), ([(dummies.wait,), (dummies.wait,)], 5)]
+    starts = [(KILLED, 5), ([(dummy_ranks.wait,), (dummy_ranks.wait,)], 5)]
     status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, interrupted, MAX_RESTART=3)
     assert (status, told[1:], len(configurations)) == (143, ["stopped by SIGTERM at step 7"], 2)
 

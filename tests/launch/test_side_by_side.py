@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from programs import ROOT, assert_none_left, wait_for
+from support.programs import ROOT, assert_none_left, wait_for
 
 from launch import environment, gpus, side_by_side, signals
 from launch.side_by_side import Command, places, run

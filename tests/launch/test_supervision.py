@@ -8,9 +8,9 @@ import threading
 import time
 from types import SimpleNamespace
 
-import dummies
 import pytest
-from ranks import run_ranks
+from support import dummy_ranks
+from support.ranks import run_ranks
 
 from errors import FAILURE
 from launch import signals, spawned
@@ -159,14 +159,14 @@ def ended(parent, processes, capsys):
 
 
 def test_ranks_that_end_well_end_the_run(ranks):
-    parent, processes = ranks((dummies.leave, 0), (dummies.leave, 0))
+    parent, processes = ranks((dummy_ranks.leave, 0), (dummy_ranks.leave, 0))
     assert parent.wait() is None
     assert [process.exitcode for process in processes] == [0, 0]
 
 
 def test_a_rank_that_reported_its_failure_ends_all_with_its_status(ranks, capsys):
     failed = SPAWN.Array("c", FAILURE)
-    parent, processes = ranks((dummies.wait,), (dummies.fail, failed, 2, "error: so"), failed=failed)
+    parent, processes = ranks((dummy_ranks.wait,), (dummy_ranks.fail, failed, 2, "error: so"), failed=failed)
     assert ended(parent, processes, capsys) == (2, "error: so\n")
 
 
@@ -174,12 +174,12 @@ def test_a_rank_that_reported_its_failure_ends_all_with_its_status(ranks, capsys
     ("calls", "message"),
     [
         (
-            [(dummies.wait,), (dummies.kill, signal.SIGKILL)],
+            [(dummy_ranks.wait,), (dummy_ranks.kill, signal.SIGKILL)],
             f"error: {LOST}\n",
         ),
-        ([(dummies.leave, 3), (dummies.wait,)], "error: rank 0 ended with status 3 at step 7\n"),
+        ([(dummy_ranks.leave, 3), (dummy_ranks.wait,)], "error: rank 0 ended with status 3 at step 7\n"),
         (
-            [(dummies.kill, signal.SIGABRT), (dummies.kill, signal.SIGSEGV)],  # the first: its peer was gone
+            [(dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSEGV)],  # the first: its peer was gone
             "error: rank 1 was killed by SIGSEGV at step 7\n",
         ),
     ],
@@ -187,13 +187,13 @@ def test_a_rank_that_reported_its_failure_ends_all_with_its_status(ranks, capsys
 def test_a_rank_that_was_lost_is_named(ranks, capsys, calls, message):
     parent, processes = ranks(*calls)
     for (function, *_), process in zip(calls, processes, strict=True):
-        if function is not dummies.wait:
+        if function is not dummy_ranks.wait:
             process.join(60)
     assert ended(parent, processes, capsys) == (1, message)
 
 
 def test_a_suspended_rank_is_named_when_its_peers_give_up(ranks, capsys):
-    parent, processes = ranks((dummies.kill, signal.SIGABRT), (dummies.kill, signal.SIGSTOP))
+    parent, processes = ranks((dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSTOP))
     processes[0].join(60)
     wait_until_stopped(processes[1])
     who = f"rank 1 (process {processes[1].pid}) is suspended (SIGSTOP, or a debugger) at step 7"
@@ -214,10 +214,10 @@ def wait_until_stopped(process):
     ],
 )
 def test_the_rank_that_the_others_wait_for_is_named(ranks, capsys, beats, who):
-    last = (dummies.wait,) if beats else (dummies.kill, signal.SIGSTOP)
+    last = (dummy_ranks.wait,) if beats else (dummy_ranks.kill, signal.SIGSTOP)
     beats = beats and [value for own in beats for value in (time.monotonic(), *own, 0.0)]
-    parent, processes = ranks((dummies.wait,), last, beats=beats, timeout=0.5)
-    if last != (dummies.wait,):
+    parent, processes = ranks((dummy_ranks.wait,), last, beats=beats, timeout=0.5)
+    if last != (dummy_ranks.wait,):
         wait_until_stopped(processes[1])
     named = who.format(processes[int(who[5])].pid)
     assert ended(parent, processes, capsys) == (1, f"error: no progress in 0.5 s (DIST.TIMEOUT): {named}\n")
@@ -225,7 +225,7 @@ def test_the_rank_that_the_others_wait_for_is_named(ranks, capsys, beats, who):
 
 def test_signals_are_passed_on(ranks, capsys):
     ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Array("c", FAILURE), [SPAWN.Value("i", 0) for _ in range(2)]
-    parent, processes = ranks(*((dummies.obey, ready, failed, own) for own in asked), failed=failed)
+    parent, processes = ranks(*((dummy_ranks.obey, ready, failed, own) for own in asked), failed=failed)
     for _ in processes:
         assert ready.acquire(timeout=60)
 
@@ -247,7 +247,7 @@ def test_signals_are_passed_on(ranks, capsys):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_ranks_that_have_nothing_to_save_are_ended_at_once(ranks, capsys, number, status):
     fresh = [0.0] * 8
-    parent, processes = ranks((dummies.wait,), (dummies.wait,), beats=fresh)
+    parent, processes = ranks((dummy_ranks.wait,), (dummy_ranks.wait,), beats=fresh)
     parent._pass_on(signal.SIGUSR1, None)  # which would kill them: they don't listen yet
     parent._pass_on(number, None)
     said = f"stopped by {number.name} before the first step: nothing to save\n"
@@ -275,14 +275,14 @@ def test_signals_that_come_before_the_ranks_listen_are_held(ranks, capsys, monke
     assert run_ranks(held) == [[signal.SIGUSR1]] * 2
     monkeypatch.setattr(signals, "received", {signal.SIGTERM: 0.0})
     ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Array("c", FAILURE), SPAWN.Value("i", 0)
-    parent, processes = ranks((dummies.obey, ready, failed, asked), failed=failed)
+    parent, processes = ranks((dummy_ranks.obey, ready, failed, asked), failed=failed)
     assert ready.acquire(timeout=60)
     assert ended(parent, processes, capsys) == (143, "stopped\n")
 
 
 def test_ctrl_c_once_more_ends_ranks_that_do_not_heed_it(ranks, capsys):
     ready = SPAWN.Semaphore(0)
-    parent, processes = ranks((dummies.ignore, ready), (dummies.ignore, ready))
+    parent, processes = ranks((dummy_ranks.ignore, ready), (dummy_ranks.ignore, ready))
     for _ in processes:
         assert ready.acquire(timeout=60)
     parent._pass_on(signal.SIGINT, None)

@@ -7,10 +7,10 @@ import tarfile
 import numpy as np
 import paddle
 import pytest
-from banded import FIVE, MOST, UNITS, bands, npy, saved, tiff
 from conftest import TINY
-from forged import directory
 from PIL import Image
+from support.forged_images import directory
+from support.multiband_images import FIVE, MOST, UNITS, bands, npy, saved, tiff
 
 from config import get_config
 from datasets import get_dataloader, get_dataset

@@ -4,9 +4,9 @@ import io
 
 import numpy as np
 import pytest
-from banded import FIVE, MOST, bands, npy, saved, tiff
-from pictures import WIDE, png
 from PIL import Image
+from support.multiband_images import FIVE, MOST, bands, npy, saved, tiff
+from support.picture_files import WIDE, png
 
 from config import get_config
 from datasets import get_dataset

@@ -7,13 +7,13 @@ import shutil
 import sys
 from pathlib import Path
 
-import forged
 import numpy as np
 import pytest
 from conftest import write_images
 from PIL import Image
 from scipy.fft import dctn
 from sklearn.datasets import load_sample_image
+from support import forged_images
 from test_datasets import write_idx
 
 from config import get_config
@@ -129,7 +129,7 @@ def spoilt(tmp_path):
     (train / "cat/cut.jpg").write_bytes(whole[: len(whole) // 2])
     (train / "cat/page.jpg").write_text("<html>404</html>")
     Image.new("RGB", (1, 2000)).save(val / "cat/narrow.png")
-    (val / "dog/large.png").write_bytes(forged.png(65_500, 65_500, pixels=forged.black(1, 99)))
+    (val / "dog/large.png").write_bytes(forged_images.png(65_500, 65_500, pixels=forged_images.black(1, 99)))
     place = whole.index(b"\xff\xda") + 400
     (train / "dog/flawed.jpg").write_bytes(whole[:place] + b"\xff\x00\xff\xd5" + whole[place + 4 :])
     return tmp_path

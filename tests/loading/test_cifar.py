@@ -6,7 +6,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from pickles import Call, LittleMemory, Raw, numpy_array, program, python2
+from support.weight_files import Call, LittleMemory, Raw, numpy_array, program, python2
 from test_datasets import CIFAR10
 
 from errors import InputError

@@ -7,7 +7,7 @@ import pytest
 import simplejpeg
 from PIL import Image
 from sklearn.datasets import load_sample_images
-from structured import tiff
+from support.structured_images import tiff
 
 from config import get_config, with_values
 from datasets import get_dataset

@@ -5,18 +5,18 @@ import signal
 import threading
 import time
 
-import forged
 import numpy as np
 import pytest
 from PIL import Image
-from structured import bmp
+from support import forged_images
+from support.structured_images import bmp
 
 from errors import RunError, Unreadable
 from loading.transforms import EncodedImage, isolated
 from loading.transforms.decode import Broken
 from loading.transforms.isolated import decode_isolated
 
-SIZE = forged.PICTURE.size
+SIZE = forged_images.PICTURE.size
 
 
 def pixels(data, mode="RGB"):
@@ -30,9 +30,9 @@ def own_process():
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB"])
 @pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate", "packbits", "lzma", "zstd"])
 def test_a_packed_tiff_has_pillows_pixels(mode, compression):
-    image = forged.PICTURE.convert("P").convert("PA") if mode == "PA" else forged.PICTURE.convert(mode)
-    data = forged.saved("TIFF", image, compression=compression)
-    with Image.open(forged.io.BytesIO(data)) as opened:
+    image = forged_images.PICTURE.convert("P").convert("PA") if mode == "PA" else forged_images.PICTURE.convert(mode)
+    data = forged_images.saved("TIFF", image, compression=compression)
+    with Image.open(forged_images.io.BytesIO(data)) as opened:
         expected = np.asarray(opened.convert("RGB"))
     assert (pixels(data) == expected).all()
 
@@ -50,7 +50,7 @@ def test_text_of_ppm_is_read():
 
 def test_one_process_serves_many_files_and_threads():
     """Also the one that a thread has started, which has ended."""
-    files = [forged.saved("TIFF", Image.new("L", (9, 9), level), compression="tiff_lzw") for level in range(40)]
+    files = [forged_images.saved("TIFF", Image.new("L", (9, 9), level), compression="tiff_lzw") for level in range(40)]
     isolated._end_own_process()
     seen = {}
 
@@ -95,35 +95,35 @@ def killing(monkeypatch, number, times):
     ],
 )
 def test_a_crash_is_an_error_and_the_next_file_is_read(monkeypatch, number, times, error, message):
-    data = forged.saved("TIFF", compression="tiff_lzw")
+    data = forged_images.saved("TIFF", compression="tiff_lzw")
     pixels(data)
     process = own_process()
     killing(monkeypatch, number, times)
     with pytest.raises(error, match=message):
         decode_isolated(data, "TIFF", SIZE)
-    assert (pixels(data) == np.asarray(forged.PICTURE)).all()
+    assert (pixels(data) == np.asarray(forged_images.PICTURE)).all()
     assert own_process() != process
 
 
 def test_a_process_that_was_killed_once_is_replaced_at_once(monkeypatch):
     killing(monkeypatch, signal.SIGKILL, 1)
-    assert (pixels(forged.saved("TIFF", compression="tiff_lzw")) == np.asarray(forged.PICTURE)).all()
+    assert (pixels(forged_images.saved("TIFF", compression="tiff_lzw")) == np.asarray(forged_images.PICTURE)).all()
 
 
 def test_a_process_that_cannot_be_started_is_no_fault_of_the_image(monkeypatch):
     isolated._end_own_process()
     monkeypatch.setattr(isolated.sys, "executable", "/absent")
     with pytest.raises(RunError, match="a process that decodes images can't be started .*No such file") as found:
-        pixels(forged.saved("TIFF", compression="tiff_lzw"))
+        pixels(forged_images.saved("TIFF", compression="tiff_lzw"))
     assert not isinstance(found.value, Broken)
 
 
 def test_an_idle_process_that_was_killed_is_replaced():
-    data = forged.saved("TIFF", compression="tiff_lzw")
+    data = forged_images.saved("TIFF", compression="tiff_lzw")
     pixels(data)
     os.kill(own_process(), signal.SIGKILL)
     time.sleep(0.2)
-    assert (pixels(data) == np.asarray(forged.PICTURE)).all()
+    assert (pixels(data) == np.asarray(forged_images.PICTURE)).all()
 
 
 def _ignore():
@@ -151,7 +151,7 @@ def test_time_is_limited_whatever_the_process_does_with_signals(monkeypatch, pre
 
 
 def test_a_machine_that_stands_still_is_waited_for_but_not_for_ever(monkeypatch):
-    data = forged.saved("TIFF", compression="tiff_lzw")
+    data = forged_images.saved("TIFF", compression="tiff_lzw")
     pixels(data)
     monkeypatch.setattr(isolated, "_WALL_CLOCK_FACTOR", 0.05)
     os.kill(own_process(), signal.SIGSTOP)
@@ -165,8 +165,8 @@ def test_memory_is_limited():
 
 
 def test_an_interrupted_wait_leaves_no_answer_for_the_next(monkeypatch):
-    first = forged.saved("TIFF", Image.new("L", (9, 9), 1), compression="tiff_lzw")
-    second = forged.saved("TIFF", Image.new("L", (9, 9), 2), compression="tiff_lzw")
+    first = forged_images.saved("TIFF", Image.new("L", (9, 9), 1), compression="tiff_lzw")
+    second = forged_images.saved("TIFF", Image.new("L", (9, 9), 2), compression="tiff_lzw")
     pixels(first)
 
     def interrupted(*_):
@@ -179,7 +179,7 @@ def test_an_interrupted_wait_leaves_no_answer_for_the_next(monkeypatch):
 
 
 def test_a_forked_process_has_its_own_which_ends_with_it():
-    data = forged.saved("TIFF", compression="tiff_lzw")
+    data = forged_images.saved("TIFF", compression="tiff_lzw")
     pixels(data)
     reader, writer = os.pipe()
     child = os.fork()
@@ -195,4 +195,4 @@ def test_a_forked_process_has_its_own_which_ends_with_it():
     while os.path.exists(f"/proc/{of_child}"):
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert (pixels(data) == np.asarray(forged.PICTURE)).all()
+    assert (pixels(data) == np.asarray(forged_images.PICTURE)).all()

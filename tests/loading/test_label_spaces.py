@@ -8,7 +8,7 @@ import paddle
 import pytest
 from conftest import write_images
 from PIL import Image
-from runs import train
+from support.training_runs import train
 
 from config import CONFIG_DIR, get_config, with_values
 from datasets import get_datasets

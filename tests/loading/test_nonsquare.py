@@ -6,8 +6,8 @@ import pytest
 from conftest import ROOT
 from golden import convolutions, formula
 from golden.make_nonsquare import PHOTOGRAPHS, PREPARED, RESIZED, TARGETS, name
-from parity import load_formula
 from PIL import Image
+from support.parity import load_formula
 from test_beit import small as beit
 from test_eva import small as eva
 from test_swin import small as swin

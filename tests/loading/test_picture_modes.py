@@ -5,8 +5,8 @@ import warnings
 
 import numpy as np
 import pytest
-from pictures import COLOURS, GREY, PICTURES, UNSCALED, WIDE, png, saved
 from PIL import Image
+from support.picture_files import COLOURS, GREY, PICTURES, UNSCALED, WIDE, png, saved
 
 from config import get_config
 from datasets import get_dataloader, get_dataset

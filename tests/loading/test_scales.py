@@ -4,8 +4,8 @@ import numpy as np
 import paddle
 import pytest
 from conftest import without
-from ranks import run_ranks
-from runs import assert_same_run, records, train
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, records, train
 
 from config import get_config
 from datasets import get_dataloader, get_dataset

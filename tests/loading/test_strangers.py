@@ -6,13 +6,13 @@ import struct
 import subprocess
 import sys
 
-import forged
 import numpy as np
 import pytest
 from conftest import write_images
-from hostile import attempt
 from PIL import Image
-from structured import webp_of_sets
+from support import forged_images
+from support.hostile_files import attempt
+from support.structured_images import webp_of_sets
 from test_datasets import configured
 
 from datasets import get_dataset, get_datasets
@@ -44,39 +44,47 @@ def tiff(more, content):
         (256, 3, 1, 4), (257, 3, 1, 4), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1),
         (273, 4, 1, 8), (277, 3, 1, 1), (278, 3, 1, 4), (279, 4, 1, 16), *more,
     ]  # fmt: skip
-    return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + forged.directory(sorted(tags))
+    return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + forged_images.directory(sorted(tags))
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (
-            lambda: forged.png(12000, 12000),
+            lambda: forged_images.png(12000, 12000),
             r"it has 12000 x 12000 pixels, DATA.MAX_PIXELS is 100000000; repair",
         ),
         (
-            lambda: forged.with_scans(4000, 3000, 200),
+            lambda: forged_images.with_scans(4000, 3000, 200),
             "it has 4000 x 3000 pixels in more than 83 scans: decoding them takes too long",
         ),
         # Each scan passes over whole blocks, however narrow the image is; and each takes time of its own.
-        (lambda: forged.with_scans(1, 50_000, 3000), "it has 1 x 50000 pixels in more than 1000 scans"),
-        (lambda: forged.with_scans(8, 8, 1) + b"\xff\xda\0\x08" * 5000, "it has 8 x 8 pixels in more than 1000 scans"),
+        (lambda: forged_images.with_scans(1, 50_000, 3000), "it has 1 x 50000 pixels in more than 1000 scans"),
+        (
+            lambda: forged_images.with_scans(8, 8, 1) + b"\xff\xda\0\x08" * 5000,
+            "it has 8 x 8 pixels in more than 1000 scans",
+        ),
         (lambda: b"GIF89a" + bytes(7) + b"!\xfe\0" * 20_000, "it is in too many parts"),
         (lambda: b"GIF89a" + bytes(7) + b"!\xfe" + b"\x01x" * 20_000, "it is in too many parts"),
         (lambda: b"P6\n#" + b"x" * 400_000 + b"\n1 1\n255\nabc", "reading it takes too long"),
         (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n", r"no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read"),
         (lambda: b"DDS " + bytes(200), r"it is of no known format"),
         (
-            lambda: forged.png(1, 49_000_000, pixels=forged.black(1, 100)),
+            lambda: forged_images.png(1, 49_000_000, pixels=forged_images.black(1, 100)),
             "it has 1 x 49000000 pixels, a side may have 1000000",
         ),
         (
-            lambda: forged.png(8, 8, forged.chunk(b"PLTE", bytes(1000)), pixels=forged.black(8, 8)),
+            lambda: forged_images.png(
+                8, 8, forged_images.chunk(b"PLTE", bytes(1000)), pixels=forged_images.black(8, 8)
+            ),
             "its chunk PLTE has 1000 bytes, up to 768 are read",
         ),
         (lambda: webp(b"VP8X" + canvas(), b"none\0\0\0\0" * 20_000), "it is in too many parts"),
         (lambda: tiff([(282, 5, 30_000, 8)], bytes(240_000)), "its tags hold more than 500000 values"),
-        (lambda: b"\xff\xd8" + forged.segment(0xE1) * 20_000 + forged.saved("JPEG")[2:], "it is in too many parts"),
+        (
+            lambda: b"\xff\xd8" + forged_images.segment(0xE1) * 20_000 + forged_images.saved("JPEG")[2:],
+            "it is in too many parts",
+        ),
     ],
 )
 def test_an_image_that_costs_too_much_is_refused_by_its_header(data, message):
@@ -85,16 +93,16 @@ def test_an_image_that_costs_too_much_is_refused_by_its_header(data, message):
 
 
 def test_the_key_bounds_pixels_whatever_pillows_limit_is():
-    whole = forged.saved("PNG")  # of 32 x 24
+    whole = forged_images.saved("PNG")  # of 32 x 24
     assert opened(whole, 768).decode().size == (32, 24)
     with pytest.raises(RunError, match="it has 32 x 24 pixels, DATA.MAX_PIXELS is 767;"):
         opened(whole, 767)
-    assert opened(forged.png(20000, 10000), 200_000_000).size == (20000, 10000)  # Pillow alone refuses it
+    assert opened(forged_images.png(20000, 10000), 200_000_000).size == (20000, 10000)  # Pillow alone refuses it
 
 
-@pytest.mark.parametrize("kind", sorted(forged.WHOLE))
+@pytest.mark.parametrize("kind", sorted(forged_images.WHOLE))
 def test_without_its_notes_a_file_has_the_same_pixels(kind):
-    data = forged.WHOLE[kind]
+    data = forged_images.WHOLE[kind]
     with Image.open(io.BytesIO(data)) as image:
         expected = image.convert("RGB")
     assert opened(data).decode().tobytes() == expected.tobytes()
@@ -102,7 +110,7 @@ def test_without_its_notes_a_file_has_the_same_pixels(kind):
 
 def test_chunks_and_frames_in_number_do_not_reach_the_decoder():
     """libwebp takes memory for each of them."""
-    still, unknown = forged.WHOLE["lossless"], b"none\0\0\0\0" * 50_000
+    still, unknown = forged_images.WHOLE["lossless"], b"none\0\0\0\0" * 50_000
     image = still[12:]
     frame = bytes(6) + struct.pack("<I", 31)[:3] + struct.pack("<I", 23)[:3] + bytes(4) + image
     shown = b"ANMF" + struct.pack("<I", len(frame)) + frame
@@ -118,12 +126,12 @@ def test_chunks_and_frames_in_number_do_not_reach_the_decoder():
     ):
         read = opened(data)
         assert len(read._data) < len(still) + 100
-        assert read.decode().tobytes() == forged.PICTURE.tobytes()
+        assert read.decode().tobytes() == forged_images.PICTURE.tobytes()
 
 
 @pytest.mark.parametrize("kind", ["WebP", "lossless", "animated"])
 def test_a_webp_that_is_cut_short_is_refused(kind):
-    whole = forged.WHOLE[kind]
+    whole = forged_images.WHOLE[kind]
     message = "^x.jpg: (can't be read as an image|its WEBP header is damaged)"
     for length in (len(whole) - 2, len(whole) // 2 + 4, 31, 21, 16):
         with pytest.raises(RunError, match=message):
@@ -168,7 +176,7 @@ def test_notes_are_left_out(monkeypatch):
     exif[0x010E] = text
     monkeypatch.setattr(Image.Exif, "load", None)  # what Pillow would take them apart by
     for kind in ("JPEG", "PNG", "TIFF"):
-        data = forged.saved(kind, exif=exif)
+        data = forged_images.saved(kind, exif=exif)
         image = opened(data)
         assert len(data) > 6000
         assert kind == "TIFF" or text.encode() not in image._data
@@ -179,7 +187,7 @@ def test_notes_are_left_out(monkeypatch):
 
 def test_a_narrow_image_is_refused_before_it_is_enlarged(tmp_path):
     write_images(tmp_path / "train", {"a": 2})
-    (tmp_path / "train/a/1.png").write_bytes(forged.saved("PNG", Image.new("L", (1, 20_000))))
+    (tmp_path / "train/a/1.png").write_bytes(forged_images.saved("PNG", Image.new("L", (1, 20_000))))
     os.rename(tmp_path / "train", tmp_path / "val")
     data = get_dataset(configured("folder", tmp_path, "DATA.IMAGE_SIZE", "100", "DATA.MAX_PIXELS", "1000000"), "val")
     with pytest.raises(RunError, match=r"val/a/1.png: it has 1 x 20000 pixels, resized 100 x 2000000: more than .*it$"):
@@ -261,7 +269,7 @@ def test_a_large_png_is_decoded_where_it_can_be_stopped(monkeypatch):
     )
     noise = np.random.default_rng(0).integers(0, 256, (30, 20, 3), np.uint8)
     for image in (Image.fromarray(noise), Image.fromarray(noise[..., 0]), Image.fromarray(noise).quantize(256)):
-        data = forged.saved("PNG", image)
+        data = forged_images.saved("PNG", image)
         assert len(data) > 600
         np.testing.assert_array_equal(opened(data).decode(), np.asarray(image.convert("RGB")))
     # The grey one is a small file.

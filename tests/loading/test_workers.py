@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from programs import ROOT, assert_none_left
+from support.programs import ROOT, assert_none_left
 
 import loading.workers
 from config import get_config, with_values

@@ -15,7 +15,7 @@ from conftest import ROOT
 from golden.trained import BOTTLENECK, CASES, MOMENTUM, MOST, RATE, array, array_of, batches
 from paddle import nn
 from paddle.nn import functional as F
-from parity import load_formula
+from support.parity import load_formula
 
 import ops
 from errors import InputError

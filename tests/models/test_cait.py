@@ -5,7 +5,7 @@ import paddle
 import pytest
 from golden.cait import CASES
 from golden.make_names_vit import values
-from parity import assert_parity
+from support.parity import assert_parity
 
 from config import get_config
 from errors import InputError

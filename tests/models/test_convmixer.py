@@ -6,7 +6,7 @@ import pytest
 from golden.convmixer import CASES, SIZES
 from golden.convolutions import array
 from paddle import nn
-from parity import assert_parity
+from support.parity import assert_parity
 
 from config import get_config
 from errors import InputError

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from golden.convnext import CASES, SIZES
 from golden.convolutions import array
-from parity import assert_parity, load_formula
+from support.parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError

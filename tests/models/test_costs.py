@@ -4,7 +4,7 @@ import functools
 
 import paddle
 import pytest
-from cost_table import HEAD, PAGE, REFERENCE, difference, row
+from support.cost_table import HEAD, PAGE, REFERENCE, difference, row
 
 from config import get_config
 from models import ARCHITECTURES, create_model, list_models

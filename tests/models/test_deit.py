@@ -5,7 +5,7 @@ import json
 import numpy as np
 import paddle
 import pytest
-from documents import REGIONS, write_data
+from support.document_commands import REGIONS, write_data
 from test_recipes import SMALL
 
 from config import get_config, shipped_configs

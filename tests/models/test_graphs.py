@@ -10,7 +10,7 @@ from paddle.amp import amp_lists
 
 if not hasattr(paddle.nn.functional, "sdpa"):
     pytest.skip("autocast needs a device in the graphs of Paddle 2", allow_module_level=True)
-from graphs import EXTRAS, graph, half_operators, loss_graphs, types_of, variants
+from support.traced_graphs import EXTRAS, graph, half_operators, loss_graphs, types_of, variants
 
 from config import get_config
 

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from golden.halonet import CASES, SIZES, array
 from paddle import nn
-from parity import assert_parity, load_formula
+from support.parity import assert_parity, load_formula
 
 import ops
 from config import get_config

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.hiera import CASES, MASK, SIZES, TRAINED, array
-from parity import assert_parity, load_formula
+from support.parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError

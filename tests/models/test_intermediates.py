@@ -1,4 +1,4 @@
-"""What ``forward_intermediates`` gives, of every architecture; tests/parity.py holds its values to timm's."""
+"""What ``forward_intermediates`` gives, of every architecture; tests/support/parity.py holds its values to timm's."""
 
 import numpy as np
 import paddle

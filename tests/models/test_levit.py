@@ -6,7 +6,7 @@ import pytest
 from golden.convolutions import array
 from golden.levit import CASES, SIZES
 from paddle import nn
-from parity import assert_parity, load_formula
+from support.parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 from golden.metaformer import CASES, SIZES, array
 from paddle.nn import functional as F
-from parity import assert_parity, load_formula
+from support.parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError

@@ -9,7 +9,7 @@ import pytest
 from golden.formula import array
 from golden.mixer import CASES
 from paddle import nn
-from parity import assert_parity
+from support.parity import assert_parity
 
 from config import get_config
 from errors import InputError

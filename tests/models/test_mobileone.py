@@ -7,7 +7,7 @@ from golden import trained
 from golden.convolutions import array
 from golden.mobileone import CASES, SIZES
 from paddle import nn
-from parity import assert_parity, load_formula
+from support.parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError

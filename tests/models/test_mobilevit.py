@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 from golden.mobilevit import CASES, SIZES, array
-from parity import assert_parity
+from support.parity import assert_parity
 
 from config import get_config
 from errors import InputError

@@ -2,7 +2,7 @@
 
 import paddle
 import pytest
-from timm_names import CLAIMED, PAGE, table
+from support.timm_names import CLAIMED, PAGE, table
 
 from config import get_config, model_files
 from errors import InputError
@@ -26,7 +26,7 @@ def test_every_model_of_paddlevit_is_shipped_under_its_name():
 
 
 def test_the_page_says_how_many_of_timms_names_are_here():
-    """``python tests/timm_names.py`` writes the table anew."""
+    """``python tests/support/timm_names.py`` writes the table anew."""
     assert table() in PAGE.read_text(encoding="utf-8")
     claimed = {name for module, _ in CLAIMED.values() for name in families()[module]}
     theirs = {names(file)["timm"].partition(".")[0] for file in model_files() if "timm" in names(file)}

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 from golden.make_names_vit import values
 from golden.pit import CASES, SIZES
-from parity import assert_parity, load_formula
+from support.parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError

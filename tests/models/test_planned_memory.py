@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from ranks import run_ranks
+from support.ranks import run_ranks
 from test_parallel import STAGE_1, STAGE_2
 
 from config import get_config

@@ -6,7 +6,7 @@ import pytest
 from golden.make_names_vit import values
 from golden.poolformer import CASES, SIZES
 from paddle.nn import functional as F
-from parity import assert_parity
+from support.parity import assert_parity
 
 from config import get_config
 from errors import InputError

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from golden.make_names_vit import values
 from golden.pvtv2 import CASES, SIZES
-from parity import assert_parity
+from support.parity import assert_parity
 
 from config import get_config
 from errors import InputError

@@ -9,7 +9,7 @@ from golden.resnet import CASES, GRADIENTS, SIZES
 from paddle import nn
 from paddle.vision.models import ResNet as PaddleResNet
 from paddle.vision.models.resnet import BasicBlock as PaddleBasicBlock
-from parity import assert_parity, load_formula
+from support.parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError

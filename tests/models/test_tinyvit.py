@@ -5,7 +5,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.tinyvit import CASES, SIZES, array
-from parity import assert_parity, load_formula
+from support.parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError

@@ -10,8 +10,8 @@ from conftest import ROOT
 from golden import convolutions
 from golden.formula import array
 from golden.vit import CASES, WAVES
-from parity import assert_parity, load_formula
-from ranks import run_ranks
+from support.parity import assert_parity, load_formula
+from support.ranks import run_ranks
 
 import utils
 from config import get_config

@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 from golden.xcit import CASES, array
-from parity import assert_parity
+from support.parity import assert_parity
 
 from config import get_config
 from errors import InputError

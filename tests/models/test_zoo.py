@@ -11,7 +11,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.formula import array
-from ranks import run_ranks
+from support.ranks import run_ranks
 
 import utils
 from config import get_config, model_files

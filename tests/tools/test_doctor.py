@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import warm
 from conftest import ROOT
-from ranks import free_ports
+from support.ranks import free_ports
 
 import ops
 from errors import InputError

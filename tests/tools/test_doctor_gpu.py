@@ -12,7 +12,7 @@ import paddle
 import pytest
 import warm
 from conftest import ROOT
-from programs import assert_none_left, descendants, wait_for
+from support.programs import assert_none_left, descendants, wait_for
 
 import utils
 from errors import InputError, RunError

@@ -15,7 +15,7 @@ import paddle
 import pytest
 import warm
 from conftest import ROOT
-from ranks import free_ports, run_ranks
+from support.ranks import free_ports, run_ranks
 
 import utils
 from config import get_config

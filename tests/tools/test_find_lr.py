@@ -6,7 +6,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from runs import records, train
+from support.training_runs import records, train
 
 from config import get_config
 from datasets import get_datasets

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import assert_none_left
 from safetensors.numpy import save_file
+from support.programs import assert_none_left
 
 from config import get_config
 from errors import RunError

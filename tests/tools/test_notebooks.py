@@ -10,7 +10,7 @@ import sys
 import pytest
 import warm
 from conftest import ROOT
-from documents import Desk
+from support.document_commands import Desk
 
 SMALLER = {
     "EPOCHS = 120": "EPOCHS = '1 TRAIN.WARMUP_EPOCHS 0'",

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 
-import asked
 import numpy as np
 import pytest
 import warm
-from hostile import attempt, one_thread
-from programs import ROOT, assert_none_left, descendants, ranks_of, wait_for
+from support import photographs
+from support.hostile_files import attempt, one_thread
+from support.programs import ROOT, assert_none_left, descendants, ranks_of, wait_for
 
 SLOW = pytest.mark.slow
 PREDICT = [sys.executable, str(ROOT / "tools" / "predict.py")]
@@ -26,8 +26,8 @@ PREDICT = [sys.executable, str(ROOT / "tools" / "predict.py")]
 def place(tmp_path_factory):
     """A folder with photographs/ and model.safetensors."""
     root = tmp_path_factory.mktemp("place")
-    asked.write_photographs(root / "photographs")
-    asked.write_weights(root / "model.safetensors")
+    photographs.write_photographs(root / "photographs")
+    photographs.write_weights(root / "model.safetensors")
     return root
 
 
@@ -54,7 +54,7 @@ VAL = "photographs/val"
 @pytest.mark.smoke
 def test_its_accuracy_is_the_evaluations(place, program, tmp_path):
     flags = ["-cfg=vit_tiny_patch16_224", "-eval", "-dataset=folder", f"-data_path={place}/photographs"]
-    flags += [f"-pretrained={place}/model.safetensors", "-output=evaluated", "-batch_size=4", "-o", *asked.MODEL]
+    flags += [f"-pretrained={place}/model.safetensors", "-output=evaluated", "-batch_size=4", "-o", *photographs.MODEL]
     status, _, err = program("main_single_gpu.py", *flags)
     assert not status, err
     result = json.loads((tmp_path / "evaluated/result.json").read_text())
@@ -107,7 +107,7 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
 
 
 def test_several_labels_are_those_above_the_threshold(place):
-    asked.write_weights(place / "many.safetensors", "multilabel")
+    photographs.write_weights(place / "many.safetensors", "multilabel")
     some, every = (
         [json.loads(line)["predictions"] for line in predict(place, VAL, *flags, weights="many")[1].splitlines()]
         for flags in (["-format=jsonl", "-threshold=0.55"], ["-format=jsonl", "-threshold=0"])
@@ -154,7 +154,7 @@ def test_what_cant_be_is_refused_and_leaves_nothing(place, words, monkeypatch):
 
 @pytest.mark.parametrize("tool", ["predict.py", "export_model.py", "serve.py"])
 def test_weights_without_a_classifier_are_for_features(place, tool):
-    asked.write_weights(place / "features.safetensors", classes=(), outputs=0)
+    photographs.write_weights(place / "features.safetensors", classes=(), outputs=0)
     command = [warm.python(), str(ROOT / "tools" / tool)]
     words = {"predict.py": [VAL], "export_model.py": ["-output=exported"], "serve.py": ["-port=0"]}[tool]
     weights = "-pretrained=features.safetensors" if tool == "export_model.py" else "features.safetensors"
@@ -168,13 +168,13 @@ def test_weights_without_a_classifier_are_for_features(place, tool):
 
 def test_a_classifier_that_tells_nothing_apart_is_warned_of(place, program):
     zeros = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
-    asked.write_weights(place / "blind.safetensors", changes=zeros)
+    photographs.write_weights(place / "blind.safetensors", changes=zeros)
     warning = "its classifier's values are the same for all classes: each gets the same probability"
     status, out, err = predict(place, VAL, "-format=csv", weights="blind.safetensors")
     assert (status, err.count(warning)) == (0, 1)
     assert {row["probability"] for row in rows(out)} == {"0.5"}
     flags = ["-cfg=vit_tiny_patch16_224", "-eval", "-dataset=folder", f"-data_path={place}/photographs"]
-    flags += [f"-pretrained={place}/blind.safetensors", "-output=evaluated", "-batch_size=4", "-o", *asked.MODEL]
+    flags += [f"-pretrained={place}/blind.safetensors", "-output=evaluated", "-batch_size=4", "-o", *photographs.MODEL]
     status, out, err = program("main_single_gpu.py", *flags)
     assert (status, (out + err).count(warning)) == (0, 1)
 

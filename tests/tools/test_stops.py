@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, TINY
-from programs import assert_none_left, descendants, started, wait_for
-from served import write_checkpoint
+from support.programs import assert_none_left, descendants, started, wait_for
+from support.servers import write_checkpoint
 from test_compare_runs import make
 
 from config import get_config, resolved_yaml

@@ -6,8 +6,8 @@ import numpy as np
 import paddle
 import pytest
 from conftest import without
-from runs import assert_same_run, refused, train, weights
 from safetensors.numpy import load_file, save_file
+from support.training_runs import assert_same_run, refused, train, weights
 
 from config import get_config, resolved_yaml
 from errors import InputError

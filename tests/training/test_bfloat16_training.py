@@ -4,8 +4,8 @@ import shutil
 
 import numpy as np
 import pytest
-from ranks import run_ranks
-from runs import assert_same_run, records, train, weights
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, records, train, weights
 
 import ops
 from ops.build import build

@@ -4,9 +4,9 @@ import numpy as np
 import paddle
 import pytest
 from conftest import without
-from ranks import run_ranks
-from runs import assert_same_run, train
 from safetensors.numpy import load_file
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, train
 from test_engine import RESNET
 
 from config import get_config

@@ -5,8 +5,8 @@ import types
 
 import pytest
 from conftest import TINY, without
-from ranks import run_ranks
-from runs import assert_same_run, records, refused, train
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, records, refused, train
 
 from config import get_config
 from errors import InputError, Unreadable

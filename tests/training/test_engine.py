@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from ranks import run_ranks
-from runs import train, weights
+from support.ranks import run_ranks
+from support.training_runs import train, weights
 
 import utils
 from config import get_config, with_values

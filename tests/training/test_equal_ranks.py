@@ -11,8 +11,8 @@ import numpy as np
 import paddle
 import pytest
 from conftest import write_images
-from ranks import run_ranks
 from safetensors.numpy import load_file, save_file
+from support.ranks import run_ranks
 from test_failed_starts import SMALL, attempt
 
 from config import get_config

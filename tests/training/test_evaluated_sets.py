@@ -8,8 +8,8 @@ import paddle
 import pytest
 from conftest import without
 from PIL import Image
-from ranks import run_ranks
-from runs import work
+from support.ranks import run_ranks
+from support.training_runs import work
 
 from config import get_config
 from datasets import get_datasets

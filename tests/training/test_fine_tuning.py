@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from conftest import write_images
-from runs import work
+from support.training_runs import work
 
 from config import get_config, shipped_configs
 from datasets import get_datasets

@@ -9,8 +9,8 @@ from unittest import mock
 
 import pytest
 from conftest import without
-from ranks import run_ranks
-from runs import assert_same_run, records, train
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, records, train
 from test_parallel import STAGE_1
 
 from errors import RunError

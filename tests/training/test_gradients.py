@@ -7,8 +7,8 @@ import paddle
 import pytest
 from golden.optim_problem import CLIPS, OVERFLOWS, gradients
 from paddle import nn
-from ranks import run_ranks
-from small import Small
+from support.optim_model import Small
+from support.ranks import run_ranks
 
 from config import get_config, with_values
 from errors import RunError

@@ -9,7 +9,7 @@ import pytest
 from golden.optim_problem import (
     SCALES,
 )
-from small import Small
+from support.optim_model import Small
 from test_optim import FOLDER, PROBLEM, configured
 
 from config import get_config

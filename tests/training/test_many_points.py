@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from swept import DRAWN, session_of, sweep_of
+from support.sweep_sessions import DRAWN, session_of, sweep_of
 
 from config import get_config
 from errors import InputError

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from ranks import free_ports
+from support.ranks import free_ports
 from test_launched_runs import MAIN, printed, start, statuses
 
 from config import get_config

@@ -8,10 +8,10 @@ import paddle
 import pytest
 from conftest import without
 from PIL import Image
-from ranks import run_ranks
-from runs import assert_same_run, refused, train, work
 from safetensors import safe_open
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, refused, train, work
 
 import utils
 from config import get_config

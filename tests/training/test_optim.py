@@ -20,7 +20,7 @@ from golden.optim_problem import (
     rate,
 )
 from paddle import nn
-from small import Small
+from support.optim_model import Small
 
 from config import get_config, with_values
 from training.optim import adamw, build_optimizer, freeze

@@ -8,11 +8,11 @@ import paddle
 import pytest
 import yaml
 from golden.optim_problem import gradients
-from programs import start, wait_for_first_step
-from ranks import run_ranks
-from runs import assert_same_run, optimizer_state, train, weights
 from safetensors.numpy import load_file
-from small import Small, whole_state
+from support.optim_model import Small, whole_state
+from support.programs import start, wait_for_first_step
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, optimizer_state, train, weights
 from test_engine import assert_same
 
 from config import get_config, resolved_yaml

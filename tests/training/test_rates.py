@@ -1,7 +1,7 @@
 """Schedules that can't be meant, rates of another batch, targets that are all alike: told at the start."""
 
 import pytest
-from runs import train
+from support.training_runs import train
 
 from config import get_config
 from errors import InputError

@@ -7,13 +7,13 @@ from math import comb
 
 import numpy as np
 import pytest
-from browser import CHROMIUM, browsing
 from conftest import without, write_images
 from PIL import Image
-from ranks import run_ranks
-from runs import train, work
 from scipy.stats import binomtest, ttest_ind
 from sklearn.metrics import confusion_matrix, f1_score, precision_recall_fscore_support
+from support.browser import CHROMIUM, browsing
+from support.ranks import run_ranks
+from support.training_runs import train, work
 
 import main_multi_gpu
 from config import get_config, resolved_yaml

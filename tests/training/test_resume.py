@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 from conftest import without
-from ranks import run_ranks
-from runs import assert_same_run, records, refused, train, weights, work
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, records, refused, train, weights, work
 from test_engine import assert_same
 
 from config import get_config

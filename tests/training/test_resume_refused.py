@@ -5,8 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from runs import refused, train, work
 from safetensors.numpy import save_file
+from support.training_runs import refused, train, work
 from test_resume import EVERY_STEP
 
 from config import get_config

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, write_images
-from runs import assert_same_run
+from support.training_runs import assert_same_run
 
 from config import get_config, resolved_yaml
 from errors import InputError

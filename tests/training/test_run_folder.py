@@ -13,8 +13,8 @@ import pytest
 import yaml
 from conftest import TINY
 from PIL import Image
-from programs import ROOT
-from runs import refused, train
+from support.programs import ROOT
+from support.training_runs import refused, train
 
 from config import find_config, get_config
 from errors import InputError

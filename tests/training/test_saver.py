@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import paddle
 import pytest
-from ranks import run_ranks
 from safetensors.numpy import load_file
+from support.ranks import run_ranks
 from test_checkpoint import entries
 
 import utils

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from conftest import without
-from runs import records, train, weights
+from support.training_runs import records, train, weights
 
 import utils
 from config import get_config

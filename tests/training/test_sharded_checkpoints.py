@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import paddle.distributed as dist
 import pytest
-from ranks import run_ranks
-from runs import assert_same_run, optimizer_state, refused, train, weights
 from safetensors.numpy import load_file, save_file
-from small import whole_state
+from support.optim_model import whole_state
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, optimizer_state, refused, train, weights
 from test_checkpoint import entries
 from test_engine import assert_same
 from test_parallel import STAGE_1, STAGE_2

@@ -9,7 +9,7 @@ from pathlib import Path
 import paddle
 import pytest
 from paddle.distributed.fleet.base import topology
-from ranks import run_ranks
+from support.ranks import run_ranks
 from test_parallel import STAGE_1
 
 import utils

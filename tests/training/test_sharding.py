@@ -5,10 +5,10 @@ import paddle
 import paddle.distributed as dist
 import pytest
 import stand_in
-from places import elsewhere
-from ranks import run_ranks
-from runs import train
-from small import Small
+from support.optim_model import Small
+from support.ranks import run_ranks
+from support.tensor_places import elsewhere
+from support.training_runs import train
 from test_parallel import ACCUMULATED, MIDDLE, RECIPE, STAGE_1, STAGE_2
 
 from config import get_config

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from ranks import run_ranks
-from runs import assert_same_run, train
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, train
 
 from config import get_config
 from training import parallel, shared_gradients

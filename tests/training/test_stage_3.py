@@ -3,8 +3,8 @@
 import numpy as np
 import paddle
 import pytest
-from ranks import run_ranks
-from runs import assert_same_run, optimizer_state, train, weights
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, optimizer_state, train, weights
 from test_engine import assert_same
 from test_parallel import STAGE_1
 

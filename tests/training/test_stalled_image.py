@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from programs import ROOT, assert_none_left, descendants, started
+from support.programs import ROOT, assert_none_left, descendants, started
 
 # Sample 37 of the training set never comes: the interpreter's lock is held, as some decoders do.
 PROGRAM = """

@@ -11,9 +11,9 @@ import paddle.distributed as dist
 import pytest
 import stand_in
 from golden.optim_problem import gradients
-from ranks import run_ranks
-from runs import assert_same_run, train
-from small import Small
+from support.optim_model import Small
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, train
 
 from config import get_config
 from training.optim import build_optimizer

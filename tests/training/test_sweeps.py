@@ -11,11 +11,11 @@ import textwrap
 
 import numpy as np
 import pytest
-from documents import snippets
-from hostile import attempt
 from PIL import Image
-from programs import ROOT
-from swept import COMMAND, DRAWN, finish, session_of, sweep_of
+from support.document_commands import snippets
+from support.hostile_files import attempt
+from support.programs import ROOT
+from support.sweep_sessions import COMMAND, DRAWN, finish, session_of, sweep_of
 
 from errors import InputError, RunError
 from tools.sweep import main

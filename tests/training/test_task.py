@@ -9,8 +9,8 @@ import paddle
 import pytest
 from conftest import without
 from paddle import nn
-from ranks import run_ranks
-from runs import assert_same_run, records, weights
+from support.ranks import run_ranks
+from support.training_runs import assert_same_run, records, weights
 
 import utils
 from config import get_config

@@ -9,10 +9,10 @@ import time
 
 import pytest
 import yaml
-from programs import ROOT, assert_none_left
-from ranks import run_ranks
-from runs import refused, train
-from tracked import READERS, read_tensorboard
+from support.programs import ROOT, assert_none_left
+from support.ranks import run_ranks
+from support.tracker_files import READERS, read_tensorboard
+from support.training_runs import refused, train
 
 from config import get_config
 from errors import InputError, install

@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 import pytest
 from conftest import without, write_images
-from runs import train
+from support.training_runs import train
 
 from config import get_config
 from datasets import ArrayDataset, get_dataloader, get_datasets

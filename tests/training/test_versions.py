@@ -4,7 +4,7 @@ import json
 
 import pytest
 from conftest import ROOT
-from runs import train
+from support.training_runs import train
 
 from training.checkpoint import resume, saver
 from training.environment import versions

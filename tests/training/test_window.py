@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-from runs import assert_same_run, train
+from support.training_runs import assert_same_run, train
 
 import utils
 from config import get_config

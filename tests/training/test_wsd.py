@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import without
-from runs import assert_same_run, records, train
+from support.training_runs import assert_same_run, records, train
 
 
 @pytest.mark.smoke

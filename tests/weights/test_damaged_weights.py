@@ -11,7 +11,8 @@ import zipfile
 import numpy as np
 import pytest
 from conftest import ROOT
-from pickles import (
+from safetensors.numpy import save
+from support.weight_files import (
     ONE,
     LittleMemory,
     Named,
@@ -25,7 +26,6 @@ from pickles import (
     write_pickle,
     write_zip,
 )
-from safetensors.numpy import save
 
 from errors import InputError
 from weights.formats import read_weights

@@ -9,8 +9,8 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.stored import SHAPES, values
-from pickles import ONE, TWO, Call, made, program, write_pickle, write_zip
 from safetensors.numpy import load_file, save, save_file
+from support.weight_files import ONE, TWO, Call, made, program, write_pickle, write_zip
 
 from errors import InputError, Unreadable
 from weights.arrays import Array, is_count, sizes

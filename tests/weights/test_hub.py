@@ -8,13 +8,13 @@ import sys
 import numpy as np
 import pytest
 from conftest import ROOT
-from pickles import (
+from safetensors.numpy import save_file
+from support.weight_files import (
     TWO,
     made,
     program,
     write_pickle,
 )
-from safetensors.numpy import save_file
 
 from errors import InputError
 from weights.adapters import find_adapter

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import paddle
 import pytest
-from pickles import program, storage, tensor, write_zip
+from support.weight_files import program, storage, tensor, write_zip
 
 import errors
 from errors import Allowance, InputError, Unreadable

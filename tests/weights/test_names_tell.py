@@ -7,7 +7,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import values
-from pickles import Call, Named, numpy_array, program, write_pickle
+from support.weight_files import Call, Named, numpy_array, program, write_pickle
 from test_beit import small as beit
 from test_convnext import small as convnext
 from test_names_pyramids import build as pyramid

@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 import pytest
-from pickles import (
+from support.weight_files import (
     FLOATS,
     WRITERS,
     Built,

@@ -1,4 +1,4 @@
-"""Lists the links between this repository's Markdown pages that lead nowhere: ``python tests/links.py [PAGE ...]``."""
+"""Lists the links between this repository's Markdown pages that lead nowhere: ``python tests/support/links.py [PAGE ...]``."""
 
 import functools
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def pages() -> Iterator[Path]:

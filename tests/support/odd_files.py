@@ -6,12 +6,12 @@ import random
 import socket
 import struct
 
-import forged
 import numpy as np
-import pictures
 from PIL import Image, features
 
-COLOURS = Image.fromarray(pictures.COLOURS)
+from support import forged_images, picture_files
+
+COLOURS = Image.fromarray(picture_files.COLOURS)
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><image href="file:///etc/passwd"/></svg>'
 PDF = b"%PDF-1.4\n1 0 obj<</Type/Catalog>>endobj\ntrailer<</Root 1 0 R>>\n%%EOF\n"
 
@@ -32,8 +32,10 @@ def turned(orientation):
 def sound():
     """{name: file} of images that an evaluation reads."""
     frames = {"save_all": True, "append_images": [COLOURS.rotate(90)], "duration": 50}
-    found = {f"{name.replace(' ', '_').replace(',', '')}{p.suffix}": p.data for name, p in pictures.PICTURES.items()}
-    found |= {f"{name.replace(' ', '_')}.jpg": data for name, data in forged.WHOLE.items()}
+    found = {
+        f"{name.replace(' ', '_').replace(',', '')}{p.suffix}": p.data for name, p in picture_files.PICTURES.items()
+    }
+    found |= {f"{name.replace(' ', '_')}.jpg": data for name, data in forged_images.WHOLE.items()}
     found |= {f"turned_{number}.jpg": turned(number) for number in (2, 3, 6, 8)}
     found |= {f"animated.{kind}": saved(COLOURS, name, **frames) for kind, name in (("gif", "GIF"), ("png", "PNG"))}
     found["animated.webp"] = saved(COLOURS, "WEBP", **frames)
@@ -45,15 +47,18 @@ def sound():
 
 def refused():
     """{name: file} of what isn't read, with a reason."""
-    found = {f"unscaled_{n}{suffix}": data for n, (suffix, data, _) in enumerate(pictures.UNSCALED.values())}
+    found = {f"unscaled_{n}{suffix}": data for n, (suffix, data, _) in enumerate(picture_files.UNSCALED.values())}
     found |= {"a.svg": SVG, "svg.png": SVG, "a.pdf": PDF, "pdf.jpg": PDF, "text.jpg": b"hello\n" * 99, "empty.jpg": b""}
-    found |= {"zeros.png": bytes(5000), "bomb.png": forged.png(65_500, 65_500, pixels=forged.black(1, 99))}
+    found |= {
+        "zeros.png": bytes(5000),
+        "bomb.png": forged_images.png(65_500, 65_500, pixels=forged_images.black(1, 99)),
+    }
     found |= {"html.gif": b"<!doctype html><title>404</title>", "eps.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\nshowpage\n"}
     found["bomb.jpg"] = with_size(saved(COLOURS, "JPEG"), 65_500)
     found["bomb.gif"] = saved(COLOURS.quantize(16), "GIF")[:6] + struct.pack("<HH", 65_500, 65_500) + bytes(3)
     found["bomb.bmp"] = saved(COLOURS, "BMP")[:18] + struct.pack("<ii", 65_500, 65_500) + bytes(40)
     found["bomb.ppm"] = b"P6 65500 65500 255\n" + bytes(99)
-    found["bomb.tif"] = pictures.tiff(bytes(99), (65_500, 65_500), 8)
+    found["bomb.tif"] = picture_files.tiff(bytes(99), (65_500, 65_500), 8)
     found["negative.bmp"] = saved(COLOURS, "BMP")[:18] + struct.pack("<ii", -32, -(1 << 31)) + bytes(40)
     if features.check("avif"):
         found["a.avif"] = found["avif.jpg"] = saved(COLOURS, "AVIF")

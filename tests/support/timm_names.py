@@ -2,7 +2,7 @@
 
 Write it anew (tests/golden/make_timm_tags.py stored timm's names in settings/timm_tags.json):
 
-    PYTHONPATH=.:tests python tests/timm_names.py
+    PYTHONPATH=.:tests python tests/support/timm_names.py
 """
 
 import fnmatch
@@ -11,7 +11,7 @@ from pathlib import Path
 from config import model_files
 from settings.names import families, names
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "architectures.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "architectures.md"
 HEAD = "| Families | timm's file | Names | Here | Not here |\n|---|---|---|---|---|\n"
 # The families that the page claims: timm's file, and which of its names are theirs.
 CLAIMED = {

@@ -1,7 +1,7 @@
 """Counts the words of each sentence: in the documents, in public docstrings and in the comments of config.py.
 
-    python tests/words.py                      # every file
-    python tests/words.py docs/own_data.md     # or some
+    python tests/support/words.py                      # every file
+    python tests/support/words.py docs/own_data.md     # or some
 
 It prints a line for each file (words, sentences, words per sentence, the longest) and the ten longest sentences.
 
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from markdown_it import MarkdownIt
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 25
 
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Notes?):$")

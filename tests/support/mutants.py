@@ -1,8 +1,8 @@
 """Tests that can't fail: changes a file at random places, one at a time, and runs the tests that mirror it.
 
     .venv/bin/pip install cosmic-ray==8.7.0
-    .venv/bin/python tests/mutants.py loading/samplers.py weights/fit.py
-    .venv/bin/python tests/mutants.py loading/samplers.py -n 40 -seed 1
+    .venv/bin/python tests/support/mutants.py loading/samplers.py weights/fit.py
+    .venv/bin/python tests/support/mutants.py loading/samplers.py -n 40 -seed 1
 
 tests/mutants.yaml says which tests, at how many places, and what earlier runs left. cosmic-ray says what may be
 changed, and how; a place is drawn once. Types aren't changed: nothing reads them. Neither is ``==`` made ``is``, which
@@ -34,7 +34,7 @@ import paddle
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 assert paddle.__version__  # imported for the forks
 IDENTITY = ("_Is", "_IsNot")
 MEMORY = 12 << 30  # bytes of addresses that a mutant may take

@@ -5,9 +5,10 @@ import struct
 import zlib
 
 import numpy as np
-from hostile import damaged
 from hypothesis import strategies as st
 from PIL import Image
+
+from support.hostile_files import damaged
 
 NUMBERS = st.sampled_from([0, 1, 7, 255, 256, 16383, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
 SIDES = st.sampled_from([0, 1, 2, 16, 4000, 12000, 65535])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import warm
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 started = []  # what a test may leave running where it fails
 
 

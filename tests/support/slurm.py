@@ -1,6 +1,6 @@
 """One node of a real SLURM, for the slow tests: munged, slurmctld and slurmd of this machine, in a folder of their own.
 
-    python tests/slurm.py FOLDER sbatch --wait run_train_slurm.sh ...    # runs a command with it
+    python tests/support/slurm.py FOLDER sbatch --wait run_train_slurm.sh ...    # runs a command with it
 
 Debian: apt-get install slurm-wlm munge. It has no cgroups: a task sees all cores, as on many small clusters.
 """
@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ranks import free_ports
+from support.ranks import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo")
 _FOLDERS = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])

@@ -10,10 +10,11 @@ import re
 import struct
 import zlib
 
-import forged
 import numpy as np
 from hypothesis import strategies as st
 from PIL import Image
+
+from support import forged_images
 
 # Some are over the limits: sides of 1,000,001, images of more than a million pixels.
 SIDES = st.sampled_from([1, 2, 3, 8, 15, 16, 17, 255, 256, 1000, 4097, 65_535, 1_000_000, 1_000_001, 8_000_000])
@@ -103,7 +104,7 @@ def gifs(draw):
         codes = st.sampled_from([b"\0", b"\xff", b"\x80", bytes(range(256)), b"\0\1", b"\x55\xaa"])
         lzw = _times(draw, codes, 1 << 19)
         if draw(st.booleans()):
-            lzw += forged.saved("GIF", Image.new("P", (1000, 1000)))[-4000:]
+            lzw += forged_images.saved("GIF", Image.new("P", (1000, 1000)))[-4000:]
         data += bytes([draw(st.sampled_from([1, 2, 4, 8, 8, 8, 8, 11, 12, 13]))]) + _gif_blocks(lzw)
     return data + b";"
 
@@ -116,11 +117,11 @@ def jpegs(draw):
     options = {"progressive": draw(st.booleans()), "quality": draw(st.sampled_from([1, 75, 100]))}
     if draw(st.booleans()):
         options["restart_marker_blocks"] = 1
-    whole = forged.saved("JPEG", Image.new(mode, (side, side)), **options)
+    whole = forged_images.saved("JPEG", Image.new(mode, (side, side)), **options)
     pieces = st.sampled_from([
-        b"\xff", b"\xff\x01", b"\xff\xd0", forged.segment(0xFE, b"a"), forged.segment(0xE1, bytes(60_000)),
-        forged.segment(0xDD, b"\0\1"), forged.segment(0xDB, bytes([0, *range(1, 65)])), b"\0", b"\xff\0",
-        forged.segment(0xE2, b"MPF\0" + bytes(40)), forged.segment(0xE2, b"ICC_PROFILE\0\1\1" + bytes(40)),
+        b"\xff", b"\xff\x01", b"\xff\xd0", forged_images.segment(0xFE, b"a"), forged_images.segment(0xE1, bytes(60_000)),
+        forged_images.segment(0xDD, b"\0\1"), forged_images.segment(0xDB, bytes([0, *range(1, 65)])), b"\0", b"\xff\0",
+        forged_images.segment(0xE2, b"MPF\0" + bytes(40)), forged_images.segment(0xE2, b"ICC_PROFILE\0\1\1" + bytes(40)),
     ])  # fmt: skip
     scan = whole.index(b"\xff\xda")
     places = [2, scan, scan + 4, len(whole) - 2, len(whole)]
@@ -153,18 +154,18 @@ def pngs(draw):
     piece = draw(st.sampled_from([1, 10, 8192, 1 << 30]))
     piece = max(piece, len(stream) // 5000)
     parts = (stream[place : place + piece] for place in range(0, len(stream), piece))
-    chunks = b"".join(forged.chunk(b"IDAT", part) for part in parts)
+    chunks = b"".join(forged_images.chunk(b"IDAT", part) for part in parts)
     between = st.sampled_from([
-        forged.chunk(b"IDAT"), forged.chunk(b"PLTE", bytes(768)), forged.chunk(b"tRNS", bytes(256)),
-        forged.chunk(b"tRNS", b"\0\1"), forged.chunk(b"ABCD", b"a"), forged.chunk(b"fdAT", bytes(100)),
-        forged.chunk(b"acTL", struct.pack(">II", 1 << 30, 0)), forged.chunk(b"iCCP", b"k\0\0" + stream[:9999]),
-        forged.chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(1 << 22), 9)),
-        *(forged.chunk(kind, bytes(1 << 18)) for kind in (b"PLTE", b"tRNS", b"ABCD", b"IHDR", b"IEND")),
+        forged_images.chunk(b"IDAT"), forged_images.chunk(b"PLTE", bytes(768)), forged_images.chunk(b"tRNS", bytes(256)),
+        forged_images.chunk(b"tRNS", b"\0\1"), forged_images.chunk(b"ABCD", b"a"), forged_images.chunk(b"fdAT", bytes(100)),
+        forged_images.chunk(b"acTL", struct.pack(">II", 1 << 30, 0)), forged_images.chunk(b"iCCP", b"k\0\0" + stream[:9999]),
+        forged_images.chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(1 << 22), 9)),
+        *(forged_images.chunk(kind, bytes(1 << 18)) for kind in (b"PLTE", b"tRNS", b"ABCD", b"IHDR", b"IEND")),
     ])  # fmt: skip
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, draw(st.integers(0, 1)))
-    palette = forged.chunk(b"PLTE", bytes(3 * draw(st.sampled_from([1, 16, 256, 257]))))
-    data = b"\x89PNG\r\n\x1a\n" + forged.chunk(b"IHDR", header) + palette * (colour == 3)
-    return data + _times(draw, between, 1 << 19) + chunks + forged.chunk(b"IEND")
+    palette = forged_images.chunk(b"PLTE", bytes(3 * draw(st.sampled_from([1, 16, 256, 257]))))
+    data = b"\x89PNG\r\n\x1a\n" + forged_images.chunk(b"IHDR", header) + palette * (colour == 3)
+    return data + _times(draw, between, 1 << 19) + chunks + forged_images.chunk(b"IEND")
 
 
 @st.composite
@@ -193,11 +194,11 @@ def _zeros(compression, count):
     if compression == 32773:
         return b"\x81\0" * (count // 128 + 1)
     if compression == 5:
-        return forged.saved("TIFF", Image.new("L", (max(1, count), 1)), compression="tiff_lzw")[8:]
+        return forged_images.saved("TIFF", Image.new("L", (max(1, count), 1)), compression="tiff_lzw")[8:]
     if compression == 7:
-        return forged.saved("JPEG", Image.new("L", (16, 16)))
+        return forged_images.saved("JPEG", Image.new("L", (16, 16)))
     if compression == 50001:
-        return forged.saved("WEBP", Image.new("RGB", (16, 16)), lossless=True)
+        return forged_images.saved("WEBP", Image.new("RGB", (16, 16)), lossless=True)
     return bytes(count)
 
 
@@ -296,7 +297,7 @@ def webp_of_sets(side, groups, alpha=False):
     if not alpha:
         return _riff((b"VP8L", stream))
     canvas = b"\x10\0\0\0" + (side - 1).to_bytes(3, "little") * 2
-    plain = forged.saved("WEBP", Image.new("RGB", (side, side)))
+    plain = forged_images.saved("WEBP", Image.new("RGB", (side, side)))
     # Of alpha the stream has no header: its 5 bytes are left out, and a byte tells that it is compressed.
     return _riff((b"VP8X", canvas), (b"ALPH", b"\1" + stream[5:]), (plain[12:16], plain[20:]))
 
@@ -310,7 +311,7 @@ def webps(draw):
         groups = draw(st.sampled_from([1, blocks // 2 + 1, blocks]))
         return webp_of_sets(side, groups, draw(st.booleans()))
     side = draw(st.sampled_from([1, 16, 1000]))
-    inner = forged.saved("WEBP", Image.new("RGB", (side, side)), lossless=draw(st.booleans()))
+    inner = forged_images.saved("WEBP", Image.new("RGB", (side, side)), lossless=draw(st.booleans()))
     image = (inner[12:16], inner[20:])
     sides = st.sampled_from([1, 2, 16, 1000, 1001, 16_383, 16_384, 1 << 24])
     width = _either(draw, draw(st.sampled_from([side, 1000])), sides)

@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from runs import train
-
 from launch import signals
+from support.training_runs import train
 from training import requests
 from utils import rank, world_size
 

@@ -1,7 +1,7 @@
 """A short run of two processes for the faults, and what has to hold after each."""
 
-from programs import assert_none_left, start
-from runs import assert_same_run
+from support.programs import assert_none_left, start
+from support.training_runs import assert_same_run
 
 RUN = [
     "-cfg=vit_digits", "-output=run", "-resume=auto", "-o", "TRAIN.NUM_EPOCHS", "3", "TRAIN.WARMUP_EPOCHS", "2",

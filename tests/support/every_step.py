@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import paddle
 from conftest import TINY, without
-from runs import train
 from test_zoo import SMALL
 
 import ops
+from support.training_runs import train
 
 SHORT = [*TINY, "DATA.BATCH_SIZE", "8", "REPORT_FREQ", "1"]
 # Together: each optimizer, each way to clip, to mix, to erase and to average, and each loss.

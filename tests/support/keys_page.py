@@ -2,7 +2,7 @@
 
 Write the page anew:
 
-    PYTHONPATH=.:tests python tests/keys_page.py
+    PYTHONPATH=.:tests python tests/support/keys_page.py
 """
 
 import re
@@ -14,12 +14,12 @@ from settings.architectures import all_keys, architectures
 from settings.explaining import meanings
 from settings.registry import KINDS, own_keys
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "keys.md"
 HEAD = """# All keys
 
 Every key with its default and its meaning. [Configuration](configuration.md) says how to set them. This page is written
-by `PYTHONPATH=.:tests python tests/keys_page.py`. Its sources are `config.py`, the components that a key chooses, and
+by `PYTHONPATH=.:tests python tests/support/keys_page.py`. Its sources are `config.py`, the components that a key chooses, and
 the constructors of the models.
 """
 MODELS = """

@@ -3,7 +3,7 @@ accuracy of timm's weights (golden/published.json).
 
 Write the page and settings/costs.json anew, or the rows of some models (a second each):
 
-    PYTHONPATH=.:tests python tests/cost_table.py [NAME ...]
+    PYTHONPATH=.:tests python tests/support/cost_table.py [NAME ...]
 """
 
 import json
@@ -15,10 +15,10 @@ from models import list_models
 from models.costs import Cost, cost
 from tools.list_models import TABLE, cost_row
 
-HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "models.md"
-PUBLISHED = json.loads((HERE / "golden" / "published.json").read_text(encoding="utf-8"))
-REFERENCE = json.loads((HERE / "golden" / "costs.json").read_text(encoding="utf-8"))
+TESTS = Path(__file__).resolve().parents[1]
+PAGE = TESTS.parent / "docs" / "models.md"
+PUBLISHED = json.loads((TESTS / "golden" / "published.json").read_text(encoding="utf-8"))
+REFERENCE = json.loads((TESTS / "golden" / "costs.json").read_text(encoding="utf-8"))
 HEAD = """# What the models cost, and what they reach
 
 The table shows multiply-adds (MACs) and activations of one image. fvcore 0.1.5's counts are beside them, of timm
@@ -52,8 +52,8 @@ python tools/model_info.py swin_tiny_patch4_window7_224 -layers
 These commands write this page and its picture:
 
 ```sh
-PYTHONPATH=.:tests python tests/cost_table.py     # tests/golden/make_costs.py made the reference
-PYTHONPATH=.:tests python tests/accuracy_picture.py
+PYTHONPATH=.:tests python tests/support/cost_table.py     # tests/golden/make_costs.py made the reference
+PYTHONPATH=.:tests python tests/support/accuracy_picture.py
 ```
 
 | model | image | parameters | GMACs | fvcore's | difference | activations (M) | fvcore's | acc1 |

@@ -1,6 +1,6 @@
 """docs/accuracy.svg: the accuracy of timm's weights against the models' parameters (golden/published.json).
 
-PYTHONPATH=.:tests python tests/accuracy_picture.py
+PYTHONPATH=.:tests python tests/support/accuracy_picture.py
 """
 
 import colorsys
@@ -16,9 +16,9 @@ import matplotlib.pyplot as plt
 from config import model_files
 from tools.list_models import TABLE
 
-HERE = Path(__file__).resolve().parent
-PUBLISHED = json.loads((HERE / "golden" / "published.json").read_text(encoding="utf-8"))
-PICTURE = HERE.parent / "docs" / "accuracy.svg"
+TESTS = Path(__file__).resolve().parents[1]
+PUBLISHED = json.loads((TESTS / "golden" / "published.json").read_text(encoding="utf-8"))
+PICTURE = TESTS.parent / "docs" / "accuracy.svg"
 MORE_IMAGES = r"in2[12]k|in12k|laion|openai|ig1b|m30m|m38m|merged|clip"  # in tags of weights
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 import paddle
 import pytest
 from PIL import Image
-from programs import ROOT, descendants
 from sklearn.datasets import load_sample_images
 
 from config import get_config
 from models import build_model
+from support.programs import ROOT, descendants
 from training.checkpoint import describe
 from training.checkpoint.description import METADATA
 from weights import file_arrays

@@ -14,7 +14,7 @@ from typing import Any
 # so ranks of another backend begin by themselves.
 _PRELOADED = ["zlib", "paddle.distributed", "pytest", "training.engine"]
 _PRELOADED += ["sklearn.datasets", "matplotlib.pyplot", "hypothesis", "models"]  # of tests/conftest.py, and of runs
-_PRELOADED.append("preloaded")
+_PRELOADED.append("support.fork_server_preload")
 
 
 def run_ranks(

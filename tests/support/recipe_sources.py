@@ -2,11 +2,11 @@
 
 Compare the quotations with the repositories, each cloned (bare or not) as FOLDER/<owner>+<name>:
 
-    PYTHONPATH=.:tests python tests/recipe_sources.py FOLDER
+    PYTHONPATH=.:tests python tests/support/recipe_sources.py FOLDER
 
 Write docs/recipe_sources.md anew:
 
-    PYTHONPATH=.:tests python tests/recipe_sources.py
+    PYTHONPATH=.:tests python tests/support/recipe_sources.py
 """
 
 import subprocess
@@ -23,7 +23,7 @@ from settings.options import leaves
 from settings.values import parse_value
 from training.optim import build_schedule
 
-FOLDER = Path(__file__).resolve().parent / "sources"
+FOLDER = Path(__file__).resolve().parents[1] / "sources"
 PAGE = FOLDER.parent.parent / "docs" / "recipe_sources.md"
 
 
@@ -104,7 +104,7 @@ def page() -> str:
 
 _PREFACE = """# What the recipes' sources say
 
-`tests/recipe_sources.py` makes this page from `tests/sources/*.yaml`. `tests/test_recipe_sources.py` compares the
+`tests/support/recipe_sources.py` makes this page from `tests/sources/*.yaml`. `tests/test_recipe_sources.py` compares the
 configurations with it. A recipe's keys are those of all tables that name it. If two tables have the same key, the
 lower one counts. BATCH is the effective batch that the recipe is meant for. RATE.START, PEAK and END are the learning
 rates at the first update, after warm-up and at the end, at that batch."""
