@@ -87,7 +87,8 @@ class ImageDataset(paddle.io.Dataset):
         self.compared: np.ndarray | None = None  # outputs (loading.label_spaces)
         self.mode = pixel_mode(config)
         self.skip_broken = config.DATA.SKIP_BROKEN and train
-        erased, skipped = ("erased",) * (self.erasing is not None), ("skipped",) * self.skip_broken
+        erased = ("erased",) * (self.erasing is not None)
+        skipped = ("skipped",) * self.skip_broken
         self.columns = ("pixels", "labels", *erased, *skipped)
         self._broken: set[int] = set()  # what this process needn't decode again
         self.advice = ", or train with DATA.SKIP_BROKEN True" if train else ""  # an evaluation skips nothing
@@ -178,7 +179,8 @@ class EncodedDataset(ImageDataset):
     def __init__(self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]) -> None:
         super().__init__(config, mode, labels, classes)
         self.exact = mode != "train" and not config.DATA.FAST_EVAL
-        self.most, self.oriented = config.DATA.MAX_PIXELS, config.DATA.EXIF_ORIENTATION
+        self.most = config.DATA.MAX_PIXELS
+        self.oriented = config.DATA.EXIF_ORIENTATION
 
     def data(self, index: int) -> bytes:
         """Returns the file of an image; raises OSError, Unreadable or RunError where it can't be read."""
@@ -287,7 +289,9 @@ def get_dataset(
         InputError: files that are missing, empty or damaged, labels outside the range.
     """
     mode = _mode(mode if is_train is None else is_train)
-    kind, root, limit = config.DATA.DATASET, Path(config.DATA.DATA_PATH), config.MODEL.NUM_CLASSES
+    kind = config.DATA.DATASET
+    root = Path(config.DATA.DATA_PATH)
+    limit = config.MODEL.NUM_CLASSES
     if limit == 0:
         raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
     read = datasets.choose(config)
@@ -463,7 +467,8 @@ def get_dataloader(
     if isinstance(mode, bool) or any(value is not None for value in theirs):
         train = _mode(mode if is_train is None else is_train) == "train"
         return PairLoader(config, dataset, train, split=bool(multi_process or use_dist_sampler))
-    draw, sampler = None, EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
+    draw = None
+    sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     if mode == "train":
         sampler = train_sampler(config, dataset, rank, ranks)
         if mixes(config):

@@ -155,7 +155,8 @@ class Allowance:
     """
 
     def __init__(self, size: int) -> None:
-        self.size, self.left = size, (64 << 20) + 3 * size
+        self.size = size
+        self.left = (64 << 20) + 3 * size
         self.counted = time.thread_time()  # up to here
         self.until = self.counted + 10 + size / 100e6
 

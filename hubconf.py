@@ -58,7 +58,8 @@ def _text(name: str) -> str:
     config = _part("config").get_config(name)
     taken = _part("settings.architectures").architecture(config.MODEL.TYPE).arguments
     source = _part("config").find_config(name).read_text(encoding="utf-8").partition("\n")[0].partition(": ")[2]
-    data, classes = config.DATA, config.MODEL.NUM_CLASSES
+    data = config.DATA
+    classes = config.MODEL.NUM_CLASSES
     height, width = _part("settings.options").pair(data.IMAGE_SIZE)
     shape = f"[B, {data.IMAGE_CHANNELS}, {height}, {width}]"
     lines = [

@@ -170,7 +170,9 @@ def all_gather(data: Any) -> list[Any]:
     global _gathered
     if world_size() == 1:
         return [data]
-    key, _gathered, pickled = secret.of_run(), _gathered + 1, pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
+    key = secret.of_run()
+    _gathered = _gathered + 1
+    pickled = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
     sealed = secret.mac(key, f"{rank()} {_gathered}".encode(), pickled) + pickled
     sizes: list[paddle.Tensor] = []
     dist.all_gather(sizes, paddle.to_tensor([len(sealed)], dtype="int64"))
@@ -181,7 +183,8 @@ def all_gather(data: Any) -> list[Any]:
     found = []
     for place, (part, size) in enumerate(zip(parts, sizes, strict=True)):
         said = part.numpy()[: int(size)].tobytes()
-        proof, pickled = said[: secret.SIZE], said[secret.SIZE :]
+        proof = said[: secret.SIZE]
+        pickled = said[secret.SIZE :]
         if not secret.same(proof, secret.mac(key, f"{place} {_gathered}".encode(), pickled)):
             raise RunError(f"what came as rank {place}'s is unproved: a stranger said it, or {secret.VARIABLE} differs")
         found.append(pickle.loads(pickled))
@@ -276,7 +279,8 @@ class _Held(logging.Handler):
 
     def __init__(self, file: str) -> None:
         super().__init__()
-        self.file, self.records = file, []
+        self.file = file
+        self.records = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
@@ -304,7 +308,8 @@ def get_loggers() -> tuple[logging.Logger, logging.Logger]:
 
     The console is spoken to at once; what goes to files is held in memory until ``open_logs``.
     """
-    local, main = logging.getLogger("local"), logging.getLogger("main")
+    local = logging.getLogger("local")
+    main = logging.getLogger("main")
     handlers = {local: [_Held(f"log_{rank()}.txt")], main: [logging.NullHandler()]}
     if rank() == 0:
         handlers[main] = [_Held("log.txt"), _ConsoleHandler()]

@@ -119,7 +119,8 @@ def difference(ours: Params, theirs: Params) -> float:
 def worker(size: int, steps: int, lr: float) -> None:
     """Runs in each process."""
     dist.init_parallel_env()
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     paddle.seed(rank)
     start = init_params()
     for p in start:  # each rank has drawn its own: rank 0's count

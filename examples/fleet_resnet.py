@@ -32,7 +32,8 @@ from paddle.vision.models.resnet import BasicBlock, BottleneckBlock
 from settings.options import Parser
 
 BASE_BATCH = 32  # the global batch that --base_lr is meant for
-MOMENTUM, L2_DECAY = 0.9, 1e-4
+MOMENTUM = 0.9
+L2_DECAY = 1e-4
 
 
 class RandomDataset(Dataset):
@@ -40,7 +41,9 @@ class RandomDataset(Dataset):
 
     def __init__(self, num_samples: int, image_size: int, num_classes: int) -> None:
         super().__init__()
-        self.num_samples, self.image_size, self.num_classes = num_samples, image_size, num_classes
+        self.num_samples = num_samples
+        self.image_size = image_size
+        self.num_classes = num_classes
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(index)
@@ -72,7 +75,8 @@ def largest_difference(model: nn.Layer) -> float:
 def train_model(args: argparse.Namespace) -> None:
     """Runs in each process."""
     fleet.init(is_collective=True)
-    ranks, rank = dist.get_world_size(), dist.get_rank()
+    ranks = dist.get_world_size()
+    rank = dist.get_rank()
     paddle.seed(0)
     block = BottleneckBlock if args.depth >= 50 else BasicBlock
     model = ResNet(block, args.depth, num_classes=args.num_classes)

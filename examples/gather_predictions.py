@@ -37,7 +37,10 @@ def predictions(config: Configuration, model: Any, dataset: Any, rank: int, rank
     loader = get_dataloader(config, dataset, "val", rank=rank, ranks=ranks)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     model.eval()
-    labels, predicted, probable = [], [], []  # they stay on the device until the end: no step waits for a copy
+    # they stay on the device until the end: no step waits for a copy
+    labels = []
+    predicted = []
+    probable = []
     with paddle.no_grad():
         for batch in loader:
             beat(EVALUATING)
@@ -64,7 +67,8 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
     utils.seed_everything(config.SEED)  # fresh weights are the same on every rank
     model = build_model(config)
     if config.MODEL.PRETRAINED:
-        allow, classes = config.MODEL.PRETRAINED_ALLOW, config.MODEL.PRETRAINED_CLASSES
+        allow = config.MODEL.PRETRAINED_ALLOW
+        classes = config.MODEL.PRETRAINED_CLASSES
         adapter = config.MODEL.PRETRAINED_ADAPTER
         load_weights(model, config.MODEL.PRETRAINED, allow=allow, classes=classes, adapter=adapter)
     shares = utils.all_gather(predictions(config, model, dataset, utils.rank(), utils.world_size()))

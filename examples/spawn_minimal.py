@@ -55,7 +55,8 @@ def compute_accuracy(network: nn.Layer, dataset: Points) -> float:
 
     Ranks may have different numbers of samples, so hits and samples are summed over the ranks and divided once.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     own = paddle.arange(rank, len(dataset), ranks)
     counts = paddle.to_tensor([0.0, len(own)])
     if len(own):
@@ -72,7 +73,8 @@ def main(num_epochs: int) -> None:
     if dist.get_world_size() > 1:
         dist.init_parallel_env()
     rank = dist.get_rank()
-    train, test = Points(*TRAIN), Points(*TEST)
+    train = Points(*TRAIN)
+    test = Points(*TEST)
     sampler = DistributedBatchSampler(train, batch_size=2, shuffle=True, drop_last=True)
     loader = DataLoader(train, batch_sampler=sampler)
     paddle.seed(123)

@@ -18,7 +18,9 @@ from utils import sync_directory
 
 Answer = Prediction | Failure
 COLUMNS = ("name", "rank", "output", "class", "probability", "error")  # of CSV
-_NAME, _CLASS = 24, 40  # columns of a terminal that a name has at least, and a class needs at most
+# columns of a terminal that a name has at least, and a class needs at most
+_NAME = 24
+_CLASS = 40
 _LOOKED_AT = 10_000  # names, by which a table's width is chosen
 
 
@@ -169,7 +171,8 @@ class Out(io.TextIOBase):
 
     def __init__(self, file: Any, what: str) -> None:
         super().__init__()
-        self.file, self.what = file, what
+        self.file = file
+        self.what = what
 
     def write(self, text: str) -> int:
         with writing(self.what):

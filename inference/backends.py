@@ -121,7 +121,8 @@ class OnnxRuntime:
     def __init__(self, folder: Path, stem: str, precision: str) -> None:
         runtime = import_extra("onnxruntime")
         options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = num_threads(), 1
+        options.intra_op_num_threads = num_threads()
+        options.inter_op_num_threads = 1
         options.log_severity_level = 4  # its warnings are of its own passes; errors are raised
         self.session = runtime.InferenceSession(str(folder / f"{stem}.onnx"), options, ["CPUExecutionProvider"])
         _check_counts(len(self.session.get_inputs()), len(self.session.get_outputs()))

@@ -21,11 +21,17 @@ from training.pages.fonts import file_for
 SUFFIXES = (".png", ".jpg", ".jpeg")  # of a sheet
 MOST = 400  # images on a sheet
 SHEET_SIDE = 224  # pixels of a tile on a sheet
-_SIDE, _GAP, _FONT = 384, 8, 14  # pixels
+# pixels
+_SIDE = 384
+_GAP = 8
+_FONT = 14
 _LINE = _FONT + 5
 _RISE = _FONT - 1  # from a line's top to where its letters stand
 _NAME = 40  # letters of a file's name
-_PAPER, _INK, _FAINT, _WRONG = "white", "black", "#666666", "#b00020"
+_PAPER = "white"
+_INK = "black"
+_FAINT = "#666666"
+_WRONG = "#b00020"
 
 
 class Captioned:
@@ -37,7 +43,10 @@ class Captioned:
     """
 
     def __init__(self, config: Configuration, images: Paths, side: int, top: int) -> None:
-        self.pictures, self.side, self.top, self.place = Pictures(config, images), side, top, 0
+        self.pictures = Pictures(config, images)
+        self.side = side
+        self.top = top
+        self.place = 0
 
     def draw_next(self, answer: Answer) -> Image.Image:
         """Returns the next image with its name, and its classes or its error."""
@@ -54,7 +63,9 @@ class Folder:
     """A file for each image in ``folder``: its place from 1, and its name."""
 
     def __init__(self, config: Configuration, images: Paths, folder: Path, path: Path, top: int) -> None:
-        self.captioned, self.folder, self.path = Captioned(config, images, _SIDE, top), folder, path
+        self.captioned = Captioned(config, images, _SIDE, top)
+        self.folder = folder
+        self.path = path
         self.digits = len(str(len(images)))
         with writing(str(path)):
             folder.mkdir()
@@ -76,7 +87,8 @@ class Sheet:
     def __init__(self, config: Configuration, images: Paths, top: int) -> None:
         if len(images) > MOST:
             raise InputError(f"-output: one picture holds up to {MOST} images, found {len(images)}; give a folder")
-        self.captioned, self.papers = Captioned(config, images, SHEET_SIDE, top), []
+        self.captioned = Captioned(config, images, SHEET_SIDE, top)
+        self.papers = []
         self.count = len(images)
 
     def write(self, answer: Answer) -> None:

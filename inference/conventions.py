@@ -21,7 +21,8 @@ def write_conventions(folder: Path, config: Configuration, description: Descript
 
 def timm_config(config: Configuration, description: Description, num_features: int) -> dict[str, Any]:
     """Returns what ``timm.models.load_model_config_from_path`` and the Hub read (timm 1.0.31)."""
-    data, classes = config.DATA, {"label_names": description.classes} if description.classes else {}
+    data = config.DATA
+    classes = {"label_names": description.classes} if description.classes else {}
     return {
         "architecture": config.MODEL.NAME,
         "num_classes": config.MODEL.NUM_CLASSES,

@@ -37,7 +37,8 @@ from training.checkpoint.folder import sha256_of
 from utils import sync_directory
 
 _UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
-PREPARATION, JOINED = "preparation", "model_with_preprocessing.onnx"
+PREPARATION = "preparation"
+JOINED = "model_with_preprocessing.onnx"
 _NO = {
     ("paddle", "float16"): "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino",
     ("paddle", "int8"): "int8 is made for ONNX Runtime and OpenVINO; use -format onnx or openvino",
@@ -153,7 +154,8 @@ def check_target(target: Path) -> None:
 
 def _manifest(config: Configuration) -> dict[str, Any]:
     """What preprocessing.json of earlier releases held."""
-    data, unit = config.DATA, _UNIT if pixel_dtype(config) is np.float32 else "RGB / 255"
+    data = config.DATA
+    unit = _UNIT if pixel_dtype(config) is np.float32 else "RGB / 255"
     return {
         "input": f"images [B, C, H, W] float32: ({unit} - mean) / std",
         "image_size": data.IMAGE_SIZE, "channels": data.IMAGE_CHANNELS, "crop_pct": data.CROP_PCT,
@@ -181,7 +183,8 @@ def _write_graphs(
     calibration: np.ndarray | None,
 ) -> None:
     """Writes the model and its preparation in one format."""
-    preparation, dtype = Preparation(config), np.dtype(pixel_dtype(config))
+    preparation = Preparation(config)
+    dtype = np.dtype(pixel_dtype(config))
     pixels = paddle.static.InputSpec([None, None, None, config.DATA.IMAGE_CHANNELS], dtype, "pixels")
     if kind.startswith("paddle"):
         save_program(model, folder / PROGRAM, inputs_of(model))

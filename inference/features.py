@@ -41,7 +41,9 @@ POOLS = ("avg", "token", "map")
 INDEXES = ("csv", "jsonl")
 COLUMNS = ("row", "file", "error")
 _ANEW = "restore it, or make the features anew (tools/features.py)"
-_LARGEST_RECORD, LARGEST_ROW = 1 << 20, 20_000  # bytes
+# bytes
+_LARGEST_RECORD = 1 << 20
+LARGEST_ROW = 20_000
 _BLOCK = 4 << 20  # bytes of values that are read at once
 _PATH = Rule("a path", lambda value: type(value) is str and 0 < len(value) <= 4096)
 _FORM: Form = {
@@ -108,7 +110,8 @@ class Features(Predictor):
         if layer is None:
             self.model.reset_classifier(0)
             return
-        count, name = len(self.model.feature_info), self.config.MODEL.NAME
+        count = len(self.model.feature_info)
+        name = self.config.MODEL.NAME
         if not -count <= layer < count:
             raise InputError(f"-layer is {layer}, {name} has the layers {-count} to {count - 1}")
         if pool == "token" and not hasattr(self.model, "cls_token"):
@@ -127,7 +130,10 @@ class Features(Predictor):
 class _Layer(nn.Layer):
     def __init__(self, model: Any, layer: int, pool: Pool, norm: bool) -> None:
         super().__init__()
-        self.model, self.layer, self.pool, self.norm = model, layer, pool, norm
+        self.model = model
+        self.layer = layer
+        self.pool = pool
+        self.norm = norm
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
         options = {"norm": self.norm, "stop_early": True, "intermediates_only": True}
@@ -164,7 +170,8 @@ def write_features(
     """
     if output.suffix not in (".npy", ".safetensors"):
         raise InputError(f"{output}: the ending tells what to write; expected .npy or .safetensors")
-    rows, record = output.with_suffix(f".{index}"), output.with_suffix(".json")
+    rows = output.with_suffix(f".{index}")
+    record = output.with_suffix(".json")
     for file in (output, rows, record):
         if os.path.lexists(file):
             raise InputError(f"{file} exists; choose another -output, or remove it")
@@ -272,7 +279,8 @@ def stored_features(path: Path) -> Stored:
     with reading(record, "the record of tools/features.py"):
         made = parsed_json(whole_file(record, _LARGEST_RECORD))
         check_form(made, _FORM, tuple(name for name in _FORM if name != "oriented"))
-        shape, offset = made["shape"], made["offset"]
+        shape = made["shape"]
+        offset = made["offset"]
         if len(shape) != 2:
             raise Unreadable(f"its features are maps {shape}; a search needs them pooled")
     with reading(path, "features"):

@@ -18,7 +18,9 @@ from ops.settings import exact_float32
 from settings.options import Configuration
 
 LEAST_AGREEMENT = 0.8  # share of pictures on which a half precision's or int8's best class is the model's
-_PICTURES, _NOISE, _CALIBRATION = 16, 4, 64
+_PICTURES = 16
+_NOISE = 4
+_CALIBRATION = 64
 _BATCHES = (1, 3, 8)  # of the first runs, so that an export of one fixed size is found out
 
 
@@ -62,12 +64,15 @@ def compare_with_eager(
         RunError: logits aren't finite, or differ by too much.
     """
     if calibration is not None:
-        images, kinds = calibration[:_CALIBRATION], "images of the training set"
+        images = calibration[:_CALIBRATION]
+        kinds = "images of the training set"
     else:
-        images, kinds = photographs(config), "crops of photographs"
+        images = photographs(config)
+        kinds = "crops of photographs"
     if precision == "float32":
         noise = np.random.default_rng(0).normal(size=(_NOISE, *images.shape[1:])).astype(np.float32)
-        images, kinds = np.concatenate([images, noise]), f"{kinds} and random images"
+        images = np.concatenate([images, noise])
+        kinds = f"{kinds} and random images"
     expected = in_batches(functools.partial(_eager, model), images)
     with refusing("run as it was exported", "use another -format or -precision"), quiet():
         found = in_batches(runner, images)
@@ -87,7 +92,8 @@ def compare_with_eager(
 
 def in_batches(runner: Runner, images: np.ndarray) -> np.ndarray:
     """Returns the logits of all images: batches of 1, of 3 and of 8."""
-    found, start = [], 0
+    found = []
+    start = 0
     while start < len(images):
         size = _BATCHES[min(len(found), len(_BATCHES) - 1)]
         found.append(runner(np.ascontiguousarray(images[start : start + size])))
@@ -104,7 +110,8 @@ def photographs(config: Configuration, count: int = _PICTURES, seed: int = 0) ->
     """Returns crops of scikit-learn's two photographs, of many sizes, prepared: [n, C, S, S] float32."""
     transform = EvalTransform(config)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-    mode, images = pixel_mode(config), map(np.asarray, crops(count, seed))
+    mode = pixel_mode(config)
+    images = map(np.asarray, crops(count, seed))
     if isinstance(mode, int):  # bands: red, green and blue in turn
         images = (image[:, :, np.arange(mode) % 3] for image in images)
     pixels = np.stack([transform(image_of(image, mode)) for image in images])

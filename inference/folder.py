@@ -14,7 +14,8 @@ from training.checkpoint import Description
 from training.checkpoint.description import read_description
 from training.checkpoint.folder import sha256_of
 
-MANIFEST, EARLIER = "preprocess.json", "preprocessing.json"
+MANIFEST = "preprocess.json"
+EARLIER = "preprocessing.json"
 FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 ADVICE = "; export the model anew (tools/export_model.py)"

@@ -24,7 +24,8 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
     Raises:
         InputError: the model can't be converted, or a package isn't installed.
     """
-    onnx, converter = import_extra("onnx"), import_extra("paddle2onnx")
+    onnx = import_extra("onnx")
+    converter = import_extra("paddle2onnx")
     save_program(layer, scratch / "program", inputs)
     program = program_in(scratch, "program")
     parameters = scratch / "program.pdiparams"
@@ -82,10 +83,12 @@ def _mend_epsilons(model: Any, layer: nn.Layer) -> None:
 
 def simplify(model: Any, scratch: Path) -> Any:
     """Returns an ONNX model after ONNX Runtime's basic passes: constants are folded, identities left out."""
-    onnx, runtime = import_extra("onnx"), import_extra("onnxruntime")
+    onnx = import_extra("onnx")
+    runtime = import_extra("onnxruntime")
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath, options.log_severity_level = str(scratch / "simple.onnx"), 4
+    options.optimized_model_filepath = str(scratch / "simple.onnx")
+    options.log_severity_level = 4
     with refusing("converted to ONNX", "use -format paddle"), quiet():
         runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         simple = onnx.load(str(scratch / "simple.onnx"))
@@ -140,7 +143,8 @@ def join_models(preparation: Any, model: Any) -> Any:
 
 def openvino_of(model: Any, scratch: Path) -> Any:
     """Returns OpenVINO's ``Model`` of an ONNX one."""
-    openvino, onnx = import_extra("openvino"), import_extra("onnx")
+    openvino = import_extra("openvino")
+    onnx = import_extra("onnx")
     file = scratch / "for_openvino.onnx"
     onnx.save(model, str(file))
     with refusing("converted to OpenVINO", "use -format onnx"), quiet():

@@ -18,7 +18,8 @@ from loading.label_spaces import imagenet_names
 from loading.layout import IMAGE_SUFFIXES, is_leftover, skipped_text
 from loading.sources import images_below
 
-STDIN, LIST = "-", ".txt"
+STDIN = "-"
+LIST = ".txt"
 _LARGEST = 1 << 28  # bytes of a list on standard input
 _LISTED = 20  # bytes that a path takes besides its own
 

@@ -125,7 +125,8 @@ class Predictor:
             self.report = f"{path}: {description.model}, {export.format}, {export.precision}"
         elif self.model is not None:
             settings = self.config.MODEL
-            allow, order = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES
+            allow = settings.PRETRAINED_ALLOW
+            order = settings.PRETRAINED_CLASSES
             adapter = settings.PRETRAINED_ADAPTER
             loaded = load_weights(self.model, path, allow=allow, classes=order, adapter=adapter)
             self.report = str(loaded)
@@ -256,7 +257,8 @@ class Predictor:
         """Returns the prediction that probabilities [K] make; of equal ones the first output comes first."""
         order = np.argsort(-shares, kind="stable")
         if self.task == "multilabel":
-            top, least = top or len(shares), self.thresholds or 0.5 if threshold is None else threshold
+            top = top or len(shares)
+            least = self.thresholds or 0.5 if threshold is None else threshold
             order = order[(shares >= least)[order]]
         outputs = order[: top or 5].tolist()
         names = [self.classes[output] if self.classes else str(output) for output in outputs]
@@ -272,8 +274,10 @@ def _config_and_description(
         if told is None:
             raise InputError(f"{printable(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)")
         options = ["MODEL.PRETRAINED", path, *options]
-        config, names = told.to_config(options), classes or told.classes
-        task, thresholds = told.task, told.thresholds
+        config = told.to_config(options)
+        names = classes or told.classes
+        task = told.task
+        thresholds = told.thresholds
     else:
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
         adapter = config.MODEL.PRETRAINED_ADAPTER
@@ -292,7 +296,8 @@ def _of_export(export: Export, cfg: str | None, options: Sequence[str]) -> tuple
         raise InputError(f"{found}; give what it was made from, or an export of another format")
     if cfg is not None:
         raise InputError(f"{export.folder} is an export, which tells its model itself; leave out -cfg")
-    own, config = export.description.to_config(), export.description.to_config(options)
+    own = export.description.to_config()
+    config = export.description.to_config(options)
     made_for = dict(leaves(own))
     for key, value in leaves(config):
         if (key == "AMP" or key in export.description.values) and value != made_for[key]:

@@ -25,7 +25,8 @@ class Preparation(nn.Layer):
         super().__init__()
         data = config.DATA
         self.size = pair(data.IMAGE_SIZE)
-        self.resized_to, self.squash = before_crop(self.size, data.CROP_PCT), data.CROP_MODE == "squash"
+        self.resized_to = before_crop(self.size, data.CROP_PCT)
+        self.squash = data.CROP_MODE == "squash"
         self.kernel = data.INTERPOLATION
         normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)
         self.whole = pixel_dtype(config) is np.uint8

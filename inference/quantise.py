@@ -92,7 +92,9 @@ def training_images(config: Configuration, data: Sequence[Any], count: int, seed
     if datasets.components[config.DATA.DATASET].given.get("task") == "multilabel":
         config = with_values(config, TASK="multilabel")
     dataset = get_dataset(config, "train", alone=True)
-    dataset.transform, dataset.erasing, dataset.advice = EvalTransform(config), None, ""
+    dataset.transform = EvalTransform(config)
+    dataset.erasing = None
+    dataset.advice = ""
     places = np.random.default_rng(seed).permutation(len(dataset))[:count]
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     pixels = (dataset[int(place)][0] for place in places)
@@ -108,7 +110,8 @@ def quantise(model: Any, images: np.ndarray) -> Any:
     Raises:
         InputError: NNCF isn't installed, or can't do it.
     """
-    nncf, estimators = import_extra("nncf"), import_extra("nncf.quantization.range_estimator")
+    nncf = import_extra("nncf")
+    estimators = import_extra("nncf.quantization.range_estimator")
     onnx = type(model).__name__ == "ModelProto"
     batches = [{"images": image[None]} if onnx else image[None] for image in images]
     logging.getLogger("nncf").setLevel(logging.ERROR)

@@ -47,7 +47,8 @@ def in_images(
 
     As much memory is taken for many as for a few.
     """
-    query, errors = of_image(features, image), []
+    query = of_image(features, image)
+    errors = []
 
     def blocks() -> Iterator[np.ndarray]:
         for rows in features.rows(images, workers):
@@ -71,14 +72,16 @@ def nearest_in(
     Raises:
         InputError: other weights than those of the stored features, or an index that can't be read.
     """
-    values, made = stored.values, stored.made
+    values = stored.values
+    made = stored.made
     names = names_of(stored, tell)
     own = names.rows_of(os.path.abspath(image))
     known = [row for row in sorted(own) if not np.isnan(values[row]).any()]
     if known and not checkpoint:
         query = values[known[0]]
     else:
-        path, layer = checkpoint or made["checkpoint"], (made["layer"], made["pool"], made["norm"])
+        path = checkpoint or made["checkpoint"]
+        layer = (made["layer"], made["pool"], made["norm"])
         features = Features(path, made["cfg"], made["options"], 1, *layer)
         if features.made["sha256"] != made["sha256"]:
             found = f"{printable(str(features.weights))} isn't what the stored features were made by (another SHA-256)"
@@ -105,7 +108,9 @@ def nearest(
     query = query.astype(np.float64)
     query = query / (np.linalg.norm(query) or 1)
     left_out = np.array(sorted(left_out), np.int64)
-    rows, cosines, first = np.empty(0, np.int64), np.empty(0), 0
+    rows = np.empty(0, np.int64)
+    cosines = np.empty(0)
+    first = 0
     for block in blocks:
         values = block.astype(np.float64)
         # einsum takes each row alone: equal rows have equal cosines, wherever they stand. A product doesn't hold that.
@@ -120,7 +125,9 @@ def nearest(
         rows = np.concatenate([rows, first + there])
         cosines = np.concatenate([cosines, found[there]])
         kept = np.argsort(-cosines, kind="stable")[:top]
-        rows, cosines, first = rows[kept], cosines[kept], first + len(block)
+        rows = rows[kept]
+        cosines = cosines[kept]
+        first = first + len(block)
     return list(zip(rows.tolist(), cosines.tolist(), strict=True))
 
 

@@ -62,7 +62,8 @@ class Names(NamedTuple):
             InputError: the file holds no name there.
         """
         with reading(self.file, "names of stored features", _ANEW):
-            first, end = int(self.ends[row - 1]) if row else 0, int(self.ends[row])
+            first = int(self.ends[row - 1]) if row else 0
+            end = int(self.ends[row])
             if not first <= end <= len(self.letters) or end - first > LARGEST_ROW:
                 raise Unreadable(f"the name of row {row} is at {first} to {end}, of {len(self.letters)} bytes")
             return os.path.join(self.folder, self.letters[first:end].tobytes().decode("utf-8", "surrogatepass"))
@@ -128,7 +129,9 @@ def _open(file: Path, of: dict[str, Any]) -> Names | None:
         line = stream.readline(_LONGEST_HEAD)
         head = parsed_json(line)
         check_form(head, _FORM, tuple(_FORM))
-        rows, letters, size = head["rows"], head["letters"], os.fstat(stream.fileno()).st_size
+        rows = head["rows"]
+        letters = head["letters"]
+        size = os.fstat(stream.fileno()).st_size
         if size != len(line) + _WIDTH * rows + letters or len(line) % 8:
             raise Unreadable(f"it has {size} bytes, which aren't those of {rows} names of {letters} bytes")
         if any(head[key] != value for key, value in of.items()):
@@ -144,7 +147,9 @@ def _open(file: Path, of: dict[str, Any]) -> Names | None:
 def _read(stored: Stored) -> Names:
     """The names in the index, as arrays."""
     folder = stored.made["folder"]
-    letters, ends, sums = bytearray(), array("Q"), array("I")
+    letters = bytearray()
+    ends = array("Q")
+    sums = array("I")
     for name in stored.files():
         letters += name.encode("utf-8", "surrogatepass")
         ends.append(len(letters))

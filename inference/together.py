@@ -32,7 +32,8 @@ def answers_of(predictor: Predictor, images: Paths, **how: Any) -> Iterator[list
     Args:
         how: arguments of ``Predictor.answers``.
     """
-    ranks, size = world_size(), predictor.config.DATA.BATCH_SIZE_EVAL
+    ranks = world_size()
+    size = predictor.config.DATA.BATCH_SIZE_EVAL
     own = predictor.answers(images, rank=rank(), ranks=ranks, **how)
     for step in range(-(-len(images) // (ranks * size))):  # a process may have a batch less than the first
         progress.beat(progress.EVALUATING, step)

@@ -36,7 +36,8 @@ class FiveCrops(EvalTransform):
     def __call__(self, image: Opened, rng: np.random.Generator | None = None) -> np.ndarray:
         pixels = self.resized(image, self.resize_to, self.resample, self.most)
         height, width = self.size
-        bottom, right = pixels.shape[0] - height, pixels.shape[1] - width
+        bottom = pixels.shape[0] - height
+        right = pixels.shape[1] - width
         centre = round(bottom / 2), round(right / 2)
         places = (centre, (0, 0), (0, right), (bottom, 0), (bottom, right))
         crops = [pixels[top : top + height, left : left + width] for top, left in places]

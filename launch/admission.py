@@ -59,11 +59,17 @@ class Door:
     def __init__(
         self, listener: socket.socket, secret: bytes, party: str, count: int, kind: str, refusal: str = ""
     ) -> None:
-        self.listener, self.secret, self.party, self.count, self.kind = listener, secret, party, count, kind
+        self.listener = listener
+        self.secret = secret
+        self.party = party
+        self.count = count
+        self.kind = kind
         self.guests: dict[int, Channel] = {}
         self.seats: dict[int, tuple[str, str]] = {}
-        self.others, self.closed = 0, False
-        self.contradiction, self.until = "", math.inf
+        self.others = 0
+        self.closed = False
+        self.contradiction = ""
+        self.until = math.inf
         self.refusal = refusal
         self.refused = 0
         self.strangers: dict[int, Stranger] = {}  # by their files, the oldest first
@@ -194,7 +200,8 @@ class Door:
         """
         if self.contradiction or _job(greeting["party"]) != _job(self.party):
             return
-        who, kinds = f"{self.kind} {greeting['place']} on {greeting['machine']}", f"{self.kind}s"
+        who = f"{self.kind} {greeting['place']} on {greeting['machine']}"
+        kinds = f"{self.kind}s"
         if answer == "told":
             self.contradiction = str(greeting["refusal"])
         elif answer == "twice":

@@ -16,7 +16,8 @@ from collections import deque
 
 from launch.secret import SIZE, mac, same
 
-HELLO, CHALLENGE = "paddle-vit-toolkit", "challenge"
+HELLO = "paddle-vit-toolkit"
+CHALLENGE = "challenge"
 VERSION = 2  # of this protocol. Version 1 had no secret: its greeting had a party, a rank and a seat
 OTHER_SECRET = "secret"  # the host's answer, without a MAC, to a guest with a different secret
 LONGEST = 1 << 17  # bytes of a line, at most
@@ -28,7 +29,8 @@ class Forged(ConnectionError):
 
     def __init__(self, line: bytes) -> None:
         super().__init__("a line with a wrong MAC came")
-        self.line, self.strerror = line, "what came isn't authentic"
+        self.line = line
+        self.strerror = "what came isn't authentic"
 
 
 class Channel:
@@ -45,7 +47,9 @@ class Channel:
     """
 
     def __init__(self, connection: socket.socket, key: bytes, host: bool, longest: int = LONGEST) -> None:
-        self.socket, self.key, self.longest = connection, key, longest
+        self.socket = connection
+        self.key = key
+        self.longest = longest
         self.ours, self.theirs = (b"host", b"guest") if host else (b"guest", b"host")
         self.sent = self.taken = 0
         self.rest, self.lines = b"", deque[str]()
@@ -173,7 +177,8 @@ def _read_line(connection: socket.socket, limit: float) -> str:
 
     It is read byte by byte, because what follows it is for the channel.
     """
-    until, said = time.monotonic() + limit, b""
+    until = time.monotonic() + limit
+    said = b""
     with contextlib.suppress(TimeoutError):
         while not said.endswith(b"\n") and len(said) < LONGEST_HELLO:
             connection.settimeout(max(until - time.monotonic(), 0.001))

@@ -117,7 +117,8 @@ def meet(limit: float) -> rendezvous.Meeting:
     Raises:
         InputError, RunError: as ``rendezvous.meet``.
     """
-    rank, ranks = _number("PADDLE_TRAINER_ID"), _number("PADDLE_TRAINERS_NUM")
+    rank = _number("PADDLE_TRAINER_ID")
+    ranks = _number("PADDLE_TRAINERS_NUM")
     master = _master()
     here = _number("PADDLE_LOCAL_SIZE", 1)
     if here == ranks > 1 and not (os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")):  # for certain
@@ -384,7 +385,8 @@ def _translate_slurm() -> bool:
     The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's SLURM_NTASKS), but is no rank:
     only processes of srun have a SLURM_STEP_ID. A shell that srun started (srun --pty) is a step of one task.
     """
-    job, tasks = _first("SLURM_JOB_ID SLURM_JOBID"), _number(SLURM_NTASKS, 0)
+    job = _first("SLURM_JOB_ID SLURM_JOBID")
+    tasks = _number(SLURM_NTASKS, 0)
     is_task = bool(os.environ.get("SLURM_STEP_ID") or (os.environ.get("SLURM_PROCID") and not job))
     if tasks == 1 or not is_task:
         if tasks > 1:
@@ -392,7 +394,8 @@ def _translate_slurm() -> bool:
             print(f"note: {found}: it runs on this machine alone; srun starts all tasks", file=sys.stderr, flush=True)
         return False
     _complete(("SLURM_PROCID", SLURM_NTASKS, "SLURM_LOCALID", SLURM_HOSTS), "start with srun", signs=None)
-    rank, local_rank = _number("SLURM_PROCID"), _number("SLURM_LOCALID")
+    rank = _number("SLURM_PROCID")
+    local_rank = _number("SLURM_LOCALID")
     _check_rank("SLURM_PROCID", rank, tasks)
     nodes = expand_hosts(_first(SLURM_HOSTS) or "")
     sizes = expand_counts(_first(SLURM_SIZES) or "1")

@@ -14,7 +14,8 @@ _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")  # NVML
 _NONE = ("-1", "NoDevFiles")  # NoDevFiles: SLURM's word for a job without GPUs
 _NUMBER = re.compile(r"[0-9]{1,4}")  # int takes other scripts' digits, too, and raises at 4,301 of them
 _NAME = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[A-Za-z0-9_/-]{1,90}")  # NVML's have 95 bytes at most
-_VARIABLE, _SELECTED = "CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"
+_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_SELECTED = "FLAGS_selected_gpus"
 
 
 def gpu_ids() -> list[str]:
@@ -40,7 +41,8 @@ def visible_gpus() -> list[str] | None:
 
 def visible() -> int:
     """Returns how many GPUs CUDA gives a process. Of several MIG slices, CUDA gives only one."""
-    listed, found = visible_gpus(), len(gpu_ids())
+    listed = visible_gpus()
+    found = len(gpu_ids())
     if listed is None:
         return found
     return min(found, 1 if any(part.startswith("MIG-") for part in listed) else len(listed))
@@ -56,7 +58,8 @@ def check() -> None:
     listed = visible_gpus()
     if listed is None:
         return
-    whole, uuids = os.environ[_VARIABLE], gpu_ids()
+    whole = os.environ[_VARIABLE]
+    uuids = gpu_ids()
     found = f"{_VARIABLE} is {whole if len(whole) <= 100 else f'{whole[:100]}...'!r}"
     places = [next((str(at) for at, uuid in enumerate(uuids) if uuid.startswith(part)), part) for part in listed]
     for part in listed:
@@ -82,7 +85,8 @@ def own() -> str:
     chosen = (os.environ.get(_SELECTED) or "0").split(",")[0].strip()
     if not _NUMBER.fullmatch(chosen):
         raise InputError(f"{_SELECTED} is {chosen[:100]!r}, expected a GPU's number among the visible ones, from 0")
-    listed, uuids = visible_gpus(), gpu_ids()
+    listed = visible_gpus()
+    uuids = gpu_ids()
     names = [str(place) for place in range(len(uuids))] if listed is None else listed
     name = dict(enumerate(names)).get(int(chosen), "")
     if _NUMBER.fullmatch(name):
@@ -102,12 +106,14 @@ def _by_nvml() -> list[str] | None:
 def _ids_by_nvml(nvml: ctypes.CDLL) -> list[str] | None:
     if nvml.nvmlInit_v2() != 0:  # the driver isn't loaded, or is of another version
         return None
-    count, uuids = ctypes.c_uint(), []
+    count = ctypes.c_uint()
+    uuids = []
     try:
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return None
         for place in range(count.value):
-            device, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(96)
+            device = ctypes.c_void_p()
+            uuid = ctypes.create_string_buffer(96)
             told = nvml.nvmlDeviceGetHandleByIndex_v2(place, ctypes.byref(device)) == 0
             told = told and nvml.nvmlDeviceGetUUID(device, uuid, len(uuid)) == 0
             uuids.append(uuid.value.decode(errors="replace") if told else "")

@@ -48,7 +48,8 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     global _stage
     if config.DIST.MAX_RESTART:
         raise InputError("DIST.MAX_RESTART restarts only ranks that this program starts; set it to 0 under a launcher")
-    context, rank = multiprocessing.get_context("fork"), int(os.environ["PADDLE_TRAINER_ID"])
+    context = multiprocessing.get_context("fork")
+    rank = int(os.environ["PADDLE_TRAINER_ID"])
     os.environ["LAUNCHER_PID"] = str(os.getppid() if environment.set_by_launcher() else os.getpid())
     separate = "PADDLE_LOG_DIR" in os.environ  # Paddle's launcher: each rank's stderr is a file of its own
     if separate or "TORCHELASTIC_RUN_ID" in os.environ:  # but a shell may end, and leave its ranks at work
@@ -141,7 +142,8 @@ class First(Launched):
             self._part({"parted": True})
 
     def _hear(self, place: int, message: dict[str, Any]) -> None:
-        seen, known = Seen(**message["seen"]), self.all[place]
+        seen = Seen(**message["seen"])
+        known = self.all[place]
         seen.failure, failure = None, seen.failure and Failure(*seen.failure)
         if seen.place != place or [*map(type, vars(seen).values())] != [*map(type, vars(Seen(0)).values())]:
             raise ValueError("not a report of one of our ranks")
@@ -158,7 +160,8 @@ class First(Launched):
     def _lose(self, seen: Seen) -> None:
         self.over.add(seen.place)
         if not seen.gone and not seen.failure:
-            seen.gone, seen.gone_at = LOST, self.now
+            seen.gone = LOST
+            seen.gone_at = self.now
 
     def verdict(self) -> Verdict | None:
         return judge(self.all, self.started, self.timeout)

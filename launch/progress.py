@@ -14,13 +14,16 @@ DOING = ("starting", "waiting for data", "computing", "evaluating")
 STARTING, LOADING, COMPUTING, EVALUATING = range(4)
 FIELDS = 4  # shared doubles per rank: time of the last beat (0: none yet), step, what it does, batches asked for
 _beats: Any = None
-_first, _asked, _doing = 0, 0, STARTING
+_first = 0
+_asked = 0
+_doing = STARTING
 
 
 def share_beats(beats: Any, first: int) -> None:
     """Makes ``beat`` write to ``beats[first:first + FIELDS]``, which the process that watches this one reads."""
     global _beats, _first
-    _beats, _first = beats, first
+    _beats = beats
+    _first = first
 
 
 def is_watched() -> bool:

@@ -27,7 +27,9 @@ from launch import channel, secret
 from launch.admission import GRACE, LIMITS, WRONG, Door, keep_alive, number_list, tell
 from launch.channel import Channel, Forged
 
-CONNECT, ANSWER = 5.0, 10.0  # seconds: for a connection, and for each of rank 0's first answers
+# seconds: for a connection, and for each of rank 0's first answers
+CONNECT = 5.0
+ANSWER = 10.0
 TAKEN = 2.0  # seconds in which whoever holds rank 0's port may show that it is another rank 0
 LOOPBACK = "127.0.0.1"
 ENDING = 3.0  # seconds that an earlier run's processes may take to end and free the port
@@ -119,7 +121,8 @@ def meet(
     party = _party(str(count), kind, job)
     machine = _printable(socket.gethostname())
     greeting = json.dumps({"party": party, "place": place, "gpu": _printable(seat), "machine": machine})
-    door, held = None, None
+    door = None
+    held = None
     with contextlib.ExitStack() as undone:  # after an error
         if place == 0:
             try:
@@ -226,7 +229,9 @@ def _printable(text: str) -> str:
 
 def addresses() -> dict[str, str]:
     """Returns the IPv4 address of each of this machine's network interfaces that has one."""
-    found, get_address = {}, 0x8915  # SIOCGIFADDR
+    # SIOCGIFADDR
+    found = {}
+    get_address = 0x8915
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             try:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from errors import InputError
 
-VARIABLE, FILE = "PADDLE_VIT_SECRET", "PADDLE_VIT_SECRET_FILE"
+VARIABLE = "PADDLE_VIT_SECRET"
+FILE = "PADDLE_VIT_SECRET_FILE"
 RUN = "PADDLE_VIT_RUN_KEY"  # the run's key: a process that starts ranks sets it for them
 NAME = ".paddle_vit_secret"  # in the user's home
 MEMORY = "/dev/shm"  # used if the home is missing or read-only, as in many containers

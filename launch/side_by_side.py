@@ -58,12 +58,15 @@ def run(
         ended: is called with the name and the exit status (negative: a signal) of each, as it ends.
         keep: descriptors that the commands inherit.
     """
-    waiting, free, stop = deque(commands), list(environments), 0
+    waiting = deque(commands)
+    free = list(environments)
+    stop = 0
     running: dict[str, tuple[subprocess.Popen[bytes], dict[str, str]]] = {}
     signals.catch_signals(lambda number, _: _received.append(number))
     while running or (waiting and not stop):
         while waiting and free and not (stop or _received):
-            command, environment = waiting.popleft(), free.pop(0)
+            command = waiting.popleft()
+            environment = free.pop(0)
             running[command.name] = _start(command, environment, keep), environment
         while _received:
             number = _received.popleft()

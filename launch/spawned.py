@@ -121,14 +121,17 @@ class Ranks:
     """
 
     def __init__(self, context: Any, failed: Any, beats: Any, timeout: float, saves: bool = True) -> None:
-        self.context, self.processes = context, context.processes
+        self.context = context
+        self.processes = context.processes
         self.failed = failed
         self.beats = beats
         self.timeout = timeout
         self.saves = saves
         self.seen = [Seen(place, process.pid) for place, process in enumerate(self.processes)]
         self.started = self.looked = time.monotonic()
-        self.asked, self.asked_at = 0, 0.0  # the signal that asked to stop (0: none), and when
+        # the signal that asked to stop (0: none), and when
+        self.asked = 0
+        self.asked_at = 0.0
 
     def wait(self) -> Verdict | None:
         """Waits for the ranks and sends signals on. If one fails or stalls, ends all and returns why, else None.
@@ -149,7 +152,8 @@ class Ranks:
 
     def look(self) -> bool:
         """Reads how far the ranks are; returns whether all have ended without an error."""
-        before, self.looked = self.looked, time.monotonic()
+        before = self.looked
+        self.looked = time.monotonic()
         if self.looked - before > SUSPENDED:  # together with the ranks, by Ctrl-Z: their time starts again
             self.started = self.looked
         for place, (seen, process) in enumerate(zip(self.seen, self.processes, strict=True)):
@@ -223,7 +227,8 @@ def run(
         next_start: is called with the configuration and the number of ranks. It returns both for a restart, and words
             that describe them. None: no restarts, and nothing to save.
     """
-    context, stepped = multiprocessing.get_context("spawn"), True
+    context = multiprocessing.get_context("spawn")
+    stepped = True
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
         # It starts Python's resource tracker, which unblocks two signals.
@@ -238,7 +243,8 @@ def run(
         if not verdict:
             signals.catch_signals(signal.SIG_IGN)  # as in ``leave``
             return
-        before, stepped = stepped, ranks.has_stepped()
+        before = stepped
+        stepped = ranks.has_stepped()
         if not verdict.lost or ranks.asked or next_start is None or attempt > restarts:
             leave(verdict)
         if not (before or stepped):

@@ -78,7 +78,8 @@ def _watch(memory: mmap.mmap, seconds: float, failed: Any, process: int) -> None
     begun = looked = time.monotonic()
     while True:
         time.sleep(min(0.2, seconds / 10))
-        before, looked = looked, time.monotonic()
+        before = looked
+        looked = time.monotonic()
         if looked - before > SUSPENDED or trouble(process):
             begun = looked
         since, length = _HEAD.unpack_from(memory)

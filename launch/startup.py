@@ -164,7 +164,8 @@ def unfit() -> str:
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and files < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    memory, mask = resource.getrlimit(resource.RLIMIT_AS)[0], os.umask(0o77)
+    memory = resource.getrlimit(resource.RLIMIT_AS)[0]
+    mask = os.umask(0o77)
     os.umask(mask)
     if not _there():
         return "the current folder no longer exists; change to another one"

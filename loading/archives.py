@@ -77,7 +77,8 @@ def _cifar(dataset: str, layout: tuple, root: Path, mode: str) -> Arrays:
                     found[name] = content["data"].read(), _all_of(int, content[label_key], label_key)
             if missing := [name for name in members if name not in found]:
                 raise Unreadable(f"it lacks {folder}/{missing[0]}")
-            names, parts = found[meta], [found.pop(name) for name in members[:-1]]
+            names = found[meta]
+            parts = [found.pop(name) for name in members[:-1]]
             labels = np.array([label for _, own in parts for label in own], np.int64)
             pixels = np.concatenate([own for own, _ in parts])
             del parts
@@ -141,7 +142,8 @@ def _idx(root: Path, name: str, dimensions: int) -> np.ndarray:
         if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) != 4 + 4 * dimensions:
             raise Unreadable(f"it is not an IDX file of {dimensions}-dimensional bytes")
         shape = struct.unpack(f">{dimensions}I", head[4:])
-        count, held = math.prod(shape), 0
+        count = math.prod(shape)
+        held = 0
         Allowance(os.fstat(packed.fileno()).st_size).take(count)
         values = np.empty(count, np.uint8)
         while part := file.readinto(values[held : held + _CHUNK].data):  # of more, gzip makes a copy

@@ -122,7 +122,8 @@ def cached_images(
     Raises:
         InputError: an image that can't be read; images of several shapes; a folder that can't be written.
     """
-    pixels, rest = folder / f"{name}.npy", folder / f"{name}.npz"
+    pixels = folder / f"{name}.npy"
+    rest = folder / f"{name}.npz"
     damage = "isn't there yet"
     if rest.exists():
         try:
@@ -215,7 +216,8 @@ def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> np.ndar
     dtype = None
     for place, image in enumerate(images):
         if shape is None:
-            shape, dtype = image.shape, image.dtype
+            shape = image.shape
+            dtype = image.dtype
             header = {
                 "descr": np.lib.format.dtype_to_descr(image.dtype),
                 "fortran_order": False,

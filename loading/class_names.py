@@ -14,7 +14,8 @@ from loading.files import count_lines, not_utf8, text_lines
 # Characters that no class can have in its name: a message, a table or a JSON file would break at them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 FILE = "classes.txt"  # beside lists of files
-_MOST, _LONGEST = 1_000_000, 1000
+_MOST = 1_000_000
+_LONGEST = 1000
 _NAME = 32  # bytes that a name takes in a list, and as the names are sorted, besides its own
 _FIELD = 300  # bytes that a line of a class map, or an output in it, takes at most
 

@@ -44,8 +44,10 @@ class DaliLoader(Loader):
         self, config: Configuration, dataset: Any, sampler: TrainBatchSampler, draw: Draw | None = None
     ) -> None:
         super().__init__(config, dataset, sampler, draw)
-        self.threads, self.depth = max(1, config.DATA.NUM_WORKERS), config.DATA.PREFETCH
-        self.size, self.channels = pair(config.DATA.IMAGE_SIZE), config.DATA.IMAGE_CHANNELS
+        self.threads = max(1, config.DATA.NUM_WORKERS)
+        self.depth = config.DATA.PREFETCH
+        self.size = pair(config.DATA.IMAGE_SIZE)
+        self.channels = config.DATA.IMAGE_CHANNELS
 
     def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
         for pixels, *others in with_draws(self._decode_batches(keys), self._passes(), self.draw):
@@ -103,7 +105,8 @@ class DaliLoader(Loader):
 
     def _sample(self, key: tuple[int, int, int]) -> tuple[tuple, list]:
         """Returns (file, start and shape of the crop, whether it is mirrored, turned), and what else the sample has."""
-        index, rng = key[1], self.dataset.generator(*key)
+        index = key[1]
+        rng = self.dataset.generator(*key)
         with readable(self.dataset.name(index)):
             image, data = opened_image(self.dataset.data(index), self.dataset.most)
             box, *flips = self.dataset.transform.draw(*image.size, rng)

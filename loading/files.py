@@ -185,7 +185,9 @@ class TarBytes:
     """
 
     def __init__(self, file: Any, allowance: Allowance) -> None:
-        self.file, self.allowance, self.tell = file, allowance, file.tell
+        self.file = file
+        self.allowance = allowance
+        self.tell = file.tell
         allowance.until = math.inf
 
     def seek(self, place: int) -> None:
@@ -228,7 +230,9 @@ def _array(archive: zipfile.ZipFile, name: str, kind: str, dimensions: int, allo
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         if dtype.kind != kind or dtype.hasobject or dtype.fields or len(shape) != dimensions or fortran:
             raise Unreadable(f"its {name} are {len(shape)} dimensions of {dtype}; expected {dimensions} of kind {kind}")
-        count, data = math.prod(shape), file.read()  # in the end, the archive's own CRC is checked
+        # in the end, the archive's own CRC is checked
+        count = math.prod(shape)
+        data = file.read()
     if count * dtype.itemsize != len(data) or min(shape, default=0) < 0:
         raise Unreadable(f"its {name} claim the shape {list(shape)}, which isn't their size")
     # Of no bytes NumPy can't tell how many there are.

@@ -60,13 +60,15 @@ def folds(
 def _by_groups(labels: np.ndarray, count: int, groups: Sequence[str], seed: int) -> np.ndarray:
     """Each sample's fold; ``labels`` [n] are 0, 1, ... without a gap."""
     known, group = np.unique(np.array(groups), return_inverse=True)
-    sizes, totals = np.bincount(group), np.append(np.bincount(labels), len(labels))
+    sizes = np.bincount(group)
+    totals = np.append(np.bincount(labels), len(labels))
     members = np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1])
     lacks = np.full((count, len(totals)), 1 / count)  # what a fold lacks, as a share of each class, and of all samples
     chosen = np.empty(len(known), np.int64)
     for number in np.lexsort((random_numbers(known.tolist(), seed), -sizes)):
         own, counts = np.unique(labels[members[number]], return_counts=True)
-        own, counts = np.append(own, len(totals) - 1), np.append(counts, sizes[number])
+        own = np.append(own, len(totals) - 1)
+        counts = np.append(counts, sizes[number])
         weights = counts / totals[own]
         chosen[number] = np.argmax(lacks[:, own] @ weights)
         lacks[chosen[number], own] -= weights

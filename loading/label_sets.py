@@ -65,8 +65,10 @@ def rarest(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
     """
     if not isinstance(labels, LabelSets):
         return np.asarray(labels)
-    totals, images = np.bincount(labels.labels), np.repeat(np.arange(len(labels)), np.diff(labels.ends))
-    order, found = np.argsort(-totals[labels.labels], kind="stable"), np.full(len(labels), len(totals))
+    totals = np.bincount(labels.labels)
+    images = np.repeat(np.arange(len(labels)), np.diff(labels.ends))
+    order = np.argsort(-totals[labels.labels], kind="stable")
+    found = np.full(len(labels), len(totals))
     found[images[order]] = labels.labels[order]  # the last one of an image counts
     return found
 

@@ -196,7 +196,8 @@ def check_pretrained_classes(config: Configuration, dataset: Labelled) -> None:
     Args:
         config: with NUM_CLASSES resolved.
     """
-    order, outputs = config.MODEL.PRETRAINED_CLASSES, config.MODEL.NUM_CLASSES
+    order = config.MODEL.PRETRAINED_CLASSES
+    outputs = config.MODEL.NUM_CLASSES
     if not (order and config.MODEL.PRETRAINED):
         return
     places = imagenet_places(dataset.classes)[0]

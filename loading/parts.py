@@ -41,7 +41,8 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
         return reader(split)
     if data.VAL_SPLIT is not None:
         _check_alone(data)
-    source, mode = reader(split._replace(mode="train", alone=True)), split.mode
+    source = reader(split._replace(mode="train", alone=True))
+    mode = split.mode
     match source:
         case Arrays():
             return source._replace(read=lambda: _cut(data, mode, *source.read()))

@@ -34,7 +34,8 @@ def relabel(source: Files, config: Configuration) -> Files:
         entries = parsed_json(whole_file(file, _MOST))
         if not is_list(entries, lambda entry: is_list(entry, lambda label: is_whole(label, 0, 999))):
             raise Unreadable(f"it is {value_text(entries)}, expected a list of lists of classes, 0 to 999")
-    paths, sets = [], []
+    paths = []
+    sets = []
     for path in source.paths:
         found = _NUMBER.fullmatch(Path(path).name)
         number = int(found[1]) if found else 0

@@ -34,10 +34,14 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     """
 
     def __init__(self, config: Configuration, dataset: Any, rank: int, ranks: int) -> None:
-        batch_size, drop_last = config.DATA.BATCH_SIZE, config.DATA.DROP_LAST
+        batch_size = config.DATA.BATCH_SIZE
+        drop_last = config.DATA.DROP_LAST
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
-        self.seed, self.rank, self.ranks = config.SEED, rank, ranks
-        self.consumed, self.epochs = 0, config.TRAIN.NUM_EPOCHS
+        self.seed = config.SEED
+        self.rank = rank
+        self.ranks = ranks
+        self.consumed = 0
+        self.epochs = config.TRAIN.NUM_EPOCHS
         self.own = config.DATA.SHUFFLE_MODE == "shard"
         shards = getattr(dataset, "shards", None)  # without any, SHARD_SHUFFLE does nothing
         together = config.DATA.SHARD_SHUFFLE
@@ -57,7 +61,8 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     def set_epoch(self, epoch: int, consumed: int = 0) -> None:
         """Makes the next iteration one of ``epoch``, after its first ``consumed`` samples of all ranks."""
-        self.epoch, self.consumed = epoch, consumed
+        self.epoch = epoch
+        self.consumed = consumed
 
     def size(self, epoch: int, step: int) -> int | None:
         """Returns the size of the images at a step, both from 1; None: IMAGE_SIZE."""
@@ -115,7 +120,8 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
 
     def _repeat(self, images: np.ndarray) -> np.ndarray:
         """The epoch's samples: per global batch, its images ``repeats`` times; after the last, the first again."""
-        total, batch = self.num_samples * self.ranks, self.batch_size * self.ranks
+        total = self.num_samples * self.ranks
+        batch = self.batch_size * self.ranks
         if self.repeats == 1:
             return np.resize(images, total)
         sizes = [min(batch, total - start) for start in range(0, total, batch)]

@@ -22,7 +22,8 @@ def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) ->
     Raises:
         InputError: several, which are squares, where IMAGE_SIZE isn't; or as the sampler.
     """
-    kind, sizes = TrainBatchSampler, config.DATA.MULTI_SCALE
+    kind = TrainBatchSampler
+    sizes = config.DATA.MULTI_SCALE
     if sizes:
         if not isinstance(config.DATA.IMAGE_SIZE, int):
             found = f"DATA.MULTI_SCALE is {sizes}, squares, but IMAGE_SIZE is {size_text(config.DATA.IMAGE_SIZE)}"
@@ -66,7 +67,9 @@ class MultiScaleSampler(TrainBatchSampler):
         super().__init__(config, dataset, rank, ranks)
         self.batches = batch_sizes(config)
         own = len(dataset) // ranks if self.drop_last else -(-len(dataset) // ranks)
-        self.turn, self.rest = [], 0  # each step's size, unshuffled; the samples of a shorter one at the end
+        # each step's size, unshuffled; the samples of a shorter one at the end
+        self.turn = []
+        self.rest = 0
         taken = 0
         for size in itertools.cycle(self.batches):
             if taken + self.batches[size] > own:
@@ -101,14 +104,16 @@ class MultiScaleSampler(TrainBatchSampler):
         return self._planned[1:]
 
     def first(self, consumed: int | None = None) -> int:
-        left, ahead = self._samples_left(self.consumed if consumed is None else consumed), self._plan(self.epoch)[1]
+        left = self._samples_left(self.consumed if consumed is None else consumed)
+        ahead = self._plan(self.epoch)[1]
         return int(np.flatnonzero(ahead <= left)[0] if self.drop_last else np.flatnonzero(ahead >= left)[-1])
 
     def samples_taken(self, batches: int) -> int:
         """Counts a rank's steps back from the epoch's end. So after a resume by another number of ranks the first batch
         is shorter, or with DROP_LAST the tail is dropped.
         """
-        left, ahead = self._samples_left(self.consumed), self._plan(self.epoch)[1]
+        left = self._samples_left(self.consumed)
+        ahead = self._plan(self.epoch)[1]
         left = int(ahead[self.first()]) if self.drop_last else left
         return self.consumed + (left - min(left, int(ahead[batches]))) * self.ranks
 
@@ -135,7 +140,8 @@ class ProgressiveSampler(TrainBatchSampler):
 
     def size(self, epoch: int, step: int) -> int:
         rng = np.random.default_rng([self.seed, epoch, step, _TAG])
-        data, done = self.data, (epoch - 1) / (self.epochs - 1) if self.epochs > 1 else 1.0
+        data = self.data
+        done = (epoch - 1) / (self.epochs - 1) if self.epochs > 1 else 1.0
         shares = size_shares(len(data.MULTI_SCALE), done, data.SCALE_SPREAD, data.SCALE_RANDOM)
         return int(rng.choice(data.MULTI_SCALE, p=shares))
 

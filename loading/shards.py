@@ -33,7 +33,9 @@ from utils import writing_whole
 
 Arrays = dict[str, Any]  # NumPy's
 
-_FORMAT, _FORMAT_OF_SETS = 1, 2  # of the index
+# of the index
+_FORMAT = 1
+_FORMAT_OF_SETS = 2
 _HEADER = 512  # bytes of tar's header, which stands before a member's own
 _OPEN = 256  # shards that a process holds open; the usual limit is 1,024 files
 _LONGEST_LABEL = 64  # bytes of a .cls
@@ -59,8 +61,11 @@ class Shards:
 
     def __init__(self, root: Path, index: Arrays) -> None:
         self.files = [str(root / os.fsdecode(name)) for name in index["shards"]]
-        self.names, self.shard, self.headers = index["names"], index["shard"], index["headers"]
-        self.offsets, self.lengths = index["offsets"], index["lengths"]
+        self.names = index["names"]
+        self.shard = index["shard"]
+        self.headers = index["headers"]
+        self.offsets = index["offsets"]
+        self.lengths = index["lengths"]
         self.labels, self.classes = _labels(index), index["classes"].tolist()
 
     def at_places(self, places: np.ndarray) -> "Shards":
@@ -138,8 +143,10 @@ def shards(split: Split, *, data_path: str) -> Shards:
         InputError: there are none, an index that is damaged or of other shards, or, without an index, a shard that is.
     """
     _open_shard.cache_clear()  # a name may be another file's by now
-    root, mode = Path(data_path), split.mode
-    files, path = _shard_files(root, mode), root / f"{mode}.index.npz"
+    root = Path(data_path)
+    mode = split.mode
+    files = _shard_files(root, mode)
+    path = root / f"{mode}.index.npz"
     if path.exists():
         with reading(path, "an index", "; restore it, or remove it: it is made anew"):
             index = _read_index(path)
@@ -175,13 +182,16 @@ def _read_index(path: Path) -> Arrays:
     places = {len(index[name]) for name in by_image}
     if len(places) != 1 or len(index["shards"]) != len(index["sizes"]):
         raise Unreadable("its arrays differ in length")
-    shard, offsets, lengths = index["shard"], index["offsets"], index["lengths"]
+    shard = index["shard"]
+    offsets = index["offsets"]
+    lengths = index["lengths"]
     if ((shard < 0) | (shard >= len(index["sizes"]))).any():
         raise Unreadable("it places an image in a shard that it doesn't name")
     sizes = index["sizes"][shard]
     if ((offsets < _HEADER) | (lengths < 0) | (lengths > sizes) | (offsets > sizes - lengths)).any():
         raise Unreadable("it places an image outside of its shard")
-    counts, total = index.get("counts", np.zeros(0, int)), len(index["labels"])
+    counts = index.get("counts", np.zeros(0, int))
+    total = len(index["labels"])
     if several and (((counts < 0) | (counts > total)).any() or counts.sum() != total):
         raise Unreadable("its labels aren't as many as its counts")
     if several and index["labels"].min(initial=0) < 0:
@@ -225,7 +235,8 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
                 continue
             folder, base = os.path.split(member.name)
             stem, _, suffix = base.partition(".")
-            key, start = os.path.join(folder, stem), member.offset_data
+            key = os.path.join(folder, stem)
+            start = member.offset_data
             if (kind := suffix.lower()) in ("cls", "labels"):
                 if key in labels or kinds - {kind}:
                     raise Unreadable(f"{key} has two labels" if key in labels else "it holds .cls and .labels")

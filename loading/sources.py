@@ -123,7 +123,8 @@ def _list_paths(file: Path, lines: Any, split: Split, classes: int, labels: arra
     for number, line in enumerate(text_lines(lines), 1):
         if not (words := line.rsplit(None, 1)):
             continue
-        path, label = words[0].strip(), words[-1]
+        path = words[0].strip()
+        label = words[-1]
         if len(words) == 1 or not (label.isdigit() or (label[:1] == b"-" and label[1:].isdigit())):
             found = printable(os.fsdecode(line.strip()[:200]))
             several = b"," in label and label.replace(b",", b"").isdigit() and len(words) > 1
@@ -231,7 +232,8 @@ def folder(split: Split, *, data_path: str) -> Files:
     Raises:
         InputError: no class folders, one without images, one that the training folder lacks, or that can't be listed.
     """
-    root, mode = Path(data_path), split.mode
+    root = Path(data_path)
+    mode = split.mode
     bare = root.is_dir() and not (root / "train").is_dir() and not (root / "val").is_dir()
     checked = split.problems is not None  # as training images
     if bare and (mode == "train" if split.alone or checked else mode == "val"):

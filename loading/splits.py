@@ -68,11 +68,13 @@ def _by_groups(names: Sequence[str], labels: np.ndarray, share: float, seed: int
     members = np.split(order, np.cumsum(np.bincount(group))[:-1])
     counted = [np.unique(labels[own], return_counts=True) for own in members]
     totals = np.bincount(labels).astype(float)
-    taken, chosen = np.zeros_like(totals), np.zeros(len(labels), bool)
+    taken = np.zeros_like(totals)
+    chosen = np.zeros(len(labels), bool)
 
     def take(number: int, needed: bool) -> None:
         classes, counts = counted[number]
-        before, total = taken[classes], totals[classes]
+        before = taken[classes]
+        total = totals[classes]
         closer = ((share * total - before) ** 2 - (share * total - before - counts) ** 2) / total**2
         missing = needed and (before == 0).any()
         if (missing or closer.sum() > 0) and (before + counts < total).all() and not chosen[members[number]].any():

@@ -53,7 +53,9 @@ class Loader:
     """
 
     def __init__(self, config: Configuration, dataset: Any, sampler: Any, draw: Draw | None = None) -> None:
-        self.dataset, self.batch_sampler, self.draw = dataset, sampler, draw
+        self.dataset = dataset
+        self.batch_sampler = sampler
+        self.draw = draw
         self._only_one = config.EVAL
         self._expected: Iterator[Sampler] = iter(())
         self._batches: Iterator[list[paddle.Tensor]] = iter(())
@@ -62,7 +64,8 @@ class Loader:
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[dict[str, paddle.Tensor]]:
-        following, self._expected = self._expected, iter(())
+        following = self._expected
+        self._expected = iter(())
         expected = next(following, None)
         if expected is None or expected.place != self.batch_sampler.place:
             self.close()
@@ -118,7 +121,8 @@ class ProcessLoader(Loader):
         self.slots = self.num_workers * data.PREFETCH + 1
         self._workers: _Workers | None = None
         self.dtype = np.dtype(pixel_dtype(config))
-        need, free = self.room * self.dtype.itemsize * self.slots * processes, free_memory()
+        need = self.room * self.dtype.itemsize * self.slots * processes
+        free = free_memory()
         if need > free:
             raise InputError(
                 f"{self.slots} batches of {sampler.batch_size} images for each of {processes} processes take"
@@ -158,10 +162,12 @@ class _Workers:
         dtype: np.dtype,
     ) -> None:
         self.slots = np.frombuffer(mmap.mmap(-1, int(np.prod(slots)) * dtype.itemsize), dtype).reshape(slots)
-        self.shape, self.dataset = shape, dataset
+        self.shape = shape
+        self.dataset = dataset
         # Of each worker, how many samples it has begun, and which is the last of them.
         self.begun = np.frombuffer(mmap.mmap(-1, 16 * count), np.int64).reshape(count, 2)
-        self.processes, self.connections = [], []
+        self.processes = []
+        self.connections = []
         context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
         # The workers inherit it: set there, it would start OpenBLAS's threads, and wait for those of OpenCV.
         with threadpool_limits(1), _one_thread_of_opencv():
@@ -177,7 +183,8 @@ class _Workers:
 
     def batches(self, keys: Iterator[list]) -> Iterator[list[np.ndarray]]:
         """Yields the columns of each batch; the first is its slot, overwritten once the next batch is asked for."""
-        numbered, sent = enumerate(keys), collections.deque()
+        numbered = enumerate(keys)
+        sent = collections.deque()
         while True:
             for number, batch in itertools.islice(numbered, len(self.slots) - len(sent)):
                 self._ask(number % len(self.processes), (number % len(self.slots), batch))
@@ -192,7 +199,8 @@ class _Workers:
 
     def _ask(self, worker: int, message: tuple | None = None) -> Any:
         """Sends a message to a worker, or returns its next answer."""
-        connection, process = self.connections[worker], self.processes[worker]
+        connection = self.connections[worker]
+        process = self.processes[worker]
         try:
             if message:
                 return connection.send(message)
@@ -210,7 +218,10 @@ class _Workers:
         Raises:
             RunError: it has been reading one sample for too long.
         """
-        connection, process, waited, before = self.connections[worker], self.processes[worker], 0.0, -1
+        connection = self.connections[worker]
+        process = self.processes[worker]
+        waited = 0.0
+        before = -1
         while not connection.poll(step := min(0.5, stall.limit / 50)):
             count, index = self.begun[worker].tolist()
             # Not by a clock: this process may have been suspended meanwhile.

@@ -30,7 +30,8 @@ def build_model(config: Configuration, **arguments: Any) -> ImageModel:
         InputError: sizes that don't fit together, or an unresolved NUM_CLASSES.
         MemoryError: the machine hasn't got the memory.
     """
-    model, kind = config.MODEL, architecture(config)
+    model = config.MODEL
+    kind = architecture(config)
     if model.NUM_CLASSES == "auto":
         raise InputError("MODEL.NUM_CLASSES is 'auto' where no dataset tells it; give a number")
     values: dict[str, Any] = {"image_size": config.DATA.IMAGE_SIZE, "in_channels": config.DATA.IMAGE_CHANNELS}
@@ -73,7 +74,8 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     config, kind = with_settings(with_arguments(config, path), path), architecture(config)
     if not has_switches(kind.weight_names):
         return config
-    default, found = default_values(config), explicit_sources(config)
+    default = default_values(config)
+    found = explicit_sources(config)
     with open_weights(path) as stored, reading(stored.path, "weights of this model"):
         told = switches(kind.weight_names, stored.arrays)
     for key, value in told.items():

@@ -112,8 +112,11 @@ class ImageModel(nn.Layer):
         recompute: bool = False,
     ) -> None:
         super().__init__()
-        self.image_size, self.in_channels, self.num_classes = pair(image_size), in_channels, num_classes
-        self.head_init_scale, self.recompute = head_init_scale, recompute
+        self.image_size = pair(image_size)
+        self.in_channels = in_channels
+        self.num_classes = num_classes
+        self.head_init_scale = head_init_scale
+        self.recompute = recompute
         if self.min_image_size and min(self.image_size) < self.min_image_size:
             found = f"IMAGE_SIZE is {size_text(image_size)}"
             raise InputError(f"{found}, {type(self).__name__} takes {self.input_sizes}; choose a larger one")
@@ -130,7 +133,8 @@ class ImageModel(nn.Layer):
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns what the last block makes of the images, normalised where the architecture does so before pooling."""
-        x, shared = self._embed(x), self._shared()
+        x = self._embed(x)
+        shared = self._shared()
         for stage in self._stages():
             x = self._stage(stage, x, shared)
         return self._features(x, last=True)
@@ -167,7 +171,8 @@ class ImageModel(nn.Layer):
         Raises:
             InputError: indices that aren't there, an unknown format, or tokens that make no map.
         """
-        taken, output_format = self._places_of(indices), output_fmt or output_format
+        taken = self._places_of(indices)
+        output_format = output_fmt or output_format
         if output_format not in ("NCHW", "NLC"):
             raise InputError(f"output_format is {output_format!r}, expected 'NCHW' or 'NLC'")
         features, found = self._collect(images, taken, norm, stop_early)
@@ -184,12 +189,15 @@ class ImageModel(nn.Layer):
 
     def _collect(self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool) -> Any:
         """Returns the features, and the intermediates ``taken``; see ``forward_intermediates``."""
-        stages, last = list(self._stages()), len(self.feature_info) - 1
-        x, shared = self._embed(images), self._shared()
+        stages = list(self._stages())
+        last = len(self.feature_info) - 1
+        x = self._embed(images)
+        shared = self._shared()
         index = last - len(stages)  # 0 where the first intermediate is what the first stage reads, else -1
         found = [x] if index in taken else []
         for stage in stages[: taken[-1] - index if stop_early else None]:
-            x, index = self._stage(stage, x, shared), index + 1
+            x = self._stage(stage, x, shared)
+            index = index + 1
             if index in taken:
                 found.append(self._last_norm(x) if norm and self._fits_last_norm(index) else x)
         return self._features(x, last=self._uniform() or index == last), found
@@ -231,7 +239,8 @@ class ImageModel(nn.Layer):
 
     def _places_of(self, indices: int | Sequence[int] | None) -> list[int]:
         """Returns the places in ``feature_info`` that ``indices`` mean, from the first to the last."""
-        name, count = type(self).__name__, len(self.feature_info)
+        name = type(self).__name__
+        count = len(self.feature_info)
         if not count:
             raise InputError(f"{name} has no intermediates; it defines no feature_info")
         if indices is None:

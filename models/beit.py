@@ -47,7 +47,8 @@ class Attention(RelativePositionBias):
         proj_drop: float,
     ) -> None:
         super().__init__(window_size, num_heads, class_token=True)
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(dim, 3 * dim, bias_attr=False)
         self.qkv_bias = qkv_bias
@@ -160,7 +161,9 @@ class Beit(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if embed_dim % num_heads:
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is")
-        self.num_features, self.global_pool, self.head_batch_norm = embed_dim, global_pool, head_batch_norm
+        self.num_features = embed_dim
+        self.global_pool = global_pool
+        self.head_batch_norm = head_batch_norm
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         grid = self.patch_embed.grid_size
         self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))

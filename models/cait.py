@@ -49,7 +49,8 @@ class TalkingHeadAttention(nn.Layer):
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
         self.attn_drop = nn.Dropout(attn_drop)
@@ -154,7 +155,8 @@ class Cait(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if embed_dim % num_heads:
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is")
-        self.num_features, self.global_pool = embed_dim, global_pool
+        self.num_features = embed_dim
+        self.global_pool = global_pool
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
         positions = [1, self.patch_embed.num_patches, embed_dim]
@@ -195,7 +197,8 @@ class Cait(ImageModel):
         """Lets the class token's blocks share the groups of as many last blocks of the patches, the norm the last
         one's.
         """
-        count, last = len(self.blocks), len(self.blocks_token_only)
+        count = len(self.blocks)
+        last = len(self.blocks_token_only)
         groups: list[tuple[str, ...]] = [("cls_token", "pos_embed", "patch_embed")]
         groups += [(f"blocks.{i}",) for i in range(count)]
         for i in range(last):

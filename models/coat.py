@@ -103,7 +103,9 @@ class ParallelBlock(nn.Layer):
 
     def forward(self, *scales: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
         # Paddle traces no zip with strict, and no sum of a generator.
-        moved, given, maps = [], [], []
+        moved = []
+        given = []
+        maps = []
         for i, x in enumerate(scales):
             cpe, crpe = self.encodings[i]
             moved.append(cpe(x))
@@ -111,7 +113,8 @@ class ParallelBlock(nn.Layer):
             token, places = as_map(found, crpe.grid)
             given.append(token)
             maps.append(places)
-        token, answers = given[0] + given[1] + given[2], []
+        token = given[0] + given[1] + given[2]
+        answers = []
         for i, x in enumerate(moved):
             grid = self.encodings[i][1].grid
             others = [resize_evenly(maps[j], self.encodings[j][1].grid, grid) for j in range(3) if j != i]

@@ -35,7 +35,8 @@ class Block(nn.Layer):
         self.conv_dw = Conv2D(dim, dim, 7, padding=3, groups=dim)
         self.norm = (ChannelNorm if conv_mlp else LayerNorm)(dim, epsilon=1e-6)
         self.mlp = Mlp(dim, 4 * dim, conv=conv_mlp, grn=use_grn)
-        self.gamma, self.conv_mlp = None, conv_mlp
+        self.gamma = None
+        self.conv_mlp = conv_mlp
         if init_values:
             self.gamma = self.create_parameter([dim], default_initializer=Constant(init_values))
         self.drop_path = DropPath(drop_path)

@@ -74,7 +74,8 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
         model(paddle.static.data("images", [1, *images], "float32"))
         layers = list(counter.layers(model))
         sizes = [math.prod(parameter.shape) for parameter in model.parameters() if not parameter.stop_gradient]
-    parameters, macs = sum(layer.parameters for layer in layers), sum(layer.macs for layer in layers)
+    parameters = sum(layer.parameters for layer in layers)
+    macs = sum(layer.macs for layer in layers)
     return Cost(images, parameters, macs, sum(layer.activations for layer in layers), layers, sizes)
 
 
@@ -97,7 +98,9 @@ class _Counter(contextlib.ExitStack):
         self.found: dict[int, list[Any]] = {}  # by a layer's id: output's shape, multiply-adds, activations
 
     def __enter__(self) -> "_Counter":
-        call, linear, matmul = nn.Layer.__call__, nn.functional.linear, paddle.matmul
+        call = nn.Layer.__call__
+        linear = nn.functional.linear
+        matmul = paddle.matmul
 
         def count_layer(layer: Any, *inputs: Any, **named: Any) -> Any:
             self.within.append(id(layer))

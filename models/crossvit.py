@@ -167,11 +167,13 @@ class CrossViT(ImageModel):
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
                 raise InputError(f"EMBED_DIMS has {dim}, no multiple of its NUM_HEADS {heads}; choose one that is")
-        self.crop_scale, self.global_pool = crop_scale, global_pool
+        self.crop_scale = crop_scale
+        self.global_pool = global_pool
         self.num_features = sum(embed_dims)
         self.head_widths = {f"head.{i}": dim for i, dim in enumerate(embed_dims)}
         _check_images(self.image_size, image_scales, patch_size)
-        self.patch_embed, kind = nn.LayerList(), ConvPatches if multi_conv else PatchEmbed
+        self.patch_embed = nn.LayerList()
+        kind = ConvPatches if multi_conv else PatchEmbed
         for scale, side, dim in zip(image_scales, patch_size, embed_dims, strict=True):
             size = [round(pixels * scale) for pixels in self.image_size]
             self._add_embedding(kind(size, side, in_channels, dim), dim)
@@ -235,7 +237,8 @@ class CrossViT(ImageModel):
         if (height, width) == size:
             return x
         if self.crop_scale and rows <= height and columns <= width:
-            above, left = round((height - rows) / 2), round((width - columns) / 2)
+            above = round((height - rows) / 2)
+            left = round((width - columns) / 2)
             return x[:, :, above : above + rows, left : left + columns]
         return F.interpolate(x, size=size, mode="bicubic", align_corners=False)
 
@@ -247,7 +250,8 @@ class CrossViT(ImageModel):
 
     def _collect(self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool) -> Any:
         """As the base's; the intermediates are the fine branch's of each block, then the coarse one's: timm's order."""
-        count, x = len(self.blocks), self._embed(images)
+        count = len(self.blocks)
+        x = self._embed(images)
         deepest = max(index % count for index in taken)
         found: dict[int, paddle.Tensor] = {}
         for i, block in enumerate(list(self.blocks)[: deepest + 1 if stop_early else None]):

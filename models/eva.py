@@ -54,8 +54,12 @@ class Attention(nn.Layer):
         proj_drop: float,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim, self.halves = num_heads, dim // num_heads, halves
-        self.scale, self.qkv_fused, self.qkv_bias = self.head_dim**-0.5, qkv_fused, qkv_bias
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.halves = halves
+        self.scale = self.head_dim**-0.5
+        self.qkv_fused = qkv_fused
+        self.qkv_bias = qkv_bias
         if qkv_fused:
             self.qkv = Linear(dim, 3 * dim, bias_attr=False)
             if qkv_bias:
@@ -194,8 +198,10 @@ class Eva(ImageModel):
         _check(embed_dim, num_heads, dynamic_img_size and use_abs_pos_emb)
         if global_pool == "token" and not class_token:
             raise InputError("GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read")
-        self.num_features, self.global_pool = embed_dim, global_pool
-        self.rope_bfloat16, self.ref_feat_shape = rope_bfloat16, ref_feat_shape
+        self.num_features = embed_dim
+        self.global_pool = global_pool
+        self.rope_bfloat16 = rope_bfloat16
+        self.ref_feat_shape = ref_feat_shape
         self.num_prefix_tokens = self.pos_embed_prefix = class_token + reg_tokens
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, any_size=dynamic_img_size)
         self._add_tokens(class_token, reg_tokens, use_abs_pos_emb)

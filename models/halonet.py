@@ -61,14 +61,16 @@ class RelativePositions(nn.Layer):
 
     def __init__(self, block_size: int, window_size: int, head_dim: int) -> None:
         super().__init__()
-        self.block_size, self.window_size = block_size, window_size
+        self.block_size = block_size
+        self.window_size = window_size
         start = Normal(std=head_dim**-0.5)
         self.height_rel = self.create_parameter([2 * window_size - 1, head_dim], default_initializer=start)
         self.width_rel = self.create_parameter([2 * window_size - 1, head_dim], default_initializer=start)
 
     def forward(self, q: paddle.Tensor) -> paddle.Tensor:
         blocks, length, dim = q.shape[1:]
-        side, window = self.block_size, self.window_size
+        side = self.block_size
+        window = self.window_size
         if ops.usable(q):
             vectors = paddle.concat([self.height_rel, self.width_rel])
             products = matmul(q.reshape([-1, dim]), vectors, transpose_y=True)
@@ -85,7 +87,8 @@ class RelativePositions(nn.Layer):
         Query i and key j have vector j - i + w - 1. Rows of all 2 w - 1 products are made one longer and read on end in
         rows of the old length: each begins one place later than the one before.
         """
-        side, count = self.block_size, 2 * self.window_size - 1
+        side = self.block_size
+        count = 2 * self.window_size - 1
         products = matmul(q.reshape([-1, q.shape[3]]), vectors, transpose_y=True).reshape([-1, side, count])
         longer = paddle.concat([products, paddle.zeros_like(products[:, :, :1])], axis=2).reshape(
             [-1, side * count + side]
@@ -110,8 +113,11 @@ class HaloAttention(nn.Layer):
 
     def __init__(self, dim: int, num_heads: int, block_size: int, halo_size: int, stride: int) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
-        self.block_size, self.halo_size, self.stride = block_size, halo_size, stride
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.block_size = block_size
+        self.halo_size = halo_size
+        self.stride = stride
         self.window_size = block_size + 2 * halo_size
         self.q = Conv2D(dim, dim, 1, stride=stride, bias_attr=False)
         self.kv = Conv2D(dim, 2 * dim, 1, bias_attr=False)
@@ -119,17 +125,20 @@ class HaloAttention(nn.Layer):
         self.attn_drop = nn.Dropout(0.0)  # where the weights are looked at
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        side, dim = self.block_size // self.stride, self.head_dim
+        side = self.block_size // self.stride
+        dim = self.head_dim
         rows, columns = (length // self.block_size for length in x.shape[2:])
         q = self.q(x).reshape([-1, dim, rows, side, columns, side]).transpose([0, 2, 4, 3, 5, 1])
         q = q.reshape([-1, rows * columns, side**2, dim])  # [B * heads, blocks, queries, head_dim]
         kv = self._windows(self.kv(x).reshape([-1, 2 * dim, *x.shape[2:]]))
         positions = self.pos_embed(q)
         if in_one(q, self.attn_drop):  # to it, blocks are items of the batch
-            parts, positions = [q.flatten(0, 1), kv.flatten(0, 1)], positions.flatten(0, 1).unsqueeze(1)
+            parts = [q.flatten(0, 1), kv.flatten(0, 1)]
+            positions = positions.flatten(0, 1).unsqueeze(1)
             x = ops.attention(parts, 1, dim, dim**-0.5, positions)
         else:
-            k, v = kv[:, :, :, :dim], kv[:, :, :, dim:]
+            k = kv[:, :, :, :dim]
+            v = kv[:, :, :, dim:]
             attn = paddle.matmul(q * dim**-0.5, k, transpose_y=True) + positions
             x = paddle.matmul(self.attn_drop(F.softmax(attn, axis=-1)), v)
         x = x.reshape([-1, rows, columns, side, side, dim]).transpose([0, 5, 1, 3, 2, 4])
@@ -149,7 +158,9 @@ class HaloAttention(nn.Layer):
 
     def _with_halo(self, x: paddle.Tensor, axis: int) -> paddle.Tensor:
         """Puts before and after the places (axis + 1) of each block (axis) its neighbours' nearest ones, or zeros."""
-        count, size, halo = x.shape[axis], self.block_size, self.halo_size
+        count = x.shape[axis]
+        size = self.block_size
+        halo = self.halo_size
         if not halo:
             return x
         beyond = paddle.zeros_like(paddle.slice(x, [axis], [0], [1]))
@@ -253,13 +264,16 @@ class HaloNet(ImageModel):
         check_stages(stage_depths, embed_dims)
         check_counts(4, ATTENTION_EVERY=attention_every, NUM_HEADS=num_heads)
         _check_sizes(stem_dim, embed_dims, block_size, halo_size)
-        self.zero_init_last, self.num_features = zero_init_last, embed_dims[-1]
+        self.zero_init_last = zero_init_last
+        self.num_features = embed_dims[-1]
         self.stem = Stem(in_channels, stem_dim, _ACTIVATIONS[act])
-        self.stages, in_dim = nn.LayerList(), stem_dim
+        self.stages = nn.LayerList()
+        in_dim = stem_dim
         for i, (dim, every, rates) in enumerate(
             zip(embed_dims, attention_every, drop_path_rates(droppath, stage_depths), strict=True)
         ):
-            stage, sizes = nn.Sequential(), (num_heads[i], block_size, halo_size)
+            stage = nn.Sequential()
+            sizes = (num_heads[i], block_size, halo_size)
             for j, rate in enumerate(rates):
                 stride = 2 if i and not j else 1
                 block = (in_dim, dim, stride, _ACTIVATIONS[act], rate)

@@ -74,7 +74,8 @@ class Widening(Block):
         return self.drop_path2(self.ls2(self.mlp(self.norm2(x))), onto=x)
 
     def _widen(self, x: paddle.Tensor, normed: paddle.Tensor) -> paddle.Tensor:
-        places, pools = self.attn.places, self.attn.pools
+        places = self.attn.places
+        pools = self.attn.pools
         if self.use_expand_proj:
             x = in_float32(self.proj(normed))
             return pool_units(x, places) if pools else x
@@ -140,7 +141,9 @@ class Hiera(ImageModel):
         recompute: bool = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        stages, self.patch_drop, self.weight_init = len(stage_depths), patch_drop, weight_init
+        stages = len(stage_depths)
+        self.patch_drop = patch_drop
+        self.weight_init = weight_init
         check_counts(stages, MASK_UNIT_ATTN=mask_unit_attn)
         self.unit_side = 2 ** (stages - 1)
         self._check_sizes(embed_dim, num_heads, stages, q_pool)
@@ -155,8 +158,10 @@ class Hiera(ImageModel):
         for stage, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             for i, rate in enumerate(rates):
                 before = stage - (stage > 0 and i == 0)  # the stage whose tokens are read
-                places, pools = (self.unit_side >> self.pools[before]) ** 2, self.pools[before] < self.pools[stage]
-                widths, heads = (dims[before], dims[stage]), num_heads << stage
+                places = (self.unit_side >> self.pools[before]) ** 2
+                pools = self.pools[before] < self.pools[stage]
+                widths = (dims[before], dims[stage])
+                heads = num_heads << stage
                 attn = MaskUnitAttention(*widths, heads, places, mask_unit_attn[before], pools)
                 sizes = (attn, mlp_ratio, init_values)
                 widening = Widening(*widths, *sizes, rate, use_expand_proj) if before < stage else None
@@ -164,7 +169,8 @@ class Hiera(ImageModel):
         modules = [f"blocks.{end - 1}" for end in ends[1:]]
         self.feature_info = feature_info(modules, dims, [STRIDE << pools for pools in self.pools])
         self.num_features = dims[-1]
-        norm, drop = LayerNorm(self.num_features, epsilon=1e-6), nn.Dropout(dropout)
+        norm = LayerNorm(self.num_features, epsilon=1e-6)
+        drop = nn.Dropout(dropout)
         self.head = nn.Sequential(("norm", norm), ("drop", drop), ("fc", nn.Identity()))
         self._finish()
         init_branches(self.blocks, flax=weight_init == "jax")
@@ -178,7 +184,8 @@ class Hiera(ImageModel):
             raise InputError(f"Q_POOL is {q_pool}, expected 0 to {stages - 1}: STAGE_DEPTHS has {stages} stages")
 
     def _add_positions(self, dim: int, size: Sequence[int] | None) -> None:
-        grid, start = self.patch_embed.grid_size, Normal(std=0.02)
+        grid = self.patch_embed.grid_size
+        start = Normal(std=0.02)
         if size is None:
             self.pos_embed = self.create_parameter([1, grid[0] * grid[1], dim], default_initializer=start)
             self.pos_embed_win = None
@@ -221,7 +228,8 @@ class Hiera(ImageModel):
         Raises:
             InputError: a mask that doesn't fit the images, or besides PATCH_DROP.
         """
-        found, x = [], self._embed(x, mask)
+        found = []
+        x = self._embed(x, mask)
         for stage in self._stages():
             x = self._stage(stage, x, None)
             found.append(x)
@@ -248,7 +256,8 @@ class Hiera(ImageModel):
 
     def _kept_units(self, batch: int, mask: paddle.Tensor | None) -> paddle.Tensor | None:
         """The numbers of the units that each image keeps, [B, kept] int64; None: all."""
-        count, drops = self.units[0] * self.units[1], self.training and self.patch_drop > 0
+        count = self.units[0] * self.units[1]
+        drops = self.training and self.patch_drop > 0
         if mask is None:
             if not drops:
                 return None

@@ -29,7 +29,9 @@ from weights.names import levit as names
 
 STRIDES = {"s16": 16, "s8": 8}  # of the stem
 ACTIVATIONS = {"hardswish": Hardswish, "silu": SiLU}
-DOWN_ATTN_RATIO, DOWN_MLP_RATIO = 4.0, 2.0  # of what comes between two stages
+# of what comes between two stages
+DOWN_ATTN_RATIO = 4.0
+DOWN_MLP_RATIO = 2.0
 
 
 class Attention(nn.Layer):
@@ -51,7 +53,9 @@ class Attention(nn.Layer):
     ) -> None:
         super().__init__()
         self.act = act
-        self.key_dim, self.num_heads, self.scale = key_dim, num_heads, key_dim**-0.5
+        self.key_dim = key_dim
+        self.num_heads = num_heads
+        self.scale = key_dim**-0.5
         self.value_dim = hidden_width(key_dim, attn_ratio)
         self.grid = grid
         self._add_projections(dim)
@@ -214,8 +218,11 @@ class LeViT(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         stride = STRIDES[stem_type]
         self._check_sizes(stride, stage_depths, embed_dims, num_heads, key_dim)
-        self.num_features, self.distilled, self.dropout = embed_dims[-1], distilled, dropout
-        self.stem, in_dim = nn.Sequential(), in_channels
+        self.num_features = embed_dims[-1]
+        self.distilled = distilled
+        self.dropout = dropout
+        self.stem = nn.Sequential()
+        in_dim = in_channels
         for i, share in enumerate((8, 4, 2, 1) if stem_type == "s16" else (4, 2, 1)):
             if i:
                 self.stem.add_sublayer(f"act{i}", ACTIVATIONS[act]())
@@ -274,7 +281,8 @@ class LeViT(ImageModel):
         x = x.mean(axis=1)
         if not self.distilled:
             return self.head(x)
-        logits, distilled = self.head(x), self.head_dist(x)
+        logits = self.head(x)
+        distilled = self.head_dist(x)
         return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
 
     def inference_model(self) -> ImageModel:

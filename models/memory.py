@@ -12,7 +12,9 @@ from models.costs import Cost, cost
 from settings.options import Configuration
 
 STAGES = (0, 1, 2, 3)  # of DIST.STRATEGY.sharding_configs; 0: no sharding
-FLOAT, HALF = 4, 2  # bytes
+# bytes
+FLOAT = 4
+HALF = 2
 # What training keeps of a layer for its backward pass, over what ``costs`` counts as its activations: inputs of norms
 # and outputs of activation functions are kept, too. It is 1.5 for a ViT's block, whose formulas say what is kept.
 # On a CPU, the compiled operators keep less: 1.2 was measured for ViT-S (tools/model_info.py, two batch sizes).

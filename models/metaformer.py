@@ -189,11 +189,14 @@ class MetaFormer(ImageModel):
         for key, count in (("ATTENTION_STAGES", attention_stages), ("RES_SCALE_STAGES", res_scale_stages)):
             if count > 4:
                 raise InputError(f"{key} is {count}, expected how many of the four stages: 0 to 4")
-        self.num_features, self.head_norm_eps, self.dropout = embed_dims[-1], head_norm_eps, dropout
+        self.num_features = embed_dims[-1]
+        self.head_norm_eps = head_norm_eps
+        self.dropout = dropout
         self.stem, self.stages = Stem(in_channels, embed_dims[0]), nn.LayerList()
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
         for i, (in_dim, dim, rates) in enumerate(sizes):
-            attention, scaled = i >= 4 - attention_stages, i >= 4 - res_scale_stages
+            attention = i >= 4 - attention_stages
+            scaled = i >= 4 - res_scale_stages
             blocks = [Block(dim, token_mixer, attention, scaled, attention_dropout, rate) for rate in rates]
             self.stages.append(Stage(in_dim, dim, blocks, attention))
         self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))

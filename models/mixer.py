@@ -100,7 +100,9 @@ class MlpMixer(ImageModel):
         head_init_bias: float = 0.0,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        self.num_features, self.norm_eps, self.head_init_bias = embed_dim, norm_eps, head_init_bias
+        self.num_features = embed_dim
+        self.norm_eps = norm_eps
+        self.head_init_bias = head_init_bias
         self.stem = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         ratio = mlp_ratio or self.default_mlp_ratio
         [rates] = drop_path_rates(droppath, [depth], droppath_shape)

@@ -54,7 +54,10 @@ class Block(nn.Layer):
         deploy: bool = False,
     ) -> None:
         super().__init__()
-        self.in_dim, self.stride, self.groups, self.kernel_size = in_dim, stride, groups, kernel_size
+        self.in_dim = in_dim
+        self.stride = stride
+        self.groups = groups
+        self.kernel_size = kernel_size
         self.attn = SqueezeExcite(dim, dim // 16) if squeeze else nn.Identity()
         self.reparam_conv = self._plain(dim) if deploy else None
         if deploy:
@@ -82,8 +85,10 @@ class Block(nn.Layer):
         if self.reparam_conv is not None:
             return
         dim, group_dim, side, _ = self.conv_kxk[0].conv.weight.shape
-        kernel, bias = np.zeros([dim, group_dim, side, side]), np.zeros([dim])
-        channels, middle = np.arange(dim), side // 2
+        kernel = np.zeros([dim, group_dim, side, side])
+        bias = np.zeros([dim])
+        channels = np.arange(dim)
+        middle = side // 2
         branches = [*self.conv_kxk, *(one for one in (self.conv_scale, self.identity) if one is not None)]
         for branch in branches:
             norm = branch.bn if isinstance(branch, ConvNorm) else branch
@@ -128,7 +133,8 @@ class MobileOne(ImageModel):
     """
 
     weight_names = names
-    first_conv, beside_first_conv = "stem.conv_kxk.0.conv", ("stem.conv_scale.conv",)
+    first_conv = "stem.conv_kxk.0.conv"
+    beside_first_conv = ("stem.conv_scale.conv",)
     min_image_size = 1
 
     def __init__(
@@ -184,7 +190,8 @@ class MobileOne(ImageModel):
         return model
 
     def _only_one_reads_images(self) -> None:
-        self.first_conv, self.beside_first_conv = "stem.reparam_conv", ()
+        self.first_conv = "stem.reparam_conv"
+        self.beside_first_conv = ()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.stem(x)

@@ -166,8 +166,11 @@ class MobileViT(ImageModel):
         for dim in hidden_dims:
             if dim % num_heads:
                 raise InputError(f"HIDDEN_DIMS has {dim}, no multiple of NUM_HEADS {num_heads}")
-        self.num_features, self.num_heads, self.expand_ratio = embed_dims[-1], num_heads, expand_ratio
-        self.last_norm_eps, self.hidden_norm = last_norm_eps, hidden_norm
+        self.num_features = embed_dims[-1]
+        self.num_heads = num_heads
+        self.expand_ratio = expand_ratio
+        self.last_norm_eps = last_norm_eps
+        self.hidden_norm = hidden_norm
         self.stem, self.stages = ConvNorm(in_channels, embed_dims[0], 3, silu, stride=2), nn.LayerList()
         residuals = itertools.pairwise(embed_dims[:-1])
         rates = drop_path_rates(droppath, [count + (i > 1) for i, count in enumerate(RESIDUALS)])

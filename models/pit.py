@@ -61,7 +61,8 @@ class Pooling(nn.Layer):
 
     def __init__(self, in_dim: int, dim: int, prefix: int, grid_size: tuple[int, int]) -> None:
         super().__init__()
-        self.prefix, self.grid_size = prefix, grid_size
+        self.prefix = prefix
+        self.grid_size = grid_size
         self.conv = Conv2D(in_dim, dim, 3, stride=2, padding=1, groups=in_dim)
         self.fc = Linear(in_dim, dim)
 
@@ -138,7 +139,9 @@ class PoolingVisionTransformer(ImageModel):
         for before, dim in pairwise(dims):
             if dim % before:
                 raise InputError(f"BASE_DIMS x NUM_HEADS is {dims}, expected each a multiple of the one before")
-        self.distilled, self.num_prefix_tokens, self.num_features = distilled, 1 + distilled, dims[-1]
+        self.distilled = distilled
+        self.num_prefix_tokens = 1 + distilled
+        self.num_features = dims[-1]
         self.patch_embed = ConvEmbedding(self.image_size, in_channels, dims[0], patch_size, stride)
         start = Normal(std=0.02)
         shape = [1, dims[0], *self.patch_embed.grid_size]
@@ -189,7 +192,8 @@ class PoolingVisionTransformer(ImageModel):
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
         if not self.distilled:
             return self.head(x[:, 0])
-        logits, distilled = self.head(x[:, 0]), self.head_dist(x[:, 1])
+        logits = self.head(x[:, 0])
+        distilled = self.head_dist(x[:, 1])
         return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
 
     def classifier_names(self) -> tuple[str, ...]:

@@ -124,7 +124,8 @@ class PoolFormer(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
-        self.num_features, self.fc_norm = embed_dims[-1], fc_norm
+        self.num_features = embed_dims[-1]
+        self.fc_norm = fc_norm
         self.stem = Downsampling(in_channels, embed_dims[0], 7, stride=4, padding=2)
         sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
         self.stages = nn.LayerList(Stage(in_dim, dim, init_values, dropout, rates) for in_dim, dim, rates in sizes)

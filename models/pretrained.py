@@ -33,7 +33,8 @@ _KEYS: dict[str, tuple[str, Any]] = {  # timm's: ours, and what timm 1.0.31 take
     "mean": ("DATA.IMAGENET_MEAN", _IMAGENET[0]),
     "std": ("DATA.IMAGENET_STD", _IMAGENET[1]),
 }
-_COUNTED, _create_parameter = threading.Lock(), nn.Layer.create_parameter
+_COUNTED = threading.Lock()
+_create_parameter = nn.Layer.create_parameter
 
 
 def build_described(config: Configuration, path: str | Path) -> ImageModel:
@@ -44,7 +45,9 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
     Raises:
         InputError: as ``build_model``, or the file is too small for so many parameters.
     """
-    file, total, own = find_weights(path), 0, threading.get_ident()
+    file = find_weights(path)
+    total = 0
+    own = threading.get_ident()
     # A parameter takes a byte or more, in a file that may be compressed.
     most = _SPARE + 2 * sum(one.stat().st_size for one in files_of(path))
 
@@ -125,7 +128,8 @@ def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str
 
 def _is_close(own: Any, value: Any) -> bool:
     """Whether numbers agree; one serves all channels."""
-    own, value = np.atleast_1d(own), np.atleast_1d(value)
+    own = np.atleast_1d(own)
+    value = np.atleast_1d(value)
     return len({len(own), len(value), 1}) <= 2 and np.allclose(own, value, atol=1e-6)
 
 

@@ -62,7 +62,8 @@ class Attention(nn.Layer):
         proj_drop: float,
     ) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
         self.q = Linear(dim, dim, bias_attr=None if qkv_bias else False)
         self.kv = Linear(dim, 2 * dim, bias_attr=None if qkv_bias else False)
@@ -78,7 +79,8 @@ class Attention(nn.Layer):
             self.act = GELU() if linear else nn.Identity()
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        shape, q = x.shape, self.q(x).flatten(1, 2)
+        shape = x.shape
+        q = self.q(x).flatten(1, 2)
         if self.reduces:
             if self.pool is not None:
                 x = channels_last(self.pool(channels_first(x)))
@@ -203,7 +205,8 @@ class PyramidVisionTransformerV2(ImageModel):
         least = max(4 * 2**i * (ratio - 1) + 1 for i, ratio in enumerate(sr_ratio))
         self.min_image_size = 1 if linear else least
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        self.num_features, self.norm_eps = embed_dims[-1], norm_eps
+        self.num_features = embed_dims[-1]
+        self.norm_eps = norm_eps
         self.patch_embed = OverlapPatchEmbed(in_channels, embed_dims[0], 7, stride=4)
         block = partial(Block, linear=linear, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout)
         self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))

@@ -46,7 +46,8 @@ class WindowAttention(RelativePositionBias):
         proj_drop: float,
     ) -> None:
         super().__init__(window_size, num_heads, std=0.02)
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
         self.attn_drop = nn.Dropout(attn_drop)
         self.proj = Linear(dim, dim)
@@ -240,7 +241,8 @@ class SwinTransformer(ImageModel):
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         self.patch_embed.norm = LayerNorm(embed_dim)
         block = partial(self.block, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout)
-        resolution, self.layers = self.patch_embed.grid_size, nn.LayerList()
+        resolution = self.patch_embed.grid_size
+        self.layers = nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             if i:
                 resolution = tuple((side + 1) // 2 for side in resolution)

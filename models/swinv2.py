@@ -75,7 +75,8 @@ class WindowAttention(swin.WindowAttention):
         proj_drop: float,
     ) -> None:
         super().__init__(dim, num_heads, window_size, False, attn_drop, proj_drop)
-        tenfold, zero = Constant(math.log(10)), Constant(0.0)
+        tenfold = Constant(math.log(10))
+        zero = Constant(0.0)
         self.logit_scale = self.create_parameter([num_heads, 1, 1], default_initializer=tenfold)
         self.q_bias = self.v_bias = None
         if qkv_bias:

@@ -91,7 +91,8 @@ class Attention(nn.Layer):
 
     def __init__(self, dim: int, num_heads: int, window_size: int) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.window_size = (window_size, window_size)
         self.norm = LayerNorm(dim)
         self.qkv = Linear(dim, 3 * dim)
@@ -102,7 +103,8 @@ class Attention(nn.Layer):
         self.register_buffer("attention_bias_idxs", index, persistable=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        heads, bias = (self.num_heads, self.head_dim), gather_columns(self.attention_biases, self.attention_bias_idxs)
+        heads = (self.num_heads, self.head_dim)
+        bias = gather_columns(self.attention_biases, self.attention_bias_idxs)
         qkv = self.qkv(self.norm(x))
         return self.proj(attend_heads([qkv], *heads, self.head_dim**-0.5, bias=bias, by_head=True))
 

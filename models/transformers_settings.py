@@ -83,7 +83,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def _vit(config: dict[str, Any]) -> dict[str, Any]:
-    width, hidden = config["hidden_size"], config.get("intermediate_size")
+    width = config["hidden_size"]
+    hidden = config.get("intermediate_size")
     return {
         "EMBED_DIM": width,
         "DEPTH": config["num_hidden_layers"],

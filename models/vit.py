@@ -131,8 +131,13 @@ class VisionTransformer(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check_heads(embed_dim, num_heads, attn_head_size, global_pool)
-        self.num_features, self.global_pool, self.head_init_bias = embed_dim, global_pool, head_init_bias
-        self.head_batch_norm, self.weight_init, self.distilled, self.act = head_batch_norm, weight_init, distilled, act
+        self.num_features = embed_dim
+        self.global_pool = global_pool
+        self.head_init_bias = head_init_bias
+        self.head_batch_norm = head_batch_norm
+        self.weight_init = weight_init
+        self.distilled = distilled
+        self.act = act
         self.num_prefix_tokens = (prefix := class_token + distilled + reg_tokens) + prompt_tokens
         epsilon = norm_eps or (1e-5 if pre_norm else 1e-6)
         norm = functools.partial(LayerNorm, embed_dim, epsilon=epsilon)
@@ -180,12 +185,14 @@ class VisionTransformer(ImageModel):
 
     def _insert_prompts(self, x: paddle.Tensor, prompts: paddle.Tensor, before: int) -> paddle.Tensor:
         """Returns the tokens x with ``prompts`` before the patches, in the place of ``before`` others."""
-        place, rows = self.num_prefix_tokens - self.num_prompts, prompts.astype(x.dtype).unsqueeze(0)
+        place = self.num_prefix_tokens - self.num_prompts
+        rows = prompts.astype(x.dtype).unsqueeze(0)
         return paddle.concat([x[:, :place], rows.expand([x.shape[0], -1, -1]), x[:, place + before :]], axis=1)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
         if self.distilled:
-            logits, distilled = self.head(x[:, 0]), self.head_dist(x[:, 1])
+            logits = self.head(x[:, 0])
+            distilled = self.head_dist(x[:, 1])
             return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
         if self.attn_pool is not None:
             x = self.attn_pool(x[:, self.num_prefix_tokens - self.num_prompts :])
@@ -224,7 +231,8 @@ class VisionTransformer(ImageModel):
         self.num_prompts = prompts
         if prompts:  # drawn as the authors' program does
             bound = (6 / (math.prod(self.patch_embed.proj.weight.shape[1:]) + self.num_features)) ** 0.5
-            shape, start = [prompted or 1, prompts, self.num_features], Uniform(-bound, bound)
+            shape = [prompted or 1, prompts, self.num_features]
+            start = Uniform(-bound, bound)
             self.prompt_tokens = self.create_parameter(shape, default_initializer=start)
 
     def _add_positions(self, kind: str, no_embed_class: bool) -> None:
@@ -254,12 +262,14 @@ def _make_blocks(
     Raises:
         InputError: options that don't fit together.
     """
-    head_size, act = heads[2] or heads[0] // heads[1], others[-1]
+    head_size = heads[2] or heads[0] // heads[1]
+    act = others[-1]
     if attention == "differential" and head_size % 2:
         raise InputError(f"a head has {head_size} channels, ATTENTION differential takes an even number")
     if kind == "parallel" and act == "swiglu":
         raise InputError("ACT is 'swiglu', which BLOCK parallel doesn't take; expected gelu, gelu_tanh or quick_gelu")
-    differential, blocks = attention == "differential", nn.LayerList()
+    differential = attention == "differential"
+    blocks = nn.LayerList()
     for place, rate in enumerate(rates):
         rest: tuple[Any, ...] = (*sizes, rate, *others)
         if kind == "parallel":

@@ -68,7 +68,8 @@ class OutlookAttention(nn.Layer):
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
         self.v = Linear(dim, dim, bias_attr=None if qkv_bias else False)
         self.attn = Linear(dim, 81 * num_heads)
@@ -78,7 +79,8 @@ class OutlookAttention(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         (rows, columns), dim, heads = [side // 2 for side in x.shape[1:3]], x.shape[3], (self.num_heads, self.head_dim)
         mean = x.reshape([-1, rows, 2, columns, 2, dim]).mean(axis=[2, 4])
-        v, attn = self.v(x), self.attn(mean)
+        v = self.v(x)
+        attn = self.attn(mean)
         if in_one(v, self.drop):
             return self.proj(ops.outlook(v, attn, self.num_heads, self.scale))
         v = neighbours(neighbours(v, 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
@@ -94,7 +96,8 @@ class ClassAttention(nn.Layer):
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
         self.kv = Linear(dim, 2 * dim, bias_attr=None if qkv_bias else False)
         self.q = Linear(dim, dim, bias_attr=None if qkv_bias else False)
@@ -121,7 +124,8 @@ class PatchEmbed(nn.Layer):
     def __init__(self, image_size: Sequence[int], in_channels: int, hidden_dim: int, dim: int, patch_size: int) -> None:
         super().__init__()
         self.image_size = tuple(image_size)
-        self.conv, channels = nn.Sequential(), in_channels
+        self.conv = nn.Sequential()
+        channels = in_channels
         for i, (kernel, stride) in enumerate(((7, 2), (3, 1), (3, 1))):
             conv = Conv2D(channels, hidden_dim, kernel, stride=stride, padding=kernel // 2, bias_attr=False)
             for j, layer in enumerate((conv, BatchNorm2D(hidden_dim), ReLU())):
@@ -255,16 +259,20 @@ class VOLO(ImageModel):
         for stage in self._stages():
             x = self._stage(stage, x, None)
         x = self._features(x, last=True)
-        logits, dense = self.head(x[:, 0]), self.aux_head(x[:, 1:])
+        logits = self.head(x[:, 0])
+        dense = self.aux_head(x[:, 1:])
         if self.mix_token:
             dense = dense + (dense.flip([0]) - dense) * swapped.flatten(1).unsqueeze(-1).astype(dense.dtype)
         return logits, dense, swapped.mean()
 
     def _rectangle(self) -> paddle.Tensor:
         """Returns a random rectangle of ones in zeros [1, rows, columns] (CutMix's, arXiv:1905.04899)."""
-        side, within = paddle.rand([]).sqrt(), []  # lambda is uniform: sqrt(1 - lambda) is distributed alike
+        # lambda is uniform: sqrt(1 - lambda) is distributed alike
+        side = paddle.rand([]).sqrt()
+        within = []
         for count in self.pos_embed.shape[1:3]:
-            length, middle = (side * count).floor(), (paddle.rand([]) * count).floor()
+            length = (side * count).floor()
+            middle = (paddle.rand([]) * count).floor()
             place = paddle.arange(count, dtype="float32")
             first, last = middle - (length / 2).floor(), middle + ((length + 1) / 2).floor()
             within.append(((place >= first) & (place < last)).astype("float32"))

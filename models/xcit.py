@@ -68,7 +68,8 @@ class FourierPositions(nn.Layer):
 
     def __init__(self, dim: int, channels: int = 32, temperature: float = 10_000.0) -> None:
         super().__init__()
-        self.channels, self.temperature = channels, temperature
+        self.channels = channels
+        self.temperature = temperature
         self.token_projection = Conv2D(2 * channels, dim, 1)
 
     def forward(self, rows: int, columns: int) -> paddle.Tensor:
@@ -99,7 +100,8 @@ class CrossCovarianceAttention(nn.Layer):
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.temperature = self.create_parameter([num_heads, 1, 1], default_initializer=Constant(1.0))
         self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
         self.weight_drop = nn.Dropout(attn_drop)  # no ``attn_drop``: these weights have no place in the image
@@ -249,12 +251,14 @@ class XCiT(ImageModel):
         self.min_image_size = patch_size  # before ImageModel checks image_size
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check(patch_size, embed_dim, num_heads)
-        self.num_features, self.global_pool = embed_dim, global_pool
+        self.num_features = embed_dim
+        self.global_pool = global_pool
         self.patch_embed = PatchEmbed(self.image_size, in_channels, embed_dim, patch_size)
         self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
         self.pos_embed = FourierPositions(embed_dim)
         self.pos_drop = nn.Dropout(dropout)
-        attention, scaled = (embed_dim, num_heads, qkv_bias, attention_dropout, dropout), (mlp_ratio, init_values)
+        attention = (embed_dim, num_heads, qkv_bias, attention_dropout, dropout)
+        scaled = (mlp_ratio, init_values)
         self.blocks = nn.LayerList(
             Block(embed_dim, CrossCovarianceAttention(*attention), *scaled, dropout, droppath) for _ in range(depth)
         )

@@ -71,7 +71,8 @@ def float32_text() -> str:
     """Returns "float32", and what of it is computed by TF32: GPUs from Ampere on can."""
     if os.environ.get("NVIDIA_TF32_OVERRIDE") == "0" or not num_gpus():
         return "float32"
-    core, capability = paddle.base.core, paddle.device.cuda.get_device_capability()
+    core = paddle.base.core
+    capability = paddle.device.cuda.get_device_capability()
     uses = {"matrix products": core.get_cublas_switch(), "convolutions": core.get_cudnn_switch()}
     by_tf32 = [name for name, used in uses.items() if used and capability >= (8, 0)]
     return f"float32 ({' and '.join(by_tf32)} by TF32)" if by_tf32 else "float32"
@@ -107,7 +108,10 @@ def keep_buffers() -> str:
     """
     tuned_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not tuned_by_user:
-        mallopt, m_trim_threshold, m_mmap_threshold, gib = ctypes.CDLL(None).mallopt, -1, -3, 1 << 30
+        mallopt = ctypes.CDLL(None).mallopt
+        m_trim_threshold = -1
+        m_mmap_threshold = -3
+        gib = 1 << 30
         if mallopt(m_mmap_threshold, gib) and mallopt(m_trim_threshold, gib):
             global _calls
             _calls = 0

@@ -72,7 +72,8 @@ def settle(config: Configuration) -> None:
             whatever its value. It is no error below the TYPE that was set over it, such as a recipe's DROPPATH; None
             takes a key back.
     """
-    model, found = config.MODEL, value_sources(config)
+    model = config.MODEL
+    found = value_sources(config)
     taken = architecture(model.TYPE).arguments
     own = max(0, found["MODEL.TYPE"].level) if "MODEL.TYPE" in found else 0
     values = {key: argument.default for key, argument in taken.items()}
@@ -140,7 +141,8 @@ def _arguments(node: ast.ClassDef, classes: dict[str, ast.ClassDef], file: Path)
     for word, default in zip(found, defaults, strict=True):
         if word.arg in _SHARED:
             continue
-        key, where = f"MODEL.{word.arg.upper()}", f"{file}:{word.lineno}: {node.name}'s {word.arg}"
+        key = f"MODEL.{word.arg.upper()}"
+        where = f"{file}:{word.lineno}: {node.name}'s {word.arg}"
         yield key, argument(key, word, default, meant, where)
 
 

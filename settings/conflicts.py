@@ -62,7 +62,8 @@ def check(config: Configuration, values: Mapping[str, Any]) -> None:
 
 def _check_stage_3(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
     """What sharding the weights asks for: blocks that are computed anew, and no second copy of all weights."""
-    options, key = config.DIST.STRATEGY, "DIST.STRATEGY.sharding_configs.stage"
+    options = config.DIST.STRATEGY
+    key = "DIST.STRATEGY.sharding_configs.stage"
     if config.EVAL or config.DIST.ENGINE != "fleet" or not options.sharding or options.sharding_configs.stage != 3:
         return
     require("RECOMPUTE" in config.MODEL, key, f"1 or 2 with {config.MODEL.TYPE}, which takes no MODEL.RECOMPUTE")
@@ -71,7 +72,9 @@ def _check_stage_3(config: Configuration, require: Callable[[bool, str, str], No
 
 
 def _check_data(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    data, train, channels = config.DATA, config.TRAIN, config.DATA.IMAGE_CHANNELS
+    data = config.DATA
+    train = config.TRAIN
+    channels = config.DATA.IMAGE_CHANNELS
     for key, values in (("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN), ("DATA.IMAGENET_STD", data.IMAGENET_STD)):
         require(
             len(values) in (1, channels),
@@ -122,7 +125,8 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
 
 def _check_augmentation(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
     """What training may do to images of many channels, and DALI."""
-    data, train = config.DATA, config.TRAIN
+    data = config.DATA
+    train = config.TRAIN
     if float_pixels(data):
         for key, value, idle in (
             ("TRAIN.AUTO_AUGMENT", train.AUTO_AUGMENT, None),
@@ -201,7 +205,8 @@ def _check_recipe(config: Configuration, require: Callable[[bool, str, str], Non
 
 
 def _check_task(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    task, train = config.TASK, config.TRAIN
+    task = config.TASK
+    train = config.TRAIN
     metrics = registry.tasks.components[task].given.get("metrics", "").split()
     registry.refuse_other("BEST_METRIC", config.BEST_METRIC, ("auto", *metrics, "loss"))
     if task != "multilabel" or config.EVAL:
@@ -224,8 +229,10 @@ def _check_task(config: Configuration, require: Callable[[bool, str, str], None]
 
 def _check_threshold(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
     """BCE_TARGET_THRESH has to lie between a target's two values: else all of them are 1, or all are 0."""
-    train, classes = config.TRAIN, config.MODEL.NUM_CLASSES
-    threshold, smoothing = train.BCE_TARGET_THRESH, train.SMOOTHING
+    train = config.TRAIN
+    classes = config.MODEL.NUM_CLASSES
+    threshold = train.BCE_TARGET_THRESH
+    smoothing = train.SMOOTHING
     if threshold is None or train.LOSS != "bce" or not classes:
         return
     halves = classes == "auto" or config.TASK == "multilabel"  # not known yet, or a yes and a no

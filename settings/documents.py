@@ -72,7 +72,9 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
         CParser.__init__(self, text)
         for part in (Composer, SafeConstructor, Resolver):
             part.__init__(self)
-        self.depth, self.left, self.letters = 0, _MOST_VALUES, 8 * MOST_BYTES
+        self.depth = 0
+        self.left = _MOST_VALUES
+        self.letters = 8 * MOST_BYTES
         self.allowance = Allowance(len(text))
 
     def read(self) -> Any:

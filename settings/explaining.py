@@ -32,7 +32,8 @@ def explanation(config: Configuration, names: Sequence[str], defaults: Mapping[s
         raise InputError(f"{COMMAND_LINE}: {kind} takes no {foreign.removeprefix('MODEL.')}")
     meant = {key: declared.text for key, declared in (own | own_keys()).items()}
     meant |= meanings((CONFIG_DIR.parent / "config.py").read_text(encoding="utf-8"))
-    values, parts = dict(leaves(config)), []
+    values = dict(leaves(config))
+    parts = []
     for key in dict.fromkeys(key for name in names for key in _keys(name, values)):
         found = config.origins.get(key, ())
         lines = [f"{key}: {values[key]}", f"from     {found[-1].text() if found else 'the default'}"]
@@ -46,7 +47,8 @@ def explanation(config: Configuration, names: Sequence[str], defaults: Mapping[s
 def meanings(page: str) -> dict[str, str]:
     """Returns what the comments of config.py say of each key: behind it, in the lines after it, or in those before."""
     found: dict[str, str] = {}
-    before, last = "", ""
+    before = ""
+    last = ""
     for line in page.splitlines():
         if declared := _LINE.fullmatch(line):
             before, last, found[declared[1]] = "", declared[1], before + (declared[2] or "")
@@ -55,7 +57,8 @@ def meanings(page: str) -> dict[str, str]:
         elif line.startswith("# "):
             before = f"{before} {line[2:]}".strip()
         else:
-            before, last = "", ""
+            before = ""
+            last = ""
     return found
 
 

@@ -54,12 +54,11 @@ def _is_one_of(kind: registry.Registry, names: tuple[str, ...]) -> tuple[Need, .
 _WEIGHTS = _is_set("MODEL.PRETRAINED")._replace(files_wait=True)
 _TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"], files_wait=True)
 _EVALUATION = _is("EVAL", True)
-_FLEET, _NO_SHARDING = _is("DIST.ENGINE", "fleet"), _is_unset("DIST.STRATEGY.sharding")
+_FLEET = _is("DIST.ENGINE", "fleet")
+_NO_SHARDING = _is_unset("DIST.STRATEGY.sharding")
 _FILES, _SHARDS = (_is_one_of(datasets, datasets.names(returns=kinds)) for kinds in (("Files", "Shards"), ("Shards",)))
-_STORED, _NO_CACHE = (
-    _is_one_of(datasets, datasets.names(returns=("Files", "Shards", "Arrays"))),
-    _is_unset("DATA.CACHE"),
-)
+_STORED = _is_one_of(datasets, datasets.names(returns=("Files", "Shards", "Arrays")))
+_NO_CACHE = _is_unset("DATA.CACHE")
 _LOADED_AHEAD = Need(
     "without DATA.NUM_WORKERS above 0 or DATA.LOADER dali",
     ("DATA.NUM_WORKERS", "DATA.LOADER", "EVAL"),
@@ -86,7 +85,8 @@ _BCE = Need(
     ("TRAIN.LOSS", "TASK"),
     lambda found: found["TRAIN.LOSS"] == "bce" or (found["TRAIN.LOSS"] == "auto" and found["TASK"] == "multilabel"),
 )
-_SCHEDULE, _OPTIMIZER = "TRAIN.LR_SCHEDULER.NAME", "TRAIN.OPTIMIZER.NAME"
+_SCHEDULE = "TRAIN.LR_SCHEDULER.NAME"
+_OPTIMIZER = "TRAIN.OPTIMIZER.NAME"
 _MIXUP = _above_zero("TRAIN.MIXUP_ALPHA")
 _CUTMIX = Need(
     "without TRAIN.CUTMIX_ALPHA above 0 or TRAIN.CUTMIX_MINMAX",

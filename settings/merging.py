@@ -116,7 +116,9 @@ class Keys:
     def __init__(
         self, tree: Configuration, types: Mapping[str, Any], words: Mapping[str, tuple], removed: Mapping[str, Any]
     ) -> None:
-        self.types, self.words, self.removed = types, words, removed
+        self.types = types
+        self.words = words
+        self.removed = removed
         self.shared = dict(leaves(tree))
         self._architectures: dict[str, Argument] = {}
         self._defaults: dict[str, Any] = {}
@@ -175,7 +177,8 @@ class Keys:
             including: the files whose BASE leads here.
             read: all files so far, each as often as it was read.
         """
-        named, path = path, path.resolve()
+        named = path
+        path = path.resolve()
         read = [] if read is None else read
         read.append(path)
         if len(read) > _MOST_FILES:
@@ -204,7 +207,8 @@ class Keys:
                 file = beside if os.path.isfile(beside) else find_config(parent, f"{path}: BASE: ")
                 self.merge_file(config, file, (*including, path), read)
         self._take_back(config, without, path)
-        level, default = _next_level(config), self.defaults
+        level = _next_level(config)
+        default = self.defaults
         # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as theirs.
         values = self._set_in(content)
         if any(key not in default for key, _ in values):
@@ -253,7 +257,8 @@ class Keys:
 
     def to_yaml(self, config: Configuration) -> str:
         """Returns the YAML of every key, and as GIVEN where the values came from, but for those that nobody set."""
-        values, default = dict(leaves(config)), self.defaults_of(config)
+        values = dict(leaves(config))
+        default = self.defaults_of(config)
         sources = {
             key: [where.level, where.origin()]
             for key, where in value_sources(config).items()
@@ -267,7 +272,8 @@ class Keys:
 
     def _take_back(self, config: Configuration, names: Any, path: Path) -> None:
         """Gives these keys, and those of these sections, their defaults again, as if nobody had set them."""
-        names, default = [] if names is None else names, self.defaults
+        names = [] if names is None else names
+        default = self.defaults
         for name in names if isinstance(names, list) else [names]:
             keys = [key for key in default if f"{key}.".startswith(f"{name}.") and key != "BASE"]
             if not keys:

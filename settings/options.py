@@ -149,7 +149,8 @@ def pairs(words: Sequence[Any], known: Iterable[str]) -> list[tuple[str, Any]]:
     Raises:
         InputError: a key has no value.
     """
-    found, queue = [], iter(words)
+    found = []
+    queue = iter(words)
     for word in queue:
         key, equals, value = word.partition("=")
         value = value if equals else next(queue, "=")
@@ -308,7 +309,9 @@ def plain_flag(word: str) -> str:
 # ------------------------------------------------- where values come from
 
 WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
-COMMAND_LINE, WITH_VALUES = "command line", "with_values"  # sources that are no files
+# sources that are no files
+COMMAND_LINE = "command line"
+WITH_VALUES = "with_values"
 # What ``Given.first`` is for a key that -o sets, and how it begins for a key that a flag sets. Either names the key.
 NAMED = "-o"
 FLAG = "flag -"

@@ -115,7 +115,9 @@ _PATHS = (
     "MODEL.PRETRAINED_ADAPTER",
     "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH", "OUTPUT", "SAVE",
 )  # fmt: skip
-_LONGEST_PATH, _LONGEST_NAME = 3500, 200  # bytes: below Linux's 4,096 and 255, for what a run adds
+# bytes: below Linux's 4,096 and 255, for what a run adds
+_LONGEST_PATH = 3500
+_LONGEST_NAME = 200
 _LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO": 2, "TRAIN.CUTMIX_MINMAX": 2}
 _LENGTHS |= {"TRAIN.AFFINE": 3}
 

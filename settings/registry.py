@@ -47,7 +47,10 @@ class Registry:
     """
 
     def __init__(self, name: str, key: str, room: str, optional: bool = False) -> None:
-        self.name, self.key, self.room, self.optional = name, key, room, optional
+        self.name = name
+        self.key = key
+        self.room = room
+        self.optional = optional
         self.registered: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
     def register(self, *names: str, **given: Any) -> Callable[[Made], Made]:

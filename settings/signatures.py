@@ -87,10 +87,14 @@ def argument(key: str, word: ast.arg, default: ast.expr | None, told: dict[str, 
 def _kind(annotation: ast.expr, where: str) -> tuple[Any, bool, tuple[str, ...], Range | None]:
     """(kind, optional, choices, range) of an annotation such as ``Size | Sequence[Size] | None``."""
     found: list[Any] = []
-    optional, choices, limits = False, (), None
-    parts, left = [], annotation
+    optional = False
+    choices = ()
+    limits = None
+    parts = []
+    left = annotation
     while isinstance(left, ast.BinOp):
-        parts, left = [left.right, *parts], left.left
+        parts = [left.right, *parts]
+        left = left.left
     for part in [left, *parts]:
         several = isinstance(part, ast.Subscript) and ast.unparse(part.value) == "Sequence"
         item = part.slice if several else part
@@ -98,7 +102,8 @@ def _kind(annotation: ast.expr, where: str) -> tuple[Any, bool, tuple[str, ...],
             optional = True
         elif isinstance(part, ast.Subscript) and ast.unparse(part.value) == "Literal":
             values = ast.literal_eval(part.slice)
-            choices, found = values if isinstance(values, tuple) else (values,), [*found, str]
+            choices = values if isinstance(values, tuple) else (values,)
+            found = [*found, str]
         elif ast.unparse(item) in _NAMES:
             named = _NAMES[ast.unparse(item)]
             [limits] = getattr(named, "__metadata__", [limits])

@@ -30,7 +30,10 @@ class _Shown(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxlevel, self.maxstring, self.maxother, self.maxlong = 3, 160, 160, 60
+        self.maxlevel = 3
+        self.maxstring = 160
+        self.maxother = 160
+        self.maxlong = 60
         self.maxlist = self.maxtuple = self.maxdict = 12
 
 
@@ -74,7 +77,9 @@ def _number(text: str) -> int | float | None:
 
 def _items(text: str) -> Iterator[str]:
     """What stands between the commas that aren't within brackets or quotes; the last may be empty: [1, 2, ]."""
-    depth, begun, quote = 0, 0, ""
+    depth = 0
+    begun = 0
+    quote = ""
     for place, letter in enumerate(text):
         if quote:
             quote = "" if letter == quote else quote

@@ -26,7 +26,10 @@ SHARED |= {"PRETRAINED_ADAPTER"}
 
 def understood(hint):
     """(kinds, optional, choices, range) of a type, as Python has it."""
-    kinds, optional, choices, limits = [], False, (), None
+    kinds = []
+    optional = False
+    choices = ()
+    limits = None
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     for part in typing.get_args(hint) if union else (hint,):
         several = typing.get_origin(part) is Sequence
@@ -36,7 +39,8 @@ def understood(hint):
         if part is type(None):
             optional = True
         elif typing.get_origin(part) is typing.Literal:
-            kinds, choices = [*kinds, str], typing.get_args(part)
+            kinds = [*kinds, str]
+            choices = typing.get_args(part)
         else:
             kinds.append([part] if several else part)
     return kinds, optional, choices, limits
@@ -269,7 +273,8 @@ def test_the_keys_of_a_model_are_listed_without_importing_paddle():
 
 
 def test_what_a_key_takes_is_said_in_words():
-    vit, mixer = architecture("vit").arguments, architecture("mixer").arguments
+    vit = architecture("vit").arguments
+    mixer = architecture("mixer").arguments
     assert vit["MODEL.WEIGHT_INIT"].takes == "timm or deit or big_vision"
     assert vit["MODEL.FC_NORM"].takes == "bool or None"
     assert mixer["MODEL.MLP_RATIO"].takes == "float or list of floats or None, 1e-12 to 1000000"

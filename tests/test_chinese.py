@@ -74,7 +74,8 @@ def dated(text: str) -> str:
 
 def without_comments(chinese: str, english: str) -> tuple[str, str]:
     """Returns two blocks of code; of the lines that are Chinese, what stands before the comment or gap."""
-    lines, others = chinese.splitlines(), english.splitlines()
+    lines = chinese.splitlines()
+    others = english.splitlines()
     for row, line in enumerate(lines[: len(others)]):
         if re.search(HAN, line):
             lines[row], others[row] = (re.split(r"(?:^|\s)\s*# |(?<=\S) {2,}", text)[0] for text in (line, others[row]))
@@ -96,7 +97,8 @@ def test_the_pages_that_newcomers_read_are_there():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_chinese_page_has_what_the_english_page_has(page):
-    chinese, english = sections(read(page)), sections(read(english_of(page)))
+    chinese = sections(read(page))
+    english = sections(read(english_of(page)))
     assert [section.level for section in chinese] == [section.level for section in english]
     for ours, theirs in zip(chinese, english, strict=True):
         title = ours.title
@@ -112,7 +114,8 @@ def test_a_chinese_page_has_what_the_english_page_has(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_chinese_page_and_its_english_page_lead_to_each_other_and_on_in_chinese(page):
-    name, english = Path(page).name, Path(english_of(page)).name
+    name = Path(page).name
+    english = Path(english_of(page)).name
     assert f"[English]({english})" in read(page)
     assert f"[中文]({name})" in read(english_of(page))
     targets = re.findall(r"\]\(([\w./]+\.md)", read(page))

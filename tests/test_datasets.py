@@ -234,7 +234,8 @@ def test_digits_split_is_fixed_and_stratified():
 
 def test_synthetic_is_fixed():
     config = configured("synthetic", "", "DATA.SYNTHETIC_SIZE", "5", classes=3)
-    first, second = get_dataset(config, "val"), get_dataset(config, "val")
+    first = get_dataset(config, "val")
+    second = get_dataset(config, "val")
     assert first.labels.tolist() == [0, 1, 2, 0, 1]
     assert (first[3][0] == second[3][0]).all()
     assert (first[3][0] != first[4][0]).any()

@@ -98,7 +98,9 @@ def test_every_key_that_is_named_exists():
 
 
 def test_every_option_that_is_shown_is_taken():
-    known, checked, refused = {key for key, _ in leaves(get_config())}, 0, []
+    known = {key for key, _ in leaves(get_config())}
+    checked = 0
+    refused = []
     for file in [file for file in documents() if file.suffix == ".md"]:
         for words in options_shown(file):
             if words[0] not in known or words[1] == "N":
@@ -231,7 +233,8 @@ def predicts_each_once(desk, done, result, case):
 def evaluates_the_same(desk, done, result, case):
     """As its head says: "the same with -eval -pretrained=RUN/checkpoints/best"."""
     (line,) = [line for of_case, line in desk.done.values() if of_case is done]
-    run, line = case["run"], line.partition(" -o ")[0]
+    run = case["run"]
+    line = line.partition(" -o ")[0]
     desk.type(f"{line} -eval -pretrained={run}/checkpoints/best -output={run}_evaluated")
     found = read(desk, f"{run}_evaluated/result.json")
     assert [found[key] for key in ("acc1", "num_samples")] == [result["best"]["acc1"], result["num_samples"]]

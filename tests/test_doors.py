@@ -92,7 +92,8 @@ def is_through_the_door(call):
 
 def kinds(call):
     """Yields "writes" and "removes" where a call does."""
-    name, text = ast.unparse(call.func), ast.unparse(call)
+    name = ast.unparse(call.func)
+    text = ast.unparse(call)
     method = name.rpartition(".")[2]
     writes = name in WRITERS or (isinstance(call.func, ast.Attribute) and method in WRITING_METHODS)
     writes = writes or (name in ("open", "os.fdopen", "io.open", "Path.open") and is_writing_open(call))

@@ -120,7 +120,8 @@ def test_gpus_that_paddle_does_not_see_are_no_silent_run_on_the_cpu(monkeypatch)
 def test_nothing_is_quoted_of_a_file_that_a_link_leads_to(tmp_path, kind):
     (tmp_path / "private").write_text("secret")
     (tmp_path / "run").mkdir()
-    own, link = tmp_path / "run" / "own", tmp_path / "run" / "link"
+    own = tmp_path / "run" / "own"
+    link = tmp_path / "run" / "link"
     own.write_text("secret")
     link.symlink_to("../private")
     (tmp_path / "run" / "inside").symlink_to("own")

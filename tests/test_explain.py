@@ -66,7 +66,8 @@ def test_copies_and_pickles_know_it_and_do_not_share_it(recipe):
 
 def test_a_copy_shares_no_section_and_no_list():
     config = get_config("vit_digits", ["TRAIN.OPTIMIZER.BETAS", "[0.8, 0.9]"])
-    changed, deep = config.clone(), copy.deepcopy(config)
+    changed = config.clone()
+    deep = copy.deepcopy(config)
     assert (changed, changed.__dict__) == (deep, deep.__dict__)
     assert changed.is_frozen()
     changed.defrost()
@@ -124,7 +125,8 @@ def test_a_runs_file_keeps_the_first_source_however_often_it_goes_on(recipe, tmp
 
 
 def test_a_runs_keys_are_listed_as_often_however_many_were_given(tmp_path, monkeypatch):
-    listed, words = {}, ["SEED=1", "TRAIN.BASE_LR=0.1", "TRAIN.WEIGHT_DECAY=0.1", "TRAIN.HFLIP=0.1", "SAVE_FREQ=3"]
+    listed = {}
+    words = ["SEED=1", "TRAIN.BASE_LR=0.1", "TRAIN.WEIGHT_DECAY=0.1", "TRAIN.HFLIP=0.1", "SAVE_FREQ=3"]
     for given in (1, 5):
         (tmp_path / "config.yaml").write_text(resolved_yaml(get_config(None, words[:given])))
         calls = []

@@ -26,7 +26,8 @@ MODEL: {TYPE: ViT, NAME: small, NUM_CLASSES: auto, PATCH_SIZE: 4, EMBED_DIM: 16,
 TRAIN: {NUM_EPOCHS: 2, WARMUP_EPOCHS: 0, BASE_LR: 3e-3}
 SAVE_FREQ: 1
 """
-CFG, AUTO = "-cfg=small.yaml", "-resume=auto"
+CFG = "-cfg=small.yaml"
+AUTO = "-resume=auto"
 # What a new folder is refused for: flags, and the message.
 NEW = [
     ([CFG, "-data_path=nowhere"], "-data_path is nowhere, but there is no such folder"),
@@ -127,7 +128,8 @@ def held(folder):
 def attempts(folder, commands):
     """[(refused for, whether anything in ``folder`` changed)] of one start after the other."""
     os.chdir(folder)
-    told, before = [], held(".")
+    told = []
+    before = held(".")
     for flags in commands:
         told.append((attempt(flags), held(".") != before))
     return told
@@ -245,7 +247,8 @@ def run_in(output, *options):
 
 
 def test_a_folder_that_another_run_took_meanwhile_is_left_to_it(tmp_path):
-    first, second = run_in(tmp_path / "run"), run_in(tmp_path / "run")
+    first = run_in(tmp_path / "run")
+    second = run_in(tmp_path / "run")
     going_on = run_in(tmp_path / "run", "MODEL.RESUME", "auto")
     assert not (tmp_path / "run").exists()
     first.begin()

@@ -236,7 +236,8 @@ def test_the_dependencies_are_what_the_models_import():
     import hubconf
 
     optional = {"huggingface_hub", "threadpoolctl"}  # of hf-hub:... and of models.inference
-    needed, new = set(), {name for name in imports() if name.startswith(("models/", "weights/"))}
+    needed = set()
+    new = {name for name in imports() if name.startswith(("models/", "weights/"))}
     while new:
         needed |= new
         new = {other for name in new for other in imports()[name]} - needed

@@ -36,9 +36,11 @@ def of_schedules(config):
 
 
 def of_updates(config):
-    model, train = Small(), config.TRAIN
+    model = Small()
+    train = config.TRAIN
     ema = ModelEma(model, train.MODEL_EMA_DECAY, train.MODEL_EMA_WARMUP) if train.MODEL_EMA else None
-    optimizer, norms = build_optimizer(config, model), []
+    optimizer = build_optimizer(config, model)
+    norms = []
     for update in range(3):
         optimizer.clear_grad()
         model.set_gradients(gradients(update))
@@ -52,7 +54,8 @@ def of_updates(config):
 
 
 def of_images(config):
-    transform, found = TrainTransform(config), []
+    transform = TrainTransform(config)
+    found = []
     for seed in range(4):
         rng = np.random.default_rng(seed)
         found.append(transform(image(), rng))
@@ -64,7 +67,8 @@ def of_images(config):
 def of_batches(config):
     config = with_values(config, DATA__IMAGE_SIZE=16)
     pixels = paddle.to_tensor(np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), np.uint8))
-    columns, made = {"pixels": pixels, "labels": paddle.arange(8) % 4}, []
+    columns = {"pixels": pixels, "labels": paddle.arange(8) % 4}
+    made = []
     for epoch, step in itertools.product((1, 2), range(1, 5)):
         if mixes(config):
             columns["mixed"] = paddle.to_tensor(Mixup(config).draw(epoch, step, 8))
@@ -79,7 +83,8 @@ def of_losses(config):
 
 
 def of_data(config):
-    train, val = get_dataset(config, "train"), get_dataset(config, "val")
+    train = get_dataset(config, "train")
+    val = get_dataset(config, "val")
     loader = get_dataloader(config, train, "train")
     order = [key for batch in loader.batch_sampler for key in batch]
     read = [*getattr(train, "paths", ()), *train.labels]
@@ -95,7 +100,9 @@ def of_evaluation(config):
 
 
 O, S = "TRAIN.OPTIMIZER.", "TRAIN.LR_SCHEDULER."  # noqa: E741
-MIXUP, CUTMIX, MINMAX = (("TRAIN.MIXUP_ALPHA", 0.8), ("TRAIN.CUTMIX_ALPHA", 1.0), ("TRAIN.CUTMIX_MINMAX", [0.2, 0.5]))
+MIXUP = ("TRAIN.MIXUP_ALPHA", 0.8)
+CUTMIX = ("TRAIN.CUTMIX_ALPHA", 1.0)
+MINMAX = ("TRAIN.CUTMIX_MINMAX", [0.2, 0.5])
 SIZES = ("DATA.MULTI_SCALE", [8, 12, 16])
 LARGE = [("DATA.DATASET", "folder"), ("DATA.IMAGE_SIZE", 32)]
 # what shows an effect, the keys with a value that isn't the default, and where to try each of them
@@ -231,6 +238,7 @@ def test_a_shard_shuffle_over_which_files_were_chosen_does_nothing(tmp_path):
 def test_sharding_over_which_another_engine_was_chosen_does_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "world_size", lambda: 2)
     (tmp_path / "recipe.yaml").write_text("DIST: {ENGINE: fleet, STRATEGY: {sharding: true}}\n")
-    config, optimizer = get_config(tmp_path / "recipe.yaml", ["DIST.ENGINE", "data_parallel"]), object()
+    config = get_config(tmp_path / "recipe.yaml", ["DIST.ENGINE", "data_parallel"])
+    optimizer = object()
     assert config.DIST.STRATEGY.sharding
     assert parallel.wrap_optimizer(config, optimizer) is optimizer

@@ -45,7 +45,8 @@ def test_what_is_of_training_does_nothing_under_eval():
 @pytest.mark.parametrize("evaluating", [False, True])
 def test_an_idle_key_is_refused_at_its_default_too(evaluating):
     mode = ["EVAL", str(evaluating)]
-    values, refused = DEFAULTS | {"EVAL": evaluating}, set()
+    values = DEFAULTS | {"EVAL": evaluating}
+    refused = set()
     for key, default in DEFAULTS.items():
         if key in ("EVAL", "BASE") or default is None:
             continue

@@ -93,7 +93,8 @@ def test_the_page_shows_the_sources():
 
 def test_the_documents_count_what_there_is():
     rows = [row for recipe in SOURCES.values() for row in recipe.rows.values()]
-    equal, asked = sum(row.source == row.ours for row in rows), len(list(quotations()))
+    equal = sum(row.source == row.ours for row in rows)
+    asked = len(list(quotations()))
     told = f"{len(SOURCES)} recipes have {len(rows):,} rows; {equal:,} are equal. {asked:,} quotations were compared"
     text = (ROOT / "docs" / "recipes.md").read_text()
     assert told in text

@@ -113,7 +113,8 @@ def test_a_search_from_the_disk_finds_its_worker(tmp_path):
 
 
 def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():
-    page, config = SimpleNamespace(file=SimpleNamespace(src_uri="gpu.md")), SimpleNamespace(repo_url="https://a.b/c/")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="gpu.md"))
+    config = SimpleNamespace(repo_url="https://a.b/c/")
     found = docs_site.on_page_markdown("[a](../tests/support/ranks.py)", page, config, None)
     assert found == "[a](https://a.b/c/blob/main/tests/support/ranks.py)"
     with pytest.raises(FileNotFoundError, match=r"^docs/gpu.md: ../tests/no.py leads to no file$"):

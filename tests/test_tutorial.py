@@ -30,7 +30,8 @@ def walk(tmp_path_factory):
     section = (ROOT / "docs" / "own_data.md").read_text().split("## From pictures to a model\n")[1].split("\n## ")[0]
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", section, re.M | re.S)
     [sweep] = [block for kind, block in blocks if kind == "yaml"]
-    desk, printed = Desk(tmp_path_factory.mktemp("walk")), {}
+    desk = Desk(tmp_path_factory.mktemp("walk"))
+    printed = {}
     model = create_model("vit_small_patch16_224", image_size=32, embed_dim=32, depth=1, num_heads=2, num_classes=7)
     save_weights(model, desk.folder / "FILE.safetensors")
     sweep = re.sub(r"(command: .*)", rf"\1 {SHORT}", sweep).replace("FILE", "FILE.safetensors")

@@ -68,7 +68,8 @@ def test_collectives_on_two_ranks():
 
 def exchanged():
     """What this rank got of each rank: its length, whether of the same dtype, values. They are few, then many."""
-    r, ranks = utils.rank(), range(utils.world_size())
+    r = utils.rank()
+    ranks = range(utils.world_size())
     told = []
     for length in (lambda r: r, lambda r: 3 * (r + 1), lambda r: 400_000 * (2 - r % 2)):
         for kind in (np.float32, np.uint8):
@@ -185,7 +186,8 @@ def test_what_a_stranger_says_as_a_rank_is_not_unpickled(monkeypatch):
         parts += [tensor, tensor]  # as if rank 1 had said it, too
 
     monkeypatch.setattr(utils.dist, "all_gather", gather)
-    unpickled, loads = [], pickle.loads
+    unpickled = []
+    loads = pickle.loads
     monkeypatch.setattr(utils.pickle, "loads", lambda data: unpickled.append(data) or loads(data))
     message = "what came as rank 1's is unproved: a stranger said it, or PADDLE_VIT_SECRET differs"
     with pytest.raises(RunError, match=f"^{message}$"):

@@ -67,7 +67,9 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto", liste
     from loading.parts import part_of
     from loading.sources import MOST_CLASSES, Split
 
-    data, parts, problems = config.DATA, {}, {}
+    data = config.DATA
+    parts = {}
+    problems = {}
     read_as = data.IMAGE_CHANNELS if float_pixels(data) else "RGB"  # grey, too
     sources = {}
     skipped: list[str] = []
@@ -82,7 +84,8 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto", liste
                 raise
             problems[mode].append(str(error))
     for mode, source in sources.items():
-        known, labels = len(source.classes) or MOST_CLASSES, every_label(source.labels)
+        known = len(source.classes) or MOST_CLASSES
+        labels = every_label(source.labels)
         if len(labels) and not 0 <= labels.min() <= labels.max() < known:  # the reader of a list reports this itself
             raise InputError(f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}")
         with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
@@ -124,12 +127,14 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
     from loading.label_sets import LabelSets
     from utils import writing_whole
 
-    counts, sets = {}, isinstance(parts["train"].source.labels, LabelSets)
+    counts = {}
+    sets = isinstance(parts["train"].source.labels, LabelSets)
     try:
         output.mkdir(parents=True, exist_ok=True)
         base = os.path.realpath(output)
         for mode, part in parts.items():
-            kept, labels = np.flatnonzero(part.records["readable"]).tolist(), part.source.labels
+            kept = np.flatnonzero(part.records["readable"]).tolist()
+            labels = part.source.labels
             with writing_whole(output / LISTS[mode], "wb") as file:
                 for place in kept:
                     path = os.path.join(os.path.realpath(root), os.path.relpath(part.source.name(place), root))
@@ -204,7 +209,8 @@ def main() -> None:
     start = time.monotonic()
     limit = config.MODEL.NUM_CLASSES if options.cfg else "auto"
     result = check_images(config, options.workers, limit, bool(options.output))
-    seconds, count = time.monotonic() - start, sum(len(part.records) for part in result.parts.values())
+    seconds = time.monotonic() - start
+    count = sum(len(part.records) for part in result.parts.values())
     print(screen(result))
     print(f"{count:,} images in {seconds:,.1f} s: {count / seconds:,.0f} a second")
     if options.output:

@@ -73,7 +73,8 @@ def _model_of(source: str) -> str:
     from models import list_models
     from weights import find_weights
 
-    file, known = find_weights(source), list_models()
+    file = find_weights(source)
+    known = list_models()
     for name in (file.stem, file.parent.name):
         if name in known:
             return name

@@ -54,12 +54,14 @@ def rank_of(answers: Any, told: list[str]) -> None:
 
         die_with_parent()
         paddle.disable_signal_handler()
-        rank, ranks = utils.rank(), utils.world_size()
+        rank = utils.rank()
+        ranks = utils.world_size()
         if ranks > 1:
             with contextlib.redirect_stderr(io.StringIO()):  # a banner that lists its flags
                 dist.init_parallel_env()
         answers.put((rank, "joined"))
-        times, right = [], True
+        times = []
+        right = True
         for _ in range(REPEATS + 1):
             tensor = paddle.full([ELEMENTS], rank + 1.0)
             utils.all_gather(None)  # all begin together

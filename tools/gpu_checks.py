@@ -117,7 +117,8 @@ class Bench:
 def attention(bench: Bench) -> Finding:
     """Whether -amp's attention is Paddle's fused one, in half precision."""
     answer = bench.ask("route", {"words": bench.model("ViT-B", "attention", "-amp")})
-    count, fused = answer["attentions"], answer["fused"]
+    count = answer["attentions"]
+    fused = answer["fused"]
     found = f"{fused} of {count} attentions of a ViT under -amp ({answer['precision']}) are fused"
     if fused:
         called = ", ".join(f"{name} {number} times" for name, number in answer["backends"].items())
@@ -135,7 +136,8 @@ def flash(bench: Bench) -> Finding:
     if not bench.rehearsing and bench.about["capability"] < FLASH:
         return True, f"not tried: Paddle has none below compute capability {FLASH:g}; the toolkit takes plain products"
     answer = bench.ask("sdpa", {"shape": shape, "dtype": dtype, "repeats": repeats})
-    fused, plain = answer["fused"], answer["plain"]
+    fused = answer["fused"]
+    plain = answer["plain"]
     kept = ["" if bench.rehearsing else f" and {way['MB']:.0f} MB kept" for way in (fused, plain)]
     found = f"{' x '.join(map(str, shape))}, {dtype}, forward and backward: fused {fused['ms']:.3g} ms{kept[0]}, plain"
     found += f" {plain['ms']:.3g} ms{kept[1]}; they round off {fused['error']:.1e} and {plain['error']:.1e} of the"
@@ -212,7 +214,8 @@ def same_bits(bench: Bench) -> Finding:
 
 def resume(bench: Bench) -> Finding:
     """A run that is killed by SIGKILL and goes on, beside one that isn't."""
-    whole, killed = bench.folder / "whole", bench.folder / "killed"
+    whole = bench.folder / "whole"
+    killed = bench.folder / "killed"
     words = [*_DIGITS.split(), "SAVE_STEPS", "5", "TRAIN.NUM_EPOCHS", "5"]
     bench.run("main_single_gpu.py", *words, f"-output={whole}")
     saved = killed / "checkpoints"
@@ -228,7 +231,8 @@ def sharding(bench: Bench) -> Finding:
     """A run of two ranks that share the optimizer's state out, saved and gone on with."""
     if not bench.rehearsing and bench.about["gpus"] < 2:
         return True, ALONE
-    whole, again = bench.folder / "sharded", bench.folder / "sharded-again"
+    whole = bench.folder / "sharded"
+    again = bench.folder / "sharded-again"
     words = [*_DIGITS.split(), "TRAIN.NUM_EPOCHS", "2", "DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"]
     bench.run("main_multi_gpu.py", "-ngpus=2", *words, f"-output={whole}")
     bench.run("main_multi_gpu.py", f"-resume={whole / 'checkpoints' / 'epoch_0001'}", f"-output={again}")
@@ -239,9 +243,11 @@ def compare_bits(what: str, whole: Path, again: Path) -> Finding:
     """Whether two runs' last checkpoints hold the same bits."""
     from safetensors.numpy import load_file
 
-    differ, count = [], 0
+    differ = []
+    count = 0
     for file in sorted((whole / "checkpoints" / "last").glob("*.safetensors")):
-        one, two = load_file(file), load_file(again / "checkpoints" / "last" / file.name)
+        one = load_file(file)
+        two = load_file(again / "checkpoints" / "last" / file.name)
         count += len({*one, *two})
         differ += [
             f"{file.name} {key}"
@@ -292,7 +298,8 @@ def rate(bench: Bench, name: str = "ViT-S", amp: bool = True, share: int = 1) ->
     known = [peak for pattern, peak in PEAKS.items() if re.search(pattern, bench.about.get("name", ""))]
     if not known:
         return True, f"{found}; no estimate for this device"
-    tflops, cost = known[0][0 if amp else 1 if bench.about["tf32"] else 2], 6 * MULTIPLY_ADDS[name]
+    tflops = known[0][0 if amp else 1 if bench.about["tf32"] else 2]
+    cost = 6 * MULTIPLY_ADDS[name]
     estimate = UTILISATION * tflops * 1e12 / cost
     found += f"; estimate {estimate:.0f} ({UTILISATION:g} x {tflops:g} TFLOP/s / {cost / 1e9:.0f} GFLOP)"
     if report["images_per_s"] < LEAST * estimate:

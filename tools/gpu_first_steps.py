@@ -54,7 +54,8 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
         tempfile.gettempdir()
     except OSError as error:
         raise InputError(f"{error.strerror}; let TMPDIR name a folder that can be written") from None
-    begun, todo = time.monotonic(), 0
+    begun = time.monotonic()
+    todo = 0
     with temporary_folder() as folder:
         bench = Bench(folder, arguments.rehearse, {}, arguments.ngpus)
         bench.about = bench.ask("about", {})
@@ -89,7 +90,8 @@ def run_check(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
 
 def header(bench: Bench) -> list[str]:
     """Returns the lines above the checks: what they were made with."""
-    about, git = bench.about, ("git", "-C", str(ROOT))
+    about = bench.about
+    git = ("git", "-C", str(ROOT))
     commit = _output_of(*git, "rev-parse", "--short", "HEAD")
     changed = _output_of(*git, "status", "--porcelain", "--untracked-files=no")
     told = {"toolkit": f"{commit}{', with changes' * bool(changed)}" if commit else "no git checkout"}

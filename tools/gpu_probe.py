@@ -89,7 +89,9 @@ def counting_copies() -> Iterator[collections.Counter]:
     import paddle
     from paddle import _C_ops
 
-    count, inside, thread = collections.Counter(), [False], threading.get_ident()
+    count = collections.Counter()
+    inside = [False]
+    thread = threading.get_ident()
 
     def counting(name: str, function: Callable) -> Callable:
         def counts(*args: Any, **keywords: Any) -> Any:
@@ -151,7 +153,9 @@ def route(request: Answer) -> Answer:
     from training.setup import precision
 
     config = config_from_arguments("main_single_gpu.py", request["words"])
-    model, types, backends = build_model(config), [], []
+    model = build_model(config)
+    types = []
+    backends = []
 
     def noted(name: str, function: Callable) -> Callable:
         def note(q: paddle.Tensor, *others: Any, **keywords: Any) -> Any:
@@ -315,7 +319,8 @@ def logits(request: Answer) -> Answer:
     answers = {}
     for name, words in request["jobs"].items():
         config = config_from_arguments("main_single_gpu.py", words)
-        model, draw = build_model(config), np.random.default_rng(0)
+        model = build_model(config)
+        draw = np.random.default_rng(0)
         model.eval()
         _randomise(model, draw)
         images = draw.standard_normal([8, 3, *model.image_size]).astype(np.float32)
@@ -325,7 +330,8 @@ def logits(request: Answer) -> Answer:
         if request.get("cpu"):
             np.save(file, found)
         kept = np.load(file)
-        difference, varies = np.abs(found - kept).max() / np.ptp(kept), kept.std(0).mean() / np.ptp(kept)
+        difference = np.abs(found - kept).max() / np.ptp(kept)
+        varies = kept.std(0).mean() / np.ptp(kept)
         answers[name] = {"difference": float(difference), "varies": float(varies)}
     return answers
 

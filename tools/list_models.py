@@ -77,7 +77,8 @@ def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise InputError(f"no model matches {arguments.pattern!r}{hint}; without a pattern all {len(files)} are listed")
     rows = [describe(file) for file in found if arguments.family in (None, file.parent.name)]
     rows = [row for row in rows if not arguments.source or row[arguments.source] != "-"]
-    least, most = 1e6 * arguments.least, 1e6 * arguments.most
+    least = 1e6 * arguments.least
+    most = 1e6 * arguments.most
     rows = [row for row in rows if least <= row["parameters"] <= most]
     if not rows:
         raise InputError("no model fits all of that; leave a condition out")

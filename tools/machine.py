@@ -88,7 +88,8 @@ def devices() -> Finding:
     from launch.gpus import check, gpu_ids, visible_gpus
     from utils import num_gpus
 
-    visible, listed = os.environ.get("CUDA_VISIBLE_DEVICES"), visible_gpus() or []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    listed = visible_gpus() or []
     try:
         check()  # before Paddle counts
     except InputError as error:
@@ -243,7 +244,8 @@ def memory(processes: int, least: int = LEAST_MEMORY) -> Finding:
     """Memory and cores left by the machine or its container, for so many processes of ``least`` bytes."""
     from utils import free_memory, num_cores
 
-    free, cores = free_memory(), num_cores()
+    free = free_memory()
+    cores = num_cores()
     found = f"{free / GB:.1f} GB free, {cores} cores, for {processes} process{'es' * (processes > 1)}"
     if free < processes * least:
         return False, f"{found}: expected {least / GB:g} GB each; raise the container's limit, or lower -ngpus"
@@ -291,7 +293,8 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
         found = get_dataloader(config, dataset, "train")
         batches = _batches(found)
         next(batches)  # the worker starts
-        start, images = time.perf_counter(), 0
+        start = time.perf_counter()
+        images = 0
         while time.perf_counter() - start < LOADER_SECONDS:
             images += len(next(batches)["pixels"])
         rate = images / (time.perf_counter() - start)

@@ -29,7 +29,9 @@ _BUNDLED = {
     "sklearn": ("datasets/images", ("china.jpg", "flower.jpg")),
     "skimage": ("data", ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")),
 }
-_WIDTH, _HEIGHT, _QUALITY = 500, 375, 90
+_WIDTH = 500
+_HEIGHT = 375
+_QUALITY = 90
 
 
 def photographs() -> dict[str, Image.Image]:

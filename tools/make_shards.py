@@ -44,7 +44,9 @@ from settings.options import Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
 
 _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_ADVICE, _HEAD = "; repair or remove it", 1 << 17  # bytes of a file, among which its header mostly is
+# bytes of a file, among which its header mostly is
+_ADVICE = "; repair or remove it"
+_HEAD = 1 << 17
 
 
 def encode(path: str, resize: int | None, quality: int, most: int, channels: int | None = None) -> tuple[bytes, str]:
@@ -77,7 +79,8 @@ def encode(path: str, resize: int | None, quality: int, most: int, channels: int
         kind = "JPEG" if image.format == "JPEG" else "PNG"
         pixels = convert(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
         pixels = pixels.resize([resize * side // short for side in image.size], Image.Resampling.BICUBIC)
-    file, notes = io.BytesIO(), {}
+    file = io.BytesIO()
+    notes = {}
     if (turn := orientation_of(data)) > 1:  # a later run says whether it counts
         notes["exif"] = Image.Exif()
         notes["exif"][TAG] = turn
@@ -141,7 +144,8 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
                 raise InputError(str(error)) from None
             return len(data)
         with open_file(path) as file:
-            size, data = os.fstat(file.fileno()).st_size, file.read(_HEAD)
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(_HEAD)
             if size > largest_file(most):
                 raise Unreadable(f"it has {size} bytes, up to {largest_file(most)} are read")
             try:
@@ -155,7 +159,8 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
 
 def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[int]]:
     """Returns each shard's indices: ``order``, cut so that the ``sizes`` of a shard sum up to at most ``limit``."""
-    shards, filled = [], limit
+    shards = []
+    filled = limit
     for index in order:
         if filled + sizes[index] > limit:
             shards.append([])
@@ -182,7 +187,8 @@ def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argpars
     write = functools.partial(write_shard, resize=options.resize, quality=options.quality, most=most, channels=channels)
     done = list(_progress(f"{mode}: packing", pool.map(write, shards, samples), len(shards)))
     lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]
-    index, listed = output / f"{mode}.index.npz", output / f"{mode}.txt"
+    index = output / f"{mode}.index.npz"
+    listed = output / f"{mode}.txt"
     write_index(index, make_index(shards, [part for _, part in done], classes))
     listed.write_bytes(b"".join(os.fsencode(path) + b"\n" for path in paths))
     return lines + [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (index, listed)]
@@ -199,7 +205,8 @@ def make_shards(options: argparse.Namespace) -> str:
         InputError: a dataset or image that can't be read, an output that holds something already.
         RunError: a worker was killed.
     """
-    output, start = Path(options.output), time.monotonic()
+    output = Path(options.output)
+    start = time.monotonic()
     if output.is_symlink():  # the user's own
         output = output.resolve()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):

@@ -55,13 +55,15 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
     from ops.settings import tune_cpu
     from utils import num_gpus, within_memory
 
-    config, before = get_config(name, options), _resident("VmRSS")
+    config = get_config(name, options)
+    before = _resident("VmRSS")
     with reporting_memory(lambda: "a smaller -batch_size or -image_size takes less"), within_memory():
         model = build_model(config)
         tune_cpu(1)  # not before: the allocator would keep what the weights' initialisation has let go
         model.train() if training else model.eval()
         optimizer = paddle.optimizer.AdamW(1e-6, parameters=model.parameters())
-        shape, classes = (batch_size, model.in_channels, *model.image_size), model.num_classes
+        shape = (batch_size, model.in_channels, *model.image_size)
+        classes = model.num_classes
         images = paddle.to_tensor(np.random.default_rng(0).standard_normal(shape, np.float32))
         labels = paddle.zeros([len(images)], "int64")
         for _ in range(2):  # the moments are there from the first update on
@@ -89,7 +91,8 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
 
     found: dict[str, Any] = {}
     for kind, copies in COPIES.items():
-        least, free = 4 * copies * parameters, free_memory()
+        least = 4 * copies * parameters
+        free = free_memory()
         if least > free:
             found[kind] = f"not measured: it takes {least // MIB:,} MiB at least, {free // MIB:,} MiB are free"
             continue

@@ -143,7 +143,8 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     parallel.init(config)
     check_same_images(images)
     named = arguments.classes and class_names(arguments.classes)
-    how, failed = {"workers": arguments.workers, "tta": arguments.tta}, 0
+    how = {"workers": arguments.workers, "tta": arguments.tta}
+    failed = 0
     with reporting_memory(lambda: f"lower -batch_size (now {arguments.batch_size})"):
         predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size)
         predictor.check_classifier()

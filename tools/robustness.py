@@ -125,7 +125,9 @@ def main() -> None:
     from settings.options import leaves
     from training.robustness import figures, table
 
-    output, errors, classes = Path(config.OUTPUT), {}, 0
+    output = Path(config.OUTPUT)
+    errors = {}
+    classes = 0
     asked = {key: value for key, value in leaves(config) if key not in _FREE} | {"published": arguments.published}
     if (output / _FILE).exists():
         with reading(output / _FILE, "what this command wrote", "; choose another -output"):
@@ -161,7 +163,8 @@ def main() -> None:
                 with contextlib.suppress(OSError):
                     output.rmdir()
             raise
-        error, classes = 100 - result["acc1"], result["config"]["MODEL"]["NUM_CLASSES"]
+        error = 100 - result["acc1"]
+        classes = result["config"]["MODEL"]["NUM_CLASSES"]
         print(f"{name} {severity or ''}".rstrip() + f": error {error:.2f}, samples {result['num_samples']}", flush=True)
         if severity:
             errors.setdefault(name, {})[severity] = error

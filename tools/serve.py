@@ -61,7 +61,8 @@ def _token(file: str | None) -> str | None:
     """Returns the token of the file, or of PADDLE_VIT_TOKEN."""
     if file is None and "PADDLE_VIT_TOKEN" not in os.environ:
         return None
-    where, text = "PADDLE_VIT_TOKEN" if file is None else file, os.environ.get("PADDLE_VIT_TOKEN", "")
+    where = "PADDLE_VIT_TOKEN" if file is None else file
+    text = os.environ.get("PADDLE_VIT_TOKEN", "")
     if file is not None:
         with reading(file, "a token"), open_file(file) as stream:
             text = stream.read(4096).decode()

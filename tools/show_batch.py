@@ -21,7 +21,8 @@ from errors import InputError, RunError, remedy, reporting  # noqa: E402  (first
 # isort: split
 from settings.options import Configuration, Parser  # noqa: E402
 
-_MOST, _EVALUATION = 64, "#2e7d32"
+_MOST = 64
+_EVALUATION = "#2e7d32"
 
 
 def draw(config: Configuration, epoch: int, count: int) -> bytes:

@@ -55,7 +55,9 @@ class Progress:
     """Tells now and then on stderr how much of what takes seconds is done."""
 
     def __init__(self, total: int, what: str) -> None:
-        self.done, self.total, self.what = 0, total, what
+        self.done = 0
+        self.total = total
+        self.what = what
         self.told = time.monotonic()
 
     def __call__(self) -> None:
@@ -80,7 +82,10 @@ class Session:
     def __init__(
         self, sweep: Sweep, plan: list[Point], points: list[Point], metric: str, places: list[dict[str, str]]
     ) -> None:
-        self.sweep, self.plan, self.metric, self.places = sweep, plan, metric, places
+        self.sweep = sweep
+        self.plan = plan
+        self.metric = metric
+        self.places = places
         self.points: list[Point] = []
         self.rows: list[results.Row] = []
         self.row_of: dict[str, int] = {}

@@ -125,7 +125,8 @@ def _names(files: Sequence[str]) -> list[str]:
     names: list[str] = []
     taken: set[str] = set()
     for file in files:
-        stem, number = Path(file).stem, 1
+        stem = Path(file).stem
+        number = 1
         name = f"{stem}.png"
         while name in taken:
             number += 1
@@ -140,12 +141,15 @@ def together(arguments: argparse.Namespace, predictor: Any, files: Sequence[str]
     from inference.look.embeddings import embeddings, predictions
     from inference.look.positions import positions
 
-    output, kind = _file(arguments.output, arguments.kind), arguments.kind
+    output = _file(arguments.output, arguments.kind)
+    kind = arguments.kind
     if kind == "positions":
-        picture, told = positions(predictor, arguments.block), "positions"
+        picture = positions(predictor, arguments.block)
+        told = "positions"
     elif kind == "embeddings":
         how = (arguments.method, arguments.seed or 0, arguments.workers)
-        picture, told = embeddings(predictor, files, truth, *how), f"embeddings of {_count(len(files), 'image')}"
+        picture = embeddings(predictor, files, truth, *how)
+        told = f"embeddings of {_count(len(files), 'image')}"
     else:
         picture, told = predictions(
             predictor, files, truth, arguments.mistakes, arguments.most or 28, arguments.workers
@@ -206,7 +210,8 @@ def check(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: what doesn't fit together, or an -output that is there.
     """
-    kind, methods = arguments.kind, METHODS.get(arguments.kind, ())
+    kind = arguments.kind
+    methods = METHODS.get(arguments.kind, ())
     for flag, kinds in FLAGS.items():
         if getattr(arguments, flag) not in (None, False) and kind not in kinds:
             name = "class" if flag == "output_class" else flag

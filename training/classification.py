@@ -64,7 +64,8 @@ class Classification(Task):
                     f"TRAIN.LOSS is {self.config.TRAIN.LOSS}, but {name} classifies no patches; choose a"
                     " model that does, such as VOLO"
                 )
-            model.dense_training, model.mix_token = True, self.criterion.base.mix
+            model.dense_training = True
+            model.mix_token = self.criterion.base.mix
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images, targets = self.transform(batch, epoch)
@@ -79,11 +80,14 @@ class Classification(Task):
         ``class_acc`` is by name, with None for a class without a sample; ``mean_class_acc`` the mean over the others.
         An image of several labels counts for each of them.
         """
-        criterion, outputs = CrossEntropy(), self.config.MODEL.NUM_CLASSES
-        total, by_class = paddle.zeros([4], "float64"), paddle.zeros([outputs, 2], "float64")
+        criterion = CrossEntropy()
+        outputs = self.config.MODEL.NUM_CLASSES
+        total = paddle.zeros([4], "float64")
+        by_class = paddle.zeros([outputs, 2], "float64")
         self.predictions = Predictions()
         for batch in batches:
-            logits, labels = forward(self.normalize(batch["pixels"])), batch["labels"]
+            logits = forward(self.normalize(batch["pixels"]))
+            labels = batch["labels"]
             several = labels.ndim == 2  # any of them is right (DATA.LABELS, DATA.CLASSES)
             found = any_of(logits, labels) if several else {"loss": criterion(logits, labels), **hits(logits, labels)}
             total += sum_of_each(found | {"count": paddle.ones_like(found["acc1"])})
@@ -178,7 +182,8 @@ def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | No
     """
     if config.TRAIN.DISTILLATION_TYPE is None:
         return None
-    theirs, path = _teachers(config), config.TRAIN.TEACHER_PATH
+    theirs = _teachers(config)
+    path = config.TRAIN.TEACHER_PATH
     theirs = with_switches(theirs, path)
     teacher = build_model(theirs)
     check_scales(config, teacher)

@@ -83,7 +83,8 @@ def config_from_arguments(
             flags.append(Option("SAVE", default_values()["SAVE"], where))
     if choice.of_run and _has_weights(asked):
         flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
-    config, before = asked_config(choice.file, [*flags, *named], read), len(flags)
+    config = asked_config(choice.file, [*flags, *named], read)
+    before = len(flags)
     other_base = asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"} and len(config.origins["MODEL.PRETRAINED"]) > 1
     if config.MODEL.PRETRAINED_ADAPTER and other_base:
         flags.append(Option("MODEL.PRETRAINED_ADAPTER", None, "-pretrained, in the place of the adapter's base"))
@@ -141,7 +142,8 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
     if cfg is not None:
         return Choice(cfg)
     words = {key: value for key, value in asked.items() if str(value).lower() not in ("none", "null")}
-    resume, pretrained = words.get("MODEL.RESUME"), words.get("MODEL.PRETRAINED")
+    resume = words.get("MODEL.RESUME")
+    pretrained = words.get("MODEL.PRETRAINED")
     if resume and (found := _resumed_run(resume, words.get("OUTPUT"))):
         return Choice(found, f"configuration: {found}, of the run that goes on (no -cfg is given)", of_run=True)
     if resume and resume != AUTO:

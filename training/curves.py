@@ -69,7 +69,8 @@ def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     """Draws values over steps from metrics.jsonl into a PNG; ``curves`` gives the axis' label of each."""
     from training.pages.figures import Figure, figure_png  # takes a third of a second to import, once, at a run's end
 
-    found, rows = points(metrics, ("train", "val", "ema"), tuple(curves)), len(curves)
+    found = points(metrics, ("train", "val", "ema"), tuple(curves))
+    rows = len(curves)
     figure = Figure((8, 3 * rows))
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
     # In inches: 1.1 and 0.2 beside, 0.5 below, 0.3 above. Matplotlib's own layout takes as long as the drawing.

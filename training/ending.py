@@ -33,9 +33,13 @@ class Ending:
 
     def __init__(self, config: Configuration, steps: int) -> None:
         train = config.TRAIN
-        self.planned, self.every = train.NUM_EPOCHS, config.VALIDATE_FREQ
-        self.patience, self.least = train.EARLY_STOP, train.EARLY_STOP_MIN
-        self.steps, self.accum, self.updates = steps, train.ACCUM_ITER, -(-steps // train.ACCUM_ITER)
+        self.planned = train.NUM_EPOCHS
+        self.every = config.VALIDATE_FREQ
+        self.patience = train.EARLY_STOP
+        self.least = train.EARLY_STOP_MIN
+        self.steps = steps
+        self.accum = train.ACCUM_ITER
+        self.updates = -(-steps // train.ACCUM_ITER)
         self.minutes, self.progress = train.MAX_MINUTES, Progress()
 
     def begin(self, progress: Progress, run: Run, evaluation: float) -> None:
@@ -44,7 +48,9 @@ class Ending:
         Args:
             evaluation: images that one has to evaluate, over those of an update.
         """
-        self.progress, self.run, self.evaluation = progress, run, evaluation
+        self.progress = progress
+        self.run = run
+        self.evaluation = evaluation
         if self.minutes is None:
             progress.length = []  # nobody but a forger's checkpoint has one
         self.started = time.monotonic() - progress.seconds
@@ -115,7 +121,9 @@ class Ending:
         """Fixes the length, if enough of the budget is used."""
         if num_gpus():
             paddle.device.cuda.synchronize()
-        now, done, self.measured = time.monotonic(), self.num_updates, self.num_updates - self.first
+        now = time.monotonic()
+        done = self.num_updates
+        self.measured = self.num_updates - self.first
         if self.mark is None:
             self.mark = done, now - sum(self.evaluations)
             return
@@ -141,7 +149,8 @@ class Ending:
 
     def _evaluations(self, done: int, total: int) -> int:
         """How many evaluations come between two updates, with the run's last."""
-        before, epochs = done // self.updates, -(-total // self.updates)
+        before = done // self.updates
+        epochs = -(-total // self.updates)
         return epochs // self.every - before // self.every + (epochs % self.every > 0)
 
     # ------------------------------------------------------------ evaluations

@@ -134,7 +134,8 @@ def _conclude(
     training: Training, val: ImageDataset, progress: Progress, metrics: dict[str, Metrics], saver: Saver
 ) -> None:
     """Leaves the last predictions, draws the curves, tells the best evaluations, and writes the result."""
-    run, task = training.run, training.task
+    run = training.run
+    task = training.task
     predictions.leave(run, val, training.predictions)
     if rank():
         return
@@ -170,8 +171,12 @@ def train_one_epoch(
     Raises:
         RunError: on every rank, when a loss is not finite; it names the first such step.
     """
-    config, loader, epoch = training.config, training.loader, progress.epoch + 1
-    sampler, steps, accum = loader.batch_sampler, len(loader), config.TRAIN.ACCUM_ITER
+    config = training.config
+    loader = training.loader
+    epoch = progress.epoch + 1
+    sampler = loader.batch_sampler
+    steps = len(loader)
+    accum = config.TRAIN.ACCUM_ITER
     ending = training.ending
     updates = -(-steps // accum)
     sampler.set_epoch(epoch, progress.samples)
@@ -286,7 +291,8 @@ def evaluate(
 
     with paddle.no_grad():
         metrics = task.evaluate(forward, _watch(loader, after_batch))
-    found, expected = metrics["num_samples"], len(loader.dataset)
+    found = metrics["num_samples"]
+    expected = len(loader.dataset)
     if found != expected:
         raise RunError(f"evaluation counted {found} samples, the dataset has {expected}", shared=True)
     if not math.isfinite(metrics["loss"]):

@@ -57,7 +57,8 @@ def feature_distance(found: paddle.Tensor, wanted: paddle.Tensor) -> paddle.Tens
         found: the student's, projected: [B, h, w, C].
         wanted: the teacher's: [B, C, H, W]; resized to h x w (bilinear), then whitened.
     """
-    wanted, size = wanted.astype("float32"), found.shape[1:3]
+    wanted = wanted.astype("float32")
+    size = found.shape[1:3]
     if wanted.shape[2:] != size:
         wanted = F.interpolate(wanted, size=size, mode="bilinear")
     wanted = wanted.transpose([0, 2, 3, 1])

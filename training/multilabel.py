@@ -41,7 +41,8 @@ class MultiLabel(Classification):
 
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         super().__init__(config, classes)
-        outputs, weights = config.MODEL.NUM_CLASSES, config.MODEL
+        outputs = config.MODEL.NUM_CLASSES
+        weights = config.MODEL
         told = thresholds_of(weights.PRETRAINED, weights.PRETRAINED_ADAPTER) if config.EVAL else []
         if told and len(told) != outputs:
             raise InputError(f"{config.MODEL.PRETRAINED} has {len(told)} thresholds, the model {outputs} outputs")
@@ -62,9 +63,12 @@ class MultiLabel(Classification):
         means over the others, ``f1_micro`` is of all answers together. ``thresholds`` are by output.
         """
         outputs = self.config.MODEL.NUM_CLASSES
-        total, scores, truths = paddle.zeros([2], "float64"), [], []
+        total = paddle.zeros([2], "float64")
+        scores = []
+        truths = []
         for batch in batches:
-            logits, truth = forward(self.normalize(batch["pixels"])).astype("float32"), batch["labels"]
+            logits = forward(self.normalize(batch["pixels"])).astype("float32")
+            truth = batch["labels"]
             losses = binary_cross_entropy(logits, truth.astype("float32")).mean(1)
             total += paddle.stack([losses, paddle.ones_like(losses)]).astype("float64").sum(1)
             scores.append(logits)
@@ -79,7 +83,8 @@ class MultiLabel(Classification):
             truths = [np.zeros([0, outputs], np.uint8)]
         found = self._by_class(scores, truths, int(count))
         names = list(self.classes or map(str, range(outputs)))
-        numbers, thresholds = found.pop("numbers"), found.pop("thresholds")
+        numbers = found.pop("numbers")
+        thresholds = found.pop("thresholds")
         self.predictions = self._rows_of(scores, truths, np.array(thresholds))
         by_name = {name: dict(zip(names, values, strict=False)) for name, values in found.items()}
         return {"loss": loss / count, **numbers, "num_samples": int(count), **by_name, "thresholds": thresholds}

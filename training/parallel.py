@@ -52,7 +52,8 @@ def _groups_of_gloo() -> Iterator[None]:
 
     With three or more, gloo often can't connect a further group ("Connection refused", in Paddle 2.6 and 3.3).
     """
-    new_group, everyone = dist.new_group, list(range(world_size()))
+    new_group = dist.new_group
+    everyone = list(range(world_size()))
     dist.new_group = lambda ranks, **options: (
         dist.get_group() if sorted(ranks) == everyone else new_group(ranks, **options)
     )
@@ -64,7 +65,8 @@ def _groups_of_gloo() -> Iterator[None]:
 
 def _strategy(config: Configuration) -> fleet.DistributedStrategy:
     """Returns the options of DIST.STRATEGY that fleet itself implements."""
-    options, strategy = config.DIST.STRATEGY, fleet.DistributedStrategy()
+    options = config.DIST.STRATEGY
+    strategy = fleet.DistributedStrategy()
     strategy.fuse_grad_size_in_MB = options.fuse_grad_size_in_MB
     strategy.find_unused_parameters = options.find_unused_parameters
     if options.sharding:
@@ -159,7 +161,8 @@ class _Bucket:
 
     def __init__(self, owner: int, parameters: list[paddle.Tensor]) -> None:
         self.owner, self.parameters, self.own = owner, parameters, owner == rank()
-        self.sizes, self.dtype = [parameter.size for parameter in parameters], parameters[0].dtype
+        self.sizes = [parameter.size for parameter in parameters]
+        self.dtype = parameters[0].dtype
         self.flat: Any = None
         self.task: Any = None
         self.expect()

@@ -83,7 +83,8 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
     Raises:
         OSError: it can't be written.
     """
-    classes, several = dataset.classes, "truth" in found
+    classes = dataset.classes
+    several = "truth" in found
     with writing_whole(file) as out:
         head = SEVERAL if several else ONE
         if classes and not several:

@@ -82,7 +82,9 @@ def sweep(config: Configuration, train: ImageDataset, updates: int, low: float, 
         InputError: as a run's start.
         RunError: no update was made, or a sample can't be read.
     """
-    accum, epochs = config.TRAIN.ACCUM_ITER, max(config.TRAIN.NUM_EPOCHS, updates + 1)  # each has an update at least
+    # each has an update at least
+    accum = config.TRAIN.ACCUM_ITER
+    epochs = max(config.TRAIN.NUM_EPOCHS, updates + 1)
     off = {"TRAIN__MODEL_EMA": False, "TRAIN__MAX_MINUTES": None, "TRAIN__NUM_EPOCHS": epochs, "REPORT_FREQ": accum}
     config = with_values(config, "the sweep of rates", **off)
     seed_everything(config.SEED)

@@ -37,12 +37,16 @@ class Requests:
         failed: whether any rank gave ``poll`` a failure.
     """
 
-    SECONDS, MOST_STEPS = 1.0, 50  # between two meetings
+    # between two meetings
+    SECONDS = 1.0
+    MOST_STEPS = 50
 
     def __init__(self, save_minutes: float | None) -> None:
         self.save_minutes = save_minutes
-        self.steps, self.until_meeting = 0, 1
-        self.met, self.failed = time.monotonic(), False
+        self.steps = 0
+        self.until_meeting = 1
+        self.met = time.monotonic()
+        self.failed = False
         self.record_save()
 
     def record_save(self) -> None:
@@ -67,7 +71,8 @@ class Requests:
         *stops, saving, failed, seconds = asked
         per_step = seconds / world_size() / self.steps
         self.until_meeting = int(min(self.MOST_STEPS, max(1, self.SECONDS / max(per_step, 1e-9))))
-        self.steps, self.met = 0, now
+        self.steps = 0
+        self.met = now
         self.save, self.failed = self.save or bool(saving), bool(failed)
         return next((number for number, asked in zip(STOPS, stops, strict=True) if asked), None)
 
@@ -84,7 +89,9 @@ class Keeper:
     """
 
     def __init__(self, progress: Progress, saver: Saver, requests: Requests) -> None:
-        self.progress, self.saver, self.requests = progress, saver, requests
+        self.progress = progress
+        self.saver = saver
+        self.requests = requests
         self.problem = ""  # why the run has to end, saved, if no signal asks for it
 
     def after_step(self, window: Window, statistics: dict[str, paddle.Tensor], updated: bool) -> None:

@@ -58,20 +58,27 @@ class Run:
     """
 
     def __init__(self, config: Configuration, classes: list[str]) -> None:
-        self.config, self.classes = config, classes
+        self.config = config
+        self.classes = classes
         self.local, self.main = get_loggers()
         # One process chooses, so that the clocks of several machines can't disagree about the name.
         self.folder = RunFolder(config) if rank() == 0 else None
-        self._named, self._descriptor = Path(), -1
+        self._named = Path()
+        self._descriptor = -1
         self._agree(self.folder.check if self.folder else None)
         self.problem = ""  # why metrics.jsonl can't be written, on rank 0: the run has to end, saved
         self.tracking = Tracking([] if config.EVAL else config.TRACKERS or [])
         self._agree(self.tracking.missing_packages if self.folder else None)
         self.devices = all_gather(device())
-        self.started, self.on_error = time.time(), config.SAVE_ON_ERROR
+        self.started = time.time()
+        self.on_error = config.SAVE_ON_ERROR
         self.bar = tqdm(disable=True)
-        self.total, self.first, self.clock = 0, 0, 0.0  # steps in all, done at the beginning, and when that was
-        self.workers, self.epochs = config.DATA.NUM_WORKERS, config.TRAIN.NUM_EPOCHS
+        # steps in all, done at the beginning, and when that was
+        self.total = 0
+        self.first = 0
+        self.clock = 0.0
+        self.workers = config.DATA.NUM_WORKERS
+        self.epochs = config.TRAIN.NUM_EPOCHS
         self.awaited: tuple[int, float, float] | None = None  # epoch, its seconds of waiting, its seconds
         self.told_input_bound = False
         for note in notes(config):
@@ -92,7 +99,8 @@ class Run:
         """Returns the run's folder: where it is now, if it was moved while the run goes on."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
-                folder, moved = os.fstat(self._descriptor), os.readlink(f"/proc/self/fd/{self._descriptor}")
+                folder = os.fstat(self._descriptor)
+                moved = os.readlink(f"/proc/self/fd/{self._descriptor}")
                 if not _is_at(folder, self._named) and _is_at(folder, Path(moved)):
                     self._named = Path(moved)
                     self.info(f"the run's folder was moved; the run goes on in {moved}")
@@ -337,10 +345,12 @@ class RunFolder:
 
     def make(self) -> str | None:
         """Makes the folder, if there is none, and locks it; returns what stands against it."""
-        attempt, self.new = 1, not (self.named and self.path.exists())
+        attempt = 1
+        self.new = not (self.named and self.path.exists())
         try:
             while not self.named and self.path.exists():  # two runs in one second
-                self.path, attempt = self.base.with_name(f"{self.base.name}-{attempt}"), attempt + 1
+                self.path = self.base.with_name(f"{self.base.name}-{attempt}")
+                attempt = attempt + 1
             self.path.mkdir(parents=True, exist_ok=self.named)
         except OSError as error:
             return self._cannot("make", error.strerror)

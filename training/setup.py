@@ -82,7 +82,8 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     task.prepare(model, train, run)
     check_scales(config, model)
     loader = get_dataloader(config, train, "train", rank=rank(), ranks=world_size())
-    steps, accum = len(loader), config.TRAIN.ACCUM_ITER
+    steps = len(loader)
+    accum = config.TRAIN.ACCUM_ITER
     if accum > steps:
         raise InputError(f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update")
     schedule = build_schedule(config, -(-steps // accum), config.DATA.BATCH_SIZE * world_size() * accum)
@@ -133,7 +134,9 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
     if not settings.PRETRAINED:
         check_loaded("MODEL.PRETRAINED", "nothing", {})
         return
-    allow, order, adapter = settings.PRETRAINED_ALLOW, settings.PRETRAINED_CLASSES, settings.PRETRAINED_ADAPTER
+    allow = settings.PRETRAINED_ALLOW
+    order = settings.PRETRAINED_CLASSES
+    adapter = settings.PRETRAINED_ADAPTER
     report = load_weights(model, settings.PRETRAINED, strict, allow, order, adapter, checksums=world_size() > 1)
     files = f"{report.file} and {adapter}" if adapter else report.file
     check_loaded("MODEL.PRETRAINED", files, report.checksums)
@@ -167,7 +170,8 @@ def precision(config: Configuration, evaluation: bool = False) -> str:
 
 def precision_text(config: Configuration) -> str:
     """Returns ``precision`` of a training, or with EVAL of an evaluation, with the reason where AMP asks for more."""
-    told, reason = precision(config, config.EVAL), ""
+    told = precision(config, config.EVAL)
+    reason = ""
     if config.AMP and not num_gpus() and (lacks := _lacks_bfloat16(config)):
         return f"float32 (-amp asks for bfloat16 products: {lacks})"
     if told == "bfloat16" and not num_gpus():
@@ -218,8 +222,11 @@ def share_batch(config: Configuration, ranks: int) -> Configuration:
 
 
 def _tell_steps(config: Configuration, images: int, steps: int, schedule: Callable[[int], float], run: Run) -> None:
-    train, accum, batch = config.TRAIN, config.TRAIN.ACCUM_ITER, config.DATA.BATCH_SIZE
-    updates, effective = -(-steps // accum), batch * world_size() * accum
+    train = config.TRAIN
+    accum = config.TRAIN.ACCUM_ITER
+    batch = config.DATA.BATCH_SIZE
+    updates = -(-steps // accum)
+    effective = batch * world_size() * accum
     rates = [f"{schedule(epoch * updates):.3g}" for epoch in (0, train.WARMUP_EPOCHS, train.NUM_EPOCHS)]
     kept = "GLOBAL_BATCH" if config.DATA.GLOBAL_BATCH else "BATCH_SIZE"
     how = {"linear": "linearly", "sqrt": "by the square root"}[train.LR_SCALING]
@@ -238,7 +245,8 @@ def _tell_steps(config: Configuration, images: int, steps: int, schedule: Callab
 
 def far_batch(config: Configuration, effective: int) -> str:
     """Returns a warning if the rates are for a batch that is far from the effective one, else ""."""
-    batch, rate = recipe_batch(config), config.TRAIN.BASE_LR
+    batch = recipe_batch(config)
+    rate = config.TRAIN.BASE_LR
     if batch is None or batch / _FAR <= effective <= batch * _FAR:
         return ""
     return (

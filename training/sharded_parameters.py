@@ -27,7 +27,8 @@ class ShardedBlock:
     """
 
     def __init__(self, layer: nn.Layer, buckets: list[Any], owner: "ShardedBlocks") -> None:
-        self.buckets, self.owner = buckets, owner
+        self.buckets = buckets
+        self.owner = owner
         self.whole = True  # all weights are here
         self.kept = True  # and stay so: in an evaluation, and until training begins
         self.forwarded = False  # a backward pass is to come, which calls the block a second time
@@ -110,7 +111,8 @@ class ShardedBlocks:
         """Ends a backward pass."""
         for block in (*self.live, *self.last):
             block.reduce(scale)
-        self.live, self.last = [], []
+        self.live = []
+        self.last = []
         for block in self.blocks:  # also one that the loss didn't depend on
             block.forwarded = False
 

@@ -38,7 +38,9 @@ def _shared_memory(size: int) -> mmap.mmap | None:
     The memory has no name, so other users' processes can't open it. It is freed when the last rank ends, however that
     happens.
     """
-    machine, descriptor, memory = "", -1, None
+    machine = ""
+    descriptor = -1
+    memory = None
     with contextlib.suppress(OSError):  # this kernel, or a limit on files, doesn't allow it
         # Processes with the same two values see each other under the same process numbers.
         machine = f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -86,8 +88,10 @@ class SharedGradients:
         """Gives the parameters the mean of the ranks' gradients. A missing gradient counts as zeros. Every rank has to
         call it.
         """
-        own, ranks = rank(), len(self.rows)
-        row, others = self.rows[own], [other for other in range(ranks) if other != own]
+        own = rank()
+        ranks = len(self.rows)
+        row = self.rows[own]
+        others = [other for other in range(ranks) if other != own]
         gradients = [_elements(parameter) for parameter in self.parameters]
         self.found[own] = [parameter.grad is not None for parameter in self.parameters]
         for turn, (index, elements, place) in enumerate(self.pieces):

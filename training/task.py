@@ -36,7 +36,8 @@ class Task:
     note = ""
 
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
-        self.config, self.classes = config, classes
+        self.config = config
+        self.classes = classes
         self.predictions: Predictions | None = None
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:

@@ -119,7 +119,9 @@ class Follower:
     """
 
     def __init__(self, folder: Path, names: Sequence[str], say: Callable[[str], None]) -> None:
-        self.folder, self.say, self.read = folder, say, 0
+        self.folder = folder
+        self.say = say
+        self.read = 0
         self.live: dict[str, Tracker] = {}
         config = read_yaml(folder / "config.yaml")
         config.pop("GIVEN", None)  # where its values came from
@@ -144,7 +146,8 @@ class Follower:
     def follow(self) -> None:
         """Hands on the records that were written since the last time."""
         for record in self._new():
-            split, step = record.pop("split"), record.pop("step")
+            split = record.pop("split")
+            step = record.pop("step")
             values = {key: value for key, value in record.items() if type(value) in (int, float)}
             for name, tracker in list(self.live.items()):
                 self._guard(name, lambda tracker=tracker: tracker.add(split, step, values))  # noqa: B023
@@ -213,7 +216,8 @@ def main(folder: Path, turn: str, names: Sequence[str]) -> None:
         fcntl.lockf(lock, fcntl.LOCK_EX)  # the one of before the run went on may be about to end
         if lock.read() != turn:  # or it begins only now: this one, which has nothing to add
             return
-        follower, told = Follower(folder, names, say), None
+        follower = Follower(folder, names, say)
+        told = None
         while told is None:
             follower.follow()
             told = os.read(0, len(_DONE)) if select.select([0], [], [], EVERY)[0] else None

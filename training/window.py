@@ -46,7 +46,8 @@ class Record:
         records = [cls(state) for state in states]
         if len(records) == world_size():
             return records[rank()]
-        whole, here = cls(), rank() == 0
+        whole = cls()
+        here = rank() == 0
         for own in records:
             for name, (total, count) in own.means.items():
                 whole.add_mean(name, [total * here], count * here)
@@ -113,13 +114,17 @@ class Window:
     """
 
     def __init__(self, training: Training, epoch: int, step: int, states: list[dict[str, Any]]) -> None:
-        self.training, self.epoch, self.step = training, epoch, step
+        self.training = training
+        self.epoch = epoch
+        self.step = step
         self._restart(Record.of_rank(states) if states else Record())
         self.mark()
 
     def _restart(self, carried: Record) -> None:
         """Begins anew, with what is carried over from before a resume."""
-        self.carried, self.steps, self.names = carried, [], ()
+        self.carried = carried
+        self.steps = []
+        self.names = ()
         self.wait, self.start = 0.0, time.perf_counter()
 
     def timed_batches(self, loader: Iterable, step: int) -> Iterator:
@@ -180,7 +185,9 @@ class Window:
         Raises:
             RunError: on every rank, when a loss is not finite.
         """
-        run, task, scaler = self.training.run, self.training.task, self.training.scaler
+        run = self.training.run
+        task = self.training.task
+        scaler = self.training.scaler
         elapsed = time.perf_counter() - self.start
         record = self._record(self.carried, self.names, self.steps)
         record.add_mean("data_wait", [self.wait / elapsed], 1)

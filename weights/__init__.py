@@ -242,7 +242,8 @@ def save_weights(model: nn.Layer, file: str | os.PathLike[str]) -> None:
 
 def _images_of(stored: WeightFile) -> tuple[int, int] | None:
     """Returns the (height, width) of the images that a file's tensors are for; None: it doesn't tell."""
-    told, size = read_metadata(stored.path).get(METADATA), (stored.config.get("input_size") or [])[1:]
+    told = read_metadata(stored.path).get(METADATA)
+    size = (stored.config.get("input_size") or [])[1:]
     size = parsed_json(told.encode())["values"].get("DATA.IMAGE_SIZE") if told else size
     return pair(size) if SIDE.holds(size) else None
 

@@ -80,7 +80,8 @@ def adapter_arrays(model: Target, state: Arrays, trained: Collection[str]) -> Ar
         state: of ``model``.
         trained: structured names.
     """
-    heads, linear = tuple(f"{name}." for name in model.classifier_names()), linear_weights(model)
+    heads = tuple(f"{name}." for name in model.classifier_names())
+    linear = linear_weights(model)
     kept = {name: array for name, array in state.items() if name in trained or name.startswith(heads)}
     return {
         PREFIX + file_name(name): array.T if name in linear else array
@@ -93,7 +94,8 @@ def base_hash(model: Target, arrays: Mapping[str, np.ndarray], without: Collecti
     """Returns the SHA-256 of the matrices and kernels of ``arrays``, in this toolkit's layout. Left out are
     ``without``, the first convolution and what follows the image's size. The others are the same at every size.
     """
-    first, sha256 = (model.first_conv, *model.beside_first_conv), hashlib.sha256()
+    first = (model.first_conv, *model.beside_first_conv)
+    sha256 = hashlib.sha256()
     for name in sorted(arrays):
         own = name.endswith(".weight") and arrays[name].ndim > 1 and not is_added(name)
         if own and name not in without and name.removesuffix(".weight") not in first:
@@ -298,7 +300,8 @@ def _check_factors(layer: str, a: np.ndarray, b: np.ndarray, weight: tuple[int, 
     outs, ins = weight
     rank = rank or max(1, *a.shape[:1])
     if (a.shape, b.shape) != ((rank, ins), (outs, rank)):
-        found, expected = f"{list(a.shape)} and {list(b.shape)}", f"{[rank, ins]} and {[outs, rank]}"
+        found = f"{list(a.shape)} and {list(b.shape)}"
+        expected = f"{[rank, ins]} and {[outs, rank]}"
         raise Unreadable(f"its lora_A and lora_B of {printable(layer, 80)} are {found}, expected {expected}")
     for factor in (a, b):
         if factor.dtype.kind in "biu":

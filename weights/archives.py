@@ -28,7 +28,9 @@ class _Counted:
     """A file whose reads are taken from an allowance ``factor`` times, for a library that unfolds what it reads."""
 
     def __init__(self, file: BufferedIOBase, allowance: Allowance, factor: int) -> None:
-        self.file, self.allowance, self.factor = file, allowance, factor
+        self.file = file
+        self.allowance = allowance
+        self.factor = factor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
@@ -52,7 +54,9 @@ class Member(Span):
 
     def read(self, start: int, count: int) -> np.ndarray:
         data = np.empty(count, np.uint8)
-        begin, end, place = self.offset + start, self.offset + start + count, 0
+        begin = self.offset + start
+        end = self.offset + start + count
+        place = 0
         with self.archive.open(self.info) as stream:  # read to its end, where the checksum is compared
             while piece := stream.read(PIECE):
                 self.allowance.take(0)
@@ -133,7 +137,8 @@ def _stored_span(file: BufferedIOBase, info: zipfile.ZipInfo) -> Span:
 
 def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) -> Array:
     """Describes a .npy member. NumPy's own reader has Python parse the header's text, and makes any dtype of it."""
-    name, member = printable(info.filename), _member(archive, info, allowance)
+    name = printable(info.filename)
+    member = _member(archive, info, allowance)
     allowance.take(3000)
     with archive.open(info) as stream:
         head = stream.read(12)
@@ -152,5 +157,6 @@ def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) 
     length = math.prod(shape) * item_size(dtype)
     if start + length != info.file_size:
         raise Unreadable(f"{name} claims the shape {list(shape)}, which isn't its size")
-    member.offset, member.length = start, length
+    member.offset = start
+    member.length = length
     return Array(dtype, shape, contiguous(shape, told[2] == b"True"), member)

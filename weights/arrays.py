@@ -149,7 +149,8 @@ class Array:
 
     def read(self) -> np.ndarray:
         """Returns the array: floats as float32, integers and booleans as they are."""
-        size, extent = item_size(self.dtype), self.extent()
+        size = item_size(self.dtype)
+        extent = self.extent()
         data = (
             from_latin1(self.data) if isinstance(self.data, str) else self.data.read(self.first * size, extent * size)
         )
@@ -176,7 +177,8 @@ class LazyArray:
         # It has the shape and the type, and takes the memory of one number.
         self._form = np.broadcast_to(np.zeros((), dtype), shape)
         self.shape, self.dtype, self.ndim, self.size = shape, dtype, len(shape), self._form.size
-        self.itemsize, self.nbytes = dtype.itemsize, self._form.nbytes
+        self.itemsize = dtype.itemsize
+        self.nbytes = self._form.nbytes
         self._read = read
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -13,7 +13,8 @@ import paddle
 from errors import InputError
 from weights.layout import Target
 
-CLASSES, KEPT = 21_841, 1000
+CLASSES = 21_841
+KEPT = 1000
 _COLUMNS = {"imagenet22k": 1, "imagenet22k_swin": 2}
 _ABSENT = "-"
 

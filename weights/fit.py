@@ -24,7 +24,8 @@ from weights.resize import (
 )
 
 STATISTICS = (".running_mean", ".running_var")  # of a batch norm before a classifier
-TABLE, BIASES = "relative_position_bias_table", "attention_biases"
+TABLE = "relative_position_bias_table"
+BIASES = "attention_biases"
 Tensors = dict[str, paddle.Tensor]
 Arrays = dict[str, np.ndarray]
 
@@ -103,7 +104,8 @@ def _fit_stem(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
 
 
 def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list[str]:
-    array, told = arrays.get(name), []
+    array = arrays.get(name)
+    told = []
     if array is None or name not in state or array.ndim != 4 or not array.size:
         return []
     out, channels, *kernel = state[name].shape

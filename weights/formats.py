@@ -44,7 +44,9 @@ SAFETENSORS_DTYPES = {
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
 LONGEST_NAME = 256  # characters of a tensor's
-TORCH_MAGIC, TORCH_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # torch.serialization, before 1.6
+# torch.serialization, before 1.6
+TORCH_MAGIC = 0x1950A86A20F9469CFC6C
+TORCH_PROTOCOL = 1001
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.(safetensors|bin)$")  # of weights in several files
 _MOST_PARTS = 1000
 ARRAY = 1000  # bytes that an array takes at most besides its numbers
@@ -294,9 +296,11 @@ def _read_safetensors(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[
     form = (header.pop("__metadata__", None) or {}).get("format")
     for name, entry in header.items():
         check_form(entry, _ENTRY, tuple(_ENTRY), f"{printable(name, 60)}.")
-    content, end = {}, 0
+    content = {}
+    end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        dtype, shape = SAFETENSORS_DTYPES[entry["dtype"]], sizes(tuple(entry["shape"]))
+        dtype = SAFETENSORS_DTYPES[entry["dtype"]]
+        shape = sizes(tuple(entry["shape"]))
         begin, after = entry["data_offsets"]
         if begin != end or after - begin != math.prod(shape) * item_size(dtype):
             raise Unreadable(
@@ -371,7 +375,8 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
         file.seek(start)
         (count,) = struct.unpack("<q", file.read(8))
         span = spans[key]
-        span.offset, start = start + 8, start + 8 + span.length
+        span.offset = start + 8
+        start = start + 8 + span.length
         if span.length not in (count, 2 * count, 4 * count, 8 * count) or start > size:
             raise Unreadable(f"it ends early, or its storage {printable(key)} has another length than its tensors say")
     return content
@@ -394,7 +399,8 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
         content = content[held[0]]
     if type(content) is not dict:
         raise Unreadable("it holds no dictionary of arrays")
-    found, others = {}, []
+    found = {}
+    others = []
     for name, value in content.items():
         if type(value) is tuple and len(value) == 2:  # Paddle's (parameter's name, array)
             value = value[1]
@@ -419,7 +425,8 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
 def _flat(program: Script) -> Content:
     """Returns the arrays of a TorchScript program by their full names; of a module with several names the first."""
     found: Content = {}
-    seen, left = {id(program)}, [("", program)]
+    seen = {id(program)}
+    left = [("", program)]
     while left:
         prefix, module = left.pop()
         for name, value in module.items():

@@ -28,7 +28,9 @@ INDEX = ".index.json"  # of weights in several files: which tensor is in which
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"  # of peft
 CHECKPOINTS = "checkpoints"  # in a run's folder
-LAST, BEST = "last", "best"  # links in it, to two of the checkpoints
+# links in it, to two of the checkpoints
+LAST = "last"
+BEST = "best"
 _ANSWER = 8  # seconds in which the Hub has to answer
 _SILENT = 30  # seconds for which it isn't asked again if it didn't answer
 # Endpoints that didn't answer: until when they aren't asked, and the error.

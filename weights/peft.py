@@ -31,7 +31,8 @@ from settings.plain import (
 )
 from weights.hub import ADAPTER_CONFIG as CONFIG
 
-LORA_A, LORA_B = ".lora_A.weight", ".lora_B.weight"
+LORA_A = ".lora_A.weight"
+LORA_B = ".lora_B.weight"
 _LONGEST = 1 << 20  # bytes of the file
 _PATIENCE = 4  # seconds that a regular expression may take
 
@@ -115,7 +116,8 @@ def read_contents(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Conten
 
 def _targets(told: dict[str, Any], layers: list[str]) -> set[str]:
     """Returns those of the ``layers`` that have a product."""
-    modules, blocks = told["target_modules"], told.get("layers_to_transform")
+    modules = told["target_modules"]
+    blocks = told.get("layers_to_transform")
     found = _matching(modules, layers) - _matching(told.get("exclude_modules") or [], layers)
     if blocks in (None, []) or type(modules) is str:
         return found

@@ -135,7 +135,8 @@ def bicubic_matrix(old: int, new: int) -> np.ndarray:
     scale = old / new
     centers = (np.arange(new) + 0.5) * scale
     x = np.abs(np.arange(old) + 0.5 - centers[:, None]) / max(scale, 1.0)
-    near, far = (1.5 * x - 2.5) * x**2 + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    near = (1.5 * x - 2.5) * x**2 + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     weights = np.where(x < 1, near, np.where(x < 2, far, 0.0))
     return weights / weights.sum(axis=1, keepdims=True)
 

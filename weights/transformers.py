@@ -255,7 +255,8 @@ def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, A
     if is_whole(size):
         size = {"shortest_edge": size} if processor.startswith(_BY_EDGE) else {"height": size, "width": size}
     size = size or {}
-    shortest, crop = size.get("shortest_edge"), preprocessor.get("crop_size")
+    shortest = size.get("shortest_edge")
+    crop = preprocessor.get("crop_size")
     if processor.startswith("Levit") and shortest:
         shortest = int(256 / 224 * shortest)
     crop = crop.get("height") if isinstance(crop, dict) else crop

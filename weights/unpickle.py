@@ -15,7 +15,9 @@ from typing import Any
 from errors import Allowance, Unreadable, printable
 from weights.arrays import NUMPY_CODES, STORAGES, TORCH_DTYPES, Array, Span, contiguous, is_count, item_size, sizes
 
-OPCODE, CALL = 160, 2000  # bytes that they take at most; of ViT-B with its optimizer there are 20,000 and 3,000
+# bytes that they take at most; of ViT-B with its optimizer there are 20,000 and 3,000
+OPCODE = 160
+CALL = 2000
 LONGEST_TEXT = 1 << 16  # bytes; longer texts are an array's content in protocol 2, and stay in the file
 
 Places = Callable[[str, int], Span]
@@ -62,7 +64,9 @@ class DataUnpickler:
     def __init__(
         self, file: BufferedIOBase, end: int, storage: Places | None = None, allowance: Allowance | None = None
     ) -> None:
-        self.file, self.end, self.storage = file, end, storage
+        self.file = file
+        self.end = end
+        self.storage = storage
         self.allowance = allowance or Allowance(end)
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
@@ -134,7 +138,8 @@ class DataUnpickler:
         self.stack = []
 
     def _since_mark(self) -> list[Any]:
-        items, self.stack = self.stack, self.marks.pop()
+        items = self.stack
+        self.stack = self.marks.pop()
         return items
 
     def _mark_to_tuple(self) -> None:
@@ -159,7 +164,8 @@ class DataUnpickler:
         self._name(*(line.rstrip(b"\n").decode() for line in lines))
 
     def _stack_global(self) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
+        name = self.stack.pop()
+        module = self.stack.pop()
         if type(module) is not str or type(name) is not str:
             raise Unreadable("its pickle names a global by what is no text")
         self._name(module, name)
@@ -172,11 +178,13 @@ class DataUnpickler:
         self.stack.append(_Name(label))
 
     def _reduce(self) -> None:
-        arguments, function = self.stack.pop(), self.stack.pop()
+        arguments = self.stack.pop()
+        function = self.stack.pop()
         self.stack.append(_describe(function, arguments))
 
     def _build(self) -> None:
-        state, target = self.stack.pop(), self.stack[-1]
+        state = self.stack.pop()
+        target = self.stack[-1]
         if type(target) is Array:
             _fill_array(target, state)
         elif type(target) is _DType:

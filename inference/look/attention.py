@@ -147,7 +147,8 @@ def _read_by_head(model: ImageModel, weights: np.ndarray) -> np.ndarray:
 def _join_windows(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
     """Puts windows of a block of Swin [windows, H, height * width] to their places: [H, rows, columns]."""
     (rows, columns), (height, width) = block.resolution, block.window_size
-    down, across = -(-rows // height), -(-columns // width)
+    down = -(-rows // height)
+    across = -(-columns // width)
     maps = windows.reshape(down, across, -1, height, width).transpose(2, 0, 3, 1, 4)
     maps = maps.reshape(-1, down * height, across * width)[:, :rows, :columns]  # without the padding
     return np.roll(maps, block.shift_size, axis=(1, 2))

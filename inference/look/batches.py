@@ -28,7 +28,9 @@ def training_panels(config: Configuration, dataset: ImageDataset, epoch: int, co
     batch = next(iter(loader))
     loader.close()
     images, targets = BatchTransform(config)(batch, epoch)
-    targets, classes, smoothing = targets[:count].numpy(), config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
+    targets = targets[:count].numpy()
+    classes = config.MODEL.NUM_CLASSES
+    smoothing = config.TRAIN.SMOOTHING
     least = smoothing / (2 if config.TASK == "multilabel" else classes)
     shares = _one_hot(targets, classes) if targets.ndim == 1 else (targets - least) / (1 - smoothing)
     return _panels(config, images[:count], shares, dataset.classes)
@@ -38,7 +40,8 @@ def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) 
     """Returns evaluation images, evenly spread over the dataset, as the model gets them."""
     loader = get_dataloader(config, dataset, "val")
     loader.batch_sampler.indices = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int).tolist()
-    normalize, panels = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD), []
+    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    panels = []
     for batch in loader:
         labels = batch["labels"].numpy()
         shares = _one_hot(labels, config.MODEL.NUM_CLASSES) if labels.ndim == 1 else labels.astype(np.float32)

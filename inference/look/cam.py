@@ -26,7 +26,8 @@ def layer_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 def grad_cam_pp(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
     """Weighs positive gradients by their place's share (Grad-CAM++, Chattopadhay et al. 2018, arXiv:1710.11063)."""
-    squared, cubed = gradients**2, gradients**3
+    squared = gradients**2
+    cubed = gradients**3
     shares = squared / (2 * squared + activations.sum((0, 1)) * cubed + 1e-6)
     weights = (np.maximum(gradients, 0) * np.where(gradients != 0, shares, 0)).sum((0, 1))
     return (weights * activations).sum(2)

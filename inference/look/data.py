@@ -20,7 +20,9 @@ from training.pages.page import text
 from utils import writing_whole
 
 _BARS = 40  # classes, above which their counts are drawn as a curve
-_GRID, _TILE = 24, 112  # images that are shown, and pixels along a side of each
+# images that are shown, and pixels along a side of each
+_GRID = 24
+_TILE = 112
 _ROWS = 500  # of the table of classes
 _COLOURS = {"train": "#3465a4", "val": "#d9822b"}
 
@@ -122,7 +124,8 @@ def _figure(drawings: Mapping[str, Callable[[Any], None]]) -> bytes:
 
 
 def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
-    counts, classes = _counts(parts), next(iter(parts.values())).source.classes
+    counts = _counts(parts)
+    classes = next(iter(parts.values())).source.classes
     order = np.argsort(-counts[0], kind="stable")
     if len(order) > _BARS:
         for mode, own in zip(parts, counts, strict=True):

@@ -17,7 +17,9 @@ from training.pages.figures import figure, figure_png, legend_name, shorten
 from weights.layout import sublayer
 
 FEWEST = 5  # images that t-SNE can tell apart
-RIGHT, WRONG = "#0072B2", "#D55E00"  # blue and vermilion: distinct for the colour-blind
+# blue and vermilion: distinct for the colour-blind
+RIGHT = "#0072B2"
+WRONG = "#D55E00"
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")  # Okabe & Ito's palette
 _MARKERS = "osD^v*"  # of another length than the colours: 42 pairs
 _NAMED = 24  # classes of a legend, at most
@@ -29,7 +31,8 @@ def pooled_features(predictor: Predictor, files: Sequence[str], workers: int = 0
     Raises:
         RunError: an image can't be read.
     """
-    model, kept = model_of(predictor), []
+    model = model_of(predictor)
+    kept = []
     classifier = sublayer(model, model.classifier_names()[0])
     hook = classifier.register_forward_pre_hook(lambda _, x: kept.append(x[0].astype("float32").numpy()))
     shares = []
@@ -83,13 +86,15 @@ def embeddings(
     known = [name for name in truth if name is not None]
     said = [predictor.prediction_of("", row, 1, threshold=0).classes[0] for row in shares]
     names = [name if name is not None else "no class" for name in truth] if known else said
-    places, classes = plane(features, method, seed), sorted(set(names))
+    places = plane(features, method, seed)
+    classes = sorted(set(names))
     drawn = figure(8, 6)
     axis = drawn.subplots()
     for number, name in enumerate(classes):
         own = places[[other == name for other in names]]
         label = legend_name(name) if number < _NAMED else None
-        marker, colour = _MARKERS[number % len(_MARKERS)], _COLOURS[number % len(_COLOURS)]
+        marker = _MARKERS[number % len(_MARKERS)]
+        colour = _COLOURS[number % len(_COLOURS)]
         axis.scatter(own[:, 0], own[:, 1], s=32, alpha=0.8, linewidths=0, label=label, marker=marker, color=colour)
     if len(classes) > _NAMED:
         axis.scatter([], [], s=0, label=f"... and {len(classes) - _NAMED} more")

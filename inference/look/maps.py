@@ -43,7 +43,8 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
         InputError: the kind isn't defined for the architecture, or the model is an exported one.
         RunError: the image can't be read.
     """
-    seen, model = sight(predictor, image), model_of(predictor)
+    seen = sight(predictor, image)
+    model = model_of(predictor)
     kind = ("attention" if attends(model) else "cam") if kind == "auto" else kind
     if kind not in ("attention", "rollout", "cam"):
         raise InputError(f"kind is {kind!r}, expected auto, attention, rollout or cam")
@@ -152,7 +153,8 @@ def principal(maps: Sequence[np.ndarray]) -> list[np.ndarray]:
 def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
     """The channels that vary most over all maps [h, w, C], each from its smallest value in them to its largest."""
     flat = np.concatenate([one.reshape(-1, one.shape[-1]) for one in maps])
-    low, span = flat.min(0), np.maximum(np.ptp(flat, 0), 1e-12)
+    low = flat.min(0)
+    span = np.maximum(np.ptp(flat, 0), 1e-12)
     chosen = sorted(np.argsort(-flat.std(0), kind="stable")[:most].tolist())
     return [
         [

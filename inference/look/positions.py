@@ -18,7 +18,8 @@ from training.pages.figures import figure, figure_png
 from weights.layout import sublayer
 
 _TILES = 16  # along a side, at most: of larger grids some are left out
-_HEADS, _BLOCKS = 12, 12
+_HEADS = 12
+_BLOCKS = 12
 
 
 def similarities(model: ImageModel) -> np.ndarray:
@@ -63,7 +64,8 @@ def positions(predictor: Predictor, block: int | None = None) -> bytes:
         InputError: the model has neither, or no such block.
     """
     model = model_of(predictor)
-    kept, name = tables(model), predictor.config.MODEL.NAME
+    kept = tables(model)
+    name = predictor.config.MODEL.NAME
     if getattr(model, "pos_embed", None) is not None and (block is None or not kept):
         if block is not None:
             raise InputError("-block is for tables of relative positions; the model has position embeddings alone")

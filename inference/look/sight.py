@@ -64,7 +64,8 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     whole = pictures.picture(0)
     whole = whole.decode() if isinstance(whole, EncodedImage) else whole
     whole = whole.picture() if isinstance(whole, Bands) else whole
-    data, most = predictor.config.DATA, _LONGEST * min(whole.size)
+    data = predictor.config.DATA
+    most = _LONGEST * min(whole.size)
     if data.CROP_MODE != "squash" and max(whole.size) > most:  # else a hair: of its middle one sees something
         whole = ImageOps.fit(whole, (min(whole.width, most), min(whole.height, most)))
     size = whole.size

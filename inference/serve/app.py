@@ -134,7 +134,8 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         most = settings.max_images if kind == "predict" else 1
         uploads = await images_of(request.scope.pop("body"), request.headers.get("content-type", ""), most)
         request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"
-        loop, words = asyncio.get_running_loop(), {"kind": kind, "top": top, "threshold": threshold}
+        loop = asyncio.get_running_loop()
+        words = {"kind": kind, "top": top, "threshold": threshold}
         client = request.scope["client"][0]
         problems = [kinds.problem(data, settings.formats) for _, data in uploads]
         taken = [data for (_, data), problem in zip(uploads, problems, strict=True) if problem is None]

@@ -62,7 +62,9 @@ class Batcher:
     """
 
     def __init__(self, batch_size: int, max_delay: float, most: int) -> None:
-        self.batch_size, self.max_delay, self.most = batch_size, max_delay, most
+        self.batch_size = batch_size
+        self.max_delay = max_delay
+        self.most = most
         self.rate = 1.0  # images per second, of late
         self._lines: dict[str, collections.deque[Item]] = {}  # none is empty; the first has its turn
         self._again: collections.deque[Item] = collections.deque()  # before all others

@@ -23,7 +23,8 @@ class Refused(Exception):
 
     def __init__(self, status: int, text: str, retry: int | None = None) -> None:
         super().__init__(text)
-        self.status, self.retry = status, retry
+        self.status = status
+        self.retry = retry
 
 
 class Upload(NamedTuple):

@@ -46,7 +46,8 @@ _LARGE = 4_000_000  # pixels of an image whose memory goes back: less is soon ne
 
 
 def main() -> None:
-    end, told = socket.socket(fileno=int(sys.argv[1])), frames.head_of(sys.argv[2].encode())
+    end = socket.socket(fileno=int(sys.argv[1]))
+    told = frames.head_of(sys.argv[2].encode())
     if os.getppid() != told["server"]:  # it was gone before ``die_with_parent``
         os._exit(1)
     try:

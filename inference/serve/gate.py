@@ -49,12 +49,18 @@ class Gate:
     """
 
     def __init__(self, app: Any, settings: Settings, metrics: Metrics, loaded: Callable[[], bool]) -> None:
-        self.app, self.settings, self.metrics, self.loaded = app, settings, metrics, loaded
+        self.app = app
+        self.settings = settings
+        self.metrics = metrics
+        self.loaded = loaded
         self.token = settings.token.encode() if settings.token else None
-        self.active, self.held, self.draining = 0, 0, False
+        self.active = 0
+        self.held = 0
+        self.draining = False
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        started, status = time.perf_counter(), 0
+        started = time.perf_counter()
+        status = 0
         scope["client"] = _client_of(scope)
 
         async def noted(message: Message) -> None:
@@ -125,7 +131,8 @@ class Gate:
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
         """Refuses what a page of a foreign site makes a browser send: such a page could keep the model busy."""
-        origin, own = headers.get(b"origin", b""), b"http://" + headers.get(b"host", b"")
+        origin = headers.get(b"origin", b"")
+        own = b"http://" + headers.get(b"host", b"")
         foreign = origin and origin.lower() != own.lower()
         if self.settings.private and (foreign or headers.get(b"sec-fetch-site") == b"cross-site"):
             found = f"found the Origin {printable(origin.decode('latin-1'), 80) or 'of a foreign site'}"
@@ -158,7 +165,8 @@ class Gate:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise Gone
-            part, more = message.get("body", b""), message.get("more_body", False)
+            part = message.get("body", b"")
+            more = message.get("more_body", False)
             if scope["size"] + len(part) > self.settings.largest_body:
                 raise Refused(413, self._too_large("more bytes than that"))
             if self.held + len(part) > HELD:
@@ -173,7 +181,8 @@ class Gate:
         async def given() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        work, left = asyncio.ensure_future(self.app(scope, given, send)), asyncio.ensure_future(receive())
+        work = asyncio.ensure_future(self.app(scope, given, send))
+        left = asyncio.ensure_future(receive())
         try:
             await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done() and not scope.get("answering"):

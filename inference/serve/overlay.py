@@ -34,7 +34,8 @@ def occlusion(predictor: Predictor, data: bytes) -> bytes:
     """
     pixels = predictor.pixels(data)
     rows, columns = (np.linspace(0, side, min(_CELLS, side) + 1).astype(int) for side in pixels.shape[:2])
-    hidden, grey = [pixels], 127 if pixels.dtype == np.uint8 else pixels.mean((0, 1))
+    hidden = [pixels]
+    grey = 127 if pixels.dtype == np.uint8 else pixels.mean((0, 1))
     for top, bottom in pairwise(rows):
         for left, right in pairwise(columns):
             hidden.append(pixels.copy())

@@ -9,7 +9,9 @@ import struct
 import time
 from typing import NamedTuple
 
-READING, COMPUTING = 0, 1  # what its two threads do
+# what its two threads do
+READING = 0
+COMPUTING = 1
 _NOTE = struct.Struct("=qqd")
 
 

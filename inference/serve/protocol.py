@@ -13,7 +13,9 @@ from inference.serve.metrics import Metrics
 _HEAD = 10.0  # seconds that a request's head may take, and an answer to be read; twice that at most
 _LARGEST_HEAD = 16 << 10  # bytes
 _AT_ONCE = 1 << 14  # bytes of a connection that are read before others have their turn
-_CHUNKS, _LEAST_CHUNK = 256, 256  # of a body: so many, and one more for each so many bytes
+# of a body: so many, and one more for each so many bytes
+_CHUNKS = 256
+_LEAST_CHUNK = 256
 _CHUNK_LINE = 256  # bytes of the line before a chunk, with its extensions
 # What no line of a head, a chunk or a trailer has in it: a line that doesn't end in CRLF, one that goes on in the next
 # line (obs-fold), and control characters. h11 takes all of them.
@@ -165,5 +167,6 @@ class Protocol(H11Protocol):
         if self.transport.is_closing() or unread or (not answering and self._seen is self.cycle):
             self.transport.abort()
             return
-        self._seen, self._paused = self.cycle, paused
+        self._seen = self.cycle
+        self._paused = paused
         self._timer = self.loop.call_later(_HEAD, self._tick)

@@ -36,7 +36,10 @@ class Worker:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self.process, self.progress, self.reader, self.writer = process, progress, reader, writer
+        self.process = process
+        self.progress = progress
+        self.reader = reader
+        self.writer = writer
         self.ready, self.unfit, self.born = False, False, time.monotonic()
         self.stuck = False  # it was killed, as it read one image for too long
         self.slots = asyncio.Semaphore(_AHEAD)
@@ -86,13 +89,17 @@ class Pool:
     """
 
     def __init__(self, settings: Settings, batcher: Batcher, metrics: Metrics) -> None:
-        self.settings, self.batcher, self.metrics = settings, batcher, metrics
+        self.settings = settings
+        self.batcher = batcher
+        self.metrics = metrics
         self.workers: list[Worker | None] = [None] * settings.workers
         self.about: dict[str, Any] = {}
         self.oriented = False
-        self._sum, self._told = "", ""
+        self._sum = ""
+        self._told = ""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._deaths, self._sent = 0, 0
+        self._deaths = 0
+        self._sent = 0
         self._tasks = [asyncio.ensure_future(self._keep(place)) for place in range(settings.workers)]
         self._tasks.append(asyncio.ensure_future(self._watch()))
 
@@ -185,11 +192,15 @@ class Pool:
         return bool(worker.pending) and early and len(self.batcher) < self.batcher.batch_size
 
     def _heard(self, worker: Worker, head: dict[str, Any], parts: list[bytes]) -> None:
-        before, worker.heard = worker.heard, time.monotonic()
+        before = worker.heard
+        worker.heard = time.monotonic()
         if "loaded" in head and self._sum in ("", head["sum"]):
             if head["warning"] and not self.about:
                 print(f"warning: {head['warning']}", file=sys.stderr, flush=True)
-            worker.ready, self.about, self._sum, self._told = True, head["loaded"], head["sum"], ""
+            worker.ready = True
+            self.about = head["loaded"]
+            self._sum = head["sum"]
+            self._told = ""
             self.oriented = head["oriented"]
         elif "loaded" in head:
             worker.process.kill()

@@ -8,7 +8,9 @@ import numpy as np
 DISTANCE = 4  # bits in which the hashes of two pictures may differ that count as alike
 _MOST = 1000  # hashes with which one is compared, of those that share the same two parts with it
 _SUMS = 0x0101010101010101
-_SIDE, _KEPT = 32, 8  # pixels; frequencies along each side that are kept
+# pixels; frequencies along each side that are kept
+_SIDE = 32
+_KEPT = 8
 
 
 def perceptual_hashes(images: np.ndarray) -> np.ndarray:
@@ -18,7 +20,8 @@ def perceptual_hashes(images: np.ndarray) -> np.ndarray:
     cosine transform of the grey image at 32 x 32. Each of the lowest 8 x 8 frequencies gives a bit: whether it is above
     their median. Scaling, compression and brightness change few bits; crops, turns and mirrors change many.
     """
-    count, side = len(images), images.shape[1] // _SIDE
+    count = len(images)
+    side = images.shape[1] // _SIDE
     grey = images @ np.array([0.299, 0.587, 0.114], np.float32)
     grey = grey.reshape(count, _SIDE, side, _SIDE, side).mean((2, 4))
     rows, columns = np.arange(_KEPT)[:, None], np.arange(_SIDE)
@@ -46,7 +49,9 @@ def near(hashes: np.ndarray, meet: Callable[[np.ndarray, np.ndarray], None], dis
     for two in itertools.combinations(cut, 2):
         parts = hashes & np.bitwise_or.reduce(np.concatenate(two))
         order = np.lexsort((hashes, parts))
-        ordered, parts, ahead = hashes[order], parts[order], np.arange(len(hashes))
+        ordered = hashes[order]
+        parts = parts[order]
+        ahead = np.arange(len(hashes))
         for step in itertools.count(1):
             ahead = ahead[ahead + step < len(hashes)]
             ahead = ahead[parts[ahead] == parts[ahead + step]]

@@ -17,7 +17,9 @@ from loading.transforms.image import before_crop, covering
 from settings.options import Configuration, pair
 
 NAMES = {"train": "training", "val": "validation"}
-_EXAMPLES, _PAIRS = 5, 8  # of a finding; of images that look alike
+# of a finding; of images that look alike
+_EXAMPLES = 5
+_PAIRS = 8
 
 
 class Finding(NamedTuple):
@@ -87,7 +89,8 @@ def lookalikes(images: Images) -> tuple[Alike, int]:
     np.add.at(found[0], node, train[seen] > 0)
     np.add.at(found[1], node, val[seen] > 0)
     lowest, highest = _bounds(node, low[seen], high[seen], len(hashes))
-    beside, around = np.zeros((2, len(hashes)), bool), (lowest.copy(), highest.copy())
+    beside = np.zeros((2, len(hashes)), bool)
+    around = (lowest.copy(), highest.copy())
 
     def meet(one: np.ndarray, other: np.ndarray) -> None:
         for a, b in ((one, other), (other, one)):
@@ -112,13 +115,15 @@ def _is_val(images: Images) -> np.ndarray:
 
 def _counts(group: np.ndarray, images: Images) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """By group: training images, validation images, the lowest label, the highest."""
-    is_val, count = _is_val(images), group.max(initial=-1) + 1
+    is_val = _is_val(images)
+    count = group.max(initial=-1) + 1
     low, high = _bounds(group, images.labels, images.labels, count)
     return np.bincount(group[~is_val], minlength=count), np.bincount(group[is_val], minlength=count), low, high
 
 
 def _bounds(group: np.ndarray, low: np.ndarray, high: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    lowest, highest = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
+    lowest = np.full(count, np.iinfo(np.int64).max)
+    highest = np.full(count, -1)
     np.minimum.at(lowest, group, low)
     np.maximum.at(highest, group, high)
     return lowest, highest
@@ -126,7 +131,8 @@ def _bounds(group: np.ndarray, low: np.ndarray, high: np.ndarray, count: int) ->
 
 def pairs(images: Images, alike: Alike) -> list[tuple[int, int]]:
     """Returns examples of images that look alike, across the parts first: [(index, index of the most alike)]."""
-    is_val, found = _is_val(images), []
+    is_val = _is_val(images)
+    found = []
     for flagged, across in ((alike.leaked, True), (alike.torn, False), (alike.same, False)):
         for index in np.flatnonzero(flagged)[: _PAIRS - len(found)]:
             apart = ones(images.look ^ images.look[index]).astype(int)
@@ -268,7 +274,8 @@ def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
     """Returns rows: the name of a figure, and its value in each part."""
     rows: dict[str, list[str]] = {}
     for part in parts.values():
-        records, counts = part.records, np.bincount(every_label(part.source.labels))
+        records = part.records
+        counts = np.bincount(every_label(part.source.labels))
         known = records[records["width"] > 0]
         short = np.minimum(known["width"], known["height"])
         held = counts[counts > 0]

@@ -125,7 +125,9 @@ def look_at(
         RunError: a process was killed.
     """
     count = len(source.labels)
-    records, messages, total = np.zeros(count, _RECORD), {}, np.zeros((SIDE, SIDE, 3))
+    records = np.zeros(count, _RECORD)
+    messages = {}
+    total = np.zeros((SIDE, SIDE, 3))
     starts = range(0, count, _CHUNK)
     chunks = [range(start, min(start + _CHUNK, count)) for start in starts]
     look = functools.partial(_look_at_some, most=most, oriented=oriented)
@@ -155,7 +157,8 @@ def _begin(source: Source) -> None:
 
 def _look_at_some(places: range, most: int, oriented: bool) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
     """Returns (records, what is wrong, the sum of the small copies) of some images."""
-    records, messages = np.zeros(len(places), _RECORD), {}
+    records = np.zeros(len(places), _RECORD)
+    messages = {}
     small = np.zeros((len(places), SIDE, SIDE, 3), np.uint8)
     for row, place in enumerate(places):
         try:

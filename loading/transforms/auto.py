@@ -93,7 +93,8 @@ def build_auto_augment(config: Configuration) -> Policy:
     Raises:
         InputError: no such policy, or a setting that it doesn't have.
     """
-    text, data = config.TRAIN.AUTO_AUGMENT, config.DATA
+    text = config.TRAIN.AUTO_AUGMENT
+    data = config.DATA
     mean = [min(255, round(255 * value)) for value in data.IMAGENET_MEAN]
     fill = mean[0] if data.IMAGE_CHANNELS == 1 else tuple(mean * (3 // len(mean)))
     chosen = config.TRAIN.INTERPOLATION or data.INTERPOLATION
@@ -117,7 +118,8 @@ class RandAugment:
     """Applies ``n`` operations, chosen alike, or by weight and once each (Cubuk et al. 2019, arXiv:1909.13719)."""
 
     def __init__(self, augments: Sequence[Augment], n: int, weights: Sequence[float] | None = None) -> None:
-        self.augments, self.n = augments, n
+        self.augments = augments
+        self.n = n
         self.probabilities = None if weights is None else np.asarray(weights) / np.sum(weights)
 
     def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
@@ -148,7 +150,8 @@ class TrivialAugmentWide:
     )  # fmt: skip
 
     def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
-        name, step = self._SPACE[rng.integers(len(self._SPACE))], int(rng.integers(31))
+        name = self._SPACE[rng.integers(len(self._SPACE))]
+        step = int(rng.integers(31))
         return self.apply(image, name, step, -1 if rng.integers(2) else 1)
 
     def apply(self, image: Picture, name: str, step: int, sign: int) -> Picture:
@@ -156,7 +159,8 @@ class TrivialAugmentWide:
 
         torchvision's magnitudes are float32, ours exact: at step 15 it shifts by 15.99.. cut to 15 pixels, we by 16.
         """
-        how, share = (Image.Resampling.NEAREST, 0), step / 30
+        how = (Image.Resampling.NEAREST, 0)
+        share = step / 30
         if name in ("ShearX", "ShearY"):
             return (shear_x if name == "ShearX" else shear_y)(image, sign * 0.99 * share, *how)
         if name in ("TranslateX", "TranslateY"):
@@ -180,10 +184,15 @@ class AugMix:
     """
 
     def __init__(self, augments: Sequence[Augment], width: int, depth: int, alpha: float, blended: bool) -> None:
-        self.augments, self.width, self.depth, self.alpha, self.blended = augments, width, depth, alpha, blended
+        self.augments = augments
+        self.width = width
+        self.depth = depth
+        self.alpha = alpha
+        self.blended = blended
 
     def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
-        shares, share = rng.dirichlet([self.alpha] * self.width), rng.beta(self.alpha, self.alpha)
+        shares = rng.dirichlet([self.alpha] * self.width)
+        share = rng.beta(self.alpha, self.alpha)
         chains = [self._chain(image, rng) for _ in shares]
         if self.blended:
             mixed = image
@@ -204,12 +213,14 @@ class AugMix:
 
 
 def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> RandAugment:
-    increasing, kind = int(given.get("inc", 0)), given.get("t")
+    increasing = int(given.get("inc", 0))
+    kind = given.get("t")
     sets = {None: _INCREASING if increasing else _RAND, "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur")}
     names = (sets | _WEIGHTED).get(kind) or str(kind).split("+")
     if other := [name for name in names if name not in operations.names()]:
         raise _unknown(text, f"t{kind}", nearest(other[0], [*operations.names(), *_WEIGHTED]))
-    n, std = int(given.get("n", 2)), float(given.get("mstd", 0))
+    n = int(given.get("n", 2))
+    std = float(given.get("mstd", 0))
     if isinstance(names, dict) and n > len(names):  # each is taken once
         raise _unknown(text, f"n{n}")
     augments = [
@@ -229,9 +240,11 @@ def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> Ra
 
 
 def _augmix(given: dict[str, str], resampling: tuple, fill: Fill) -> AugMix:
-    std, level = float(given.get("mstd", "inf")), float(given.get("m", 3))
+    std = float(given.get("mstd", "inf"))
+    level = float(given.get("m", 3))
     augments = [Augment(name, 1.0, level, std, 10.0, resampling, fill, translate=0.3) for name in _AUGMIX]
-    depth, alpha = int(given.get("d", 0)), float(given.get("a", 1))
+    depth = int(given.get("d", 0))
+    alpha = float(given.get("a", 1))
     return AugMix(augments, int(given.get("w", 3)), depth, alpha, blended=bool(int(given.get("b", 0))))
 
 

@@ -23,7 +23,8 @@ _KINDS = {(8, 1): np.dtype(np.uint8), (16, 1): np.dtype(np.uint16), (32, 3): np.
 _MODES = {"1": "L", "P": "RGB", "PA": "RGB"}  # Pillow's, as which others are taken; of the rest these:
 _TAKEN = ("L", "LA", "RGB", "RGBA", "I", "I;16", "I;16B")
 # TIFF's compressions that work on bytes, whatever the channels; of those that Pillow reads the predictor too.
-_PLAIN, _PREDICTED = (1, 32773), (5, 8, 32946, 34925, 50000)
+_PLAIN = (1, 32773)
+_PREDICTED = (5, 8, 32946, 34925, 50000)
 _INTEGERS = 2  # the predictor of whole numbers
 _MEANINGS = (0, 1, 2, 5)  # photometric interpretations: grey from white or black on, colours, inks
 _LONGEST_HEADER = 10_000  # bytes; Python 2 wrote 3L for 3
@@ -61,7 +62,8 @@ def bands_of(data: bytes, channels: int, name: str, most: int, oriented: bool = 
         RunError: it can't be read, or has other channels.
     """
     with readable(name):
-        kind, turn = kind_of(data), orientation_of(data) if oriented else 1
+        kind = kind_of(data)
+        turn = orientation_of(data) if oriented else 1
         if kind == NPY:
             values = _array(data, channels, most)
         elif kind == "TIFF":
@@ -136,7 +138,9 @@ def _tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarray, i
     def number(tag: int, default: int = 0) -> int:
         return directory.numbers(tag, default)[0]
 
-    width, height, found = number(tiff.WIDTH), number(tiff.HEIGHT), number(tiff.SAMPLES, 1)
+    width = number(tiff.WIDTH)
+    height = number(tiff.HEIGHT)
+    found = number(tiff.SAMPLES, 1)
     check_channels(found, channels)
     forms = {(bits, form) for bits in directory.numbers(tiff.BITS, 1) for form in directory.numbers(tiff.FORMAT, 1)}
     kind = _KINDS.get(next(iter(forms))) if len(forms) == 1 else None
@@ -144,7 +148,8 @@ def _tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarray, i
     if kind is None or meaning not in _MEANINGS or (meaning == 0 and kind.kind == "f"):
         bits = "channels of {} bits".format(" and ".join(sorted({str(bits) for bits, _ in forms})[:4]))
         raise Unreadable(f"it has {bits}, kind {meaning}; expected plain ones of uint8, uint16 or float32")
-    compression, predictor = number(tiff.COMPRESSION, 1), number(tiff.PREDICTOR, 1)
+    compression = number(tiff.COMPRESSION, 1)
+    predictor = number(tiff.PREDICTOR, 1)
     planes = found > 1 and number(tiff.PLANAR, 1) == 2
     joined = found if found > 1 and not planes else 1  # channels in a row
     if compression in _PLAIN:

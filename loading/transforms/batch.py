@@ -35,7 +35,8 @@ class Normalize:
     """
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
-        scale, shift = 1 / (255 * np.asarray(std)), -np.asarray(mean) / np.asarray(std)
+        scale = 1 / (255 * np.asarray(std))
+        shift = -np.asarray(mean) / np.asarray(std)
         self.scale = paddle.to_tensor(scale, dtype="float32").reshape([1, -1, 1, 1])
         self.scale_of_floats = paddle.to_tensor(1 / np.asarray(std), dtype="float32").reshape([1, -1, 1, 1])
         self.shift = paddle.to_tensor(shift, dtype="float32").reshape([1, -1, 1, 1])
@@ -56,8 +57,10 @@ class BatchTransform:
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         self.erase = RandomErasing(config) if config.TRAIN.RANDOM_ERASE_PROB else None
         self.mixup = Mixup(config) if mixes(config) else None
-        self.distributions, self.several = gives_distributions(config), config.TASK == "multilabel"
-        self.num_classes, self.smoothing = config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING
+        self.distributions = gives_distributions(config)
+        self.several = config.TASK == "multilabel"
+        self.num_classes = config.MODEL.NUM_CLASSES
+        self.smoothing = config.TRAIN.SMOOTHING
 
     def __call__(self, batch: dict[str, paddle.Tensor], epoch: int) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Returns images [B, C, H, W] float32 and targets: labels [B], or distributions [B, K] float32 where
@@ -70,7 +73,8 @@ class BatchTransform:
                 ``mixes(config)``.
             epoch: from 1.
         """
-        images, targets = self.normalize(batch["pixels"]), batch["labels"]
+        images = self.normalize(batch["pixels"])
+        targets = batch["labels"]
         if self.several:
             targets = targets.astype("float32") * (1 - self.smoothing) + self.smoothing / 2
         elif self.distributions:
@@ -99,8 +103,11 @@ class Mixup:
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
         self.seed, self.size = config.SEED, pair(config.DATA.IMAGE_SIZE)
-        self.mode, self.minmax, self.off_epoch = train.MIXUP_MODE, train.CUTMIX_MINMAX, train.MIXUP_OFF_EPOCH
-        self.mixup_alpha, self.cutmix_alpha = train.MIXUP_ALPHA, 1.0 if self.minmax else train.CUTMIX_ALPHA
+        self.mode = train.MIXUP_MODE
+        self.minmax = train.CUTMIX_MINMAX
+        self.off_epoch = train.MIXUP_OFF_EPOCH
+        self.mixup_alpha = train.MIXUP_ALPHA
+        self.cutmix_alpha = 1.0 if self.minmax else train.CUTMIX_ALPHA
         self.prob = train.MIXUP_PROB
         both = self.mixup_alpha > 0 and self.cutmix_alpha > 0
         self.switch_prob = train.MIXUP_SWITCH_PROB if both else float(self.cutmix_alpha > 0)
@@ -149,14 +156,16 @@ class Mixup:
         if self.mode == "pair":
             sample -= sample % 2  # both take the draw of the first
         drawn = ((rank * count + sample) % draws)[: count - count % 2]
-        lam, boxes = lam[drawn], boxes[drawn]
+        lam = lam[drawn]
+        boxes = boxes[drawn]
         rows[: len(drawn), 1], rows[: len(drawn), 3:] = lam, boxes
         rows[: len(drawn), 2] = np.where(areas(boxes) > 0, 1, lam)
         return rows
 
     def _draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Draws lam [count], and boxes [count, 4], which are empty unless CutMix is to be done."""
-        mixed, cut = rng.random(count) < self.prob, rng.random(count) < self.switch_prob
+        mixed = rng.random(count) < self.prob
+        cut = rng.random(count) < self.switch_prob
         alpha = np.where(cut, self.cutmix_alpha, self.mixup_alpha)
         lam = np.where(mixed, rng.beta(alpha, alpha), 1.0)
         if self.minmax:
@@ -179,7 +188,8 @@ class Mixup:
             targets: [B, K] float32: of several classes an image, too, each class has the mean by the shares.
             drawn: [B, 7] float32: ``draw`` of the batch.
         """
-        other, share = drawn[:, 0].astype("int64"), drawn[:, 1:2]
+        other = drawn[:, 0].astype("int64")
+        share = drawn[:, 1:2]
         targets = targets * share + paddle.gather(targets, other) * (1 - share)
         weight = drawn[:, 2].reshape([-1, 1, 1, 1])
         if self.cutmix_alpha > 0:  # else no box is ever drawn; to ask these draws would wait for the device

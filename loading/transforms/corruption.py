@@ -34,7 +34,8 @@ class Corruption:
     """
 
     def __init__(self, config: Configuration) -> None:
-        self.name, self.severity = config.DATA.CORRUPTION, config.DATA.SEVERITY
+        self.name = config.DATA.CORRUPTION
+        self.severity = config.DATA.SEVERITY
         _library()
 
     def __call__(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

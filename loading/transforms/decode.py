@@ -33,9 +33,13 @@ _ALGORITHMS = {
 _GAP = 2.5
 _MARGIN = 16  # more rows than the upsampling of colour reaches below a crop
 _SIXTEEN_BITS = ("PPM", "PNG")  # formats of which Pillow's mode I is 0..65535 (PNG: before Pillow 11)
-_WHITE_IS_ZERO, _TIFF_ALPHA = 0, (1, 2)  # TIFF's
+# TIFF's
+_WHITE_IS_ZERO = 0
+_TIFF_ALPHA = (1, 2)
 _TIFF_COLOURS = {2: 3, 5: 4, 6: 3, 8: 3}  # TIFF's channels by photometric interpretation; of others one
-_BASELINE, _SCAN = (0xC0, 0xC1), 0xDA  # markers: frames that are coded row by row, the start of the pixels
+# markers: frames that are coded row by row, the start of the pixels
+_BASELINE = (0xC0, 0xC1)
+_SCAN = 0xDA
 # The one warning that a shortened image deserves: its other rows, up to the end of the file, without a flaw before.
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
@@ -65,7 +69,9 @@ class EncodedImage:
     def __init__(
         self, data: bytes, mode: str, name: str, most: int, oriented: bool = False, exact: bool = False
     ) -> None:
-        self.mode, self._name, self._exact = mode, name, exact
+        self.mode = mode
+        self._name = name
+        self._exact = exact
         with readable(name):
             self._image, self._data = opened_image(data, most)
         if reason := scaling_problem(self._image):
@@ -214,9 +220,11 @@ def _decode(data: bytes, size: tuple[int, int], mode: str, scale: int) -> np.nda
 
 def _cut_jpeg(data: bytes, rows: int) -> bytes:
     """Returns a baseline JPEG with ``rows`` in its header, where the decoder then stops; any other unchanged."""
-    place, marker = 2, 0
+    place = 2
+    marker = 0
     while place + 7 <= len(data) and data[place] == 0xFF and marker != _SCAN:
-        marker, length = data[place + 1], int.from_bytes(data[place + 2 : place + 4], "big")
+        marker = data[place + 1]
+        length = int.from_bytes(data[place + 2 : place + 4], "big")
         if marker in _BASELINE:
             return data[: place + 5] + rows.to_bytes(2, "big") + data[place + 7 :]
         place += 2 + length
@@ -226,7 +234,8 @@ def _cut_jpeg(data: bytes, rows: int) -> bytes:
 def _resize_box(pixels: np.ndarray, box: CropBox, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
     height, width, channels = pixels.shape
     kind = PixelType.U8x3 if channels == 3 else PixelType.U8
-    source, result = ImageData(width, height, kind, np.ascontiguousarray(pixels).tobytes()), ImageData(*size, kind)
+    source = ImageData(width, height, kind, np.ascontiguousarray(pixels).tobytes())
+    result = ImageData(*size, kind)
     Resizer().resize(source, result, ResizeOptions(_ALGORITHMS[resample], use_alpha=False, crop_box=box))
     pixels = np.frombuffer(result.get_buffer(), np.uint8)
     return pixels.reshape(size[1], size[0], 3) if channels == 3 else pixels.reshape(size[1], size[0])

@@ -29,9 +29,11 @@ class RandomErasing:
 
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
-        self.probability, self.mode = train.RANDOM_ERASE_PROB, train.RANDOM_ERASE_MODE
+        self.probability = train.RANDOM_ERASE_PROB
+        self.mode = train.RANDOM_ERASE_MODE
         self.max_count = train.RANDOM_ERASE_COUNT
-        self.channels, self.seed = config.DATA.IMAGE_CHANNELS, config.SEED
+        self.channels = config.DATA.IMAGE_CHANNELS
+        self.seed = config.SEED
         self.size = pair(config.DATA.IMAGE_SIZE)
         self.table_rows = _TABLE // self.size[1]
         self._others: dict[tuple[int, int], RandomErasing] = {}
@@ -43,7 +45,8 @@ class RandomErasing:
         if size not in self._others:
             other = self._others[size] = copy.copy(self)
             other.__dict__.pop("_table", None)
-            other.size, other.table_rows = size, _TABLE // size[1]
+            other.size = size
+            other.table_rows = _TABLE // size[1]
         return self._others[size]
 
     def draw(self, rng: np.random.Generator, size: int | Sequence[int] | None = None) -> np.ndarray:

@@ -38,11 +38,14 @@ _GIF_TRANSPARENT = 1  # of a graphic control extension's flags: one of its bytes
 _GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
 # JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
 # the frames that are coded in one scan where it holds all channels.
-_ALONE, _END, _SCAN = frozenset((0x00, 0x01, *range(0xD0, 0xD8))), (0xD8, 0xD9), 0xDA
+_ALONE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))
+_END = (0xD8, 0xD9)
+_SCAN = 0xDA
 _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
 # A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold few of these.
 _SCANS = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
-_JPEG_NEEDED, _SEQUENTIAL = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE)), (0xC0, 0xC1)
+_JPEG_NEEDED = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE))
+_SEQUENTIAL = (0xC0, 0xC1)
 _HUFFMAN = (0xC0, 0xC1, 0xC2)  # libjpeg's arithmetic decoder takes time for data that isn't there
 _COMMENTS = 1000  # of a PPM
 _FILL = re.compile(rb"\xff+")  # a JPEG's marker begins with one such byte; more may precede it
@@ -50,7 +53,9 @@ _FILL = re.compile(rb"\xff+")  # a JPEG's marker begins with one such byte; more
 _UNLIMITED = ("libtiff", "bmp_rle", "ppm", "ppm_plain")
 _READ = 200  # bytes that a read counts for besides: Pillow reads a PPM's header byte by byte
 _LARGE_PNG = 32 << 20  # bytes: zlib takes 0.1 s for each MB of blocks that are empty
-_PARTS, _TOO_MANY = 10_000, "it is in too many parts; save it again"  # and one more per KiB
+# and one more per KiB
+_PARTS = 10_000
+_TOO_MANY = "it is in too many parts; save it again"
 
 
 def check_size(size: tuple[int, int], most: int) -> None:
@@ -76,7 +81,8 @@ def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
     Raises:
         Unreadable, Exception: it can't be read, or costs too much: within ``errors.reading``.
     """
-    kind, plain = kind_of(data), True
+    kind = kind_of(data)
+    plain = True
     if kind == NPY:
         raise Unreadable("it is an array of NumPy's, which DATA.IMAGE_DTYPE float32 reads")
     if kind == "JPEG":
@@ -167,7 +173,11 @@ class _Counted(io.BytesIO):
 
 def _jpeg(data: bytes) -> tuple[bytes, bool]:
     """Returns (the file without its notes, whether its pixels are certainly in one scan)."""
-    kept, start, place, frames = [], 0, 2, []  # data[start:] is to be kept so far
+    # data[start:] is to be kept so far
+    kept = []
+    start = 0
+    place = 2
+    frames = []
     for _ in range(_PARTS + len(data) // 1024):
         found = _FILL.search(data, place)  # what stands between segments is skipped, as by libjpeg
         if not found or found.end() + 4 > len(data) or data[found.end()] in _END:
@@ -200,7 +210,8 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
 
 def _png(data: bytes) -> bytes:
     """Returns the chunks that a decoder has to know, and transparency: IDAT's frame alone."""
-    kept, place = [data[:8]], 8
+    kept = [data[:8]]
+    place = 8
     for _ in range(_PARTS + len(data) // 1024):
         length = int.from_bytes(data[place : place + 4], "big")
         kind = data[place + 4 : place + 8]
@@ -220,10 +231,12 @@ def _png(data: bytes) -> bytes:
 def _gif(data: bytes) -> bytes:
     """Returns the header, the first image and what follows it, without comments."""
     place = _behind_palette(data, 10)
-    head, control = data[:place], b""
+    head = data[:place]
+    control = b""
     left = _PARTS + len(data) // 16  # blocks, and pieces of blocks of up to 255 bytes
     while (found := _GIF_BLOCK.search(data, place)) and found[0] == b"!":  # Pillow skips what stands between blocks
-        start, place = found.start(), found.start() + 2
+        start = found.start()
+        place = found.start() + 2
         left -= 1
         while place < len(data) and data[place] and left > 0:
             place += 1 + data[place]

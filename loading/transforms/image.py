@@ -53,8 +53,11 @@ class TrainTransform:
         self.resize_to = before_crop(self.size, self.resize_share)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
         self.resampling = [RESAMPLING[name] for name in names]
-        self.scale, self.ratio = train.CROP_SCALE, train.CROP_RATIO
-        self.hflip, self.vflip, self.affine = train.HFLIP, train.VFLIP, train.AFFINE
+        self.scale = train.CROP_SCALE
+        self.ratio = train.CROP_RATIO
+        self.hflip = train.HFLIP
+        self.vflip = train.VFLIP
+        self.affine = train.AFFINE
         self.augment = build_auto_augment(config) if train.AUTO_AUGMENT else None
         self.color_jitter = train.COLOR_JITTER
 
@@ -128,7 +131,10 @@ class TrainTransform:
         dx, dy = moved * (width, height)
         scale = 1 / (1 + rng.uniform(-scaling, scaling))
         # Pillow maps output to input: the inverse rotation and scaling about the centre, then the shift.
-        cos, sin, x, y = math.cos(angle) * scale, math.sin(angle) * scale, width / 2, height / 2
+        cos = math.cos(angle) * scale
+        sin = math.sin(angle) * scale
+        x = width / 2
+        y = height / 2
         row_x = (cos, sin, x - cos * (x + dx) - sin * (y + dy))
         row_y = (-sin, cos, y + sin * (x + dx) - cos * (y + dy))
         how = (width, height), Image.Transform.AFFINE, row_x + row_y, Image.Resampling.BILINEAR

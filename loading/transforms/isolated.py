@@ -24,8 +24,11 @@ from loading.transforms import isolated_process
 from loading.transforms.isolated_process import ANSWER, FAILED, REQUEST, TOO_MUCH_MEMORY
 
 # What decoding may take: of memory for each pixel four channels of 32 bits, twice.
-_BYTES, _BYTES_PER_PIXEL = 64 << 20, 32
-_SECONDS, _FILE_PER_SECOND, _PIXELS_PER_SECOND = 4, 100_000_000, 10_000_000
+_BYTES = 64 << 20
+_BYTES_PER_PIXEL = 32
+_SECONDS = 4
+_FILE_PER_SECOND = 100_000_000
+_PIXELS_PER_SECOND = 10_000_000
 _WALL_CLOCK_FACTOR = 20  # a busy machine takes longer than the CPU time that is allowed
 
 

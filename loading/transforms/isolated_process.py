@@ -45,19 +45,24 @@ def _main() -> None:
             return
         kind, seconds, memory, size = REQUEST.unpack(head)
         data = sys.stdin.buffer.read(size)
-        mode, shown = "", (0, 0)
+        mode = ""
+        shown = (0, 0)
         try:
             _limit(seconds, memory)
             image = Image.open(io.BytesIO(data), formats=[kind.rstrip(b"\0").decode()])
             image.load()
             if image.mode in ("P", "PA"):
                 image = image.convert("RGB")
-            what, content = DECODED, image.tobytes()
-            mode, shown = image.mode, image.size
+            what = DECODED
+            content = image.tobytes()
+            mode = image.mode
+            shown = image.size
         except MemoryError:
-            what, content = TOO_MUCH_MEMORY, b""
+            what = TOO_MUCH_MEMORY
+            content = b""
         except Exception as error:
-            what, content = FAILED, f"{type(error).__name__}: {error}"[:200].encode(errors="replace")
+            what = FAILED
+            content = f"{type(error).__name__}: {error}"[:200].encode(errors="replace")
         _limit(None, None)
         answers.write(ANSWER.pack(what, mode.encode(), *shown, len(content)))
         answers.write(content)

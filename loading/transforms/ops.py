@@ -102,7 +102,8 @@ def rotate(image: Picture, degrees: float, resample: Image.Resampling, fill: Fil
         return image.rotate(degrees, resample, fillcolor=fill)
     angle, (height, width) = math.radians(degrees % 360.0), image.shape[:2]
     # Pillow's matrix, from places in the result to places in the image, about the centre.
-    cos, sin = round(math.cos(-angle), 15), round(math.sin(-angle), 15)
+    cos = round(math.cos(-angle), 15)
+    sin = round(math.sin(-angle), 15)
     x, y = cos * (-width / 2) + sin * (-height / 2), -sin * (-width / 2) + cos * (-height / 2)
     return _affine(image, (cos, sin, x + width / 2, -sin, cos, y + height / 2), resample, fill)
 

@@ -12,11 +12,16 @@ import numpy as np
 from PIL import Image
 
 Box = tuple[int, int, int, int]  # left, top, right and bottom in pixels; right and bottom are outside
-TAG, _FORMS = 274, {1: "B", 3: "H", 4: "I"}  # of the orientation; types in which writers store it
+# of the orientation; types in which writers store it
+TAG = 274
+_FORMS = {1: "B", 3: "H", 4: "I"}
 _HEAD = b"Exif\0\0"
 _PARTS = 10_000  # of a file, after which no more are looked through
 _MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)  # it may be padded
-_SCAN, _END, _NOTES = 0xDA, 0xD9, 0xE1  # JPEG's markers
+# JPEG's markers
+_SCAN = 0xDA
+_END = 0xD9
+_NOTES = 0xE1
 
 
 class Turn(NamedTuple):

@@ -11,10 +11,27 @@ from errors import Unreadable
 # Bytes per value by type; tags that lead elsewhere, or are text, EXIF, ICC, XMP and the like, aren't needed.
 _BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
 _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of whole numbers
-_PRIVATE, _SUBFILES, XMP = 700, 330, 700
-WIDTH, HEIGHT, BITS, COMPRESSION, PHOTOMETRIC, SAMPLES, PLANAR = 256, 257, 258, 259, 262, 277, 284
-ORIENTATION, PREDICTOR, TILE_WIDTH, TILE_HEIGHT, EXTRA, FORMAT = 274, 317, 322, 323, 338, 339
-STRIPS, STRIP_ROWS, STRIP_BYTES, TILES, TILE_BYTES = 273, 278, 279, 324, 325
+_PRIVATE = 700
+_SUBFILES = 330
+XMP = 700
+WIDTH = 256
+HEIGHT = 257
+BITS = 258
+COMPRESSION = 259
+PHOTOMETRIC = 262
+SAMPLES = 277
+PLANAR = 284
+ORIENTATION = 274
+PREDICTOR = 317
+TILE_WIDTH = 322
+TILE_HEIGHT = 323
+EXTRA = 338
+FORMAT = 339
+STRIPS = 273
+STRIP_ROWS = 278
+STRIP_BYTES = 279
+TILES = 324
+TILE_BYTES = 325
 PLACES = (STRIPS, STRIP_BYTES, TILES, TILE_BYTES)  # where strips and tiles begin, and how long they are
 # Where a TIFF has no tag of its orientation, Pillow takes XMP's, and turns the image.
 _TURNED = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
@@ -25,7 +42,8 @@ _RATIONAL_COST = 20
 
 
 # A picture's strips or tiles together may hold four times its pixels, and a tile of 4,096 x 4,096 besides.
-_REPEATED, _FREE_PIXELS = 4, 1 << 24
+_REPEATED = 4
+_FREE_PIXELS = 1 << 24
 
 
 class Tag(NamedTuple):
@@ -47,7 +65,9 @@ class Directory:
     """
 
     def __init__(self, data: bytes) -> None:
-        self.data, self.order, big = data, "<" if data[:1] == b"I" else ">", b"+" in data[2:4]
+        self.data = data
+        self.order = "<" if data[:1] == b"I" else ">"
+        big = b"+" in data[2:4]
         self._offset, self._count, self._entry = ("Q", "Q", "HHQ8s") if big else ("I", "H", "HHI4s")
         self._width = 8 if big else 4
         (self.start,) = struct.unpack_from(self.order + self._offset, data, 8 if big else 4)
@@ -76,7 +96,8 @@ class Directory:
     def _entries(self) -> Iterator[tuple[int, int, int, bytes]]:
         (count,) = struct.unpack_from(self.order + self._count, self.data, self.start)
         form = self.order + self._entry
-        first, length = self.start + struct.calcsize(self.order + self._count), struct.calcsize(form)
+        first = self.start + struct.calcsize(self.order + self._count)
+        length = struct.calcsize(form)
         if first + count * length > len(self.data) or count > 1 << 16:
             raise Unreadable(f"its directory of {count} tags reaches beyond its end")
         return struct.iter_unpack(form, self.data[first : first + count * length])
@@ -131,7 +152,8 @@ def check_parts(directory: Directory) -> None:
     if tiled:
         part_width, part_height = (directory.numbers(tag, 1)[0] for tag in (TILE_WIDTH, TILE_HEIGHT))
     else:
-        part_width, part_height = width, min(height, directory.numbers(STRIP_ROWS, height)[0])
+        part_width = width
+        part_height = min(height, directory.numbers(STRIP_ROWS, height)[0])
     if min(width, height, samples, part_width, part_height) < 1:
         raise Unreadable("its size is 0")
     planes = samples if directory.numbers(PLANAR, 1)[0] == 2 else 1

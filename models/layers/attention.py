@@ -47,7 +47,9 @@ def attend_heads(
     length = parts[0].shape[1]
     if flash and not _has_hooks(drop) and ops.flash_attention_takes(parts[-1], width):
         q, k, v = _rotate_parts(_heads(parts, heads, width, by_head, first=False), turns, halves)
-        q, k = q.astype(v.dtype), k.astype(v.dtype)  # layer norms give float32 under autocast, which it refuses
+        # layer norms give float32 under autocast, which it refuses
+        q = q.astype(v.dtype)
+        k = k.astype(v.dtype)
         dropped = _drop_rate(drop)  # 0 in evaluation: Paddle 2.6 forgets ``training``
         x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, training=bool(dropped))
         return x.reshape([-1, length, heads * x.shape[3]])
@@ -82,7 +84,8 @@ def _heads(
     """Returns queries, keys and values, each [B, N, H, channels], or with ``first`` [B, H, N, channels]."""
     found: list[paddle.Tensor] = []
     for i, part in enumerate(parts):
-        length, channels = part.shape[1], part.shape[2] // heads
+        length = part.shape[1]
+        channels = part.shape[2] // heads
         count = 4 - len(parts) if i == len(parts) - 1 else 1  # the last tensor has what the others haven't
         if count > 1 and not by_head:
             part = part.reshape([-1, length, count, heads, width])
@@ -110,7 +113,8 @@ def _scores(
     """q, k [B, H, N, d] -> [B, H, N, M]; with a mask [images, windows, H, N, M]."""
     # Scaling q costs N * d products per head, scaling the scores N * M.
     if isinstance(scale, paddle.Tensor):
-        q, k = unit(q), unit(k)
+        q = unit(q)
+        k = unit(k)
     scores = paddle.matmul(q * scale, k, transpose_y=True)
     if mask is not None:
         # One addition over all images, of what is the same for each.
@@ -136,7 +140,10 @@ class Heads(nn.Layer):
 
     def __init__(self, num_heads: int, head_dim: int, qk_norm: bool, attn_drop: float) -> None:
         super().__init__()
-        self.num_heads, self.head_dim, self.qk_norm, width = num_heads, head_dim, qk_norm, head_dim // self.maps
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.qk_norm = qk_norm
+        width = head_dim // self.maps
         self.scale = width**-0.5
         self.q_norm = LayerNorm(width, epsilon=1e-6) if qk_norm else nn.Identity()
         self.k_norm = LayerNorm(width, epsilon=1e-6) if qk_norm else nn.Identity()
@@ -208,7 +215,8 @@ def kept_weights(model: nn.Layer, names: Collection[str]) -> Iterator[dict[str, 
     attention hands them to its ``attn_drop``, where a hook reads them. Without this context nothing is kept.
     """
     kept: dict[str, paddle.Tensor] = {}
-    layers, hooks = {name: layer for name, layer in attention_layers(model).items() if name in names}, []
+    layers = {name: layer for name, layer in attention_layers(model).items() if name in names}
+    hooks = []
     try:
         for name, layer in layers.items():
             hooks.append(layer.attn_drop.register_forward_pre_hook(lambda _, x, name=name: kept.update({name: x[0]})))

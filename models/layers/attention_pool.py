@@ -23,7 +23,8 @@ class AttentionPool(nn.Layer):
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float, epsilon: float, act: str) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.latent = self.create_parameter([1, 1, dim], default_initializer=TruncatedNormal(std=dim**-0.5))
         self.q = Linear(dim, dim)
         self.kv = Linear(dim, 2 * dim)

@@ -176,5 +176,8 @@ def synchronise(model: nn.Layer) -> None:
         for name, norm in parent.named_children():
             if isinstance(norm, BatchNorm2D):
                 ours = SyncBatchNorm(norm._num_features, norm._momentum, norm._epsilon)
-                ours.weight, ours.bias, ours._mean, ours._variance = norm.weight, norm.bias, norm._mean, norm._variance
+                ours.weight = norm.weight
+                ours.bias = norm.bias
+                ours._mean = norm._mean
+                ours._variance = norm._variance
                 setattr(parent, name, ours)

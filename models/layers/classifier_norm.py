@@ -15,7 +15,8 @@ class ClassifierNorm(nn.Layer):
 
     def __init__(self, num_features: int) -> None:
         super().__init__()
-        self._momentum, self._epsilon = 0.9, 1e-6
+        self._momentum = 0.9
+        self._epsilon = 1e-6
         self.register_buffer("_mean", paddle.zeros([num_features]))
         self.register_buffer("_variance", paddle.ones([num_features]))
 
@@ -25,10 +26,12 @@ class ClassifierNorm(nn.Layer):
         Raises:
             InputError: in training, when there is one image.
         """
-        mean, variance = self._mean, self._variance
+        mean = self._mean
+        variance = self._variance
         if self.training:
             x = x.astype(mean.dtype)
-            mean, variance = x.mean(axis=0), x.var(axis=0, unbiased=False)
+            mean = x.mean(axis=0)
+            variance = x.var(axis=0, unbiased=False)
             self._take_in(mean, variance, x.shape[0])
         return (x - mean) * paddle.rsqrt(variance + self._epsilon)
 

@@ -21,7 +21,8 @@ class RMSNorm(nn.Layer):
 
     def __init__(self, dim: int, epsilon: float) -> None:
         super().__init__()
-        self.weight, self.epsilon = self.create_parameter([dim], default_initializer=Constant(1.0)), epsilon
+        self.weight = self.create_parameter([dim], default_initializer=Constant(1.0))
+        self.epsilon = epsilon
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         x = in_float32(x)
@@ -45,7 +46,9 @@ class DifferentialHeads(Heads):
         self.sub_norm = RMSNorm(self.head_dim, 1e-5)
 
     def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
-        length, heads, width = qkv.shape[1], self.num_heads, self.head_dim
+        length = qkv.shape[1]
+        heads = self.num_heads
+        width = self.head_dim
         qkv = qkv.reshape([-1, length, 3, heads, width])
         halves = qkv[:, :, :2].reshape([-1, length, 2, 2 * heads, width // 2]).transpose([2, 0, 3, 1, 4])
         weights = self._weights(halves[0], halves[1]).reshape([-1, heads, 2, length, length])

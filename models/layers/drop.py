@@ -39,7 +39,8 @@ class PatchDropout(nn.Layer):
 
     def __init__(self, drop_prob: float, num_prefix_tokens: int) -> None:
         super().__init__()
-        self.drop_prob, self.num_prefix_tokens = drop_prob, num_prefix_tokens
+        self.drop_prob = drop_prob
+        self.num_prefix_tokens = num_prefix_tokens
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if self.drop_prob == 0.0 or not self.training:

@@ -65,7 +65,8 @@ class FactorizedAttention(nn.Layer):
 
     def __init__(self, dim: int, num_heads: int, qkv_bias: bool, drop: float) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
         self.scale = self.head_dim**-0.5
         self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
         self.proj = Linear(dim, dim)

@@ -49,7 +49,8 @@ def adapt(layer: Linear, rank: int, alpha: float, dropout: float) -> None:
     bound = 1 / math.sqrt(ins)
     layer.lora_A = Linear(ins, rank, paddle.ParamAttr(initializer=Uniform(-bound, bound)), bias_attr=False)
     layer.lora_B = Linear(rank, outs, paddle.ParamAttr(initializer=Constant(0.0)), bias_attr=False)
-    layer.lora_dropout, layer.scale = nn.Dropout(dropout), alpha / rank
+    layer.lora_dropout = nn.Dropout(dropout)
+    layer.scale = alpha / rank
     layer.__class__ = LoRALinear
 
 

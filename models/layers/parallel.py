@@ -45,7 +45,8 @@ class ParallelBlock(Heads):
         act: str,
     ) -> None:
         super().__init__(num_heads, head_dim or dim // num_heads, qk_norm, attn_drop)
-        self.hidden, inner = hidden_width(dim, mlp_ratio), num_heads * self.head_dim
+        self.hidden = hidden_width(dim, mlp_ratio)
+        inner = num_heads * self.head_dim
         self.in_norm = LayerNorm(dim, epsilon=epsilon)
         self.in_proj = Linear(dim, self.hidden + 3 * inner, bias_attr=None if qkv_bias else False)
         if not qkv_bias:
@@ -65,7 +66,8 @@ class ParallelBlock(Heads):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         y = self.in_proj(self.in_norm(x))
-        mlp, qkv = y[:, :, : self.hidden], y[:, :, self.hidden :]
+        mlp = y[:, :, : self.hidden]
+        qkv = y[:, :, self.hidden :]
         if "mlp_bias" in self._parameters:
             mlp = mlp + self.mlp_bias
         mlp = self.mlp_drop(self.mlp_act(mlp))

@@ -53,7 +53,8 @@ def _weights(length: int, new: int) -> paddle.Tensor:
     """Returns what each of ``length`` places gives to each of ``new``: [new, length]."""
     at = np.maximum((np.arange(new) + 0.5) * (length / new) - 0.5, 0)
     first = np.minimum(at.astype(int), length - 1)
-    found, share = np.zeros([new, length], np.float32), at - first
+    found = np.zeros([new, length], np.float32)
+    share = at - first
     np.add.at(found, (np.arange(new), first), 1 - share)
     np.add.at(found, (np.arange(new), np.minimum(first + 1, length - 1)), share)
     return paddle.to_tensor(found)

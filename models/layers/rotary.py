@@ -53,8 +53,13 @@ class RotaryEmbedding(nn.Layer):
             raise InputError(
                 f"EMBED_DIM / NUM_HEADS is {head_dim}, expected a multiple of 4: rows and columns turn pairs"
             )
-        self.kind, self.grid_size, self.head_dim = kind, grid_size, head_dim
-        self.temperature, self.reference, self.prefix, self.rounded = temperature, reference, prefix, bfloat16
+        self.kind = kind
+        self.grid_size = grid_size
+        self.head_dim = head_dim
+        self.temperature = temperature
+        self.reference = reference
+        self.prefix = prefix
+        self.rounded = bfloat16
         for name, values in zip(("cosines", "sines"), self._table(grid_size), strict=True):
             self.register_buffer(name, paddle.to_tensor(values), persistable=False)
 
@@ -67,7 +72,8 @@ class RotaryEmbedding(nn.Layer):
 
     def _table(self, grid_size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """As ``forward``. Each step is rounded to float32, as in timm: its angles are large numbers."""
-        quarter, one = self.head_dim // 4, np.float32(1)
+        quarter = self.head_dim // 4
+        one = np.float32(1)
         powers = np.float32(self.temperature) ** (np.arange(quarter, dtype=np.float32) / np.float32(quarter))
         axes = [np.arange(count, dtype=np.float32) for count in grid_size]
         if self.kind == "dinov3":

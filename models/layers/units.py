@@ -79,10 +79,13 @@ class MaskUnitAttention(Attention):
         super().__init__(dim, num_heads)
         if in_dim != dim:
             self.qkv = Linear(in_dim, 3 * dim)
-        self.places, self.within, self.pools = places, within, pools
+        self.places = places
+        self.within = within
+        self.pools = pools
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        length, dim = x.shape[1], self.num_heads * self.head_dim
+        length = x.shape[1]
+        dim = self.num_heads * self.head_dim
         group = self.places if self.within else length  # tokens that attend to each other
         if not self.pools:
             x = x.reshape([-1, group, x.shape[2]]) if self.within else x

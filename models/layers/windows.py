@@ -24,7 +24,8 @@ def in_windows(
     """
     height, width, dim = x.shape[1:]
     window_height, window_width = window_size
-    below, right = -height % window_height, -width % window_width
+    below = -height % window_height
+    right = -width % window_width
     if ops.usable(x) and not (below or right):
         windows = layer(parts.into_windows(x, window_size, shift))
         return parts.from_windows(windows, x.shape, window_size, shift)

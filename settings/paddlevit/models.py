@@ -46,7 +46,8 @@ def _of_crossvit(settings: _Settings, path: Path) -> _Settings:
     """Its blocks are given by stage, and its images' sizes in pixels, whatever the image that comes in."""
     group = "MODEL.TRANS" if "MODEL.TRANS.IMG_SIZE" in settings else "MODEL"
     sizes, depth, ratios = (settings.pop(f"{group}.{name}") for name in ("IMG_SIZE", "DEPTH", "MLP_RATIO"))
-    lists, pixels = all(isinstance(one, list) and one for one in (sizes, depth, ratios)), settings["DATA.IMAGE_SIZE"]
+    lists = all(isinstance(one, list) and one for one in (sizes, depth, ratios))
+    pixels = settings["DATA.IMAGE_SIZE"]
     counts = depth[0] if lists and isinstance(depth[0], list) else []
     numbers = lists and all(type(one) is int for one in (*counts, *sizes, pixels))
     if not numbers or counts[2:] != [0] or any(one != counts for one in depth) or pixels < 1:

@@ -141,7 +141,8 @@ def read(
         InputError: it has a value that isn't here, or it may be meant in two ways that differ.
     """
     if is_family(path, content):
-        one, own = family(path.stem), {}
+        one = family(path.stem)
+        own = {}
         return Reading(one.name, translate(one, own, path)[0]), ""
     one, foreign = family_of(content, own)
     if one is None:
@@ -154,7 +155,8 @@ def read(
         return None, ""
     values, ignored = translate(one, own, path)
     told = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
-    unsaid, said = translate(one, {}, path)[0], {own_key(key, value) for key, value in own.items()}
+    unsaid = translate(one, {}, path)[0]
+    said = {own_key(key, value) for key, value in own.items()}
     defaults = frozenset(key for key, value in values.items() if key not in said and unsaid.get(key) == value)
     return Reading(one.name, values, defaults), (
         f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{told}"
@@ -233,7 +235,8 @@ def translate(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, A
 
 def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
     """Raises InputError where a value isn't of its default's kind, as PaddleViT does; "auto" is this toolkit's."""
-    found, expected = _kind(value), _kind(parse_value(default) if isinstance(default, str) else default)
+    found = _kind(value)
+    expected = _kind(parse_value(default) if isinstance(default, str) else default)
     if None in (value, default) or value == "auto" or found == expected:
         return
     raise InputError(

@@ -48,7 +48,8 @@ int gettimeofday(struct timeval *result, void *zone) {
     return 0;
 }
 """
-HOUR, YEAR = 3600, 365 * 86400
+HOUR = 3600
+YEAR = 365 * 86400
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,8 @@ def set_clock(clock, seconds):
 def test_a_clock_that_is_set_in_mid_run_changes_no_bit(tmp_path, whole, clock, jumps):
     set_clock(clock, 0)
     process = start(tmp_path, *RUN, "SAVE_MINUTES", "60", "DIST.TIMEOUT", "120", **clock)
-    run, pids = tmp_path / "run", wait_for_first_step(process, tmp_path / "run")
+    run = tmp_path / "run"
+    pids = wait_for_first_step(process, tmp_path / "run")
     for count, seconds in enumerate(jumps, 1):
         line = f"epoch {count}/3 step {22 * count}:"
         assert wait_for(lambda line=line: line in (run / "log.txt").read_text(), process)

@@ -175,7 +175,8 @@ STILL = [*TINY, *OPTIONS, "TRAIN.BASE_LR", "0"]
 
 
 def test_the_ranks_agree_that_a_damaged_best_is_the_best_no_more(tmp_path):
-    options, checkpoints = [*STILL, "TRAIN.NUM_EPOCHS", "4"], tmp_path / "checkpoints"
+    options = [*STILL, "TRAIN.NUM_EPOCHS", "4"]
+    checkpoints = tmp_path / "checkpoints"
     run_ranks(train, options, tmp_path, 64)
     assert os.readlink(checkpoints / "best") == "epoch_0001"
     cut(checkpoints, "epoch_0002")

@@ -120,7 +120,8 @@ def test_a_line_of_metrics_that_does_not_fit_ends_the_run(tmp_path, whole):
 @pytest.mark.slow
 def test_logs_and_metrics_that_do_not_fit_are_told_and_the_run_goes_on(tmp_path):
     process, _ = saving(tmp_path, "SAVE_ON_ERROR", "continue", "TRAIN.NUM_EPOCHS", "5")
-    log, metrics = tmp_path / "run" / "log.txt", tmp_path / "run" / "metrics.jsonl"
+    log = tmp_path / "run" / "log.txt"
+    metrics = tmp_path / "run" / "metrics.jsonl"
     limit_files(process, 1)
     written = metrics.stat().st_size
     while "run/metrics.jsonl: a line is lost (File too large); the run goes on" not in process.stdout.readline():

@@ -161,7 +161,8 @@ def test_a_suspended_rank_is_named_under_a_launcher(tmp_path, rank, patience):
     flags = [*RUN, "TRAIN.NUM_EPOCHS", "100", "DIST.TIMEOUT", patience]
     process = launch(tmp_path, "console", "--nproc_per_node=2", *flags)
     pids = wait_for_first_step(process, tmp_path / "run")
-    victim, asked = launched_ranks(process)[rank], time.time()
+    victim = launched_ranks(process)[rank]
+    asked = time.time()
     os.kill(victim, signal.SIGSTOP)
     assert process.wait(60) == 1
     who = rf"rank {rank} \(process {victim} on \S+\) is suspended \(SIGSTOP, or a debugger\) at step \d+"
@@ -228,7 +229,8 @@ def test_a_node_that_is_lost_and_comes_back(tmp_path, etcd, node):
     environment = {**etcd(), "NNODES": "1:2", "NPROC_PER_NODE": "1"}
     flags = [*LONG, "TRAIN.NUM_EPOCHS", "40"]
     nodes = [launch_elastic(tmp_path, f"node{k}", *flags, **environment) for k in range(2)]
-    log, moments = tmp_path / "run" / "log.txt", []
+    log = tmp_path / "run" / "log.txt"
+    moments = []
 
     def went_on(words):
         began = time.time()

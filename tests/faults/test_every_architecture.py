@@ -20,7 +20,8 @@ SIDE = 64  # pixels at least: what pyramids halve five times
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("photographs") / "made"
-    argv, sys.argv = sys.argv, ["make_photographs.py", "-output", str(folder), "--count", "32"]
+    argv = sys.argv
+    sys.argv = ["make_photographs.py", "-output", str(folder), "--count", "32"]
     try:
         make_photographs()
     finally:
@@ -31,7 +32,8 @@ def photographs(tmp_path_factory):
 def settings(kind, monkeypatch):
     """The YAML of the small model of an architecture: what its tests' ``small`` gives the constructor."""
     given = {}
-    made, build = ARCHITECTURES[kind], ARCHITECTURES[kind].__init__
+    made = ARCHITECTURES[kind]
+    build = ARCHITECTURES[kind].__init__
     monkeypatch.setattr(
         made, "__init__", lambda self, *args, **options: (given.update(options), build(self, *args, **options))[1]
     )

@@ -52,7 +52,8 @@ def stopped(name):
     return rf"stopped by {name} after step (\d+), saved in run/checkpoints/(epoch\w+); -resume=auto -output=run .*\n"
 
 
-KILL, TERM = signal.SIGKILL, signal.SIGTERM
+KILL = signal.SIGKILL
+TERM = signal.SIGTERM
 LOST_WORKER = r"rank \d: error: loader worker \d+ was killed by SIGKILL; is memory short\?\n"
 KILL_RANK = Fault(
     "kill a rank", KILL, ranks_of, 1, r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n"
@@ -116,7 +117,8 @@ def inject(place, fault, rng, delay):
     Returns:
         None if the run ended before that, otherwise whether it was within a save.
     """
-    run, names = place / "run", set()
+    run = place / "run"
+    names = set()
     before, _ = newest(run)
     process = start(place, *RUN, *(["SAVE_STEPS", "0"] if fault is SAVE else []))
     try:
@@ -202,7 +204,8 @@ def test_a_signal_to_a_run_that_is_done_is_no_failure(tmp_path, whole):
 @pytest.mark.slow
 def test_twenty_five_faults(tmp_path, whole):
     rng = random.Random(SEED)
-    hits, runs = [], 1
+    hits = []
+    runs = 1
     while len(hits) < 25:
         place = tmp_path / str(runs)
         place.mkdir(exist_ok=True)

@@ -86,7 +86,8 @@ def strike(folder, role, moment, number):
         return None
     if not (hit := victims(process, role)):
         return None
-    pids, began = [*descendants(process.pid), process.pid], time.monotonic()
+    pids = [*descendants(process.pid), process.pid]
+    began = time.monotonic()
     os.kill(hit[0], number)
     _, errors = process.communicate(timeout=120)
     took = time.monotonic() - began

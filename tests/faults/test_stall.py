@@ -59,7 +59,8 @@ def rank_pid(process, rank):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_suspended_rank_is_named_within_the_timeout(tmp_path, whole, rank):
     process, pids = saving(tmp_path, *RUN, *TIMEOUT)
-    pid, asked = rank_pid(process, rank), time.time()
+    pid = rank_pid(process, rank)
+    asked = time.time()
     os.kill(pid, signal.SIGSTOP)
     who = rf"rank {rank} \(process {pid}\) is suspended \(SIGSTOP, or a debugger\) at step \d+"
     assert_fails(process, 1, re.compile(rf"error: no progress in 15 s \(DIST\.TIMEOUT\): {who}\n"), pids)
@@ -70,7 +71,8 @@ def test_a_suspended_rank_is_named_within_the_timeout(tmp_path, whole, rank):
 @pytest.mark.slow
 def test_a_suspended_rank_is_named_where_gloo_loses_patience_first(tmp_path):
     process, pids = saving(tmp_path, *RUN)
-    pid, asked = rank_pid(process, 1), time.time()
+    pid = rank_pid(process, 1)
+    asked = time.time()
     os.kill(pid, signal.SIGSTOP)
     who = rf"rank 1 \(process {pid}\) is suspended \(SIGSTOP, or a debugger\) at step \d+"
     assert_fails(process, 1, re.compile(rf"error: {who}, and the others waited for it in vain\n"), pids, 120)

@@ -25,7 +25,9 @@ FLAGS = ["-cfg=vit_digits", "-dataset=digits", "-output=run", "-o", "MODEL.DEPTH
 SINGLE = (sys.executable, str(ROOT / "main_single_gpu.py"), *FLAGS)
 SPAWNED = (*MAIN, "-ngpus=2", *FLAGS)
 SCRIPT = ("sh", str(ROOT / "run_train_multi.sh"), "-ngpus=2", *FLAGS)
-TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
+TERM = signal.SIGTERM
+INT = signal.SIGINT
+KILL = signal.SIGKILL
 
 
 def read(pid, name):
@@ -125,7 +127,8 @@ def test_a_run_that_is_stopped_before_its_first_step_says_so(tmp_path):
 def test_launched_ranks_that_are_stopped_before_their_first_step_say_so_once(tmp_path):
     """On the console that they share; also one that waits for the other, which starts late."""
     said = "stopped by SIGTERM before the first step: nothing to save\n"
-    port, deadline = free_ports(1)[0], time.monotonic() + 120
+    port = free_ports(1)[0]
+    deadline = time.monotonic() + 120
     first = torchrun(tmp_path, 0, port, *FLAGS)
 
     def stopped(*ranks):
@@ -200,12 +203,15 @@ def test_without_the_environment_every_program_says_how_to_get_it():
 @pytest.mark.slow
 def test_at_any_moment(tmp_path, capsys):
     """What Python does before a program's first line can't be handled: there the signal itself ends the process."""
-    rng, rows = random.Random(1), []
+    rng = random.Random(1)
+    rows = []
     flags = [*FLAGS[:-2], "REPORT_FREQ", "10"]
     cases = [((sys.executable, str(ROOT / "main_single_gpu.py"), *flags), None)]
     cases += [((*MAIN, "-ngpus=2", *flags), victims) for victims in (None, the_group, last_rank)]
     for count, (command, victims) in enumerate(case for case in cases for _ in range(15)):
-        folder, number, delay = tmp_path / str(count), (TERM, INT)[count % 2], rng.uniform(0.1, 6)
+        folder = tmp_path / str(count)
+        number = (TERM, INT)[count % 2]
+        delay = rng.uniform(0.1, 6)
         folder.mkdir()
         began = time.monotonic()
         started = start(folder, *command)

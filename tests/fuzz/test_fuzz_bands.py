@@ -17,7 +17,8 @@ from loading.transforms import EvalTransform, TrainTransform, bands_of
 
 CONFIG = get_config(None, ["DATA.IMAGE_SIZE", "16", "DATA.IMAGE_CHANNELS", "5", "DATA.MAX_PIXELS", "1000000",
                            "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"])  # fmt: skip
-EVALUATED, TRAINED = EvalTransform(CONFIG), TrainTransform(CONFIG)
+EVALUATED = EvalTransform(CONFIG)
+TRAINED = TrainTransform(CONFIG)
 VALUES = np.random.default_rng(0).integers(0, 65536, (24, 32, 5), np.uint16)
 
 

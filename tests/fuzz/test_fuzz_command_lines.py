@@ -35,7 +35,8 @@ def read(name, *words):
     Raises:
         InputError: the program refuses them.
     """
-    seen, original = [], Parser.parse_known_args
+    seen = []
+    original = Parser.parse_known_args
 
     def parse(parser, args=None, namespace=None):
         seen.append(parser)

@@ -73,7 +73,8 @@ def test_a_strange_file_is_one_line(name, tmp_path):
 def test_keys_with_strange_values(tmp_path_factory, pairs, nested):
     content = {}
     for key, value in pairs:
-        node, parts = content, key.split(".") if nested and isinstance(key, str) else [key]
+        node = content
+        parts = key.split(".") if nested and isinstance(key, str) else [key]
         for part in parts[:-1]:
             node = node.setdefault(part, {}) if isinstance(node.get(part, {}), dict) else {}
         node[parts[-1]] = value

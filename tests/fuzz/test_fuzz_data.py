@@ -35,7 +35,8 @@ def lists(draw):
         [b"a/1.jpg", b"a/x y.jpg", b"../../x", b"/etc/passwd", b"", b"a\0b", b"\xff\xfe", b"a/" * 90]
     )
     labels = st.sampled_from([b"0", b"1", b"-1", b"9" * 30, b"9" * 5000, b"", b"1.0", b"\xd9\xa1", b"0x1", b"1_0"])
-    between, ends = st.sampled_from([b" ", b"\t", b"  ", b"", b"\x0b"]), st.sampled_from([b"\n", b"\r\n", b"\r", b""])
+    between = st.sampled_from([b" ", b"\t", b"  ", b"", b"\x0b"])
+    ends = st.sampled_from([b"\n", b"\r\n", b"\r", b""])
     lines = draw(st.lists(st.tuples(paths, between, labels, ends), max_size=6))
     start = draw(st.sampled_from([b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\0"]))
     return start + b"".join(b"".join(line) for line in lines)

@@ -14,7 +14,8 @@ from loading.transforms import EncodedImage, EvalTransform, TrainTransform, read
 
 CONFIG = get_config(None, ["DATA.IMAGE_SIZE", "16", "DATA.MAX_PIXELS", "1000000"])
 PIXELS = CONFIG.DATA.MAX_PIXELS
-EVALUATED, TRAINED = EvalTransform(CONFIG), TrainTransform(CONFIG)
+EVALUATED = EvalTransform(CONFIG)
+TRAINED = TrainTransform(CONFIG)
 
 
 def load(data):

@@ -16,7 +16,8 @@ PATHS = st.sampled_from([b"a/1.jpg", b"a/x y.jpg", b"../../x", b"/etc/passwd", b
 FIELDS = st.sampled_from(
     [b"0", b"1", b"3,17", b"1,1", b",", b"0,1,0", b"-1", b"9" * 30, b"", b"1.0", b"\xd9\xa1", b'"1"', b'"', b"cat,dog"]
 )
-BETWEEN, ENDS = st.sampled_from([b"\t", b",", b" ", b""]), st.sampled_from([b"\n", b"\r\n", b"\r", b""])
+BETWEEN = st.sampled_from([b"\t", b",", b" ", b""])
+ENDS = st.sampled_from([b"\n", b"\r\n", b"\r", b""])
 STARTS = st.sampled_from(
     [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\0", b"image,cat,dog\n", b"image,cat,cat\n", b"image,\x1b\n"]
 )

@@ -21,7 +21,8 @@ def predictor(tmp_path_factory):
 
 def written(answers):
     """Writes the answers in every form; returns the errors by name."""
-    file, errors = Out(io.BytesIO(), "it"), {}
+    file = Out(io.BytesIO(), "it")
+    errors = {}
     writers = [Csv(file), JsonLines(file), Table(file, [answer.name for answer in answers], ["a"], 80)]
     for answer in answers:
         for writer in writers:

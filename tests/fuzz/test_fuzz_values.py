@@ -22,7 +22,8 @@ HELD = 300 << 20  # bytes of a file that would allow a start's memory
 BASE = [*TINY, "DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", "16", "DATA.BATCH_SIZE", "4"]
 BASE += ["TUNE_CPU", "False", "NGPUS", "1"]
 MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
-OPTIMIZER, SCHEDULE = "TRAIN.OPTIMIZER.NAME", "TRAIN.LR_SCHEDULER.NAME"
+OPTIMIZER = "TRAIN.OPTIMIZER.NAME"
+SCHEDULE = "TRAIN.LR_SCHEDULER.NAME"
 FOLDER = ["DATA.DATASET", "folder", "DATA.DATA_PATH", "."]
 RGB = ["DATA.IMAGE_CHANNELS", "3", "DATA.IMAGE_SIZE", "32"]
 SETS = ["TASK", "multilabel", "DATA.DATASET", "multilabel_list", "DATA.DATA_PATH", "."]
@@ -155,7 +156,8 @@ KEYS = [key for key in KEYS if key not in all_keys()]
 
 def check_key(key, place):
     """Tries what the checks let pass of a key's values; at once all that fails."""
-    default, told = DEFAULTS.get(key, all_keys()[key].default if key in all_keys() else None), []
+    default = DEFAULTS.get(key, all_keys()[key].default if key in all_keys() else None)
+    told = []
     values = dict.fromkeys(words(NONES.get(key) if default is None else default))
     taken = [value for value in values if read([*place, key, value])]
     for value in taken if WHOLE else dict.fromkeys([*taken[:1], *taken[-1:]]):

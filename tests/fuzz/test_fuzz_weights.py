@@ -43,7 +43,8 @@ SHAPES = st.lists(SIZES, max_size=4).map(tuple)
 
 @pytest.mark.parametrize("name", ["weights.pth", "weights_legacy.pth", "weights.safetensors", "checkpoint.pth"])
 def test_a_damaged_weight_file_is_read_or_refused(name, tmp_path):
-    whole, path = (GOLDEN / name).read_bytes(), tmp_path / "file"
+    whole = (GOLDEN / name).read_bytes()
+    path = tmp_path / "file"
     path.write_bytes(whole)
     assert attempt(name, len(whole), lambda: read_weights(path)) == ""
 
@@ -186,7 +187,8 @@ def test_a_safetensors_header_of_any_tree_is_read_or_refused(tmp_path):
     @a_share(6)
     @given(sound, st.dictionaries(names, st.one_of(ENTRIES, JSON), max_size=2), SIZES, st.booleans())
     def try_one(arrays, others, more, mixed):
-        header, end = {}, 0
+        header = {}
+        end = 0
         for name, (dtype, shape) in arrays.items():
             after = end + int(np.prod(shape)) * item_size(SAFETENSORS_DTYPES[dtype])
             header[name], end = {"dtype": dtype, "shape": shape, "data_offsets": [end, after]}, after
@@ -202,7 +204,8 @@ def test_tensors_of_a_models_names_and_any_shapes_are_loaded_or_refused(tmp_path
     model = VisionTransformer(
         image_size=CASES["vit"]["img_size"], **{k: v for k, v in CASES["vit"].items() if k != "img_size"}
     )
-    own, path = file_arrays(model), tmp_path / "file.safetensors"
+    own = file_arrays(model)
+    path = tmp_path / "file.safetensors"
     more = ["reg_token", "register_tokens", "dist_token", "head.weight", "backbone.norm.bias", "blocks.0.attn.q.weight"]
     more += ["patch_embedding.cls_token", "norm_pre.weight", "fc_norm.weight", "blocks.0.attn.q_norm.weight"]
     side = st.sampled_from([0, 1, 2, 3, 5, 16, 17, 8, 1 << 10, 1 << 40])
@@ -211,7 +214,8 @@ def test_tensors_of_a_models_names_and_any_shapes_are_loaded_or_refused(tmp_path
     @a_share(6)
     @given(st.dictionaries(st.sampled_from([*own, *more]), shapes, max_size=4), st.booleans())
     def try_one(changed, strict):
-        header, end = {}, 0
+        header = {}
+        end = 0
         for name in own | changed:
             shape = list(changed[name]) if name in changed else list(own[name].shape)
             after = end + 4 * int(np.prod(shape, dtype=object))
@@ -253,7 +257,8 @@ DESCR = [
 @st.composite
 def npy(draw):
     shape = draw(st.one_of(SHAPES.map(str), st.sampled_from(["()", "(3L,)", "3", "(" * 200, "(" + "1," * 99 + ")"])))
-    descr, order = draw(st.sampled_from(DESCR)), draw(st.sampled_from(["True", "False", "0"]))
+    descr = draw(st.sampled_from(DESCR))
+    order = draw(st.sampled_from(["True", "False", "0"]))
     text = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}".encode() + b"\n"
     length = draw(st.one_of(st.just(len(text)), st.integers(0, 0xFFFF)))
     version = draw(st.sampled_from([b"\x01\x00", b"\x01\x00", b"\x02\x00", b"\x03\x00"]))
@@ -344,7 +349,8 @@ def test_any_config_of_transformers_is_read_or_refused(tmp_path):
     @a_share(6)
     @given(st.sampled_from(sorted(kinds)).flatmap(trees), JSON, st.data())
     def try_one(tree, preprocessor, data):
-        text, others = json.dumps(tree).encode(), json.dumps(preprocessor).encode()
+        text = json.dumps(tree).encode()
+        others = json.dumps(preprocessor).encode()
         if data.draw(st.booleans()):
             text = data.draw(damaged(text))
         (tmp_path / "config.json").write_bytes(text)

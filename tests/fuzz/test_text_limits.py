@@ -72,13 +72,15 @@ KINDS = [
 def write(file, line, size):
     """Writes about ``size`` bytes of a line; returns how many lines that are."""
     many = 10_000
-    data, count = HEADERS.get(file.name, b""), 0
+    data = HEADERS.get(file.name, b"")
+    count = 0
     with open(file, "wb") as out:
         while out.tell() < size:
             numbers = range(count, count + many)
             block = [line % ((number,) * line.count("%d")) for number in numbers] if "%d" in line else [line * many]
             out.write(data + "".join(block).encode())
-            data, count = b"", count + many
+            data = b""
+            count = count + many
     return count if line[-1] in "\n\0" else 1
 
 

@@ -50,7 +50,8 @@ def overlapping(count, size):
     """A directory that names one compressed member many times."""
     whole = zipped([("a.npy", array_of(size))], zipfile.ZIP_DEFLATED)
     start = whole.index(b"PK\x01\x02")
-    entry, data = whole[start : whole.index(b"PK\x05\x06")], whole[:start]
+    entry = whole[start : whole.index(b"PK\x05\x06")]
+    data = whole[:start]
     entries = b"".join(entry[:46] + b"%c.npy" % (65 + number) for number in range(count))
     return data + entries + struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, len(entries), len(data), 0)
 

@@ -28,7 +28,8 @@ if __name__ == "__main__":
 
     for name, sizes in CASES.items():
         norm = partial(LayerNorm, eps=1e-5 if "rope_type" in sizes else 1e-6)
-        model, extra = Eva(**sizes, norm_layer=norm), {}
+        model = Eva(**sizes, norm_layer=norm)
+        extra = {}
         if sizes.get("dynamic_img_size"):
             with torch.no_grad():
                 extra["larger"] = with_formula(model, array)(torch.from_numpy(array("images", (2, 3, *LARGER))))

@@ -30,7 +30,8 @@ if __name__ == "__main__":
             "pvt": (PyramidVisionTransformerV2, pvtv2), "con": (ConvNeXt, convnext),
         }[name[:3]]  # fmt: skip
         sizes = cases.CASES[name]
-        model, size = kind(**sizes), sizes.get("img_size") or cases.SIZES[name]
+        model = kind(**sizes)
+        size = sizes.get("img_size") or cases.SIZES[name]
         height, width = (size, size) if isinstance(size, int) else size
         return with_formula(model, by), torch.from_numpy(by("images", (2, 3, height, width)))[:1]
 
@@ -46,7 +47,8 @@ if __name__ == "__main__":
     for name, output in CAM.items():
         model, images = built(name)
         if name == "convnext":
-            target, turned = model.stages[-1], None
+            target = model.stages[-1]
+            turned = None
         else:
             target = model.blocks[-1].norm1 if name == "vit" else model.norm
             turned = lambda x: x[:, 1:].reshape(1, 4, 4, -1).permute(0, 3, 1, 2)  # noqa: E731

@@ -20,7 +20,8 @@ FILL = (124, 116, 104)
 
 def operations() -> dict[str, np.ndarray]:
     """Each operation at each level, in both directions: where timm draws a sign, it gets ours."""
-    found, names = {}, [name for name in aa.NAME_TO_OP if name not in ("TranslateX", "TranslateY")]
+    found = {}
+    names = [name for name in aa.NAME_TO_OP if name not in ("TranslateX", "TranslateY")]
     posterize = ImageOps.posterize  # Pillow 13 refuses 0 bits, which made an image black before
     ImageOps.posterize = lambda image, bits: posterize(image, bits) if bits else Image.new(image.mode, image.size)
     random.uniform = lambda low, high: low + (high - low) / 4
@@ -60,7 +61,8 @@ def trivial() -> dict[str, np.ndarray]:
 
 def augmix() -> dict[str, np.ndarray]:
     operations = [aa.AugmentOp(name, 1.0, 5) for name in ("AutoContrast", "Equalize", "PosterizeIncreasing")]
-    weights, share = np.float32([0.2, 0.5, 0.3]), np.float32(0.6)
+    weights = np.float32([0.2, 0.5, 0.3])
+    share = np.float32(0.6)
     found = {}
     for blended in (False, True):
         chosen = iter(operations)

@@ -18,7 +18,10 @@ for name in ("_meta_registrations", "_autograd_registrations"):  # torchvision's
 from timm.data import mixup  # noqa: E402
 from timm.data.random_erasing import RandomErasing  # noqa: E402
 
-COUNT, CHANNELS, SIZE, CLASSES = 6, 2, 9, 5
+COUNT = 6
+CHANNELS = 2
+SIZE = 9
+CLASSES = 5
 ORDER = [0, 2, 4, 5, 3, 1]  # timm's partner of place p is at COUNT - 1 - p: of sample i so its neighbour i ^ 1
 KINDS = {
     "mixup": {"mixup_alpha": 0.8},
@@ -31,9 +34,12 @@ KINDS = {
 def mixed(mode: str, options: dict) -> dict[str, np.ndarray]:
     """timm's images and targets in the order of samples, and what timm drew: a row for each of its draws."""
     transform = mixup.Mixup(mode=mode, label_smoothing=0.1, num_classes=CLASSES, **options)
-    drawn, integers = [], []
+    drawn = []
+    integers = []
     name = "_params_per_batch" if mode == "batch" else "_params_per_elem"
-    parameters, boxes, randint = getattr(transform, name), mixup.cutmix_bbox_and_lam, np.random.randint
+    parameters = getattr(transform, name)
+    boxes = mixup.cutmix_bbox_and_lam
+    randint = np.random.randint
 
     def recorded_parameters(*arguments):
         drawn.append([np.array(value, np.float64) for value in parameters(*arguments)])

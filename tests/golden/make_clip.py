@@ -13,7 +13,9 @@ from torch import nn
 
 from golden.formula import array
 
-WIDTH, HEADS, OUTPUTS = 16, 2, 6
+WIDTH = 16
+HEADS = 2
+OUTPUTS = 6
 
 
 class QuickGELU(nn.Module):
@@ -73,7 +75,8 @@ class Clip(nn.Module):
 
 
 if __name__ == "__main__":
-    model, folder = Clip().eval(), Path(__file__).parent
+    model = Clip().eval()
+    folder = Path(__file__).parent
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(array(name, tuple(parameter.shape))).half())

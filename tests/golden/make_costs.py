@@ -34,8 +34,10 @@ def cost(name: str) -> dict[str, object]:
     theirs, options = reference(name)
     options = options | {"num_classes": config.MODEL.NUM_CLASSES, "in_chans": images[0]}
     sized = {"img_size": images[1]} if theirs.startswith("beit") or "_finetune" in name else {}
-    model, image = build(theirs, sized | options).eval().requires_grad_(False), torch.zeros(1, *images)
-    flops, activations = FlopCountAnalysis(model, image), ActivationCountAnalysis(model, image)
+    model = build(theirs, sized | options).eval().requires_grad_(False)
+    image = torch.zeros(1, *images)
+    flops = FlopCountAnalysis(model, image)
+    activations = ActivationCountAnalysis(model, image)
     flops.set_op_handle("aten::_convolution_mode", same_convolution)
     activations.set_op_handle("aten::_convolution_mode", generic_activation_jit("conv"))
     others = {kind: int(count) for kind, count in flops.by_operator().items() if kind not in PRODUCTS}

@@ -48,7 +48,8 @@ def response_norm(x: torch.Tensor, channels_last: bool = True) -> torch.Tensor:
 def attention(cosine: bool = False, mask: torch.Tensor | None = None) -> Callable:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if cosine:
-            q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+            q = F.normalize(q, dim=-1)
+            k = F.normalize(k, dim=-1)
         scores = q @ k.transpose(1, 2) * (10 if cosine else 0.5)
         return (scores if mask is None else scores + mask).softmax(-1) @ v
 

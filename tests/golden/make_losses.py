@@ -28,7 +28,8 @@ from timm.loss import (  # noqa: E402
 )
 from torchvision.ops import sigmoid_focal_loss  # noqa: E402
 
-COUNT, CLASSES = 6, 5
+COUNT = 6
+CLASSES = 5
 
 
 def main() -> None:

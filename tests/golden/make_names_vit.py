@@ -58,7 +58,8 @@ def siglip_shapes(stacked: bool) -> dict[str, list[int]]:
             for old, new in words.items():
                 name = name.replace(old, new)
             name = f"params/img/{name}".replace("Transformer/posembed_input/", "")
-            block, first = "Transformer/encoderblock_0/", "Transformer/encoderblock_1" not in name
+            block = "Transformer/encoderblock_0/"
+            first = "Transformer/encoderblock_1" not in name
             if block in name:
                 head = name.replace(block, "MAPHead_0/")
                 shapes |= {head: shape} if "LayerNorm_1" not in name else {}
@@ -96,7 +97,8 @@ if __name__ == "__main__":
         else:
             state = {name: torch.from_numpy(values(name, shape)) for name, shape in shapes.items()}
             model.load_state_dict(checkpoint_filter_fn(state, model, adapt_layer_scale=True))
-        layout, logits = "jax" if google else "torch", model(torch.from_numpy(IMAGES)).tolist()
+        layout = "jax" if google else "torch"
+        logits = model(torch.from_numpy(IMAGES)).tolist()
         cases[case] = {"layout": layout, "model": options, "logits": logits, "shapes": shapes}
 
     scaled = {"init_values": 0.1, "no_embed_class": True}

@@ -71,7 +71,8 @@ if __name__ == "__main__":
     }
     for case, (side, size) in RESIZED.items():
         array = convolutions.array if case == "eva_subln" else formula.array
-        state, model = with_formula(made[case](side), array).state_dict(), made[case](size)
+        state = with_formula(made[case](side), array).state_dict()
+        model = made[case](size)
         model.load_state_dict(sys.modules[type(model).__module__].checkpoint_filter_fn(state, model), strict=False)
         with torch.no_grad():
             arrays[case] = model.eval()(torch.from_numpy(array("images", (2, 3, *size)))).numpy()

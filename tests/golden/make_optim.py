@@ -26,7 +26,8 @@ torch.Tensor.bfloat16 = torch.Tensor.clone
 
 def optimizers(case: str, groups: dict[str, dict]) -> list[torch.optim.Optimizer]:
     name, *nesterov = case.split()
-    adam, sgd = {"betas": given.BETAS, "eps": given.EPS}, {"momentum": given.MOMENTUM, "nesterov": bool(nesterov)}
+    adam = {"betas": given.BETAS, "eps": given.EPS}
+    sgd = {"momentum": given.MOMENTUM, "nesterov": bool(nesterov)}
     if name == "Muon":
         matrices = [group for name, group in groups.items() if len(given.SHAPES[name]) == 2]
         others = [group for name, group in groups.items() if len(given.SHAPES[name]) != 2]
@@ -84,8 +85,10 @@ def main() -> None:
 
 def loss_scales() -> list[float]:
     """The scale after each update of OVERFLOWS."""
-    parameter, scales = torch.nn.Parameter(torch.ones(1)), []
-    scaler, optimizer = torch.amp.GradScaler("cpu", growth_interval=3), torch.optim.SGD([parameter], 0.1)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    scales = []
+    scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    optimizer = torch.optim.SGD([parameter], 0.1)
     for overflow in given.OVERFLOWS:
         scaler.scale((parameter * (float("inf") if overflow else 1.0)).sum()).backward()
         scaler.step(optimizer)

@@ -14,7 +14,9 @@ from timm.utils import ModelEmaV3
 from golden.formula import array
 
 # 12 epochs of 5 updates, 2 of warm-up and 2 of cool-down
-WARMUP, TOTAL, COOLDOWN = 10, 60, 10
+WARMUP = 10
+TOTAL = 60
+COOLDOWN = 10
 
 
 def curves() -> dict[str, np.ndarray]:
@@ -54,7 +56,8 @@ def averages(warmup: bool) -> np.ndarray:
             parameter.data = torch.from_numpy(value.copy())
 
     set_to(0)
-    ema, found = ModelEmaV3(model, decay=0.7, use_warmup=warmup), []
+    ema = ModelEmaV3(model, decay=0.7, use_warmup=warmup)
+    found = []
     for step in range(1, 11):  # as timm's training script counts
         set_to(step)
         ema.update(model, step=step)

@@ -36,7 +36,8 @@ if __name__ == "__main__":
         for module, of in sorted(registry._module_to_models.items())
     }
     known = sorted({names(file)["timm"].partition(".")[0] for file in model_files() if "timm" in names(file)})
-    ways, tags = [], {}
+    ways = []
+    tags = {}
     for name in known:
         for tagged in timm.list_pretrained(f"{name}.*"):
             one = way(tagged)

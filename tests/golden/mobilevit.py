@@ -27,7 +27,8 @@ def timms(name: str) -> Any:
     from timm.models.mobilevit import _inverted_residual_block, _mobilevit_block
 
     case = CASES[name]
-    dims, ratio = case["embed_dims"], case.get("expand_ratio", 4.0)
+    dims = case["embed_dims"]
+    ratio = case.get("expand_ratio", 4.0)
     blocks = [_inverted_residual_block(d, c, s, ratio) for d, c, s in ((1, dims[1], 1), (3, dims[2], 2))]
     for dim, hidden_dim, depth in zip(dims[5:8], case["hidden_dims"], case["stage_depths"], strict=True):
         blocks.append(_mobilevit_block(1, dim, 2, hidden_dim, depth, patch_size=2, br=ratio))

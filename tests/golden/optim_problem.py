@@ -15,7 +15,11 @@ SHAPES = {  # torch's layout: a Linear's weight is [out, in]; the classifier las
 }
 DECAYED = ("conv.weight", "fc.weight", "head.weight")
 SCALES = {name: {"fc": 0.5, "head": 3.0}.get(name.split(".")[0], 0.25) for name in SHAPES}  # LAYER_DECAY 0.5, HEAD_LR 3
-WEIGHT_DECAY, BETAS, EPS, MOMENTUM, STEPS = 0.1, (0.8, 0.95), 1e-6, 0.9, 10
+WEIGHT_DECAY = 0.1
+BETAS = (0.8, 0.95)
+EPS = 1e-6
+MOMENTUM = 0.9
+STEPS = 10
 CASES = ("AdamW", "Adam", "SGD", "SGD nesterov", "LAMB", "Lion", "Muon", "Muon nesterov")
 CLIPS = {"norm": 0.5, "value": 0.05, "agc": 0.3}
 OVERFLOWS = [False] * 7 + [True, False, False, True, True] + [False] * 4  # updates of a scaler that grows after three

@@ -19,7 +19,8 @@ if __name__ == "__main__":
     from golden.record import record, with_formula
 
     for name, sizes in CASES.items():
-        model, extra = PoolingVisionTransformer(img_size=SIZES[name], **sizes), {}
+        model = PoolingVisionTransformer(img_size=SIZES[name], **sizes)
+        extra = {}
         if name == "pit_distilled":
             with_formula(model, values).set_distilled_training()
             outputs = model.train()(torch.from_numpy(values("images", (2, 3, *SIZES[name]))))

@@ -22,7 +22,8 @@ if __name__ == "__main__":
     from golden.record import record, with_formula
 
     for name, sizes in CASES.items():
-        model, extra = timm.create_model(name, **sizes), {}
+        model = timm.create_model(name, **sizes)
+        extra = {}
         if name == "resnet18":
             logits = with_formula(model, array)(torch.from_numpy(array("images", (2, 3, *SIZES[name]))))
             (logits * torch.from_numpy(array("loss", (2, 5)))).sum().backward()

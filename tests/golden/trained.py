@@ -9,7 +9,10 @@ import numpy as np
 
 from golden import convmixer, halonet, levit, mobileone, regnet, resnet, xcit
 
-STEPS, RATE, MOMENTUM, BATCH = 3, 1e-2, 0.9, 8
+STEPS = 3
+RATE = 1e-2
+MOMENTUM = 0.9
+BATCH = 8
 CASES = {
     "resnet18": (32, 32),  # the last stage is 1 x 1: n is the batch
     "bottleneck": (40, 33),

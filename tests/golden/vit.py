@@ -50,7 +50,8 @@ if __name__ == "__main__":
         sizes |= {"act_layer": case["act"]} if "act" in case else {}
         sizes |= {"norm_layer": partial(torch.nn.LayerNorm, eps=1e-5)} if name == "vit_clip" else {}
         sizes |= {"mlp_layer": SwiGLUPacked, "act_layer": "silu"} if name == "vit_gated" else {}
-        model, extra = (VisionTransformerDistilled if name == "vit_distilled" else VisionTransformer)(**sizes), {}
+        model = (VisionTransformerDistilled if name == "vit_distilled" else VisionTransformer)(**sizes)
+        extra = {}
         if name == "vit_distilled":
             with_formula(model).set_distilled_training()
             outputs = model.train()(torch.from_numpy(array("images", (2, 3, 16, 16))))

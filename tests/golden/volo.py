@@ -30,13 +30,16 @@ if __name__ == "__main__":
     from golden.record import record, with_formula
 
     for name, sizes in CASES.items():
-        model, extra = volo.VOLO(img_size=SIZES[name], **sizes), {}
+        model = volo.VOLO(img_size=SIZES[name], **sizes)
+        extra = {}
         if name == "volo":
             volo.rand_bbox = lambda *_, **__: BOX
-            model, images = with_formula(model, array), torch.from_numpy(array("images", (2, 3, *SIZES[name])))
+            model = with_formula(model, array)
+            images = torch.from_numpy(array("images", (2, 3, *SIZES[name])))
             for mixed in (False, True):
                 with_formula(model, array).train()
-                model.mix_token, model.beta = mixed, 1.0
+                model.mix_token = mixed
+                model.beta = 1.0
                 token, dense, _ = model.forward_train(images)  # timm leaves out the class token's head
                 end = "mixed" if mixed else "train"
                 extra |= {f"logits_{end}": model.head(token), f"dense_{end}": dense}

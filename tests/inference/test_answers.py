@@ -106,7 +106,8 @@ def test_what_is_cut_fits(text, room):
 
 
 def test_a_file_is_whole_or_absent(tmp_path):
-    path, temporary = tmp_path / "out.csv", tmp_path / ".out"
+    path = tmp_path / "out.csv"
+    temporary = tmp_path / ".out"
     path.write_text("old")
     with pytest.raises(ZeroDivisionError), text_file(path, temporary) as file:
         file.write("half")

@@ -54,7 +54,8 @@ class Fed:
 @pytest.mark.parametrize("options", [[], MIXED], ids=["plain", "mixed"])
 def test_training_images_are_what_the_step_feeds(root, options):
     config, train, _ = configured(root, *options)
-    task, fed = Classification(config, train.classes), Fed()
+    task = Classification(config, train.classes)
+    fed = Fed()
     model = SimpleNamespace(distilled_training=False)
     task.prepare(model, train, SimpleNamespace(info=print))
     task.criterion = fed.criterion

@@ -30,7 +30,9 @@ from models import build_model
 from models.inference import Predictor as Program
 
 onnx = pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
-temporary, weights = test_export.temporary, test_export.weights  # fixtures
+# fixtures
+temporary = test_export.temporary
+weights = test_export.weights
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,8 @@ def test_an_export_of_the_first_release_is_read(weights, tmp_path):
 class ReadsValues(nn.Layer):
     """A model that reads values, which a graph hasn't: NumPy finds no axis to sort."""
 
-    image_size, in_channels = (4, 4), 3
+    image_size = (4, 4)
+    in_channels = 3
 
     def inference_model(self):
         return self

@@ -196,7 +196,8 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     _, output, _ = written
     for file in output.parent.iterdir():
         shutil.copy(file, tmp_path)
-    file, record = tmp_path / "features.npy", tmp_path / "features.json"
+    file = tmp_path / "features.npy"
+    record = tmp_path / "features.json"
     file.write_bytes(output.read_bytes()[:-4])
     with pytest.raises(InputError, match=r"features\.npy.*it isn't what features\.json tells, \[10, 16\] of float32"):
         stored_features(file)
@@ -214,7 +215,8 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     record.write_text(json.dumps(whole))
     lines = (tmp_path / "features.csv").read_bytes().splitlines(keepends=True)
     rows = lines[1:]
-    moved, gone = "its row 3 is numbered '4': rows were removed, added or moved", "it has 3 rows, the features have 10"
+    moved = "its row 3 is numbered '4': rows were removed, added or moved"
+    gone = "it has 3 rows, the features have 10"
     for kept, message in (
         (rows[:3], f"{gone}; restore it, or make the features anew"),
         (rows[:3] + rows[4:], moved),
@@ -231,9 +233,11 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
 
 
 def test_features_of_other_weights_arent_compared(checkpoint, folder, tmp_path):
-    weights, query = tmp_path / "model.safetensors", shutil.copy(folder / "china1.jpg", tmp_path / "query.jpg")
+    weights = tmp_path / "model.safetensors"
+    query = shutil.copy(folder / "china1.jpg", tmp_path / "query.jpg")
     shutil.copy(checkpoint, weights)
-    images, file = paths_of([str(folder / "sub")]), tmp_path / "features.npy"
+    images = paths_of([str(folder / "sub")])
+    file = tmp_path / "features.npy"
     write_features(Features(weights), images, file, workers=0)
     expected = nearest_in(stored_features(file), query, 2)
     other = load_file(weights)

@@ -15,7 +15,10 @@ class Client:
     """Sends a body in parts, and takes the answer; with ``leaves``, it goes after so many parts."""
 
     def __init__(self, *parts, leaves=None, path="/predict", **headers):
-        self.parts, self.leaves, self.answer, self.status = list(parts), leaves, b"", None
+        self.parts = list(parts)
+        self.leaves = leaves
+        self.answer = b""
+        self.status = None
         names = [(name.replace("_", "-").encode(), str(value).encode()) for name, value in headers.items()]
         self.scope = {"type": "http", "method": "POST", "path": path, "client": ("here", 1)}
         self.scope["headers"] = names or [(b"transfer-encoding", b"chunked")]

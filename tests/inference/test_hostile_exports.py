@@ -26,7 +26,9 @@ from inference.serve import workers
 from inference.serve.settings import Settings
 
 onnx = pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
-temporary, weights = test_export.temporary, test_export.weights  # fixtures
+# fixtures
+temporary = test_export.temporary
+weights = test_export.weights
 IMAGES = "float[batch, 3, 32, 32] images"
 LOGITS = "float[batch, 5] logits"
 ANY = "float[rows, columns] out"
@@ -139,7 +141,8 @@ class Graph(nn.Layer):
 
     def __init__(self, output):
         super().__init__()
-        self.head, self.output = nn.Linear(3 * 32 * 32, 5), output
+        self.head = nn.Linear(3 * 32 * 32, 5)
+        self.output = output
 
     def forward(self, images, more=None):
         logits = self.head(images.flatten(1))
@@ -147,7 +150,8 @@ class Graph(nn.Layer):
 
 
 def endless(logits):
-    count, end = paddle.zeros([1], "int64"), paddle.full([1], 1 << 60, "int64")
+    count = paddle.zeros([1], "int64")
+    end = paddle.full([1], 1 << 60, "int64")
     while count < end:
         count = count + 1
         logits = logits + 0.0

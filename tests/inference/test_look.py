@@ -114,7 +114,8 @@ def test_the_class_tokens_blocks_show_its_queries_and_those_before_the_patches()
 def test_windows_come_to_their_places(tmp_path, name, block):
     model, image = golden(name, tmp_path)
     key = list(attention_layers(model))[block]
-    layer, weights = model.layers[int(key[7])].blocks[int(key[16])], GOLDEN[f"attention/{name}/{key}"]
+    layer = model.layers[int(key[7])].blocks[int(key[16])]
+    weights = GOLDEN[f"attention/{name}/{key}"]
     (rows, columns), (height, width), shift = layer.resolution, layer.window_size, layer.shift_size
     expected = np.zeros((weights.shape[1], rows, columns))
     for y, x in np.ndindex(rows, columns):  # of the shifted map
@@ -130,21 +131,31 @@ def test_mask_units_come_to_their_places(block):
     name = list(attention_layers(model))[block]
     with paddle.no_grad(), kept_weights(model, [name]) as kept:
         model(image)
-    weights, found = kept[name].numpy().mean(2), attention(model, image, block)  # [units or 1, heads, keys]
+    # [units or 1, heads, keys]
+    weights = kept[name].numpy().mean(2)
+    found = attention(model, image, block)
     side = (8, 8, 4, 4, 2)[block]  # places along a unit's side, of 2 x 3 units
     assert found.shape == (2 ** (0, 1, 1, 2, 3)[block], 2 * side, 3 * side)
     for y, x in np.ndindex(2 * side, 3 * side):
-        unit, place = y // side * 3 + x // side, 0  # the finest digits of row and column come first
-        rest, row, column = side, y % side, x % side
+        # the finest digits of row and column come first
+        unit = y // side * 3 + x // side
+        place = 0
+        rest = side
+        row = y % side
+        column = x % side
         while rest > 1:
-            place, row, column, rest = 4 * place + 2 * (row % 2) + column % 2, row // 2, column // 2, rest // 2
+            place = 4 * place + 2 * (row % 2) + column % 2
+            row = row // 2
+            column = column // 2
+            rest = rest // 2
         expected = weights[unit, :, place] if block < 4 else weights[0, :, unit * side**2 + place]
         np.testing.assert_allclose(found[:, y, x], expected, atol=1e-6)
 
 
 def test_a_key_of_several_places_gives_its_weight_to_each(tmp_path):
     model, image = golden("pvtv2_plain", tmp_path)  # 15 x 19 places, keys of 5 x 5: 3 x 3; 8 x 10, of 3 x 3: 2 x 3
-    found, weights = attention(model, image, 0), GOLDEN["attention/pvtv2_plain/stages.0.blocks.0.attn"][0].mean(1)
+    found = attention(model, image, 0)
+    weights = GOLDEN["attention/pvtv2_plain/stages.0.blocks.0.attn"][0].mean(1)
     assert found.shape == (1, 15, 19)
     for y, x in np.ndindex(15, 15):
         assert found[0, y, x] == pytest.approx(weights[0, y // 5 * 3 + x // 5], abs=2e-6)

@@ -89,7 +89,9 @@ def test_a_wrong_command_line_is_a_line(tmp_path, monkeypatch, arguments, messag
 
 
 def test_the_tool_draws_one_picture_or_one_for_each_image(files, photographs, tmp_path):
-    vit, one, other = files["vit_small_patch16_224"], photographs / "bridge/0.png", photographs / "flower, red/0.png"
+    vit = files["vit_small_patch16_224"]
+    one = photographs / "bridge/0.png"
+    other = photographs / "flower, red/0.png"
     status, said, errors = visualize("attention", vit, one, other, "-output", tmp_path / "a")
     assert (status, said, errors) == (0, f"{tmp_path / 'a'}: 2 pictures of attention\n", "")
     assert sorted(file.name for file in (tmp_path / "a").iterdir()) == ["0.png", "0_2.png"]

@@ -35,7 +35,8 @@ def photographs(tmp_path_factory):
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", MODELS)
 def test_an_overlay_is_the_attention_where_there_is_some(files, name):
-    predictor, photograph = Predictor(files[name]), load_sample_images().images[1]
+    predictor = Predictor(files[name])
+    photograph = load_sample_images().images[1]
     found = overlay(predictor, photograph)
     assert found == overlay(predictor, photograph)
     assert Image.open(io.BytesIO(found)).format == "PNG"
@@ -146,7 +147,8 @@ def test_positions_are_the_models(files):
     predictor = Predictor(files["vit_small_patch16_224"])
     alike = similarities(predictor.model)
     places = predictor.model.pos_embed.numpy()[0, 1:].astype(float)
-    one, other = places[1 * 4 + 2], places[3 * 4 + 0]
+    one = places[1 * 4 + 2]
+    other = places[3 * 4 + 0]
     assert alike[1, 2, 3, 0] == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
     assert positions(predictor) == positions(predictor)
     with pytest.raises(InputError, match="-block is for tables of relative positions"):

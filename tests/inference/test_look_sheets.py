@@ -29,7 +29,8 @@ def predictor(tmp_path_factory):
 @pytest.fixture
 def figures(monkeypatch):
     """The figures that are made from now on."""
-    made, write = [], draw.figure_png
+    made = []
+    write = draw.figure_png
     for module in (draw, embeddings):
         monkeypatch.setattr(module, "figure_png", lambda drawn: made.append(drawn) or write(drawn))
     return made

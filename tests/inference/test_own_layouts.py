@@ -47,7 +47,8 @@ def calibrated(run, flags=(), count=100):
 def prepared(run, *options):
     """The training images of the run's configuration, prepared as an evaluation does."""
     config, train, _ = get_datasets(get_config(run / "config.yaml", list(options)))
-    train.transform, train.erasing = EvalTransform(config), None
+    train.transform = EvalTransform(config)
+    train.erasing = None
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     images = [normalize(paddle.to_tensor(train[index][0][None])).numpy()[0] for index in range(len(train))]
     return np.stack(images)

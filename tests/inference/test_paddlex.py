@@ -149,7 +149,8 @@ def trained_and_exported(weights, target, kind, task, thresholds, *words):
     if kind == "paddleclas":
         pytest.importorskip("paddle2onnx")
     trained = Predictor(weights, str(weights.parent / "small.yaml"), [*SMALL, *words], CLASSES)
-    trained.task, trained.thresholds = task, thresholds
+    trained.task = task
+    trained.thresholds = thresholds
     found = write_export(trained.config, trained.model, target, CLASSES, kind, task=task, thresholds=thresholds)
     assert "probabilities differ from the eager ones by " in str(found)
     return trained

@@ -118,7 +118,8 @@ def test_timms_config_tells_of_timms_weights(tmp_path):
 
 
 def test_images_of_every_form_are_the_same_image(run):
-    predictor, pixels = Predictor(run), load_sample_images().images[0][::2, ::2]
+    predictor = Predictor(run)
+    pixels = load_sample_images().images[0][::2, ::2]
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     forms = [pixels, Image.fromarray(pixels), file.getvalue()]
@@ -265,7 +266,8 @@ def test_a_description_that_is_none_is_refused(run, tmp_path, change, message):
 
 @pytest.mark.smoke
 def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
-    predictor, files = Predictor(run), sorted(map(str, photographs.glob("val/*/*")))
+    predictor = Predictor(run)
+    files = sorted(map(str, photographs.glob("val/*/*")))
     write_export(predictor.config, predictor.model, tmp_path / "export", predictor.classes)
     exported = Predictor(tmp_path / "export")
     assert (exported.model, exported.classes, exported.task) == (None, list(CLASSES), "classification")

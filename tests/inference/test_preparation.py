@@ -37,7 +37,8 @@ def prepared_by(*words):
 @pytest.mark.parametrize("mode", [["DATA.CROP_MODE", "squash"], ["DATA.CROP_PCT", "0.9"], ["DATA.CROP_PCT", "0.72"]])
 def test_the_graphs_pixels_are_pillows(kernel, mode):
     config = prepared_by("DATA.INTERPOLATION", kernel, *mode)
-    graph, transform = Preparation(config), EvalTransform(config)
+    graph = Preparation(config)
+    transform = EvalTransform(config)
     for crop, size in zip(crops(len(SIZES)), SIZES, strict=True):
         image = crop.resize(size)
         found = graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
@@ -48,7 +49,8 @@ def test_the_graphs_pixels_are_pillows(kernel, mode):
 
 def test_nearest_takes_pillows_pixels_but_at_edges():
     config = prepared_by("DATA.INTERPOLATION", "nearest")
-    graph, transform = Preparation(config), EvalTransform(config)
+    graph = Preparation(config)
+    transform = EvalTransform(config)
     for size in [(500, 375), (101, 77), (333, 217)]:  # Pillow sums up its steps, which misses 64 of 512
         image = crops(1)[0].resize(size)
         found = graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)

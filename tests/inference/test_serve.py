@@ -257,13 +257,15 @@ def told(checkpoint, **more):
 
 
 def test_outputs_are_named_by_a_file_and_workers_take_gpus_in_turn(checkpoint, tmp_path, photographs, monkeypatch):
-    names, chosen = tmp_path / "names", []
+    names = tmp_path / "names"
+    chosen = []
     names.write_text("one\ntwo\nthree\n")
     monkeypatch.setattr("inference.serve.compute.num_gpus", lambda: 2)
     monkeypatch.setattr(paddle, "set_device", chosen.append)
     predictors = [load(told(checkpoint, classes=str(names), place=place)) for place in range(3)]
     assert chosen == ["gpu:0", "gpu:1", "gpu:0"]
-    asked, pixels = {"kind": "predict", "top": 3, "threshold": 0}, prepare(predictors[0], photographs[0])
+    asked = {"kind": "predict", "top": 3, "threshold": 0}
+    pixels = prepare(predictors[0], photographs[0])
     [answer], _ = answer_batch(predictors[0], [asked], [pixels], [])
     assert answer["classes"] == [("one", "two", "three")[output] for output in answer["outputs"]]
 
@@ -287,7 +289,8 @@ def test_of_a_multilabel_model_classes_above_the_threshold_are_told(tmp_path, ph
 
 def test_a_models_own_failure_isnt_an_answer(checkpoint, photographs, monkeypatch, capfd):
     predictor = load(told(checkpoint))
-    asked, pixels = [{"kind": "predict", "top": 5, "threshold": 0.5}] * 2, prepare(predictor, photographs[0])
+    asked = [{"kind": "predict", "top": 5, "threshold": 0.5}] * 2
+    pixels = prepare(predictor, photographs[0])
     monkeypatch.setattr(predictor, "logits", lambda pixels: np.full((len(pixels), 3), np.nan, np.float32))
     answers, _ = answer_batch(predictor, asked, ["it is no image", pixels], [])
     assert answers == [{"error": "it is no image"}, {"failed": "the model's outputs for it aren't finite"}]

@@ -166,7 +166,8 @@ def others_answered(server, photograph, shown):
 
     @contextlib.contextmanager
     def during(what):
-        over, peak = threading.Event(), [server.memory()]
+        over = threading.Event()
+        peak = [server.memory()]
         with ThreadPoolExecutor(2) as beside:
             asking = beside.submit(asked_meanwhile, server, photograph, over)
 

@@ -30,7 +30,8 @@ def encoded(image, kind, **how):
 
 def kinds():
     photograph = Image.fromarray(load_sample_images().images[0][::4, ::4])
-    grey, wide = photograph.convert("L"), np.asarray(photograph.convert("L")).astype(np.uint16) * 257
+    grey = photograph.convert("L")
+    wide = np.asarray(photograph.convert("L")).astype(np.uint16) * 257
     turned = Image.Exif()
     turned[0x0112] = 6
     return {
@@ -91,7 +92,8 @@ def test_kinds_of_images_are_read_and_what_is_none_is_refused(open_server):
 
 
 def test_rare_formats_are_refused_before_a_worker_sees_them(server, photographs):
-    before, files = server.metric("paddle_vit_batch_images_sum"), kinds() | {"NPY": b"\x93NUMPY" + bytes(100)}
+    before = server.metric("paddle_vit_batch_images_sum")
+    files = kinds() | {"NPY": b"\x93NUMPY" + bytes(100)}
     for kind in (*RARE, "NPY"):
         line = f"its format is {kind}; this server takes GIF, JPEG, PNG, WebP (to take it: -formats {kind.lower()})"
         status, answer, _ = server.ask("POST", "/predict", files[kind], {"Content-Type": "image/jpeg"})
@@ -110,7 +112,8 @@ def test_rare_formats_are_refused_before_a_worker_sees_them(server, photographs)
 
 def test_damaged_images_end_no_worker(open_server):
     server = open_server
-    rng, before = random.Random(0), server.memory()
+    rng = random.Random(0)
+    before = server.memory()
     outcomes = {"read": 0, "refused": 0}
     for name, data in kinds().items():
         damaged = []

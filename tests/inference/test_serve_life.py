@@ -178,7 +178,9 @@ def test_connections_answer_at_once_and_leave_files_for_other_needs(monkeypatch)
 
 
 def test_connections_that_cant_be_accepted_are_told_once_a_minute(capsys, monkeypatch):
-    told, now, left = server._accept_error_handler(), [0.0], []
+    told = server._accept_error_handler()
+    now = [0.0]
+    left = []
     monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
     loop = SimpleNamespace(default_exception_handler=left.append)
     failed = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
@@ -194,7 +196,8 @@ def test_who_is_slow_loses_the_connection_and_who_asks_keeps_it():
     """(Ten seconds after another; a tick may come just when a request was answered.)"""
 
     def ticks(*states):
-        aborted, protocol = [], object.__new__(Protocol)
+        aborted = []
+        protocol = object.__new__(Protocol)
         protocol.transport = SimpleNamespace(is_closing=lambda: False, abort=lambda: aborted.append(True))
         protocol.loop = SimpleNamespace(call_later=lambda *_: None)
         for protocol.cycle, paused in states:

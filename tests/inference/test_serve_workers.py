@@ -54,7 +54,8 @@ def test_a_worker_that_hangs_costs_a_timeout_and_is_replaced(checkpoint, photogr
 def test_workers_killed_under_load_lose_no_more_than_the_image_that_they_read(checkpoint, photographs, tmp_path):
     with serving(checkpoint, "-workers=2", "-batch_size=4", folder=tmp_path) as server:
         wait_until(lambda: server.ready().ask("GET", "/ready")[1]["workers"] == 2)
-        statuses, over = [], threading.Event()
+        statuses = []
+        over = threading.Event()
 
         def ask():
             while not over.is_set():
@@ -94,7 +95,8 @@ def test_a_worker_with_another_model_isnt_used(capsys):
     """Others go on, and it is told once; without any the server ends."""
 
     async def lives():
-        pool, loop = object.__new__(Pool), asyncio.get_running_loop()
+        pool = object.__new__(Pool)
+        loop = asyncio.get_running_loop()
         pool.settings, pool.ended, pool.about, pool._sum, pool._told = (
             Settings("model"),
             loop.create_future(),
@@ -154,7 +156,8 @@ def test_a_worker_whose_server_has_gone_ends(checkpoint, tmp_path):
 
 
 def test_a_busy_workers_next_batch_grows_until_half_of_the_one_before_is_computed():
-    pool, worker = object.__new__(Pool), Worker(None, None, None, None)
+    pool = object.__new__(Pool)
+    worker = Worker(None, None, None, None)
     pool.batcher = Batcher(2, 0.0, 10)
     now = worker.heard = time.monotonic()
     worker.usual = 100.0
@@ -172,13 +175,16 @@ def pool_of(**settings):
     """A Pool without processes."""
     pool = object.__new__(Pool)
     pool.settings, pool.batcher, pool.metrics = Settings("model", **settings), Batcher(4, 0.0, 10), Metrics()
-    pool.ended, pool._deaths, pool.workers = asyncio.get_running_loop().create_future(), 0, []
+    pool.ended = asyncio.get_running_loop().create_future()
+    pool._deaths = 0
+    pool.workers = []
     return pool
 
 
 def images(count, kind="predict"):
     """The images of one request."""
-    asked, loop = {"kind": kind}, asyncio.get_running_loop()
+    asked = {"kind": kind}
+    loop = asyncio.get_running_loop()
     return [Item(b"", asked, loop.create_future(), "1.2.3.4", kind != "predict") for _ in range(count)]
 
 
@@ -228,7 +234,9 @@ def test_images_that_were_computed_as_their_worker_ended_are_tried_once_more_alo
     """(By another one, as if somebody had killed the process: reading them didn't.)"""
 
     async def lives():
-        pool, computed, waiting = pool_of(), images(1) + images(1), images(1)
+        pool = pool_of()
+        computed = images(1) + images(1)
+        waiting = images(1)
         worker = worker_with(computing=computed, waiting=waiting)
         worker.progress.begin(COMPUTING, 1)
         pool._record_death(worker, -signal.SIGSEGV)
@@ -275,7 +283,8 @@ def test_a_worker_that_reads_one_image_for_too_long_is_ended(monkeypatch):
 
     async def lives():
         pool, [slow], [other] = pool_of(timeout=5), images(1), images(1)
-        reads, computes = worker_with(reading=[slow, other]), worker_with(computing=images(1))
+        reads = worker_with(reading=[slow, other])
+        computes = worker_with(computing=images(1))
         pool.workers = [None, reads, computes]
         reads.progress.begin(READING, 1, 0)
         computes.progress.begin(COMPUTING, 1, 0)
@@ -321,7 +330,8 @@ def test_clients_that_end_workers_cost_others_time_alone(checkpoint, photographs
     (tmp_path / "sitecustomize.py").write_text(HOSTILE)
     file = io.BytesIO()
     Image.open(io.BytesIO(photographs[0])).convert("P").save(file, "GIF")
-    harmless, files = file.getvalue(), [*photographs, file.getvalue()]
+    harmless = file.getvalue()
+    files = [*photographs, file.getvalue()]
     expected = Predictor(checkpoint)(files)
     flags = [f"-workers={count}", "-timeout=120", "-max_queue=512"]
     with serving(checkpoint, *flags, folder=tmp_path, PYTHONPATH=str(tmp_path)) as server:

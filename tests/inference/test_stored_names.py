@@ -54,7 +54,8 @@ def write(folder, names=NAMES, values=None, index="csv"):
 
 @pytest.mark.parametrize("index", ["csv", "jsonl"])
 def test_names_are_those_of_the_index_and_are_read_once(tmp_path, monkeypatch, index):
-    stored, told = stored_features(write(tmp_path, index=index)), []
+    stored = stored_features(write(tmp_path, index=index))
+    told = []
     expected = [os.path.join("/home/me", name) for name in NAMES]
     assert [os.path.join(stored.made["folder"], name) for name in stored.files()] == expected
     first = names_of(stored, told.append)
@@ -107,7 +108,8 @@ def test_an_index_that_was_changed_is_read_again(tmp_path, change):
     names_of(stored_features(write(tmp_path)))
     before = (tmp_path / "x.names").read_bytes()
     change(tmp_path)
-    stored, told = stored_features(tmp_path / "x.npy"), []
+    stored = stored_features(tmp_path / "x.npy")
+    told = []
     assert names_of(stored, told.append).name(8) == os.path.join(stored.made["folder"], list(stored.files())[8])
     assert len(told) == 1
     assert (tmp_path / "x.names").read_bytes() != before
@@ -150,7 +152,8 @@ def test_another_programs_file_is_not_replaced(tmp_path):
 
 
 def test_a_strangers_file_is_read_or_refused(tmp_path):
-    stored, file = stored_features(write(tmp_path)), tmp_path / "x.names"
+    stored = stored_features(write(tmp_path))
+    file = tmp_path / "x.names"
     names_of(stored)
     whole = file.read_bytes()
     head, _, arrays = whole.partition(b"\n")
@@ -201,7 +204,8 @@ def test_a_strangers_file_is_read_or_refused(tmp_path):
 
 def by_sorting(query, values, top, left_out):
     """(row, cosine) of all rows, sorted: the first of equal ones first."""
-    values, query = values.astype(np.float64), query.astype(np.float64)
+    values = values.astype(np.float64)
+    query = query.astype(np.float64)
     lengths = np.linalg.norm(values, axis=1)
     cosines = {
         row: float(values[row] @ query / lengths[row] / np.linalg.norm(query))

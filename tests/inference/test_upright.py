@@ -66,7 +66,8 @@ def is_upright(picture):
 
 @BOTH
 def test_maps_and_captions_are_of_what_the_model_sees(files, photograph, oriented):
-    predictor, path = Predictor(files[oriented]), str(photograph)
+    predictor = Predictor(files[oriented])
+    path = str(photograph)
     assert is_upright(predictor.pixels(path)) is oriented
     for picture in (path, photograph.read_bytes(), Image.open(path)):
         assert is_upright(sight(predictor, picture).base) is oriented

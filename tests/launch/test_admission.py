@@ -51,7 +51,8 @@ def come(address, place, key=SECRET, party="2 ranks", **more):
     try:
         answer = found.wait(5)
     except channel.Forged as error:
-        found, answer = None, error.line.decode()
+        found = None
+        answer = error.line.decode()
     finally:
         if answer != "wait":
             connection.close()

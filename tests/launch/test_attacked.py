@@ -30,7 +30,8 @@ class Targets:
     """
 
     def __init__(self, pids, log):
-        self.pids, self.log = pids, log
+        self.pids = pids
+        self.log = log
 
     def __call__(self):
         watchers = {str(pid) for pid in self.pids}
@@ -52,7 +53,9 @@ def run(folder, attacked=False):
     folder.mkdir()
     [port] = free_ports(1)
     first = torchrun(folder, 0, port, *FLAGS)
-    started, ended, done = [first], SPAWN.Event(), SPAWN.Array("l", 3)
+    started = [first]
+    ended = SPAWN.Event()
+    done = SPAWN.Array("l", 3)
     attacker = None
     if attacked:
         targets = Targets([first[0].pid], folder / "run" / "log.txt")

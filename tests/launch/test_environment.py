@@ -153,7 +153,8 @@ def test_mpis_environment_as_paddles(variables, names):
 
 
 def test_mpi_on_two_machines_within_a_slurm_job_and_of_one_rank(variables, capfd):
-    openmpi, hydra = environment.MPI[0], environment.MPI[2]
+    openmpi = environment.MPI[0]
+    hydra = environment.MPI[2]
     # Open MPI starts its remote ranks by srun: its own numbers count, not those of its daemon.
     variables(**SLURM, **mpi(openmpi, 3, 4, 1, 2, PMIX_NAMESPACE="7@1", MASTER_ADDR="node09"))
     assert is_launched()

@@ -83,7 +83,8 @@ def test_only_a_ranks_own_pickle_is_read(tmp_path):
 
 def _replay():
     """What a rank said at one turn is said again at another."""
-    say, said = secret.mac, {}
+    say = secret.mac
+    said = {}
 
     def again(key, turn, *parts):
         return said.setdefault(turn.split()[0], say(key, turn, *parts))

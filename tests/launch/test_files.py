@@ -136,7 +136,9 @@ def test_a_folder_is_made_whole_or_not_at_all(tmp_path):
 
 def test_leftovers_are_of_processes_that_are_gone(tmp_path):
     gone = subprocess.run([sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    dead, own, alive = int(gone.stdout), os.getpid(), os.getppid()
+    dead = int(gone.stdout)
+    own = os.getpid()
+    alive = os.getppid()
     other = [".git", ".gitignore", ".bashrc.1x", "a.txt.1", f".a.txt.{dead}x", f".{dead}", f".a.{dead}.0123456g"]
     other += [".a.20240101", ".a.20240101.01234567", ".a.4194305.01234567", f".a.{alive}.01234567", f".a.{alive}"]
     left = {f".b.{dead}.01234567": "b", f".c.{own}.89abcdef": "c"}

@@ -17,7 +17,8 @@ from test_launched_runs import printed, start, statuses
 from errors import InputError
 from launch import environment, gpus
 
-SELECTED, UUIDS = "FLAGS_selected_gpus", ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-b3"]
+SELECTED = "FLAGS_selected_gpus"
+UUIDS = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-b3"]
 NVML = """
 #include <stdlib.h>
 #include <string.h>

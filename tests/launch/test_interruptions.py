@@ -27,7 +27,9 @@ CONVMIXER = [
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
 def test_a_run_stopped_again_and_again_ends_in_the_same_bits(tmp_path, tiny, ranks):
-    options, whole, stopped = [*tiny, *RECIPE], tmp_path / "whole", tmp_path / "stopped"
+    options = [*tiny, *RECIPE]
+    whole = tmp_path / "whole"
+    stopped = tmp_path / "stopped"
     evaluated = 364 // ranks // 60  # batches that every rank has
     middle, end = (f"epoch_0001_sample_{samples * ranks:09d}" for samples in (24, 64))
     # Eight steps an epoch make updates after 3, 6 and 8 of them.
@@ -52,7 +54,9 @@ def test_a_run_stopped_again_and_again_ends_in_the_same_bits(tmp_path, tiny, ran
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_stop_before_an_epochs_first_update_keeps_batch_norms_statistics(tmp_path, tiny, ranks):
-    options, whole, stopped = [*without(tiny, "MODEL.NUM_HEADS"), *CONVMIXER], tmp_path / "whole", tmp_path / "stopped"
+    options = [*without(tiny, "MODEL.NUM_HEADS"), *CONVMIXER]
+    whole = tmp_path / "whole"
+    stopped = tmp_path / "stopped"
     # The first epoch isn't evaluated, and nothing is saved at its end: two steps later its state is.
     moments = [(8 + 2, "epoch_0001"), (5, f"epoch_0002_sample_{24 * ranks:09d}")]
     stops = [(stop_at, call, options, stopped, 64 * ranks, signal.SIGINT) for call, _ in moments]
@@ -66,7 +70,8 @@ def test_a_stop_before_an_epochs_first_update_keeps_batch_norms_statistics(tmp_p
 def test_metrics_survive_another_batch_size(tmp_path, tiny):
     options = [*tiny, "TRAIN.NUM_EPOCHS", "4", "REPORT_FREQ", "100", "SAVE_STEPS", "3", "KEEP_LAST", "100"]
     options += ["DATA.BATCH_SIZE_EVAL", "364", "MODEL.RESUME", "auto"]
-    small, large = [*options, "DATA.BATCH_SIZE", "8"], [*options, "DATA.BATCH_SIZE", "16"]
+    small = [*options, "DATA.BATCH_SIZE", "8"]
+    large = [*options, "DATA.BATCH_SIZE", "16"]
     assert stop_at(2 * 9 + 3, small, tmp_path, 64)[1] == "epoch_0003_sample_000000024"
     # Two batches of 16, until 8 images are left, which DROP_LAST drops; then a step of the fourth epoch.
     assert stop_at(3 + 1, large, tmp_path, 64)[1] == "epoch_0004_sample_000000016"

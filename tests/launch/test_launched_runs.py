@@ -133,7 +133,8 @@ def runs(tmp_path_factory):
         # On a CPU, Paddle's launcher takes its devices from this variable alone.
         launch = (sys.executable, "-m", "paddle.distributed.launch", "--devices=0,1", "--log_dir=log", MAIN[1], *FLAGS)
         started["launched"] = [start(folders["launched"], *launch, CUDA_VISIBLE_DEVICES="0,1")]
-        script, given = ("sh", str(ROOT / "run_train_multi_node.sh"), *FLAGS), {"NNODES": 2, "NPROC_PER_NODE": 1}
+        script = ("sh", str(ROOT / "run_train_multi_node.sh"), *FLAGS)
+        given = {"NNODES": 2, "NPROC_PER_NODE": 1}
         given |= {"MASTER_ADDR": master, "MASTER_PORT": ports[0]}
         started["nodes"] = [
             start(folders["nodes"], *script, inside=inside, NODE_RANK=node, LOG_DIR=f"log{node}", **given)

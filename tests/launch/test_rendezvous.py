@@ -69,7 +69,8 @@ def test_rank_0_may_be_told_localhost_though_others_come_from_afar(port, capfd, 
 @pytest.mark.smoke
 def test_all_ranks_meet_whatever_the_order_and_whoever_else_knocks(port, capfd):
     address = f"127.0.0.1:{port}"
-    late, words = threading.Event(), itertools.cycle([b"GET / HTTP/1.0\r\n\r\n", b"?\n", b"", b"\xff \n"])
+    late = threading.Event()
+    words = itertools.cycle([b"GET / HTTP/1.0\r\n\r\n", b"?\n", b"", b"\xff \n"])
 
     def knock():
         while not late.wait(0.02):
@@ -190,7 +191,8 @@ def test_ranks_of_two_runs_and_two_of_one_number_are_told_apart(port):
         return pool.submit(rendezvous.meet, address, place, count, 20.0, job)
 
     with ThreadPoolExecutor(5) as pool:
-        first, ranks = come(0), [come(1), come(1)]
+        first = come(0)
+        ranks = [come(1), come(1)]
         for stranger, party in ((come(1, count=4), "4 ranks of job 7"), (come(1, job=""), "3 ranks")):
             with pytest.raises(InputError) as caught:
                 stranger.result()
@@ -217,7 +219,8 @@ def test_ranks_of_two_runs_and_two_of_one_number_are_told_apart(port):
 def test_rank_0_ends_soon_where_another_rank_has_other_numbers(port, monkeypatch, other, message):
     monkeypatch.setattr(admission, "GRACE", 0.2)
     monkeypatch.setattr(rendezvous, "claim", lambda port: None)
-    address, started = f"127.0.0.1:{port}", time.monotonic()
+    address = f"127.0.0.1:{port}"
+    started = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(rendezvous.meet, address, 0, 2, 60.0)
         wait_until_somebody_listens(port)
@@ -331,7 +334,8 @@ def test_rank_0s_machine_takes_the_address_at_which_others_found_it(port):
     with socket.create_server(("127.0.0.1", port)) as host, ThreadPoolExecutor(1) as pool:
         meeting = pool.submit(rendezvous.meet, f"127.0.0.1:{port}", 1, 2, 20.0)
         with host.accept()[0] as connection:
-            theirs, own = connection.makefile().readline().split()[2], "0" * 64
+            theirs = connection.makefile().readline().split()[2]
+            own = "0" * 64
             connection.sendall(f"challenge {own}\n".encode())
             key = channel.key(secret.shared_secret(), bytes.fromhex(theirs), bytes.fromhex(own))
             guest = channel.Channel(connection, key, host=True)

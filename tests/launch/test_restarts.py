@@ -26,7 +26,8 @@ def restarted(monkeypatch, capsys, tmp_path, starts, next_start=next_start, **ke
 
     Returns (exit status or None, lines it said, the configurations and numbers of processes it started with).
     """
-    given, configurations = iter(starts), []
+    given = iter(starts)
+    configurations = []
     monkeypatch.setattr(signals, "received", {})
 
     def start(config, count, failed, beats):

@@ -225,7 +225,8 @@ def test_a_reader_that_may_open_no_more_files_reads_by_itself(ranks, reads, monk
 
 def test_every_setting_decides_what_is_read():
     words = ["DATA.DATASET", "folder", "SEED", "1"]
-    same, other = get_config(None, words), get_config(None, [*words[:-1], "2"])
+    same = get_config(None, words)
+    other = get_config(None, [*words[:-1], "2"])
     assert what_is_read(same) == what_is_read(get_config(None, words)) != what_is_read(other)
 
 

@@ -27,13 +27,15 @@ def shell(folder, name, text):
 
 
 def test_each_place_has_one_command_at_a_time(tmp_path):
-    log, ended = tmp_path / "log", []
+    log = tmp_path / "log"
+    ended = []
     both = f"grep -q '+ 1' {log} && grep -q '+ 2' {log}"  # the first two wait for each other
     wait = f"for _ in $(seq 200); do {both} && break; sleep 0.05; done"
     text = f"echo + $PLACE >> {log}; {wait}; echo - $PLACE >> {log}; echo told; exit $((PLACE - 1))"
     commands = [shell(tmp_path, str(number), text) for number in range(6)]
     assert run(commands, [{"PLACE": "1"}, {"PLACE": "2"}], lambda *how: ended.append(how)) == 0
-    taken, most = set(), 0
+    taken = set()
+    most = 0
     for sign, place in map(str.split, log.read_text().splitlines()):
         assert (place in taken) == (sign == "-")
         taken ^= {place}

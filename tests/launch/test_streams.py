@@ -37,7 +37,8 @@ def test_a_pipe_that_nobody_reads_holds_up_no_run(pipe, monkeypatch):
     reader, stream, raw = pipe
     monkeypatch.setattr(streams, "_hurried", True)
     monkeypatch.setattr(streams, "WAIT", 0.2)
-    lines, began = [f"{number} {'x' * 90}\n" for number in range(30_000)], time.monotonic()
+    lines = [f"{number} {'x' * 90}\n" for number in range(30_000)]
+    began = time.monotonic()
     for line in lines:
         stream.write(line)
     assert 0.2 < time.monotonic() - began < 10  # once, not at each line
@@ -204,7 +205,9 @@ def wait_for_steps(run, count, terminal=None, shown=b"", seconds=60):
     def told():
         return (run / "log.txt").read_text().count(" step ") if (run / "log.txt").exists() else 0
 
-    before, deadline, said = told(), time.monotonic() + seconds, b""
+    before = told()
+    deadline = time.monotonic() + seconds
+    said = b""
     while told() < before + count or shown not in said:  # a line comes to the log first
         assert time.monotonic() < deadline, said.decode()
         time.sleep(0.02)

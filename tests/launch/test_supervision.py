@@ -40,16 +40,19 @@ def polled(count, seconds, save_minutes=None, event=None, at=0, failed_on=None):
 
     Returns the numbers of polls at which the ranks met, and what changed then: (poll, signal, save, failed).
     """
-    collectives, all_reduce_sum = [], requests.all_reduce_sum
+    collectives = []
+    all_reduce_sum = requests.all_reduce_sum
 
     def counted(tensor):
         collectives.append(poll)
         return all_reduce_sum(tensor)
 
     clock = requests.time = signals.time = Clock()
-    requests.all_reduce_sum, signals.received = counted, {}
+    requests.all_reduce_sum = counted
+    signals.received = {}
     signals.record_signals()
-    asking, told = Requests(save_minutes), []
+    asking = Requests(save_minutes)
+    told = []
     for poll in range(1, count + 1):
         clock.now += seconds[rank()]
         if poll == at and rank() == world_size() - 1:
@@ -130,7 +133,8 @@ def test_a_stop_has_its_exit_status(number, status):
 @pytest.fixture
 def ranks():
     """Returns a function that starts dummy ranks: (Ranks, their processes); ends what is left of them."""
-    started, handlers = [], {number: signal.getsignal(number) for number in signals.SIGNALS}
+    started = []
+    handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
 
     def start(*calls, failed=None, beats=None, timeout=60.0):
         processes = [SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls]
@@ -224,7 +228,9 @@ def test_the_rank_that_the_others_wait_for_is_named(ranks, capsys, beats, who):
 
 
 def test_signals_are_passed_on(ranks, capsys):
-    ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Array("c", FAILURE), [SPAWN.Value("i", 0) for _ in range(2)]
+    ready = SPAWN.Semaphore(0)
+    failed = SPAWN.Array("c", FAILURE)
+    asked = [SPAWN.Value("i", 0) for _ in range(2)]
     parent, processes = ranks(*((dummy_ranks.obey, ready, failed, own) for own in asked), failed=failed)
     for _ in processes:
         assert ready.acquire(timeout=60)
@@ -274,7 +280,9 @@ def held():
 def test_signals_that_come_before_the_ranks_listen_are_held(ranks, capsys, monkeypatch):
     assert run_ranks(held) == [[signal.SIGUSR1]] * 2
     monkeypatch.setattr(signals, "received", {signal.SIGTERM: 0.0})
-    ready, failed, asked = SPAWN.Semaphore(0), SPAWN.Array("c", FAILURE), SPAWN.Value("i", 0)
+    ready = SPAWN.Semaphore(0)
+    failed = SPAWN.Array("c", FAILURE)
+    asked = SPAWN.Value("i", 0)
     parent, processes = ranks((dummy_ranks.obey, ready, failed, asked), failed=failed)
     assert ready.acquire(timeout=60)
     assert ended(parent, processes, capsys) == (143, "stopped\n")

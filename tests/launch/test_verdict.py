@@ -17,7 +17,8 @@ def seen(place, age=0.0, step=7.0, doing=COMPUTING, **more):
     return Seen(place, 40 + place, time=time.monotonic() - age, step=step, doing=doing, **more)
 
 
-UNFORESEEN, FORESEEN = Failure(1, "rank 0: Traceback", True), Failure(1, "rank 1: error: so", False)
+UNFORESEEN = Failure(1, "rank 0: Traceback", True)
+FORESEEN = Failure(1, "rank 1: error: so", False)
 ABORTED = {"gone": "was killed by SIGABRT"}
 WAITING = "rank 1 (process 41) is waiting for data at step 7"
 

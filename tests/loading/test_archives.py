@@ -13,7 +13,8 @@ from errors import InputError
 
 def test_an_archive_without_a_file_or_with_one_twice_is_refused(tmp_path):
     """Part of the images, or some of them twice, would train and be counted without a word."""
-    archive, files = CIFAR10[0], []
+    archive = CIFAR10[0]
+    files = []
     cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
     with tarfile.open(tmp_path / archive) as tar:
         files = [(member, tar.extractfile(member).read()) for member in tar if member.isfile()]

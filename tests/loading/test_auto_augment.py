@@ -77,7 +77,8 @@ def test_each_level_means_timms_value(name):
 
 @pytest.mark.parametrize("name", sorted(operations.names()))
 def test_a_grey_image_becomes_what_its_colours_would(name):
-    grey, rng = picture("L"), Fixed(random=0.0)
+    grey = picture("L")
+    rng = Fixed(random=0.0)
     found = Augment(name, 1.0, 6, 0.0, 10.0, BICUBIC, 120, 0.45)(grey, rng)
     coloured = Augment(name, 1.0, 6, 0.0, 10.0, BICUBIC, (120,) * 3, 0.45)(grey.convert("RGB"), rng)
     assert found.mode == "L"
@@ -97,7 +98,8 @@ def test_trivial_augment_wide_is_torchvisions(name, step):
 
 
 def test_trivial_augment_wides_31_magnitudes_are_evenly_spaced():
-    apply, ramp = TrivialAugmentWide().apply, np.arange(256, dtype=np.uint8)[None]
+    apply = TrivialAugmentWide().apply
+    ramp = np.arange(256, dtype=np.uint8)[None]
     for step in range(31):
         solarized = np.asarray(apply(Image.fromarray(ramp), "Solarize", step, 1))
         assert (solarized == np.where(ramp < 255 - 8.5 * step, ramp, 255 - ramp)).all()
@@ -125,7 +127,8 @@ def expected(operations):
 
 @pytest.mark.parametrize("text", sorted(POLICIES))
 def test_each_policy_is_made_of_timms_operations(text):
-    found, golden = policy(text), POLICIES[text]
+    found = policy(text)
+    golden = POLICIES[text]
     if text.startswith("rand"):
         operations, n, weights = golden
         assert (described(found.augments), found.n) == (expected(operations), n)
@@ -151,7 +154,10 @@ def applied(monkeypatch):
     monkeypatch.setattr(operations, "registered", recording)
 
     def run(text, *options, count=3000):
-        augment, rng, image, images = policy(text, *options), np.random.default_rng(0), picture(), []
+        augment = policy(text, *options)
+        rng = np.random.default_rng(0)
+        image = picture()
+        images = []
         for _ in range(count):
             seen.clear()
             augment(image, rng)
@@ -223,7 +229,9 @@ def test_augmix_draws_the_depth_of_a_chain_and_the_shares(applied):
 
 
 def test_trivial_augment_wide_draws_operation_step_and_sign_alike(monkeypatch):
-    seen, rng, augment = [], np.random.default_rng(0), policy("trivial")
+    seen = []
+    rng = np.random.default_rng(0)
+    augment = policy("trivial")
     monkeypatch.setattr(TrivialAugmentWide, "apply", lambda self, image, *drawn: seen.append(drawn) or image)
     for _ in range(6000):
         augment(picture(), rng)
@@ -242,8 +250,10 @@ NAMES = ["rand-m9-mstd0.5-inc1", "rand-m15-mmax20", "original", "v0", "3a", "tri
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_a_policy_follows_from_its_generator_alone(text, mode):
     grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
-    augment, image = policy(text, *(grey if mode == "L" else [])), picture(mode)
-    before, results = np.asarray(image).copy(), set()
+    augment = policy(text, *(grey if mode == "L" else []))
+    image = picture(mode)
+    before = np.asarray(image).copy()
+    results = set()
     for seed in range(30):
         first, second = (augment(image, np.random.default_rng(seed)) for _ in range(2))
         assert (first.mode, first.size) == (mode, image.size)
@@ -254,8 +264,10 @@ def test_a_policy_follows_from_its_generator_alone(text, mode):
 
 
 def test_3_augment_takes_each_of_its_three_alike():
-    augment, before = policy("3a"), np.asarray(picture(), int)
-    solarized, kinds = np.where(before >= 128, 255 - before, before), Counter()
+    augment = policy("3a")
+    before = np.asarray(picture(), int)
+    solarized = np.where(before >= 128, 255 - before, before)
+    kinds = Counter()
     for seed in range(300):
         found = np.asarray(augment(picture(), np.random.default_rng(seed)), int)
         is_grey = (found.max(2) == found.min(2)).all()

@@ -37,7 +37,8 @@ def configured(*options):
 @pytest.mark.parametrize("how", ["bicubic", "bilinear", "nearest"])
 @pytest.mark.parametrize("mode", ["center", "squash"])
 def test_each_channel_is_resized_as_pillow_resizes_it_alone(dtype, how, mode):
-    values, config = bands(dtype), configured("DATA.INTERPOLATION", how, "DATA.CROP_MODE", mode)
+    values = bands(dtype)
+    config = configured("DATA.INTERPOLATION", how, "DATA.CROP_MODE", mode)
     height, width = values.shape[:2]
     to = 27  # 24 / 0.875
     size = (to, to) if mode == "squash" else tuple(to * side // min(width, height) for side in (width, height))
@@ -55,7 +56,8 @@ def test_each_channel_is_resized_as_pillow_resizes_it_alone(dtype, how, mode):
 
 
 def test_a_model_gets_values_in_the_unit_of_its_means():
-    config, values = configured(), np.stack([bands(dtype)[:24, :24] for dtype in ("uint8", "uint8")])
+    config = configured()
+    values = np.stack([bands(dtype)[:24, :24] for dtype in ("uint8", "uint8")])
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     for dtype, unit in UNITS.items():
         stored = values if dtype == "uint8" else (values / np.float32(255) * unit).astype(dtype)
@@ -119,7 +121,8 @@ LAYOUTS = [
 @pytest.mark.parametrize("dtype", UNITS)
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 13])
 def test_tiffs_of_every_layout_are_read_to_the_bit(dtype, channels):
-    values, tried = bands(dtype, channels), 0
+    values = bands(dtype, channels)
+    tried = 0
     for options in LAYOUTS:
         if "predictor" in options and dtype == "float32":  # imagecodecs would write it
             continue
@@ -167,7 +170,8 @@ def test_arrays_are_read_to_the_bit(dtype, version):
 
 
 def test_other_formats_are_read_in_full_depth():
-    deep, colours = bands("uint16", 1)[..., 0], bands("uint8", 4)
+    deep = bands("uint16", 1)[..., 0]
+    colours = bands("uint8", 4)
     for kind, image, expected in (
         ("PNG", Image.fromarray(deep), deep),
         ("PPM", Image.fromarray(deep), deep),
@@ -278,7 +282,8 @@ def test_arrays_in_memory_serve_where_their_channels_do():
 
 
 def test_what_is_asked_about_is_read_alike(folder):
-    file, values = folder / "val/a/0.tif", bands(seed=0)
+    file = folder / "val/a/0.tif"
+    values = bands(seed=0)
     pictures = Pictures(configured(), [str(file), file.read_bytes(), values, Image.new("RGB", (4, 4))])
     expected = EvalTransform(configured())(Bands(values))
     for index in range(3):
@@ -290,7 +295,8 @@ def test_what_is_asked_about_is_read_alike(folder):
 
 @pytest.mark.parametrize("mode", ["center", "squash"])
 def test_an_exports_graph_prepares_bands_as_an_evaluation_does(mode):
-    config, values = configured("DATA.CROP_MODE", mode), bands("float32")
+    config = configured("DATA.CROP_MODE", mode)
+    values = bands("float32")
     found = Preparation(config)(paddle.to_tensor(values[None])).numpy()
     pixels = EvalTransform(config)(Bands(values))
     expected = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(paddle.to_tensor(pixels[None])).numpy()

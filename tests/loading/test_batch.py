@@ -21,7 +21,10 @@ from loading.transforms.batch import areas, cutmix_boxes
 from settings.key_needs import mixes
 
 GOLDEN = np.load(Path(__file__).parent.with_name("golden") / "batch.npz")
-COUNT, CHANNELS, SIZE, CLASSES = 6, 2, 9, 5
+COUNT = 6
+CHANNELS = 2
+SIZE = 9
+CLASSES = 5
 MODES = ("batch", "pair", "elem")
 KINDS = {
     "mixup": ["TRAIN.MIXUP_ALPHA", "0.8"],
@@ -39,7 +42,8 @@ def configured(*options):
 def mixed(config, images, labels, epoch, step, rank=0, ranks=1):
     """What the loader draws and the device does with it: images and targets."""
     config = with_values(config, DATA__IMAGE_SIZE=images.shape[-1])
-    mixup, targets = Mixup(config), smooth_one_hot(labels, config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING)
+    mixup = Mixup(config)
+    targets = smooth_one_hot(labels, config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING)
     return mixup(images, targets, paddle.to_tensor(mixup.draw(epoch, step, len(labels), rank, ranks)))
 
 
@@ -135,7 +139,8 @@ def test_what_is_not_mixed_keeps_its_bits_and_a_smoothed_target(kind):
     images, labels = batch()
     expected = np.eye(CLASSES)[labels.numpy()] * 0.9 + 0.02
     options = [*KINDS[kind], "TRAIN.SMOOTHING", 0.1]
-    never, off = configured(*options, "TRAIN.MIXUP_PROB", 0), configured(*options, "TRAIN.MIXUP_OFF_EPOCH", 3)
+    never = configured(*options, "TRAIN.MIXUP_PROB", 0)
+    off = configured(*options, "TRAIN.MIXUP_OFF_EPOCH", 3)
     for found, targets in (mixed(never, images, labels, 1, 1), mixed(off, images, labels, 4, 1)):
         assert (found.numpy() == images.numpy()).all()
         np.testing.assert_allclose(targets.numpy(), expected, atol=1e-7)
@@ -196,7 +201,8 @@ def test_normalize_takes_one_value_for_all_channels_on_either_side():
 )
 def test_the_compiled_operator_normalises_to_the_same_bits(compiled_operators, monkeypatch, channels, mean, std):
     pixels = paddle.to_tensor(RNG(0).integers(0, 256, (2, 7, 5, channels), np.uint8))
-    normalize, looked_up = Normalize(mean, std), []
+    normalize = Normalize(mean, std)
+    looked_up = []
     monkeypatch.setattr(
         ops, "look_up", lambda *given, known=ops.look_up: looked_up.append(known(*given)) or looked_up[0]
     )
@@ -224,7 +230,8 @@ def test_one_hot_is_smoothed():
 def test_targets_are_what_the_loss_takes(options, mixing, distributions):
     config = configured("DATA.IMAGE_SIZE", 8, "TRAIN.SMOOTHING", 0.1, *options)
     assert (mixes(config), gives_distributions(config)) == (mixing, distributions)
-    pixels, labels = paddle.to_tensor(RNG(0).integers(0, 256, (4, 8, 8, 3), np.uint8)), paddle.to_tensor([0, 4, 2, 1])
+    pixels = paddle.to_tensor(RNG(0).integers(0, 256, (4, 8, 8, 3), np.uint8))
+    labels = paddle.to_tensor([0, 4, 2, 1])
     columns = {"pixels": pixels, "labels": labels}
     columns |= {"mixed": paddle.to_tensor(Mixup(config).draw(1, 1, 4))} if mixing else {}
     images, targets = BatchTransform(config)(columns, 1)
@@ -245,8 +252,10 @@ def test_targets_are_what_the_loss_takes(options, mixing, distributions):
 def test_a_batch_is_normalised_then_erased_then_mixed():
     options = ["DATA.IMAGE_SIZE", 8, "TRAIN.RANDOM_ERASE_PROB", 1.0, *KINDS["both"], "TRAIN.MIXUP_MODE", "elem"]
     config = configured(*options)
-    pixels, labels = RNG(0).integers(0, 256, (4, 8, 8, 3), np.uint8), paddle.to_tensor([0, 4, 2, 1])
-    given, erase = paddle.to_tensor(pixels), RandomErasing(config)
+    pixels = RNG(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
+    labels = paddle.to_tensor([0, 4, 2, 1])
+    given = paddle.to_tensor(pixels)
+    erase = RandomErasing(config)
     assert erase.table_rows == (1 << 22) // 8  # as ever: the noise of a seed stays
     drawn = paddle.to_tensor(np.stack([erase.draw(RNG(seed)) for seed in range(4)]))
     columns = {"pixels": given, "labels": labels, "erased": drawn}

@@ -107,7 +107,8 @@ def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):
 def test_processes_that_write_at_once_do_not_meet(folder):
     config = with_cache("folder", folder)
     context = multiprocessing.get_context("fork")
-    ready, found = context.Barrier(3), context.SimpleQueue()
+    ready = context.Barrier(3)
+    found = context.SimpleQueue()
     writers = [context.Process(target=write_at_once, args=(config, ready, found)) for _ in range(3)]
     for writer in writers:
         writer.start()
@@ -170,7 +171,8 @@ def test_a_source_that_is_replaced_with_its_size_and_time_is_noticed(folder, cap
     config = with_cache("folder", folder)
     image = folder / "train/a/0.png"
     before = get_dataset(config, "train").images.pixels.copy()
-    content, state = image.read_bytes(), image.stat()
+    content = image.read_bytes()
+    state = image.stat()
     other = (folder / "train/a/1.png").read_bytes()
     # A PNG may have more after its end, by which both have one size.
     both = [data.ljust(max(len(content), len(other)) + 1, b"\0") for data in (content, other)]
@@ -223,7 +225,9 @@ def test_a_damaged_cache_is_told_and_made_again(folder, capfd, damage):
 
 
 def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
-    folder, labels, made = tmp_path / "of" / "mine", np.array([1, 0]), []
+    folder = tmp_path / "of" / "mine"
+    labels = np.array([1, 0])
+    made = []
 
     def decoded():
         made.append(True)

@@ -87,7 +87,8 @@ def test_the_search_is_bounded_and_tells_what_it_left_out(monkeypatch):
 
 
 def test_many_hashes_that_are_unlike_are_hardly_compared(monkeypatch):
-    hashes, compared = np.random.default_rng(0).integers(0, 2**64, 100_000, np.uint64), []
+    hashes = np.random.default_rng(0).integers(0, 2**64, 100_000, np.uint64)
+    compared = []
     monkeypatch.setattr(duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64))
     assert near(hashes, lambda *_: None) == 0
     # Of n^2 / 2 pairs, 6 of the 15 pairs of parts keep one in 2^22, 8 one in 2^21, 1 one in 2^20.
@@ -97,7 +98,8 @@ def test_many_hashes_that_are_unlike_are_hardly_compared(monkeypatch):
 
 def test_who_is_like_whom_by_hand():
     """Training: files 1 and 2, that look alike; 4, which is blank; 6. Validation: 1 again, 3 like 2, 5 like none, 6."""
-    parts, files = np.array([0, 0, 0, 0, 1, 1, 1, 1]), np.array([1, 2, 4, 6, 1, 3, 5, 6], np.uint64)
+    parts = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+    files = np.array([1, 2, 4, 6, 1, 3, 5, 6], np.uint64)
     looks = np.array([0, 1, 1, 2**40 - 1, 0, 3, 2**64 - 1, 2**40 - 1], np.uint64)
     images = Images(["train", "val"], parts, np.arange(8), np.array([0, 0, 1, 2, 0, 1, 1, 1]), files, looks, files == 4)
     same, (like, missed) = copies(images), lookalikes(images)
@@ -116,7 +118,8 @@ def spoilt(tmp_path):
     """A folder of two classes with everything that a check tells."""
     write_images(tmp_path / "train", {"cat": 5, "dog": 4}, size=40)
     write_images(tmp_path / "val", {"cat": 2, "dog": 2}, size=40, seed=1)
-    train, val = tmp_path / "train", tmp_path / "val"
+    train = tmp_path / "train"
+    val = tmp_path / "val"
     shutil.copy(train / "cat/0.png", val / "cat/copy.png")  # leaked
     shutil.copy(train / "cat/1.png", train / "dog/copy.png")  # under two labels
     PHOTOGRAPHS[0].resize((320, 200)).save(train / "dog/photo.jpg", quality=95)
@@ -324,7 +327,8 @@ def test_a_split_whose_lists_stop_a_run_says_so(tmp_path, monkeypatch, capsys):
 
 
 def test_images_of_several_labels_are_checked_and_split(tmp_path, monkeypatch, capsys):
-    root, rng = tmp_path / "in", np.random.default_rng(0)
+    root = tmp_path / "in"
+    rng = np.random.default_rng(0)
     root.mkdir()
     for number in range(12):
         Image.fromarray(rng.integers(0, 256, (40, 40, 3), np.uint8)).save(root / f"{number}.png")
@@ -339,7 +343,8 @@ def test_images_of_several_labels_are_checked_and_split(tmp_path, monkeypatch, c
     assert f"train with -dataset=multilabel_list -data_path={tmp_path / 'out'}" in screen
     assert "<th>odd</th>" in (tmp_path / "check.html").read_text()
     size = ["TASK", "multilabel", "DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
-    own, listed = ["DATA.VAL_SPLIT", "0.25", "DATA.DATA_PATH", str(root)], ["DATA.DATA_PATH", str(tmp_path / "out")]
+    own = ["DATA.VAL_SPLIT", "0.25", "DATA.DATA_PATH", str(root)]
+    listed = ["DATA.DATA_PATH", str(tmp_path / "out")]
     expected = get_datasets(get_config(None, ["DATA.DATASET", "multilabel_csv", *own, *size]))[1:]
     found = get_datasets(get_config(None, ["DATA.DATASET", "multilabel_list", *listed, *size]))[1:]
     for ours, theirs in zip(found, expected, strict=True):
@@ -353,7 +358,8 @@ def test_the_page_stands_alone_and_tells_what_the_screen_tells(spoilt, tmp_path,
     shutil.copy(spoilt / "train/cat/2.png", spoilt / "train/<b>&/0.png")
     page = tmp_path / "check.html"
     assert run(monkeypatch, "-dataset=folder", f"-data_path={spoilt}", "--report", page) == 1
-    text, screen = page.read_text(), capsys.readouterr().out
+    text = page.read_text()
+    screen = capsys.readouterr().out
     assert not re.search('https?:|<script|<link|url[(]|src="[^d]', text)
     assert "&lt;b&gt;&amp;" in text
     assert "<b>&" not in text

@@ -74,7 +74,8 @@ def test_the_few_bytes_of_a_small_array_are_read_too():
 def hostile(folder):
     """What a batch may say -> what the line says of it."""
     doubled = Raw(b"]q\x00" + b"0](h\x00h\x00eq\x00" * 40)
-    few, images = [0, 1], numpy_array((2, 3072), bytes(2 * 3072), "u1")
+    few = [0, 1]
+    images = numpy_array((2, 3072), bytes(2 * 3072), "u1")
     run = Call("os", "system", (f"touch {folder / 'ran'}",))
     return {
         r"asks to load os\.system": {"data": run, "labels": few},

@@ -50,7 +50,8 @@ def distance(first, second):
 @pytest.fixture
 def decoded_sizes(monkeypatch):
     """The (height, width) of each array that libjpeg-turbo decodes into."""
-    sizes, decode = [], simplejpeg.decode_jpeg
+    sizes = []
+    decode = simplejpeg.decode_jpeg
 
     def spy(data, *args, buffer, **options):
         sizes.append(buffer.shape[:2])
@@ -80,12 +81,14 @@ def test_crops_agree_with_pillows(photograph, decoded_sizes):
 def test_large_crops_are_scaled_while_decoding(photograph, decoded_sizes):
     image = large(photograph)
     data = encoded(image)
-    decoded, scales = pillows(data), set()
+    decoded = pillows(data)
+    scales = set()
     for size in (64, 96, 224):
         for box in ((0, 0, 2400, 1600), *boxes(*image.size, 5)):
             found = resized_crop(EncodedImage(data, "RGB", "", 10**8), box, (size, size), BICUBIC)
             assert distance(found, resized_crop(decoded, box, (size, size), BICUBIC)) < 1.0
-            scale, room = 2400 // decoded_sizes[-1][1], min(box[2] - box[0], box[3] - box[1]) / size
+            scale = 2400 // decoded_sizes[-1][1]
+            room = min(box[2] - box[0], box[3] - box[1]) / size
             assert scale == max(k for k in (1, 2, 4, 8) if k == 1 or room >= 2.5 * k)
             scales.add(scale)
     assert scales == {1, 2, 4, 8}
@@ -103,7 +106,8 @@ def test_grey_crops_agree_too(photograph, name):
 
 
 def test_rows_are_written_into_a_baseline_frame_alone():
-    app, frame = b"\xff\xd8\xff\xe0\x00\x04ab", b"\xff\xc0\x00\x0b\x08\x00\x10\x00\x20"
+    app = b"\xff\xd8\xff\xe0\x00\x04ab"
+    frame = b"\xff\xc0\x00\x0b\x08\x00\x10\x00\x20"
     assert _cut_jpeg(app + frame, 3) == app + frame[:5] + b"\x00\x03" + frame[7:]
     for others in (app + b"X" + frame[1:], app + b"\xff\xda" + frame[2:] + frame, app + frame[:6], b"\xff\xd8\xff"):
         assert _cut_jpeg(others, 3) == others
@@ -134,7 +138,8 @@ def test_training_draws_the_same_for_an_encoded_image_and_a_decoded_one(options)
     data = encoded(PHOTOGRAPHS[0])
     transform = TrainTransform(get_config(None, ["DATA.IMAGE_SIZE", "128", "TRAIN.HFLIP", "0.5", *options]))
     for seed in range(8):
-        one, other = RNG(seed), RNG(seed)
+        one = RNG(seed)
+        other = RNG(seed)
         assert distance(transform(EncodedImage(data, "RGB", "", 10**8), one), transform(pillows(data), other)) < 0.5
         assert one.bit_generator.state == other.bit_generator.state
 
@@ -158,8 +163,10 @@ WHOLE = {1: [], 3: [(427, 640), (427, 640), (1600, 2400)] if images.load() else 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_evaluation_is_pillows_to_the_bit_unless_it_may_be_fast(tmp_path, channels, decoded_sizes):
     files = {f"{number}.jpg": encoded(image) for number, image in enumerate((*PHOTOGRAPHS, large(PHOTOGRAPHS[0])))}
-    config, mode = folder(tmp_path, files, channels=channels), "RGB" if channels == 3 else "L"
-    exact, expected = get_dataset(config, "val"), []
+    config = folder(tmp_path, files, channels=channels)
+    mode = "RGB" if channels == 3 else "L"
+    exact = get_dataset(config, "val")
+    expected = []
     for index, data in enumerate(files.values()):
         image = pillows(data, mode)
         image = image.resize([256 * side // min(image.size) for side in image.size], BICUBIC)
@@ -180,7 +187,8 @@ def test_evaluation_is_pillows_to_the_bit_unless_it_may_be_fast(tmp_path, channe
 def test_squashed_evaluation_too_is_pillows_to_the_bit_unless_it_may_be_fast(tmp_path, channels, decoded_sizes):
     files = {f"{number}.jpg": encoded(image) for number, image in enumerate((*PHOTOGRAPHS, large(PHOTOGRAPHS[0])))}
     squash = ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", "1.0"]
-    config, mode = folder(tmp_path, files, *squash, channels=channels), "RGB" if channels == 3 else "L"
+    config = folder(tmp_path, files, *squash, channels=channels)
+    mode = "RGB" if channels == 3 else "L"
     exact = get_dataset(config, "val")
     expected = [np.asarray(pillows(data, mode).resize((224, 224), BICUBIC)) for data in files.values()]
     expected = [pixels.reshape(224, 224, channels) for pixels in expected]
@@ -224,7 +232,8 @@ def test_what_is_no_plain_jpeg_is_pillows(kind, mode, decoded_sizes):
 
 def test_an_orientation_is_left_as_pillow_leaves_it():
     data = turned()
-    image, box = EncodedImage(data, "RGB", "", 10**8), (0, 0, 640, 427)
+    image = EncodedImage(data, "RGB", "", 10**8)
+    box = (0, 0, 640, 427)
     assert image.size == (640, 427)
     found = resized_crop(image, box, (90, 60), BICUBIC)
     assert distance(found, np.asarray(pillows(data).resize((90, 60), BICUBIC))) < 0.5
@@ -247,7 +256,8 @@ def damaged():
 def test_what_pillow_refuses_is_refused_in_the_same_words(tmp_path, what, capfd):
     data = damaged()[what]
     config = folder(tmp_path, {"0.jpg": data, "1.jpg": encoded(PHOTOGRAPHS[1])})
-    train, val = get_dataset(config, "train"), get_dataset(config, "val")
+    train = get_dataset(config, "train")
+    val = get_dataset(config, "val")
     train.transform._crop_box = lambda *_: (0, 0, 100, 50)  # above the damage
     with pytest.raises(
         RunError,

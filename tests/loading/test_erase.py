@@ -20,7 +20,8 @@ class PythonsRandom:
 
     def __init__(self, seed):
         self.source = random.Random(seed)
-        self.random, self.uniform = self.source.random, self.source.uniform
+        self.random = self.source.random
+        self.uniform = self.source.uniform
 
     def integers(self, low, high=None):
         low, high = (0, low) if high is None else (low, high)
@@ -93,7 +94,8 @@ def test_erasing_fills_the_boxes_and_nothing_else(mode):
 
 
 def test_noise_is_a_function_of_the_sample_not_of_its_batch():
-    erase, alone = erasing(size=16), erasing(size=16)
+    erase = erasing(size=16)
+    alone = erasing(size=16)
     drawn = np.stack([erase.draw(RNG(seed)) for seed in range(6)])
     images = paddle.zeros([6, 3, 16, 16])
     found = erase(images, paddle.to_tensor(drawn)).numpy()

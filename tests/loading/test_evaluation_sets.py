@@ -63,7 +63,8 @@ def test_folders_of_numbers_are_the_numbers_not_their_order():
 def test_a_file_maps_the_datas_classes_to_outputs(tmp_path):
     file = tmp_path / "map.txt"
     file.write_text(f"\ufeffcat\t281\t{SYNSETS[282]}\r\nfish\ttench\n{SYNSETS[9]}\nnever seen\t999\n", "utf-8")
-    config, val = asked("DATA.CLASSES", str(file)), labelled(["cat", "fish", SYNSETS[9]], [2, 0, 1, 0])
+    config = asked("DATA.CLASSES", str(file))
+    val = labelled(["cat", "fish", SYNSETS[9]], [2, 0, 1, 0])
     config = check_evaluation(config, val, None)
     assert isinstance(val.labels, LabelSets)
     assert [val.labels.of(i).tolist() for i in range(4)] == [[9], [281, 282], [0], [281, 282]]
@@ -228,7 +229,8 @@ def test_noise_follows_from_the_sample_and_the_corruption(monkeypatch):
     np.random.seed(5)
     plain = EvalTransform(asked("DATA.IMAGE_SIZE", "40"))(picture())
     for name in ("snow", "glass_blur", "impulse_noise"):
-        first, others = corrupted(name), np.random.get_state()[1]
+        first = corrupted(name)
+        others = np.random.get_state()[1]
         np.testing.assert_array_equal(first, corrupted(name))
         for other in ({"severity": 4}, {"sample": 1}, {"seed": 1}):
             assert (first != corrupted(name, **other)).mean() > 0.3

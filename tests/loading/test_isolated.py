@@ -140,7 +140,8 @@ def test_time_is_limited_whatever_the_process_does_with_signals(monkeypatch, pre
     isolated._end_own_process()
     # By the limit on CPU time, not by the clock.
     monkeypatch.setattr(isolated, "_WALL_CLOCK_FACTOR", 1000)
-    handler, mask = signal.getsignal(signal.SIGXCPU), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    handler = signal.getsignal(signal.SIGXCPU)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     prepare()
     try:
         with pytest.raises(Unreadable, match="decoding it takes longer than 1 s"):

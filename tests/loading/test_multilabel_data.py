@@ -91,7 +91,8 @@ def test_wrong_names_are_one_line(root, names, message):
 def test_a_table_names_its_classes_and_validation_has_the_training_ones(root):
     (root / "train.csv").write_text(CSV)
     (root / "val.csv").write_text('\ufeffImage,emu,"cat",dog\r\n"sub/b c.png",1,0,0\r\n\r\na.png,0,1,1\r\n', newline="")
-    train, val = read("csv", root), read("csv", root, "val")
+    train = read("csv", root)
+    val = read("csv", root, "val")
     assert train.classes == val.classes == ["cat", "dog", "emu"]
     assert (sets(train), sets(val)) == ([[0, 2], []], [[2], [0, 1]])
     assert list(val.paths) == ["sub/b c.png", "a.png"]

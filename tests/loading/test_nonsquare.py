@@ -65,7 +65,8 @@ def test_evaluations_pixels_are_timms(case):
 def test_the_exported_preparation_has_the_same_pixels(mode):
     for target in TARGETS[:5]:
         config = configured(target, "DATA.CROP_MODE", mode)
-        graph, transform = Preparation(config), EvalTransform(config)
+        graph = Preparation(config)
+        transform = EvalTransform(config)
         for size in PHOTOGRAPHS[:6]:
             image = formula.picture().resize(size)
             found = graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)

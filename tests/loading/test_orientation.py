@@ -25,7 +25,8 @@ ALL = list(TURNS)
 
 
 def file_of(image, kind, orientation=None):
-    exif, file = Image.Exif(), io.BytesIO()
+    exif = Image.Exif()
+    file = io.BytesIO()
     exif[0x010F] = "a camera"
     if orientation:
         exif[274] = orientation
@@ -68,7 +69,8 @@ def test_a_photograph_is_turned_as_pillow_turns_it(kind, orientation):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_what_is_damaged_says_nothing_and_raises_nothing(kind):
-    data, plain = file_of(PHOTOGRAPH, kind, 6), file_of(PHOTOGRAPH, kind)
+    data = file_of(PHOTOGRAPH, kind, 6)
+    plain = file_of(PHOTOGRAPH, kind)
     assert (orientation_of(data), orientation_of(plain)) == (6, 1)
     assert {orientation_of(data[:end]) for end in range(0, len(data), 7)} == {1, 6}
     rng = np.random.default_rng(0)
@@ -111,7 +113,8 @@ def most_apart(samples):
 
 def test_training_evaluation_cache_and_prediction_see_one_picture(tmp_path):
     root = written(tmp_path / "in", "PNG", ".png")
-    plain, turned = configured(root), configured(root, *TURNED)
+    plain = configured(root)
+    turned = configured(root, *TURNED)
     stored = evaluated(plain)
     shown = evaluated(turned)
     assert most_apart(shown) == 0

@@ -42,7 +42,8 @@ def test_photographs_are_there_whole_or_not_at_all(tmp_path, monkeypatch):
     (tmp_path / "old").mkdir()
     with pytest.raises(InputError, match="old exists; choose another -output"):
         tools.make_photographs.write(tmp_path / "old", 32, 0)
-    crop, made = tools.make_photographs.crop, []
+    crop = tools.make_photographs.crop
+    made = []
 
     def fails(*given):
         made.append(given)

@@ -133,7 +133,8 @@ def test_what_has_no_white_is_refused_by_name(tmp_path, monkeypatch, name, way):
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_shards_hold_the_same_pixels_reduced_or_not(tmp_path, name):
-    picture, path = PICTURES[name], tmp_path / f"0{PICTURES[name].suffix}"
+    picture = PICTURES[name]
+    path = tmp_path / f"0{PICTURES[name].suffix}"
     path.write_bytes(picture.data)
     assert encode(str(path), None, 95, 10**8) == (picture.data, picture.suffix)
     data, suffix = encode(str(path), 16, 95, 10**8)

@@ -34,7 +34,9 @@ def order(length, *args, **kwargs):
 
 
 def test_the_order_depends_on_seed_and_epoch_and_not_on_the_number_of_ranks():
-    one, two, four = order(48, 8, 1), order(48, 4, 2), order(48, 2, 4)
+    one = order(48, 8, 1)
+    two = order(48, 4, 2)
+    four = order(48, 2, 4)
     assert one == two == four
     assert sorted(sum(one, [])) == list(range(48))
     assert one != order(48, 8, 1, epoch=2)
@@ -61,7 +63,8 @@ def left(dataset, batch_size, ranks, consumed, *options, epoch=1, drop_last=Fals
     for sampler in samplers:
         sampler.set_epoch(epoch, consumed)
     shares = [list(sampler) for sampler in samplers]
-    first, steps = samplers[0].first(), len(samplers[0])
+    first = samplers[0].first()
+    steps = len(samplers[0])
     assert {len(own) for own in shares} == {steps - first}
     taken = [samplers[0].samples_taken(step) for step in range(first, steps + 1)]
     assert taken[0] == consumed or first == steps

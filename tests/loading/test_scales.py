@@ -64,7 +64,9 @@ def test_an_epoch_has_each_sample_once_and_each_size_equally_often(length, ranks
 
 
 def test_sizes_follow_from_seed_and_epoch_alone():
-    one, other, seeded = steps(203), steps(203, epoch=2), steps(203, options=("SEED", "1"))
+    one = steps(203)
+    other = steps(203, epoch=2)
+    seeded = steps(203, options=("SEED", "1"))
     assert [size for size, _ in one] != [size for size, _ in other]
     assert sorted(size for size, _ in one) == sorted(size for size, _ in other)
     assert one == steps(203)
@@ -240,7 +242,8 @@ def test_two_processes_go_on_from_the_middle_of_an_epoch_in_the_same_bits(tmp_pa
         words = [*options, "DATA.SCALE_SCHEDULE", schedule]
         own = train_sampler(get_config(None, words), range(80), 0, 2)
         own.set_epoch(2)
-        whole, resumed = tmp_path / schedule, tmp_path / f"{schedule} resumed"
+        whole = tmp_path / schedule
+        resumed = tmp_path / f"{schedule} resumed"
         middle = whole / "checkpoints" / f"epoch_0002_sample_{own.samples_taken(2):09d}"
         runs += [(words, whole, 80), ([*words, "MODEL.RESUME", str(middle)], resumed, 80)]
     run_ranks(train_all, runs)

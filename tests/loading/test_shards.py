@@ -68,7 +68,8 @@ def out(packed, tmp_path):
 
 
 def test_the_shards_hold_the_images_files_and_checksums(packed):
-    out, files = packed / "out", {}
+    out = packed / "out"
+    files = {}
     for file in sorted(out.glob("train-*.tar")):
         assert file.stat().st_size % tarfile.RECORDSIZE == 0
         with tarfile.open(file) as tar:
@@ -239,7 +240,8 @@ def test_shards_that_are_missing_or_changed_are_named_at_the_start(out, tmp_path
     found(r"no train-\*.tar; DATASET shards needs them under -data_path$", tmp_path)
     (tmp_path / "train-0.tar.gz").touch()
     found(r"train-0.tar.gz is compressed: unpack it", tmp_path)
-    file, index = out / "train-000002.tar", out / "train.index.npz"
+    file = out / "train-000002.tar"
+    index = out / "train.index.npz"
     whole = file.read_bytes()
     file.write_bytes(whole + bytes(512))
     found(rf"train-000002.tar has {len(whole) + 512} bytes, in train.index.npz it has {len(whole)} bytes; restore it")
@@ -269,7 +271,8 @@ def test_shards_that_are_missing_or_changed_are_named_at_the_start(out, tmp_path
 def test_damage_that_is_met_while_training_names_shard_and_member(packed, out):
     data = get_dataset(configured("shards", out), "train")
     shard = data.shards.shard[7]
-    file, start = data.shards.files[shard], int(data.shards.offsets[7])
+    file = data.shards.files[shard]
+    start = int(data.shards.offsets[7])
     with open(file, "r+b") as raw:
         raw.seek(start - 512)
         raw.write(b"000000070.png")  # another member's name, of the same sum of bytes

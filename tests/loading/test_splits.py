@@ -33,7 +33,8 @@ def test_it_depends_on_paths_and_seed_alone():
     assert {
         path for path, own in zip(shuffled, validation(shuffled, LABELS[order], 0.2, 0), strict=True) if own
     } == chosen
-    more, labels = [*PATHS, *(f"train/3/new{n}.jpg" for n in range(10))], np.append(LABELS, [3] * 10)
+    more = [*PATHS, *(f"train/3/new{n}.jpg" for n in range(10))]
+    labels = np.append(LABELS, [3] * 10)
     later = {path for path, own in zip(more, validation(more, labels, 0.2, 0), strict=True) if own}
     assert len(chosen - later) <= 2 <= len(later - chosen) <= 4  # a new one takes a place, or there is one place more
     other = validation(PATHS, LABELS, 0.2, 1)
@@ -42,7 +43,8 @@ def test_it_depends_on_paths_and_seed_alone():
 
 def test_groups_stay_together_and_meet_the_share():
     rng = np.random.default_rng(0)
-    labels, people = rng.integers(3, size=600), rng.integers(60, size=600)
+    labels = rng.integers(3, size=600)
+    people = rng.integers(60, size=600)
     paths = [
         f"{label}/person{person:02}_{place}.jpg"
         for place, (label, person) in enumerate(zip(labels, people, strict=True))
@@ -54,7 +56,8 @@ def test_groups_stay_together_and_meet_the_share():
 
 
 def test_a_class_of_few_large_groups_still_has_validation_images():
-    labels, paths = np.repeat([0, 1], [30, 30]), [f"g{n % 3}/{n}" if n < 30 else f"h{n}/{n}" for n in range(60)]
+    labels = np.repeat([0, 1], [30, 30])
+    paths = [f"g{n % 3}/{n}" if n < 30 else f"h{n}/{n}" for n in range(60)]
     chosen = validation(paths, labels, 0.1, 0, groups_of(paths, "^(.*)/"))
     assert np.bincount(labels[chosen]).tolist() == [10, 3]
 

@@ -110,7 +110,8 @@ def test_without_its_notes_a_file_has_the_same_pixels(kind):
 
 def test_chunks_and_frames_in_number_do_not_reach_the_decoder():
     """libwebp takes memory for each of them."""
-    still, unknown = forged_images.WHOLE["lossless"], b"none\0\0\0\0" * 50_000
+    still = forged_images.WHOLE["lossless"]
+    unknown = b"none\0\0\0\0" * 50_000
     image = still[12:]
     frame = bytes(6) + struct.pack("<I", 31)[:3] + struct.pack("<I", 23)[:3] + bytes(4) + image
     shown = b"ANMF" + struct.pack("<I", len(frame)) + frame
@@ -172,7 +173,8 @@ def test_libraries_tell_nothing_of_a_strangers_file():
 
 
 def test_notes_are_left_out(monkeypatch):
-    exif, text = Image.Exif(), "notes " * 1000
+    exif = Image.Exif()
+    text = "notes " * 1000
     exif[0x010E] = text
     monkeypatch.setattr(Image.Exif, "load", None)  # what Pillow would take them apart by
     for kind in ("JPEG", "PNG", "TIFF"):
@@ -201,7 +203,8 @@ def test_what_cannot_be_decoded_is_tried_once(tmp_path, monkeypatch):
     (tmp_path / "train/a/2.png").mkdir()  # of which a disk could be the reason
     data = get_dataset(configured("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
     data.paths = type(data.paths)([f"train/a/{number}.png" for number in range(4)])
-    data.labels, read = np.zeros(4, np.int64), []
+    data.labels = np.zeros(4, np.int64)
+    read = []
     whole = data.data
     monkeypatch.setattr(data, "data", lambda index: (read.append(index), whole(index))[1])
     assert [data[1][-1], data[1][-1], data[3][-1]] == [1, 1, -1]

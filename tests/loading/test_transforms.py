@@ -149,7 +149,8 @@ def test_a_crop_that_is_drawn_once_is_clipped_to_the_image():
     clipped = 0
     for seed in range(400):
         rng = RNG(seed)
-        area, ratio = 500 * 375 * rng.uniform(0.08, 1), np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
+        area = 500 * 375 * rng.uniform(0.08, 1)
+        ratio = np.exp(rng.uniform(np.log(3 / 4), np.log(4 / 3)))
         sides = [round(np.sqrt(area * ratio)), round(np.sqrt(area / ratio))]
         left, top, right, bottom = once._crop_box(500, 375, RNG(seed))
         assert [right - left, bottom - top] == [min(sides[0], 500), min(sides[1], 375)]
@@ -163,7 +164,8 @@ def test_a_crop_that_is_drawn_once_is_clipped_to_the_image():
 
 
 def test_random_interpolation_is_bilinear_or_bicubic():
-    image, ways = picture(40, 40), (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
+    image = picture(40, 40)
+    ways = (Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
     expected = [np.asarray(image.resize((32, 32), way)) for way in ways]
     transform = TrainTransform(configured(*FIXED, "TRAIN.INTERPOLATION", "random"))
     found = [[(transform(image, RNG(seed)) == e).all() for e in expected] for seed in range(60)]
@@ -189,13 +191,16 @@ def test_colour_jitter_keeps_to_its_strength_in_every_order():
 
 
 def test_colour_jitter_draws_its_order_and_its_factors_evenly(monkeypatch):
-    image, seen, names = picture(40, 40), [], ("brightness", "contrast", "saturation")
+    image = picture(40, 40)
+    seen = []
+    names = ("brightness", "contrast", "saturation")
 
     def kind(name):
         return lambda image, factor: seen.append((name, factor)) or image
 
     monkeypatch.setattr("loading.transforms.image._JITTERED", [kind(name) for name in names])
-    transform, rng = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "1.5")), RNG(0)
+    transform = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "1.5"))
+    rng = RNG(0)
     for _ in range(1200):
         transform(image, rng)
     orders = Counter(tuple(name for name, _ in seen[first : first + 3]) for first in range(0, len(seen), 3))
@@ -209,17 +214,20 @@ def test_colour_jitter_draws_its_order_and_its_factors_evenly(monkeypatch):
 @pytest.mark.parametrize("text", ["None", "rand-m9-mstd0.5-inc1", "original", "3a", "trivial", "augmix-m3"])
 def test_a_transform_travels_to_loader_workers(text):
     transform = TrainTransform(configured("TRAIN.AUTO_AUGMENT", text, "TRAIN.COLOR_JITTER", "0.3"))
-    image, sent = picture(60, 40), pickle.loads(pickle.dumps(transform))
+    image = picture(60, 40)
+    sent = pickle.loads(pickle.dumps(transform))
     for seed in range(5):
         assert (sent(image, RNG(seed)) == transform(image, RNG(seed))).all()
 
 
 def test_later_draws_leave_the_earlier_ones_as_they_were(monkeypatch):
-    image, base = picture(60, 40), ["TRAIN.AFFINE", "[10.0,0.1,0.1]", "TRAIN.HFLIP", "0.5"]
+    image = picture(60, 40)
+    base = ["TRAIN.AFFINE", "[10.0,0.1,0.1]", "TRAIN.HFLIP", "0.5"]
     plain = TrainTransform(configured(*base))
     flipping = TrainTransform(configured(*base, "TRAIN.VFLIP", "1.0"))
     more = ["TRAIN.VFLIP", "1.0", "TRAIN.AUTO_AUGMENT", "rand-m9-p1.0", "TRAIN.COLOR_JITTER", "0.4"]
-    whole, given = TrainTransform(configured(*base, *more)), []
+    whole = TrainTransform(configured(*base, *more))
+    given = []
     augment = whole.augment
     monkeypatch.setattr(whole, "augment", lambda image, rng: given.append(np.asarray(image)) or augment(image, rng))
     for seed in range(20):
@@ -232,9 +240,12 @@ def test_later_draws_leave_the_earlier_ones_as_they_were(monkeypatch):
 
 
 def test_what_is_off_draws_nothing():
-    image, transform = picture(60, 40), TrainTransform(configured())
+    image = picture(60, 40)
+    transform = TrainTransform(configured())
     for seed in range(10):
-        rng, alone, replayed = RNG(seed), RNG(seed), RNG(seed)
+        rng = RNG(seed)
+        alone = RNG(seed)
+        replayed = RNG(seed)
         box = transform._crop_box(60, 40, replayed)
         expected = np.asarray(image.crop(box).resize((32, 32), Image.Resampling.BICUBIC))
         flipped = replayed.random() < 0.5

@@ -56,7 +56,8 @@ def configured(workers, prefetch=2, batch_size=4, epochs=9):
 
 
 def training(workers, prefetch=2, epochs=9, dataset=None):
-    config, dataset = configured(workers, prefetch, epochs=epochs), dataset or Numbers()
+    config = configured(workers, prefetch, epochs=epochs)
+    dataset = dataset or Numbers()
     return ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1))
 
 
@@ -205,7 +206,8 @@ def test_free_memory_does_without_a_containers_count_of_files(tmp_path, monkeypa
 @pytest.mark.parametrize("threaded", [0, 1])
 def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded, monkeypatch):
     monkeypatch.setattr(loading.workers, "num_gpus", lambda: threaded)
-    config, dataset = configured(workers, epochs=3), Numbers()
+    config = configured(workers, epochs=3)
+    dataset = Numbers()
     config = with_values(config, DATA__DROP_LAST=False, DATA__BATCH_SIZE=6)
     drawn = lambda epoch, step, count: np.full((count, 1), 100 * epoch + step, np.float32)  # noqa: E731
     loader = ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1), draw=drawn)
@@ -223,7 +225,9 @@ def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded
 @pytest.mark.smoke
 def test_a_copy_for_the_gpu_lets_other_threads_run_and_shares_nothing():
     interval = sys.getswitchinterval()
-    array, ticks, copies = np.ones(100_000_000, np.uint8), [], []
+    array = np.ones(100_000_000, np.uint8)
+    ticks = []
+    copies = []
 
     def tick():
         while len(copies) < 8:

@@ -96,7 +96,8 @@ def batch(step, *shape):
 
 def taken_in(batches, momentum=0.9):
     """PyTorch's running mean and variance of these batches."""
-    mean, variance = 0.0, 1.0
+    mean = 0.0
+    variance = 1.0
     for x in batches:
         values = np.moveaxis(x.astype(np.float64), 1, 0).reshape([x.shape[1], -1])
         mean = momentum * mean + (1 - momentum) * values.mean(1)
@@ -113,7 +114,8 @@ def assert_statistics(norm, batches):
 @pytest.mark.smoke
 @pytest.mark.parametrize("traced", [None, "one size", "any size"])
 def test_the_running_variance_is_torchs(traced):
-    norm, seen = BatchNorm2D(3), []
+    norm = BatchNorm2D(3)
+    seen = []
     if traced:
         sizes = [paddle.static.InputSpec([None, 3, None, None])] if traced == "any size" else None
         paddle.jit.to_static(norm, full_graph=True, input_spec=sizes)
@@ -152,7 +154,8 @@ def test_two_values_of_a_channel_are_the_least():
 
 @pytest.mark.smoke
 def test_what_is_kept_or_frozen_does_not_change():
-    norm, x = BatchNorm2D(3), paddle.to_tensor(batch(0, 4, 3, 2, 2))
+    norm = BatchNorm2D(3)
+    x = paddle.to_tensor(batch(0, 4, 3, 2, 2))
     expected = norm(x).numpy()
     held = {name: buffer.numpy() for name, buffer in norm.named_buffers()}
     with keeping_statistics(norm):
@@ -172,7 +175,8 @@ def test_what_is_kept_or_frozen_does_not_change():
 def test_a_parameter_has_its_gradient_beside_a_frozen_one(frozen, training, compiled, monkeypatch):
     if not compiled:
         monkeypatch.setattr(ops, "usable", lambda _: False)
-    norm, wanted = BatchNorm2D(3), batch("gradient", 4, 3, 2, 2)
+    norm = BatchNorm2D(3)
+    wanted = batch("gradient", 4, 3, 2, 2)
     norm.training = training
     getattr(norm, frozen).stop_gradient = True
     values = batch(0, 4, 3, 2, 2)
@@ -201,7 +205,8 @@ def test_synchronised_statistics_count_all_processes_images(monkeypatch, traced)
 
     monkeypatch.setattr(nn.SyncBatchNorm, "forward", kernel)
     monkeypatch.setattr(batch_norm, "world_size", lambda: 2)
-    norm, seen = SyncBatchNorm(3), [batch(step, 2, 3, 1, 2) for step in range(3)]
+    norm = SyncBatchNorm(3)
+    seen = [batch(step, 2, 3, 1, 2) for step in range(3)]
     buffers = dict(norm.named_buffers())
     norm.weight.stop_gradient = True  # as bitfit's
     if traced:

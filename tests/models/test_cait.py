@@ -32,7 +32,8 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = small(embed_dim=96, num_classes=200, init_values=1e-5, image_size=64)
-    block, last = model.blocks[1], model.blocks_token_only[0]
+    block = model.blocks[1]
+    last = model.blocks_token_only[0]
     for layer in (block.attn.qkv, block.mlp.fc2, last.attn.k, last.mlp.fc1, model.head):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert not layer.bias.numpy().any()
@@ -45,7 +46,8 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_is_one_rate_and_the_class_tokens_blocks_drop_nothing():
-    model, calls = small(droppath=0.3, dropout=0.1, attention_dropout=0.2), []
+    model = small(droppath=0.3, dropout=0.1, attention_dropout=0.2)
+    calls = []
     for layer in model.sublayers():
         if hasattr(layer, "drop_prob") or type(layer).__name__ == "Dropout":
             rate = getattr(layer, "drop_prob", getattr(layer, "p", None))

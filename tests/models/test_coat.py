@@ -96,7 +96,8 @@ def test_every_block_has_one_rate_of_drop_path_and_dropout():
         if name.endswith("drop_path"):
             layer.p = None
     model(paddle.zeros([1, 3, 64, 96]))
-    serial, parallel = [0.1, 0.4, 0.1, 0.1, 0.4], [0.1] * 3 + [0.4, 0.1, 0.1, 0.4] * 3
+    serial = [0.1, 0.4, 0.1, 0.1, 0.4]
+    parallel = [0.1] * 3 + [0.4, 0.1, 0.1, 0.4] * 3
     assert calls == 5 * serial + 2 * parallel
 
 

@@ -57,7 +57,8 @@ def test_the_small_stems_of_timm():
 
 def test_linears_and_convolutions_compute_the_same_and_read_each_others_weights(tmp_path):
     """Layer by layer in training mode: logits, and the gradients of all that both have."""
-    images, found = paddle.to_tensor(array("images", (2, 3, 64, 64))), []
+    images = paddle.to_tensor(array("images", (2, 3, 64, 64)))
+    found = []
     linear = load_formula(small("convnext_v2"), tmp_path, array)
     save_weights(linear, tmp_path / "linear.safetensors")
     conv = small("convnext_v2", conv_mlp=True)
@@ -162,7 +163,8 @@ def test_drop_path_drops_the_branch_of_whole_samples():
 
 def test_dropout_comes_between_norm_and_classifier():
     paddle.seed(0)
-    model, features = small(dropout=0.5, num_classes=0), paddle.randn([8, 16, 2, 2])
+    model = small(dropout=0.5, num_classes=0)
+    features = paddle.randn([8, 16, 2, 2])
     found = model.forward_head(features).numpy()
     model.eval()
     expected = 2 * model.forward_head(features).numpy()

@@ -22,7 +22,8 @@ def one_each():
 
 
 def assert_is_the_references(name):
-    found, theirs = cost(get_config(name)), REFERENCE[name]
+    found = cost(get_config(name))
+    theirs = REFERENCE[name]
     assert list(found.images) == theirs["images"]
     assert found.parameters == theirs["parameters"]
     assert abs(difference(found, name)) < MOST
@@ -69,7 +70,8 @@ def test_layers_have_their_own_share():
 def test_another_size_costs_more_and_nothing_stays_traced():
     """Attention grows with the square of the tokens, of which there are 4 x 4 + 1 and 8 x 8 + 1."""
     config = get_config("vit_digits")
-    small, large = cost(config), cost(config, image_size=16)
+    small = cost(config)
+    large = cost(config, image_size=16)
     attention = [next(layer for layer in one.layers if layer.name == "blocks.0.attn") for one in (small, large)]
     assert attention[1].macs / attention[0].macs == (65 / 17) ** 2
     assert large.parameters == small.parameters + (65 - 17) * 64

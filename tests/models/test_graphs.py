@@ -104,7 +104,8 @@ def test_the_list_of_half_operators_is_whole():
 @pytest.mark.smoke
 def test_float16_and_bfloat16_have_the_same_lists():
     """So that a graph of one tells the types of the other."""
-    white, black = amp_lists.white_list(), amp_lists.black_list()
+    white = amp_lists.white_list()
+    black = amp_lists.black_list()
     assert white["float16"]["O1"] - amp_lists.ONLY_FP16_WHITE_LIST == white["bfloat16"]["O1"]
     assert black["float16"]["O1"] == black["bfloat16"]["O1"]
 

@@ -38,7 +38,8 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 @pytest.mark.smoke
 @pytest.mark.parametrize(("stride", "halo"), [(1, 1), (2, 2), (1, 0), (1, 4)])
 def test_attention_is_the_same_with_and_without_operators(compiled_operators, stride, halo):
-    layer, found = HaloAttention(8, 2, block_size=4, halo_size=halo, stride=stride), []
+    layer = HaloAttention(8, 2, block_size=4, halo_size=halo, stride=stride)
+    found = []
     x = paddle.randn([3, 8, 8, 12])
     x.stop_gradient = False
     for enabled in (True, False):

@@ -57,7 +57,8 @@ def test_what_masked_images_give_is_timms(tmp_path, name):
 
 def test_a_mask_that_keeps_all_changes_nothing(tmp_path):
     model = load_formula(small(), tmp_path, array)
-    images, every = images_of(model), paddle.ones([2, 6], "bool")
+    images = images_of(model)
+    every = paddle.ones([2, 6], "bool")
     whole, maps = model.forward_features(images, return_intermediates=True)
     masked, units = model.forward_features(images, every, return_intermediates=True)
     np.testing.assert_allclose(masked.numpy(), whole.numpy(), atol=1e-6)
@@ -67,7 +68,8 @@ def test_a_mask_that_keeps_all_changes_nothing(tmp_path):
 
 def test_what_is_left_out_is_not_seen(tmp_path):
     model = load_formula(small(), tmp_path, array)
-    images, mask = images_of(model), paddle.to_tensor(MASK)
+    images = images_of(model)
+    mask = paddle.to_tensor(MASK)
     seen = paddle.to_tensor(MASK.reshape(2, 1, 2, 3).repeat(32, 2).repeat(32, 3))
     other = paddle.where(seen, images, paddle.full_like(images, 7.0))
     np.testing.assert_array_equal(
@@ -90,7 +92,8 @@ def test_masks_that_do_not_fit_are_named(mask, message):
 
 
 def test_training_leaves_out_a_share_of_the_units():
-    model, whole = small(patch_drop=0.4), small()
+    model = small(patch_drop=0.4)
+    whole = small()
     whole.set_state_dict(model.state_dict())
     images = images_of(model)
     paddle.seed(3)
@@ -137,7 +140,8 @@ def test_initialisation_is_timms(kind):
     model = Hiera(
         64, embed_dim=32, stage_depths=(1, 1, 1, 1), num_classes=300, weight_init=kind, global_pos_size=(14, 14)
     )
-    last, shares = model.blocks[3], [math.sqrt(2), 2, math.sqrt(6), math.sqrt(8)]
+    last = model.blocks[3]
+    shares = [math.sqrt(2), 2, math.sqrt(6), math.sqrt(8)]
     glorot = lambda layer: math.sqrt(2 / sum(layer.weight.shape))  # noqa: E731
     plain = (lambda _: 0.02) if kind == "timm" else glorot
     for layer in (last.attn.qkv, last.mlp.fc1, last.proj):

@@ -102,7 +102,8 @@ def result_of(folder):
 
 @pytest.mark.smoke
 def test_one_process_and_two_give_the_result_of_the_eager_engine(weights, tiny, program, tmp_path, monkeypatch):
-    calls, run = [], Predictor.__call__
+    calls = []
+    run = Predictor.__call__
     monkeypatch.setattr(Predictor, "__call__", lambda self, images: calls.append(len(images)) or run(self, images))
     options = [*without(tiny, "TRAIN."), "EVAL", "True", "MODEL.PRETRAINED", str(weights)]
     options += ["DATA.BATCH_SIZE_EVAL", "7"]
@@ -150,7 +151,8 @@ def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd
 
 @pytest.mark.smoke
 def test_a_method_is_converted_once_for_all_layers(tmp_path, monkeypatch):
-    converted, convert = [], FunctionCache._convert
+    converted = []
+    convert = FunctionCache._convert
     monkeypatch.setattr(FunctionCache, "_convert", lambda self, f: converted.append(f.__qualname__) or convert(self, f))
     monkeypatch.setattr("paddle.jit.dy2static.program_translator._FUNCTION_CACHE", FunctionCache())
     export(small("vit"), tmp_path)

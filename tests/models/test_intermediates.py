@@ -88,7 +88,8 @@ def test_the_last_norm_leads_to_the_features(kind):
     later = 0 if kind == "volo" else len(plain)  # all but the first
     normed_from = [kind in NORMED_THROUGHOUT or (last and i == len(plain) - 1) or i > later for i in range(len(plain))]
     assert changed == normed_from
-    rows, features = normed[-1].transpose([0, 2, 3, 1]).numpy(), branches(features)[-1]
+    rows = normed[-1].transpose([0, 2, 3, 1]).numpy()
+    features = branches(features)[-1]
     if kind in TOKENS_ALONE:
         assert features.shape == [2, model.num_prefix_tokens, model.num_features]
         return
@@ -108,7 +109,8 @@ def test_the_last_norm_leads_to_the_features(kind):
 @paddle.no_grad()
 def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
     model, images = built(kind)
-    calls, through = [], type(model)._stage
+    calls = []
+    through = type(model)._stage
     monkeypatch.setattr(type(model), "_stage", lambda self, *given: calls.append(1) or through(self, *given))
     whole = model.forward_intermediates(images, [0], intermediates_only=True)
     assert len(calls) == len(model.feature_info) // (1 + (kind in BRANCHES)) - (kind in FIRST_IS_THE_STEMS)
@@ -126,7 +128,8 @@ def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
 @pytest.mark.parametrize("kind", SMALL)
 def test_bad_indices_are_refused_in_a_line(kind):
     model, images = built(kind)
-    count, name = len(model.feature_info), type(model).__name__
+    count = len(model.feature_info)
+    name = type(model).__name__
     for indices, message in (
         (0, f"indices is 0, expected how many of the last: 1 to {count} of {name}"),
         (count + 1, f"indices is {count + 1}, expected how many of the last: 1 to {count} of {name}"),

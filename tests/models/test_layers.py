@@ -32,14 +32,18 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean():
 def test_a_layer_norms_gradient_is_the_formulas_where_the_weights_is_not_wanted(compiled, frozen, monkeypatch):
     if not compiled:
         monkeypatch.setattr(ops, "usable", lambda _: False)
-    layer, rng = LayerNorm(8, epsilon=1e-6), np.random.default_rng(0)
-    values, weight, wanted = rng.normal(size=(3, 8)), rng.normal(size=8), rng.normal(size=(3, 8))
+    layer = LayerNorm(8, epsilon=1e-6)
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(3, 8))
+    weight = rng.normal(size=8)
+    wanted = rng.normal(size=(3, 8))
     layer.weight.set_value(weight.astype("float32"))
     layer.weight.stop_gradient = frozen
     x = paddle.to_tensor(values, "float32", stop_gradient=False)
     [found] = paddle.grad([layer(x)], [x], [paddle.to_tensor(wanted, "float32")])
     deviation = np.sqrt(values.var(axis=-1, keepdims=True) + 1e-6)
-    normed, grad = (values - values.mean(axis=-1, keepdims=True)) / deviation, wanted * weight
+    normed = (values - values.mean(axis=-1, keepdims=True)) / deviation
+    grad = wanted * weight
     along = normed * (grad * normed).mean(axis=-1, keepdims=True)
     expected = (grad - grad.mean(axis=-1, keepdims=True) - along) / deviation
     np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-5)
@@ -139,7 +143,9 @@ def test_a_bias_that_is_added_apart_gives_the_same_bits(monkeypatch):
 
 @pytest.mark.smoke
 def test_a_bias_takes_the_products_type():
-    product, bias = paddle.ones([2, 3], "float64"), paddle.to_tensor([1.0, 2.0, 3.0])  # no half sums on a CPU
+    # no half sums on a CPU
+    product = paddle.ones([2, 3], "float64")
+    bias = paddle.to_tensor([1.0, 2.0, 3.0])
     total = linear.add_bias(product, bias)
     assert total.dtype == paddle.float64
     assert total.tolist() == [[2.0, 3.0, 4.0]] * 2
@@ -174,7 +180,8 @@ def test_flash_attention_drops_in_training_alone_and_gets_one_type(monkeypatch):
     paddle.seed(0)
     monkeypatch.setattr("ops.usable", lambda x: False)
     monkeypatch.setattr("ops.flash_attention_takes", lambda x, width: True)
-    layer, x = Attention(16, 2, attn_drop=0.25, qk_norm=True), paddle.randn([2, 5, 16])
+    layer = Attention(16, 2, attn_drop=0.25, qk_norm=True)
+    x = paddle.randn([2, 5, 16])
     for norm in (layer.q_norm, layer.k_norm):  # under autocast norms give a wider type
         norm.register_forward_post_hook(lambda layer, inputs, out: out.astype("float64"))
     for training in (True, False):

@@ -35,7 +35,8 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 def test_the_deployed_model_is_equal_and_has_no_batch_norm(tmp_path, name):
     model = load_formula(small(name), tmp_path, array)
     images = paddle.to_tensor(array("images", (3, 3, *model.image_size)))
-    state, expected = {key: tensor.numpy() for key, tensor in model.state_dict().items()}, model(images).numpy()
+    state = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
+    expected = model(images).numpy()
     deployed = model.inference_model()
     assert not [layer for layer in deployed.sublayers() if isinstance(layer, nn.BatchNorm2D)]
     assert len(deployed.state_dict()) < len(state) / 2
@@ -51,7 +52,8 @@ def test_the_deployed_model_is_equal_and_has_no_batch_norm(tmp_path, name):
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = LeViT(32, stage_depths=(1, 1), embed_dims=(128, 192), num_heads=(4, 4), num_classes=200)
-    block, down = model.stages[1].blocks[0], model.stages[1].downsample.attn_downsample
+    block = model.stages[1].blocks[0]
+    down = model.stages[1].downsample.attn_downsample
     for layer, fan_in in ((model.stem.conv3, 9 * 32), (block.attn.qkv, 192), (block.mlp.ln2, 384), (down.q.ln, 128)):
         assert float(layer.linear.weight.abs().max()) == pytest.approx(fan_in**-0.5, rel=0.01)
         assert float(layer.linear.weight.std()) == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)

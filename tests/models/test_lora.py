@@ -57,7 +57,9 @@ def adapted(name, *options):
 @pytest.mark.smoke
 def test_the_layer_and_its_gradients_are_the_formulas():
     """In training by the narrow way, and by the sum, which whoever reads ``weight`` takes."""
-    layer, x, out = Linear(5, 7), numbers(4, 3, 5), numbers(4, 3, 7, seed=1)
+    layer = Linear(5, 7)
+    x = numbers(4, 3, 5)
+    out = numbers(4, 3, 7, seed=1)
     plain = layer(paddle.to_tensor(x)).numpy()
     adapt(layer, rank=2, alpha=3.0, dropout=0.0)
     assert sorted(name for name, _ in layer.named_parameters()) == ["bias", "lora_A.weight", "lora_B.weight", "weight"]
@@ -66,7 +68,8 @@ def test_the_layer_and_its_gradients_are_the_formulas():
     fill(layer, "lora_B")
     layer._parameters["weight"].stop_gradient = True
     w, a, b = (p.numpy() for p in (layer._parameters["weight"], layer.lora_A.weight, layer.lora_B.weight))
-    flat, grad = x.reshape(-1, 5), out.reshape(-1, 7)
+    flat = x.reshape(-1, 5)
+    grad = out.reshape(-1, 7)
     for read in (layer, lambda x: paddle.matmul(x, layer.weight) + layer.bias):
         layer.clear_gradients()
         found = read(inputs := paddle.to_tensor(x, stop_gradient=False))
@@ -109,7 +112,8 @@ def test_merged_is_unmerged_in_every_kind_of_layer(name):
 
 def test_recomputation_and_a_graph_compute_the_same():
     keys = SMALL["vit_tiny_patch16_224"] | SIZES | {"prompt_tokens": 2, "prompt_deep": True}
-    images, found = paddle.to_tensor(numbers(2, 3, 32, 32)), []
+    images = paddle.to_tensor(numbers(2, 3, 32, 32))
+    found = []
     for recompute, traced in ((False, False), (True, False), (False, True)):
         paddle.seed(0)
         model = create_model("vit_tiny_patch16_224", recompute=recompute, **keys)
@@ -131,7 +135,8 @@ def test_dropout_is_of_what_the_first_matrix_reads():
     model = adapted("vit_tiny_patch16_224", "TRAIN.ADAPTER.DROPOUT", "0.5", "TRAIN.ADAPTER.TARGETS", "['*.fc1']")
     assert not model.blocks[0].mlp.fused  # the fused operator would pass it by
     fill(model)
-    layer, x = model.blocks[0].mlp.fc1, paddle.to_tensor(numbers(3, 24))
+    layer = model.blocks[0].mlp.fc1
+    x = paddle.to_tensor(numbers(3, 24))
     paddle.seed(5)
     kept = paddle.nn.functional.dropout(x, 0.5).numpy()
     paddle.seed(5)
@@ -179,10 +184,8 @@ def test_a_gradient_passes_frozen_layers_as_it_passes_others(compiled):
 
 def test_shallow_prompts_are_registers_without_a_position():
     keys = SMALL["vit_tiny_patch16_224"] | SIZES
-    one, two = (
-        create_model("vit_tiny_patch16_224", prompt_tokens=3, **keys),
-        create_model("vit_tiny_patch16_224", reg_tokens=3, **keys),
-    )
+    one = create_model("vit_tiny_patch16_224", prompt_tokens=3, **keys)
+    two = create_model("vit_tiny_patch16_224", reg_tokens=3, **keys)
     state = one.state_dict()
     state["reg_token"] = state.pop("prompt_tokens")
     place = state["pos_embed"]
@@ -202,10 +205,12 @@ def test_deep_prompts_take_the_last_ones_place():
     images = paddle.to_tensor(numbers(2, 3, 32, 32))
     x = model.patch_embed(images)
     x = paddle.concat([model.cls_token.expand([2, -1, -1]), x], axis=1) + model.pos_embed
-    cls, patches = x[:, :1], x[:, 1:]
+    cls = x[:, :1]
+    patches = x[:, 1:]
     for block, own in zip(model.blocks, model.prompt_tokens, strict=True):
         x = block(paddle.concat([cls, own.unsqueeze(0).expand([2, -1, -1]), patches], axis=1))
-        cls, patches = x[:, :1], x[:, 3:]
+        cls = x[:, :1]
+        patches = x[:, 3:]
     np.testing.assert_allclose(model(images).numpy(), model.head(model.norm(x)[:, 0]).numpy(), rtol=1e-5, atol=1e-6)
     features, [last] = model.forward_intermediates(images, 1)
     assert (features.shape, last.shape) == ([2, 7, 24], [2, 24, 2, 2])

@@ -74,7 +74,8 @@ def test_star_relu_is_its_formula():
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = small(embed_dims=(32, 64, 64, 64), num_classes=200)
-    block, last = model.stages[1].blocks[0], model.stages[3].blocks[0]
+    block = model.stages[1].blocks[0]
+    last = model.stages[3].blocks[0]
     drawn = [model.stem.conv, model.stages[1].downsample.conv, block.token_mixer.dwconv, block.token_mixer.pwconv1]
     drawn += [block.mlp.fc1, last.mlp.fc2, last.token_mixer.qkv, last.token_mixer.proj]
     for layer in (*drawn, model.head.fc.fc1, model.head.fc.fc2):
@@ -99,7 +100,8 @@ def test_drop_path_and_dropouts():
 
 
 def test_dropout_comes_before_the_last_layer():
-    model, seen = small(dropout=0.5), []
+    model = small(dropout=0.5)
+    seen = []
     model.head.fc.head_drop.register_forward_post_hook(lambda _, x, out: seen.append((x[0], out)))
     model.head.fc.fc2.register_forward_pre_hook(lambda _, x: seen.append(x))
     features = paddle.to_tensor(array("features", (2, 32, 2, 3)))
@@ -130,7 +132,8 @@ def test_the_classifier_is_exchangeable():
     model = small()
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, 64, 64)))
-    features, before = model.forward_features(images), model.head.fc.fc1.weight.numpy()
+    features = model.forward_features(images)
+    before = model.head.fc.fc1.weight.numpy()
     assert features.shape == [2, 32, 2, 2]
     model.reset_classifier(7)
     assert (model.classifier_names(), model.head.fc.fc2.weight.shape) == (("head.fc.fc2",), [128, 7])

@@ -56,7 +56,10 @@ def assert_uniform(parameter, bound):
 def test_initialisation_is_its_sources(name):
     paddle.seed(0)
     model = small(name, image_size=56, embed_dim=128, num_classes=50)  # 196 places
-    block, stem, head = model.blocks[1], model.stem.proj, model.head  # the stem reads 3 x 4 x 4 = 48 values
+    # the stem reads 3 x 4 x 4 = 48 values
+    block = model.blocks[1]
+    stem = model.stem.proj
+    head = model.head
     hidden = block.mlp_channels.fc1.weight.shape[1]
     if name == "mixer":  # big_vision's, of Flax
         assert_lecun(stem, 48)
@@ -109,7 +112,8 @@ def test_the_classifier_is_exchangeable(name):
 
 @pytest.mark.parametrize(("name", "branches", "dropouts"), [("mixer", 2, 4), ("gmlp", 1, 2), ("resmlp", 2, 2)])
 def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name, branches, dropouts):
-    model, calls = small(name, dropout=0.25, droppath=0.3), []
+    model = small(name, dropout=0.25, droppath=0.3)
+    calls = []
     for layer in model.sublayers():
         if isinstance(layer, (nn.Dropout, DropPath)):
             rate = layer.p if isinstance(layer, nn.Dropout) else layer.drop_prob

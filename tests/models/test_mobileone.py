@@ -45,7 +45,8 @@ def test_a_folded_model_is_timms_folded_model(tmp_path):
 @pytest.mark.parametrize("name", CASES)
 def test_folding_keeps_the_logits_and_leaves_one_convolution_in_a_block(tmp_path, name):
     model = load_formula(small(name), tmp_path, array)
-    images, names = images_of(model), list(model.state_dict())
+    images = images_of(model)
+    names = list(model.state_dict())
     expected = model(images).numpy()
     folded = model.inference_model()
     np.testing.assert_allclose(folded(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
@@ -81,7 +82,8 @@ def test_a_block_of_groups_is_folded():
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = create_model("mobileone_s0", num_classes=100, num_branches=2)
-    first, second = model.stages[2][0], model.stages[2][1]
+    first = model.stages[2][0]
+    second = model.stages[2][1]
     fan_outs = [(model.stem.conv_kxk[0], 9 * 48), (first.conv_kxk[1], 9), (first.conv_scale, 1)]
     for layer, fan_out in [*fan_outs, (second.conv_kxk[0], 256)]:
         assert float(layer.conv.weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.2)

@@ -63,7 +63,8 @@ def test_epsilons_are_timms_or_paddlevits():
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = small(embed_dims=(16, 16, 32, 32, 32, 64, 64, 64, 96), hidden_dims=(32, 64, 64), num_classes=200)
-    block, first = model.stages[4][1], model.stages[1][1]
+    block = model.stages[4][1]
+    first = model.stages[1][1]
     for layer in (block.transformer[0].attn.qkv, block.transformer[0].mlp.fc2, model.head.fc):
         assert float(layer.weight.std()) == pytest.approx(0.01, rel=0.05)
         assert not layer.bias.numpy().any()

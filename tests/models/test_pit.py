@@ -52,7 +52,8 @@ def test_a_distilled_model_trains_both_heads_when_told(tmp_path):
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = PoolingVisionTransformer(64, num_classes=200, base_dims=(32, 32, 32), stage_depths=(1, 1, 1))
-    block, pool = model.transformers[1].blocks[0], model.transformers[2].pool
+    block = model.transformers[1].blocks[0]
+    pool = model.transformers[2].pool
     inputs = {model.patch_embed.conv: 3 * 16 * 16, pool.conv: 9, pool.fc: 128, block.attn.qkv: 128, block.mlp.fc2: 512}
     for layer, fan_in in {**inputs, model.head: 256}.items():  # PyTorch's own, uniform
         for parameter in (layer.weight, layer.bias):
@@ -109,7 +110,8 @@ def test_the_classifier_reads_the_normalised_class_token():
 
 
 def test_positions_fit_another_image(tmp_path):
-    model, larger = small(), small(image_size=(36, 44))
+    model = small()
+    larger = small(image_size=(36, 44))
     save_weights(model, tmp_path / "model.safetensors")
     assert load_weights(larger, tmp_path).resized == ["pos_embed resized from 10 x 10 to 8 x 10"]
     expected = np.einsum("nr,drc->dnc", bicubic_matrix(10, 8), model.pos_embed[0].numpy())

@@ -62,7 +62,8 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model, calls = small(droppath=0.4, dropout=0.1), []
+    model = small(droppath=0.4, dropout=0.1)
+    calls = []
     blocks = [block for stage in model.stages for block in stage.blocks]
     for block in blocks:
         for layer in (block.mlp.drop, block.drop_path1, block.drop_path2):

@@ -13,7 +13,9 @@ from errors import InputError
 from models import build_model, create_model, list_models
 from models.regnet import Block, RegNet
 
-DEPTHS, DIMS = (1, 1, 2, 1), {"regnety": (8, 16, 24, 48), "regnetx": (8, 16, 32, 48)}  # what timm makes of CASES
+# what timm makes of CASES
+DEPTHS = (1, 1, 2, 1)
+DIMS = {"regnety": (8, 16, 24, 48), "regnetx": (8, 16, 32, 48)}
 
 
 def small(name="regnety", **changes):
@@ -35,7 +37,9 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 
 def test_regnety_160_is_timms():
     model = get_config("regnety_160").MODEL
-    group, parameters, dims = model.GROUP_WIDTH, 3 * 9 * 32 + 2 * 32, [32, *model.EMBED_DIMS]
+    group = model.GROUP_WIDTH
+    parameters = 3 * 9 * 32 + 2 * 32
+    dims = [32, *model.EMBED_DIMS]
     for before, dim, depth in zip(dims, dims[1:], model.STAGE_DEPTHS, strict=False):
         for in_dim in (before, *[dim] * (depth - 1)):
             squeezed = round(in_dim * model.SE_RATIO)
@@ -145,7 +149,8 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 
 @pytest.mark.parametrize("name", list_models("deit*distilled*"))
 def test_it_is_deits_teacher(name):
-    student, teacher = get_config(name), get_config("regnety_160")
+    student = get_config(name)
+    teacher = get_config("regnety_160")
     assert student.TRAIN.TEACHER_MODEL == "regnety_160"
     for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
         assert student.DATA[key] == teacher.DATA[key]

@@ -72,7 +72,8 @@ def test_gradients_are_timms(tmp_path):
     model = load_formula(ResNet(SIZES["resnet18"], depth=18, num_classes=5), tmp_path, array)
     logits = model(paddle.to_tensor(array("images", (2, 3, *SIZES["resnet18"]))))
     (logits * paddle.to_tensor(array("loss", (2, 5)))).sum().backward()
-    golden, parameters = np.load(ROOT / "tests" / "golden" / "resnet18.npz"), dict(model.named_parameters())
+    golden = np.load(ROOT / "tests" / "golden" / "resnet18.npz")
+    parameters = dict(model.named_parameters())
     for name in GRADIENTS:
         expected = golden[f"gradient/{name}"]
         np.testing.assert_allclose(
@@ -84,7 +85,8 @@ def test_gradients_are_timms(tmp_path):
 def test_initialisation_is_timms(name):
     paddle.seed(0)
     model = create_model(name, zero_init_last=True)  # the recipes' is torchvision's
-    block, last = model.layer3[1], "bn3" if name == "resnet50" else "bn2"
+    block = model.layer3[1]
+    last = "bn3" if name == "resnet50" else "bn2"
     for layer, fan_out in ((model.conv1, 49 * 64), (block.conv2, 9 * 256), (model.layer2[0].downsample[0], None)):
         fan_out = fan_out or layer.weight.shape[0]
         assert float(layer.weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.03)
@@ -119,7 +121,8 @@ def test_batch_norm_is_synchronised_with_its_parameters_and_statistics(monkeypat
         synchronise(model)
     with pytest.raises(InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm"):
         synchronise(create_model("vit_digits"))
-    before, parameters = model.state_dict(), dict(model.named_parameters())
+    before = model.state_dict()
+    parameters = dict(model.named_parameters())
     monkeypatch.setattr(batch_norm, "num_gpus", lambda: 1)
     synchronise(model)
     assert not any(isinstance(layer, nn.BatchNorm2D) for layer in model.sublayers())
@@ -170,7 +173,8 @@ def test_drop_path_drops_the_branch_before_the_addition(kind, in_dim, monkeypatc
     paddle.seed(0)
     block = kind(in_dim, 8, 1, drop_path=0.2)
     images = paddle.to_tensor(array("images", (4, in_dim, 3, 3)))
-    branch, shortcut = block._branch(images).numpy(), block.downsample(images).numpy()
+    branch = block._branch(images).numpy()
+    shortcut = block.downsample(images).numpy()
     kept = np.float32([1, 0, 1, 0])
     monkeypatch.setattr(paddle, "bernoulli", lambda rates: paddle.to_tensor(kept * (rates.numpy() == np.float32(0.8))))
     expected = np.maximum(branch * kept.reshape([4, 1, 1, 1]) / 0.8 + shortcut, 0)

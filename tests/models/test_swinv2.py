@@ -31,7 +31,8 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 
 
 def test_offsets_are_measured_by_the_window_of_the_pre_training():
-    own, larger = relative_coords_table((4, 3), (4, 3)), relative_coords_table((4, 4), (2, 2))
+    own = relative_coords_table((4, 3), (4, 3))
+    larger = relative_coords_table((4, 4), (2, 2))
     assert own.shape == (7 * 5, 2)
     np.testing.assert_allclose(own[[0, -1]], [[-math.log(9, 8)] * 2, [math.log(9, 8)] * 2], rtol=1e-6)
     np.testing.assert_allclose(own[2 * 5 + 3], [-math.log(1 + 8 / 3, 8), math.log(1 + 8 / 2, 8)], rtol=1e-6)

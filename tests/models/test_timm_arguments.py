@@ -211,7 +211,8 @@ def test_another_preparation_is_refused_and_options_come_first(tmp_path):
 
 
 def test_windows_that_timm_keeps_for_other_images_are_refused(tmp_path):
-    name, made = "swin_tiny_patch4_window7_224", {"img_size": [224, 224], "strict_img_size": False}
+    name = "swin_tiny_patch4_window7_224"
+    made = {"img_size": [224, 224], "strict_img_size": False}
     stored(tmp_path, name=name, arguments=made, input_size=[3, 256, 256])
     with pytest.raises(
         InputError, match=r"input_size is 256, but its windows stay those of 224 pixels \(DATA.IMAGE_SI"

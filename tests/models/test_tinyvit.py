@@ -37,7 +37,8 @@ def test_gradients_are_timms_but_for_rounding(tmp_path):
     logits = model(paddle.to_tensor(array("images", (2, 3, *model.image_size))))
     (logits * paddle.to_tensor(array("loss", tuple(logits.shape)))).sum().backward()
     expected = {key.removeprefix("rounded/"): golden[key] for key in golden if key.startswith("rounded/")}
-    transposed, least = linear_weights(model), 1e-2 * max(np.ptp(value) for value in expected.values())
+    transposed = linear_weights(model)
+    least = 1e-2 * max(np.ptp(value) for value in expected.values())
     found = {key: parameter.grad.numpy() for key, parameter in model.named_parameters()}
     assert found.keys() == expected.keys()
     for key, value in expected.items():
@@ -48,7 +49,8 @@ def test_gradients_are_timms_but_for_rounding(tmp_path):
 def test_a_pair_of_tokens_has_the_bias_of_its_distance():
     """timm numbers distances as they first come."""
     places = [(y, x) for y in range(3) for x in range(2)]
-    numbers, expected = {}, []
+    numbers = {}
+    expected = []
     for one in places:
         for two in places:
             distance = (abs(one[0] - two[0]), abs(one[1] - two[1]))
@@ -61,7 +63,8 @@ def test_initialisation_is_timms():
     model = TinyViT(
         32, embed_dims=(32, 64, 96, 128), stage_depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4), num_classes=200
     )
-    first, block = model.stages[0].blocks[0], model.stages[3].blocks[0]
+    first = model.stages[0].blocks[0]
+    block = model.stages[3].blocks[0]
     for layer in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2, model.head.fc):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert not layer.bias.numpy().any()

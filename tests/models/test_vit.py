@@ -102,7 +102,8 @@ def test_initialisation_is_big_visions():
     """Flax's defaults: xavier_uniform for each of query, key and value, lecun_normal for the patches."""
     paddle.seed(0)
     model = create_model("vit_tiny_patch16_224", weight_init="big_vision", num_classes=10, head_init_scale=0)
-    block, dim = model.blocks[0], 192
+    block = model.blocks[0]
+    dim = 192
     for weight, fan in (
         (block.attn.qkv.weight, 2 * dim), (block.attn.proj.weight, 2 * dim), (block.mlp.fc1.weight, 5 * dim),
         (block.mlp.fc2.weight, 5 * dim),

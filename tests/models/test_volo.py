@@ -60,7 +60,8 @@ def test_dense_training_gives_what_timms_forward_train_does(tmp_path, monkeypatc
         assert (share.shape, float(share)) == ([], pytest.approx(mixed))
     weighted = ((logits, "logits_mixed"), (dense, "dense_mixed"))
     sum((out * paddle.to_tensor(array(key, tuple(out.shape)))).sum() for out, key in weighted).backward()
-    transposed, keys = linear_weights(model), [key for key in golden if key.startswith("mixed_grad/")]
+    transposed = linear_weights(model)
+    keys = [key for key in golden if key.startswith("mixed_grad/")]
     assert len(keys) > 8
     for key in keys:
         name = key.partition("/")[2]
@@ -84,11 +85,14 @@ def test_a_rectangle_has_the_share_that_is_drawn():
         assert one.sum() == rows.sum() * columns.sum()
         for line in (rows, columns):  # one piece each
             assert np.abs(np.diff(np.pad(line.astype(int), 1))).sum() in (0, 2)
-    rng, expected = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    expected = []
     for _ in range(20_000):
-        side, sides = np.sqrt(rng.random()), []
+        side = np.sqrt(rng.random())
+        sides = []
         for count in (10, 8):
-            cut, middle = int(side * count), rng.integers(count)
+            cut = int(side * count)
+            middle = rng.integers(count)
             sides.append(min(count, middle + (cut + 1) // 2) - max(0, middle - cut // 2))
         expected.append(sides[0] * sides[1] / 80)
     assert found.mean() == pytest.approx(np.mean(expected), abs=0.03)
@@ -106,7 +110,9 @@ def test_windows_are_unfolds_and_folds():
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = small(embed_dims=(32, 64, 64, 64), stem_hidden_dim=32, num_classes=200)
-    outlook, block, last = model.network[0][0], model.network[2][0], model.post_network[1]
+    outlook = model.network[0][0]
+    block = model.network[2][0]
+    last = model.post_network[1]
     for layer in (outlook.attn.attn, outlook.attn.v, block.attn.qkv, block.mlp.fc1, last.attn.kv, model.aux_head):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert layer.bias is None or not layer.bias.numpy().any()
@@ -161,7 +167,8 @@ def test_the_logits_are_the_class_tokens_and_half_the_largest_of_the_patches():
 
 
 def test_positions_fit_another_image(tmp_path):
-    model, larger = small(), small(image_size=(32, 32))
+    model = small()
+    larger = small(image_size=(32, 32))
     save_weights(model, tmp_path / "model.safetensors")
     assert load_weights(larger, tmp_path).resized == ["pos_embed resized from 5 x 4 to 4 x 4"]
     expected = np.einsum("nr,rcd->ncd", bicubic_matrix(5, 4), model.pos_embed[0].numpy())
@@ -201,10 +208,12 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 
 
 def test_token_labels_train_the_classifier_of_patches_and_no_other_model_takes_them(tiny):
-    model, rng = small(), np.random.default_rng(0)
+    model = small()
+    rng = np.random.default_rng(0)
     options = ["MODEL.TYPE", "volo", "MODEL.NUM_CLASSES", str(model.num_classes), "TRAIN.LOSS", "token_label"]
     config = get_config(None, options)
-    task, train = Classification(config), SimpleNamespace(labels=np.zeros(1, np.int64))
+    task = Classification(config)
+    train = SimpleNamespace(labels=np.zeros(1, np.int64))
     with pytest.raises(InputError, match="TRAIN.LOSS is token_label, but VisionTransformer classifies no patches"):
         task.prepare(build_model(get_config(None, tiny)), train, None)
     task.prepare(model, train, None)

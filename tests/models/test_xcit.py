@@ -37,7 +37,8 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = small(embed_dim=96, num_heads=4, num_classes=200, init_values=1e-5)
-    block, last = model.blocks[1], model.cls_attn_blocks[0]
+    block = model.blocks[1]
+    last = model.cls_attn_blocks[0]
     for layer in (block.attn.qkv, block.mlp.fc2, last.attn.k, last.mlp.fc1, model.head):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert not layer.bias.numpy().any()
@@ -84,13 +85,15 @@ def test_any_grid_has_positions():
 
 
 def test_rates_are_where_the_authors_have_them():
-    model, calls = small(droppath=0.3, dropout=0.1, attention_dropout=0.2), []
+    model = small(droppath=0.3, dropout=0.1, attention_dropout=0.2)
+    calls = []
     for layer in model.sublayers():
         if hasattr(layer, "drop_prob") or type(layer).__name__ == "Dropout":
             rate = getattr(layer, "drop_prob", getattr(layer, "p", None))
             layer.register_forward_post_hook(lambda *_, rate=rate: calls.append(rate))
     model(paddle.zeros([2, 3, 32, 32]))
-    block, last = [0.2, 0.1, 0.3, 0.3, 0.1, 0.1, 0.3], [0.2, 0.1, 0.1, 0.1]
+    block = [0.2, 0.1, 0.3, 0.3, 0.1, 0.1, 0.3]
+    last = [0.2, 0.1, 0.1, 0.1]
     assert calls == [0.1, *block, *block, *last, *last]
 
 
@@ -135,14 +138,17 @@ def test_attention_is_shown_of_the_class_tokens_blocks_alone():
 
 def test_positions_are_shown_by_their_similarity():
     model = small(image_size=(24, 40))
-    alike, places = similarities(model), model.pos_embed(3, 5).numpy()[0]
+    alike = similarities(model)
+    places = model.pos_embed(3, 5).numpy()[0]
     assert alike.shape == (3, 5, 3, 5)
-    one, other = places[:, 1, 4], places[:, 2, 0]
+    one = places[:, 1, 4]
+    other = places[:, 2, 0]
     assert alike[1, 4, 2, 0] == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other), abs=1e-6)
 
 
 def test_one_classifier_serves_a_teacher_too():
-    logits, targets = small()(paddle.randn([2, 3, 32, 32])), paddle.nn.functional.one_hot(paddle.to_tensor([1, 2]), 7)
+    logits = small()(paddle.randn([2, 3, 32, 32]))
+    targets = paddle.nn.functional.one_hot(paddle.to_tensor([1, 2]), 7)
     taught = paddle.nn.functional.one_hot(paddle.to_tensor([3, 4]), 7)
     loss = TrainingLoss(SoftTargetCrossEntropy(), lambda _: taught, "hard", alpha=0.25)(None, logits, targets)
     log = paddle.nn.functional.log_softmax(logits, axis=-1)

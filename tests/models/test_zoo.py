@@ -106,7 +106,8 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     model.reset_classifier(0)
     assert model(images).shape == [2, model.num_features]
     for channels in (1, 5):
-        other, stems = SMALL[kind](in_channels=channels), (model.first_conv, *model.beside_first_conv)
+        other = SMALL[kind](in_channels=channels)
+        stems = (model.first_conv, *model.beside_first_conv)
         adapted = [f"{name}.weight adapted from 3 channels to {channels}" for name in stems]
         assert load_weights(other, tmp_path).resized == adapted
 

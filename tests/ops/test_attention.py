@@ -50,7 +50,8 @@ def results(form, dtype):
     """The output of ``attend_heads``, and the gradients of all that has one."""
     shapes, heads, width, words = form
     inputs = [paddle.to_tensor(normal(*shape, seed=i).astype(dtype)) for i, shape in enumerate(shapes)]
-    words, count = dict(words), len(inputs)
+    words = dict(words)
+    count = len(inputs)
     for name in ("bias", "scale"):
         if name in words:
             words[name] = paddle.to_tensor(normal(*words[name]).astype(dtype))
@@ -137,7 +138,8 @@ def test_layers_are_the_same_with_and_without(name):
     """Dropout, too: where it drops some, the weights are there to be dropped."""
     make, shape = LAYERS[name]
     paddle.seed(1)
-    layer, found = make(), []
+    layer = make()
+    found = []
     for enabled in (True, False):
         ops.enable(enabled)
         paddle.seed(3)

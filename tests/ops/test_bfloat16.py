@@ -61,9 +61,11 @@ def attention(qkv, grad):
     powers = np.exp(scores - scores.max(-1, keepdims=True))
     weights = powers / powers.sum(-1, keepdims=True)
     dout = grad.reshape(*grad.shape[:2], *qkv.shape[3:]).transpose(0, 2, 1, 3)
-    dv, dp = times(weights.swapaxes(2, 3), dout), times(dout, v.swapaxes(2, 3))
+    dv = times(weights.swapaxes(2, 3), dout)
+    dp = times(dout, v.swapaxes(2, 3))
     ds = weights * (dp - (weights * dp).sum(-1, keepdims=True))
-    dq, dk = 0.3 * times(ds, k), 0.3 * times(ds.swapaxes(2, 3), q)
+    dq = 0.3 * times(ds, k)
+    dk = 0.3 * times(ds.swapaxes(2, 3), q)
     out = (times(powers, v) / powers.sum(-1, keepdims=True)).transpose(0, 2, 1, 3).reshape(grad.shape)
     return [out, np.stack([dq, dk, dv]).transpose(1, 3, 0, 2, 4)]
 
@@ -89,7 +91,8 @@ def test_values_and_gradients_are_numpys_of_rounded_factors(case):
     for own, exact in zip(found, expected, strict=True):
         assert own.dtype == paddle.float32
         # A factor that float32's own rounding put on the other side of a tie is off by 2^-8 of itself.
-        error, size = np.abs(own.numpy() - exact), np.abs(exact).max()
+        error = np.abs(own.numpy() - exact)
+        size = np.abs(exact).max()
         assert np.median(error) < 1e-6 * size
         assert error.max() < (3e-6 if case == "linear" else 1e-3) * size
 
@@ -117,8 +120,10 @@ def test_a_cpu_without_amx_gives_the_same(tmp_path):
     }
     file = tmp_path / "found.npy"
     subprocess.run([sys.executable, "-c", WITHOUT_TILES, str(file)], env=environment, check=True, cwd=ROOT)
-    with_them, found = attended(), np.load(file)
-    error, size = np.abs(with_them - found), np.abs(found).max()
+    with_them = attended()
+    found = np.load(file)
+    error = np.abs(with_them - found)
+    size = np.abs(found).max()
     assert np.median(error) < 1e-6 * size
     assert error.max() < 1e-3 * size  # a sum that is rounded to the other side
 
@@ -138,17 +143,20 @@ def test_ties_go_to_even_and_what_is_no_number_stays():
 
 def test_a_gradient_is_of_its_forward_passs_kind():
     """Whatever is set as it runs, of a frozen weight, too, and where the forward pass is run again."""
-    x, layer = paddle.to_tensor(normal(3, 16).astype(np.float32)), Linear(16, 5)
+    x = paddle.to_tensor(normal(3, 16).astype(np.float32))
+    layer = Linear(16, 5)
     for frozen in (False, True):
         layer.weight.stop_gradient = layer.bias.stop_gradient = frozen
-        x.stop_gradient, grads = False, []
+        x.stop_gradient = False
+        grads = []
         for forward, backward in ((True, True), (True, False), (False, True), (False, False)):
             with ops.multiplying(forward):
                 output = layer(x).sum()
             with ops.multiplying(backward):
                 grads.append(paddle.grad([output], [x])[0].numpy().tobytes())
         assert grads[0] == grads[1] != grads[2] == grads[3]
-    losses, settings = [], {"num_classes": 7, "image_size": 32, "depth": 2, "head_init_scale": 1.0}
+    losses = []
+    settings = {"num_classes": 7, "image_size": 32, "depth": 2, "head_init_scale": 1.0}
     for recompute in (False, True):
         paddle.seed(0)
         model = create_model("vit_tiny_patch16_224", **settings, recompute=recompute)

@@ -119,7 +119,8 @@ def test_shapes_that_do_not_fit_are_refused(call):
     "options", [{"padding": 1}, {"padding": "same"}, {"padding": "valid"}, {"padding": [1, 0], "stride": 2}]
 )
 def test_a_layer_is_the_same_with_and_without(options):
-    layer, x = Conv2D(3, 4, 3, **options), paddle.randn([2, 3, 8, 8])
+    layer = Conv2D(3, 4, 3, **options)
+    x = paddle.randn([2, 3, 8, 8])
     with_them = [layer(x), layer(x.transpose([0, 2, 3, 1]), last=True)]
     ops.enable(False)
     try:

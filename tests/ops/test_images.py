@@ -45,7 +45,8 @@ def level(request, monkeypatch):
 def pictures(*sizes):
     """Noise, steep ramps, one colour, black and white, in both modes."""
     for (height, width), channels in itertools.product(sizes, (1, 3)):
-        rng, shape = RNG(height * width + channels), (height, width, channels)[: 2 if channels == 1 else 3]
+        rng = RNG(height * width + channels)
+        shape = (height, width, channels)[: 2 if channels == 1 else 3]
         yield rng.integers(0, 256, shape, np.uint8)
         yield (np.arange(height * width * channels) * 7 // 3 % 256).astype(np.uint8).reshape(shape)
         yield np.full(shape, 77, np.uint8)
@@ -117,7 +118,8 @@ def test_enhancements(level, factor):
 def test_tables_counts_and_mirror_images(level):
     tables = RNG(0).integers(0, 256, (3, 256), np.uint8)
     for pixels in pictures(*SIZES):
-        image, own = Image.fromarray(pixels), tables[: pixels[0, 0].size]
+        image = Image.fromarray(pixels)
+        own = tables[: pixels[0, 0].size]
         assert (images.apply_tables(pixels, own) == np.asarray(image.point(own.ravel().tolist()))).all()
         assert images.histogram(pixels).ravel().tolist() == image.histogram()
         assert images.mean_grey(pixels) == ImageStat.Stat(image.convert("L")).mean[0]
@@ -155,7 +157,8 @@ def test_a_training_image_is_the_same_bits_without_the_library(text, monkeypatch
     options = ["TRAIN.AUTO_AUGMENT", text, "TRAIN.COLOR_JITTER", "0.4", "TRAIN.INTERPOLATION", "random"]
     transform = TrainTransform(get_config(None, [*options, "DATA.IMAGE_SIZE", "40"]))
     photograph = Image.fromarray(RNG(1).integers(0, 256, (60, 70, 3), np.uint8)).filter(ImageFilter.GaussianBlur(2))
-    found, one = [transform(photograph, RNG(seed)) for seed in range(25)], RNG(7)
+    found = [transform(photograph, RNG(seed)) for seed in range(25)]
+    one = RNG(7)
     transform(photograph, one)
     monkeypatch.setattr(images, "load", lambda: None)
     np.testing.assert_array_equal(found, [transform(photograph, RNG(seed)) for seed in range(25)])

@@ -41,7 +41,11 @@ def response_norm(x, w, b):
     return x * (1 + w * lengths / (lengths.mean(axis=-1, keepdim=True) + 1e-6)) + b
 
 
-X, W, B, MEAN, VARIANCE = normal(3, 6, 5, 37), normal(6), normal(7)[:6], normal(8)[:6], normal(9)[:6] ** 2 + 0.1
+X = normal(3, 6, 5, 37)
+W = normal(6)
+B = normal(7)[:6]
+MEAN = normal(8)[:6]
+VARIANCE = normal(9)[:6] ** 2 + 0.1
 CASES = {
     "relu": (lambda x: ops.activation(x, "relu"), F.relu, [X]),
     "gelu": (lambda x: ops.activation(x, "gelu"), F.gelu, [normal(3, 70, scale=3)]),
@@ -187,7 +191,8 @@ def running(norm, x, mode):
 @pytest.mark.parametrize("momentum", [0.9, 1.0])
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_a_batch_norm_holds_the_same_statistics_with_and_without(mode, momentum):
-    x, found = paddle.to_tensor(X, "float32"), []
+    x = paddle.to_tensor(X, "float32")
+    found = []
     for enabled in (True, False):
         ops.enable(enabled)
         norm = BatchNorm2D(6, momentum=momentum)
@@ -211,7 +216,8 @@ def test_a_batch_norm_holds_the_same_statistics_with_and_without(mode, momentum)
     ],
 )
 def test_a_layer_is_the_same_with_and_without(layer):
-    layer, x = layer(), paddle.to_tensor(X, "float32")
+    layer = layer()
+    x = paddle.to_tensor(X, "float32")
     with_them = layer(x).numpy()
     ops.enable(False)
     np.testing.assert_allclose(with_them, layer(x).numpy(), rtol=0, atol=1e-5)
@@ -228,7 +234,8 @@ def kept_maps(function, x):
 
 
 def test_what_an_activation_after_a_batch_norm_reads_is_not_kept():
-    x, norm = paddle.randn([4, 8, 64, 64]), BatchNorm2D(8)
+    x = paddle.randn([4, 8, 64, 64])
+    norm = BatchNorm2D(8)
     assert kept_maps(lambda x: activations.silu(norm(x)), x) == 2
     assert kept_maps(lambda x: norm(x, activations.silu), x) == 1
     assert kept_maps(lambda x: activations.relu(norm(x)), x) == 1

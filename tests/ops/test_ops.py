@@ -99,7 +99,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients_are_those_of_float64(case, threads):
     compiled, plain, arrays = CASES[case]
-    found, expected = [], []
+    found = []
+    expected = []
     with threadpool_limits(threads):
         for results, function, dtype in ((found, compiled, "float32"), (expected, plain, "float64")):
             inputs = [paddle.to_tensor(array.astype(dtype), stop_gradient=False) for array in arrays]
@@ -117,7 +118,8 @@ def test_the_same_bits_each_time():
 
 
 def test_gelu_of_what_is_far_out_and_not_a_number_passes_through():
-    one, zero = paddle.ones([1, 1]), paddle.zeros([1])
+    one = paddle.ones([1, 1])
+    zero = paddle.zeros([1])
     values = paddle.to_tensor([[-1e4], [-20.0], [0.0], [20.0], [1e4], [float("nan")], [float("inf")]])
     found = ops.mlp(values, one, zero, one, zero).flatten().numpy()
     np.testing.assert_allclose(found[:5], [0, 0, 0, 20, 1e4], rtol=0, atol=1e-30)
@@ -128,7 +130,8 @@ def test_gelu_of_what_is_far_out_and_not_a_number_passes_through():
 @pytest.mark.smoke
 @pytest.mark.parametrize("bias", [False, None])
 def test_a_frozen_linear_hands_on_its_gradient(bias):
-    layer, x = Linear(5, 3, bias_attr=bias), paddle.to_tensor(normal(2, 5), stop_gradient=False)
+    layer = Linear(5, 3, bias_attr=bias)
+    x = paddle.to_tensor(normal(2, 5), stop_gradient=False)
     for parameter in layer.parameters():
         parameter.stop_gradient = True
     layer(x).backward(paddle.to_tensor(normal(2, 3)))
@@ -141,7 +144,9 @@ def test_a_view_is_read_as_it_looks():
     before = paddle.get_flags(flag)
     paddle.set_flags({flag: True})
     try:
-        x, w, b = normal(20, 6), normal(20, 4), normal(4)
+        x = normal(20, 6)
+        w = normal(20, 4)
+        b = normal(4)
         found = ops.linear(paddle.to_tensor(x).t(), paddle.to_tensor(w), paddle.to_tensor(b))
     finally:
         paddle.set_flags(before)
@@ -203,7 +208,8 @@ def test_layers_are_the_same_with_and_without(layer):
 
 @pytest.mark.smoke
 def test_a_model_uses_them_and_trains_alike():
-    losses, calls = [], []
+    losses = []
+    calls = []
     for enabled in (True, False):
         ops.enable(enabled)
         paddle.seed(0)
@@ -227,7 +233,8 @@ def test_a_model_uses_them_and_trains_alike():
 
 @pytest.mark.smoke
 def test_without_gradients_nothing_is_kept_for_a_backward_pass():
-    x, layer = paddle.to_tensor(normal(2, 5, 12)), Mlp(12, 24)
+    x = paddle.to_tensor(normal(2, 5, 12))
+    layer = Mlp(12, 24)
     with paddle.no_grad():
         assert ops.mlp(x, *layer.parameters()).stop_gradient
         assert LayerNorm(12)(x).stop_gradient

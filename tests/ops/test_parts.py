@@ -27,7 +27,8 @@ def outputs(function, *arrays, dtype="float32"):
 def check(compiled, plain, *arrays):
     for threads in (1, 2):
         with threadpool_limits(threads):
-            found, expected = outputs(compiled, *arrays), outputs(plain, *arrays, dtype="float64")
+            found = outputs(compiled, *arrays)
+            expected = outputs(plain, *arrays, dtype="float64")
         for own, exact in zip(found, expected, strict=True):
             np.testing.assert_allclose(own, exact, rtol=0, atol=2e-6 * max(1, np.abs(exact).max()))
 
@@ -99,7 +100,8 @@ def test_products_of_elements():
 @pytest.mark.parametrize("shift", [(0, 0), (2, 1), (1, 0), (0, 5)])
 @pytest.mark.parametrize("size", [(4, 5), (3, 4)])  # the latter: padded
 def test_windows_are_read_and_put_back_alike_with_and_without(size, shift):
-    maps, weights = X[:, :, 0, :80].reshape(3, 8, 10, 7), X[0, 0, 0, : size[0] * size[1]].reshape(1, -1, 1)
+    maps = X[:, :, 0, :80].reshape(3, 8, 10, 7)
+    weights = X[0, 0, 0, : size[0] * size[1]].reshape(1, -1, 1)
     found = []
     for enabled in (True, False):
         ops.enable(enabled)

@@ -39,8 +39,11 @@ def draw() -> None:
     plt.rcParams |= {"svg.hashsalt": "accuracy", "font.size": 8}
     figure, panels = plt.subplots(1, 2, figsize=(11, 6), sharey=True, layout="constrained")
     for number, (family, points) in enumerate(sorted(families().items())):
-        hue, lightness = number * 0.618 % 1, 0.3 + 0.15 * (number % 2)  # neighbours of the legend differ most
-        color, marker = colorsys.hls_to_rgb(hue, lightness, 0.9), "os^Dv"[number % 5]
+        # neighbours of the legend differ most
+        hue = number * 0.618 % 1
+        lightness = 0.3 + 0.15 * (number % 2)
+        color = colorsys.hls_to_rgb(hue, lightness, 0.9)
+        marker = "os^Dv"[number % 5]
         for panel, more in zip(panels, (False, True), strict=True):
             chosen = sorted(point[:2] for point in points if point[2] is more)
             if chosen:

@@ -30,7 +30,8 @@ class Browser:
         flags += [f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"]
 
         def descriptors():  # Chromium reads commands from 3 and answers at 4
-            one, other = os.dup(commands), os.dup(answers)
+            one = os.dup(commands)
+            other = os.dup(answers)
             os.dup2(one, 3)
             os.dup2(other, 4)
 
@@ -40,7 +41,10 @@ class Browser:
         )  # fmt: skip
         os.close(commands)
         os.close(answers)
-        self._number, self._rest, self.said, self._session = 0, b"", [], None
+        self._number = 0
+        self._rest = b""
+        self.said = []
+        self._session = None
         [page] = [one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"]
         told = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
         self._session = told["sessionId"]

@@ -228,7 +228,8 @@ class Desk:
 def asked_for(command: str, flags: dict[str, tuple]) -> dict[str, object]:
     """Returns {key: value} of a command's flags and of what follows -o, the last of each; "auto" as it is."""
     words = shlex.split(command)
-    found, index = {}, 0
+    found = {}
+    index = 0
     while index < len(words):
         name, _, value = words[index].lstrip("-").partition("=")
         if words[index] == "-o":

@@ -67,7 +67,9 @@ def launch(place, count, port, folder, acts, timeout, separate):
     os.environ |= {"PADDLE_MASTER": f"127.0.0.1:{port}", "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2"}
     os.environ |= {"PADDLE_LOG_DIR": "log"} if separate else {}
     sys.stderr = open(Path(folder) / str(place), "w")  # noqa: SIM115
-    launched.EVERY, launched.SILENCE, launched.PATIENT = 0.1, 0.5, 1.0
+    launched.EVERY = 0.1
+    launched.SILENCE = 0.5
+    launched.PATIENT = 1.0
     keys = SimpleNamespace(TIMEOUT=timeout, MAX_RESTART=0, INIT_TIMEOUT=20.0)
     with reporting():
         launched.watch(_launched, SimpleNamespace(DIST=keys, act=acts[place]))

@@ -91,7 +91,8 @@ def pngs(draw):
                              b"gAMA", b"sBIT", b"ABCD", b"IEND", b"\0\0\0\0"])  # fmt: skip
     parts = st.builds(chunk, kinds, st.binary(max_size=40), st.none() | NUMBERS)
     pixels = draw(st.sampled_from([zlib.compress(bytes(1 << 16)), zlib.compress(bytes(1 << 24), 9), b"", b"x\x9c"]))
-    depth, colour = draw(st.sampled_from([1, 2, 4, 8, 16, 3])), draw(st.sampled_from([0, 2, 3, 4, 6, 1]))
+    depth = draw(st.sampled_from([1, 2, 4, 8, 16, 3]))
+    colour = draw(st.sampled_from([0, 2, 3, 4, 6, 1]))
     between = draw(st.lists(parts, max_size=4))
     return png(draw(SIDES), draw(SIDES), *between, depth=depth, colour=colour, pixels=pixels)
 

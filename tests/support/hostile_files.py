@@ -20,9 +20,12 @@ from hypothesis import strategies as st
 
 from errors import LONGEST_LINE, RunError
 
-FREE_BYTES, BYTES_PER_BYTE = 64 << 20, 3
+FREE_BYTES = 64 << 20
+BYTES_PER_BYTE = 3
 BYTES_PER_PIXEL = 32
-FREE_SECONDS, BYTES_PER_SECOND, SECONDS_PER_LINE = 10.0, 100e6, 5e-6
+FREE_SECONDS = 10.0
+BYTES_PER_SECOND = 100e6
+SECONDS_PER_LINE = 5e-6
 _COMMON = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": list(HealthCheck)}
 settings.register_profile("suite", max_examples=60, derandomize=True, **_COMMON)
 settings.register_profile("campaign", max_examples=1000, derandomize=True, **_COMMON)

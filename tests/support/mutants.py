@@ -52,7 +52,8 @@ def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 def places(source: str) -> list[tuple[tuple[int, int], list[tuple[str, int]]]]:
     """Returns each place that can be changed, with its changes: cosmic-ray's operator, and which of its occurrences."""
-    types, found = annotations(source), {}
+    types = annotations(source)
+    found = {}
     nodes = list(ast_nodes(get_ast(source)))
     for name in sorted(cosmic_ray.plugins.operator_names()):
         operator = cosmic_ray.plugins.get_operator(name)
@@ -68,7 +69,8 @@ def places(source: str) -> list[tuple[tuple[int, int], list[tuple[str, int]]]]:
 def drawn(source: str, count: int, seed: str) -> list[str]:
     """Returns up to ``count`` changed sources, each at another place: a pure function of the source and ``seed``."""
     generator = random.Random(seed)
-    chosen, mutants = places(source), []
+    chosen = places(source)
+    mutants = []
     generator.shuffle(chosen)
     for _, changes in chosen:
         name, occurrence = generator.choice(changes)
@@ -130,8 +132,10 @@ def main() -> None:
     parser.add_argument("-seed", type=int, default=0, help="which (0)")
     given = parser.parse_args()
     for file in given.files:
-        start, row = time.monotonic(), rows[file]
-        tests, count = [f"tests/{name}" for name in row["tests"].split()], given.n or row["places"]
+        start = time.monotonic()
+        row = rows[file]
+        tests = [f"tests/{name}" for name in row["tests"].split()]
+        count = given.n or row["places"]
         with tempfile.TemporaryDirectory(prefix="mutants") as folder:
             copy = Path(folder) / "copy"
             shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "output", "log", "logs"))

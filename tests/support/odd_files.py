@@ -78,7 +78,8 @@ def with_size(jpeg, side):
 
 def spoilt(seed=0):
     """{name: file}: each sound one cut, with bytes changed, and under another's ending."""
-    rng, found = random.Random(seed), {}
+    rng = random.Random(seed)
+    found = {}
     for name, data in sound().items():
         stem, suffix = os.path.splitext(name)
         found |= {f"{stem}-{share}{suffix}": data[: len(data) * share // 100] for share in (5, 50, 90)}

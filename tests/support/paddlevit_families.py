@@ -1,6 +1,7 @@
 """What PaddleViT's files of each family mean, by its own config.py files (see test_paddlevit.py)."""
 
-HALF, IMAGENET = [0.5] * 3, [0.485, 0.456, 0.406]
+HALF = [0.5] * 3
+IMAGENET = [0.485, 0.456, 0.406]
 NOTHING = {"TRAIN.MIXUP_ALPHA": 0.0, "TRAIN.CUTMIX_ALPHA": 0.0, "TRAIN.AUTO_AUGMENT": None, "TRAIN.SMOOTHING": 0.0}
 RECIPE = {
     "TRAIN.MIXUP_ALPHA": 0.8, "TRAIN.CUTMIX_ALPHA": 1.0, "TRAIN.RANDOM_ERASE_PROB": 0.25, "TRAIN.SMOOTHING": 0.1,

@@ -27,7 +27,8 @@ def luma(colours: np.ndarray) -> np.ndarray:
     return ((colours @ np.array([19595, 38470, 7471]) + 0x8000) >> 16).astype(np.uint8)
 
 
-GREY, GREY16 = luma(COLOURS), WIDE[..., 0]
+GREY = luma(COLOURS)
+GREY16 = WIDE[..., 0]
 
 
 def saved(image: Image.Image, kind: str, **options) -> bytes:
@@ -75,15 +76,19 @@ def colour(suffix: str, data: bytes, expected: np.ndarray = COLOURS) -> Picture:
 
 
 def _pictures() -> dict[str, Picture]:
-    image, little, big = Image.fromarray(COLOURS), GREY16.astype("<u2").tobytes(), GREY16.astype(">u2").tobytes()
-    size, alpha = image.size, Image.fromarray(GREY[::-1].copy())
+    image = Image.fromarray(COLOURS)
+    little = GREY16.astype("<u2").tobytes()
+    big = GREY16.astype(">u2").tobytes()
+    size = image.size
+    alpha = Image.fromarray(GREY[::-1].copy())
     with_alpha = image.copy()
     with_alpha.putalpha(alpha)
     few = image.quantize(16)
     of_palette = np.array(few.getpalette(), np.uint8).reshape(-1, 3)[np.asarray(few)]
     bits = np.where(GREY > 100, 255, 0).astype(np.uint8)
     cmyk = np.stack([COLOURS[..., 0], COLOURS[..., 1], COLOURS[..., 2], GREY // 2], 2)
-    ink, black = cmyk[..., :3].astype(int), 255 - cmyk[..., 3:].astype(int)
+    ink = cmyk[..., :3].astype(int)
+    black = 255 - cmyk[..., 3:].astype(int)
     shade = ink * black + 128
     of_inks = np.clip(black - ((shade >> 8) + shade >> 8), 0, 255).astype(np.uint8)
     packed_alpha = Image.merge("LA", (Image.fromarray(GREY), alpha))

@@ -29,7 +29,8 @@ WORDS = [
 
 def listening(pids):
     """{(address, port): pid} where these processes listen, by /proc."""
-    found, sockets = {}, {}
+    found = {}
+    sockets = {}
     for file in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(file).read_text().splitlines()[1:]:
             fields = line.split()
@@ -56,7 +57,8 @@ def attack(targets, ended, done):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
     ways = itertools.cycle([_say, _many, _slowly, _say, _half, _reset, _answered, _say])
-    held, words = [], itertools.cycle(WORDS)
+    held = []
+    words = itertools.cycle(WORDS)
     while not ended.is_set():
         for port in targets():
             for address in {"127.0.0.1", *addresses().values()}:

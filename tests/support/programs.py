@@ -35,7 +35,8 @@ def descendants(pid):
         with contextlib.suppress(OSError):  # it has ended
             parent = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
             rows[int(folder.name)] = parent, (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
-    found, wanted = {}, {pid}
+    found = {}
+    wanted = {pid}
     while wanted:
         children = {child: row for child, row in rows.items() if row[0] in wanted}
         found |= children

@@ -24,7 +24,8 @@ def stop_at(call, options, output, length, number=signal.SIGTERM):
     Steps but an epoch's last, each epoch's end and evaluated batches heed requests. Returns (exit status, name of the
     last checkpoint).
     """
-    calls, asked = itertools.count(1), requests.Keeper._asked_signal
+    calls = itertools.count(1)
+    asked = requests.Keeper._asked_signal
 
     def signalled(keeper):
         if next(calls) == call and rank() == world_size() - 1:

@@ -38,7 +38,10 @@ class Elsewhere:
     """
 
     def __init__(self):
-        self.accumulators, self.travelled, self.misplaced, self.tensors = set(), [], [], {}
+        self.accumulators = set()
+        self.travelled = []
+        self.misplaced = []
+        self.tensors = {}
 
     def add(self, tensor):
         self.tensors[id(tensor)] = tensor  # kept: an id serves again
@@ -58,7 +61,8 @@ def _tensors(values):
 @contextlib.contextmanager
 def elsewhere():
     """Yields an ``Elsewhere`` that records what happens within."""
-    found, undo = Elsewhere(), []
+    found = Elsewhere()
+    undo = []
 
     def patch(owner, name, value):
         undo.append((owner, name, getattr(owner, name)))

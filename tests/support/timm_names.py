@@ -46,7 +46,8 @@ CLAIMED = {
 def table() -> str:
     """Returns the rows, and one of their sums."""
     here = {names(file).get("timm", "").partition(".")[0] for file in model_files()}
-    rows, sums = [], [0, 0]
+    rows = []
+    sums = [0, 0]
     for family, (module, pattern) in CLAIMED.items():
         theirs = [name for name in families()[module] if fnmatch.fnmatchcase(name, pattern)]
         absent = [name for name in theirs if name not in here]

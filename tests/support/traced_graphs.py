@@ -176,7 +176,8 @@ def _stand_ins(replaced):
 
 
 def _trace(build, replaced):
-    program, startup = paddle.static.Program(), paddle.static.Program()
+    program = paddle.static.Program()
+    startup = paddle.static.Program()
     with paddle.static.program_guard(program, startup):
         model = build()
         model.train()

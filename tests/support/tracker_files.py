@@ -8,7 +8,8 @@ import yaml
 
 def of_tensorboard(file):
     """Yields the payloads of a file of TFRecords: a length and its checksum, the payload and its checksum."""
-    data, place = file.read_bytes(), 0
+    data = file.read_bytes()
+    place = 0
     while place < len(data):
         (size,) = struct.unpack_from("<Q", data, place)
         yield data[place + 12 : place + 12 + size]
@@ -17,7 +18,9 @@ def of_tensorboard(file):
 
 def of_wandb(file):
     """Yields the payloads of LevelDB's log, whose blocks are of 32 KiB, after a head of 7 bytes."""
-    data, place, part = file.read_bytes(), 7, b""
+    data = file.read_bytes()
+    place = 7
+    part = b""
     while place < len(data):
         if (left := 32768 - place % 32768) < 7:
             place += left
@@ -39,7 +42,8 @@ def apart(values):
 def read_tensorboard(folder):
     from tensorboardX.proto import event_pb2, plugin_hparams_pb2
 
-    values, parameters = {}, {}
+    values = {}
+    parameters = {}
     [file] = folder.iterdir()
     for payload in of_tensorboard(file):
         for value in event_pb2.Event.FromString(payload).summary.value:
@@ -59,7 +63,8 @@ def read_visualdl(folder):
     from visualdl.proto.record_pb2 import Record
     from visualdl.reader.record_reader import RecordReader
 
-    values, parameters = {}, {}
+    values = {}
+    parameters = {}
     [file] = folder.iterdir()
     for payload in RecordReader(str(file)).get_all():
         for value in Record.FromString(payload).values:
@@ -76,7 +81,9 @@ def read_visualdl(folder):
 def read_wandb(folder):
     from wandb.proto.wandb_internal_pb2 import Record
 
-    values, parameters, results = {}, {}, {}
+    values = {}
+    parameters = {}
+    results = {}
     [run] = [entry for entry in folder.iterdir() if entry.name.startswith("offline-run-")]
     for payload in of_wandb(next(run.glob("*.wandb"))):
         record = Record.FromString(payload)
@@ -94,7 +101,8 @@ def read_wandb(folder):
 
 
 def read_mlflow(folder):
-    values, parameters = {}, {}
+    values = {}
+    parameters = {}
     [experiment] = [entry for entry in folder.iterdir() if entry.name not in (".trash", "models", "0")]
     [run] = [entry for entry in experiment.iterdir() if (entry / "metrics").is_dir()]
     for file in (entry for entry in (run / "metrics").rglob("*") if entry.is_file()):

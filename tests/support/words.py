@@ -70,7 +70,8 @@ def sentences(file: Path) -> Iterator[Sentence]:
 
 def _of_markdown(text: str) -> Iterator[tuple[int, str, bool]]:
     """Yields (line, passage, whether it is a table's cell); "`" stands for code."""
-    line, in_table = 1, False
+    line = 1
+    in_table = False
     for token in MarkdownIt().enable("table").parse(text):
         line = token.map[0] + 1 if token.map else line
         if token.type == "inline":
@@ -93,9 +94,11 @@ def _of_docstrings(text: str) -> Iterator[tuple[int, str, bool]]:
 
 def _passages(lines: Iterable[str]) -> Iterator[str]:
     """Yields a docstring's paragraphs, list items and arguments, each in one line."""
-    passage, section = "", False
+    passage = ""
+    section = False
     for line in lines:
-        entry, indented = _ENTRY.match(line.strip()), line.startswith("  ")
+        entry = _ENTRY.match(line.strip())
+        indented = line.startswith("  ")
         begins = not line or line.startswith("- ") or _SECTION.match(line) or re.search(r"\S {2,}\S", line)
         if begins or (indented and section and entry):
             yield passage
@@ -109,15 +112,20 @@ def _passages(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _of_comments(text: str) -> Iterator[tuple[int, str, bool]]:
-    first, last, passage = 0, 0, ""
+    first = 0
+    last = 0
+    passage = ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
-            row, comment = token.start[0], token.string.removeprefix("#").strip()
+            row = token.start[0]
+            comment = token.string.removeprefix("#").strip()
             goes_on = row == last + 1 and token.line.lstrip().startswith("#")
             if not goes_on:
                 yield first, passage, False
-                first, passage = row, ""
-            last, passage = row, f"{passage} {comment}"
+                first = row
+                passage = ""
+            last = row
+            passage = f"{passage} {comment}"
     yield first, passage, False
 
 

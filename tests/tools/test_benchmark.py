@@ -152,7 +152,8 @@ def test_a_real_run_is_measured(benchmark, tmp_path):
 
 
 def test_a_rate_counts_images_and_leaves_the_warm_up_out(monkeypatch):
-    clock, calls = iter([0.0, 1.0, 2.0, 4.0, 8.0]), []
+    clock = iter([0.0, 1.0, 2.0, 4.0, 8.0])
+    calls = []
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     assert rates.calls_rate(lambda: calls.append(1), 5, 2, 3.0) == 5 * 5 / 8.0
     assert len(calls) == 2 + 5

@@ -66,7 +66,8 @@ def known(monkeypatch):
     asked = []
 
     def ask(script, request, threads):
-        subject, size = request["subject"], request["size"]
+        subject = request["subject"]
+        size = request["size"]
         disturbed = 5.0 if request not in asked else 1.0
         asked.append(request)
         seconds = size**2 / 1e4 if subject == "square" else 0.02
@@ -85,7 +86,8 @@ def test_each_size_takes_its_turn_and_what_grows_faster_is_marked(call, known):
     report, printed = call("square", "flat", "-repeats=3", "--threads=1")
     one_turn = [{"subject": name, "size": size} for name in ("square", "flat") for size in SIZES]
     assert known == 3 * one_turn
-    square, flat = report["growth"]["square"], report["growth"]["flat"]
+    square = report["growth"]["square"]
+    flat = report["growth"]["flat"]
     assert square["exponents"] == pytest.approx({SECONDS: 2, CPU: 2, RISE: 0})
     assert square["expected"] == {SECONDS: 1, CPU: 1, RISE: 1}
     assert square["faster"] == [SECONDS, CPU]

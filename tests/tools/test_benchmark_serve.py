@@ -15,7 +15,8 @@ def test_a_server_is_measured_against_the_plain_model(monkeypatch, tmp_path, cap
     monkeypatch.setattr(sys, "argv", ["tools/benchmark.py", "serve", *words, f"--json={file}"])
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     tools.benchmark.main()
-    report, printed = json.loads(file.read_text()), capsys.readouterr().out.splitlines()
+    report = json.loads(file.read_text())
+    printed = capsys.readouterr().out.splitlines()
     assert [file.name for file in tmp_path.iterdir()] == ["found.json"]
     figures = {kind: {what: s["values"] for what, s in of.items()} for kind, of in report["figures"].items()}
     assert {kind: list(found) for kind, found in figures.items()} == {

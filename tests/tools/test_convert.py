@@ -37,7 +37,8 @@ def saved(tmp_path):
 
 def test_every_form_leads_to_every_other_and_back(saved):
     first, arrays = saved
-    folder, source = first.parent, first
+    folder = first.parent
+    source = first
     for step, ending in enumerate((".pdparams", ".npz", ".pdparams", ".safetensors", ".npz", ".safetensors")):
         target = folder / str(step) / f"vit_digits{ending}"
         target.parent.mkdir()

@@ -68,7 +68,8 @@ def test_ranks_that_dont_answer_are_named_and_ended():
         ([time.sleep, 60], 0, False, f"no answer in 0.3 s: rank 0 didn't join; {doctor.HANG}"),
         ([time.sleep, 60], 2, True, f"no answer in 0.3 s: rank 2 joined, but didn't end all-reducing; {doctor.HANG}"),
     ]:
-        process, answers = context.Process(target=ends[0], args=ends[1:], daemon=True), queue.Queue()
+        process = context.Process(target=ends[0], args=ends[1:], daemon=True)
+        answers = queue.Queue()
         if joined:
             answers.put((first, "joined"))
         process.start()

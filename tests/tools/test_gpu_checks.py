@@ -22,7 +22,8 @@ A100 |= {"kinds": "2 x NVIDIA A100-SXM4-80GB, compute capability 8.0, 85.1 GB", 
 
 def test_a_program_that_hangs_or_fails(tmp_path):
     bench = gpu_checks.Bench(tmp_path, True, {}, deadline=time.monotonic() + 1)
-    program, told = tmp_path / "program.py", tmp_path / "told"
+    program = tmp_path / "program.py"
+    told = tmp_path / "told"
     program.write_text(
         f"import subprocess, time\nopen({str(told)!r}, 'w').write(f\"{{subprocess.Popen(['sleep', '99']).pid}}.\")\n"
         "time.sleep(99)"
@@ -44,7 +45,8 @@ class Answers(gpu_checks.Bench):
 
     def __init__(self, folder=Path("none"), about=(), **answers):
         super().__init__(folder, False, A100 | dict(about))
-        self.answers, self.lines = answers, []
+        self.answers = answers
+        self.lines = []
 
     def ask(self, probe, request, **environment):
         jobs = request.get("jobs") or {"": request.get("words")}
@@ -177,7 +179,8 @@ def test_rates_beside_their_estimate():
 def test_the_multiply_adds_are_those_of_the_models():
     for name, found in gpu_checks.MULTIPLY_ADDS.items():
         model = get_config(gpu_checks.MODELS[name][0]).MODEL
-        n, d = 197, model.EMBED_DIM
+        n = 197
+        d = model.EMBED_DIM
         block = 12 * d * d * n + 2 * n * n * d  # qkv, proj and the MLP; scores and their products with the values
         assert model.DEPTH * block + 196 * 768 * d == pytest.approx(found, rel=0.01)
 

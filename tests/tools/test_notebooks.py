@@ -63,7 +63,8 @@ def test_a_first_run(desk):
 @pytest.mark.long
 def test_fine_tuning_and_looking(desk):
     printed = run(desk, "finetune_own_pictures")
-    trained, evaluated = result(desk, "finetuned"), result(desk, "finetuned_evaluated")
+    trained = result(desk, "finetuned")
+    evaluated = result(desk, "finetuned_evaluated")
     assert evaluated["acc1"] == trained["best"]["acc1"]
     assert list(trained["class_acc"]) == ["flower_bottom", "flower_top", "temple_bottom", "temple_top"]
     assert "tensors loaded from ../output/pretrained/checkpoints/best/model.safetensors" in printed

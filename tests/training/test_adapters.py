@@ -158,7 +158,8 @@ def test_a_run_is_merged_alone_and_resumed(tmp_path, tiny, base, kind):
         assert own[key] == pytest.approx(found[key], rel=1e-6)
         assert two[key] == pytest.approx(found[key], rel=1e-6)
     images = [np.full((8, 8), 9 * place, np.uint8) for place in range(8)]
-    one, other = Predictor(last), Predictor(base, options=["MODEL.PRETRAINED_ADAPTER", str(last)])
+    one = Predictor(last)
+    other = Predictor(base, options=["MODEL.PRETRAINED_ADAPTER", str(last)])
     assert one.classes == other.classes == [str(digit) for digit in range(10)]
     pixels = np.stack([one.pixels(image) for image in images])
     np.testing.assert_allclose(one.logits(pixels), other.logits(pixels), rtol=1e-5, atol=1e-6)
@@ -170,7 +171,8 @@ def test_an_own_adapter_lacks_nothing(tmp_path, tiny, base, kind):
     options = [*tiny, *RECIPE, *KINDS[kind], "MODEL.PRETRAINED", str(base)]
     train(options, tmp_path / "run", 16)
     file = tmp_path / "run" / "checkpoints" / "last" / "adapter.safetensors"
-    tensors, metadata = load_file(file), read_metadata(file)
+    tensors = load_file(file)
+    metadata = read_metadata(file)
     prompts = {"prompt_tokens": 2, "prompt_deep": True} if kind == "prompt" else {}
 
     def load(changed, told=metadata):
@@ -271,7 +273,8 @@ SCALES = {
 def test_pefts_folder_is_read(tmp_path, base, change, scale, dtype):
     a, b, head = (array.astype(dtype) for array in (numbers(2, 16), numbers(48, 2, seed=1), numbers(10, 16, seed=2)))
     peft_folder(tmp_path, change, {A: a, B: b, "base_model.model.head.weight": head})
-    model, before = create_model("vit_digits", **SHAPE), load_file(base)
+    model = create_model("vit_digits", **SHAPE)
+    before = load_file(base)
     report = load_weights(model, base, adapter=tmp_path)
     assert f"merged with {tmp_path / 'adapter_model.safetensors'}" in str(report)
     found = file_arrays(model)
@@ -283,7 +286,8 @@ def test_pefts_folder_is_read(tmp_path, base, change, scale, dtype):
 
 @pytest.mark.parametrize("kind", ["all", "lora_only"])
 def test_pefts_biases_take_the_place_of_the_base_s(tmp_path, base, kind):
-    model, before = create_model("vit_digits", **SHAPE), load_file(base)
+    model = create_model("vit_digits", **SHAPE)
+    before = load_file(base)
     names = [name for name in before if "bias" in name and not name.startswith("head")]
     names = names if kind == "all" else ["blocks.1.attn.qkv.bias"]
     stored = {name: before[name] + 1 for name in names}
@@ -305,8 +309,10 @@ def test_pefts_biases_take_the_place_of_the_base_s(tmp_path, base, kind):
 
 
 def test_an_adapter_of_other_classes_leaves_the_classifier_fresh(tmp_path, base):
-    folder, model = peft_folder(tmp_path), create_model("vit_digits", **SHAPE, num_classes=3)
-    before, fresh = load_file(base), file_arrays(model)["head.weight"]
+    folder = peft_folder(tmp_path)
+    model = create_model("vit_digits", **SHAPE, num_classes=3)
+    before = load_file(base)
+    fresh = file_arrays(model)["head.weight"]
     report = load_weights(model, base, strict=False, adapter=folder)
     assert report.fresh == ["head.weight", "head.bias"]
     assert report.reason == "10 classes in the file, 3 in the model"
@@ -436,7 +442,8 @@ REFUSED = {
 
 @pytest.mark.parametrize(("change", "strange", "message"), REFUSED.values(), ids=list(REFUSED))
 def test_what_is_no_whole_adapter_is_refused(tmp_path, base, change, strange, message):
-    folder, model = peft_folder(tmp_path, change, strange), create_model("vit_digits", **SHAPE)
+    folder = peft_folder(tmp_path, change, strange)
+    model = create_model("vit_digits", **SHAPE)
     before = file_arrays(model)
     with pytest.raises(InputError, match=message) as raised:
         load_weights(model, base, adapter=folder)

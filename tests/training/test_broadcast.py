@@ -41,7 +41,9 @@ def begun(options, folder):
     def stop_evaluation(task, model, *_):
         raise Enough({"val": arrays_of(model)})
 
-    setup.load_weights, engine.train_one_epoch, engine.evaluate = load, stop, stop_evaluation
+    setup.load_weights = load
+    engine.train_one_epoch = stop
+    engine.evaluate = stop_evaluation
     try:
         train(options, folder / "new")
     except Enough as enough:

@@ -142,7 +142,8 @@ def test_weights_in_a_checkpoints_place_are_told_from_nothing(tmp_path, name, ep
 @pytest.mark.parametrize("failing", range(1, 6))
 def test_a_failing_disk_leaves_nothing_and_last_where_it_was(tmp_path, monkeypatch, failing):
     write(tmp_path)
-    fsync, calls = os.fsync, []
+    fsync = os.fsync
+    calls = []
 
     def full(descriptor):
         calls.append(descriptor)

@@ -46,8 +46,10 @@ def make(folder, share, seed=0, draw=0, task="classification", **options):
 def test_two_runs_are_compared_on_their_images(tmp_path):
     (one, first), (other, second) = make(tmp_path / "a", 0.8), make(tmp_path / "b", 0.6, draw=1, TRAIN__BASE_LR=0.5)
     found = compare([one, other])
-    own, others = DRAWN[0] < 0.8, DRAWN[1] < 0.6
-    alone, there = int((own & ~others).sum()), int((others & ~own).sum())
+    own = DRAWN[0] < 0.8
+    others = DRAWN[1] < 0.6
+    alone = int((own & ~others).sum())
+    there = int((others & ~own).sum())
     probability = binomtest(alone, alone + there).pvalue
     assert found.verdicts == [
         f"a against b: of 200 images {alone} are right in the first alone, {there} in the second alone, McNemar's exact"
@@ -108,14 +110,16 @@ def test_folds_are_compared_on_all_their_images(tmp_path):
     )
     for order in (folds, [folds[1], folds[0], folds[2], folds[3]]):
         [verdict] = compare(order).verdicts
-        alone, there = (own & ~others).sum(), (others & ~own).sum()
+        alone = (own & ~others).sum()
+        there = (others & ~own).sum()
         assert f": of 400 images {alone} are right in the first alone, {there} in the second alone" in verdict
     [verdict] = compare([folds[0], folds[3]]).verdicts
     assert verdict.endswith("not tested: they were evaluated on different images, or on other labels of them")
 
 
 def test_what_cant_be_compared_says_so(tmp_path):
-    one, other = make(tmp_path / "a", 0.8)[0], make(tmp_path / "b", 0.6, TRAIN__BASE_LR=0.5)[0]
+    one = make(tmp_path / "a", 0.8)[0]
+    other = make(tmp_path / "b", 0.6, TRAIN__BASE_LR=0.5)[0]
     table = other / "predictions.csv"
     text = table.read_text()
     for changed in (text.replace("sample 7,", "sample seven,"), text.replace(f"7,{LABELS[7]},", f"7,{LABELS[7] + 1},")):

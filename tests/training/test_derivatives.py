@@ -181,7 +181,8 @@ def test_equal_largest_ones_of_a_mask_unit_have_one_gradient_together():
     x = paddle.to_tensor(EQUAL_ROWS.reshape(1, -1, 1), stop_gradient=False)
     pooled = pool_units(x.reshape([6, 4, 1]), 4)
     pooled.backward(paddle.ones_like(pooled))
-    shares, largest = x.grad.numpy().reshape(6, 4), EQUAL_ROWS.max(1, keepdims=True) == EQUAL_ROWS
+    shares = x.grad.numpy().reshape(6, 4)
+    largest = EQUAL_ROWS.max(1, keepdims=True) == EQUAL_ROWS
     np.testing.assert_allclose(shares.sum(1), 1)
     assert (shares >= 0).all()
     assert (shares[~largest] == 0).all()

@@ -108,7 +108,8 @@ def test_an_update_makes_one_tensor(counted_tensors):
 
 
 def test_an_average_takes_in_another_model():
-    first, second = create_model("vit_digits"), create_model("vit_digits")
+    first = create_model("vit_digits")
+    second = create_model("vit_digits")
     ema = ModelEma(first, 0.5)
     ema.update(first, 0)
     ema.update(second, 1)

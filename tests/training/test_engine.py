@@ -36,7 +36,8 @@ def assert_same(one, two, atol):
 
 def counted_collectives(options, output, length):
     """Trains; returns how often each collective was called, but for meetings by the clock, and waits for gradients."""
-    calls, met = Counter(), Counter()
+    calls = Counter()
+    met = Counter()
 
     def counted(name, function):
         return lambda *args, **kwargs: calls.update([name]) or function(*args, **kwargs)
@@ -85,7 +86,8 @@ def test_an_update_on_two_ranks_is_the_update_on_one(tmp_path, tiny, one, two, l
     moved = np.abs(initial.head.weight.numpy().T - weights(tmp_path / "1")["head.weight"]).max()
     assert moved > 1e-3
     assert_same(weights(tmp_path / "1"), weights(tmp_path / "2"), atol=1e-6)
-    first, second = records(tmp_path / "1"), records(tmp_path / "2")
+    first = records(tmp_path / "1")
+    second = records(tmp_path / "2")
     assert [r["samples"] for r in first if r["split"] == "train"] == [length]
     for key in ("loss", "acc1", "acc5"):
         assert first[0][key] == pytest.approx(second[0][key], abs=1e-4)
@@ -102,8 +104,10 @@ def test_micro_batches_are_one_batch(tmp_path, tiny):
 
 
 def test_an_update_lets_its_gradients_go_and_finds_the_parameters_once(tmp_path, tiny, monkeypatch):
-    left, walked = [], []
-    clear, walk = paddle.optimizer.Optimizer.clear_grad, paddle.nn.Layer.parameters
+    left = []
+    walked = []
+    clear = paddle.optimizer.Optimizer.clear_grad
+    walk = paddle.nn.Layer.parameters
 
     def cleared(optimizer, *args):
         clear(optimizer, *args)
@@ -177,7 +181,8 @@ def evaluations(options):
     """The metrics of every length and batch size on this many ranks."""
     config, _, val = get_datasets(get_config(None, options))
     utils.seed_everything(0)
-    model, found = build_model(config), {}
+    model = build_model(config)
+    found = {}
     for length, batch in EVALUATIONS:
         config = with_values(config, DATA__BATCH_SIZE_EVAL=batch)
         part = ArrayDataset(config, "val", val.images[:length], val.labels[:length], val.classes)
@@ -223,7 +228,8 @@ def test_hits_are_in_the_first_and_in_the_first_five_or_all():
 def test_of_equal_logits_the_lowest_class_comes_first(dtype):
     rng = np.random.default_rng(0)
     for levels, classes in ((1, 20), (2, 6), (3, 1000), (5, 7), (1, 3), (1, 1)):
-        logits, labels = rng.integers(0, levels, (64, classes)), rng.integers(0, classes, 64)
+        logits = rng.integers(0, levels, (64, classes))
+        labels = rng.integers(0, classes, 64)
         order = np.argsort(-logits, 1, kind="stable")
         several = np.eye(classes)[labels] + (rng.random((64, classes)) < 1 / classes) > 0
         tensor = paddle.to_tensor(logits.astype("float32")).astype(dtype)
@@ -291,7 +297,8 @@ def test_only_checkpoints_that_serve_are_kept(tmp_path, tiny):
     options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "7", "SAVE_FREQ", "3", "TRAIN.BASE_LR", "0.003"]
     train(options, tmp_path, 64)
     folder = tmp_path / "checkpoints"
-    best, last = (folder / "best").resolve().name, (folder / "last").resolve().name
+    best = (folder / "best").resolve().name
+    last = (folder / "last").resolve().name
     assert last == "epoch_0007"
     assert {entry.name for entry in folder.glob("[!lb]*")} == {"epoch_0003", "epoch_0006", best, last}
     validated = [r for r in records(tmp_path) if r["split"] == "val"]
@@ -312,7 +319,8 @@ def test_a_whole_recipe_gives_one_rank_and_two_the_same_update(tmp_path, tiny):
         sizes = ["DATA.BATCH_SIZE", str(24 // ranks)]
         run_ranks(train, [*options, *sizes], tmp_path / str(ranks), 48, ranks=ranks)
     assert_same(weights(tmp_path / "1"), weights(tmp_path / "2"), atol=1e-6)
-    first, second = records(tmp_path / "1"), records(tmp_path / "2")
+    first = records(tmp_path / "1")
+    second = records(tmp_path / "2")
     assert [r["split"] for r in first] == ["train", "val", "ema"]
     for one, two in zip(first, second, strict=True):
         assert one["loss"] == pytest.approx(two["loss"], abs=1e-4)

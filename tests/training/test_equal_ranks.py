@@ -29,10 +29,13 @@ from utils import all_gather, rank
 from weights import save_weights
 from weights.formats import read_metadata, write_weights
 
-LISTS, MULTI = ["-dataset=imagenet2012", "-data_path=lists"], ["-dataset=multilabel_list", "-data_path=multi"]
-IDX, SHARDS = ["-dataset=mnist", "-data_path=idx"], ["-dataset=shards", "-data_path=shards"]
+LISTS = ["-dataset=imagenet2012", "-data_path=lists"]
+MULTI = ["-dataset=multilabel_list", "-data_path=multi"]
+IDX = ["-dataset=mnist", "-data_path=idx"]
+SHARDS = ["-dataset=shards", "-data_path=shards"]
 CACHED = ["-o", "DATA.CACHE=cache"]
-PRETRAINED, TASK = ["-pretrained=small.safetensors"], ["-o", "TASK=multilabel"]
+PRETRAINED = ["-pretrained=small.safetensors"]
+TASK = ["-o", "TASK=multilabel"]
 TEACHER = ["-o", "TRAIN.DISTILLATION_TYPE=hard", "TRAIN.TEACHER_MODEL=teacher.yaml", "TRAIN.TEACHER_PATH=t.safetensors"]
 ADAPTER = [*PRETRAINED, "-o", "MODEL.PRETRAINED_ADAPTER=lora/checkpoints/last"]
 FLEET = ["-o", "DIST.ENGINE=fleet"]
@@ -91,7 +94,8 @@ def other_shards(folder):
 def pack(folder):
     shutil.rmtree(folder / "shards", ignore_errors=True)
     words = ["make_shards.py", "-dataset=folder", f"-data_path={folder / 'data'}", f"-output={folder / 'shards'}"]
-    before, sys.argv = sys.argv, words
+    before = sys.argv
+    sys.argv = words
     try:
         make_shards()
     finally:
@@ -333,10 +337,8 @@ def trained(place):
         for name, seed in (("small", 0), ("t", 1)):
             paddle.seed(seed)
             save_weights(build_model(get_config("teacher.yaml")), f"{name}.safetensors")
-        ema, lora = (
-            ["-o", "TRAIN.MODEL_EMA=True"],
-            [*PRETRAINED, "-o", "TRAIN.ADAPTER.NAME=lora", "TRAIN.ADAPTER.RANK=2"],
-        )
+        ema = ["-o", "TRAIN.MODEL_EMA=True"]
+        lora = [*PRETRAINED, "-o", "TRAIN.ADAPTER.NAME=lora", "TRAIN.ADAPTER.RANK=2"]
         for name, flags in (("run", ema), ("lora", lora)):
             assert attempt(["-cfg=small.yaml", f"-output={name}", *flags]) is None
     return place

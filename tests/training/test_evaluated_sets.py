@@ -68,7 +68,8 @@ def expected(logits, sets, compared=None):
     """What of images of any labels each comes by the formula: an image counts for each of its labels."""
     low = np.full(1000, -np.inf)
     low[slice(None) if compared is None else list(compared)] = 0
-    logits, kept = logits + low, [index for index, own in enumerate(sets) if own]
+    logits = logits + low
+    kept = [index for index, own in enumerate(sets) if own]
     order = np.argsort(-logits, 1, kind="stable")
     chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     first, five = ({i for i in kept if set(order[i, :k]) & set(sets[i])} for k in (1, 5))

@@ -23,7 +23,8 @@ def numbers(*shape, seed=0):
 
 @pytest.mark.smoke
 def test_the_distance_is_the_papers_formula():
-    found, wanted = 3 * numbers(2, 4, 4, 6), 5 + 2 * numbers(2, 6, 4, 4, seed=1)
+    found = 3 * numbers(2, 4, 4, 6)
+    wanted = 5 + 2 * numbers(2, 6, 4, 4, seed=1)
     target = wanted.transpose(0, 2, 3, 1).astype(np.float64)
     target = (target - target.mean(-1, keepdims=True)) / np.sqrt(target.var(-1, keepdims=True) + 1e-5)
     far = np.abs(found - target)

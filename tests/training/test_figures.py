@@ -23,7 +23,8 @@ SHOWN = ["$x_1$", r"$\frac{$", " _hidden", " __init__", "<b>&amp;", "99999999999
 @pytest.fixture
 def texts(monkeypatch):
     """The texts that are drawn, none of them as a formula."""
-    told, real = {}, Text.draw
+    told = {}
+    real = Text.draw
 
     def draw(text, *rest, **named):
         assert not text.get_parse_math()
@@ -94,7 +95,8 @@ def test_the_settings_of_others_stay():
 
 @pytest.mark.parametrize("runs", [1, 2, 30])
 def test_a_picture_of_many_runs_has_one_legend(runs, monkeypatch):
-    made, legend = [], Axes.legend
+    made = []
+    legend = Axes.legend
     monkeypatch.setattr(Axes, "legend", lambda axis, **how: made.append(len(axis.lines)) or legend(axis, **how))
     points = array("d", [1, 2]), array("d", [1, 2])
     drawings.curve({f"run {n}": {"train": {"loss": points}, "val": {"loss": points}} for n in range(runs)}, "loss", "")

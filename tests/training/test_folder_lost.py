@@ -24,7 +24,8 @@ OPTIONS += ["SAVE_MINUTES", "none"]
 
 def disturbed(fault, options, output, length, step):
     """Trains; ``fault`` happens to the run's folder on rank 0 after a step."""
-    calls, after_step = itertools.count(1), requests.Keeper.after_step
+    calls = itertools.count(1)
+    after_step = requests.Keeper.after_step
 
     def disturbing(keeper, *args):
         if next(calls) == step and rank() == 0:
@@ -107,7 +108,8 @@ def way(request):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_run_that_can_not_report_saves_and_ends(tmp_path, tiny, fault, way):
     ranks, own = way
-    options, output = [*tiny, *OPTIONS, *own], tmp_path / "run"
+    options = [*tiny, *OPTIONS, *own]
+    output = tmp_path / "run"
     for error in run_ranks(failure, fault, options, output, 64 * ranks, 3, ranks=ranks):
         assert type(error) is RunError
         assert error.exit_status == 1
@@ -127,7 +129,8 @@ def test_a_run_that_can_not_report_saves_and_ends(tmp_path, tiny, fault, way):
 @pytest.mark.parametrize("fault", [checkpoints_are_a_file, checkpoints_are_a_dangling_link, replaced_by_a_file])
 def test_where_the_folder_takes_no_checkpoint_it_is_saved_beside(tmp_path, tiny, fault, way):
     ranks, own = way
-    options, output = [*tiny, *OPTIONS, *own, "SAVE_STEPS", "5"], tmp_path / "run"
+    options = [*tiny, *OPTIONS, *own, "SAVE_STEPS", "5"]
+    output = tmp_path / "run"
     for error in run_ranks(failure, fault, options, output, 64 * ranks, 5, ranks=ranks):
         assert type(error) is RunError
         assert "\n" not in str(error)
@@ -166,7 +169,8 @@ def a_folder_in_place_of_each(run):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_pictures_and_tables_that_can_not_be_written_end_no_run(tmp_path, tiny, ranks):
-    options, output = [*without(tiny, "REPORT"), *OPTIONS], tmp_path / "run"
+    options = [*without(tiny, "REPORT"), *OPTIONS]
+    output = tmp_path / "run"
     found = run_ranks(disturbed, a_folder_in_place_of_each, options, output, 64 * ranks, 7, ranks=ranks)
     assert len(set(found)) == 1
     log = (output / "log.txt").read_text()

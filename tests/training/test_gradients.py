@@ -55,7 +55,8 @@ def test_parameters_without_a_gradient_are_passed_over(mode):
 
 
 def test_ranks_that_share_out_gradients_add_squares_parameter_by_parameter(monkeypatch):
-    model, seen = Small(), []
+    model = Small()
+    seen = []
     model.set_gradients(gradients(0))
     model.conv.bias.clear_gradient(False)  # its owner has it
     monkeypatch.setattr(
@@ -78,7 +79,8 @@ def test_the_norm_of_many_small_gradients_is_exact():
 
 def strided_gradients():
     """A parameter whose gradient is a view of other strides, and one whose gradient is plain; the values of both."""
-    parameters, value = [paddle.create_parameter(shape, "float32") for shape in ([4, 6], [3])], np.arange(24.0)
+    parameters = [paddle.create_parameter(shape, "float32") for shape in ([4, 6], [3])]
+    value = np.arange(24.0)
     wanted = paddle.to_tensor(value.reshape(6, 4), dtype="float32")
     ((parameters[0].t() * wanted).sum() + parameters[1].sum()).backward()
     return parameters, [value.reshape(6, 4).T, np.ones(3)]
@@ -100,7 +102,8 @@ def test_gradients_of_other_strides_are_measured_and_scaled(views):
     np.testing.assert_array_equal(strided.grad.numpy(), values[0] / 4)
     np.testing.assert_array_equal(plain.grad.numpy(), values[1] / 4)
     layer = nn.Layer()
-    layer.strided, layer.plain = strided, plain
+    layer.strided = strided
+    layer.plain = plain
     exact = np.sqrt(sum((value**2).sum() for value in values)) / 4
     assert clip_gradients(get_config(None, ["TRAIN.GRAD_CLIP", "0.5"]), layer).item() == pytest.approx(exact, rel=1e-6)
     np.testing.assert_allclose(strided.grad.numpy(), values[0] / 4 * 0.5 / exact, rtol=1e-6)
@@ -109,7 +112,8 @@ def test_gradients_of_other_strides_are_measured_and_scaled(views):
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_gradient_that_is_not_finite_shows_in_the_norm_after_scaling(bad):
     for place in ("embed", "head.bias"):
-        model, values = Small(), dict(gradients(0))
+        model = Small()
+        values = dict(gradients(0))
         values[place] = np.full_like(values[place], bad)
         model.set_gradients(values)
         LossScaler().unscale(model.parameters())
@@ -153,7 +157,8 @@ def weight_and_sgd():
 @pytest.mark.smoke
 def test_the_scale_grows_and_falls_as_torchs():
     weight, optimizer = weight_and_sgd()
-    scaler, scales = LossScaler(growth_interval=3), []
+    scaler = LossScaler(growth_interval=3)
+    scales = []
     assert (scaler.loss_scale, LossScaler().growth_interval) == (65536, 2000)
     for overflow in OVERFLOWS:
         before = weight.item()
@@ -165,7 +170,8 @@ def test_the_scale_grows_and_falls_as_torchs():
 
 def test_a_scaler_goes_on_where_it_was_saved():
     weight, optimizer = weight_and_sgd()
-    straight, scales = LossScaler(growth_interval=3), []
+    straight = LossScaler(growth_interval=3)
+    scales = []
     for overflow in OVERFLOWS:
         resumed = LossScaler(growth_interval=3)
         resumed.load_state_dict(straight.state_dict())
@@ -178,7 +184,10 @@ def test_a_scaler_goes_on_where_it_was_saved():
 
 def test_a_scaler_that_is_off_passes_everything_on():
     weight, optimizer = weight_and_sgd()
-    scaler, loss, norm = LossScaler(enabled=False), (weight * 3).sum(), object()  # a norm that it can't look at
+    # a norm that it can't look at
+    scaler = LossScaler(enabled=False)
+    loss = (weight * 3).sum()
+    norm = object()
     assert scaler.scale(loss) is loss
     loss.backward()
     scaler.unscale([weight])
@@ -189,7 +198,8 @@ def test_a_scaler_that_is_off_passes_everything_on():
 
 def test_gradients_that_are_never_finite_end_the_run():
     weight, optimizer = weight_and_sgd()
-    scaler, skipped = LossScaler(), 0
+    scaler = LossScaler()
+    skipped = 0
     with pytest.raises(RunError, match="gradients aren't finite in float16 at a loss scale of 0.00012; lower") as error:
         while not update(scaler, optimizer, weight, np.nan):
             skipped += 1
@@ -198,7 +208,8 @@ def test_gradients_that_are_never_finite_end_the_run():
 
 def test_the_scale_stays_a_float32():
     weight, optimizer = weight_and_sgd()
-    scaler, scales = LossScaler(scale=2.0**126, growth_interval=1), []
+    scaler = LossScaler(scale=2.0**126, growth_interval=1)
+    scales = []
     for _ in range(3):
         assert update(scaler, optimizer, weight, 2.0**-100)
         scales.append(scaler.loss_scale)
@@ -212,7 +223,9 @@ def overflowing_updates():
     model = Small()
     network = paddle.DataParallel(model.fc)
     config = get_config(None, ["TRAIN.BASE_LR", "0.1", "TRAIN.GRAD_CLIP", "1.0"])
-    optimizer, scaler, left = build_optimizer(config, model), LossScaler(), []
+    optimizer = build_optimizer(config, model)
+    scaler = LossScaler()
+    left = []
     for step in range(3):
         images = np.random.default_rng([step, utils.rank()]).normal(size=(4, 5)).astype(np.float32)
         if step == 1 and utils.rank() == 1:

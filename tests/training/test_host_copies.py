@@ -16,7 +16,9 @@ class Stream:
     """Copies in the order of the device, which are there when ``done`` is set; ``taken``: how many."""
 
     def __init__(self):
-        self.done, self.taken, self.recorded = threading.Event(), 0, 0
+        self.done = threading.Event()
+        self.taken = 0
+        self.recorded = 0
 
     def pin_memory(self, tensor, blocking=True):
         assert not blocking
@@ -35,7 +37,8 @@ class Pinned:
     """Memory that is read too early before the stream is done."""
 
     def __init__(self, stream, array):
-        self.stream, self.array = stream, array
+        self.stream = stream
+        self.array = array
 
     def numpy(self):
         assert self.stream.done.is_set(), "read before it was there"

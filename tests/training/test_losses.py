@@ -28,7 +28,8 @@ from training.losses import (
     pos_weights,
 )
 
-COUNT, CLASSES = 6, 5
+COUNT = 6
+CLASSES = 5
 GOLDEN = np.load(Path(__file__).parent.with_name("golden") / "losses.npz")
 LOGITS, STUDENT, TEACHER = (
     paddle.to_tensor(array(name, (COUNT, CLASSES)) * 20) for name in ("logits", "student", "teacher")
@@ -80,7 +81,8 @@ def test_cross_entropies_are_torchs(weight):
 def test_a_large_loss_and_a_small_one_are_what_they_are(apart):
     """Paddle's own softmax ends at a loss of 64 on a CPU."""
     logits = np.array([[apart, 0, -1.0], [0, 1.0, apart]])
-    targets, labels = np.array([[0, 1.0, 0], [0, 0, 1.0]]), paddle.to_tensor([1, 2])
+    targets = np.array([[0, 1.0, 0], [0, 0, 1.0]])
+    labels = paddle.to_tensor([1, 2])
     shifted = logits - logits.max(axis=1, keepdims=True)
     logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     for smoothing in (0.0, 0.1):
@@ -124,8 +126,10 @@ EDGES = [0.0, -0.0, 1e-30, -1e-30, 1e-7, -1e-7, 0.5, -0.5, 5, -5, 20, -20, 88, -
 
 def binary_entropy(logits, targets, pos_weight):
     """The loss of each logit and its gradient, in float64."""
-    logits, targets = np.float64(logits), np.float64(targets)
-    yes, no = pos_weight * targets, 1 - targets
+    logits = np.float64(logits)
+    targets = np.float64(targets)
+    yes = pos_weight * targets
+    no = 1 - targets
     gradient = no / (1 + np.exp(-logits.clip(-700))) - yes / (1 + np.exp(logits.clip(None, 700)))
     return yes * np.logaddexp(0, -logits) + no * np.logaddexp(0, logits), gradient
 
@@ -204,7 +208,8 @@ def test_half_precision_logits_are_lost_in_float32():
 
 def test_a_teacher_sees_its_own_normalisation_in_eval_mode_without_gradient():
     pixels = paddle.to_tensor(np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), np.uint8))
-    student, own = ([0.5], [0.5, 0.4, 0.6]), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    student = ([0.5], [0.5, 0.4, 0.6])
+    own = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 3))
     images = Normalize(*student)(pixels)
     images.stop_gradient = False
@@ -221,7 +226,8 @@ def test_a_teacher_sees_its_own_normalisation_in_eval_mode_without_gradient():
 
 
 def test_gradients_reach_the_student_by_both_classifiers():
-    logits, distilled = paddle.zeros([COUNT, CLASSES]), paddle.zeros([COUNT, CLASSES])
+    logits = paddle.zeros([COUNT, CLASSES])
+    distilled = paddle.zeros([COUNT, CLASSES])
     logits.stop_gradient = distilled.stop_gradient = False
     TrainingLoss(CrossEntropy(), Fixed(), "hard", 0.25)(None, (logits, distilled), LABELS).sum().backward()
     choice = np.eye(CLASSES)[TEACHER.numpy().argmax(1)]
@@ -305,8 +311,11 @@ def test_what_does_not_fit_is_refused():
 def test_token_labels_are_the_authors():
     """The formula of loss/cross_entropy.py of sail-sg/volo (TokenLabelCrossEntropy, targets [B, K]), in NumPy."""
     rng = np.random.default_rng(0)
-    logits, dense = rng.normal(size=(4, 5)), rng.normal(size=(4, 6, 5))
-    labels, mixed, smoothing = np.array([0, 3, 3, 1]), 1 / 3, 0.1
+    logits = rng.normal(size=(4, 5))
+    dense = rng.normal(size=(4, 6, 5))
+    labels = np.array([0, 3, 3, 1])
+    mixed = 1 / 3
+    smoothing = 0.1
 
     def entropy(scores, wanted):
         return -(wanted * (scores - np.log(np.exp(scores).sum(-1, keepdims=True)))).sum(-1)

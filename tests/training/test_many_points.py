@@ -24,7 +24,8 @@ from training.sweeps.points import Suggestions, check, plan_points
 
 
 def test_the_commands_file_is_read_once_for_all_points(tmp_path, monkeypatch):
-    sweep, read = sweep_of(tmp_path, keys=DRAWN, method="random", runs=30), []
+    sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=30)
+    read = []
     monkeypatch.setattr("settings.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
     told = []
     assert check(sweep, plan_points(sweep), lambda: told.append(1)) == "acc1"
@@ -47,7 +48,8 @@ def sections(tree):
 
 
 def test_the_check_of_a_point_repeats_nothing_that_all_points_share(tmp_path):
-    sweep, called = sweep_of(tmp_path, keys=DRAWN, method="random", runs=21), Counter()
+    sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=21)
+    called = Counter()
     points = plan_points(sweep)
     check(sweep, points[:1])
 
@@ -80,9 +82,12 @@ class Drawing:
 def test_each_result_is_read_once_and_each_point_written_once(tmp_path, monkeypatch):
     sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=40, seeds=[0, 1])._replace(method="optuna")
     monkeypatch.setattr("tools.sweep.Suggestions", Drawing)
-    looked, written, read = [], [], []
+    looked = []
+    written = []
+    read = []
     monkeypatch.setattr("settings.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
-    outcome, writing_whole = results.outcome, results.writing_whole
+    outcome = results.outcome
+    writing_whole = results.writing_whole
     monkeypatch.setattr(results, "outcome", lambda *words: [looked.append(words[1]), outcome(*words)][1])
     monkeypatch.setattr(results, "writing_whole", lambda file: [written.append(file.name), writing_whole(file)][1])
     lock = results.lock(sweep.output)
@@ -111,7 +116,8 @@ def test_each_result_is_read_once_and_each_point_written_once(tmp_path, monkeypa
 
 def test_half_a_point_is_left_out_and_written_over(tmp_path):
     sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=5)
-    points, sweep = plan_points(sweep), sweep._replace(method="optuna")
+    points = plan_points(sweep)
+    sweep = sweep._replace(method="optuna")
     sweep.output.mkdir()
     results.record(sweep, points[:1])  # as earlier releases kept them
     results.add(sweep, points[1:3])
@@ -196,7 +202,8 @@ def test_optunas_points_are_the_same_whenever_it_is_killed(tmp_path, monkeypatch
     if not importlib.util.find_spec("optuna"):
         pytest.skip("optuna isn't installed (requirements-sweep.txt)")
     keys = DRAWN | {"TRAIN.SMOOTHING": [0, 0.1]}
-    whole, found = {"keys": keys, "method": "optuna", "runs": 30}, []
+    whole = {"keys": keys, "method": "optuna", "runs": 30}
+    found = []
     for deaths in ((), (1, 4, 0, 7)):
         sweep = sweep_of(tmp_path, **whole, output=str(tmp_path / f"swept{len(deaths)}"))
         lock = results.lock(sweep.output)

@@ -83,7 +83,8 @@ def evaluated(count, batch, thresholds=None):
 
 def test_an_evaluation_is_scikit_learns():
     logits, truth = drawn(101)
-    alone, shares = evaluated(101, 8), sigmoid(logits)
+    alone = evaluated(101, 8)
+    shares = sigmoid(logits)
     entropy = np.logaddexp(0, np.where(truth, -logits, logits)).mean()
     assert (alone["num_samples"], alone["loss"]) == (101, pytest.approx(entropy, rel=1e-5))
     precisions = [100 * average_precision_score(truth[:, k], shares[:, k]) for k in range(5)]
@@ -105,7 +106,9 @@ def evaluated_with_counts(count, batch):
 
     Pickles are exchanged twice, however many classes there are: the ranks' numbers of images, and their figures.
     """
-    ranked, held, gathered = [], [], []
+    ranked = []
+    held = []
+    gathered = []
 
     def rank(shares, truth):
         ranked.append(len(shares))

@@ -41,14 +41,17 @@ def test_adamw_is_the_papers():
             return set()
 
     model = Model(3, 2)
-    w, m, v = model.weight.numpy().astype(np.float64), 0.0, 0.0
+    w = model.weight.numpy().astype(np.float64)
+    m = 0.0
+    v = 0.0
     optimizer = build_optimizer(config, model)
     for t in range(1, 5):
         g = np.random.default_rng(t).normal(size=(3, 2))
         (model.weight * paddle.to_tensor(g, dtype="float32")).sum().backward()
         optimizer.step()
         optimizer.clear_grad()
-        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g * g
+        m = 0.8 * m + 0.2 * g
+        v = 0.9 * v + 0.1 * g * g
         w = w * (1 - 0.01 * 0.1)
         w -= 0.01 * (m / (1 - 0.8**t)) / (np.sqrt(v / (1 - 0.9**t)) + 1e-8)
     np.testing.assert_allclose(model.weight.numpy(), w, rtol=1e-5)
@@ -97,7 +100,8 @@ def lars(steps, momentum=0.9, trust=0.001, zero=()):
     sums = dict.fromkeys(arrays, 0.0)
     for step in range(steps):
         for name, gradient in gradients(step).items():
-            value, size = arrays[name], np.linalg.norm
+            value = arrays[name]
+            size = np.linalg.norm
             update = gradient + WEIGHT_DECAY * value * (name in DECAYED)
             if value.ndim > 1 and size(value) > 0:
                 update = update * (trust * size(value) / size(update))
@@ -135,7 +139,9 @@ def test_lars_leaves_a_gradient_of_zero_alone():
 @pytest.mark.smoke
 @pytest.mark.parametrize("case", [*CASES, "LARS"])
 def test_saved_state_goes_on_under_other_names_with_the_same_bits(case):
-    straight, first, second = Small(), Small(), Small()
+    straight = Small()
+    first = Small()
+    second = Small()
     run_steps(problem(case, straight), straight, range(6))
     saved = problem(case, first)
     run_steps(saved, first, range(3))
@@ -168,7 +174,8 @@ def test_frozen_parameters_stay_and_keep_no_state(case):
 def fused(monkeypatch):
     """The numbers of parameters that each call of the operator for several updates."""
     assert adamw._fused_step_is_right(paddle.float32)  # which calls it once in a process
-    sizes, operator = [], paddle._C_ops.fused_adam_
+    sizes = []
+    operator = paddle._C_ops.fused_adam_
 
     def call(parameters, *others):
         sizes.append(len(parameters))
@@ -281,7 +288,8 @@ def test_a_step_makes_no_tensor_of_a_number(case, counted_tensors):
 
 
 def test_an_optimizer_built_again_leaves_nothing_of_the_last():
-    model, fresh = Small(), Small()
+    model = Small()
+    fresh = Small()
     problem("SGD", model)  # which leaves an L2 term and factors on the parameters
     plain = ["TRAIN.LAYER_DECAY", "None", "TRAIN.HEAD_LR", "1"]
     for one in (model, fresh):
@@ -293,7 +301,8 @@ def test_an_optimizer_built_again_leaves_nothing_of_the_last():
 def test_lions_momentum_keeps_the_shares_that_are_asked():
     model = Small()
     optimizer = problem("Lion", model, "TRAIN.OPTIMIZER.BETAS", [0.3, 0.4], "TRAIN.WEIGHT_DECAY", 0.0)
-    value, momentum = array("fc.weight", SHAPES["fc.weight"]), 0.0
+    value = array("fc.weight", SHAPES["fc.weight"])
+    momentum = 0.0
     for step in range(3):
         run_steps(optimizer, model, [step])
         gradient = gradients(step)["fc.weight"]

@@ -56,7 +56,8 @@ def test_what_fleet_ignores_is_no_key_and_the_line_says_which_does_it(tmp_path, 
 
 
 def test_what_an_earlier_run_wrote_out_is_read_unless_it_did_something(tmp_path):
-    file, config = tmp_path / "config.yaml", get_config(None, [*STAGE_1, "SEED", "3"])
+    file = tmp_path / "config.yaml"
+    config = get_config(None, [*STAGE_1, "SEED", "3"])
     for generation in (plain(config), yaml.safe_load(resolved_yaml(config))):  # before GIVEN was written, and since
         generation["DIST"]["STRATEGY"] |= {"gradient_merge": False, "gradient_merge_configs": {"k_steps": 1}}
         generation["DIST"]["STRATEGY"] |= {"recompute": False, "amp": False, "last_comm_group_size_MB": 1.0}
@@ -194,7 +195,8 @@ def updates(optimizer, scale, engine=(), mode="norm"):
     """
     options = ["TRAIN.OPTIMIZER.NAME", optimizer, "TRAIN.WEIGHT_DECAY", "0.1", "TRAIN.LAYER_DECAY", "0.5"]
     config = get_config(None, [*options, "TRAIN.GRAD_CLIP", "0.3", "TRAIN.GRAD_CLIP_MODE", mode, *engine])
-    model, norms = Small(), []
+    model = Small()
+    norms = []
     parameters = dict(model.named_parameters())
     wrapped = parallel.wrap_optimizer(config, build_optimizer(config, model))
     for step in range(3):

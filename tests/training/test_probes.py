@@ -41,12 +41,15 @@ def values(model):
 @pytest.mark.smoke
 def test_the_norm_is_torchs_without_scale_and_shift():
     """In torch the running variance takes in n / (n - 1) of the batch's; both statistics move by a tenth."""
-    norm, mean, variance = ClassifierNorm(4), np.zeros(4), np.ones(4)
+    norm = ClassifierNorm(4)
+    mean = np.zeros(4)
+    variance = np.ones(4)
     for seed in range(3):
         x = RNG(seed).normal(2, 3, (5, 4))
         found = norm(paddle.to_tensor(x, dtype="float32")).numpy()
         np.testing.assert_allclose(found, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-6), rtol=1e-5, atol=1e-6)
-        mean, variance = 0.9 * mean + 0.1 * x.mean(0), 0.9 * variance + 0.1 * x.var(0, ddof=1)
+        mean = 0.9 * mean + 0.1 * x.mean(0)
+        variance = 0.9 * variance + 0.1 * x.var(0, ddof=1)
     norm.eval()
     for _ in range(2):
         found = norm(paddle.to_tensor(x, dtype="float32")).numpy()
@@ -159,7 +162,8 @@ def saved(folder, **options):
     ],
 )
 def test_a_probe_takes_a_backbone_and_a_classifier_of_its_own_kind(tmp_path, theirs, ours, reason):
-    stored, model = saved(tmp_path, **theirs), digits(**ours)
+    stored = saved(tmp_path, **theirs)
+    model = digits(**ours)
     fresh = values(model)
     report = load_weights(model, tmp_path, strict=False)
     assert bool(report.fresh) == (reason is not None)
@@ -199,7 +203,8 @@ def test_a_probe_goes_on_in_the_same_bits_and_leaves_the_backbone_alone(tmp_path
     run_ranks(train_all, [(options, tmp_path / "whole", 64), (resumed, tmp_path / "resumed", 64)], ranks=ranks)
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
     seed_everything(0)  # as the run began
-    start, found = file_arrays(build_model(get_config(None, options))), weights(tmp_path / "whole")
+    start = file_arrays(build_model(get_config(None, options)))
+    found = weights(tmp_path / "whole")
     assert found.keys() == start.keys()
     moved = {name for name in found if not np.array_equal(found[name], start[name])}
     assert moved == {"head.0.running_mean", "head.0.running_var", "head.1.weight", "head.1.bias"}

@@ -40,7 +40,8 @@ def head(file):
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_every_configuration_is_valid_and_its_head_tells_how_to_run_it(file, monkeypatch):
     monkeypatch.chdir(ROOT)
-    config, text = get_config(file), head(file)
+    config = get_config(file)
+    text = head(file)
     assert text.startswith(f"# {file.stem}: ")
     assert re.search(r"^# Train: +\S", text, re.MULTILINE)
     commands = re.findall(r"-cfg=(\S+)", text)
@@ -61,7 +62,8 @@ def test_every_configuration_is_valid_and_its_head_tells_how_to_run_it(file, mon
 
 def rates(config, batch):
     """The rate at the start, after warm-up and at the end."""
-    schedule, late = build_schedule(config, 10, batch), config.TRAIN.LR_SCHEDULER.PER_EPOCH == "late"
+    schedule = build_schedule(config, 10, batch)
+    late = config.TRAIN.LR_SCHEDULER.PER_EPOCH == "late"
     return [schedule(10 * epoch) for epoch in (0, config.TRAIN.WARMUP_EPOCHS + late, config.TRAIN.NUM_EPOCHS + late)]
 
 

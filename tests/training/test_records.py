@@ -14,7 +14,8 @@ from utils import get_loggers, open_logs
 
 
 def test_records_that_no_run_writes_are_left_out_and_no_pipe_is_waited_for(tmp_path):
-    metrics, whole = tmp_path / "metrics.jsonl", '{"split": "val", "epoch": 1, "step": 3, "loss": 0.5}'
+    metrics = tmp_path / "metrics.jsonl"
+    whole = '{"split": "val", "epoch": 1, "step": 3, "loss": 0.5}'
     strange = ["[" * 100_000, whole.replace("3", "9" * 400), whole.replace("0.5", "9" * 400), "{}", "\0"]
     metrics.write_text("\n".join([*strange, whole]))
     assert list(records(metrics)) == [(f"{whole}\n", {"split": "val", "epoch": 1, "step": 3, "loss": 0.5})]
@@ -40,7 +41,8 @@ def test_a_log_that_is_a_pipe_is_refused(tmp_path, name):
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
 def test_a_line_that_the_disk_has_no_room_for_is_lost_whole(tmp_path, on_error):
     """Half of it would make the run's own file one that a resume and a report refuse."""
-    metrics, told = tmp_path / "metrics.jsonl", []
+    metrics = tmp_path / "metrics.jsonl"
+    told = []
     before = b"{}\n" * (1 << 20)
     metrics.write_bytes(before)
     run = SimpleNamespace(directory=tmp_path, on_error=on_error, info=told.append, problem="")

@@ -68,7 +68,8 @@ def test_a_calibration_error_is_its_definition():
     _, _, probability = drawn()
     probability[:4] = 0, 1 / 15, 2 / 15, 1
     right = np.random.default_rng(1).random(500) < probability**2
-    found, error = measures.calibration(probability, right), 0.0
+    found = measures.calibration(probability, right)
+    error = 0.0
     for place in range(15):
         low, high = place / 15, (place + 1) / 15
         own = (probability > low) & (probability <= high) | (probability == 0) & (place == 0)
@@ -79,7 +80,8 @@ def test_a_calibration_error_is_its_definition():
 
 
 def test_a_difference_is_tested_as_the_formulas_say():
-    one, other = np.zeros(400, bool), np.zeros(400, bool)
+    one = np.zeros(400, bool)
+    other = np.zeros(400, bool)
     one[:9], other[5:40] = True, True
     alone, there, probability = measures.mcnemar(one, other)
     assert (alone, there) == (5, 31)

@@ -35,7 +35,8 @@ def train_all(runs):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
 def test_a_run_goes_on_from_every_update_in_the_same_bits(tmp_path, tiny, ranks):
-    options, length = [*tiny, *RECIPE, *EVERY_STEP], 8 * 8 * ranks
+    options = [*tiny, *RECIPE, *EVERY_STEP]
+    length = 8 * 8 * ranks
     # Eight steps an epoch make updates after 3, 6 and 8 of them.
     middles = [f"epoch_{epoch:04d}_sample_{24 * ranks * part:09d}" for epoch in (1, 2) for part in (1, 2)]
     runs = [(options, tmp_path / "whole", length)]

@@ -67,7 +67,8 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
     status, printed, errors = program(*evaluation)
     assert status == 0, errors
     assert result(tmp_path / "of_best")["loss"] == pytest.approx(trained["best"]["loss"], abs=1e-4)
-    best, last = tmp_path / "run/checkpoints/best", {key: trained[key] for key in ("acc1", "loss", "num_samples")}
+    best = tmp_path / "run/checkpoints/best"
+    last = {key: trained[key] for key in ("acc1", "loss", "num_samples")}
     of_run = "configuration: run/config.yaml, of the run that -pretrained names (no -cfg is given)"
     for number, (script, *flags) in enumerate(
         [

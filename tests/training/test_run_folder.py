@@ -59,7 +59,8 @@ def line_of(output, *options):
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_link_or_a_folder_in_the_place_of_a_file_is_a_line_before_the_run(name, tmp_path):
-    outside, run = tmp_path / "outside", tmp_path / "run"
+    outside = tmp_path / "outside"
+    run = tmp_path / "run"
     outside.write_text("before")
     run.mkdir()
     if name != ".lock":

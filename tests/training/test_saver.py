@@ -64,7 +64,8 @@ class Training:
 @pytest.fixture
 def held_writing(monkeypatch):
     """Holds writing until it is set; ``begun`` lists the names of what was begun."""
-    may, written = threading.Event(), folder.write_checkpoint
+    may = threading.Event()
+    written = folder.write_checkpoint
     may.begun = []
 
     def writing(directory, name, *rest):
@@ -112,8 +113,10 @@ def test_one_checkpoint_is_written_at_a_time(tmp_path, tiny, held_writing):
 
 
 def test_a_save_looks_at_as_few_checkpoints_however_many_are_kept(tmp_path, tiny, monkeypatch):
-    listings, looked_at = [], []
-    listed, placed = folder.find_checkpoints, folder.position
+    listings = []
+    looked_at = []
+    listed = folder.find_checkpoints
+    placed = folder.position
     monkeypatch.setattr(folder, "find_checkpoints", lambda *args: listings.append(1) or listed(*args))
     saver = Training(tmp_path, [*tiny, "SAVE_FREQ", "2", "KEEP_LAST", "3"]).saver
     monkeypatch.setattr(folder, "position", lambda *args: looked_at.append(1) or placed(*args))
@@ -159,7 +162,8 @@ def fail_once(monkeypatch_target, error):
 
 def told_by(output, options, error):
     """What each rank is told of a failure: by ``wait`` twice, after a good save, and by the last ``wait``."""
-    training, told = Training(output, options), []
+    training = Training(output, options)
+    told = []
 
     def wait(**last):
         try:
@@ -217,7 +221,9 @@ def test_save_steps_counts_multiples_passed(tmp_path, tiny, every, saved, step, 
     [("acc1", [True, True, False, False], 2), ("loss", [True, True, False, True], 4)],
 )
 def test_the_best_is_by_the_metric_asked_for(metric, improved, best):
-    task, progress, found = Classification(get_config(None, ["BEST_METRIC", metric])), Progress(), []
+    task = Classification(get_config(None, ["BEST_METRIC", metric]))
+    progress = Progress()
+    found = []
     for epoch, (acc1, loss) in enumerate([(50.0, 2.0), (60.0, 1.5), (60.0, 1.5), (55.0, 1.0)], 1):
         progress.end_epoch(epoch)
         metrics = {"val": {"acc1": acc1, "loss": loss, "class_acc": {"a": acc1}}}

@@ -129,7 +129,8 @@ def test_any_number_of_ranks_goes_on_from_any_other(tmp_path, tiny):
 
 def train_where_rank_1_fails(error, runs):
     """What this rank is told by each run, where rank 1 can't write the second checkpoint."""
-    written, told = folder.write_share, []
+    written = folder.write_share
+    told = []
     for options, output in runs:
         count = []
 
@@ -171,7 +172,9 @@ def test_a_share_that_a_rank_may_not_write_is_saved_beside_the_run(tmp_path, tin
 
 def collectives_of_a_save(options, output):
     """How often a rank meets the others in each save of a run."""
-    saved, gathered, counts = saver.Saver.save, dist.all_gather, []
+    saved = saver.Saver.save
+    gathered = dist.all_gather
+    counts = []
 
     def counting(*args):
         counts[-1:] = [counts[-1] + 1] if counts else []
@@ -417,7 +420,8 @@ def test_a_damaged_share_isnt_gone_on_from(trained, tmp_path, tiny, damaged):
 
 
 def test_a_sharded_checkpoint_is_written_anew_as_one(trained, tmp_path, tiny, monkeypatch, capsys):
-    last, merged = trained / "sharded" / "checkpoints" / "last", tmp_path / "epoch_0001"
+    last = trained / "sharded" / "checkpoints" / "last"
+    merged = tmp_path / "epoch_0001"
     monkeypatch.setattr("sys.argv", ["merge_checkpoint.py", str(last), str(merged)])
     merge_checkpoint.main()
     expected = optimizer_state(last)
@@ -441,7 +445,8 @@ def test_a_sharded_checkpoint_is_written_anew_as_one(trained, tmp_path, tiny, mo
 
 
 def test_a_merge_holds_one_tensor_at_a_time(tmp_path):
-    source, target = tmp_path / "epoch_0001", tmp_path / "merged"
+    source = tmp_path / "epoch_0001"
+    target = tmp_path / "merged"
     source.mkdir()
     random = np.random.default_rng(0)
     held = [{f"{name}{rank}": random.standard_normal((1 << 20,), np.float32) for name in "abcde"} for rank in range(4)]

@@ -79,7 +79,9 @@ def save_at_each_moment(options, output, fault, faulty, slow):
     parallel.reduce_gradients(model, optimizer)
     optimizer.step()
     optimizer.clear_grad()
-    told, moment, fired = [], 0, True
+    told = []
+    moment = 0
+    fired = True
     while fired:
         moment += 1
         place = output / str(moment)

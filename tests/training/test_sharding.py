@@ -124,7 +124,8 @@ def uneven_updates(stage, megabytes):
     """Two updates of two passes each: ranks use parameters in another order, and leave out others; one is left out by
     both. Returns (arrays, what was reduced, most buckets under way).
     """
-    model, most = Small(), []
+    model = Small()
+    most = []
     parameters = dict(model.named_parameters())
     inner = paddle.optimizer.Momentum(0.1, parameters=list(parameters.values()), momentum=0.5)
     optimizer = parallel.ShardedOptimizer(inner, stage, megabytes)

@@ -34,7 +34,8 @@ def gradient(name, place, turn):
 def averaged():
     """The gradients after each of two updates of two passes each, and whether ranks have shared memory for it."""
     paddle.set_flags({"FLAGS_use_stride_kernel": True})  # with which the gradient of a transposed weight is strided
-    model, found = Model(), []
+    model = Model()
+    found = []
     network = parallel.wrap_model(get_config(None), model)
     optimizer = paddle.optimizer.SGD(parameters=model.parameters())
     for update in range(2):
@@ -75,7 +76,8 @@ def test_each_rank_has_the_mean_gradients_and_those_that_no_rank_has_stay_absent
 
 def memory_and_refusals():
     """What this rank's memory is to the system; what there is where a rank can't have it, or is elsewhere."""
-    before, segments = {*os.listdir("/proc/self/fd")}, {*os.listdir("/dev/shm")}
+    before = {*os.listdir("/proc/self/fd")}
+    segments = {*os.listdir("/dev/shm")}
     parameters = [paddle.create_parameter([3], "float32")]
     shared = shared_gradients.share_gradients(parameters)
     left = {*os.listdir("/proc/self/fd")} - before
@@ -83,7 +85,8 @@ def memory_and_refusals():
     told = [(stat.S_IMODE(one.st_mode), one.st_nlink, one.st_size) for one in held]
     segments ^= {*os.listdir("/dev/shm")}
     del shared
-    mapped, stated = shared_gradients.mmap.mmap, os.stat
+    mapped = shared_gradients.mmap.mmap
+    stated = os.stat
     refused = []
     for what in ("no memory", "another machine", "another type"):
         if rank() == 1 and what == "no memory":

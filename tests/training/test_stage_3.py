@@ -44,7 +44,8 @@ def trained(tmp_path_factory):
     """Runs of two ranks: one that holds all weights, one with stage 3, and each gone on with by the other."""
     from conftest import TINY
 
-    output, options = tmp_path_factory.mktemp("runs"), [*TINY, *RECIPE, *AGAIN, "MODEL.DEPTH", "4"]
+    output = tmp_path_factory.mktemp("runs")
+    options = [*TINY, *RECIPE, *AGAIN, "MODEL.DEPTH", "4"]
     engines = {
         "whole": [],
         "shared": STAGE_3,

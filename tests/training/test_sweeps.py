@@ -28,7 +28,8 @@ from training.sweeps.points import check, edges, plan_points, read_sweep
 
 def test_a_grid_has_every_combination_in_the_order_of_the_file(tmp_path):
     sweep = sweep_of(tmp_path)
-    rates, clips = ("1e-4", "0.001"), ("None", "1.0")
+    rates = ("1e-4", "0.001")
+    clips = ("None", "1.0")
     expected = [(rate, clip, "[0.9, 0.99]") for rate in rates for clip in clips]
     assert [tuple(point.values()) for point in plan_points(sweep)] == expected
     assert check(sweep, plan_points(sweep)) == "acc1"
@@ -358,7 +359,8 @@ def locked_elsewhere(output, queue):
 
 def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
     context = multiprocessing.get_context("fork")
-    queue, output = context.SimpleQueue(), tmp_path / "swept"
+    queue = context.SimpleQueue()
+    output = tmp_path / "swept"
     lock = results.lock(output)
     assert (output / ".lock").read_text() == str(os.getpid())
 

@@ -38,7 +38,9 @@ class Pixels(ArrayDataset):
 class Narrow(nn.Layer):
     """64 pixels through 4 numbers and back."""
 
-    weight_names, first_conv, beside_first_conv = None, "none", ()
+    weight_names = None
+    first_conv = "none"
+    beside_first_conv = ()
 
     def __init__(self):
         super().__init__()
@@ -88,7 +90,8 @@ def train(options, output):
         for mode, own, count in (("train", train, 64), ("val", val, 37))
     ]
     utils.seed_everything(0)
-    network, run = parallel.wrap_model(config, Narrow()), Run(config, [])
+    network = parallel.wrap_model(config, Narrow())
+    run = Run(config, [])
     engine.fit(config, network, *data, run, kind=Reconstruction)
     return [np.stack([own[i][0] for i in range(len(own))]) for own in data][1]
 
@@ -111,7 +114,8 @@ def test_a_task_without_labels_trains_evaluates_keeps_the_best_and_goes_on(tmp_p
     assert [(r["step"], r["samples"]) for r in found["train"][:3]] == [(3, 48), (4, 16), (7, 48)]
     assert found["train"][0].keys() == {"split", "step", "epoch", "samples", "lr", "loss", "grad_norm"}
     assert found["val"][0].keys() == {"split", "step", "epoch", "loss", "num_samples"}
-    saved, seen = weights(tmp_path / "whole"), pixels.reshape(37, -1) / 255
+    saved = weights(tmp_path / "whole")
+    seen = pixels.reshape(37, -1) / 255
     decoded = (seen @ saved["encode.weight"].T + saved["encode.bias"]) @ saved["decode.weight"].T + saved["decode.bias"]
     losses = [r["loss"] for r in found["val"]]
     assert losses[-1] == pytest.approx(((decoded - seen) ** 2).mean(), abs=1e-6)

@@ -65,7 +65,8 @@ def shown_by(text):
     """{(tag, step): value} of lines of metrics.jsonl."""
     found = {}
     for record in map(json.loads, text.splitlines()):
-        split, step = record.pop("split"), record.pop("step")
+        split = record.pop("split")
+        step = record.pop("step")
         found |= {(f"{split}/{key}", step): value for key, value in record.items()}
     return found
 
@@ -168,7 +169,8 @@ class Odd(Tracker):
     """Fails at its third record."""
 
     def __init__(self, folder, config):
-        self.folder, self.steps = folder, []
+        self.folder = folder
+        self.steps = []
 
     def add(self, split, step, values):
         self.steps.append((split, step))

@@ -78,7 +78,8 @@ def of_steps(transfers, options, output, steps=7):
     """What the third and each further step copied; before, the first ones may have made what stays."""
     config, data, val = get_datasets(get_config(None, [*options, "DATA.BATCH_SIZE", "4", "OUTPUT", str(output)]))
     data = ArrayDataset(config, "train", data.images[: 4 * steps], data.labels[: 4 * steps], data.classes)
-    run, model = Run(config, val.classes), build_model(config)
+    run = Run(config, val.classes)
+    model = build_model(config)
     freeze(config, model)
     training = setup.prepare(Classification(config), model, data, run)
     run.begin()
@@ -145,7 +146,8 @@ def test_a_runs_length_changes_no_count(tmp_path, tiny, transfers):
 @pytest.mark.parametrize("options", [[], ["MODEL.PATCH_DROP", "0.5", "MODEL.DROPPATH", "0.2"]])
 def test_a_step_of_an_evaluation_copies_nothing(tiny, transfers, options):
     config, _, val = get_datasets(get_config(None, [*tiny, *options]))
-    model, found = build_model(config), []
+    model = build_model(config)
+    found = []
     for size in (182, 28):
         data = get_config(None, [*tiny, *options, "DATA.BATCH_SIZE_EVAL", str(size)])
         batches = get_dataloader(data, val, "val")

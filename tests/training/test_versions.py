@@ -13,7 +13,8 @@ HERE = versions()
 BEFORE = {name: version for name, version in HERE.items() if name != "toolkit"}  # what earlier runs wrote
 
 
-OTHER, NEXT = BEFORE | {"paddle": "2.5"}, HERE | {"toolkit": "9"}
+OTHER = BEFORE | {"paddle": "2.5"}
+NEXT = HERE | {"toolkit": "9"}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,8 @@ OTHER, NEXT = BEFORE | {"paddle": "2.5"}, HERE | {"toolkit": "9"}
 def test_records_name_the_version_and_a_resumed_run_says_where_it_was_another(
     tmp_path, tiny, monkeypatch, capsys, then, now, told
 ):
-    options, run = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"], tmp_path / "run"
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
+    run = tmp_path / "run"
     monkeypatch.setattr(saver, "versions", lambda: then)
     train(options, run, 32)
     assert json.loads((run / "checkpoints" / "last" / "state.json").read_text())["versions"] == then

@@ -61,7 +61,8 @@ def test_a_record_is_what_was_read_from_json(monkeypatch):
 
 
 def test_ranks_records_come_to_means_totals_and_the_highest(monkeypatch):
-    records, sent = [window.Record(state) for state in NAMED], []
+    records = [window.Record(state) for state in NAMED]
+    sent = []
     monkeypatch.setattr(window, "world_size", lambda: 2)
     monkeypatch.setattr(window, "all_reduce_sum", lambda tensor: sent.append(tensor) or tensor)
     for own, record in enumerate(records):
@@ -80,7 +81,8 @@ def rewrite_as_format_1(checkpoint):
     (loss, samples), (first, _), (five, _), (norm, finite) = (
         own["means"][name] for name in ("loss", "acc1", "acc5", "grad_norm")
     )
-    updates, skips = own["totals"]["skipped_updates"] + finite, own["totals"]["skipped"]
+    updates = own["totals"]["skipped_updates"] + finite
+    skips = own["totals"]["skipped"]
     sums = {"sums": [loss, first / 100, five / 100, float(samples)], "skips": skips, "norm_sum": norm}
     state |= {"format": 1, "window": [{**sums, "finite": finite, "updates": updates}]}
     (checkpoint / "state.json").write_text(json.dumps(state))

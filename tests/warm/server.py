@@ -20,7 +20,8 @@ import types
 import warnings
 from pathlib import Path
 
-LISTENER, CLIENT = int(sys.argv[1]), sys.argv[2]
+LISTENER = int(sys.argv[1])
+CLIENT = sys.argv[2]
 INITIAL = dict(os.environ)
 ROOT = Path(__file__).resolve().parents[2]
 # What is read before the first line of a program runs, or as Paddle is imported; and what launchers set, whose ranks
@@ -55,7 +56,8 @@ def keep_trees():
     """Lets ``ast.parse`` remember the toolkit's files: each program reads the keys of all architectures and components
     there, by syntax alone.
     """
-    parse, trees = ast.parse, {}
+    parse = ast.parse
+    trees = {}
     for room in ("models", "training", "loading"):
         for file in (ROOT / room).rglob("*.py"):
             text = file.read_text(encoding="utf-8")
@@ -68,7 +70,8 @@ class Start:
     """What a client was started as: its words, its environment, its descriptors."""
 
     def __init__(self, connection):
-        self.connection, self.words = connection, []
+        self.connection = connection
+        self.words = []
         numbers, self.received, _, _ = socket.recv_fds(connection, 4096, 250)
         self.numbers = [int(number) for number in numbers.split()]
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -134,7 +137,8 @@ class Server:
     """Forks for those who come, and passes on how it ended; a client's end is its program's, too."""
 
     def __init__(self, listener, changed):
-        self.listener, self.changed = listener, changed
+        self.listener = listener
+        self.changed = changed
         self.poll = select.poll()
         self.poll.register(listener, select.POLLIN)
         self.poll.register(0, select.POLLIN)

@@ -209,7 +209,8 @@ def written(model, file, size):
     [((12, 20), (16, 16)), ((20, 12), (12, 20)), ((8, 32), (16, 16)), ((16, 16), (32, 8)), ((36, 8), (12, 28))],
 )
 def test_a_files_grid_has_the_shape_of_its_images(tmp_path, old, new):
-    source, model = vit(img_size=old), vit(img_size=new)
+    source = vit(img_size=old)
+    model = vit(img_size=new)
     report = load_weights(model, written(source, tmp_path / "a.safetensors", list(old)))
     grids = [(height // 4, width // 4) for height, width in (old, new)]
     assert report.resized == ["pos_embed resized from {} x {} to {} x {}".format(*grids[0], *grids[1])]
@@ -241,7 +242,8 @@ def test_a_grid_of_as_many_places_stays_for_images_of_the_models_size():
 
 def test_windows_go_from_images_of_two_sides_to_squares_and_back(tmp_path):
     """Swin's windows are no larger than its maps: 4 x 4, 4 x 2, 2 x 1 of images of 32 x 8 at stages 0, 0 and 2."""
-    source, model = swin("swin", img_size=(32, 8)), swin("swin")
+    source = swin("swin", img_size=(32, 8))
+    model = swin("swin")
     report = load_weights(model, written(source, tmp_path / "a.safetensors", [32, 8]))
     windows = [block.attn.window_size for stage in source.layers for block in stage.blocks]
     assert windows == [(4, 2), (4, 2), (4, 1), (4, 1), (2, 1)]

@@ -179,7 +179,8 @@ def parts(folder, files, index=None):
     return folder
 
 
-ONE_OF, TWO_OF = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+ONE_OF = "model-00001-of-00002.safetensors"
+TWO_OF = "model-00002-of-00002.safetensors"
 
 
 def test_weights_in_several_files_are_one(tmp_path):

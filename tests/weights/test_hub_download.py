@@ -51,7 +51,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     def answer(self, body):
         path = self.path.lstrip("/").split("/")
-        repository, file = "/".join(path[:2]), path[-1]
+        repository = "/".join(path[:2])
+        file = path[-1]
         self.server.asked.append((self.command, repository, file))
         content = self.server.files.get((repository, file))
         if content is None:
@@ -85,7 +86,8 @@ def hub():
     weights = save({name: np.ascontiguousarray(array) for name, array in file_arrays(model).items()})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     server.files = {(DEFAULT, "model.safetensors"): weights, (DEFAULT, "config.json"): json.dumps(CONFIG).encode()}
-    server.asked, server.model = [], model
+    server.asked = []
+    server.model = model
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()

@@ -39,7 +39,8 @@ def as_torch(path, arrays):
 
 def written(model, kind, folder):
     """A file of the model's weights, in this kind, and the model's own arrays."""
-    arrays, path = file_arrays(model), folder / f"weights.{kind}"
+    arrays = file_arrays(model)
+    path = folder / f"weights.{kind}"
     if kind == "pth":
         return as_torch(path, arrays)
     if kind == "pdparams":

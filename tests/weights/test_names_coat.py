@@ -45,7 +45,8 @@ def stored(case):
 @pytest.mark.smoke
 @pytest.mark.parametrize("case", GOLDEN)
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
-    golden, model = GOLDEN[case], built(case)
+    golden = GOLDEN[case]
+    model = built(case)
     expected = np.array(golden["logits"])
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * np.ptp(expected)  # the images matter
     file = tmp_path / ("model.pdparams" if golden["layout"] == "paddle" else "model.safetensors")

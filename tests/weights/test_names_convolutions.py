@@ -76,7 +76,8 @@ def test_timms_names_pass_but_for_the_count_of_batches(kind):
 
 
 def test_a_bias_before_batch_norm_moves_its_mean():
-    mean, bias = np.array([1.0, 2.0]), np.array([0.5, -1.0])
+    mean = np.array([1.0, 2.0])
+    bias = np.array([0.5, -1.0])
     arrays = {"stages.0.blocks.1.conv3.bias": bias, "stages.0.blocks.1.bn3._mean": mean}
     named = timm_names(regnet_names, arrays, "paddle", ())
     assert named.keys() == {"s1.b2.conv3.bn.running_mean"}

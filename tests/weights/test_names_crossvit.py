@@ -24,7 +24,8 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_crossvit.json").read_tex
 @pytest.mark.smoke
 @pytest.mark.parametrize("case", GOLDEN)
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
-    golden, expected = GOLDEN[case], np.array(GOLDEN[case]["logits"])
+    golden = GOLDEN[case]
+    expected = np.array(GOLDEN[case]["logits"])
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * np.ptp(expected)  # the images matter
     file = tmp_path / ("model.pdparams" if golden["layout"] == "paddle" else "model.safetensors")
     write_weights(file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()})
@@ -42,7 +43,8 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
 
 
 def test_positions_of_both_branches_fit_another_image(tmp_path):
-    model, larger = small(image_size=30), small(image_size=(60, 30))
+    model = small(image_size=30)
+    larger = small(image_size=(60, 30))
     save_weights(model, tmp_path / "model.safetensors")
     assert load_weights(larger, tmp_path).resized == [
         "pos_embed_0 resized from 5 x 5 to 10 x 5",

@@ -82,7 +82,8 @@ def test_timms_names_pass(case):
 
 def test_periods_in_bfloat16_are_the_files_and_told(tmp_path):
     case = "DINOv3 wide"
-    file, exact = stored(case, tmp_path), build(case, rope_bfloat16=False)
+    file = stored(case, tmp_path)
+    exact = build(case, rope_bfloat16=False)
     assert 1e-4 < distance(answers(exact, case, file), case) < 1e-1
     assert "its names tell MODEL.ROPE_BFLOAT16 True, the model has False" in str(load_weights(exact, file))
     config = with_switches(get_config("vit_small_patch16_dinov3"), file)

@@ -33,7 +33,8 @@ def test_the_authors_files_give_their_logits(tmp_path):
     model = small()
     assert load_weights(model, tmp_path / "a.safetensors").changes == []
     model.eval()
-    logits, expected = model(images_of(model)).numpy(), np.array(CASES["fine-tuned"]["logits"])
+    logits = model(images_of(model)).numpy()
+    expected = np.array(CASES["fine-tuned"]["logits"])
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * np.ptp(expected)  # the images matter
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.ptp(expected), rtol=0)
 
@@ -66,7 +67,8 @@ def test_positions_fit_other_images(tmp_path):
     assert load_weights(other, tmp_path / "a.safetensors").resized == ["pos_embed resized from 16 x 16 to 16 x 24"]
     expected = bicubic_matrix(16, 24) @ model.pos_embed.numpy().reshape(16, 16, 4)
     np.testing.assert_allclose(other.pos_embed.numpy()[0], expected.reshape(-1, 4), atol=1e-6)
-    windows, larger = small("hiera_windows"), small("hiera_windows", image_size=(128, 96), global_pos_size=(5, 12))
+    windows = small("hiera_windows")
+    larger = small("hiera_windows", image_size=(128, 96), global_pos_size=(5, 12))
     save_weights(windows, tmp_path / "b.safetensors")
     assert load_weights(larger, tmp_path / "b.safetensors").resized == ["pos_embed resized from 5 x 6 to 5 x 12"]
     np.testing.assert_array_equal(larger.pos_embed_win.numpy(), windows.pos_embed_win.numpy())

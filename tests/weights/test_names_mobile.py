@@ -43,7 +43,8 @@ def stored(case, folder):
 @pytest.mark.smoke
 @pytest.mark.parametrize("case", CASES)
 def test_weights_of_other_toolkits_give_their_logits_folded_or_not(tmp_path, case):
-    golden, file = CASES[case], stored(case, tmp_path)
+    golden = CASES[case]
+    file = stored(case, tmp_path)
     config = with_switches(get_config("mobileone_s4", SIZES), file)
     assert case.endswith("folded") == config.MODEL.DEPLOY
     assert [KEY in note for note in notes(config)] == [True] * config.MODEL.DEPLOY

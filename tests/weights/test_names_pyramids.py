@@ -53,7 +53,8 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, kind, case):
 
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_names_are_timms_and_values_stay_in_place(kind, case):
-    golden, model = GOLDEN[kind][case], build(kind, case)
+    golden = GOLDEN[kind][case]
+    model = build(kind, case)
     arrays = {name: np.full(shape, i) for i, (name, shape) in enumerate(golden["shapes"].items())}
     named = timm_names(ARCHITECTURES[kind.lower()].weight_names, arrays, golden["layout"], model.state_dict().keys())
     transposed = linear_weights(model) if golden["layout"] == "torch" else ()

@@ -110,7 +110,8 @@ def test_a_norm_at_another_place_is_refused_with_the_key(tmp_path):
 
 
 def test_what_this_toolkit_writes_tells_it_too(tmp_path):
-    own, timms = tmp_path / "own.safetensors", tmp_path / "timm.safetensors"
+    own = tmp_path / "own.safetensors"
+    timms = tmp_path / "timm.safetensors"
     sizes = {"stage_depths": "[1, 2, 1, 1]", "embed_dims": "[4, 8, 12, 16]", "num_classes": 5}
     for file, fc_norm in ((own, False), (timms, True)):
         save_weights(pyramid("poolformer", "poolformer", fc_norm=fc_norm), file)
@@ -130,7 +131,8 @@ def test_pvtv2s_norms_have_the_files_epsilon(tmp_path, case, epsilon):
 
 def test_gmlps_gates_have_the_files_epsilon(tmp_path):
     case = "PaddleViT's gMLP"
-    golden, file = GOLDEN["mixer"][case], stored("mixer", case, tmp_path)
+    golden = GOLDEN["mixer"][case]
+    file = stored("mixer", case, tmp_path)
     options = [word for key, value in golden["model"].items() if key != "image_size"
                for word in (f"MODEL.{key.upper()}", str(value))]  # fmt: skip
     options += ["DATA.IMAGE_SIZE", "16", "MODEL.PRETRAINED", str(file)]
@@ -226,7 +228,8 @@ def test_convnexts_stem_and_norm_are_told(tmp_path, file, model, keys):
 
 
 def test_a_file_of_another_family_tells_no_keys(tmp_path):
-    poolformer, pvtv2 = pyramid("poolformer", "poolformer"), pyramid("pvtv2", "pvtv2")
+    poolformer = pyramid("poolformer", "poolformer")
+    pvtv2 = pyramid("pvtv2", "pvtv2")
     for source, model in ((poolformer, vit()), (poolformer, beit()), (pvtv2, poolformer)):
         save_weights(source, tmp_path / "file.safetensors")
         with pytest.raises(InputError) as refusal:

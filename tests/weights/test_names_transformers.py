@@ -170,7 +170,8 @@ def test_images_are_prepared_as_the_preprocessor_says(preprocessor, expected, fo
 
 
 def test_a_whole_clip_is_read_as_its_image_tower(folder):
-    path, golden = folder("clip"), GOLDEN["clip"]
+    path = folder("clip")
+    golden = GOLDEN["clip"]
     arrays = {name: positive(name, shape) for name, shape in golden["shapes"].items()}
     others = {
         "text_model.embeddings.token_embedding.weight": np.ones((3, 4), np.float32),
@@ -198,7 +199,8 @@ def test_a_swin_v2_of_fewer_stages_has_the_default_windows(folder):
 
 def test_hieras_masked_pre_training_is_read_as_its_encoder(folder):
     """Its decoder is dropped, and MODEL.Q_POOL stays the classifier's."""
-    path, golden = folder("hiera"), GOLDEN["hiera"]
+    path = folder("hiera")
+    golden = GOLDEN["hiera"]
     shapes = {name: shape for name, shape in golden["shapes"].items() if not name.startswith("classifier.")}
     arrays = {
         name.replace("hiera.pooler.layernorm.", "encoder_norm."): positive(name, shape)
@@ -220,5 +222,6 @@ def test_hieras_masked_pre_training_is_read_as_its_encoder(folder):
         value = positive(f"classifier.{name}", golden["shapes"][f"classifier.{name}"])
         parameter.set_value(value.T)
     model.eval()
-    images, expected = paddle.to_tensor(values("images", (2, 3, 64, 64))), np.array(golden["outputs"])
+    images = paddle.to_tensor(values("images", (2, 3, 64, 64)))
+    expected = np.array(golden["outputs"])
     np.testing.assert_allclose(model(images).numpy(), expected, atol=2e-5 * np.ptp(expected), rtol=0)

@@ -43,7 +43,8 @@ def assert_same(found, expected):
 def test_weights_of_other_toolkits_give_their_logits(case):
     golden = CASES[case]
     model = VisionTransformer(**SMALL | golden["model"])
-    state, linear = model.state_dict(), linear_weights(model)
+    state = model.state_dict()
+    linear = linear_weights(model)
     arrays = stored(case)
     before = {name: value.copy() for name, value in arrays.items()}
     named = timm_names(vit, arrays, golden["layout"], state.keys())
@@ -53,7 +54,8 @@ def test_weights_of_other_toolkits_give_their_logits(case):
         turned = golden["layout"] != "paddle" and name in linear
         tensor.set_value(np.ascontiguousarray(named[name].T if turned else named[name]))
     model.eval()
-    logits, expected = model(paddle.to_tensor(IMAGES)).numpy(), np.array(golden["logits"])
+    logits = model(paddle.to_tensor(IMAGES)).numpy()
+    expected = np.array(golden["logits"])
     span = np.ptp(expected)
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * span  # the images matter
     np.testing.assert_allclose(logits, expected, atol=1e-5 * span, rtol=0)

@@ -23,7 +23,8 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_volo.json").read_text())
 @pytest.mark.smoke
 @pytest.mark.parametrize("case", GOLDEN)
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
-    golden, model = GOLDEN[case], small(image_size=32)
+    golden = GOLDEN[case]
+    model = small(image_size=32)
     expected = np.array(golden["logits"])
     assert np.abs(np.diff(expected, axis=0)).max() > 5e-3 * np.ptp(expected)  # the images matter
     file = tmp_path / ("model.pdparams" if golden["layout"] == "paddle" else "model.safetensors")

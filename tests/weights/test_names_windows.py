@@ -40,21 +40,24 @@ def assert_same(found, expected):
 def test_paddlevits_files_give_their_logits(case):
     golden = CASES[case]
     model = {"Swin": SwinTransformer, "BEiT": Beit}[golden["type"]](**golden["model"])
-    arrays, state = {name: values(name, shape) for name, shape in golden["shapes"].items()}, model.state_dict()
+    arrays = {name: values(name, shape) for name, shape in golden["shapes"].items()}
+    state = model.state_dict()
     named = timm_names(ARCHITECTURES[golden["type"].lower()].weight_names, arrays, golden["layout"], state)
     assert named.keys() == state.keys()
     for name, tensor in state.items():
         tensor.set_value(named[name])
     model.eval()
     images = values("images", (2, 3, golden["model"]["image_size"], golden["model"]["image_size"]))
-    logits, expected = model(paddle.to_tensor(images)).numpy(), np.array(golden["logits"])
+    logits = model(paddle.to_tensor(images)).numpy()
+    expected = np.array(golden["logits"])
     span = np.ptp(expected)
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * span  # the images matter
     np.testing.assert_allclose(logits, expected, atol=1e-5 * span, rtol=0)
 
 
 def test_the_authors_swin_merges_patches_at_a_stages_end():
-    expected, file = arrays_of(SwinTransformer(**SWIN)), {}
+    expected = arrays_of(SwinTransformer(**SWIN))
+    file = {}
     for name, array in expected.items():
         stage = re.match(r"layers\.(\d)\.downsample", name)
         if stage:

@@ -41,7 +41,8 @@ def test_the_logits_are_pefts(kind, tmp_path):
             load_weights(model, tmp_path / "base.safetensors", adapter=tmp_path)
         return
     model.eval()
-    images, expected = paddle.to_tensor(GOLDEN["images"]), GOLDEN[f"{kind}/logits"]
+    images = paddle.to_tensor(GOLDEN["images"])
+    expected = GOLDEN[f"{kind}/logits"]
     load_weights(model, tmp_path / "base.safetensors", adapter=tmp_path)
     tolerance = 1e-4 if kind == "float16" else 2e-7
     np.testing.assert_allclose(model(images).numpy(), expected, atol=tolerance, rtol=0)

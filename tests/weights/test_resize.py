@@ -73,7 +73,8 @@ def test_patch_kernels_are_resized_as_timm_does(old, new):
 
 
 def test_enlarged_patches_are_embedded_as_before():
-    patch, kernel = array("patch", (5, 7)), array("kernel", (2, 1, 5, 7))
+    patch = array("patch", (5, 7))
+    kernel = array("kernel", (2, 1, 5, 7))
     enlarged = bicubic_matrix(5, 9) @ patch @ bicubic_matrix(7, 11).T
     found = (resample_patch_kernel(kernel, (9, 11)) * enlarged).sum(axis=(1, 2, 3))
     np.testing.assert_allclose(found, (kernel * patch).sum(axis=(1, 2, 3)), atol=1e-6)

@@ -128,7 +128,8 @@ def others(value):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_key_that_a_configuration_has_is_read_refused_or_without_effect(kind, tmp_path):
     """Another value of a key changes what is told of one of the kind's classes, or is refused."""
-    keys, tower = KINDS[kind]["keys"], KINDS[WHOLE.get(kind, kind)]["keys"]
+    keys = KINDS[kind]["keys"]
+    tower = KINDS[WHOLE.get(kind, kind)]["keys"]
     without = NO_EFFECT | TOLD.get(WHOLE.get(kind, kind), set())
 
     def answers(changed):
@@ -163,7 +164,8 @@ def test_what_stands_beside_a_tower_is_no_setting_of_it(tmp_path):
 
 def test_the_task_is_that_of_problem_type(folder):
     case = "vit_multilabel"
-    path, golden = folder(case), GOLDEN[case]
+    path = folder(case)
+    golden = GOLDEN[case]
     assert (task_of(path), description_of(path).task) == ("multilabel", "multilabel")
     predictor = Predictor(path)
     images = paddle.to_tensor(numbers("images", (2, 3, 16, 16)))

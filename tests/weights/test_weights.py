@@ -90,7 +90,8 @@ def test_a_classifier_of_other_classes_stays_fresh_when_fine_tuning(tmp_path, di
     source = create_model("vit_digits", num_classes=1000, distilled=distilled)
     file = save(source, tmp_path)
     model = create_model("vit_digits", distilled=distilled)
-    fresh, stored = values(model), values(source)
+    fresh = values(model)
+    stored = values(source)
     with pytest.raises(InputError, match=r"head.weight is \[64, 1000\], the model's \[64, 10\]"):
         load_weights(model, file)
     report = load_weights(model, file, strict=False)
@@ -173,7 +174,8 @@ def test_a_classifier_of_the_same_classes_is_loaded_when_fine_tuning(saved):
 
 def test_imagenet1ks_rows_are_those_of_their_synsets():
     """Rows of Swin's own map; its list has two synsets more than that of fall 2011, and neither has the teddy bear."""
-    fall, swin = imagenet1k_rows("imagenet22k"), imagenet1k_rows("imagenet22k_swin")
+    fall = imagenet1k_rows("imagenet22k")
+    swin = imagenet1k_rows("imagenet22k_swin")
     synsets = imagenet_synsets()
     assert [swin[place] for place in (0, 1, 2, 850, 997, 998, 999)] == [359, 368, 460, 5564, 21200, 21369, 21817]
     assert (len(fall), len(swin), len(set(swin.values()))) == (999, 1000, 1000)
@@ -191,7 +193,8 @@ def test_a_classifier_of_imagenet22k_keeps_imagenet1ks_rows(tmp_path, order, kep
     source = create_model("vit_digits", num_classes=21841)
     file = save(source, tmp_path)
     model = create_model("vit_digits", num_classes=1000)
-    fresh, stored = values(model), values(source)
+    fresh = values(model)
+    stored = values(source)
     report = load_weights(model, file, strict=strict, classes=order)
     told = f"classifier: {kept:,} of its 21,841 classes kept ({order}), those of ImageNet-1k"
     assert report.changes == [told + ", 1 fresh" * (kept < 1000)]
@@ -246,7 +249,9 @@ def test_other_classes_and_another_grid_are_both_told(tmp_path):
     )
 
 
-PLAIN, DISTILLED, OTHER_CLASSES = {}, {"distilled": True}, {"num_classes": 3}
+PLAIN = {}
+DISTILLED = {"distilled": True}
+OTHER_CLASSES = {"num_classes": 3}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def evaluation_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, R
     Args:
         folder: where the model's random weights are written.
     """
-    batch, engine = arguments.batch_size, "EVAL_ENGINE" in get_config(arguments.cfg)
+    batch = arguments.batch_size
+    engine = "EVAL_ENGINE" in get_config(arguments.cfg)
     engines = ["eager", *(["inference"] if engine else [])]
     # One batch more: the time runs from beginning to beginning. Resizing synthetic images would only take time.
     fixed = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE_EVAL": batch, "DATA.CROP_PCT": 1.0, "TUNE_CPU": True}

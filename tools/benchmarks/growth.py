@@ -21,7 +21,10 @@ from tools.benchmarks.measure import Benchmark, ask, format_number, measure, pos
 MODULES = (growth_data, growth_runs, growth_tools, growth_weights)
 MEASURES: dict[str, Growth] = {name: found for module in MODULES for name, found in module.MEASURES.items()}
 
-SECONDS, CPU, PEAK, RISE = "time", "CPU time", "peak memory", "memory added"
+SECONDS = "time"
+CPU = "CPU time"
+PEAK = "peak memory"
+RISE = "memory added"
 # Below this a figure is the noise of a start.
 _FLOORS = {SECONDS: 0.01, CPU: 0.01, RISE: 8.0}
 _TOLERANCE = 0.2
@@ -57,7 +60,8 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
     first = min(len(sizes) // 2, max(0, len(sizes) - _LEAST_SIZES))
     x = [math.log(size) for size in sizes[first:]]
     y = [math.log(cost) for cost in costs[first:]]
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    mean_x = sum(x) / len(x)
+    mean_y = sum(y) / len(y)
     covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
     return covariance / sum((a - mean_x) ** 2 for a in x)
 

@@ -93,9 +93,11 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
     epoch = 0
     while True:
         epoch += 1
-        started, busy = time.perf_counter(), time.thread_time()
+        started = time.perf_counter()
+        busy = time.thread_time()
         saver.save(Progress(epoch=epoch, step=epoch))
-        seconds, busy = time.perf_counter() - started, time.thread_time() - busy
+        seconds = time.perf_counter() - started
+        busy = time.thread_time() - busy
         if epoch == 1:  # the first one maps the memory of the copies
             saver.wait()
         connection.send((seconds, copied / 1e6, busy))

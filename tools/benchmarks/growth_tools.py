@@ -94,7 +94,8 @@ def search_first(size: int, folder: Path) -> Callable[[], object]:
     from inference.features import head_of_values, stored_features
     from inference.search import nearest_in
 
-    random, file = np.random.default_rng(0), folder / "features.npy"
+    random = np.random.default_rng(0)
+    file = folder / "features.npy"
     made = {"checkpoint": "/run", "sha256": "0" * 64, "folder": str(folder), "cfg": None, "options": [], "layer": None}
     made |= {"pool": "avg", "norm": False, "index": "csv", "shape": [size, 8]}
     with open(file, "wb") as values:
@@ -121,7 +122,8 @@ def duplicates(size: int, folder: Path) -> Callable[[], object]:
     random = np.random.default_rng(0)
     look = random.integers(0, 1 << 63, size, np.uint64)
     look[: size // 10] = look[size // 10 : 2 * (size // 10)] ^ np.uint64(1)
-    content, whole = random.integers(0, 1 << 63, size), np.zeros(size, int)
+    content = random.integers(0, 1 << 63, size)
+    whole = np.zeros(size, int)
     images = Images(["train"], whole, np.arange(size), whole, content, look, np.zeros(size, bool))
 
     def work() -> None:

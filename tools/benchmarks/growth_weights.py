@@ -60,7 +60,8 @@ def predictions(size: int, folder: Path) -> Callable[[], object]:
         def image(self, index: int) -> Image.Image:
             return Image.new("RGB", (256, 256))
 
-    random, kept = np.random.default_rng(0), Predictions()
+    random = np.random.default_rng(0)
+    kept = Predictions()
     label, guess = random.integers(0, _CLASSES, [2, size])
     predicted = np.where(random.random(size) < 0.8, label, guess)
     kept.add(label=label, predicted=predicted, probability=random.random(size).astype(np.float32))
@@ -91,7 +92,8 @@ def epoch_end(size: int, folder: Path) -> Callable[[], object]:
     from training.run import Run
 
     config = get_config("vit_digits", ["DATA.DATASET", "synthetic", "SAVE_FREQ", "1", "OUTPUT", str(folder / "run")])
-    run, task = Run(config, []), Classification(config)
+    run = Run(config, [])
+    task = Classification(config)
     run.begin()
     for epoch in range(1, size + 1):
         earlier = run.checkpoints / folder_name(epoch, 0)

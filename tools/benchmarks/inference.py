@@ -31,7 +31,9 @@ def infer(arguments: argparse.Namespace) -> None:
     positive(arguments, "batch_size", "threads")
     if arguments.seconds <= 0:
         raise InputError(f"--seconds {arguments.seconds}: expected more than 0")
-    kinds, compared, peers = {}, [], {}
+    kinds = {}
+    compared = []
+    peers = {}
     if arguments.against:
         peers = timm_versions(arguments.timm_python)
     with temporary_folder() as folder:

@@ -92,7 +92,8 @@ _UNITS = {
 
 
 def _crop(config: Configuration) -> dict[str, Any]:
-    data, train = config.DATA, config.TRAIN
+    data = config.DATA
+    train = config.TRAIN
     found = {"size": pair(data.IMAGE_SIZE), "mean": data.IMAGENET_MEAN, "std": data.IMAGENET_STD, "hflip": train.HFLIP}
     found |= {"scale": train.CROP_SCALE, "ratio": train.CROP_RATIO}
     found |= {"crop_pct": data.CROP_PCT, "eval_interpolation": data.INTERPOLATION}

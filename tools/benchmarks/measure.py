@@ -160,7 +160,8 @@ def rows_of_all(report: dict[str, Any]) -> list[str]:
     for kind, found in report["figures"].items():
         rows += [_row(kind, f"{what} ({s['unit']})" if s["unit"] else what, s) for what, s in found.items()]
     rows += [_row(f"{s['of']} / {s['over']}", s["what"], s) for s in report["ratios"]]
-    widths, lines = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))], []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
     for row in rows:
         left = [cell.ljust(width) for cell, width in zip(row[:2], widths, strict=False)]
         right = [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]

@@ -35,7 +35,10 @@ from training.setup import prepare
 from training.window import peak_memory
 from utils import seed_everything
 
-WARM_UP, QUIET, MEANWHILE = 2, 2, 3  # steps: at the start; then before each save, and beside the writing
+# steps: at the start; then before each save, and beside the writing
+WARM_UP = 2
+QUIET = 2
+MEANWHILE = 3
 
 Figures = dict[str, list[float]]
 
@@ -60,7 +63,9 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
     run.begin()
     model = build_model(config)
     freeze(config, model)
-    training, progress, figures = prepare(Classification(config), model, dataset, run), Progress(), defaultdict(list)
+    training = prepare(Classification(config), model, dataset, run)
+    progress = Progress()
+    figures = defaultdict(list)
     way = way_type(training, dataset, figures)
     train_one_epoch(training, progress, Rounds(way, progress, figures))
     figures["memory with saves"].append(peak_memory())
@@ -76,8 +81,12 @@ class Rounds:
     """The ``after_step`` of ``engine.train_one_epoch``: QUIET steps, a save, ``way.meanwhile`` steps, and again."""
 
     def __init__(self, way: "BySaver | ByPaddle", progress: Progress, figures: Figures) -> None:
-        self.way, self.progress, self.figures = way, progress, figures
-        self.count, self.quiet, self.after = -WARM_UP, [], []
+        self.way = way
+        self.progress = progress
+        self.figures = figures
+        self.count = -WARM_UP
+        self.quiet = []
+        self.after = []
         self.left = time.perf_counter()
 
     def __call__(self, window: Any, statistics: dict[str, paddle.Tensor], updated: bool) -> None:
@@ -87,7 +96,9 @@ class Rounds:
         self.left = time.perf_counter()
 
     def _step(self, took: float, statistics: dict[str, paddle.Tensor]) -> None:
-        way, figures, place = self.way, self.figures, self.count % (QUIET + self.way.meanwhile)
+        way = self.way
+        figures = self.figures
+        place = self.count % (QUIET + self.way.meanwhile)
         if place < QUIET:
             figures["a step"].append(took)
             self.quiet.append(took)
@@ -104,7 +115,8 @@ class Rounds:
             way.settle()
             slower = sum(self.after) - len(self.after) * median(self.quiet)  # of this round: a machine's speed drifts
             figures["training loses"].append(self.waited + slower)
-            self.quiet, self.after = [], []
+            self.quiet = []
+            self.after = []
 
 
 class BySaver:
@@ -113,7 +125,8 @@ class BySaver:
     meanwhile = MEANWHILE
 
     def __init__(self, training: Any, dataset: ImageDataset, figures: Figures) -> None:
-        self.training, self.figures = training, figures
+        self.training = training
+        self.figures = figures
         parts = (training.evaluated_models, training.optimizer, training.scaler, dataset)
         self.saver = Saver(training.config, training.run, *parts)
 
@@ -121,7 +134,8 @@ class BySaver:
         """Returns the seconds that training waited; a thread notes when the writing ends."""
         started = time.perf_counter()
         self.saver.save(progress, statistics)
-        begun, writer = time.perf_counter(), self.saver.thread
+        begun = time.perf_counter()
+        writer = self.saver.thread
         assert writer
 
         def note() -> None:
@@ -145,7 +159,8 @@ class BySaver:
         """Saves once more, with no step beside it, and returns the parts of going on from there."""
         self.save(Progress(epoch=1), {}, written="written, no step beside it")
         self.settle()
-        path, t = self.saver.path, self.training
+        path = self.saver.path
+        t = self.training
         return {
             "verified": lambda: verify(path),
             "restored": lambda: load_checkpoint(path, t.model, t.optimizer, t.averaged_model),

@@ -37,9 +37,11 @@ def measured(work: Callable[[], object]) -> dict[str, list[float]]:
     # From here on the peak is that of the work.
     Path("/proc/self/clear_refs").write_text("5")
     before = _own_memory("VmRSS")
-    started, busy = time.perf_counter(), _cpu()
+    started = time.perf_counter()
+    busy = _cpu()
     found = work()
-    seconds, busy = time.perf_counter() - started, _cpu() - busy
+    seconds = time.perf_counter() - started
+    busy = _cpu() - busy
     # Of processes that it started, the largest one.
     peak = max(_own_memory("VmHWM"), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
     cost = found if isinstance(found, Cost) else Cost(seconds)

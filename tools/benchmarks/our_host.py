@@ -18,7 +18,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-WHOLE, WHOLE_WALL, REST = "whole step", "whole step, by the clock", "the rest: reports' sums, bar, Python"
+WHOLE = "whole step"
+WHOLE_WALL = "whole step, by the clock"
+REST = "the rest: reports' sums, bar, Python"
 
 
 class Stopwatch:
@@ -47,7 +49,8 @@ class Stopwatch:
         """Yields the loader's batches; a step is from one's yielding to the next's asking."""
         for batch in loader:
             self.current = defaultdict(float)
-            begun, wall = time.thread_time(), time.perf_counter()
+            begun = time.thread_time()
+            wall = time.perf_counter()
             yield batch
             whole = {WHOLE: time.thread_time() - begun, WHOLE_WALL: time.perf_counter() - wall}
             rest = whole[WHOLE] - sum(self.current.values())
@@ -78,7 +81,10 @@ def watch(training: Any, stopwatch: Stopwatch) -> None:
     from training import classification, engine, window
 
     timed = stopwatch.wrap
-    scaler, optimizer, loader, task = training.scaler, training.optimizer, training.loader, training.task
+    scaler = training.scaler
+    optimizer = training.optimizer
+    loader = training.loader
+    task = training.task
 
     def scale(loss: Any) -> Replaced:
         return Replaced(loss, backward=timed("backward", scaler.scale(loss).backward))
@@ -122,7 +128,9 @@ def main() -> None:
     run.begin()
     model = build_model(config)
     freeze(config, model)
-    training, progress, stopwatch = prepare(Classification(config), model, dataset, run), Progress(), Stopwatch()
+    training = prepare(Classification(config), model, dataset, run)
+    progress = Progress()
+    stopwatch = Stopwatch()
     saver = Saver(config, run, training.evaluated_models, training.optimizer, training.scaler, dataset)
     keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
     watch(training, stopwatch)

@@ -32,7 +32,8 @@ def make(request: dict) -> list[str]:
     for name, tensor in model.named_parameters():
         if name.startswith(model.classifier_names()):  # some begin at zero, and every logit would be the same
             tensor.set_value(paddle.randn(tensor.shape) * 0.05)
-    pictures, made = photographs(config, 32), []
+    pictures = photographs(config, 32)
+    made = []
     for side in request["sides"]:
         kind, precision = side.split(", ")
         images = pictures if precision == "int8" else None
@@ -47,12 +48,14 @@ def make(request: dict) -> list[str]:
 def rate(request: dict) -> list[float]:
     """Returns [images/s]."""
     config = get_config(request["cfg"], request["options"])
-    data, batch = config.DATA, request["batch_size"]
+    data = config.DATA
+    batch = request["batch_size"]
     shape = (batch, data.IMAGE_CHANNELS, *pair(data.IMAGE_SIZE))
     images = np.random.default_rng(0).normal(size=shape).astype(np.float32)
     set_device_flags(config, 1)
     if request["side"] == "eager":
-        model, tensor = build_model(config), paddle.to_tensor(images)
+        model = build_model(config)
+        tensor = paddle.to_tensor(images)
         model.eval()
         with paddle.no_grad():
             return [calls_rate(lambda: model(tensor).numpy(), batch, request["warm_up"], request["seconds"])]

@@ -25,7 +25,8 @@ from ops.settings import keep_buffers
 def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:
     """Returns the toolkit's training or validation set and its loader, in a process that is tuned as a run's."""
     keep_buffers()
-    config, mode = get_config(request["cfg"], request["options"]), "val" if request["evaluation"] else "train"
+    config = get_config(request["cfg"], request["options"])
+    mode = "val" if request["evaluation"] else "train"
     dataset = datasets.get_dataset(config, mode)
     needed = request["warm_up"] + request["images"]
     if len(dataset) < needed + config.DATA.BATCH_SIZE:

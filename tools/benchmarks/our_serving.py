@@ -41,15 +41,19 @@ def plain(request: dict[str, Any]) -> dict[str, list[float]]:
 
     from inference import Predictor
 
-    size, seconds = request["batch_size"], request["seconds"]
+    size = request["batch_size"]
+    seconds = request["seconds"]
     predictor = Predictor(request["weights"], batch_size=size)
     pixels = np.stack([predictor.pixels(file) for file in itertools.islice(itertools.cycle(_files(request)), size)])
-    began, counted, batches = time.perf_counter(), 0.0, 0
+    began = time.perf_counter()
+    counted = 0.0
+    batches = 0
     while not counted or time.perf_counter() - counted < (1 - _WARM_UP) * seconds:
         predictor.probabilities(predictor.logits(pixels))
         batches += 1
         if not counted and time.perf_counter() - began > _WARM_UP * seconds:
-            counted, batches = time.perf_counter(), 0
+            counted = time.perf_counter()
+            batches = 0
     return {"images/s": [batches * size / (time.perf_counter() - counted)]}
 
 
@@ -60,8 +64,10 @@ def clients(request: dict[str, Any]) -> dict[str, list[float]]:
 
 async def _clients(request: dict[str, Any]) -> dict[str, list[float]]:
     files = itertools.cycle([file.read_bytes() for file in _files(request)])
-    began, seconds = time.perf_counter(), request["seconds"]
-    counted, until = began + _WARM_UP * seconds, began + seconds
+    began = time.perf_counter()
+    seconds = request["seconds"]
+    counted = began + _WARM_UP * seconds
+    until = began + seconds
     asking = [_client(request["port"], files, counted, until) for _ in range(request["clients"])]
     taken = sorted(itertools.chain.from_iterable(await asyncio.gather(*asking)))
     if not taken:

@@ -19,7 +19,9 @@ SIDE = 2048
 
 def main() -> None:
     tune_cpu(1)
-    one, other, bias = paddle.rand([SIDE, SIDE]), paddle.rand([SIDE, SIDE]), paddle.zeros([SIDE])
+    one = paddle.rand([SIDE, SIDE])
+    other = paddle.rand([SIDE, SIDE])
+    bias = paddle.zeros([SIDE])
     product = (lambda: ops.linear(one, other, bias)) if ops.usable(one) else lambda: paddle.matmul(one, other)
     print(json.dumps([2 * SIDE**3 / 1e9 * calls_rate(product, 1, 3, 2.0)]))
 

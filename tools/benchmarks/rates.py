@@ -23,12 +23,16 @@ def images_per_second(
     Raises:
         ValueError: the batches end before that.
     """
-    taken, started, busy = -warm_up, None, 0.0
+    taken = -warm_up
+    started = None
+    busy = 0.0
     for count in counts:
         taken += count
         if started is None:
             if taken >= 0:
-                taken, started, busy = 0, time.perf_counter(), cpu()
+                taken = 0
+                started = time.perf_counter()
+                busy = cpu()
         elif taken >= images:
             return taken / (time.perf_counter() - started), taken / max(cpu() - busy, 1e-9)
     raise ValueError(f"the batches end before {warm_up} images to warm up and {images} to measure")
@@ -56,7 +60,8 @@ def calls_rate(call: Callable[[], object], batch: int, warm_up: int, seconds: fl
     """
     for _ in range(warm_up):
         call()
-    count, started = 0, time.perf_counter()
+    count = 0
+    started = time.perf_counter()
     while count < 3 or time.perf_counter() - started < seconds:
         call()
         count += 1

@@ -19,7 +19,8 @@ from launch.startup import end_with_parent
 from tools.benchmarks.loading import photographs
 from tools.benchmarks.measure import ROOT, Benchmark, Ratio, ask, environment, measure, option_words, positive
 
-_RATE, _SCRIPT = "images/s", "our_serving.py"
+_RATE = "images/s"
+_SCRIPT = "our_serving.py"
 
 
 def serving(arguments: argparse.Namespace) -> None:

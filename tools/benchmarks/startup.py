@@ -41,7 +41,8 @@ _PARTS = {
     "model, optimizer": r": [\d,]+ parameters",
     "checkpoints, loaders": "epoch 1/1 step 1:",
 }
-_WAIT, _STEP = "waiting for the first batch", "first step"
+_WAIT = "waiting for the first batch"
+_STEP = "first step"
 
 
 def startup(arguments: argparse.Namespace) -> None:
@@ -76,7 +77,8 @@ def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
     with temporary_folder() as folder:
         flags = [f"-cfg={cfg}", f"-output={folder}/run", *many, "-o", *options]
         command = [sys.executable, str(HERE / "our_startup.py"), name, *flags]
-        moments, awaited = [time.perf_counter()], list(_PARTS.values())
+        moments = [time.perf_counter()]
+        awaited = list(_PARTS.values())
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": end_with_parent}
         with subprocess.Popen(command, env=environment(None), **streams) as process:
             assert process.stdout is not None

@@ -25,7 +25,8 @@ from timm_reference import build, timm
 
 def made_batches(request: dict[str, Any], count: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yields (images [B, C, S, S] uint8, labels [B]) for ever, ``count`` random ones in turn."""
-    shape, classes = (request["batch_size"], *request["image"]), request["options"]["num_classes"]
+    shape = (request["batch_size"], *request["image"])
+    classes = request["options"]["num_classes"]
     made = [
         (torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, classes, shape[:1])) for _ in range(count)
     ]
@@ -50,7 +51,8 @@ def train(request: dict[str, Any]) -> list[float]:
     create_optimizer = importlib.import_module("timm.optim").create_optimizer_v2
     optimizer = create_optimizer(model, opt="adamw", lr=1e-3, weight_decay=request["weight_decay"])
     criterion = torch.nn.CrossEntropyLoss()
-    batches, rates = made_batches(request), []
+    batches = made_batches(request)
+    rates = []
     for _ in range(request["reports"] + 1):
         started = time.perf_counter()
         for _ in range(request["steps"]):

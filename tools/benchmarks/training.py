@@ -44,7 +44,8 @@ from tools.check_parity import reference
 
 STEPS = 2  # per report
 WARM_UP = 3  # reports
-_RATE, _HALF = "training", ("ours, bfloat16", "timm, bfloat16")
+_RATE = "training"
+_HALF = ("ours, bfloat16", "timm, bfloat16")
 # What timm's step has not: the recipe, and what it asks of the model and the loader. Defaults are plain.
 _RECIPE = ["TRAIN", "MODEL.DROPPATH", "MODEL.DROPPATH_SHAPE", "MODEL.DROPOUT", "DATA.MULTI_SCALE", "DATA.GLOBAL_BATCH"]
 
@@ -58,16 +59,19 @@ def train(arguments: argparse.Namespace) -> None:
     if arguments.amp and "timm" not in arguments.against:
         raise InputError("-amp: Paddle's own settings have no bfloat16 on a CPU; give --against timm, or leave it out")
     positive(arguments, "batch_size", "reports", "threads", "processes")
-    batch, processes = arguments.batch_size, arguments.processes
+    batch = arguments.batch_size
+    processes = arguments.processes
     title = f"{arguments.cfg}, batch {batch} per process, {_counts_text(processes, _threads(arguments))}, float32"
     title += " and bfloat16" if arguments.amp else ""
     with temporary_folder() as folder:
         if "timm" in arguments.against:
-            peers, kinds = timm_versions(arguments.timm_python), training_sides(arguments, folder)
+            peers = timm_versions(arguments.timm_python)
+            kinds = training_sides(arguments, folder)
             title += f"; timm: eager, batch {batch}, {_counts_text(1, arguments.threads)}"
         else:
             options = option_words(arguments, _fixed_options(arguments))
-            peers, kinds = {}, {name: _ours(arguments, options, name == "tuned") for name in ("tuned", "default")}
+            peers = {}
+            kinds = {name: _ours(arguments, options, name == "tuned") for name in ("tuned", "default")}
             title += ", default: Paddle's own settings"
         compared = each(_RATE, list(kinds)[:1], list(kinds)[1:])
         if arguments.amp:
@@ -102,7 +106,8 @@ def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run
 
 
 def _fixed_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    batch, steps = arguments.batch_size, STEPS * (arguments.reports + WARM_UP)
+    batch = arguments.batch_size
+    steps = STEPS * (arguments.reports + WARM_UP)
     fixed: dict[str, Any] = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch, "REPORT_FREQ": STEPS}
     fixed |= {"DATA.SYNTHETIC_SIZE": batch * arguments.processes * steps, "TUNE_CPU": True, "AMP": False}
     return fixed | {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1}
@@ -110,7 +115,8 @@ def _fixed_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _ours(arguments: argparse.Namespace, options: list[str], tuned: bool = True) -> Run:
     def one_run() -> dict[str, list[float]]:
-        chosen, threads = [*options, *words({"TUNE_CPU": tuned})], _threads(arguments) if tuned else None
+        chosen = [*options, *words({"TUNE_CPU": tuned})]
+        threads = _threads(arguments) if tuned else None
         with temporary_folder() as folder:
             records = _run(arguments.cfg, arguments.processes, threads, chosen, folder)[WARM_UP:]
         rate = statistics.median(record["images_per_s"] for record in records)
@@ -181,7 +187,8 @@ def write_mnist(folder: Path, images: int) -> None:
     """Writes random images of 28 x 28 in the files of MNIST and Fashion-MNIST, and ten to validate on."""
     rng = np.random.default_rng(0)
     for part, count in (("train", images), ("t10k", 10)):
-        pixels, labels = rng.integers(0, 256, (count, 28, 28), np.uint8), np.arange(count, dtype=np.uint8) % 10
+        pixels = rng.integers(0, 256, (count, 28, 28), np.uint8)
+        labels = np.arange(count, dtype=np.uint8) % 10
         for name, array in (("images-idx3", pixels), ("labels-idx1", labels)):
             head = struct.pack(f">2xBB{array.ndim}I", 8, array.ndim, *array.shape)  # 8: bytes
             (folder / f"{part}-{name}-ubyte").write_bytes(head + array.tobytes())
@@ -191,7 +198,8 @@ def timm_request(cfg: str, options: list[str]) -> dict[str, Any]:
     """Returns what timm's side needs for the same model and images: ``model``, ``options``, ``image``, mean and std."""
     config = get_config(cfg, options)
     name, model_options = reference(config.MODEL.NAME)
-    channels, size = config.DATA.IMAGE_CHANNELS, pair(config.DATA.IMAGE_SIZE)
+    channels = config.DATA.IMAGE_CHANNELS
+    size = pair(config.DATA.IMAGE_SIZE)
     model_options = model_options | {"num_classes": config.MODEL.NUM_CLASSES, "in_chans": channels}
     found = {"model": name, "options": model_options, "image": [channels, *size]}
     return found | {"mean": config.DATA.IMAGENET_MEAN, "std": config.DATA.IMAGENET_STD}

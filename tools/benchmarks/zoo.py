@@ -35,12 +35,14 @@ def zoo(arguments: argparse.Namespace) -> None:
         InputError: timm isn't there, or a key isn't free here.
     """
     positive(arguments, "batch_size", "batches", "reports", "threads")
-    peers, compared = timm_versions(arguments.timm_python), []
+    peers = timm_versions(arguments.timm_python)
+    compared = []
     kinds: dict[str, Run] = {_SGEMM: lambda: {_SGEMM: ask("our_sgemm.py", {}, arguments.threads)}}
     with temporary_folder() as folder:
         for cfg in arguments.cfg:
             one = argparse.Namespace(**vars(arguments) | _FIXED | {"cfg": cfg})
-            training, evaluating = training_sides(one, folder), evaluation_sides(one, folder)
+            training = training_sides(one, folder)
+            evaluating = evaluation_sides(one, folder)
             sides = {
                 "training": training.values(),
                 "evaluation": (evaluating["ours, eager"], evaluating["timm, eager"]),
@@ -67,14 +69,16 @@ def _rows(report: dict[str, Any]) -> list[str]:
     """Returns two tables in Markdown, of rates and of memory, with a line for each model: medians, and in parentheses
     the least and the most of the ratios.
     """
-    rates, memory = _table(report, "training", "evaluation"), _table(report, MEMORY, MEMORY)
+    rates = _table(report, "training", "evaluation")
+    memory = _table(report, MEMORY, MEMORY)
     sgemm = format_number(report["figures"][_SGEMM][_SGEMM]["median"])
     return [*rates, "", f"{_SGEMM}: {sgemm} GFLOP/s", "", f"{MEMORY} of the process, MB:", "", *memory]
 
 
 def _table(report: dict[str, Any], *measured: str) -> list[str]:
     """Returns the lines of a table: ``measured`` are a training's and an evaluation's figure."""
-    figures, ratios = report["figures"], {one["what"]: one for one in report["ratios"]}
+    figures = report["figures"]
+    ratios = {one["what"]: one for one in report["ratios"]}
     with_share = MEMORY not in measured
     sides = ["ours", "timm", "ours / timm"]
     titles = ["model", "training: ours", *sides[1:], *["share of sgemm"] * with_share, "evaluation: ours", *sides[1:]]

@@ -130,7 +130,8 @@ def description_of(path: str | Path, options: Sequence[str] = ()) -> Description
     Raises:
         InputError: there are no weights, or what describes them can't be read.
     """
-    file, adapter = find_weights(path), dict(pairs(options, ())).get(_ADAPTER)
+    file = find_weights(path)
+    adapter = dict(pairs(options, ())).get(_ADAPTER)
     told = _own(file, adapter) or _of_state(file)
     if told is None:
         return _of_timm(path, options)
@@ -216,7 +217,8 @@ def _printable(classes: list[str], file: Path | str) -> list[str]:
 
 def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | None:
     """What transformers' config.json beside weights tells."""
-    found, stored = settings(path), read_transformers(path)
+    found = settings(path)
+    stored = read_transformers(path)
     if found is None:
         return None
     kind, values = found
@@ -242,7 +244,8 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     shipped = shipped_configs()
     if name not in [file.stem for file in shipped] and shipped_model(name) is None:
         raise InputError(f"{path}: its config.json names {name}, which is no model here{instead(name, shipped)}")
-    outputs, asked = stored.get("num_classes"), (stored.get("model_args") or {}).get("num_classes")
+    outputs = stored.get("num_classes")
+    asked = (stored.get("model_args") or {}).get("num_classes")
     words = ["MODEL.PRETRAINED", str(path)] + ([] if outputs is None else ["MODEL.NUM_CLASSES", outputs])
     config = with_preprocessing(get_config(name, [*words, *options]), alone=True)
     trained = re.findall(r"in\d+k", stored.get("tag") or "")

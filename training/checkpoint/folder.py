@@ -38,7 +38,8 @@ from weights import find_weights, hub
 from weights.formats import write_safetensors
 from weights.hub import BEST, LAST
 
-SUMS, STATE = "SHA256SUMS", "state.json"
+SUMS = "SHA256SUMS"
+STATE = "state.json"
 MODEL, EMA, OPTIMIZER, STATISTICS = (f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics"))
 ADAPTER, ADAPTER_EMA, UNMERGED = (f"{part}.safetensors" for part in ("adapter", "adapter_ema", "unmerged"))
 INDEX = OPTIMIZER + hub.INDEX  # of a sharded optimizer's state: which tensor is in which share
@@ -338,7 +339,8 @@ def remove_superseded(
     """
     kept = {(directory / link).resolve().name for link in (LAST, BEST)}
     kept |= {(directory / BEST_EMA).resolve().parent.name} | {folder.name for folder in found[-keep_last:]}
-    later, left = [], []
+    later = []
+    left = []
     for folder in found:
         epoch, samples = position(folder)
         freely = save_freq and samples == float("inf") and epoch % save_freq == 0

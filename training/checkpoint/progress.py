@@ -46,16 +46,19 @@ class Progress:
 
     def take_window(self) -> list[dict[str, Any]]:
         """Returns ``window``, which nobody gets a second time."""
-        window, self.window = self.window, []
+        window = self.window
+        self.window = []
         return window
 
     def record_update(self, step: int, samples: int) -> None:
         """Records that an update was made at ``step``, after ``samples`` of its epoch."""
-        self.step, self.samples = step, samples
+        self.step = step
+        self.samples = samples
 
     def end_epoch(self, epoch: int) -> None:
         """Records that an epoch is done, with its evaluation."""
-        self.epoch, self.samples = epoch, 0
+        self.epoch = epoch
+        self.samples = 0
 
     def keep_best(
         self, metrics: dict[str, dict[str, Any]], score: Callable[[dict[str, Any]], float]

@@ -43,7 +43,8 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
             raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
     _restore_unmerged(chosen, {"val": model} if ema is None else {"val": model, "ema": ema})
     parameters = dict(model.named_parameters())
-    moments, known = {}, set()
+    moments = {}
+    known = set()
     own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
     for file, key, value in read_optimizer(chosen):
         if compared:

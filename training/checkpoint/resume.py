@@ -49,8 +49,11 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
     Raises:
         InputError: on every rank: no checkpoint, a damaged one, of other settings, of another model or training set.
     """
-    config, run = training.config, training.run
-    notes, problem, chosen = [], None, None
+    config = training.config
+    run = training.run
+    notes = []
+    problem = None
+    chosen = None
     if rank() == 0:  # one reads the hashes and sees the folder as it is
         try:
             chosen = _choose(config, run.checkpoints, notes)
@@ -162,7 +165,8 @@ def _is_copy(one: Path, other: Path) -> bool:
 def _restore(training: Training, chosen: Path) -> Progress:
     if not chosen.is_dir():
         raise InputError(f"{chosen} isn't seen by rank {rank()}; all machines need the same folder", shared=False)
-    config, state = training.config, read_state(chosen)
+    config = training.config
+    state = read_state(chosen)
     then = _settings(config, state, chosen)
     with folder.whole(chosen, folder.STATE, "the state of a run of this task"):
         for found in state["best"].values():
@@ -184,7 +188,8 @@ def _restore(training: Training, chosen: Path) -> Progress:
             f"{chosen}: its run had {state['images']} training images, the data has {images};"
             " give its own data, or start from its weights with -pretrained"
         )
-    classes, theirs = training.run.classes, state.get("classes")
+    classes = training.run.classes
+    theirs = state.get("classes")
     if classes and theirs and classes != theirs:
         raise InputError(
             f"{chosen}: its run had the classes {some_of(theirs)}, the data has {some_of(classes)};"

@@ -81,7 +81,11 @@ class Saver:
         scaler: Any,
         train: ImageDataset,
     ) -> None:
-        self.config, self.run, self.parts, self.optimizer, self.scaler = config, run, parts, optimizer, scaler
+        self.config = config
+        self.run = run
+        self.parts = parts
+        self.optimizer = optimizer
+        self.scaler = scaler
         self.constant = {"format": FORMATS[-1], "behaviour": BEHAVIOUR, "versions": versions(), "ranks": world_size()}
         self.constant["images"] = len(train)
         self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
@@ -100,7 +104,8 @@ class Saver:
 
     def begin(self, progress: Progress) -> None:
         """Says where the saver begins: there is a checkpoint of ``progress``, or nothing that one would hold."""
-        self.path, self.saved_step = self.run.checkpoints / progress.name, progress.step
+        self.path = self.run.checkpoints / progress.name
+        self.saved_step = progress.step
 
     @property
     def failed(self) -> bool:
@@ -307,7 +312,8 @@ class Saver:
 
     def _metadata(self, described: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
         """What each file of weights says of itself."""
-        config, classes = self.config, self.constant["classes"]
+        config = self.config
+        classes = self.constant["classes"]
         said = {split: describe(config, classes, config.TASK, **described.get(split, {})) for split in self.parts}
         return {_NAMES[split]: {METADATA: own.to_json()} for split, own in said.items()}
 
@@ -332,7 +338,8 @@ class Saver:
 
     def _adapter(self, parts: dict[str, Arrays]) -> dict[str, Arrays]:
         """The files of what a training added to a model (``weights.adapters``), none where it added nothing."""
-        files, left = {}, {}
+        files = {}
+        left = {}
         model: Any
         for split, model in self.parts.items():
             left |= {
@@ -442,7 +449,8 @@ class Saver:
             folder.point(directory / folder.BEST, name)
         if "ema" in improved:
             folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
-        keep_last, save_freq = self.config.KEEP_LAST, self.config.SAVE_FREQ
+        keep_last = self.config.KEEP_LAST
+        save_freq = self.config.SAVE_FREQ
         self.removable, kept = folder.remove_superseded(directory, found, keep_last, save_freq)
         for other in set(kept) - self.kept:
             why = "it holds what no run made, or is another user's"

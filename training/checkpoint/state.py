@@ -61,7 +61,8 @@ def _is_record(value: Any) -> bool:
     if "sums" in value:
         others = ("norm_sum", "finite", "skips", "updates")
         return is_list(value["sums"], _is_number, 4, 4) and all(_is_number(value.get(name)) for name in others)
-    means, totals = value.get("means"), value.get("totals")
+    means = value.get("means")
+    totals = value.get("totals")
     if type(means) is not dict or type(totals) is not dict or not all(map(is_name, (*means, *totals))):
         return False
     return all(is_list(pair, _is_number, 2, 2) for pair in means.values()) and all(map(_is_number, totals.values()))

@@ -145,7 +145,8 @@ class Focal(Binary):
         weight: Sequence[float] | None = None,
     ) -> None:
         super().__init__(smoothing, False, weight)
-        self.gamma, self.alpha = gamma, alpha
+        self.gamma = gamma
+        self.alpha = alpha
 
     def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         yes = F.sigmoid(logits)
@@ -172,7 +173,9 @@ class Asymmetric(Binary):
         weight: Sequence[float] | None = None,
     ) -> None:
         super().__init__(smoothing, True, weight)
-        self.gamma_neg, self.gamma_pos, self.clip = gamma_neg, gamma_pos, clip
+        self.gamma_neg = gamma_neg
+        self.gamma_pos = gamma_pos
+        self.clip = clip
 
     def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         yes = F.sigmoid(logits)

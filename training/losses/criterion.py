@@ -35,7 +35,8 @@ def build_criterion(
     Raises:
         InputError: keys that don't fit each other, the classes or the teacher.
     """
-    train, kind = config.TRAIN, config.TRAIN.DISTILLATION_TYPE
+    train = config.TRAIN
+    kind = config.TRAIN.DISTILLATION_TYPE
     if (kind is None) != (teacher is None):
         found = "no teacher; set TRAIN.TEACHER_MODEL" if teacher is None else "a teacher; set it to hard or soft"
         raise InputError(f"TRAIN.DISTILLATION_TYPE is {kind!r} and there is {found}")

@@ -40,7 +40,8 @@ class Teacher(nn.Layer):
             parameter.stop_gradient = True
         # In a tuple: a sublayer would follow the criterion into train mode, and lend it its parameters.
         self._model = (model,)
-        scale, shift = np.divide(student_std, std), np.subtract(student_mean, mean) / std
+        scale = np.divide(student_std, std)
+        shift = np.subtract(student_mean, mean) / std
         self.same = bool((scale == 1).all() and (shift == 0).all())
         self.scale = paddle.to_tensor(scale, dtype="float32").reshape([1, -1, 1, 1])
         self.shift = paddle.to_tensor(shift, dtype="float32").reshape([1, -1, 1, 1])
@@ -74,7 +75,11 @@ class TrainingLoss(nn.Layer):
         tau: float = 1.0,
     ) -> None:
         super().__init__()
-        self.base, self.teacher, self.kind, self.alpha, self.tau = base, teacher, kind, alpha, tau
+        self.base = base
+        self.teacher = teacher
+        self.kind = kind
+        self.alpha = alpha
+        self.tau = tau
 
     def forward(
         self,
@@ -94,7 +99,8 @@ class TrainingLoss(nn.Layer):
             InputError: the teacher has other classes than the student.
         """
         if reads_tokens(self.base):
-            logits, distilled = outputs, outputs[0]
+            logits = outputs
+            distilled = outputs[0]
         else:
             logits, distilled = outputs if isinstance(outputs, list | tuple) else (outputs, outputs)
         loss = self.base(logits, targets)
@@ -112,5 +118,6 @@ class TrainingLoss(nn.Layer):
         logits = logits.astype("float32")
         if self.kind == "hard":
             return label_losses(logits, wanted.argmax(axis=-1))
-        wanted, found = log_softmax(wanted / self.tau), log_softmax(logits / self.tau)
+        wanted = log_softmax(wanted / self.tau)
+        found = log_softmax(logits / self.tau)
         return (wanted.exp() * (wanted - found)).sum(axis=-1) * (self.tau**2 / classes)

@@ -139,7 +139,9 @@ class TokenLabelCrossEntropy(nn.Layer):
         weight: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        self.smoothing, self.token_weight, self.mix = smoothing, token_weight, mix
+        self.smoothing = smoothing
+        self.token_weight = token_weight
+        self.mix = mix
         self.each = SoftTargetCrossEntropy(weight)
 
     def forward(self, outputs: Sequence[paddle.Tensor], targets: paddle.Tensor) -> paddle.Tensor:

@@ -53,7 +53,8 @@ def class_weights(config: Configuration, labels: np.ndarray | LabelSets | None) 
     Raises:
         InputError: not as many factors as classes, or "auto" without labels.
     """
-    given, classes = config.TRAIN.CLASS_WEIGHTS, config.MODEL.NUM_CLASSES
+    given = config.TRAIN.CLASS_WEIGHTS
+    classes = config.MODEL.NUM_CLASSES
     if given == "auto":
         _, counts = _counts("TRAIN.CLASS_WEIGHTS", labels, classes)
         found = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
@@ -74,7 +75,8 @@ def pos_weights(config: Configuration, labels: np.ndarray | LabelSets | None) ->
     Raises:
         InputError: as ``class_weights``.
     """
-    given, classes = config.TRAIN.POS_WEIGHT, config.MODEL.NUM_CLASSES
+    given = config.TRAIN.POS_WEIGHT
+    classes = config.MODEL.NUM_CLASSES
     if given == "auto":
         images, counts = _counts("TRAIN.POS_WEIGHT", labels, classes)
         return np.where(counts > 0, (images - counts) / np.maximum(counts, 1), 1.0).tolist()

@@ -81,7 +81,8 @@ class AdamW(paddle.optimizer.AdamW):
         """Groups what was updated just now."""
         groups: dict[tuple[float, bool, float, float], list[int]] = {}
         for place, (parameter, _) in enumerate(found):
-            rate, decays = parameter.optimize_attr["learning_rate"], self._apply_decay_param_fun(parameter.name)
+            rate = parameter.optimize_attr["learning_rate"]
+            decays = self._apply_decay_param_fun(parameter.name)
             # By them the operator knows the number of updates; they are on the CPU.
             power1, power2 = (self._get_accumulator(kind, parameter).item() for kind in self._KINDS[2:])
             groups.setdefault((rate, decays, power1, power2), []).append(place)
@@ -114,7 +115,9 @@ def _fused_step_is_right(rate_type: paddle.dtype) -> bool:
 
     Powers of beta that are on the CPU, as Paddle's optimizers have them, have to go on there.
     """
-    parameter, gradient, rate = paddle.ones([4]), paddle.ones([4]), paddle.full([1], 0.1, rate_type)
+    parameter = paddle.ones([4])
+    gradient = paddle.ones([4])
+    rate = paddle.full([1], 0.1, rate_type)
     moments = [paddle.zeros([4]), paddle.zeros([4])]
     powers = [paddle.to_tensor([0.5], place=paddle.CPUPlace()) for _ in range(2)]
     try:

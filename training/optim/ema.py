@@ -27,7 +27,8 @@ class ModelEma:
         self.model.eval()
         for parameter in self.model.parameters():
             parameter.stop_gradient = True
-        self.decay, self.warmup = decay, warmup
+        self.decay = decay
+        self.warmup = warmup
         self._paired_with: nn.Layer | None = None
 
     def decay_at(self, update: int) -> float:

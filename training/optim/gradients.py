@@ -34,7 +34,8 @@ def clip_gradients(
     Returns:
         float32 [], on the device: nothing is waited for.
     """
-    limit, mode = config.TRAIN.GRAD_CLIP, config.TRAIN.GRAD_CLIP_MODE
+    limit = config.TRAIN.GRAD_CLIP
+    mode = config.TRAIN.GRAD_CLIP_MODE
     if trained is None:
         trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
     gradients = [parameter.grad for parameter in trained]
@@ -98,7 +99,9 @@ class LossScaler:
     MIN_SCALE = 1e-4  # fairseq's: no model that trains comes here
 
     def __init__(self, enabled: bool = True, scale: float = 65536.0, growth_interval: int = 2000) -> None:
-        self.enabled, self.loss_scale, self.growth_interval = enabled, scale, growth_interval
+        self.enabled = enabled
+        self.loss_scale = scale
+        self.growth_interval = growth_interval
         self.good_updates = 0  # since the scale last changed
 
     def scale(self, loss: paddle.Tensor) -> paddle.Tensor:
@@ -146,7 +149,9 @@ class LossScaler:
         if not finite:
             self.loss_scale /= 2
         elif self.good_updates == self.growth_interval:
-            self.loss_scale, self.good_updates = min(2 * self.loss_scale, 2.0**127), 0  # float32 ends at 2 ** 128
+            # float32 ends at 2 ** 128
+            self.loss_scale = min(2 * self.loss_scale, 2.0**127)
+            self.good_updates = 0
         if self.loss_scale < self.MIN_SCALE:
             raise RunError(
                 f"gradients aren't finite in float16 at a loss scale of {2 * self.loss_scale:.2g};"

@@ -16,7 +16,8 @@ def decayed_parameters(config: Configuration, model: nn.Layer) -> list[str]:
     """Returns the structured names of the parameters that weight decay applies to: no biases, no norms, none of the
     model's own ``no_weight_decay()``; with DECAY_ALL every one.
     """
-    kept, every = model.no_weight_decay(), config.TRAIN.DECAY_ALL
+    kept = model.no_weight_decay()
+    every = config.TRAIN.DECAY_ALL
     return [name for name, parameter in model.named_parameters() if every or (parameter.ndim > 1 and name not in kept)]
 
 
@@ -78,7 +79,8 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
     Raises:
         ValueError: the model's groups don't hold each parameter once.
     """
-    decay, head_rate = config.TRAIN.LAYER_DECAY, config.TRAIN.HEAD_LR
+    decay = config.TRAIN.LAYER_DECAY
+    head_rate = config.TRAIN.HEAD_LR
     scales = {name: 1.0 for name, _ in model.named_parameters()}
     if decay is not None:
         timm = config.TRAIN.LAYER_DECAY_GROUPS == "timm"

@@ -37,11 +37,13 @@ class Lars(WithMomentum):
         self, learning_rate: float, parameters: list[paddle.Tensor], momentum: float, trust_coefficient: float
     ) -> None:
         super().__init__(learning_rate, parameters)
-        self._momentum, self._trust_coefficient = momentum, trust_coefficient
+        self._momentum = momentum
+        self._trust_coefficient = trust_coefficient
 
     def update(self, parameter: paddle.Tensor, gradient: paddle.Tensor, momentum: paddle.Tensor, rate: float) -> None:
         if parameter.ndim > 1:
-            norm, size = parameter.square().sum().sqrt(), gradient.square().sum().sqrt()
+            norm = parameter.square().sum().sqrt()
+            size = gradient.square().sum().sqrt()
             known = paddle.logical_and(norm > 0, size > 0)
             ratio = self._trust_coefficient * norm / paddle.where(known, size, paddle.ones_like(size))
             gradient = gradient * paddle.where(known, ratio, paddle.ones_like(ratio))

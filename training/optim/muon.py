@@ -64,7 +64,9 @@ def orthogonalize(matrix: paddle.Tensor) -> paddle.Tensor:
 
     Coefficients and their number are Jordan's: steep at 0, not converging at 1.
     """
-    a, b, c = 3.4445, -4.7750, 2.0315
+    a = 3.4445
+    b = -4.7750
+    c = 2.0315
     wide = matrix.shape[0] <= matrix.shape[1]
     x = matrix if wide else matrix.t()  # the products below are of the short side
     x = x / x.square().sum().sqrt().clip(min=1e-7)

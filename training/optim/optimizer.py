@@ -17,7 +17,8 @@ def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.
     Weight decay is on ``decayed_parameters``: an L2 term of the gradient (Adam, SGD, LARS), part of the update (LAMB),
     or decoupled. ``clip_gradients`` is a step of its own for every optimizer.
     """
-    decayed, scales = set(decayed_parameters(config, model)), layer_scales(config, model)
+    decayed = set(decayed_parameters(config, model))
+    scales = layer_scales(config, model)
     # Paddle asks by its own names (linear_0.w_0), which say nothing of the layer: look them up by the structured ones.
     names = {parameter.name for name, parameter in model.named_parameters() if name in decayed}
     for name, parameter in model.named_parameters():

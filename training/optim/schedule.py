@@ -58,10 +58,14 @@ def build_schedule(config: Configuration, updates_per_epoch: int, effective_batc
     scale linearly (Goyal et al. 2017, arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio.
     LR_SCALED "base" scales BASE_LR alone.
     """
-    train, options, chosen = config.TRAIN, config.TRAIN.LR_SCHEDULER, schedules.choose(config)
+    train = config.TRAIN
+    options = config.TRAIN.LR_SCHEDULER
+    chosen = schedules.choose(config)
     scale = rate_scale(config, effective_batch)
     bounds = scale if train.LR_SCALED == "all" else 1.0
-    base_lr, start_lr, end_lr = train.BASE_LR * scale, train.WARMUP_START_LR * bounds, train.END_LR * bounds
+    base_lr = train.BASE_LR * scale
+    start_lr = train.WARMUP_START_LR * bounds
+    end_lr = train.END_LR * bounds
     warmup = train.WARMUP_EPOCHS * updates_per_epoch
     total = (train.NUM_EPOCHS - train.COOLDOWN_EPOCHS) * updates_per_epoch
 

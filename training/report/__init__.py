@@ -17,7 +17,9 @@ from training.report.reading import SPEED, Finished, Told, read_run
 from training.results import FIGURES
 from utils import writing_whole
 
-PAGE, TABLE, PICTURE = "report.html", "confusion.csv", "confusion.png"
+PAGE = "report.html"
+TABLE = "confusion.csv"
+PICTURE = "confusion.png"
 _WHOLE = 30  # classes, above which a picture of all confusions can't be read
 _FEW = 20  # of the pairs that are confused most often; a picture has the classes of half of them
 _SQUARE = 1000  # classes, above which confusion.csv lists what there is
@@ -123,11 +125,13 @@ def _curves(run: Finished, title: str, labels: Mapping[str, str]) -> str:
 
 def _confusions(run: Finished, told: Told) -> str:
     """Writes confusion.csv and confusion.png; returns what the page shows of them."""
-    found, outputs = confusions(told.label, told.predicted), _outputs(run, told)
+    found = confusions(told.label, told.predicted)
+    outputs = _outputs(run, told)
     names = [run.name_of(label) for label in range(outputs)]
     with writing_whole(run.folder / TABLE) as file:
         _write_confusions(file, found, names)
-    whole, worst = outputs <= _WHOLE, found.worst(_FEW)
+    whole = outputs <= _WHOLE
+    worst = found.worst(_FEW)
     classes = range(outputs) if whole else list(dict.fromkeys(np.stack(worst[:2], 1)[: _FEW // 2].flatten().tolist()))
     pairs = [
         (names[label], names[predicted], f"{count:,}")

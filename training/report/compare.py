@@ -49,7 +49,8 @@ class Compared(NamedTuple):
 
     def figures(self) -> tuple[list[str], list[list[str]]]:
         """Returns the heads and rows of a table: a row for each run, and one for its averaged weights."""
-        keys, rows = [key for key in FIGURES if any(key in run.result for run in self.runs.values())], []
+        keys = [key for key in FIGURES if any(key in run.result for run in self.runs.values())]
+        rows = []
         for name, run in self.runs.items():
             for split, found in run.evaluated.items():
                 values = [number(found.get(key), key) for key in keys]
@@ -88,9 +89,12 @@ class Compared(NamedTuple):
 
     def same_images(self, one: str, other: str) -> bool:
         """Returns whether two runs were evaluated on the same images, with the same labels."""
-        first, second = self.runs[one], self.runs[other]
+        first = self.runs[one]
+        second = self.runs[other]
         own, others = ([run.config.DATA[key] for key in _PARTS] for run in (first, second))
-        data, table, other_table = first.config.DATA, first.told["val"], second.told["val"]
+        data = first.config.DATA
+        table = first.told["val"]
+        other_table = second.told["val"]
         free = first.several or data.LABELS or data.CLASSES  # of labels that are right, a table has the predicted one
         same = bool(free) or np.array_equal(table.label, other_table.label)
         return own == others and table.same == other_table.same and same

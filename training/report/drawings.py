@@ -8,8 +8,11 @@ from training.curves import Points, draw
 from training.pages.figures import figure, figure_png, legend_name, shorten
 from training.report.measures import BINS, Calibration
 
-_BLUE, _ORANGE = "#3465a4", "#d9822b"
-_WIDTH, _HEIGHT = 5.4, 3.2  # inches of a curve: on a telephone its letters are still read
+_BLUE = "#3465a4"
+_ORANGE = "#d9822b"
+# inches of a curve: on a telephone its letters are still read
+_WIDTH = 5.4
+_HEIGHT = 3.2
 
 
 def curve(runs: Mapping[str, Mapping[str, dict[str, Points]]], key: str, label: str) -> bytes | None:
@@ -63,7 +66,8 @@ def reliability(found: Calibration) -> bytes:
     """Returns a reliability diagram: the share of right answers over their probability, and how many there are."""
     drawn = figure(_WIDTH, 4.6)
     above, below = drawn.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3, 1]})
-    centres, there = (np.arange(BINS) + 0.5) / BINS, found.images > 0
+    centres = (np.arange(BINS) + 0.5) / BINS
+    there = found.images > 0
     above.bar(centres[there], found.right[there], 0.92 / BINS, color=_BLUE, label="share of right answers")
     above.plot(found.probability[there], found.right[there], ".", color=_ORANGE, label="at their mean probability")
     above.plot([0, 1], [0, 1], color="#666", linewidth=1, linestyle="--", label="as it should be")

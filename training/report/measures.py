@@ -14,8 +14,10 @@ def wilson(right: int, count: int) -> tuple[float, float]:
     """Returns the 95 % interval of the share of ``right`` in ``count``, 0 to 1 (Wilson's, without continuity
     correction). It holds near 0 and 1, too, where the share plus and minus its deviation doesn't.
     """
-    share, square = right / count, _Z**2 / count
-    middle, half = share + square / 2, _Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
+    share = right / count
+    square = _Z**2 / count
+    middle = share + square / 2
+    half = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
     low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
     return (0.0 if right == 0 else low), (1.0 if right == count else high)
 
@@ -69,8 +71,10 @@ class Scores(NamedTuple):
 def scores(label: np.ndarray, predicted: np.ndarray, outputs: int) -> tuple[Scores, np.ndarray]:
     """Returns the scores of ``outputs`` classes, and for how many images each was predicted."""
     right = np.bincount(label[label == predicted], minlength=outputs)
-    told, images = np.bincount(predicted, minlength=outputs), np.bincount(label, minlength=outputs)
-    precision, recall = right / np.maximum(told, 1), right / np.maximum(images, 1)
+    told = np.bincount(predicted, minlength=outputs)
+    images = np.bincount(label, minlength=outputs)
+    precision = right / np.maximum(told, 1)
+    recall = right / np.maximum(images, 1)
     return Scores(precision, recall, 2 * right / np.maximum(told + images, 1), images), told
 
 
@@ -105,7 +109,8 @@ def mcnemar(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
     """
     from scipy.stats import binomtest  # scikit-learn brings it; its import takes a second
 
-    alone, there = int((one & ~other).sum()), int((other & ~one).sum())
+    alone = int((one & ~other).sum())
+    there = int((other & ~one).sum())
     return alone, there, float(binomtest(alone, alone + there).pvalue) if alone + there else 1.0
 
 

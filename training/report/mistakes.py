@@ -13,7 +13,9 @@ from training.predictions import name_of
 from training.report.reading import Finished, Told
 
 MOST = 24
-_SIDE, _SMALL = 224, 64  # pixels: a picture is made no larger than this; below this, it is shown as it is
+# pixels: a picture is made no larger than this; below this, it is shown as it is
+_SIDE = 224
+_SMALL = 64
 
 
 def worst_mistakes(told: Told, several: bool) -> np.ndarray:
@@ -63,7 +65,8 @@ def _picture(dataset: ImageDataset, place: int) -> tuple[bytes, str] | None:
         image = image.picture()
     assert isinstance(image, Image.Image)  # decoded
     image = image.convert("L" if dataset.mode == "L" else "RGB")
-    small, file = max(image.size) <= _SMALL, io.BytesIO()
+    small = max(image.size) <= _SMALL
+    file = io.BytesIO()
     image.thumbnail((_SIDE, _SIDE))
     image.save(file, "PNG" if small else "JPEG", quality=85)
     return file.getvalue(), "png" if small else "jpeg"

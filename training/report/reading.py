@@ -113,7 +113,8 @@ def read_run(folder: Path) -> Finished:
 
 def _check_same(file: Path, told: Told, evaluation: dict[str, Any]) -> None:
     """Raises InputError where a table and result.json are of different evaluations: a run went on without REPORT."""
-    count, share = len(told.right), 100 * float(told.right.mean())
+    count = len(told.right)
+    share = 100 * float(told.right.mean())
     if count != evaluation["num_samples"] or abs(share - evaluation.get("acc1", share)) > 1e-3:
         expected = f"{evaluation['num_samples']}, {evaluation.get('acc1')}"
         found = f"{file}: its samples and accuracy are {count}, {share}"
@@ -132,7 +133,9 @@ def read_predictions(file: Path) -> Told:
         head = tuple(next(table, ()))
         if head[: len(ONE)] != ONE and head != SEVERAL:
             raise Unreadable(f"its first line isn't {','.join(ONE)}, nor {','.join(SEVERAL)}")
-        numbers, shares, digest = array("i"), array("d"), hashlib.sha256()
+        numbers = array("i")
+        shares = array("d")
+        digest = hashlib.sha256()
         images = Paths(_rows(table, head, numbers, shares, digest))
         if not len(images):
             raise Unreadable("it holds no sample")

@@ -35,7 +35,9 @@ METHODS = ("grid", "random", "optuna")
 _DRAWN = ("choice", "uniform", "log_uniform")
 MOST = 10_000  # runs
 # The points that Optuna's sampler knows: the newest, and the best of the others.
-_NEWEST, _NEWEST_STEP, _BEST = 1000, 100, 25
+_NEWEST = 1000
+_NEWEST_STEP = 100
+_BEST = 25
 _OWN = ("OUTPUT", "MODEL.RESUME", "EVAL", "NGPUS")  # a sweep's own, which no key may be
 
 Point = dict[str, str]  # a word for each key, as after -o
@@ -294,7 +296,8 @@ def check(
     Raises:
         InputError: one can't be meant, or has no such metric; the line names the point.
     """
-    metric, seeds = sweep.metric, sweep.seeds or [None]
+    metric = sweep.metric
+    seeds = sweep.seeds or [None]
     read = {} if read is None else read
     for point, seed in [*((point, seeds[0]) for point in points), *((points[0], seed) for seed in seeds[1:])]:
         try:

@@ -21,7 +21,9 @@ from training.results import FILE as RESULT
 from training.results import NUMBER, is_number, read_result
 from training.sweeps.points import MOST, Point, Sweep
 
-FILE, ADDED, LOCK = "sweep.json", "points.jsonl", ".lock"
+FILE = "sweep.json"
+ADDED = "points.jsonl"
+LOCK = ".lock"
 LEFT = 60.0  # seconds that runs have to save which a killed sweep left
 _LONGEST = 64 << 20  # bytes of sweep.json, and of points.jsonl
 _MOST_LABELS = 40  # below an axis of sweep.png
@@ -98,7 +100,8 @@ def read_points(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
     with reading(file, "a sweep's points", _ANEW):
         found = parsed_json(whole_file(file, _LONGEST))
         check_form(found, _FORM, tuple(_FORM))
-        points, told = found["points"], found["of"]
+        points = found["points"]
+        told = found["of"]
     changed = [key for key, value in _sweep_record(sweep).items() if told.get(key) != value]
     if changed or (planned and points != list(planned[: len(points)])):
         what = changed[0] if changed else "keys"

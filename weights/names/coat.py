@@ -38,7 +38,8 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         InputError: tensors that blocks share differ, as PaddleViT's three MLPs of a block do after training there.
     """
     unread = r"^norm1\." if any(name.startswith("aggregate.") for name in arrays) else r"^norm[123]\."
-    found, sources = {}, {}
+    found = {}
+    sources = {}
     for source, array in rename(arrays, (*_RULES, (unread, None))).items():
         name = _own(source)
         if name in found and (found[name].shape != array.shape or found[name].tobytes() != array.tobytes()):

@@ -49,15 +49,19 @@ def _places(names: Iterable[str]) -> dict[int, str]:
     for name in names:
         if match := re.match(_ENTRY, name):
             entries.setdefault(int(match[1]), []).append(name[match.end() :])
-    found, stage, block = {}, 0, 0
+    found = {}
+    stage = 0
+    block = 0
     place = "stages.0.blocks.0"
     for number in sorted(entries):
         parts = entries[number]
         if any(part.startswith(("kv.", "attn.kv.")) for part in parts):
-            stage, block = stage + 1, 0
+            stage = stage + 1
+            block = 0
             place = f"stages.{stage}.downsample"
         elif not all(part.startswith(("m.0.", "m.2.")) for part in parts):  # the authors' MLP is of the same block
-            place, block = f"stages.{stage}.blocks.{block}", block + 1
+            place = f"stages.{stage}.blocks.{block}"
+            block = block + 1
         found[number] = place
     return found
 

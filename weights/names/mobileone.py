@@ -11,7 +11,9 @@ from weights.names.rules import Arrays, rename
 
 def _place(match: re.Match[str]) -> str:
     """Numbers PaddleViT's blocks as timm's: the stem is a stage there, and a depthwise and a 1 x 1 block are one."""
-    stage, block, kind = int(match["stage"]), int(match["block"]), match["kind"]
+    stage = int(match["stage"])
+    block = int(match["block"])
+    kind = match["kind"]
     return f"stages.{stage - 1}.{2 * block + (kind == 'pw')}." if stage else "stem."
 
 

@@ -14,7 +14,8 @@ _BLOCKS = ("0.0", "1.0", "1.1", "1.2", "2.0", "3.0", "4.0")  # of PaddleViT's se
 
 def _last(match: re.Match[str]) -> str:
     """PaddleViT's block: two convolutions with their norms, then a convolution, then its norm."""
-    place, rest = int(match["place"]), match["rest"]
+    place = int(match["place"])
+    rest = match["rest"]
     names = ("conv1_1x1.", "conv2_kxk.", "conv3_1x1.conv.", "conv3_1x1.bn.")
     return f"stages.{_BLOCKS[int(match['block']) - 1]}.{names[place]}{rest}"
 

@@ -20,7 +20,8 @@ def rename(arrays: Arrays, rules: Rules) -> Arrays:
     Raises:
         InputError: two arrays come to the same name.
     """
-    renamed, sources = {}, {}
+    renamed = {}
+    sources = {}
     for source, array in arrays.items():
         name = source
         for pattern, replacement in rules:

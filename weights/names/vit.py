@@ -113,7 +113,9 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
     """Tells tokens, positions, what the head reads (``fc_norm`` comes after a mean), layer scale, norms and biases."""
     if "blocks.0.norm1.weight" not in arrays:  # another family's
         return {}
-    token, registers, prompts = "cls_token" in arrays, arrays.get("reg_token"), arrays.get("prompt_tokens")
+    token = "cls_token" in arrays
+    registers = arrays.get("reg_token")
+    prompts = arrays.get("prompt_tokens")
     told = {
         "CLASS_TOKEN": token,
         "DISTILLED": "dist_token" in arrays,
@@ -138,7 +140,8 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
         after = "fc_norm.weight" in arrays
         told |= {"GLOBAL_POOL": "token" if token and not after else "avg"} | ({} if token else {"FC_NORM": after})
     if "pos_embed" in arrays and len(arrays["pos_embed"].shape) == 3:
-        length, prefix = int(arrays["pos_embed"].shape[1]), token + told["DISTILLED"] + told["REG_TOKENS"]
+        length = int(arrays["pos_embed"].shape[1])
+        prefix = token + told["DISTILLED"] + told["REG_TOKENS"]
         told |= {"NO_EMBED_CLASS": prefix > 0 and not _is_square(length - prefix) and _is_square(length)}
     return told
 
