@@ -26,7 +26,15 @@ from settings.merging import (
 )
 from settings.names import current_name
 from settings.needs import refuse_idle
-from settings.options import CONFIG_DIR, Configuration, add_note, explicit_sources, is_users, leaves, pairs
+from settings.options import (
+    CONFIG_DIR,
+    Configuration,
+    add_note,
+    explicit_sources,
+    is_users,
+    leaves,
+    pairs,
+)
 from settings.paddlevit import reading
 from settings.paddlevit.programs import Section, explain_missing_modules, options_of
 from settings.registry import add_keys
@@ -41,6 +49,7 @@ __all__ = [
 if __name__ == "config":
     explain_missing_modules()
 
+# fmt: off
 _C = Configuration()
 # YAML files that are merged before this one, the first lowest. Paths are relative to the file that names them.
 # WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE drops what those files set for these keys and sections.
@@ -251,9 +260,12 @@ _C.DIST.STRATEGY.find_unused_parameters = False  # Set True if a step may not us
 add_keys(_C)  # Optimizers, schedules, losses and datasets declare keys of their own where they are defined.
 
 _KEYS = Keys(_C, TYPES, WORDS, REMOVED)
+# fmt: on
 
 
-def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str] = ()) -> Configuration:
+def get_config(
+    cfg_file: str | os.PathLike | None = None, options: Sequence[str] = ()
+) -> Configuration:
     """Returns the frozen configuration: defaults, then ``cfg_file``, then ``options``.
 
     Args:
@@ -263,7 +275,9 @@ def get_config(cfg_file: str | os.PathLike | None = None, options: Sequence[str]
     Raises:
         InputError: an unknown key, a wrong type, a value out of range, an unreadable file.
     """
-    return asked_config(cfg_file, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)])
+    return asked_config(
+        cfg_file, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)]
+    )
 
 
 class FromFile(NamedTuple):
@@ -274,7 +288,9 @@ class FromFile(NamedTuple):
 
 
 def asked_config(
-    cfg_file: str | os.PathLike | None, options: Iterable[Option], read: dict[Any, FromFile] | None = None
+    cfg_file: str | os.PathLike | None,
+    options: Iterable[Option],
+    read: dict[Any, FromFile] | None = None,
 ) -> Configuration:
     """Returns ``get_config``'s configuration, which knows by what each option was given.
 
@@ -371,12 +387,16 @@ def with_options(config: Configuration, options: Sequence[str]) -> Configuration
     """
     changed = config.clone()
     changed.defrost()
-    _KEYS.merge_options(changed, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)])
+    _KEYS.merge_options(
+        changed, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)]
+    )
     settle(changed)
     values = dict(leaves(changed))
     check(changed, values)
     named = named_keys(options)
-    refuse_idle(values, {key: by for key, by in explicit_sources(changed).items() if key in named}, NEEDS)
+    refuse_idle(
+        values, {key: by for key, by in explicit_sources(changed).items() if key in named}, NEEDS
+    )
     changed.freeze()
     return changed
 
@@ -384,7 +404,11 @@ def with_options(config: Configuration, options: Sequence[str]) -> Configuration
 def differences(config: Configuration) -> list[str]:
     """Returns one line ``KEY: default -> value`` for each key that isn't at its default."""
     default = default_values(config)
-    return [f"{key}: {default[key]} -> {value}" for key, value in leaves(config) if value != default[key]]
+    return [
+        f"{key}: {default[key]} -> {value}"
+        for key, value in leaves(config)
+        if value != default[key]
+    ]
 
 
 def resolved_yaml(config: Configuration) -> str:

@@ -1,7 +1,8 @@
 """Datasets and their loader.
 
-``get_datasets(config)`` validates everything that can be known before a model is built. A dataset holds its paths and
-labels in a few arrays, which a machine's ranks share: 65 MB for ImageNet's 1.3 million files.
+``get_datasets(config)`` validates everything that can be known before a model is built. A dataset
+holds its paths and labels in a few arrays, which a machine's ranks share: 65 MB for ImageNet's 1.3
+million files.
 """
 
 import functools
@@ -53,29 +54,34 @@ from settings.options import Configuration, add_note, pair
 from settings.paddlevit.programs import instead
 from settings.registry import datasets
 
-_DECODING = "2"  # part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't white)
+# part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't
+# white)
+_DECODING = "2"
 
 # ----------------------------------------------------------------- datasets
 
 
 class ImageDataset(paddle.io.Dataset):
-    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]``, with a size besides where it isn't
-    IMAGE_SIZE, is (pixels [H, W, C] uint8 or float32, label); ``columns`` names the items.
+    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]``, with a size
+    besides where it isn't IMAGE_SIZE, is (pixels [H, W, C] uint8 or float32, label); ``columns``
+    names the items.
 
-    An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If an epoch holds an
-    image several times, ``copy`` (from 0) says which time it is, and counts too. Two items may follow, in this order.
-    With RANDOM_ERASE_PROB: what the device has to erase. With ``skip_broken``: the index of an unreadable image that
-    the next one replaced, or -1.
+    An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If
+    an epoch holds an image several times, ``copy`` (from 0) says which time it is, and counts too.
+    Two items may follow, in this order. With RANDOM_ERASE_PROB: what the device has to erase. With
+    ``skip_broken``: the index of an unreadable image that the next one replaced, or -1.
 
-    ``paddle.io.DataLoader`` asks for ``dataset[index]``. That is the sample of epoch ``dataset.epoch``: set it before
-    each pass, or all passes get the same augmentation.
+    ``paddle.io.DataLoader`` asks for ``dataset[index]``. That is the sample of epoch
+    ``dataset.epoch``: set it before each pass, or all passes get the same augmentation.
 
     Args:
         labels: [n] integers, or several for each image, which give labels [K] uint8 of 0 and 1.
         classes: names, in the order of labels.
     """
 
-    def __init__(self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]) -> None:
+    def __init__(
+        self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]
+    ) -> None:
         super().__init__()
         train = mode == "train"
         self.labels = labels if isinstance(labels, LabelSets) else np.asarray(labels, np.int64)
@@ -91,7 +97,8 @@ class ImageDataset(paddle.io.Dataset):
         skipped = ("skipped",) * self.skip_broken
         self.columns = ("pixels", "labels", *erased, *skipped)
         self._broken: set[int] = set()  # what this process needn't decode again
-        self.advice = ", or train with DATA.SKIP_BROKEN True" if train else ""  # an evaluation skips nothing
+        # an evaluation skips nothing
+        self.advice = ", or train with DATA.SKIP_BROKEN True" if train else ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -128,14 +135,18 @@ class ImageDataset(paddle.io.Dataset):
 
     def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
         """Returns what a sample's augmentation is drawn from."""
-        return np.random.default_rng([self.seed, epoch, index, copy] if copy else [self.seed, epoch, index])
+        return np.random.default_rng(
+            [self.seed, epoch, index, copy] if copy else [self.seed, epoch, index]
+        )
 
     def image(self, index: int) -> Picture:
         """Returns the image, decoded in full; raises RunError, naming it, where that fails."""
         raise NotImplementedError
 
     def picture(self, index: int) -> Picture:
-        """Returns the image as the transform takes it, which may have to decode it, and raises RunError then."""
+        """Returns the image as the transform takes it, which may have to decode it, and raises
+        RunError then.
+        """
         return self.image(index)
 
     def name(self, index: int) -> str:
@@ -148,7 +159,9 @@ class ImageDataset(paddle.io.Dataset):
 
 
 class ArrayDataset(ImageDataset):
-    """Decoded images in memory: ``images`` [n, H, W] or [n, H, W, 3], uint8; from a cache those of ``Bands``, too."""
+    """Decoded images in memory: ``images`` [n, H, W] or [n, H, W, 3], uint8; from a cache those of
+    ``Bands``, too.
+    """
 
     def __init__(
         self,
@@ -176,14 +189,18 @@ class EncodedDataset(ImageDataset):
     Evaluation takes Pillow's pixels, unless DATA.FAST_EVAL.
     """
 
-    def __init__(self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]) -> None:
+    def __init__(
+        self, config: Configuration, mode: str, labels: Labels, classes: Sequence[str]
+    ) -> None:
         super().__init__(config, mode, labels, classes)
         self.exact = mode != "train" and not config.DATA.FAST_EVAL
         self.most = config.DATA.MAX_PIXELS
         self.oriented = config.DATA.EXIF_ORIENTATION
 
     def data(self, index: int) -> bytes:
-        """Returns the file of an image; raises OSError, Unreadable or RunError where it can't be read."""
+        """Returns the file of an image; raises OSError, Unreadable or RunError where it can't be
+        read.
+        """
         raise NotImplementedError
 
     def files(self) -> Iterable[str]:
@@ -236,8 +253,9 @@ class FileDataset(EncodedDataset):
 
 
 class ShardDataset(EncodedDataset):
-    """Images in tar shards, in the order of their members' names. tools/make_shards.py names them in the order of the
-    dataset that it packs. So a run on the shards is, bit by bit, the run on the files.
+    """Images in tar shards, in the order of their members' names. tools/make_shards.py names them
+    in the order of the dataset that it packs. So a run on the shards is, bit by bit, the run on the
+    files.
     """
 
     def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:
@@ -258,7 +276,9 @@ class ShardDataset(EncodedDataset):
 
 
 class SyntheticDataset(ImageDataset):
-    """Fixed random images of IMAGE_SIZE, made when they are asked for; sample i has class i modulo the classes."""
+    """Fixed random images of IMAGE_SIZE, made when they are asked for; sample i has class i modulo
+    the classes.
+    """
 
     def __init__(self, config: Configuration, mode: str, size: int) -> None:
         count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
@@ -266,7 +286,10 @@ class SyntheticDataset(ImageDataset):
         self.shape = (*pair(config.DATA.IMAGE_SIZE), 3 if isinstance(self.mode, str) else self.mode)
 
     def image(self, index: int) -> Picture:
-        return image_of(np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8), self.mode)
+        return image_of(
+            np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8),
+            self.mode,
+        )
 
 
 def get_dataset(
@@ -282,7 +305,8 @@ def get_dataset(
     Args:
         mode: "train" (augmented) or "val"; or True or False, as PaddleViT's ``is_train``.
         is_train: PaddleViT's argument, which takes the place of ``mode``.
-        alone: with "train": no validation set is needed, so the classes' folders may stand without a train/.
+        alone: with "train": no validation set is needed, so the classes' folders may stand without
+            a train/.
         skipped: takes the paths of entries that aren't data, such as hidden ones.
 
     Raises:
@@ -293,20 +317,28 @@ def get_dataset(
     root = Path(config.DATA.DATA_PATH)
     limit = config.MODEL.NUM_CLASSES
     if limit == 0:
-        raise InputError("MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto")
+        raise InputError(
+            "MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto"
+        )
     read = datasets.choose(config)
     meant = datasets.components[kind].given.get("task", "classification")
     if {meant, config.TASK} == {"classification", "multilabel"}:
-        raise InputError(f"DATA.DATASET '{kind}' is of TASK {meant}, TASK is {config.TASK}; change one of the two")
+        raise InputError(
+            f"DATA.DATASET '{kind}' is of TASK {meant}, TASK is {config.TASK}; change one of the two"
+        )
     split = Split(mode, limit, alone=alone, skipped=skipped)
     dataset = _make_dataset(config, mode, part_of(config.DATA, split, read))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
     low, high = every_label(dataset.labels).min(), every_label(dataset.labels).max()
-    known = len(dataset.classes) or (high + 1 if limit == "auto" else limit)  # a list of files names no classes
+    # a list of files names no classes
+    known = len(dataset.classes) or (high + 1 if limit == "auto" else limit)
     if low < 0 or high >= known:
-        raise InputError(f"the {mode} labels of '{kind}' at {root} are {low}..{high}, expected 0..{known - 1}")
-    if limit != "auto" and known > limit and not config.EVAL:  # an evaluation may match names: get_datasets
+        raise InputError(
+            f"the {mode} labels of '{kind}' at {root} are {low}..{high}, expected 0..{known - 1}"
+        )
+    # an evaluation may match names: get_datasets
+    if limit != "auto" and known > limit and not config.EVAL:
         advice = "write -o MODEL.NUM_CLASSES auto"
         if config.MODEL.RESUME:
             advice = "a run goes on with its own data; -pretrained instead of -resume starts from its weights"
@@ -314,11 +346,15 @@ def get_dataset(
     return dataset
 
 
-def _make_dataset(config: Configuration, mode: str, source: Files | Shards | Arrays | Drawn) -> ImageDataset:
+def _make_dataset(
+    config: Configuration, mode: str, source: Files | Shards | Arrays | Drawn
+) -> ImageDataset:
     """Returns the dataset of what its reader gave; DATA.CACHE holds what is decoded."""
     said = datasets.components[config.DATA.DATASET].returns
     if said != type(source).__name__:
-        raise TypeError(f"{config.DATA.DATASET}'s reader gave {type(source).__name__}, its annotation says {said!r}")
+        raise TypeError(
+            f"{config.DATA.DATASET}'s reader gave {type(source).__name__}, its annotation says {said!r}"
+        )
     match source:
         case Drawn():
             return SyntheticDataset(config, mode, source.count)
@@ -334,17 +370,25 @@ def _make_dataset(config: Configuration, mode: str, source: Files | Shards | Arr
     return _decoded_dataset(config, mode, dataset) if config.DATA.CACHE else dataset
 
 
-def _cached_dataset(config: Configuration, mode: str, made_of: Sources, decode: Callable[[], Decoded]) -> ArrayDataset:
+def _cached_dataset(
+    config: Configuration, mode: str, made_of: Sources, decode: Callable[[], Decoded]
+) -> ArrayDataset:
     name = f"{config.DATA.DATASET}-{mode}-{made_of.name}"
-    return ArrayDataset(config, mode, *cached_images(Path(config.DATA.CACHE), name, made_of, decode))
+    return ArrayDataset(
+        config, mode, *cached_images(Path(config.DATA.CACHE), name, made_of, decode)
+    )
 
 
 def _decoded_dataset(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
     way = _DECODING + "turned" * dataset.oriented + str(dataset.mode)
     where = dataset.shards.where() if isinstance(dataset, ShardDataset) else b""
-    made_of = Sources(dataset.files, way, dataset.labels.tobytes(), "\0".join(dataset.classes), where)
+    made_of = Sources(
+        dataset.files, way, dataset.labels.tobytes(), "\0".join(dataset.classes), where
+    )
     images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
-    found = _cached_dataset(config, mode, made_of, lambda: (images, np.zeros(len(dataset), np.int64), dataset.classes))
+    found = _cached_dataset(
+        config, mode, made_of, lambda: (images, np.zeros(len(dataset), np.int64), dataset.classes)
+    )
     found.labels = dataset.labels  # a cache holds one for each image, of no use here
     found.names = dataset.relative_names()
     return found
@@ -356,12 +400,12 @@ def get_datasets(
     """Returns (config with NUM_CLASSES resolved, training set or None under EVAL, validation set).
 
     Args:
-        trained: under EVAL, the class names of the weights' outputs where they are known; the validation set's labels
-            and classes become theirs (``label_spaces``).
+        trained: under EVAL, the class names of the weights' outputs where they are known; the
+            validation set's labels and classes become theirs (``label_spaces``).
 
     Raises:
-        InputError: as ``get_dataset``; validation classes that the training set, or the weights, lack; more outputs
-            than classes, where the user didn't set their number.
+        InputError: as ``get_dataset``; validation classes that the training set, or the weights,
+            lack; more outputs than classes, where the user didn't set their number.
     """
     skipped: list[str] = []
     if config.EVAL:
@@ -377,7 +421,11 @@ def get_datasets(
     check_pretrained_classes(config, train)
     if not isinstance(train, SyntheticDataset):
         config = _with_note(config, absent_classes(train, val))
-    if config.DATA.DATASET == "folder" and isinstance(train, FileDataset) and isinstance(train.labels, np.ndarray):
+    if (
+        config.DATA.DATASET == "folder"
+        and isinstance(train, FileDataset)
+        and isinstance(train.labels, np.ndarray)
+    ):
         config = _with_note(config, nested_classes(train.labels, train.classes, train.paths))
     return _with_note(config, _skipped_note(skipped)), train, val
 
@@ -388,7 +436,9 @@ def _skipped_note(skipped: list[str]) -> str:
 
 
 def _with_note(config: Configuration, note: str) -> Configuration:
-    """Returns a copy of the configuration with a note for this start; for an empty note ``config`` itself."""
+    """Returns a copy of the configuration with a note for this start; for an empty note ``config``
+    itself.
+    """
     if not note:
         return config
     config = with_values(config)
@@ -397,7 +447,9 @@ def _with_note(config: Configuration, note: str) -> Configuration:
 
 
 def _check_several_classes(config: Configuration, train: ImageDataset, val: ImageDataset) -> None:
-    """Raises InputError where all images of a classification have the same class: nothing can be learnt from that."""
+    """Raises InputError where all images of a classification have the same class: nothing can be
+    learnt from that.
+    """
     # A student learns from its teacher even then.
     if config.TASK != "classification" or config.TRAIN.DISTILLATION_TYPE is not None:
         return
@@ -425,7 +477,12 @@ def _mode(mode: str | bool) -> str:
 
 @overload
 def get_dataloader(
-    config: Configuration, dataset: ImageDataset, mode: str = "train", *, rank: int = 0, ranks: int = 1
+    config: Configuration,
+    dataset: ImageDataset,
+    mode: str = "train",
+    *,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Loader: ...
 
 
@@ -456,8 +513,9 @@ def get_dataloader(
 
     Args:
         mode: "train" (shuffled) or "val".
-        multi_process, is_train, use_dist_sampler: arguments of PaddleViT's releases. With one of them, or with a bool
-            as ``mode``, a ``PairLoader`` is returned. It splits the samples among the processes if that is asked for.
+        multi_process, is_train, use_dist_sampler: arguments of PaddleViT's releases. With one of
+            them, or with a bool as ``mode``, a ``PairLoader`` is returned. It splits the samples
+            among the processes if that is asked for.
         rank, ranks: of a ``Loader``: this process, and how many processes share the samples.
 
     Raises:
@@ -476,13 +534,19 @@ def get_dataloader(
         if config.DATA.LOADER == "dali":
             if not isinstance(dataset, EncodedDataset):
                 kind = "DATA.CACHE" if config.DATA.CACHE else config.DATA.DATASET
-                raise InputError(f"DATA.LOADER is 'dali', which decodes files; {kind} gives images; set it to paddle")
+                raise InputError(
+                    f"DATA.LOADER is 'dali', which decodes files; {kind} gives images; set it to paddle"
+                )
             from loading.dali import DaliLoader  # slow to import, and an extra
 
             return DaliLoader(config, dataset, sampler, draw)
-    return ProcessLoader(config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)), draw)
+    return ProcessLoader(
+        config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)), draw
+    )
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Raises an error, which says what to write for a name of PaddleViT's ``datasets`` that isn't here."""
+    """Raises an error, which says what to write for a name of PaddleViT's ``datasets`` that isn't
+    here.
+    """
     instead("datasets", name)

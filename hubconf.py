@@ -5,9 +5,10 @@
     model = paddle.hub.load(FOLDER, "vit_base_patch16_224", source="local", pretrained=WEIGHTS, num_classes=10)
     predictor = paddle.hub.load(FOLDER, "predictor", source="local", path=CHECKPOINT)
 
-All of it comes from the package ``paddle_vit_toolkit`` (tools/package), which the program may import from then on:
-``from paddle_vit_toolkit.config import get_config``. The program's own ``config``, ``utils`` or ``models`` stay what
-they are. Each YAML file of a model is an entry: there is no list to edit.
+All of it comes from the package ``paddle_vit_toolkit`` (tools/package), which the program may
+import from then on: ``from paddle_vit_toolkit.config import get_config``. The program's own
+``config``, ``utils`` or ``models`` stay what they are. Each YAML file of a model is an entry: there
+is no list to edit.
 """
 
 import hashlib
@@ -23,10 +24,13 @@ _NAME = "paddle_vit_toolkit"
 
 
 def _part(name: str) -> types.ModuleType:
-    """Returns a module of this repository. Of two copies of it in a process, the second has a longer name."""
+    """Returns a module of this repository. Of two copies of it in a process, the second has a
+    longer name.
+    """
     folder = _ROOT / "tools" / "package"
     if _NAME not in sys.modules and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # it stays: spawned processes, which unpickle a model, get this path
+        # it stays: spawned processes, which unpickle a model, get this path
+        sys.path.append(str(folder))
     package = importlib.import_module(_NAME)
     if _ROOT != package.ROOT:
         longer = f"{_NAME}_{hashlib.sha256(str(_ROOT).encode()).hexdigest()[:8]}"
@@ -57,7 +61,13 @@ def _text(name: str) -> str:
     """Returns the docstring of a model's entry."""
     config = _part("config").get_config(name)
     taken = _part("settings.architectures").architecture(config.MODEL.TYPE).arguments
-    source = _part("config").find_config(name).read_text(encoding="utf-8").partition("\n")[0].partition(": ")[2]
+    source = (
+        _part("config")
+        .find_config(name)
+        .read_text(encoding="utf-8")
+        .partition("\n")[0]
+        .partition(": ")[2]
+    )
     data = config.DATA
     classes = config.MODEL.NUM_CLASSES
     height, width = _part("settings.options").pair(data.IMAGE_SIZE)
@@ -67,8 +77,14 @@ def _text(name: str) -> str:
         "",
         f"Returns a paddle.nn.Layer, in training mode: images {shape} float32 -> [B, {classes}].",
     ]
-    lines += [f"Images are (pixels / 255 - {data.IMAGENET_MEAN}) / {data.IMAGENET_STD}, RGB.", "", "Args:"]
-    lines += ["    pretrained: weights: a file, a folder or hf-hub:org/name; True: timm's of this name; None: random"]
+    lines += [
+        f"Images are (pixels / 255 - {data.IMAGENET_MEAN}) / {data.IMAGENET_STD}, RGB.",
+        "",
+        "Args:",
+    ]
+    lines += [
+        "    pretrained: weights: a file, a folder or hf-hub:org/name; True: timm's of this name; None: random"
+    ]
     lines += [f"    num_classes: outputs; 0: features (default: {classes})"]
     lines += [f"    image_size: pixels, or (height, width) (default: {data.IMAGE_SIZE})"]
     lines += [f"    image_channels: of the images (default: {data.IMAGE_CHANNELS})"]
@@ -79,7 +95,8 @@ def _text(name: str) -> str:
 
 
 def predictor(path: str, **arguments: typing.Any) -> typing.Any:
-    """Returns a trained checkpoint that answers as ``-eval`` does: predictor(images) -> a Prediction for each.
+    """Returns a trained checkpoint that answers as ``-eval`` does: predictor(images) -> a
+    Prediction for each.
 
     Args:
         path: a checkpoint's folder or file, or a run's folder (its best checkpoint)
@@ -98,5 +115,9 @@ def __getattr__(name: str) -> typing.Any:
 
 try:
     globals().update({_name: _Model(_name) for _name in _part("settings.merging").shipped_models()})
-except ModuleNotFoundError as _error:  # of which paddle.hub.load then says more, by ``dependencies``
-    print(f"{_ROOT}/hubconf.py: no models, because {sys.executable} lacks {_error.name}", file=sys.stderr)
+except ModuleNotFoundError as _error:
+    # of which paddle.hub.load then says more, by ``dependencies``
+    print(
+        f"{_ROOT}/hubconf.py: no models, because {sys.executable} lacks {_error.name}",
+        file=sys.stderr,
+    )

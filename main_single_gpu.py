@@ -18,9 +18,13 @@ def main():
     """Runs the worker of main_multi_gpu.py as the only process."""
     config = config_from_arguments("main_single_gpu.py")
     if environment.is_launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
-        raise InputError("main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py")
+        raise InputError(
+            "main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py"
+        )
     if config.NGPUS > 1:
-        raise InputError(f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py")
+        raise InputError(
+            f"main_single_gpu.py is one process, found NGPUS {config.NGPUS}; run main_multi_gpu.py"
+        )
     import_paddle()
     main_worker(*read_datasets(config))
 

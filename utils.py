@@ -27,12 +27,16 @@ from launch.files import writing_whole as writing_whole
 from settings.paddlevit.programs import instead
 
 if __name__ == "utils":  # as a part of another program (tools/package) it leaves these to that one
-    logging.getLogger().setLevel(logging.WARNING)  # Paddle's import sets INFO: its notes on ports are no news for users
-    tqdm.monitor_interval = 0  # a thread that wakes bars that nobody updates: ours are, at each step
-    tqdm.set_lock(threading.RLock())  # its default is a semaphore of the system, left behind by a killed process
+    # Paddle's import sets INFO: its notes on ports are no news for users
+    logging.getLogger().setLevel(logging.WARNING)
+    # a thread that wakes bars that nobody updates: ours are, at each step
+    tqdm.monitor_interval = 0
+    # its default is a semaphore of the system, left behind by a killed process
+    tqdm.set_lock(threading.RLock())
 
-# Programs that this one starts would look for their libraries in the current folder, which may be a stranger's run: the
-# linker takes an empty entry for it. OpenCV adds one, and Paddle imports OpenCV where it is installed.
+# Programs that this one starts would look for their libraries in the current folder, which may be a
+# stranger's run: the linker takes an empty entry for it. OpenCV adds one, and Paddle imports OpenCV
+# where it is installed.
 if "LD_LIBRARY_PATH" in os.environ:
     os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, os.environ["LD_LIBRARY_PATH"].split(":")))
 
@@ -50,7 +54,9 @@ def world_size() -> int:
 
 
 def num_gpus() -> int:
-    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 on a CPU build."""
+    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 on a CPU
+    build.
+    """
     return paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
 
 
@@ -66,7 +72,9 @@ def num_processes(ngpus: int) -> int:
     found = gpus or num_cores()
     if ngpus > found:
         kind = "visible GPUs" if gpus else "cores (no GPU is visible)"
-        raise InputError(f"NGPUS asks for {ngpus} processes, found {found} {kind}; lower -ngpus, or -1 takes all")
+        raise InputError(
+            f"NGPUS asks for {ngpus} processes, found {found} {kind}; lower -ngpus, or -1 takes all"
+        )
     return found if ngpus == -1 else ngpus
 
 
@@ -79,24 +87,36 @@ def free_memory() -> int:
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
         group = Path("/sys/fs/cgroup")
         limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        # What was read from files is let go where memory is short, also what was read twice, as a data set is.
-        files = re.findall(r"^(?:in)?active_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
+        # What was read from files is let go where memory is short, also what was read twice, as a
+        # data set is.
+        files = re.findall(
+            r"^(?:in)?active_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE
+        )
         free = min(free, limit - used + sum(map(int, files)))
     return free
 
 
 @contextlib.contextmanager
 def within_memory() -> Iterator[None]:
-    """Makes what is allocated within, on a CPU, fail with a MemoryError where the machine hasn't got it.
+    """Makes what is allocated within, on a CPU, fail with a MemoryError where the machine hasn't
+    got it.
 
     Else the kernel would promise it, and end some process later.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    with contextlib.suppress(OSError, ValueError):  # another kernel, or a limit that is lower already
+    # another kernel, or a limit that is lower already
+    with contextlib.suppress(OSError, ValueError):
         if not num_gpus():
-            used = re.search(r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-            swap = re.search(r"^SwapFree:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-            most = 1024 * (int(used[1] if used else "none") + int(swap[1] if swap else 0)) + free_memory()
+            used = re.search(
+                r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE
+            )
+            swap = re.search(
+                r"^SwapFree:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE
+            )
+            most = (
+                1024 * (int(used[1] if used else "none") + int(swap[1] if swap else 0))
+                + free_memory()
+            )
             resource.setrlimit(resource.RLIMIT_DATA, (most if soft < 0 else min(most, soft), hard))
     try:
         yield
@@ -108,8 +128,8 @@ def within_memory() -> Iterator[None]:
 
 
 def to_device(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Returns ``tensor`` where this process computes, from where NCCL takes it. Paddle keeps some elsewhere: the powers
-    of Adam's betas are on the CPU.
+    """Returns ``tensor`` where this process computes, from where NCCL takes it. Paddle keeps some
+    elsewhere: the powers of Adam's betas are on the CPU.
     """
     here = paddle.framework._current_expected_place()
     # Not Tensor.to: in Paddle 2.6 it moves the tensor itself.
@@ -117,7 +137,9 @@ def to_device(tensor: paddle.Tensor) -> paddle.Tensor:
 
 
 def all_reduce_sum(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Returns the sum of ``tensor`` over all processes; every process calls it, with the same shape and dtype."""
+    """Returns the sum of ``tensor`` over all processes; every process calls it, with the same shape
+    and dtype.
+    """
     if world_size() == 1:
         return tensor
     total = to_device(tensor).clone().detach()
@@ -132,8 +154,11 @@ def all_reduce_mean(tensor: paddle.Tensor | float) -> paddle.Tensor | float:
     return float(all_reduce_sum(paddle.to_tensor(tensor, dtype="float64"))) / world_size()
 
 
-def reduce_dict(input_dict: dict[str, paddle.Tensor], average: bool = True) -> dict[str, paddle.Tensor]:
-    """Returns the mean (``average``) or sum over all processes of each tensor, by one collective per dtype.
+def reduce_dict(
+    input_dict: dict[str, paddle.Tensor], average: bool = True
+) -> dict[str, paddle.Tensor]:
+    """Returns the mean (``average``) or sum over all processes of each tensor, by one collective
+    per dtype.
 
     Raises:
         RunError: on every process, when keys, shapes or dtypes differ between them.
@@ -143,11 +168,15 @@ def reduce_dict(input_dict: dict[str, paddle.Tensor], average: bool = True) -> d
     for other, theirs in enumerate(all_gather(signature)):
         if theirs != signature:
             odd = sorted(set(theirs) ^ set(signature))
-            raise RunError(f"reduce_dict: ranks {rank()} and {other} differ in {', '.join(map(str, odd))}")
+            raise RunError(
+                f"reduce_dict: ranks {rank()} and {other} differ in {', '.join(map(str, odd))}"
+            )
     reduced: dict[str, paddle.Tensor] = {}
     for dtype in sorted({dtype for _, _, dtype in signature}):
         group = [key for key, _, kind in signature if kind == dtype]
-        flat = all_reduce_sum(paddle.concat([input_dict[key].detach().reshape([-1]) for key in group]))
+        flat = all_reduce_sum(
+            paddle.concat([input_dict[key].detach().reshape([-1]) for key in group])
+        )
         sizes = [int(np.prod(input_dict[key].shape, dtype=np.int64)) for key in group]
         for key, part in zip(group, paddle.split(flat, sizes), strict=True):
             part = part.reshape(input_dict[key].shape)
@@ -159,10 +188,11 @@ _gathered = 0  # by ``all_gather``, which every rank calls as often
 
 
 def all_gather(data: Any) -> list[Any]:
-    """Returns every process's ``data`` (any picklable object; sizes may differ), in the order of ranks.
+    """Returns every process's ``data`` (any picklable object; sizes may differ), in the order of
+    ranks.
 
-    A pickle can run code. So only a rank's own is read: each has a proof, by the run's key, of the pickle, its rank and
-    its turn (``launch.secret``).
+    A pickle can run code. So only a rank's own is read: each has a proof, by the run's key, of the
+    pickle, its rank and its turn (``launch.secret``).
 
     Raises:
         RunError: what came isn't a rank's.
@@ -186,13 +216,16 @@ def all_gather(data: Any) -> list[Any]:
         proof = said[: secret.SIZE]
         pickled = said[secret.SIZE :]
         if not secret.same(proof, secret.mac(key, f"{place} {_gathered}".encode(), pickled)):
-            raise RunError(f"what came as rank {place}'s is unproved: a stranger said it, or {secret.VARIABLE} differs")
+            raise RunError(
+                f"what came as rank {place}'s is unproved: a stranger said it, or {secret.VARIABLE} differs"
+            )
         found.append(pickle.loads(pickled))
     return found
 
 
 def all_to_all(parts: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-    """Sends an array to each process, and returns those that all sent to this one, [m, n] each, in the order of ranks.
+    """Sends an array to each process, and returns those that all sent to this one, [m, n] each, in
+    the order of ranks.
 
     Args:
         parts: [N, m, n], an array for each of N processes.
@@ -205,7 +238,8 @@ def all_to_all(parts: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
     for source, length in enumerate(lengths):
         found = paddle.empty([parts.shape[1], length], dtype)
         if length:
-            # One after the other: Paddle's own all-to-all has no gloo. A list of tensors would be copied once more.
+            # One after the other: Paddle's own all-to-all has no gloo. A list of tensors would be
+            # copied once more.
             sent = paddle.to_tensor(parts).flatten(0, 1) if source == rank() else None
             dist.stream.scatter(found, sent, source)
         received.append(found.numpy())
@@ -223,8 +257,8 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Seeds what this step draws from Python, NumPy and Paddle (dropout, drop path) by (seed, step, rank). So there is
-    no generator's state to save for a resume.
+    """Seeds what this step draws from Python, NumPy and Paddle (dropout, drop path) by (seed, step,
+    rank). So there is no generator's state to save for a resume.
     """
     seed_everything(int(np.random.SeedSequence([seed, step, rank()]).generate_state(1)[0]))
 
@@ -287,7 +321,9 @@ class _Held(logging.Handler):
 
 
 class _LogFile(logging.FileHandler):
-    """A log that can't be written (a full disk) is shown once, and ends no run: what a run needs is in other files."""
+    """A log that can't be written (a full disk) is shown once, and ends no run: what a run needs is
+    in other files.
+    """
 
     told = False
 
@@ -300,11 +336,16 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
         elif record.levelno < logging.ERROR and not self.told:  # errors are on stderr already
             self.told = True
-            print(f"{self.baseFilename}: not written ({error.strerror}); the run goes on", file=sys.stderr, flush=True)
+            print(
+                f"{self.baseFilename}: not written ({error.strerror}); the run goes on",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def get_loggers() -> tuple[logging.Logger, logging.Logger]:
-    """Returns (local, main): ``log_<rank>.txt`` of this process; console and ``log.txt`` for rank 0 alone.
+    """Returns (local, main): ``log_<rank>.txt`` of this process; console and ``log.txt`` for rank 0
+    alone.
 
     The console is spoken to at once; what goes to files is held in memory until ``open_logs``.
     """
@@ -326,11 +367,15 @@ def get_loggers() -> tuple[logging.Logger, logging.Logger]:
 
 
 def open_logs(directory: Path) -> None:
-    """Writes what ``get_loggers``'s two hold to their files in ``directory``, and from now on each line at once."""
+    """Writes what ``get_loggers``'s two hold to their files in ``directory``, and from now on each
+    line at once.
+    """
     for logger in map(logging.getLogger, ("local", "main")):
         for held in [handler for handler in logger.handlers if isinstance(handler, _Held)]:
             if problem := obstacle(directory / held.file):
-                raise InputError(f"{problem.filename}: {problem.strerror}; {remedy(problem)}", shared=False)
+                raise InputError(
+                    f"{problem.filename}: {problem.strerror}; {remedy(problem)}", shared=False
+                )
             file = _LogFile(directory / held.file)
             file.setFormatter(_LINE)
             logger.removeHandler(held)
@@ -340,7 +385,9 @@ def open_logs(directory: Path) -> None:
 
 
 def get_logger(file_path: str | Path) -> tuple[logging.Logger, logging.Logger]:
-    """PaddleViT's function: returns ``get_loggers()``, which write to the folder ``file_path`` from now on."""
+    """PaddleViT's function: returns ``get_loggers()``, which write to the folder ``file_path`` from
+    now on.
+    """
     loggers = get_loggers()
     open_logs(Path(file_path))
     return loggers
@@ -353,7 +400,8 @@ def write_log(
     msg_master: str | None = None,
     level: str = "info",
 ) -> None:
-    """PaddleViT's function: writes a line to this process's log, and one to the log of all processes.
+    """PaddleViT's function: writes a line to this process's log, and one to the log of all
+    processes.
 
     Args:
         msg_local: the line of this process's log.
@@ -368,7 +416,9 @@ def write_log(
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a name of PaddleViT's ``utils``; for one that isn't here, the error says what to write."""
+    """Returns a name of PaddleViT's ``utils``; for one that isn't here, the error says what to
+    write.
+    """
     from settings.paddlevit import helpers
 
     if name in helpers.__all__:

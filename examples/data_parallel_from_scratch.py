@@ -1,17 +1,20 @@
-"""Data parallelism by hand: each process takes its part of a batch, gradients are summed over the processes, all step.
+"""Data parallelism by hand: each process takes its part of a batch, gradients are summed over the
+processes, all step.
 
     python examples/data_parallel_from_scratch.py [--processes 2] [--batch_size 64] [--steps 10] [--lr 0.05]
 
-``paddle.DataParallel`` and one process with the whole batch make the same steps. The program prints how far apart their
-parameters end. The difference is rounding, which grows from step to step if the rate is large (--lr 0.2). On GPUs (one
-process on each; not run) the sums go over NCCL, on a CPU over gloo.
+``paddle.DataParallel`` and one process with the whole batch make the same steps. The program prints
+how far apart their parameters end. The difference is rounding, which grows from step to step if the
+rate is large (--lr 0.2). On GPUs (one process on each; not run) the sums go over NCCL, on a CPU
+over gloo.
 """
 
 import math
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
+# run by its path: only examples/ is there
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import errors  # noqa: F401  (first: it knows what has to stand before Paddle's import, and says what isn't installed)
 
@@ -25,13 +28,20 @@ from sklearn.datasets import load_digits
 from settings.options import Parser
 
 # A weight's shape, how many inputs an output sums, and how many outputs there are.
-LAYERS = [((20, 1, 3, 3), 9, 20), ((50, 20, 5, 5), 500, 50), ((800, 128), 800, 128), ((128, 10), 128, 10)]
+LAYERS = [
+    ((20, 1, 3, 3), 9, 20),
+    ((50, 20, 5, 5), 500, 50),
+    ((800, 128), 800, 128),
+    ((128, 10), 128, 10),
+]
 Params = list[paddle.Tensor]
 Batch = tuple[paddle.Tensor, paddle.Tensor]
 
 
 def init_params() -> Params:
-    """Returns weights, by He's initialisation, and biases of two convolutions and two linear layers, in turn."""
+    """Returns weights, by He's initialisation, and biases of two convolutions and two linear
+    layers, in turn.
+    """
     params = []
     for shape, inputs, outputs in LAYERS:
         params += [paddle.randn(shape) * math.sqrt(2 / inputs), paddle.zeros([outputs])]
@@ -52,7 +62,9 @@ class LeNet(nn.Layer):
     def __init__(self, params: Params) -> None:
         super().__init__()
         assign = nn.initializer.Assign
-        own = [self.create_parameter(p.shape, default_initializer=assign(p.numpy())) for p in params]
+        own = [
+            self.create_parameter(p.shape, default_initializer=assign(p.numpy())) for p in params
+        ]
         self.params = nn.ParameterList(own)
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
@@ -60,29 +72,38 @@ class LeNet(nn.Layer):
 
 
 def digits_batches(size: int, steps: int) -> list[Batch]:
-    """Returns batches (images [B, 1, 28, 28] in 0..1, labels [B]) of scikit-learn's digits, the same on every rank."""
+    """Returns batches (images [B, 1, 28, 28] in 0..1, labels [B]) of scikit-learn's digits, the
+    same on every rank.
+    """
     pixels, labels = load_digits(return_X_y=True)
-    images = F.interpolate(paddle.to_tensor(pixels / 16, "float32").reshape([-1, 1, 8, 8]), [28, 28], mode="bilinear")
+    images = F.interpolate(
+        paddle.to_tensor(pixels / 16, "float32").reshape([-1, 1, 8, 8]), [28, 28], mode="bilinear"
+    )
     labels = paddle.to_tensor(labels, "int64")
     places = [paddle.arange(step * size, (step + 1) * size) % len(labels) for step in range(steps)]
     return [(images[place], labels[place]) for place in places]
 
 
 def split_batch(batch: Batch, rank: int, ranks: int) -> Batch:
-    """Returns this rank's part of a batch; where the size doesn't divide, parts differ by one sample."""
+    """Returns this rank's part of a batch; where the size doesn't divide, parts differ by one
+    sample.
+    """
     size = len(batch[0])
     start, end = size * rank // ranks, size * (rank + 1) // ranks
     return batch[0][start:end], batch[1][start:end]
 
 
 def train_by_hand(params: Params, batches: list[Batch], lr: float, rank: int, ranks: int) -> Params:
-    """Returns the parameters after a step of SGD on each batch, of which this is ``rank`` of ``ranks`` processes."""
+    """Returns the parameters after a step of SGD on each batch, of which this is ``rank`` of
+    ``ranks`` processes.
+    """
     params = [p.clone().detach() for p in params]
     for p in params:
         p.stop_gradient = False
     for batch in batches:
         images, labels = split_batch(batch, rank, ranks)
-        # The sum over the ranks' parts has to be the whole batch's mean, also where the parts aren't equal.
+        # The sum over the ranks' parts has to be the whole batch's mean, also where the parts
+        # aren't equal.
         loss = F.cross_entropy(lenet(images, params), labels, reduction="sum") / len(batch[0])
         loss.backward()
         with paddle.no_grad():
@@ -96,7 +117,9 @@ def train_by_hand(params: Params, batches: list[Batch], lr: float, rank: int, ra
     return params
 
 
-def train_data_parallel(params: Params, batches: list[Batch], lr: float, rank: int, ranks: int) -> Params:
+def train_data_parallel(
+    params: Params, batches: list[Batch], lr: float, rank: int, ranks: int
+) -> Params:
     """Returns what ``train_by_hand`` does, by Paddle's own engine."""
     network = paddle.DataParallel(LeNet(params))
     optimizer = paddle.optimizer.SGD(lr, parameters=network.parameters())
@@ -111,7 +134,11 @@ def train_data_parallel(params: Params, batches: list[Batch], lr: float, rank: i
 
 def difference(ours: Params, theirs: Params) -> float:
     """Returns the largest difference of any parameter on any rank."""
-    largest = paddle.stack([(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)]).max().detach()
+    largest = (
+        paddle.stack([(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)])
+        .max()
+        .detach()
+    )
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return float(largest)
 
@@ -129,12 +156,16 @@ def worker(size: int, steps: int, lr: float) -> None:
     ours = train_by_hand(start, batches, lr, rank, ranks)
     found = {
         "moved from the start": difference(ours, start),
-        "by hand - paddle.DataParallel": difference(ours, train_data_parallel(start, batches, lr, rank, ranks)),
+        "by hand - paddle.DataParallel": difference(
+            ours, train_data_parallel(start, batches, lr, rank, ranks)
+        ),
         "by hand - one process": difference(ours, train_by_hand(start, batches, lr, 0, 1)),
     }
     if rank == 0:
         parts = " + ".join(str(len(split_batch(batches[0], r, ranks)[0])) for r in range(ranks))
-        loss = [F.cross_entropy(lenet(batches[0][0], p), batches[0][1]).item() for p in (start, ours)]
+        loss = [
+            F.cross_entropy(lenet(batches[0][0], p), batches[0][1]).item() for p in (start, ours)
+        ]
         print(f"{ranks} processes over {dist.get_backend()}, {steps} steps of {parts} images")
         print(f"loss of the first batch {loss[0]:.4f} -> {loss[1]:.4f}")
         print("largest differences of the parameters:")
@@ -145,9 +176,18 @@ def worker(size: int, steps: int, lr: float) -> None:
 if __name__ == "__main__":
     parser = Parser(__doc__)
     gpus = paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
-    for name, default in {"processes": max(2, gpus), "batch_size": 64, "steps": 10, "lr": 0.05}.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default, help="(default: %(default)s)")
+    for name, default in {
+        "processes": max(2, gpus),
+        "batch_size": 64,
+        "steps": 10,
+        "lr": 0.05,
+    }.items():
+        parser.add_argument(
+            f"--{name}", type=type(default), default=default, help="(default: %(default)s)"
+        )
     args = parser.parse_args()
     if args.processes < 2:
-        parser.error(f"--processes is {args.processes}, expected at least 2: one has nobody to be compared with")
+        parser.error(
+            f"--processes is {args.processes}, expected at least 2: one has nobody to be compared with"
+        )
     dist.spawn(worker, (args.batch_size, args.steps, args.lr), nprocs=args.processes)

@@ -4,9 +4,10 @@
     python -m paddle.distributed.launch --nproc_per_node 2 --log_dir logs examples/fleet_resnet.py --image_size 32
     python examples/fleet_resnet.py --image_size 32                                            # one process
 
-Rank r prints the loss and accuracies of its own batches into logs/workerlog.r. The rate is proportional to the global
-batch (--batch_size times the processes), so the number of processes may change. It rises during the first epoch. Every
-rank takes the same number of steps, otherwise some would wait for ever. So the tail is dropped.
+Rank r prints the loss and accuracies of its own batches into logs/workerlog.r. The rate is
+proportional to the global batch (--batch_size times the processes), so the number of processes may
+change. It rises during the first epoch. Every rank takes the same number of steps, otherwise some
+would wait for ever. So the tail is dropped.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
+# run by its path: only examples/ is there
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import errors  # noqa: F401  (first: it knows what has to stand before Paddle's import, and says what isn't installed)
 
@@ -37,7 +39,9 @@ L2_DECAY = 1e-4
 
 
 class RandomDataset(Dataset):
-    """Random images [3, S, S] with labels [1]; a sample is a function of its index, whichever process loads it."""
+    """Random images [3, S, S] with labels [1]; a sample is a function of its index, whichever
+    process loads it.
+    """
 
     def __init__(self, num_samples: int, image_size: int, num_classes: int) -> None:
         super().__init__()
@@ -54,14 +58,20 @@ class RandomDataset(Dataset):
         return self.num_samples
 
 
-def learning_rate(base_lr: float, global_batch: int, warmup_steps: int) -> paddle.optimizer.lr.LinearWarmup:
-    """Returns a rate proportional to the global batch, to which it rises from a tenth in ``warmup_steps``."""
+def learning_rate(
+    base_lr: float, global_batch: int, warmup_steps: int
+) -> paddle.optimizer.lr.LinearWarmup:
+    """Returns a rate proportional to the global batch, to which it rises from a tenth in
+    ``warmup_steps``.
+    """
     peak = base_lr * global_batch / BASE_BATCH
     return paddle.optimizer.lr.LinearWarmup(peak, warmup_steps, start_lr=peak / 10, end_lr=peak)
 
 
 def largest_difference(model: nn.Layer) -> float:
-    """Returns how far any rank's trained parameters are from rank 0's; batch norm's statistics are each rank's own."""
+    """Returns how far any rank's trained parameters are from rank 0's; batch norm's statistics are
+    each rank's own.
+    """
     found = []
     for parameter in (p for p in model.parameters() if not p.stop_gradient):
         first = parameter.clone().detach()
@@ -81,11 +91,15 @@ def train_model(args: argparse.Namespace) -> None:
     block = BottleneckBlock if args.depth >= 50 else BasicBlock
     model = ResNet(block, args.depth, num_classes=args.num_classes)
     dataset = RandomDataset(args.num_samples, args.image_size, args.num_classes)
-    sampler = DistributedBatchSampler(dataset, args.batch_size, ranks, rank, shuffle=False, drop_last=True)
+    sampler = DistributedBatchSampler(
+        dataset, args.batch_size, ranks, rank, shuffle=False, drop_last=True
+    )
     loader = DataLoader(dataset, batch_sampler=sampler, num_workers=args.num_workers)
     rate = learning_rate(args.base_lr, args.batch_size * ranks, warmup_steps=len(sampler))
     decay = paddle.regularizer.L2Decay(L2_DECAY)
-    optimizer: Any = paddle.optimizer.Momentum(rate, MOMENTUM, parameters=model.parameters(), weight_decay=decay)
+    optimizer: Any = paddle.optimizer.Momentum(
+        rate, MOMENTUM, parameters=model.parameters(), weight_decay=decay
+    )
     if ranks > 1:  # Paddle 3.3's distributed_model takes one process for a pipeline, and fails
         model = fleet.distributed_model(model)
         optimizer = fleet.distributed_optimizer(optimizer)
@@ -103,7 +117,9 @@ def train_model(args: argparse.Namespace) -> None:
             rate.step()
             if batch_id % args.report == 0:
                 acc1, acc5 = (paddle.metric.accuracy(logits, labels, k=k) for k in (1, 5))
-                values = f"loss: {loss.item():.5f}, acc1: {acc1.item():.5f}, acc5: {acc5.item():.5f}"
+                values = (
+                    f"loss: {loss.item():.5f}, acc1: {acc1.item():.5f}, acc5: {acc5.item():.5f}"
+                )
                 print(f"[Epoch {epoch}, batch {batch_id}] {values}", flush=True)
     if ranks > 1:
         differ = largest_difference(model)
@@ -120,7 +136,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--image_size", type=int, default=224)
     parser.add_argument("--num_classes", type=int, default=102)
     parser.add_argument("--depth", type=int, default=50, choices=(18, 34, 50, 101, 152))
-    parser.add_argument("--base_lr", type=float, default=0.1, help=f"of a global batch of {BASE_BATCH}")
+    parser.add_argument(
+        "--base_lr", type=float, default=0.1, help=f"of a global batch of {BASE_BATCH}"
+    )
     parser.add_argument("--num_workers", type=int, default=1)
     parser.add_argument("--report", type=int, default=5, help="steps between two lines")
     return parser.parse_args(argv)

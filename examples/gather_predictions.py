@@ -1,11 +1,13 @@
-"""Predictions of a model, made by several processes, in one CSV file: index, label, prediction, probability.
+"""Predictions of a model, made by several processes, in one CSV file: index, label, prediction,
+probability.
 
     python examples/gather_predictions.py -output predictions.csv [-cfg FILE] [-pretrained WEIGHTS] [-ngpus N] ...
 
-takes the flags of main_multi_gpu.py. Without -cfg, the configuration is that of the run that saved WEIGHTS. Without
--pretrained either, it is vit_digits on the digits, with fresh weights. ``utils.all_gather`` takes any objects, whose
-sizes may differ from rank to rank. The file has every sample of the validation set once, in its order, for any number
-of processes. With GPUs there is one process on each (not run).
+takes the flags of main_multi_gpu.py. Without -cfg, the configuration is that of the run that saved
+WEIGHTS. Without -pretrained either, it is vit_digits on the digits, with fresh weights.
+``utils.all_gather`` takes any objects, whose sizes may differ from rank to rank. The file has every
+sample of the validation set once, in its order, for any number of processes. With GPUs there is one
+process on each (not run).
 """
 
 import csv
@@ -13,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
+# run by its path: only examples/ is there
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import launch.startup  # noqa: F401  (streams)
 from errors import InputError, reporting  # first: it says what isn't installed
@@ -25,7 +28,9 @@ from training.command_line import config_from_arguments
 COLUMNS = ("index", "label", "prediction", "probability")
 
 
-def predictions(config: Configuration, model: Any, dataset: Any, rank: int, ranks: int) -> list[tuple]:
+def predictions(
+    config: Configuration, model: Any, dataset: Any, rank: int, ranks: int
+) -> list[tuple]:
     """Returns the rows of this rank's share of ``dataset``."""
     import paddle
     from paddle.nn import functional as F
@@ -79,11 +84,15 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
             writer.writerow(COLUMNS)
             writer.writerows((*row, f"{probability:.6f}") for *row, probability in rows)
         hits = sum(label == prediction for _, label, prediction, _ in rows)
-        print(f"{file}: {' + '.join(str(len(share)) for share in shares)} = {len(rows)} samples, {hits} right")
+        print(
+            f"{file}: {' + '.join(str(len(share)) for share in shares)} = {len(rows)} samples, {hits} right"
+        )
 
 
 def run_rank(failed: Any, beats: Any, *args: Any) -> None:
-    """Runs ``worker`` in a process of its own. If it fails, it prints one line on stderr, and the others are ended."""
+    """Runs ``worker`` in a process of its own. If it fails, it prints one line on stderr, and the
+    others are ended.
+    """
     import utils
     from launch import progress, signals
 
@@ -95,11 +104,15 @@ def run_rank(failed: Any, beats: Any, *args: Any) -> None:
 
 def main() -> None:
     """Reads the data once and hands it to a process per device."""
-    config = config_from_arguments("gather_predictions.py", ["-default_cfg=vit_digits", *sys.argv[1:]])
+    config = config_from_arguments(
+        "gather_predictions.py", ["-default_cfg=vit_digits", *sys.argv[1:]]
+    )
     if not config.OUTPUT:
         raise InputError("-output is missing: the CSV file to write")
     if config.TASK != "classification":
-        raise InputError(f"TASK is {config.TASK}; a row has one class: tools/predict.py answers with several")
+        raise InputError(
+            f"TASK is {config.TASK}; a row has one class: tools/predict.py answers with several"
+        )
     import paddle.distributed as dist
 
     import utils

@@ -1,18 +1,21 @@
-"""The smallest distributed training: ``spawn``, ``DataParallel``, ``DistributedBatchSampler``, five points in a plane.
+"""The smallest distributed training: ``spawn``, ``DataParallel``, ``DistributedBatchSampler``, five
+points in a plane.
 
     python examples/spawn_minimal.py                          # a process per visible GPU, or 2 on a CPU
     CUDA_VISIBLE_DEVICES=0,2 python examples/spawn_minimal.py # on these two GPUs (GPUs: not run)
     MASTER_PORT=12355 python examples/spawn_minimal.py        # the ranks meet at this port instead of a free one
 
-Each rank prints the losses of its own batches. Rank 0 prints the accuracies, which count each sample of all ranks once.
-The batches of training aren't fit for that: they count some samples twice and drop others.
+Each rank prints the losses of its own batches. Rank 0 prints the accuracies, which count each
+sample of all ranks once. The batches of training aren't fit for that: they count some samples twice
+and drop others.
 """
 
 import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run by its path: only examples/ is there
+# run by its path: only examples/ is there
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import errors  # noqa: F401  (first: it knows what has to stand before Paddle's import, and says what isn't installed)
 
@@ -51,9 +54,11 @@ def build_network(num_inputs: int = 2, num_outputs: int = 2) -> nn.Layer:
 
 @paddle.no_grad()
 def compute_accuracy(network: nn.Layer, dataset: Points) -> float:
-    """Returns the share of samples of ``dataset`` that the network tells right; every rank calls it.
+    """Returns the share of samples of ``dataset`` that the network tells right; every rank calls
+    it.
 
-    Ranks may have different numbers of samples, so hits and samples are summed over the ranks and divided once.
+    Ranks may have different numbers of samples, so hits and samples are summed over the ranks and
+    divided once.
     """
     rank = dist.get_rank()
     ranks = dist.get_world_size()
@@ -90,11 +95,16 @@ def main(num_epochs: int) -> None:
             loss.backward()
             optimizer.step()
             optimizer.clear_grad()
-            where = f"{place} Epoch: {epoch + 1:03d}/{num_epochs:03d} | Batchsize {labels.shape[0]:03d}"
+            where = (
+                f"{place} Epoch: {epoch + 1:03d}/{num_epochs:03d} | Batchsize {labels.shape[0]:03d}"
+            )
             # In one write, with its newline: another rank's line can't come in between.
             print(f"{where} | Train/Val Loss: {loss.item():.2f}\n", end="", flush=True)
     network.eval()
-    accuracies = {"Training": compute_accuracy(network, train), "Test": compute_accuracy(network, test)}
+    accuracies = {
+        "Training": compute_accuracy(network, train),
+        "Test": compute_accuracy(network, test),
+    }
     if rank == 0:
         for name, accuracy in accuracies.items():
             print(f"{place} {name} accuracy", accuracy, flush=True)
@@ -106,7 +116,8 @@ if __name__ == "__main__":
     parser.add_argument("--processes", type=int, default=gpus or 2, help="(default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
-    if port := os.environ.get("MASTER_PORT"):  # which Paddle itself reads, and then goes by PADDLE_MASTER
+    # which Paddle itself reads, and then goes by PADDLE_MASTER
+    if port := os.environ.get("MASTER_PORT"):
         os.environ["PADDLE_MASTER"] = f"127.0.0.1:{port}"
     print(f"Paddle version: {paddle.__version__}\nNumber of GPUs available: {gpus}", flush=True)
     dist.spawn(main, args=(arguments.epochs,), nprocs=arguments.processes)

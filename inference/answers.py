@@ -1,4 +1,6 @@
-"""Answers on paper: a table for people, CSV and JSON lines for programs; pictures are ``captions``'s."""
+"""Answers on paper: a table for people, CSV and JSON lines for programs; pictures are
+``captions``'s.
+"""
 
 import contextlib
 import io
@@ -44,13 +46,16 @@ def as_json(answer: Answer) -> dict[str, Any]:
     ranked = zip(answer.outputs, answer.classes, answer.probabilities, strict=True)
     return {
         "name": answer.name,
-        "predictions": [{"output": output, "class": kind, "probability": share} for output, kind, share in ranked],
+        "predictions": [
+            {"output": output, "class": kind, "probability": share}
+            for output, kind, share in ranked
+        ],
     }
 
 
 class JsonLines:
-    """A line of JSON for each image (``as_json``). A name's bytes that are no UTF-8 are escaped as Python does it
-    (\\udc80 to \\udcff): ``os.fsencode`` of what is read back is the name.
+    """A line of JSON for each image (``as_json``). A name's bytes that are no UTF-8 are escaped as
+    Python does it (\\udc80 to \\udcff): ``os.fsencode`` of what is read back is the name.
     """
 
     def __init__(self, file: IO[str] | io.TextIOBase) -> None:
@@ -66,8 +71,9 @@ class JsonLines:
 
 
 class Csv:
-    """A row for each class of each image (COLUMNS), the most probable first; of an image that can't be read, one row
-    with its error. ``loading.tables`` says what the cells are. Bytes of names that aren't UTF-8 become escapes.
+    """A row for each class of each image (COLUMNS), the most probable first; of an image that can't
+    be read, one row with its error. ``loading.tables`` says what the cells are. Bytes of names that
+    aren't UTF-8 become escapes.
     """
 
     def __init__(self, file: IO[str] | io.TextIOBase) -> None:
@@ -80,8 +86,13 @@ class Csv:
         if isinstance(answer, Failure):
             self.file.write(csv_line(name, *empty, reason(answer)))
             return
-        ranked = enumerate(zip(answer.outputs, answer.classes, answer.probabilities, strict=True), 1)
-        rows = [csv_line(name, rank, output, kind, share, None) for rank, (output, kind, share) in ranked]
+        ranked = enumerate(
+            zip(answer.outputs, answer.classes, answer.probabilities, strict=True), 1
+        )
+        rows = [
+            csv_line(name, rank, output, kind, share, None)
+            for rank, (output, kind, share) in ranked
+        ]
         self.file.write("".join(rows) or csv_line(name, *empty, None))
 
 
@@ -94,10 +105,18 @@ class Table:
         width: columns of the terminal.
     """
 
-    def __init__(self, file: IO[str] | io.TextIOBase, names: Iterable[str], classes: Iterable[str], width: int) -> None:
+    def __init__(
+        self,
+        file: IO[str] | io.TextIOBase,
+        names: Iterable[str],
+        classes: Iterable[str],
+        width: int,
+    ) -> None:
         longest = max((cells(printable(kind, len(kind))) for kind in classes), default=5)
         self.room = max(_NAME, width - min(longest, _CLASS) - len("  probability  "))
-        self.name = min(self.room, max((cells(printable(name, len(name))) for name in names), default=5))
+        self.name = min(
+            self.room, max((cells(printable(name, len(name))) for name in names), default=5)
+        )
         self.file, self.classes = file, max(_NAME, width - self.name - len("  probability  "))
         self.file.write(f"{pad('image', self.name)}  probability  class\n")
 
@@ -116,7 +135,9 @@ class Table:
 
 
 def cells(text: str) -> int:
-    """Returns how many columns of a terminal a text takes: letters of East Asia take two, combining marks none."""
+    """Returns how many columns of a terminal a text takes: letters of East Asia take two, combining
+    marks none.
+    """
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
@@ -138,7 +159,9 @@ def pad(text: str, room: int) -> str:
     return text + " " * (room - cells(text))
 
 
-def text_writer(kind: str, file: IO[str] | io.TextIOBase, names: Any, classes: Iterable[str]) -> Writer:
+def text_writer(
+    kind: str, file: IO[str] | io.TextIOBase, names: Any, classes: Iterable[str]
+) -> Writer:
     """Returns what writes answers as ``kind``: table, csv or jsonl.
 
     Args:
@@ -152,7 +175,9 @@ def text_writer(kind: str, file: IO[str] | io.TextIOBase, names: Any, classes: I
 
 @contextlib.contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Turns what a disk does to a file that is written into one line; a pipe whose reader has gone stays an error."""
+    """Turns what a disk does to a file that is written into one line; a pipe whose reader has gone
+    stays an error.
+    """
     try:
         yield
     except BrokenPipeError:
@@ -188,7 +213,8 @@ def text_file(path: Path, temporary: Path) -> Iterator[Out]:
     """Opens a file that replaces ``path`` only when the body has ended well.
 
     Args:
-        temporary: beside it; to be removed by the caller, who may outlive this process, where something went wrong.
+        temporary: beside it; to be removed by the caller, who may outlive this process, where
+            something went wrong.
     """
     with writing(str(path)):
         file = open(temporary, "xb")  # noqa: SIM115  (closed below: what the body raises isn't this file's)
@@ -212,11 +238,12 @@ def settle(temporary: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def standard_output(at_end: bool = False) -> Iterator[Out]:
-    """Opens standard output. ``sys.stdout`` loses lines where its reader is gone; these are what was asked for.
+    """Opens standard output. ``sys.stdout`` loses lines where its reader is gone; these are what
+    was asked for.
 
     Args:
-        at_end: what is written is kept in a file without a name, and handed on at the end. Otherwise a pager that waits
-            for its reader would keep the other ranks waiting, too.
+        at_end: what is written is kept in a file without a name, and handed on at the end.
+            Otherwise a pager that waits for its reader would keep the other ranks waiting, too.
 
     Raises:
         BrokenPipeError: its reader has gone.

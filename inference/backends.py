@@ -1,7 +1,8 @@
-"""What runs an export: images [B, C, S, S] float32 -> logits [B, K] float32, on a CPU, by the format's own library.
+"""What runs an export: images [B, C, S, S] float32 -> logits [B, K] float32, on a CPU, by the
+format's own library.
 
-A runner computes in the precision that the export was made and checked for, whatever its library's default is.
-(OpenVINO's is bfloat16 wherever the CPU has it.)
+A runner computes in the precision that the export was made and checked for, whatever its library's
+default is. (OpenVINO's is bfloat16 wherever the CPU has it.)
 """
 
 from collections.abc import Callable
@@ -27,8 +28,9 @@ def open_export(folder: str | Path) -> Runner:
     """Returns what runs the model of an export's folder, once it has answered for two empty images.
 
     Raises:
-        InputError: it is no export, a file of it is missing, damaged or can't be run, or its library isn't installed.
-            Or its graph doesn't give one row of logits for each image; the runner raises this, too.
+        InputError: it is no export, a file of it is missing, damaged or can't be run, or its
+            library isn't installed. Or its graph doesn't give one row of logits for each image; the
+            runner raises this, too.
     """
     export = read_export(folder)
     export.check_files()
@@ -37,7 +39,8 @@ def open_export(folder: str | Path) -> Runner:
     outputs = config.MODEL.NUM_CLASSES
 
     def checked(images: np.ndarray) -> np.ndarray:
-        # A graph may never end, and only another process can stop it then: whoever watches this one counts from here.
+        # A graph may never end, and only another process can stop it then: whoever watches this one
+        # counts from here.
         progress.beat(progress.EVALUATING)
         found = run(images)
         with _as_export(export):
@@ -52,7 +55,9 @@ def open_export(folder: str | Path) -> Runner:
 def _check_counts(inputs: int, outputs: int) -> None:
     """Raises Unreadable where a graph takes more than the images, or gives more than one output."""
     if (inputs, outputs) != (1, 1):
-        raise Unreadable(f"its graph's inputs are {inputs} and its outputs {outputs}, expected one of each")
+        raise Unreadable(
+            f"its graph's inputs are {inputs} and its outputs {outputs}, expected one of each"
+        )
 
 
 def _check_logits(found: Any, images: int, outputs: int) -> None:
@@ -74,7 +79,9 @@ def open_runner(export: Export, stem: str = "", precision: str = "") -> Runner:
         precision: to compute in; "": the export's.
     """
     with _as_export(export):
-        run = RUNNERS[export.format](export.folder, stem or STEMS[export.format], precision or export.precision)
+        run = RUNNERS[export.format](
+            export.folder, stem or STEMS[export.format], precision or export.precision
+        )
 
     def checked(images: np.ndarray) -> np.ndarray:
         with _as_export(export):
@@ -124,7 +131,9 @@ class OnnxRuntime:
         options.intra_op_num_threads = num_threads()
         options.inter_op_num_threads = 1
         options.log_severity_level = 4  # its warnings are of its own passes; errors are raised
-        self.session = runtime.InferenceSession(str(folder / f"{stem}.onnx"), options, ["CPUExecutionProvider"])
+        self.session = runtime.InferenceSession(
+            str(folder / f"{stem}.onnx"), options, ["CPUExecutionProvider"]
+        )
         _check_counts(len(self.session.get_inputs()), len(self.session.get_outputs()))
         self.name = self.session.get_inputs()[0].name
 

@@ -35,7 +35,8 @@ _WRONG = "#b00020"
 
 
 class Captioned:
-    """Draws answers. EXIF turns an image where it does for the model, by DATA.EXIF_ORIENTATION: it is what that saw.
+    """Draws answers. EXIF turns an image where it does for the model, by DATA.EXIF_ORIENTATION: it
+    is what that saw.
 
     Args:
         side: pixels of the image's longer side.
@@ -62,7 +63,9 @@ class Captioned:
 class Folder:
     """A file for each image in ``folder``: its place from 1, and its name."""
 
-    def __init__(self, config: Configuration, images: Paths, folder: Path, path: Path, top: int) -> None:
+    def __init__(
+        self, config: Configuration, images: Paths, folder: Path, path: Path, top: int
+    ) -> None:
         self.captioned = Captioned(config, images, _SIDE, top)
         self.folder = folder
         self.path = path
@@ -74,7 +77,9 @@ class Folder:
         paper = self.captioned.draw_next(answer)
         stem = re.sub(r"[^\w.-]", "_", printable(Path(os.path.basename(answer.name)).stem, _NAME))
         with writing(str(self.path)):
-            paper.save(self.folder / f"{self.captioned.place:0{self.digits}}-{stem}.jpg", quality=90)
+            paper.save(
+                self.folder / f"{self.captioned.place:0{self.digits}}-{stem}.jpg", quality=90
+            )
 
 
 class Sheet:
@@ -86,7 +91,9 @@ class Sheet:
 
     def __init__(self, config: Configuration, images: Paths, top: int) -> None:
         if len(images) > MOST:
-            raise InputError(f"-output: one picture holds up to {MOST} images, found {len(images)}; give a folder")
+            raise InputError(
+                f"-output: one picture holds up to {MOST} images, found {len(images)}; give a folder"
+            )
         self.captioned = Captioned(config, images, SHEET_SIDE, top)
         self.papers = []
         self.count = len(images)
@@ -116,8 +123,11 @@ def small(pictures: Pictures, place: int, side: int) -> Image.Image | str:
     return image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
 
 
-def tile(image: Image.Image | str, side: int, name: str, rows: Sequence[tuple[str, str]], room: int) -> Image.Image:
-    """Returns a picture, [side + caption] x side pixels, of an image, its name, and rows of a figure and a text.
+def tile(
+    image: Image.Image | str, side: int, name: str, rows: Sequence[tuple[str, str]], room: int
+) -> Image.Image:
+    """Returns a picture, [side + caption] x side pixels, of an image, its name, and rows of a
+    figure and a text.
 
     Args:
         image: what ``small`` returned.
@@ -144,7 +154,9 @@ def tile(image: Image.Image | str, side: int, name: str, rows: Sequence[tuple[st
 def side_by_side(tiles: Sequence[Image.Image], across: int) -> Image.Image:
     """Returns pictures of one size side by side, ``across`` in a row."""
     width, height = (side + _GAP for side in tiles[0].size)
-    sheet = Image.new("RGB", (across * width + _GAP, -(-len(tiles) // across) * height + _GAP), _PAPER)
+    sheet = Image.new(
+        "RGB", (across * width + _GAP, -(-len(tiles) // across) * height + _GAP), _PAPER
+    )
     for place, paper in enumerate(tiles):
         sheet.paste(paper, (_GAP + place % across * width, _GAP + place // across * height))
     return sheet
@@ -163,7 +175,9 @@ def _length(draw: ImageDraw.ImageDraw, text: str) -> float:
     return draw.textlength(text, _font(file_for(text)))
 
 
-def _fitting_text(draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = False) -> str:
+def _fitting_text(
+    draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = False
+) -> str:
     """The text, or as much of it as there is room for: its end where it is cut from the left."""
     text = text[-200:] if from_left else text[:200]
     if _length(draw, text) <= room:

@@ -1,4 +1,6 @@
-"""What describes an exported model in the files that other toolkits read: labels and timm's config.json."""
+"""What describes an exported model in the files that other toolkits read: labels and timm's
+config.json.
+"""
 
 import json
 from pathlib import Path
@@ -11,15 +13,21 @@ TIMM = "config.json"
 LABELS = "labels.txt"
 
 
-def write_conventions(folder: Path, config: Configuration, description: Description, num_features: int) -> None:
+def write_conventions(
+    folder: Path, config: Configuration, description: Description, num_features: int
+) -> None:
     """Writes the files into ``folder``: labels if the classes' names are known."""
     timm = json.dumps(timm_config(config, description, num_features), indent=2, ensure_ascii=False)
     (folder / TIMM).write_text(timm + "\n", encoding="utf-8")
     if description.classes:
-        (folder / LABELS).write_text("".join(f"{name}\n" for name in description.classes), encoding="utf-8")
+        (folder / LABELS).write_text(
+            "".join(f"{name}\n" for name in description.classes), encoding="utf-8"
+        )
 
 
-def timm_config(config: Configuration, description: Description, num_features: int) -> dict[str, Any]:
+def timm_config(
+    config: Configuration, description: Description, num_features: int
+) -> dict[str, Any]:
     """Returns what ``timm.models.load_model_config_from_path`` and the Hub read (timm 1.0.31)."""
     data = config.DATA
     classes = {"label_names": description.classes} if description.classes else {}

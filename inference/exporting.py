@@ -1,7 +1,8 @@
 """Exporting: a folder that is whole or absent, run and held to the eager model before it is there.
 
-Beside the model stands ``preparation``, a graph from pixels of any size to what the model takes; of ONNX also both in
-one file. What tells of them, inference/folder.py and inference/conventions.py say.
+Beside the model stands ``preparation``, a graph from pixels of any size to what the model takes; of
+ONNX also both in one file. What tells of them, inference/folder.py and inference/conventions.py
+say.
 """
 
 import contextlib
@@ -40,11 +41,16 @@ _UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
 PREPARATION = "preparation"
 JOINED = "model_with_preprocessing.onnx"
 _NO = {
-    ("paddle", "float16"): "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino",
+    (
+        "paddle",
+        "float16",
+    ): "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino",
     ("paddle", "int8"): "int8 is made for ONNX Runtime and OpenVINO; use -format onnx or openvino",
     ("onnx", "bfloat16"): "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle",
 }
-_NO |= {("paddle-legacy", precision): why for (kind, precision), why in _NO.items() if kind == "paddle"}
+_NO |= {
+    ("paddle-legacy", precision): why for (kind, precision), why in _NO.items() if kind == "paddle"
+}
 _NO |= {
     (kind, precision): "it is written in float32 alone; leave out -precision"
     for kind in paddlex.FORMATS
@@ -53,7 +59,9 @@ _NO |= {
 
 
 def check_combination(kind: str, precision: str) -> None:
-    """Raises InputError where a format can't have a precision on this CPU, or this Paddle can't write the format."""
+    """Raises InputError where a format can't have a precision on this CPU, or this Paddle can't
+    write the format.
+    """
     if why := _NO.get((kind, precision)):
         raise InputError(f"-format {kind} -precision {precision}: {why}")
     if precision == "bfloat16" and not paddle.base.core.supports_bfloat16_fast_performance():
@@ -76,13 +84,15 @@ def write_export(
     thresholds: Sequence[float] = (),
     features: bool = False,
 ) -> Fidelity:
-    """Writes the folder ``target``, whole or not at all; returns how far its outputs are from the model's.
+    """Writes the folder ``target``, whole or not at all; returns how far its outputs are from the
+    model's.
 
     Args:
         classes: names, by output; empty: none are known.
         kind, precision: of FORMATS and PRECISIONS.
         calibration: images of the training set, [n, C, H, W] float32, for int8.
-        least: share of images on which the best class has to be the model's; float32 is held to TOLERANCE instead.
+        least: share of images on which the best class has to be the model's; float32 is held to
+            TOLERANCE instead.
         thresholds: of a multi-label model, by output.
         features: the outputs are features, and no classes.
 
@@ -105,18 +115,24 @@ def write_export(
     with writing(str(target)), _new_folder(target) as temporary:
         with tempfile.TemporaryDirectory(dir=temporary) as scratch, _raising_full_disk(temporary):
             if for_client:
-                answering = paddlex.Probabilities(model.inference_model(), task, description.thresholds)
+                answering = paddlex.Probabilities(
+                    model.inference_model(), task, description.thresholds
+                )
                 _write_answering(answering, temporary, Path(scratch), kind)
                 paddlex.write_settings(temporary, config, description, kind)
             else:
                 exported = model.inference_model()
-                _write_graphs(config, exported, temporary, Path(scratch), kind, precision, calibration)
+                _write_graphs(
+                    config, exported, temporary, Path(scratch), kind, precision, calibration
+                )
         write_conventions(temporary, config, description, model.num_features)
         content = _manifest(config) | vars(description) | {"format": kind, "precision": precision}
         content["features"] = features
         content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        found = compare_with_eager(config, eager, open_export(temporary), precision, calibration, least)
+        found = compare_with_eager(
+            config, eager, open_export(temporary), precision, calibration, least
+        )
         if for_client:
             found = found._replace(outputs="probabilities")
         for file in temporary.iterdir():
@@ -131,13 +147,17 @@ def _new_folder(target: Path) -> Iterator[Path]:
         try:
             folder = stack.enter_context(making_folder(target))
         except OSError as error:
-            raise InputError(f"{target} can't be made ({error.strerror}); choose another -output") from None
+            raise InputError(
+                f"{target} can't be made ({error.strerror}); choose another -output"
+            ) from None
         yield folder
 
 
 @contextlib.contextmanager
 def _raising_full_disk(folder: Path) -> Iterator[None]:
-    """Raises an OSError of a full disk in place of what the converters make of files that were cut off."""
+    """Raises an OSError of a full disk in place of what the converters make of files that were cut
+    off.
+    """
     try:
         yield
     except Exception:
@@ -170,7 +190,9 @@ def _write_answering(graph: paddlex.Probabilities, folder: Path, scratch: Path, 
         save_program(graph, folder / PROGRAM, paddlex.INPUTS)
     else:
         converted = formats.onnx_of(graph, scratch, paddlex.INPUTS, "probabilities")
-        import_extra("onnx").save(formats.simplify(converted, scratch), str(folder / f"{PROGRAM}.onnx"))
+        import_extra("onnx").save(
+            formats.simplify(converted, scratch), str(folder / f"{PROGRAM}.onnx")
+        )
 
 
 def _write_graphs(
@@ -185,7 +207,9 @@ def _write_graphs(
     """Writes the model and its preparation in one format."""
     preparation = Preparation(config)
     dtype = np.dtype(pixel_dtype(config))
-    pixels = paddle.static.InputSpec([None, None, None, config.DATA.IMAGE_CHANNELS], dtype, "pixels")
+    pixels = paddle.static.InputSpec(
+        [None, None, None, config.DATA.IMAGE_CHANNELS], dtype, "pixels"
+    )
     if kind.startswith("paddle"):
         save_program(model, folder / PROGRAM, inputs_of(model))
         save_program(preparation, folder / PREPARATION, pixels)
@@ -210,4 +234,6 @@ def _write_graphs(
         if precision == "int8":
             converted = quantise(converted, check_calibration(calibration))
         formats.save_openvino(converted, folder / f"{name}.xml", precision == "float16")
-        formats.save_openvino(formats.openvino_of(prepared, scratch), folder / f"{PREPARATION}.xml", False)
+        formats.save_openvino(
+            formats.openvino_of(prepared, scratch), folder / f"{PREPARATION}.xml", False
+        )

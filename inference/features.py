@@ -1,4 +1,6 @@
-"""Features of images: what a model's classifier reads, or an intermediate of it, kept in files with an index."""
+"""Features of images: what a model's classifier reads, or an intermediate of it, kept in files with
+an index.
+"""
 
 import io
 import json
@@ -51,7 +53,9 @@ _FORM: Form = {
     "sha256": Rule("a SHA-256", lambda value: is_name(value, 64)),
     "folder": _PATH,
     "cfg": optional(_PATH),
-    "options": Rule("a list of words", lambda value: is_list(value, lambda word: type(word) is str)),
+    "options": Rule(
+        "a list of words", lambda value: is_list(value, lambda word: type(word) is str)
+    ),
     "layer": optional(Rule("a number", lambda value: type(value) is int)),
     "pool": Rule(f"one of {', '.join(POOLS)}", lambda value: value in POOLS),
     "norm": Rule("true or false", lambda value: type(value) is bool),
@@ -64,8 +68,8 @@ _FORM: Form = {
 
 
 class Rows(NamedTuple):
-    """Some images: their names, what is wrong with each ("": nothing), and ``values`` [B, ...], NaN where it can't be
-    read.
+    """Some images: their names, what is wrong with each ("": nothing), and ``values`` [B, ...], NaN
+    where it can't be read.
     """
 
     names: list[str]
@@ -78,10 +82,10 @@ class Features(Predictor):
 
     Args:
         path, cfg, options, batch_size: as a ``Predictor``'s.
-        layer: place in the model's ``feature_info``, from the end if negative; None: what the classifier reads, [B,
-            num_features] (timm's ``forward_head(..., pre_logits=True)``).
-        pool: of a layer: "avg": the mean of its places [B, channels]; "token": its class token; "map": all places [B,
-            channels, rows, columns].
+        layer: place in the model's ``feature_info``, from the end if negative; None: what the
+            classifier reads, [B, num_features] (timm's ``forward_head(..., pre_logits=True)``).
+        pool: of a layer: "avg": the mean of its places [B, channels]; "token": its class token;
+            "map": all places [B, channels, rows, columns].
         norm: the model's last norm is applied to a layer that it fits.
 
     Raises:
@@ -138,7 +142,9 @@ class _Layer(nn.Layer):
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
         options = {"norm": self.norm, "stop_early": True, "intermediates_only": True}
         token = self.pool == "token"
-        [found] = self.model.forward_intermediates(images, [self.layer], return_prefix_tokens=token, **options)
+        [found] = self.model.forward_intermediates(
+            images, [self.layer], return_prefix_tokens=token, **options
+        )
         if token:
             return found[1][:, 0]
         return found if self.pool == "map" else found.mean(axis=[2, 3])
@@ -152,11 +158,13 @@ def write_features(
     workers: int = 2,
     tell: Callable[[int], Any] = int,
 ) -> dict[str, Any]:
-    """Writes the features of ``images``, row by row in their order, and beside them an index and how they were made.
+    """Writes the features of ``images``, row by row in their order, and beside them an index and
+    how they were made.
 
-    FILE.npy or FILE.safetensors holds float32 [images, ...]; FILE.csv or FILE.jsonl has a row for each: ``row``,
-    ``file``, ``error``; relative paths count from this process's folder. Of an image with an error the features are
-    NaN. FILE.json is what ``stored_features`` reads. All three are written whole or not at all, FILE itself last.
+    FILE.npy or FILE.safetensors holds float32 [images, ...]; FILE.csv or FILE.jsonl has a row for
+    each: ``row``, ``file``, ``error``; relative paths count from this process's folder. Of an image
+    with an error the features are NaN. FILE.json is what ``stored_features`` reads. All three are
+    written whole or not at all, FILE itself last.
 
     Args:
         index: "csv" or "jsonl".
@@ -176,9 +184,15 @@ def write_features(
         if os.path.lexists(file):
             raise InputError(f"{file} exists; choose another -output, or remove it")
     if not output.parent.is_dir():
-        raise InputError(f"{output}: there is no folder {output.parent}; make it, or choose another -output")
+        raise InputError(
+            f"{output}: there is no folder {output.parent}; make it, or choose another -output"
+        )
     made: dict[str, Any] = features.made | {"folder": os.getcwd(), "index": index, "failures": 0}
-    with writing_whole(output, "wb") as values, writing_whole(record) as told, writing_whole(rows, "wb") as listed:
+    with (
+        writing_whole(output, "wb") as values,
+        writing_whole(record) as told,
+        writing_whole(rows, "wb") as listed,
+    ):
         done = 0
         if index == "csv":
             listed.write(_line(index, *COLUMNS))
@@ -200,7 +214,9 @@ def head_of_values(kind: str, shape: list[int]) -> bytes:
     """Returns what stands before the values, a multiple of 8 bytes."""
     if kind == ".npy":
         file = io.BytesIO()
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)})
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": tuple(shape)}
+        )
         return file.getvalue()
     entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, 4 * math.prod(shape)]}
     text = json.dumps({"features": entry}).encode()
@@ -209,14 +225,18 @@ def head_of_values(kind: str, shape: list[int]) -> bytes:
 
 
 def _line(kind: str, *row: Any) -> bytes:
-    """A row of the index. Bytes of a path that are no UTF-8 stay as they are in CSV; JSON has Python's surrogates."""
+    """A row of the index. Bytes of a path that are no UTF-8 stay as they are in CSV; JSON has
+    Python's surrogates.
+    """
     if kind == "jsonl":
         return json.dumps(dict(zip(COLUMNS, row, strict=True))).encode() + b"\n"
     return csv_line(*row).encode(errors="surrogateescape")
 
 
 class Stored(NamedTuple):
-    """What ``write_features`` wrote: ``values`` [n, channels] float32, mapped; ``made``: how, as in FILE.json."""
+    """What ``write_features`` wrote: ``values`` [n, channels] float32, mapped; ``made``: how, as in
+    FILE.json.
+    """
 
     path: Path
     values: np.ndarray
@@ -263,10 +283,14 @@ class Stored(NamedTuple):
                     found = f"its row {count - 1} is numbered {value_text(row['row'])}"
                     raise Unreadable(f"{found}: rows were removed, added or moved; {_ANEW}")
                 if type(row["file"]) is not str:
-                    raise Unreadable(f"its row {count - 1} has the file {value_text(row['file'])}, expected a text")
+                    raise Unreadable(
+                        f"its row {count - 1} has the file {value_text(row['file'])}, expected a text"
+                    )
                 yield row["file"]
             if count != len(self.values):
-                raise Unreadable(f"it has {count} rows, the features have {len(self.values)}; {_ANEW}")
+                raise Unreadable(
+                    f"it has {count} rows, the features have {len(self.values)}; {_ANEW}"
+                )
 
 
 def stored_features(path: Path) -> Stored:

@@ -1,4 +1,6 @@
-"""How far an export's logits are from the eager model's: on real pictures and noise, in batches of several sizes."""
+"""How far an export's logits are from the eager model's: on real pictures and noise, in batches of
+several sizes.
+"""
 
 import functools
 import importlib.util
@@ -17,7 +19,8 @@ from models.inference import TOLERANCE, quiet, refusing
 from ops.settings import exact_float32
 from settings.options import Configuration
 
-LEAST_AGREEMENT = 0.8  # share of pictures on which a half precision's or int8's best class is the model's
+# share of pictures on which a half precision's or int8's best class is the model's
+LEAST_AGREEMENT = 0.8
 _PICTURES = 16
 _NOISE = 4
 _CALIBRATION = 64
@@ -56,8 +59,8 @@ def compare_with_eager(
     calibration: np.ndarray | None = None,
     least: float = LEAST_AGREEMENT,
 ) -> Fidelity:
-    """Returns how an export differs from ``model``: on the images that calibrated it, or crops of two photographs, and
-    in float32 on noise, too.
+    """Returns how an export differs from ``model``: on the images that calibrated it, or crops of
+    two photographs, and in float32 on noise, too.
 
     Raises:
         InputError: it can't be run.
@@ -79,14 +82,21 @@ def compare_with_eager(
     if not np.isfinite(expected).all():
         raise RunError("the weights give no finite logits", shared=True)
     if not np.isfinite(found).all():
-        raise RunError(f"the exported model's logits aren't finite in {precision}; use another -precision")
+        raise RunError(
+            f"the exported model's logits aren't finite in {precision}; use another -precision"
+        )
     differs = float(np.abs(found - expected).max() / (np.ptp(expected) or 1))
     agreement = float((found.argmax(1) == expected.argmax(1)).mean())
     fidelity = Fidelity(differs, agreement, len(images), kinds)
     if precision == "float32" and differs > TOLERANCE:
-        raise RunError(f"the exported model's logits differ from eager by {differs:.1e} of their range", shared=True)
+        raise RunError(
+            f"the exported model's logits differ from eager by {differs:.1e} of their range",
+            shared=True,
+        )
     if precision != "float32" and agreement < least:
-        raise RunError(f"{precision}: {fidelity}; expected {least:.0%} of them at least (-least_agreement)")
+        raise RunError(
+            f"{precision}: {fidelity}; expected {least:.0%} of them at least (-least_agreement)"
+        )
     return fidelity
 
 
@@ -107,7 +117,9 @@ def _eager(model: nn.Layer, images: np.ndarray) -> np.ndarray:
 
 
 def photographs(config: Configuration, count: int = _PICTURES, seed: int = 0) -> np.ndarray:
-    """Returns crops of scikit-learn's two photographs, of many sizes, prepared: [n, C, S, S] float32."""
+    """Returns crops of scikit-learn's two photographs, of many sizes, prepared: [n, C, S, S]
+    float32.
+    """
     transform = EvalTransform(config)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     mode = pixel_mode(config)
@@ -128,6 +140,9 @@ def crops(count: int, seed: int = 0) -> list[Image.Image]:
         file = Path(places[0]) / "datasets" / "images" / ("china.jpg", "flower.jpg")[index % 2]
         with reading(file, "a photograph of scikit-learn's"), Image.open(file) as image:
             width, height = (int(rng.integers(40, 428)) for _ in range(2))
-            left, top = (int(rng.integers(0, room + 1)) for room in (image.width - width, image.height - height))
+            left, top = (
+                int(rng.integers(0, room + 1))
+                for room in (image.width - width, image.height - height)
+            )
             found.append(image.crop((left, top, left + width, top + height)).convert("RGB"))
     return found

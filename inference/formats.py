@@ -1,4 +1,6 @@
-"""A layer as a file of another format: ONNX from its Paddle program, by paddle2onnx; from that OpenVINO's IR."""
+"""A layer as a file of another format: ONNX from its Paddle program, by paddle2onnx; from that
+OpenVINO's IR.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,15 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
     parameters = scratch / "program.pdiparams"
     if parameters.is_file() and parameters.stat().st_size > _LARGEST:
         size = parameters.stat().st_size / 2**30
-        raise InputError(f"the weights take {size:.1f} GiB, an ONNX file 2 at most; use -format paddle")
-    # Without a file to save, it doesn't fold constants by polygraphy, which would install packages by pip.
+        raise InputError(
+            f"the weights take {size:.1f} GiB, an ONNX file 2 at most; use -format paddle"
+        )
+    # Without a file to save, it doesn't fold constants by polygraphy, which would install packages
+    # by pip.
     with refusing("converted to ONNX", "use -format paddle"), quiet():
-        content = converter.export(str(program), str(parameters), None, opset_version=OPSET, verbose=False)
+        content = converter.export(
+            str(program), str(parameters), None, opset_version=OPSET, verbose=False
+        )
         model = onnx.load_model_from_string(content)
     _rename(model, output, {tensor.name: name for name, tensor in layer.state_dict().items()})
     _mend_epsilons(model, layer)
@@ -46,7 +53,8 @@ def onnx_of(layer: nn.Layer, scratch: Path, inputs: paddle.static.InputSpec, out
 def _rename(model: Any, output: str, weights: dict[str, str]) -> None:
     """Names the output, the weights as their files do, and what the first axes are free for.
 
-    Paddle and the converter number them; of weights the numbers depend on what the process has built before.
+    Paddle and the converter number them; of weights the numbers depend on what the process has
+    built before.
     """
     graph = model.graph
     renamed = weights | {graph.output[0].name: output}
@@ -54,12 +62,17 @@ def _rename(model: Any, output: str, weights: dict[str, str]) -> None:
         node.output[:] = [renamed.get(name, name) for name in node.output]
         node.input[:] = [renamed.get(name, name) for name in node.input]
     # The weights come first, in the order of the names that they had.
-    nodes = sorted(graph.node, key=lambda node: node.output[0] if node.op_type == "Constant" else "~")
+    nodes = sorted(
+        graph.node, key=lambda node: node.output[0] if node.op_type == "Constant" else "~"
+    )
     del graph.node[:]
     graph.node.extend(nodes)
     graph.output[0].name = output
     del graph.value_info[:]  # they tell the sizes by the old names
-    for value, names in ((graph.input[0], ("batch", "height", "width")), (graph.output[0], ("batch",))):
+    for value, names in (
+        (graph.input[0], ("batch", "height", "width")),
+        (graph.output[0], ("batch",)),
+    ):
         free = iter(names)
         for axis, size in enumerate(value.type.tensor_type.shape.dim):
             if axis == 0 or not size.dim_value:
@@ -67,14 +80,17 @@ def _rename(model: Any, output: str, weights: dict[str, str]) -> None:
 
 
 def _mend_epsilons(model: Any, layer: nn.Layer) -> None:
-    """Gives each InstanceNormalization, as which group norm is written, the epsilon of the model's group norms.
+    """Gives each InstanceNormalization, as which group norm is written, the epsilon of the model's
+    group norms.
 
     paddle2onnx 2.1.0 reads it wrong from a program of Paddle 3: -9.7e-07 for 1e-05.
     """
     nodes = [node for node in model.graph.node if node.op_type == "InstanceNormalization"]
     found = {norm._epsilon for norm in layer.sublayers() if isinstance(norm, nn.GroupNorm)}
     if nodes and len(found) != 1:
-        raise InputError(f"the model's group norms have epsilons of {sorted(found)}: ONNX would get them wrong")
+        raise InputError(
+            f"the model's group norms have epsilons of {sorted(found)}: ONNX would get them wrong"
+        )
     for node in nodes:
         for attribute in node.attribute:
             if attribute.name == "epsilon":
@@ -82,7 +98,9 @@ def _mend_epsilons(model: Any, layer: nn.Layer) -> None:
 
 
 def simplify(model: Any, scratch: Path) -> Any:
-    """Returns an ONNX model after ONNX Runtime's basic passes: constants are folded, identities left out."""
+    """Returns an ONNX model after ONNX Runtime's basic passes: constants are folded, identities
+    left out.
+    """
     onnx = import_extra("onnx")
     runtime = import_extra("onnxruntime")
     options = runtime.SessionOptions()
@@ -92,13 +110,16 @@ def simplify(model: Any, scratch: Path) -> Any:
     with refusing("converted to ONNX", "use -format paddle"), quiet():
         runtime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
         simple = onnx.load(str(scratch / "simple.onnx"))
-    for own in [entry for entry in simple.opset_import if entry.domain]:  # ONNX Runtime lists its own; none is used
+    # ONNX Runtime lists its own; none is used
+    for own in [entry for entry in simple.opset_import if entry.domain]:
         simple.opset_import.remove(own)
     return simple
 
 
 def to_float16(model: Any) -> Any:
-    """Returns an ONNX model whose weights are float16, and so are its products; what goes in and out is float32."""
+    """Returns an ONNX model whose weights are float16, and so are its products; what goes in and
+    out is float32.
+    """
     convert = import_extra("onnxruntime.transformers.float16").convert_float_to_float16
     with refusing("converted to float16", "use another -precision"), quiet():
         half = convert(model, keep_io_types=True)
@@ -113,7 +134,11 @@ def _sort(graph: Any) -> None:
     waiting = list(reversed(graph.node))
     while waiting:
         node = waiting[-1]
-        before = [made_by[name] for name in node.input if name in made_by and id(made_by[name]) not in done]
+        before = [
+            made_by[name]
+            for name in node.input
+            if name in made_by and id(made_by[name]) not in done
+        ]
         if before:
             waiting += before
         else:
@@ -129,8 +154,11 @@ def join_models(preparation: Any, model: Any) -> Any:
     compose = import_extra("onnx.compose")
     with refusing("joined with its preprocessing", "use another -format"):
         preparation.ir_version = model.ir_version = max(preparation.ir_version, model.ir_version)
-        both = compose.merge_models(preparation, model, io_map=[("prepared", "images")], prefix1="preparation/")
-    # merge_models lists the imports of both models. A domain that is listed twice stops onnxruntime.quantization.
+        both = compose.merge_models(
+            preparation, model, io_map=[("prepared", "images")], prefix1="preparation/"
+        )
+    # merge_models lists the imports of both models. A domain that is listed twice stops
+    # onnxruntime.quantization.
     imports = {entry.domain: entry.version for entry in both.opset_import}
     del both.opset_import[:]
     both.opset_import.extend(onnx.helper.make_opsetid(*entry) for entry in imports.items())

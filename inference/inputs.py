@@ -27,26 +27,32 @@ _LISTED = 20  # bytes that a path takes besides its own
 def paths_of(words: Sequence[str], stdin: IO[bytes] | None = None) -> Paths:
     """Returns the paths that words stand for, in the words' order.
 
-    A word is one of these. An image's file. A folder: the images at any depth below it, sorted, without links to
-    folders. A pattern with ``*``, ``?`` or ``[``, as a shell reads it (``**``: folders at any depth). A list of paths,
-    which ends in .txt. Or ``-``: a list on standard input. A list has a path on each line, taken as it stands, from the
-    current folder on. If it holds a NUL, NULs are between the paths (``find -print0``).
+    A word is one of these. An image's file. A folder: the images at any depth below it, sorted,
+    without links to folders. A pattern with ``*``, ``?`` or ``[``, as a shell reads it (``**``:
+    folders at any depth). A list of paths, which ends in .txt. Or ``-``: a list on standard input.
+    A list has a path on each line, taken as it stands, from the current folder on. If it holds a
+    NUL, NULs are between the paths (``find -print0``).
 
-    Of folders and patterns, hidden entries and leftovers of systems are skipped (``layout.is_leftover``). A line on
-    standard error says how many.
+    Of folders and patterns, hidden entries and leftovers of systems are skipped
+    (``layout.is_leftover``). A line on standard error says how many.
 
     Args:
         stdin: where ``-`` is read from; None: it may not be.
 
     Raises:
-        InputError: a word stands for nothing, or can't be read. What is wrong with a path's file shows later.
+        InputError: a word stands for nothing, or can't be read. What is wrong with a path's file
+            shows later.
     """
     skipped: list[str] = []
-    found = Paths(itertools.chain.from_iterable(_files_of_word(word, stdin, skipped) for word in words))
+    found = Paths(
+        itertools.chain.from_iterable(_files_of_word(word, stdin, skipped) for word in words)
+    )
     if skipped:
         print(skipped_text(skipped), file=sys.stderr)
     if not len(found):
-        raise InputError("there are no images: the lists, or what the patterns match, hold no path of one")
+        raise InputError(
+            "there are no images: the lists, or what the patterns match, hold no path of one"
+        )
     return found
 
 
@@ -78,7 +84,9 @@ def _images_in(word: str, skipped: list[str]) -> Iterator[str]:
         empty = False
         yield path
     if empty:
-        raise InputError(f"{printable(word)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}")
+        raise InputError(
+            f"{printable(word)}: holds no image; images end in {' '.join(IMAGE_SUFFIXES)}"
+        )
 
 
 def _in_folder(word: str, skipped: list[str]) -> Iterator[str]:
@@ -91,20 +99,27 @@ def _in_folder(word: str, skipped: list[str]) -> Iterator[str]:
 
 
 def _matches(pattern: str, skipped: list[str]) -> list[str]:
-    """Returns what a pattern matches, sorted. One with ``**`` matches files alone, and follows no links to folders."""
+    """Returns what a pattern matches, sorted. One with ``**`` matches files alone, and follows no
+    links to folders.
+    """
     with reading(f"'{printable(pattern)}'", "a pattern of paths"):
         parts = pattern.split("/")
         if "**" not in parts:
             found = sorted(glob.glob(pattern))
             # A part without a wildcard, or one that begins with a dot, names what it matches.
-            is_wild = [glob.has_magic(part) and not part.startswith(".") for part in filter(None, parts)]
+            is_wild = [
+                glob.has_magic(part) and not part.startswith(".") for part in filter(None, parts)
+            ]
 
             def is_skipped(path: str) -> bool:
-                return any(map(is_leftover, itertools.compress(filter(None, path.split("/")), is_wild)))
+                return any(
+                    map(is_leftover, itertools.compress(filter(None, path.split("/")), is_wild))
+                )
 
             skipped += filter(is_skipped, found)
             return [path for path in found if not is_skipped(path)]
-        # glob.glob follows links to folders: two that lead to their own folder are 2 to the power of 40 folders.
+        # glob.glob follows links to folders: two that lead to their own folder are 2 to the power
+        # of 40 folders.
         plain = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
         rest = "/".join(parts[len(plain) :] + ["*"] * (parts[-1] == "**"))
         root = "/".join(plain) or ("/" if plain else "")
@@ -126,7 +141,9 @@ def _in_list(word: str) -> Iterator[bytes]:
 
 def _from_stdin(stdin: IO[bytes] | None) -> Iterator[bytes]:
     if stdin is None:
-        raise InputError("-: several processes have no standard input to share; write its paths into a list.txt")
+        raise InputError(
+            "-: several processes have no standard input to share; write its paths into a list.txt"
+        )
     with reading("standard input", "a list of paths"):
         data = stdin.read(_LARGEST + 1)
         if len(data) > _LARGEST:
@@ -151,11 +168,14 @@ def check_output(output: Path | None, *read: Iterable[str]) -> None:
     for path in itertools.chain.from_iterable(read):
         with contextlib.suppress(OSError, ValueError):
             if output.samefile(path):
-                raise InputError(f"{printable(str(output))} would be read and written; choose another output")
+                raise InputError(
+                    f"{printable(str(output))} would be read and written; choose another output"
+                )
 
 
 def class_names(path: str) -> list[str]:
-    """Returns the names in a file, one a line, in the order of a model's outputs; of "imagenet1k" ImageNet's.
+    """Returns the names in a file, one a line, in the order of a model's outputs; of "imagenet1k"
+    ImageNet's.
 
     Raises:
         InputError: as ``read_class_names``.

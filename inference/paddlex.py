@@ -1,8 +1,10 @@
-"""Exports for PaddleX 3 and for the deployment of PaddleClas 2.6: a graph that gives probabilities, and its settings.
+"""Exports for PaddleX 3 and for the deployment of PaddleClas 2.6: a graph that gives probabilities,
+and its settings.
 
-Neither client computes a softmax or a sigmoid, so the graph does. PaddleX reads a Paddle program and inference.yml. It
-chooses its code by the model's name, which has to be one that it knows. PaddleClas reads ONNX and paddleclas.yml. It
-can't run a Paddle program under Paddle 3.3: it asks for a memory pass that new programs don't have.
+Neither client computes a softmax or a sigmoid, so the graph does. PaddleX reads a Paddle program
+and inference.yml. It chooses its code by the model's name, which has to be one that it knows.
+PaddleClas reads ONNX and paddleclas.yml. It can't run a Paddle program under Paddle 3.3: it asks
+for a memory pass that new programs don't have.
 """
 
 from pathlib import Path
@@ -25,36 +27,52 @@ FORMATS = ("paddlex", "paddleclas")
 PADDLEX = "inference.yml"
 PADDLECLAS = "paddleclas.yml"
 NAMES = "class_id_map.txt"
-# PaddleX 3.7.2 has 84 names of classifiers and 8 of multi-label models. Each runs the same code; these two are ViTs.
-MODEL_NAMES = {"classification": "CLIP_vit_base_patch16_224", "multilabel": "CLIP_vit_base_patch16_448_ML"}
+# PaddleX 3.7.2 has 84 names of classifiers and 8 of multi-label models. Each runs the same code;
+# these two are ViTs.
+MODEL_NAMES = {
+    "classification": "CLIP_vit_base_patch16_224",
+    "multilabel": "CLIP_vit_base_patch16_448_ML",
+}
 INPUTS = paddle.static.InputSpec([None, 3, None, None], "float32", "images")
 _THRESHOLD = 0.5
 _TOP = 5
-# The clients round both sides of a resized image to whole pixels, where ours cuts off the long side's fraction. With
-# this taken from the short side, the size is ours for 91 instead of 52 of 100 pictures with sides of 1:1 to 1:2.
+# The clients round both sides of a resized image to whole pixels, where ours cuts off the long
+# side's fraction. With this taken from the short side, the size is ours for 91 instead of 52 of 100
+# pictures with sides of 1:1 to 1:2.
 _ROUNDED = 0.3
 
 
 def check_paddlex(config: Configuration, kind: str, task: str) -> None:
-    """Raises InputError where PaddleX and PaddleClas can't prepare a model's images, or have no such task."""
+    """Raises InputError where PaddleX and PaddleClas can't prepare a model's images, or have no
+    such task.
+    """
     advice = "use -format paddle, onnx or openvino"
     if task not in MODEL_NAMES:
-        raise InputError(f"-format {kind} is for classification and multilabel, the model's task is {task}; {advice}")
+        raise InputError(
+            f"-format {kind} is for classification and multilabel, the model's task is {task}; {advice}"
+        )
     if pixel_mode(config) != "RGB":
-        found = f"{config.DATA.IMAGE_CHANNELS} channels (DATA.IMAGE_DTYPE {config.DATA.IMAGE_DTYPE})"
-        raise InputError(f"-format {kind}: its client reads 8-bit RGB, the model takes {found}; {advice}")
+        found = (
+            f"{config.DATA.IMAGE_CHANNELS} channels (DATA.IMAGE_DTYPE {config.DATA.IMAGE_DTYPE})"
+        )
+        raise InputError(
+            f"-format {kind}: its client reads 8-bit RGB, the model takes {found}; {advice}"
+        )
     height, width = pair(config.DATA.IMAGE_SIZE)
     if height != width and config.DATA.CROP_MODE != "squash":
-        found = f"until they cover {height} x {width} pixels (DATA.CROP_MODE {config.DATA.CROP_MODE})"
+        found = (
+            f"until they cover {height} x {width} pixels (DATA.CROP_MODE {config.DATA.CROP_MODE})"
+        )
         raise InputError(f"-format {kind}: its client can't resize images {found}; {advice}")
 
 
 class Probabilities(nn.Layer):
     """A model that crops its images and gives probabilities.
 
-    It crops because the clients' CropImage begins up to a pixel earlier, and PaddleX's multi-label predictor ignores
-    it. That predictor also compares the n-th image, not the n-th class, with the n-th threshold. So if thresholds
-    differ, a class below its own threshold gets 0, and ``file_threshold`` is the one threshold for all.
+    It crops because the clients' CropImage begins up to a pixel earlier, and PaddleX's multi-label
+    predictor ignores it. That predictor also compares the n-th image, not the n-th class, with the
+    n-th threshold. So if thresholds differ, a class below its own threshold gets 0, and
+    ``file_threshold`` is the one threshold for all.
 
     Shape: [B, 3, H, W] float32, at least as large as the model's images -> [B, K] float32.
 
@@ -71,7 +89,9 @@ class Probabilities(nn.Layer):
         self.size = model.image_size
         self.gated = len(set(thresholds)) > 1
         if self.gated:
-            self.register_buffer("thresholds", paddle.to_tensor(thresholds, "float32"), persistable=False)
+            self.register_buffer(
+                "thresholds", paddle.to_tensor(thresholds, "float32"), persistable=False
+            )
 
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
         logits = self.model(self._cropped(images))
@@ -94,7 +114,8 @@ class Probabilities(nn.Layer):
 def file_threshold(thresholds: list[float]) -> float:
     """Returns the threshold that a multi-label model's settings name.
 
-    If thresholds differ, it is half of the smallest: the graph gives 0 to a class below its own threshold.
+    If thresholds differ, it is half of the smallest: the graph gives 0 to a class below its own
+    threshold.
     """
     if not thresholds:
         return _THRESHOLD
@@ -104,8 +125,12 @@ def file_threshold(thresholds: list[float]) -> float:
     return max(min(thresholds) / 2, 1e-9)
 
 
-def write_settings(folder: Path, config: Configuration, description: Description, kind: str) -> None:
-    """Writes the settings that a client reads into ``folder``: inference.yml, or paddleclas.yml and the classes."""
+def write_settings(
+    folder: Path, config: Configuration, description: Description, kind: str
+) -> None:
+    """Writes the settings that a client reads into ``folder``: inference.yml, or paddleclas.yml and
+    the classes.
+    """
     if kind == "paddlex":
         usage = f"create_model({MODEL_NAMES[description.task]!r}, model_dir=...) of PaddleX"
         file = folder / PADDLEX
@@ -121,11 +146,18 @@ def write_settings(folder: Path, config: Configuration, description: Description
 
 
 def paddlex_config(config: Configuration, description: Description) -> dict[str, Any]:
-    """Returns what PaddleX 3.7.2 reads: a name that it knows, operations with their arguments, the classes' names."""
+    """Returns what PaddleX 3.7.2 reads: a name that it knows, operations with their arguments, the
+    classes' names.
+    """
     height, width = pair(config.DATA.IMAGE_SIZE)
     names = _names(config, description)
     if description.task == "multilabel":
-        post = {"MultiLabelThreshOutput": {"threshold": file_threshold(description.thresholds), "label_list": names}}
+        post = {
+            "MultiLabelThreshOutput": {
+                "threshold": file_threshold(description.thresholds),
+                "label_list": names,
+            }
+        }
     else:
         post = {"Topk": {"topk": min(_TOP, len(names)), "label_list": names}}
     shapes = {"images": [[batch, 3, height, width] for batch in (1, 1, 8)]}  # least, usual, most
@@ -138,7 +170,9 @@ def paddlex_config(config: Configuration, description: Description) -> dict[str,
 
 
 def paddleclas_config(config: Configuration, description: Description) -> dict[str, Any]:
-    """Returns what ``paddleclas.deploy.python.predict_cls`` of PaddleClas 2.6.0 reads: every key that it asks for."""
+    """Returns what ``paddleclas.deploy.python.predict_cls`` of PaddleClas 2.6.0 reads: every key
+    that it asks for.
+    """
     if description.task == "multilabel":
         indicator = "MultiLabelThreshOutput"
         given: dict[str, Any] = {"threshold": file_threshold(description.thresholds)}
@@ -157,12 +191,17 @@ def paddleclas_config(config: Configuration, description: Description) -> dict[s
             "ir_optim": True,
         },
         "PreProcess": {"transform_ops": _operations(config)},
-        "PostProcess": {"main_indicator": indicator, indicator: {**given, "class_id_map_file": NAMES}},
+        "PostProcess": {
+            "main_indicator": indicator,
+            indicator: {**given, "class_id_map_file": NAMES},
+        },
     }
 
 
 def _operations(config: Configuration) -> list[dict[str, Any]]:
-    """Returns what both clients do before the graph, which crops. ``backend`` pil is Pillow, whose filters are ours."""
+    """Returns what both clients do before the graph, which crops. ``backend`` pil is Pillow, whose
+    filters are ours.
+    """
     data = config.DATA
     rows, columns = before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)
     resized: dict[str, Any] = {"resize_short": round(rows - _ROUNDED, 1)}
@@ -173,11 +212,21 @@ def _operations(config: Configuration) -> list[dict[str, Any]]:
     std = list(data.IMAGENET_STD) * (3 // len(data.IMAGENET_STD))
     return [
         {"ResizeImage": {**resized, "interpolation": data.INTERPOLATION, "backend": "pil"}},
-        {"NormalizeImage": {"mean": mean, "std": std, "scale": 1 / 255, "order": "", "channel_num": 3}},
+        {
+            "NormalizeImage": {
+                "mean": mean,
+                "std": std,
+                "scale": 1 / 255,
+                "order": "",
+                "channel_num": 3,
+            }
+        },
         {"ToCHWImage": None},
     ]
 
 
 def _names(config: Configuration, description: Description) -> list[str]:
-    """Returns the classes' names; if they aren't known, their numbers, as tools/predict.py prints them."""
+    """Returns the classes' names; if they aren't known, their numbers, as tools/predict.py prints
+    them.
+    """
     return list(description.classes) or [str(number) for number in range(config.MODEL.NUM_CLASSES)]

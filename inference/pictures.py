@@ -1,4 +1,6 @@
-"""Images that somebody asks about: files, bytes, Pillow's images or arrays, prepared as an evaluation prepares them."""
+"""Images that somebody asks about: files, bytes, Pillow's images or arrays, prepared as an
+evaluation prepares them.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,10 +26,11 @@ _ROOM = 4 * LONGEST_LINE  # bytes of a problem's line, in UTF-8
 
 
 class Batch(NamedTuple):
-    """Some of the images: their places, ``pixels`` [B, S, S, C], and what is wrong with each ("": nothing).
+    """Some of the images: their places, ``pixels`` [B, S, S, C], and what is wrong with each ("":
+    nothing).
 
-    Pixels are uint8 or float32 (DATA.IMAGE_DTYPE), zeros of an image that can't be read. Where they are asked for,
-    ``corners`` are [B, 4, S, S, C].
+    Pixels are uint8 or float32 (DATA.IMAGE_DTYPE), zeros of an image that can't be read. Where they
+    are asked for, ``corners`` are [B, 4, S, S, C].
     """
 
     places: list[int]
@@ -37,11 +40,13 @@ class Batch(NamedTuple):
 
 
 class Pictures(EncodedDataset):
-    """Images without labels. An item is (pixels [H, W, C], its place, what is wrong with it as bytes).
+    """Images without labels. An item is (pixels [H, W, C], its place, what is wrong with it as
+    bytes).
 
     Args:
-        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8. For a model of other
-            images (DATA.IMAGE_DTYPE): arrays [H, W] or [H, W, C] uint8, uint16 or float32.
+        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8. For
+            a model of other images (DATA.IMAGE_DTYPE): arrays [H, W] or [H, W, C] uint8, uint16 or
+            float32.
     """
 
     def __init__(self, config: Configuration, images: Sequence[Picture] | Paths) -> None:
@@ -49,7 +54,9 @@ class Pictures(EncodedDataset):
         super().__init__(config, "val", np.arange(len(images)), [])
         self.images = images
         self.columns = ("pixels", "places", "problems")
-        self.blank = np.zeros((*self.transform.size, config.DATA.IMAGE_CHANNELS), pixel_dtype(config))
+        self.blank = np.zeros(
+            (*self.transform.size, config.DATA.IMAGE_CHANNELS), pixel_dtype(config)
+        )
 
     def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
         try:
@@ -70,7 +77,9 @@ class Pictures(EncodedDataset):
             return image
         if not isinstance(image, str | os.PathLike):
             expected = "a path, the bytes of a file, an image of Pillow or an array"
-            raise Broken(f"{self.name(index)}: found an object of type {type(image).__name__}, expected {expected}")
+            raise Broken(
+                f"{self.name(index)}: found an object of type {type(image).__name__}, expected {expected}"
+            )
         return contents(self.name(index), largest_file(self.most))
 
     def picture(self, index: int) -> Opened:
@@ -94,27 +103,44 @@ class Pictures(EncodedDataset):
         turn = TURNS[orientation_in(image.info.get("exif") or b"") if self.oriented else 1]
         if isinstance(self.mode, int):
             return image_of(np.asarray(turn.image(image)), self.mode)
-        return turn.image(convert(image.copy(), self.mode))  # of a copy: it takes notes out of what it is given
+        # of a copy: it takes notes out of what it is given
+        return turn.image(convert(image.copy(), self.mode))
 
     def batches(self, config: Configuration, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
         """Yields this rank's share in the order of ``images``: DATA.BATCH_SIZE_EVAL at a time."""
         sampler = EvalBatchSampler(self, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
         for batch in ProcessLoader(config, self, sampler, ranks):
-            problems = [bytes(line).rstrip(b"\0").decode(errors="ignore") for line in batch["problems"].numpy()]
-            yield Batch(list(map(int, batch["places"].numpy())), batch["pixels"], problems, batch.get("corners"))
+            problems = [
+                bytes(line).rstrip(b"\0").decode(errors="ignore")
+                for line in batch["problems"].numpy()
+            ]
+            yield Batch(
+                list(map(int, batch["places"].numpy())),
+                batch["pixels"],
+                problems,
+                batch.get("corners"),
+            )
 
 
 def check_several(images: Any) -> None:
-    """Raises InputError where it is one image instead of several: its letters or rows aren't images."""
+    """Raises InputError where it is one image instead of several: its letters or rows aren't
+    images.
+    """
     one = isinstance(images, str | os.PathLike | bytes | Image.Image)
     if isinstance(images, np.ndarray):
         one = images.ndim < 3 or (images.ndim == 3 and images.shape[2] in (1, 3, 4))
     if one:
-        raise InputError(f"found one image ({type(images).__name__}), expected a list of images: predictor([image])")
+        raise InputError(
+            f"found one image ({type(images).__name__}), expected a list of images: predictor([image])"
+        )
 
 
 def _from_array(array: np.ndarray, name: str) -> Image.Image:
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or array.shape[2:] not in ((), (1,), (3,), (4,)):
+    if (
+        array.dtype != np.uint8
+        or array.ndim not in (2, 3)
+        or array.shape[2:] not in ((), (1,), (3,), (4,))
+    ):
         found = f"an array {list(array.shape)} of {array.dtype}"
         raise InputError(f"{name}: found {found}, expected [H, W] or [H, W, 3] of uint8")
     return Image.fromarray(array[:, :, 0] if array.shape[2:] == (1,) else array)

@@ -1,6 +1,8 @@
-"""A trained model that answers: from images to classes and probabilities, as ``-eval`` computes them.
+"""A trained model that answers: from images to classes and probabilities, as ``-eval`` computes
+them.
 
-The bits are those of ``-eval``. LeViT and MobileOne are folded (``ImageModel.inference_model``) and agree to rounding.
+The bits are those of ``-eval``. LeViT and MobileOne are folded (``ImageModel.inference_model``) and
+agree to rounding.
 """
 
 import os
@@ -24,7 +26,14 @@ from models import build_model
 from models.pretrained import build_described, with_preprocessing
 from ops.settings import set_device_flags
 from settings.options import Configuration, explicit_sources, leaves
-from training.checkpoint import Description, classes_of, describe, description_of, task_of, thresholds_of
+from training.checkpoint import (
+    Description,
+    classes_of,
+    describe,
+    description_of,
+    task_of,
+    thresholds_of,
+)
 from training.engine import autocast
 from training.figures import sigmoid
 from utils import world_size
@@ -60,8 +69,8 @@ class Predictor:
     """Predicts the classes of images.
 
     Args:
-        path: weights: a checkpoint's folder or file, a run's folder (its best checkpoint), or what ``find_weights``
-            takes besides; or the folder of an export.
+        path: weights: a checkpoint's folder or file, a run's folder (its best checkpoint), or what
+            ``find_weights`` takes besides; or the folder of an export.
         cfg: the model's YAML file or name; None: what the weights tell themselves.
         options: keys and values, as after ``-o``.
         classes: the outputs' names; None: what the weights tell.
@@ -165,12 +174,14 @@ class Predictor:
         workers: int = 2,
         tta: Views = "",
     ) -> Iterator[Prediction | Failure]:
-        """Yields the prediction of each image in turn; as much memory is taken for many as for a few.
+        """Yields the prediction of each image in turn; as much memory is taken for many as for a
+        few.
 
         Args:
             images, top, threshold: as of a call.
             workers: processes that load; 0: this one does.
-            tta: views over which probabilities are averaged: "flip", "five", "ten" (``inference.tta``).
+            tta: views over which probabilities are averaged: "flip", "five", "ten"
+                (``inference.tta``).
         """
         for answers in self.answers(images, top, threshold, workers, tta):
             yield from answers.values()
@@ -185,7 +196,8 @@ class Predictor:
         rank: int = 0,
         ranks: int = 1,
     ) -> Iterator[dict[int, Prediction | Failure]]:
-        """Yields, batch by batch, the answers to ``rank``'s share of the images (every ``ranks``-th), by their places.
+        """Yields, batch by batch, the answers to ``rank``'s share of the images (every
+        ``ranks``-th), by their places.
 
         Args:
             images, top, threshold, workers, tta: as of ``stream``.
@@ -193,11 +205,15 @@ class Predictor:
         self.check_classifier()
         if top is not None and (not isinstance(top, int | np.integer) or top < 1):
             raise InputError(f"top is {top!r}, expected a whole number of 1 or more")
-        if threshold is not None and not (isinstance(threshold, int | float | np.floating) and 0 <= threshold <= 1):
+        if threshold is not None and not (
+            isinstance(threshold, int | float | np.floating) and 0 <= threshold <= 1
+        ):
             raise InputError(f"threshold is {threshold!r}, expected a probability from 0 to 1")
         asked = pictures(self.config, images, tta)
         for batch in self.batches(asked, workers, rank, ranks):
-            shares = np.mean([self.probabilities(self.logits(view)) for view in views(batch, tta)], 0)
+            shares = np.mean(
+                [self.probabilities(self.logits(view)) for view in views(batch, tta)], 0
+            )
             yield {
                 place: self._answer(asked.name(place), problem, own, top, threshold)
                 for place, problem, own in zip(batch.places, batch.problems, shares, strict=True)
@@ -207,19 +223,27 @@ class Predictor:
         """Raises InputError where the model has no classifier, so that its outputs are features."""
         if not self.has_classes:
             found = f"{printable(str(self.weights or self.path))} has no classifier: it gives features, and no classes"
-            raise InputError(f"{found}; tools/features.py computes them, or train a classifier (-pretrained)")
+            raise InputError(
+                f"{found}; tools/features.py computes them, or train a classifier (-pretrained)"
+            )
 
     def _answer(
         self, name: str, problem: str, shares: np.ndarray, top: int | None, threshold: float | None
     ) -> Prediction | Failure:
         if not problem and not np.isfinite(shares).all():
             problem = f"{printable(name)}: the weights give no finite logits for it"
-        return Failure(name, problem) if problem else self.prediction_of(name, shares, top, threshold)
+        return (
+            Failure(name, problem) if problem else self.prediction_of(name, shares, top, threshold)
+        )
 
-    def batches(self, pictures: Pictures, workers: int = 2, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
+    def batches(
+        self, pictures: Pictures, workers: int = 2, rank: int = 0, ranks: int = 1
+    ) -> Iterator[Batch]:
         """Yields the images of ``rank``, prepared, in their order."""
         if len(pictures):
-            yield from pictures.batches(with_values(self.config, DATA__NUM_WORKERS=workers), rank, ranks)
+            yield from pictures.batches(
+                with_values(self.config, DATA__NUM_WORKERS=workers), rank, ranks
+            )
 
     def pixels(self, image: Picture) -> np.ndarray:
         """Returns an image as the model sees it, [H, W, C], uint8 or float32.
@@ -243,9 +267,12 @@ class Predictor:
             return self.model(images).astype("float32").numpy()
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Returns what the outputs mean, [B, K] float64: the softmax over the classes, or each output's sigmoid."""
+        """Returns what the outputs mean, [B, K] float64: the softmax over the classes, or each
+        output's sigmoid.
+        """
         logits = logits.astype(np.float64)
-        with np.errstate(invalid="ignore"):  # of logits that aren't finite: ``_answer`` looks for those
+        # of logits that aren't finite: ``_answer`` looks for those
+        with np.errstate(invalid="ignore"):
             if self.task == "multilabel":
                 return sigmoid(logits)
             shares = np.exp(logits - logits.max(1, keepdims=True))
@@ -254,7 +281,9 @@ class Predictor:
     def prediction_of(
         self, name: str, shares: np.ndarray, top: int | None = None, threshold: float | None = None
     ) -> Prediction:
-        """Returns the prediction that probabilities [K] make; of equal ones the first output comes first."""
+        """Returns the prediction that probabilities [K] make; of equal ones the first output comes
+        first.
+        """
         order = np.argsort(-shares, kind="stable")
         if self.task == "multilabel":
             top = top or len(shares)
@@ -272,7 +301,9 @@ def _config_and_description(
     if cfg is None:
         told = description_of(path, options)
         if told is None:
-            raise InputError(f"{printable(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)")
+            raise InputError(
+                f"{printable(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)"
+            )
         options = ["MODEL.PRETRAINED", path, *options]
         config = told.to_config(options)
         names = classes or told.classes
@@ -289,13 +320,19 @@ def _config_and_description(
     return config, describe(config, list(names), task, thresholds)
 
 
-def _of_export(export: Export, cfg: str | None, options: Sequence[str]) -> tuple[Configuration, Description]:
-    """The configuration of an export's images, and what it is; an export computes what it was made for."""
+def _of_export(
+    export: Export, cfg: str | None, options: Sequence[str]
+) -> tuple[Configuration, Description]:
+    """The configuration of an export's images, and what it is; an export computes what it was made
+    for.
+    """
     if export.format in paddlex.FORMATS:
         found = f"{export.folder} is an export of -format {export.format}, which gives its client probabilities"
         raise InputError(f"{found}; give what it was made from, or an export of another format")
     if cfg is not None:
-        raise InputError(f"{export.folder} is an export, which tells its model itself; leave out -cfg")
+        raise InputError(
+            f"{export.folder} is an export, which tells its model itself; leave out -cfg"
+        )
     own = export.description.to_config()
     config = export.description.to_config(options)
     made_for = dict(leaves(own))

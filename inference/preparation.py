@@ -1,8 +1,10 @@
-"""What prepares images, as a graph: pixels [B, H, W, C] of any size -> a model's input [B, C, h, w] float32.
+"""What prepares images, as a graph: pixels [B, H, W, C] of any size -> a model's input [B, C, h, w]
+float32.
 
-A resize is two products with matrices of Pillow's weights, made in the graph from the image's size. So every format
-runs the same few operations, and none is left to a runtime's own idea of "bicubic". Pillow rounds to whole grey levels
-after each of its two passes, and so does this. Floats (DATA.IMAGE_DTYPE) stay what they are, in both.
+A resize is two products with matrices of Pillow's weights, made in the graph from the image's size.
+So every format runs the same few operations, and none is left to a runtime's own idea of "bicubic".
+Pillow rounds to whole grey levels after each of its two passes, and so does this. Floats
+(DATA.IMAGE_DTYPE) stay what they are, in both.
 """
 
 import numpy as np
@@ -15,10 +17,12 @@ from settings.options import Configuration, pair
 
 
 class Preparation(nn.Layer):
-    """``EvalTransform`` and ``Normalize`` in one graph. Shape: [B, H, W, C] uint8 or float32 -> [B, C, h, w] float32.
+    """``EvalTransform`` and ``Normalize`` in one graph. Shape: [B, H, W, C] uint8 or float32 -> [B,
+    C, h, w] float32.
 
-    Within a grey level of Pillow's pixels: where a value lies half way between two, the last bits of a float decide.
-    "nearest" differs at a few edges, for Pillow adds its step up from pixel to pixel.
+    Within a grey level of Pillow's pixels: where a value lies half way between two, the last bits
+    of a float decide. "nearest" differs at a few edges, for Pillow adds its step up from pixel to
+    pixel.
     """
 
     def __init__(self, config: Configuration) -> None:
@@ -43,7 +47,9 @@ class Preparation(nn.Layer):
         height, width = sides[1:2], sides[2:3]
         to = self._resized_size(height, width)
         x = x.transpose([0, 3, 1, 2])
-        x = self._grey_levels(paddle.matmul(x, self._weights(width, to[1], self.size[1]), transpose_y=True))
+        x = self._grey_levels(
+            paddle.matmul(x, self._weights(width, to[1], self.size[1]), transpose_y=True)
+        )
         return self._grey_levels(paddle.matmul(self._weights(height, to[0], self.size[0]), x))
 
     def _grey_levels(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -62,7 +68,8 @@ class Preparation(nn.Layer):
         return [_rounded(side / ratio) for side in (height, width)]
 
     def _weights(self, side: paddle.Tensor, to: paddle.Tensor, size: int) -> paddle.Tensor:
-        """Returns the matrix [size, side] of what each pixel of the crop takes of each pixel along one axis.
+        """Returns the matrix [size, side] of what each pixel of the crop takes of each pixel along
+        one axis.
 
         Args:
             side: pixels of the image.
@@ -73,16 +80,19 @@ class Preparation(nn.Layer):
         source = paddle.arange(side, dtype="int64").unsqueeze(0)
         if self.kernel == "nearest":
             return (source == (2 * out + 1) * side // (2 * to)).astype("float32")
-        # In whole numbers, so that nothing is lost: between the pixels' centres, in pixels of the coarser of both.
+        # In whole numbers, so that nothing is lost: between the pixels' centres, in pixels of the
+        # coarser of both.
         offset = (2 * source + 1) * to - (2 * out + 1) * side
-        distance = (offset.astype("float32") / (2 * paddle.maximum(side, to)).astype("float32")).abs()
+        distance = (
+            offset.astype("float32") / (2 * paddle.maximum(side, to)).astype("float32")
+        ).abs()
         weights = _bicubic(distance) if self.kernel == "bicubic" else (1 - distance).clip(min=0)
         return weights / weights.sum(1, keepdim=True)
 
 
 def crop_begin(spare: paddle.Tensor) -> paddle.Tensor:
-    """Returns where a central crop begins: at half of the spare pixels, int64. A half goes to the even neighbour, as
-    Python rounds.
+    """Returns where a central crop begins: at half of the spare pixels, int64. A half goes to the
+    even neighbour, as Python rounds.
     """
     half = spare // 2
     return half + (spare - 2 * half) * (half - half // 2 * 2)

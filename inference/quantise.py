@@ -1,8 +1,10 @@
-"""Post-training quantisation to int8: NNCF watches a model of ONNX or OpenVINO on images of the training set.
+"""Post-training quantisation to int8: NNCF watches a model of ONNX or OpenVINO on images of the
+training set.
 
-Weights get a scale per output channel, activations one per tensor; both are symmetric. The ranges are the least and
-largest values that were seen. NNCF would take the mean over the images of each one's least and largest. That cuts off
-what transformers and ConvNeXts compute with. It cost a ConvNeXt 2.4 points, the extremes none (docs/inference.md).
+Weights get a scale per output channel, activations one per tensor; both are symmetric. The ranges
+are the least and largest values that were seen. NNCF would take the mean over the images of each
+one's least and largest. That cuts off what transformers and ConvNeXts compute with. It cost a
+ConvNeXt 2.4 points, the extremes none (docs/inference.md).
 """
 
 import logging
@@ -24,17 +26,26 @@ from settings.options import Configuration, leaves
 from settings.registry import datasets
 from training.command_line import run_file
 
-_PREPARED = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
+_PREPARED = (
+    "IMAGE_SIZE",
+    "IMAGE_CHANNELS",
+    "CROP_PCT",
+    "CROP_MODE",
+    "INTERPOLATION",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+)
 _PREPARED += ("IMAGE_DTYPE",)
-# Keys that decide which images of any dataset are trained on. A dataset has keys of its own besides.
+# Keys that decide which images of any dataset are trained on. A dataset has keys of its own
+# besides.
 _PARTS = ("VAL_SPLIT", "FOLDS", "FOLD", "SPLIT_SEED", "SPLIT_GROUPS", "SKIP_BROKEN", "MAX_PIXELS")
 
 
 def calibration_data(weights: Path | None, flags: Sequence[tuple[str, str]]) -> list[Any]:
     """Returns the keys that name the training set, and their values, as words after ``-o``.
 
-    They are the keys of the run that saved the weights, with the values of ``flags`` in place of the run's. If the
-    flags choose another dataset, the run's keys don't count.
+    They are the keys of the run that saved the weights, with the values of ``flags`` in place of
+    the run's. If the flags choose another dataset, the run's keys don't count.
 
     Raises:
         InputError: no run saved the weights, and ``flags`` names no data.
@@ -70,19 +81,27 @@ def _reads_folder(dataset: str) -> bool:
     return "data_path" in datasets.components[dataset].reads
 
 
-def training_images(config: Configuration, data: Sequence[Any], count: int, seed: int = 0) -> np.ndarray:
+def training_images(
+    config: Configuration, data: Sequence[Any], count: int, seed: int = 0
+) -> np.ndarray:
     """Returns some images of a training set, prepared as an evaluation does: [n, C, H, W] float32.
 
     Args:
         config: of the model.
-        data: the keys that name the training set, and their values. Folders of classes may stand alone.
+        data: the keys that name the training set, and their values. Folders of classes may stand
+            alone.
         count: of the images; all, if there are fewer.
         seed: which ones are drawn, the same ones each time.
 
     Raises:
         InputError: the training set can't be read.
     """
-    prepared = [word for key, value in leaves(config.DATA) if key in _PREPARED for word in (f"DATA.{key}", value)]
+    prepared = [
+        word
+        for key, value in leaves(config.DATA)
+        if key in _PREPARED
+        for word in (f"DATA.{key}", value)
+    ]
     turned = config.DATA.EXIF_ORIENTATION
     config = get_config(None, [*data, *prepared, "MODEL.NUM_CLASSES", "auto"])
     config = with_values(config, DATA__EXIF_ORIENTATION=turned)
@@ -131,5 +150,7 @@ def quantise(model: Any, images: np.ndarray) -> Any:
 def check_calibration(images: np.ndarray | None) -> np.ndarray:
     """Returns the images; raises InputError where there are none."""
     if images is None or not len(images):
-        raise InputError("-precision int8 needs images of the training set: give its -data_path (and -dataset)")
+        raise InputError(
+            "-precision int8 needs images of the training set: give its -data_path (and -dataset)"
+        )
     return images

@@ -1,4 +1,6 @@
-"""The images most like one, by the cosine of their features, in a folder or among features that were kept."""
+"""The images most like one, by the cosine of their features, in a folder or among features that
+were kept.
+"""
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -43,7 +45,8 @@ def of_image(features: Features, image: str) -> np.ndarray:
 def in_images(
     features: Features, image: str, images: Paths, top: int, workers: int = 2
 ) -> tuple[list[Neighbour], list[str]]:
-    """Returns the ``top`` of ``images`` nearest to ``image``, the nearest first, and the errors of unreadable ones.
+    """Returns the ``top`` of ``images`` nearest to ``image``, the nearest first, and the errors of
+    unreadable ones.
 
     As much memory is taken for many as for a few.
     """
@@ -60,13 +63,17 @@ def in_images(
 
 
 def nearest_in(
-    stored: Stored, image: str, top: int, checkpoint: str | None = None, tell: Callable[[str], Any] = str
+    stored: Stored,
+    image: str,
+    top: int,
+    checkpoint: str | None = None,
+    tell: Callable[[str], Any] = str,
 ) -> list[Neighbour]:
     """Returns the ``top`` rows nearest to ``image``, the nearest first.
 
     Args:
-        checkpoint: where the weights are now; None: where they were. They are read for an image that isn't among those
-            stored, and where this is given.
+        checkpoint: where the weights are now; None: where they were. They are read for an image
+            that isn't among those stored, and where this is given.
         tell: as ``names_of``'s.
 
     Raises:
@@ -85,11 +92,18 @@ def nearest_in(
         features = Features(path, made["cfg"], made["options"], 1, *layer)
         if features.made["sha256"] != made["sha256"]:
             found = f"{printable(str(features.weights))} isn't what the stored features were made by (another SHA-256)"
-            raise InputError(f"{found}; give those weights by -checkpoint, or make the features anew")
+            raise InputError(
+                f"{found}; give those weights by -checkpoint, or make the features anew"
+            )
         query = of_image(features, image)
     if values.shape[1:] != query.shape:
-        raise InputError(f"the query has {query.shape[0]} features, those stored {values.shape[1]}; of another model?")
-    return [Neighbour(names.name(row), cosine) for row, cosine in nearest(query, stored.blocks(), top, own)]
+        raise InputError(
+            f"the query has {query.shape[0]} features, those stored {values.shape[1]}; of another model?"
+        )
+    return [
+        Neighbour(names.name(row), cosine)
+        for row, cosine in nearest(query, stored.blocks(), top, own)
+    ]
 
 
 def _own(image: str, names: Iterable[str]) -> set[int]:
@@ -101,9 +115,11 @@ def _own(image: str, names: Iterable[str]) -> set[int]:
 def nearest(
     query: np.ndarray, blocks: Iterable[np.ndarray], top: int, left_out: Collection[int] = ()
 ) -> list[tuple[int, float]]:
-    """Returns (row, cosine) of the rows nearest to ``query`` [D] in ``blocks`` [B, D], the nearest first.
+    """Returns (row, cosine) of the rows nearest to ``query`` [D] in ``blocks`` [B, D], the nearest
+    first.
 
-    Of equal ones the first row comes first. Rows that aren't finite, and those of length 0, aren't near.
+    Of equal ones the first row comes first. Rows that aren't finite, and those of length 0, aren't
+    near.
     """
     query = query.astype(np.float64)
     query = query / (np.linalg.norm(query) or 1)
@@ -113,7 +129,8 @@ def nearest(
     first = 0
     for block in blocks:
         values = block.astype(np.float64)
-        # einsum takes each row alone: equal rows have equal cosines, wherever they stand. A product doesn't hold that.
+        # einsum takes each row alone: equal rows have equal cosines, wherever they stand. A product
+        # doesn't hold that.
         lengths = np.sqrt(np.einsum("ij,ij->i", values, values))
         products = np.einsum("ij,j->i", values, query)
         near = np.isfinite(lengths) & (lengths > 0)
@@ -131,8 +148,11 @@ def nearest(
     return list(zip(rows.tolist(), cosines.tolist(), strict=True))
 
 
-def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path, oriented: bool = False) -> list[str]:
-    """Writes a PNG, whole or not at all: the query, then its neighbours, each above its name and its similarity.
+def write_grid(
+    query: str, neighbours: Sequence[Neighbour], output: Path, oriented: bool = False
+) -> list[str]:
+    """Writes a PNG, whole or not at all: the query, then its neighbours, each above its name and
+    its similarity.
 
     Args:
         oriented: whether the model saw them rotated as their EXIF says (DATA.EXIF_ORIENTATION).
@@ -149,7 +169,10 @@ def write_grid(query: str, neighbours: Sequence[Neighbour], output: Path, orient
     config = get_config(None, ["DATA.IMAGE_CHANNELS", "3", "DATA.EXIF_ORIENTATION", str(oriented)])
     pictures = Pictures(config, [name for name, _ in told])
     images = [small(pictures, place, SHEET_SIDE) for place in range(len(told))]
-    tiles = [tile(image, SHEET_SIDE, name, [(said, "")], 1) for image, (name, said) in zip(images, told, strict=True)]
+    tiles = [
+        tile(image, SHEET_SIDE, name, [(said, "")], 1)
+        for image, (name, said) in zip(images, told, strict=True)
+    ]
     grid = side_by_side(tiles, min(_ACROSS, len(tiles)))
     with writing_whole(output, "wb") as file:
         grid.save(file, "PNG")

@@ -1,8 +1,9 @@
 """The names of stored features' images, in a file that is searched without reading all of them.
 
-FILE.names is made from the index of ``inference.features`` (FILE.csv or FILE.jsonl), whose text takes seconds to parse
-where it has millions of rows. It is a line of JSON, then three arrays: where each name ends, a checksum of each path,
-and the names one after the other. An index that was changed since then is read again.
+FILE.names is made from the index of ``inference.features`` (FILE.csv or FILE.jsonl), whose text
+takes seconds to parse where it has millions of rows. It is a line of JSON, then three arrays: where
+each name ends, a checksum of each path, and the names one after the other. An index that was
+changed since then is read again.
 """
 
 import hashlib
@@ -65,8 +66,12 @@ class Names(NamedTuple):
             first = int(self.ends[row - 1]) if row else 0
             end = int(self.ends[row])
             if not first <= end <= len(self.letters) or end - first > LARGEST_ROW:
-                raise Unreadable(f"the name of row {row} is at {first} to {end}, of {len(self.letters)} bytes")
-            return os.path.join(self.folder, self.letters[first:end].tobytes().decode("utf-8", "surrogatepass"))
+                raise Unreadable(
+                    f"the name of row {row} is at {first} to {end}, of {len(self.letters)} bytes"
+                )
+            return os.path.join(
+                self.folder, self.letters[first:end].tobytes().decode("utf-8", "surrogatepass")
+            )
 
     def rows_of(self, path: str) -> set[int]:
         """Returns the rows of an image, of which ``path`` is the absolute path."""
@@ -75,8 +80,8 @@ class Names(NamedTuple):
 
 
 def names_of(stored: Stored, tell: Callable[[str], Any] = str) -> Names:
-    """Returns the names of stored features; of many, from FILE.names, which is made where it isn't there, or is of
-    another index.
+    """Returns the names of stored features; of many, from FILE.names, which is made where it isn't
+    there, or is of another index.
 
     Args:
         tell: is called with a line where something takes time, or FILE.names can't be written.
@@ -133,13 +138,16 @@ def _open(file: Path, of: dict[str, Any]) -> Names | None:
         letters = head["letters"]
         size = os.fstat(stream.fileno()).st_size
         if size != len(line) + _WIDTH * rows + letters or len(line) % 8:
-            raise Unreadable(f"it has {size} bytes, which aren't those of {rows} names of {letters} bytes")
+            raise Unreadable(
+                f"it has {size} bytes, which aren't those of {rows} names of {letters} bytes"
+            )
         if any(head[key] != value for key, value in of.items()):
             return None
         places = (len(line), len(line) + 8 * rows, len(line) + _WIDTH * rows)
         kinds = (("<u8", rows), ("<u4", rows), ("u1", letters))
         arrays = [
-            np.memmap(stream, kind, "r", place, (count,)) for place, (kind, count) in zip(places, kinds, strict=True)
+            np.memmap(stream, kind, "r", place, (count,))
+            for place, (kind, count) in zip(places, kinds, strict=True)
         ]
     return Names(file, head["folder"], *arrays)
 
@@ -155,7 +163,16 @@ def _read(stored: Stored) -> Names:
         ends.append(len(letters))
         path = os.path.join(folder, name)
         # Most paths are as abspath would leave them, which takes longer than all else here.
-        plain = path.startswith("/") and "/." not in path and "//" not in path and not path.endswith("/")
+        plain = (
+            path.startswith("/")
+            and "/." not in path
+            and "//" not in path
+            and not path.endswith("/")
+        )
         sums.append(_sum(path if plain else os.path.abspath(path)))
-    arrays = np.frombuffer(ends, "<u8"), np.frombuffer(sums, "<u4"), np.frombuffer(letters, np.uint8)
+    arrays = (
+        np.frombuffer(ends, "<u8"),
+        np.frombuffer(sums, "<u4"),
+        np.frombuffer(letters, np.uint8),
+    )
     return Names(stored.index, folder, *arrays)

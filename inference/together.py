@@ -1,4 +1,6 @@
-"""Several processes answer: each its share of the images; the first has all answers, in their order."""
+"""Several processes answer: each its share of the images; the first has all answers, in their
+order.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -21,13 +23,17 @@ def check_same_images(images: Paths) -> None:
     for other, theirs in enumerate(told):
         if theirs != told[0]:
             found = f"rank 0 found {told[0][0]} images, rank {other} {theirs[0]}, or others"
-            raise RunError(f"{found}; give every machine the same files under the same paths", shared=True)
+            raise RunError(
+                f"{found}; give every machine the same files under the same paths", shared=True
+            )
 
 
 def answers_of(predictor: Predictor, images: Paths, **how: Any) -> Iterator[list[Answer]]:
-    """Yields the answers to all images in their order, part by part; on other processes than the first nothing.
+    """Yields the answers to all images in their order, part by part; on other processes than the
+    first nothing.
 
-    A process takes every R-th image: what its batches are composed of depends on the number of processes, R.
+    A process takes every R-th image: what its batches are composed of depends on the number of
+    processes, R.
 
     Args:
         how: arguments of ``Predictor.answers``.
@@ -35,7 +41,8 @@ def answers_of(predictor: Predictor, images: Paths, **how: Any) -> Iterator[list
     ranks = world_size()
     size = predictor.config.DATA.BATCH_SIZE_EVAL
     own = predictor.answers(images, rank=rank(), ranks=ranks, **how)
-    for step in range(-(-len(images) // (ranks * size))):  # a process may have a batch less than the first
+    # a process may have a batch less than the first
+    for step in range(-(-len(images) // (ranks * size))):
         progress.beat(progress.EVALUATING, step)
         found = all_gather(next(own, {}))
         if rank() == 0:

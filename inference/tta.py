@@ -1,8 +1,8 @@
 """Test-time augmentation: a model's probabilities, averaged over several views of an image.
 
-"flip" is the image and its mirror image, as timm and PaddleClas do it. "five" are the centre and the four corners of
-the resized image. "ten" are these and their mirror images (Krizhevsky et al. 2012). They are torchvision's FiveCrop and
-TenCrop.
+"flip" is the image and its mirror image, as timm and PaddleClas do it. "five" are the centre and
+the four corners of the resized image. "ten" are these and their mirror images (Krizhevsky et al.
+2012). They are torchvision's FiveCrop and TenCrop.
 """
 
 from collections.abc import Iterator, Sequence

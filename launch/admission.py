@@ -1,8 +1,10 @@
-"""Rank 0's part of the rendezvous: it accepts connections until all ranks have come, whatever other clients do.
+"""Rank 0's part of the rendezvous: it accepts connections until all ranks have come, whatever other
+clients do.
 
-One thread serves all clients. A guest is a rank that has proved that it knows the secret. Every other client is a
-stranger: it may be silent, slow, wrong or one of many. A stranger has a few seconds and a line of a thousand bytes to
-prove itself. If there are too many strangers, the oldest is dropped. Nothing is parsed before its proof was right.
+One thread serves all clients. A guest is a rank that has proved that it knows the secret. Every
+other client is a stranger: it may be silent, slow, wrong or one of many. A stranger has a few
+seconds and a line of a thousand bytes to prove itself. If there are too many strangers, the oldest
+is dropped. Nothing is parsed before its proof was right.
 """
 
 import contextlib
@@ -25,7 +27,8 @@ GRACE = 5.0  # seconds that ranks may still come after one that contradicts them
 PATIENCE = 5.0  # seconds in which a stranger has to prove itself
 MOST_STRANGERS = 128  # connections of strangers that are open at a time
 LONGEST_GREETING = 1 << 14
-LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}  # the key or variable that sets the time limit
+# the key or variable that sets the time limit
+LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}
 WRONG = "wrong"
 
 
@@ -57,7 +60,13 @@ class Door:
     """
 
     def __init__(
-        self, listener: socket.socket, secret: bytes, party: str, count: int, kind: str, refusal: str = ""
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        party: str,
+        count: int,
+        kind: str,
+        refusal: str = "",
     ) -> None:
         self.listener = listener
         self.secret = secret
@@ -81,10 +90,18 @@ class Door:
         self.listener.settimeout(0)
         with self.selector, self.listener:  # closed before any rank looks for Paddle's store there
             self.selector.register(self.listener, selectors.EVENT_READ)
-            while not self.closed and self._expects_more() and (left := self.until - time.monotonic()) > 0:
+            while (
+                not self.closed
+                and self._expects_more()
+                and (left := self.until - time.monotonic()) > 0
+            ):
                 for found, _ in self.selector.select(min(left, 0.5)):
                     self._welcome() if found.fileobj is self.listener else self._hear(found.fd)
-                for file in [file for file, one in self.strangers.items() if time.monotonic() - one.since > PATIENCE]:
+                for file in [
+                    file
+                    for file, one in self.strangers.items()
+                    if time.monotonic() - one.since > PATIENCE
+                ]:
                     self._drop(file)
             for file in list(self.strangers):
                 self._drop(file)
@@ -99,7 +116,9 @@ class Door:
         self.closed = True
 
     def _welcome(self) -> None:
-        """Accepts a connection. If there are too many, or no more files, the oldest stranger is dropped."""
+        """Accepts a connection. If there are too many, or no more files, the oldest stranger is
+        dropped.
+        """
         connection = None
         try:
             connection = self.listener.accept()[0]
@@ -128,7 +147,9 @@ class Door:
             one.connection.close()
 
     def _hear(self, file: int) -> None:
-        """Reads what a stranger sent. Any error, even MemoryError or RecursionError, ends only this connection."""
+        """Reads what a stranger sent. Any error, even MemoryError or RecursionError, ends only this
+        connection.
+        """
         if not (one := self.strangers.get(file)):
             return
         try:
@@ -145,8 +166,10 @@ class Door:
             return
         said = one.said.decode(errors="replace").rstrip()
         if not (found := re.fullmatch(rf"{HELLO} {VERSION} ([0-9a-f]{{{2 * SIZE}}}) -", said)):
-            if said.isprintable() and (other := re.fullmatch(rf"{HELLO} (\S.*) \S+ \S+", said)):  # of another version
-                one.connection.sendall(f"differs {other[1]}\n".encode())  # which compares this with its own party
+            # of another version
+            if said.isprintable() and (other := re.fullmatch(rf"{HELLO} (\S.*) \S+ \S+", said)):
+                # which compares this with its own party
+                one.connection.sendall(f"differs {other[1]}\n".encode())
             raise ValueError
         own = secrets.token_bytes(SIZE)
         one.connection.sendall(f"{CHALLENGE} {own.hex()}\n".encode())
@@ -162,7 +185,9 @@ class Door:
             one.connection.sendall(f"{OTHER_SECRET}\n".encode())
             if self.others == 1:
                 where = one.connection.getpeername()[0]
-                _note(f"a process at {where} has another secret, and isn't admitted; {self.kind} 0 waits for its own")
+                _note(
+                    f"a process at {where} has another secret, and isn't admitted; {self.kind} 0 waits for its own"
+                )
             raise
         if not lines:
             return
@@ -179,7 +204,9 @@ class Door:
         self.guests[place], self.seats[place] = one.channel, seat
 
     def _judge(self, greeting: dict[str, Any]) -> tuple[str, int, tuple[str, str]]:
-        """Returns the answer, the rank's number and its seat. Raises any error if this isn't a greeting."""
+        """Returns the answer, the rank's number and its seat. Raises any error if this isn't a
+        greeting.
+        """
         party, place, gpu, machine = (greeting[key] for key in ("party", "place", "gpu", "machine"))
         if [*map(type, (party, place, gpu, machine))] != [str, int, str, str]:
             raise ValueError
@@ -195,8 +222,8 @@ class Door:
         return "twice" if self._is_here(place) else "wait", place, (gpu, machine)
 
     def _contradict(self, greeting: dict[str, Any], answer: str) -> None:
-        """Notes that a rank of this job can't start, or has other numbers: then some rank won't come. Those of another
-        job may have found this address by mistake.
+        """Notes that a rank of this job can't start, or has other numbers: then some rank won't
+        come. Those of another job may have found this address by mistake.
         """
         if self.contradiction or _job(greeting["party"]) != _job(self.party):
             return
@@ -206,14 +233,20 @@ class Door:
             self.contradiction = str(greeting["refusal"])
         elif answer == "twice":
             _, first = self.seats[greeting["place"]]
-            self.contradiction = f"{who} has the number of one on {first}; number each {self.kind} differently"
+            self.contradiction = (
+                f"{who} has the number of one on {first}; number each {self.kind} differently"
+            )
         else:
             says = f"{who} is one of {greeting['party']}, {self.kind} 0 waits for {self.party}"
-            self.contradiction = f"{says}; start all {kinds} with the same numbers, or choose another MASTER_PORT"
+            self.contradiction = (
+                f"{says}; start all {kinds} with the same numbers, or choose another MASTER_PORT"
+            )
         self.until = min(self.until, time.monotonic() + GRACE)
 
     def _is_here(self, place: int) -> bool:
-        """Returns whether a rank of this number is connected. One that has ended may have been started again."""
+        """Returns whether a rank of this number is connected. One that has ended may have been
+        started again.
+        """
         if place not in self.guests:
             return False
         try:
@@ -224,7 +257,9 @@ class Door:
         return True
 
     def _conclude(self, limit: float) -> None:
-        """Sends the result to all: what is wrong, or "ok", rank 0's address and a random part of the run's key."""
+        """Sends the result to all: what is wrong, or "ok", rank 0's address and a random part of
+        the run's key.
+        """
         if missing := [place for place in range(self.count) if place not in self.guests]:
             found = (
                 f"{self.kind} {number_list(missing)} of {self.count} didn't connect within {limit:g} s"
@@ -281,7 +316,9 @@ def same_gpu(seats: dict[int, tuple[str, str]]) -> str:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Turns on keep-alive packets. Routers forget idle connections; a machine without power closes none."""
+    """Turns on keep-alive packets. Routers forget idle connections; a machine without power closes
+    none.
+    """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)

@@ -1,9 +1,10 @@
 """A connection between two processes that know one secret. Each line on it is authenticated.
 
-The guest (the process that connects) sends HELLO and a nonce. The host (the process that listens) answers with its own
-nonce. From both nonces and the secret, each derives the connection's key. From then on each line begins with its MAC
-(message authentication code). The MAC also covers the direction and the number of earlier lines. So nobody else can
-make up a line, repeat it, send it back or leave it out.
+The guest (the process that connects) sends HELLO and a nonce. The host (the process that listens)
+answers with its own nonce. From both nonces and the secret, each derives the connection's key. From
+then on each line begins with its MAC (message authentication code). The MAC also covers the
+direction and the number of earlier lines. So nobody else can make up a line, repeat it, send it
+back or leave it out.
 """
 
 import contextlib
@@ -18,7 +19,8 @@ from launch.secret import SIZE, mac, same
 
 HELLO = "paddle-vit-toolkit"
 CHALLENGE = "challenge"
-VERSION = 2  # of this protocol. Version 1 had no secret: its greeting had a party, a rank and a seat
+# of this protocol. Version 1 had no secret: its greeting had a party, a rank and a seat
+VERSION = 2
 OTHER_SECRET = "secret"  # the host's answer, without a MAC, to a guest with a different secret
 LONGEST = 1 << 17  # bytes of a line, at most
 LONGEST_HELLO = 1024  # bytes of the first line, at most; version 1's fits, too
@@ -46,7 +48,9 @@ class Channel:
         heard: when something came the last time.
     """
 
-    def __init__(self, connection: socket.socket, key: bytes, host: bool, longest: int = LONGEST) -> None:
+    def __init__(
+        self, connection: socket.socket, key: bytes, host: bool, longest: int = LONGEST
+    ) -> None:
         self.socket = connection
         self.key = key
         self.longest = longest
@@ -106,8 +110,8 @@ class Channel:
             raise _reset_error()
 
     def _received(self) -> bytes:
-        """Returns what has come, or nothing at the end. A close resets the connection where something was left unread;
-        the lines that came before it count.
+        """Returns what has come, or nothing at the end. A close resets the connection where
+        something was left unread; the lines that came before it count.
         """
         with contextlib.suppress(ConnectionResetError):
             return self.socket.recv(1 << 16)
@@ -117,7 +121,10 @@ class Channel:
         *lines, self.rest = self.rest.split(b"\n")
         for line in lines:
             proof, _, said = line.partition(b" ")
-            if not same(proof, mac(self.key, self.theirs, self.taken.to_bytes(8, "big"), said).hex().encode()):
+            if not same(
+                proof,
+                mac(self.key, self.theirs, self.taken.to_bytes(8, "big"), said).hex().encode(),
+            ):
                 raise Forged(line)
             self.taken += 1
             self.lines.append(said.decode(errors="replace"))
@@ -155,7 +162,8 @@ def nonce(text: str) -> bytes:
 
 
 def introduce(connection: socket.socket, secret: bytes, limit: float) -> Channel | str:
-    """Does the guest's part of the handshake. Returns the channel; if no challenge came, the line that did, or "".
+    """Does the guest's part of the handshake. Returns the channel; if no challenge came, the line
+    that did, or "".
 
     Raises:
         OSError: the other end is gone.

@@ -1,7 +1,9 @@
-"""What started this process. The other modules read it from one place: the PADDLE_* variables of Paddle's launcher.
+"""What started this process. The other modules read it from one place: the PADDLE_* variables of
+Paddle's launcher.
 
-It doesn't import Paddle, which reads some of them as it is imported. run_train_multi_node.sh runs this module as a
-program: it waits for the other machines and prints the flags for Paddle's launcher.
+It doesn't import Paddle, which reads some of them as it is imported. run_train_multi_node.sh runs
+this module as a program: it waits for the other machines and prints the flags for Paddle's
+launcher.
 """
 
 import contextlib
@@ -20,20 +22,45 @@ from typing import Any
 from errors import InputError, install, reporting
 from launch import gpus, rendezvous, secret
 
-PADDLE = ("PADDLE_TRAINER_ID", "PADDLE_TRAINERS_NUM", "PADDLE_CURRENT_ENDPOINT", "PADDLE_TRAINER_ENDPOINTS")
+PADDLE = (
+    "PADDLE_TRAINER_ID",
+    "PADDLE_TRAINERS_NUM",
+    "PADDLE_CURRENT_ENDPOINT",
+    "PADDLE_TRAINER_ENDPOINTS",
+)
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # Of MPI's launchers: the rank, how many there are, and the same two on this machine.
 MPI = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    (
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        "MV2_COMM_WORLD_LOCAL_SIZE",
+    ),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
 )
 # Those with the rank and with the number of ranks, of all launchers that are supported.
 RANKS = " ".join(["PADDLE_TRAINER_ID", "RANK", *(names[0] for names in MPI), "SLURM_PROCID"])
-SIZES = " ".join(["PADDLE_TRAINERS_NUM", "WORLD_SIZE", *(names[1] for names in MPI), "SLURM_STEP_NUM_TASKS"])
+SIZES = " ".join(
+    ["PADDLE_TRAINERS_NUM", "WORLD_SIZE", *(names[1] for names in MPI), "SLURM_STEP_NUM_TASKS"]
+)
 # Variables with the rank, of launchers that aren't supported: PMIx alone, Cray, Flux, IBM.
-UNREAD = ("PMIX_RANK", "PMI_RANK", "PALS_RANKID", "ALPS_APP_PE", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK")
-# srun's tasks are a step, which may be a part of a SLURM job. So a step's variables come before the job's.
+UNREAD = (
+    "PMIX_RANK",
+    "PMI_RANK",
+    "PALS_RANKID",
+    "ALPS_APP_PE",
+    "FLUX_TASK_RANK",
+    "JSM_NAMESPACE_RANK",
+)
+# srun's tasks are a step, which may be a part of a SLURM job. So a step's variables come before the
+# job's.
 SLURM_NTASKS = "SLURM_STEP_NUM_TASKS SLURM_NTASKS"
 SLURM_HOSTS = "SLURM_STEP_NODELIST SLURM_NODELIST SLURM_JOB_NODELIST"
 SLURM_SIZES = "SLURM_STEP_TASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NTASKS_PER_NODE"
@@ -49,18 +76,22 @@ _held: Any = None  # holds MASTER_PORT while this process lives
 
 
 def is_launched() -> bool:
-    """Returns whether this process was started as one of a run: by Paddle's launcher, torchrun, mpirun or SLURM's srun.
+    """Returns whether this process was started as one of a run: by Paddle's launcher, torchrun,
+    mpirun or SLURM's srun.
 
-    It translates the variables of the last three to those that ``paddle.distributed.init_parallel_env`` reads, in
-    ``os.environ``. It also rewrites CUDA_VISIBLE_DEVICES as Paddle reads it.
+    It translates the variables of the last three to those that
+    ``paddle.distributed.init_parallel_env`` reads, in ``os.environ``. It also rewrites
+    CUDA_VISIBLE_DEVICES as Paddle reads it.
 
     Raises:
-        InputError: only some of a launcher's variables are set, or they contradict each other. The other ranks, which
-            would wait for this one, get the error, too.
+        InputError: only some of a launcher's variables are set, or they contradict each other. The
+            other ranks, which would wait for this one, get the error, too.
     """
     with _telling_others(RANKS, SIZES):
         gpus.check()
-        if _complete(PADDLE, "start with python -m paddle.distributed.launch, or unset them", PADDLE):
+        if _complete(
+            PADDLE, "start with python -m paddle.distributed.launch, or unset them", PADDLE
+        ):
             rank = _number(PADDLE[0])
             ranks = _number(PADDLE[1], least=1)
             _check_rank(PADDLE[0], rank, ranks)
@@ -71,14 +102,19 @@ def is_launched() -> bool:
         elif not (_translate_mpi() or _translate_slurm()):
             _tell_unread()
             # MASTER_ADDR and MASTER_PORT alone don't show that a launcher started this process.
-            return _complete(TORCHRUN, "start with torchrun or run_train_multi_node.sh, or unset them", TORCHRUN[:3])
+            return _complete(
+                TORCHRUN,
+                "start with torchrun or run_train_multi_node.sh, or unset them",
+                TORCHRUN[:3],
+            )
         _select_device(_number("PADDLE_LOCAL_RANK", 0))
     return True
 
 
 @contextlib.contextmanager
 def _telling_others(ranks: str, sizes: str, kind: str = "rank") -> Iterator[None]:
-    """Tells the other ranks, or nodes, of an InputError that is raised within: they would wait for this one in vain.
+    """Tells the other ranks, or nodes, of an InputError that is raised within: they would wait for
+    this one in vain.
 
     Args:
         ranks: variables that may have this one's number.
@@ -87,7 +123,8 @@ def _telling_others(ranks: str, sizes: str, kind: str = "rank") -> Iterator[None
     try:
         yield
     except InputError as error:
-        with contextlib.suppress(InputError, OSError):  # rank 0's address or the secret is unknown, or nobody listens
+        # rank 0's address or the secret is unknown, or nobody listens
+        with contextlib.suppress(InputError, OSError):
             rendezvous.cancel(_master(), _first(ranks), _first(sizes), str(error), _job(), kind)
         raise
 
@@ -95,7 +132,10 @@ def _telling_others(ranks: str, sizes: str, kind: str = "rank") -> Iterator[None
 def _master() -> str:
     """Returns HOST:PORT where rank 0 waits for the others."""
     if os.environ.get("PADDLE_TRAINER_ID"):
-        return os.environ.get("PADDLE_MASTER") or os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
+        return (
+            os.environ.get("PADDLE_MASTER")
+            or os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
+        )
     port = _number("MASTER_PORT")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         port += 1  # torchrun itself listens at its MASTER_PORT, for its own workers
@@ -107,12 +147,13 @@ def _job() -> str:
 
 
 def meet(limit: float) -> rendezvous.Meeting:
-    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most. ``ready`` of the returned
-    meeting waits until they have read their data, too.
+    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most. ``ready``
+    of the returned meeting waits until they have read their data, too.
 
-    Between machines, it tells gloo and NCCL to use the network interface that reaches rank 0. By itself gloo takes the
-    address that the machine's own name stands for. In many an /etc/hosts that is 127.0.1.1, where no other machine
-    finds it. NCCL takes the first interface, which may lead nowhere.
+    Between machines, it tells gloo and NCCL to use the network interface that reaches rank 0. By
+    itself gloo takes the address that the machine's own name stands for. In many an /etc/hosts that
+    is 127.0.1.1, where no other machine finds it. NCCL takes the first interface, which may lead
+    nowhere.
 
     Raises:
         InputError, RunError: as ``rendezvous.meet``.
@@ -121,21 +162,29 @@ def meet(limit: float) -> rendezvous.Meeting:
     ranks = _number("PADDLE_TRAINERS_NUM")
     master = _master()
     here = _number("PADDLE_LOCAL_SIZE", 1)
-    if here == ranks > 1 and not (os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")):  # for certain
-        master = os.environ["PADDLE_MASTER"] = f"{rendezvous.LOOPBACK}:{rendezvous.parse_address(master)[1]}"
+    # for certain
+    if here == ranks > 1 and not (
+        os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")
+    ):
+        master = os.environ["PADDLE_MASTER"] = (
+            f"{rendezvous.LOOPBACK}:{rendezvous.parse_address(master)[1]}"
+        )
         stay_inside()
     first = _number("PADDLE_LOCAL_RANK", 0) == 0
     seat = ""
     if visible_gpus() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo":
         with _telling_others(RANKS, SIZES):
             seat = gpus.own()
-    meeting = rendezvous.meet(master, rank, ranks, limit, job=_job(), here=here, first=first, seat=seat)
+    meeting = rendezvous.meet(
+        master, rank, ranks, limit, job=_job(), here=here, first=first, seat=seat
+    )
     if ranks > 1:
         secret.take_run(meeting.run_key)
     names = {address: name for name, address in rendezvous.addresses().items()}
     if ranks > here and (name := names.get(meeting.own_address)):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # "=": this name, not any that begins with it
+        # "=": this name, not any that begins with it
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
     return meeting
 
 
@@ -148,10 +197,11 @@ def stay_inside() -> None:
 
 @contextlib.contextmanager
 def without_current_folder() -> Iterator[None]:
-    """Has multiprocessing start its Python processes so that they import no module from the current folder.
+    """Has multiprocessing start its Python processes so that they import no module from the current
+    folder.
 
-    They would look there first, and a stranger's run may have a ``socket.py``. So they start in ``/``. Before they
-    import anything of this program, they change to the current folder.
+    They would look there first, and a stranger's run may have a ``socket.py``. So they start in
+    ``/``. Before they import anything of this program, they change to the current folder.
     """
     current = os.getcwd()
     prepared = multiprocessing.spawn.get_preparation_data
@@ -165,8 +215,8 @@ def without_current_folder() -> Iterator[None]:
 
 
 def prepare_spawn() -> None:
-    """Prepares for the ranks that this process will spawn: makes their run's key, and has them use loopback. They meet
-    at MASTER_PORT if that is set, else at a free port that Paddle chooses.
+    """Prepares for the ranks that this process will spawn: makes their run's key, and has them use
+    loopback. They meet at MASTER_PORT if that is set, else at a free port that Paddle chooses.
 
     Raises:
         InputError: MASTER_PORT is taken.
@@ -193,10 +243,14 @@ def visible_gpus() -> int:
 
 
 def check_seen(gpus_seen: int) -> None:
-    """Raises InputError if Paddle sees no GPU though there are some. It would use the CPU without a warning."""
+    """Raises InputError if Paddle sees no GPU though there are some. It would use the CPU without a
+    warning.
+    """
     if not gpus_seen and (there := visible_gpus()):
         found = f"{there} GPU{'s are' if there > 1 else ' is'} visible, but Paddle finds none"
-        raise InputError(f"{found}; tools/doctor.py looks for the cause; CUDA_VISIBLE_DEVICES=-1 selects the CPU")
+        raise InputError(
+            f"{found}; tools/doctor.py looks for the cause; CUDA_VISIBLE_DEVICES=-1 selects the CPU"
+        )
 
 
 def expand_hosts(nodelist: str) -> list[str]:
@@ -207,7 +261,9 @@ def expand_hosts(nodelist: str) -> list[str]:
     """
     parts = re.findall(r"(?:[^,\[\]]|\[[-\d,]+\])+", nodelist)
     if not parts or ",".join(parts) != nodelist:
-        raise InputError(f"SLURM's list of nodes is {nodelist!r}; expected one like node[01-03,7],gpu-a")
+        raise InputError(
+            f"SLURM's list of nodes is {nodelist!r}; expected one like node[01-03,7],gpu-a"
+        )
     return [host for part in parts for host in _expand(part)]
 
 
@@ -221,7 +277,8 @@ def expand_counts(text: str) -> list[int]:
 
 
 def node_flags() -> list[str]:
-    """Waits for the other machines and returns Paddle's launcher's flags, from run_train_multi_node.sh's variables.
+    """Waits for the other machines and returns Paddle's launcher's flags, from
+    run_train_multi_node.sh's variables.
 
     Raises:
         InputError: some are missing or make no sense.
@@ -231,7 +288,8 @@ def node_flags() -> list[str]:
     secret.keep_from_logs()
     processes = os.environ.get("NPROC_PER_NODE") or str(visible_gpus() or num_cores())
     flags = ["--nproc_per_node", processes]
-    if master := os.environ.get("MASTER"):  # etcd://HOST:PORT: nodes come and go there, and are numbered by it
+    # etcd://HOST:PORT: nodes come and go there, and are numbered by it
+    if master := os.environ.get("MASTER"):
         _check_etcd(master)
         named = {"--nnodes": "NNODES", "--rank": "NODE_RANK", "--host": "HOST"}
         given = [(flag, os.environ[name]) for flag, name in named.items() if os.environ.get(name)]
@@ -244,12 +302,22 @@ def node_flags() -> list[str]:
         _check_rank("NODE_RANK", node, nodes)
     address = f"{os.environ['MASTER_ADDR']}:{port}"
     meeting = rendezvous.meet(address, node, nodes, _number("INIT_TIMEOUT", 300), kind="node")
-    # As numbers: Paddle's launcher becomes the master where --master begins with --host, and by itself takes for that
-    # what the machine's name stands for.
+    # As numbers: Paddle's launcher becomes the master where --master begins with --host, and by
+    # itself takes for that what the machine's name stands for.
     host = os.environ.get("HOST") or meeting.own_address
     master = host if node == 0 else meeting.connection.socket.getpeername()[0]
     meeting.ready()
-    return [*flags, "--nnodes", str(nodes), "--rank", str(node), "--master", f"{master}:{port}", "--host", host]
+    return [
+        *flags,
+        "--nnodes",
+        str(nodes),
+        "--rank",
+        str(node),
+        "--master",
+        f"{master}:{port}",
+        "--host",
+        host,
+    ]
 
 
 def _check_etcd(master: str) -> None:
@@ -267,8 +335,12 @@ def _check_etcd(master: str) -> None:
 
 
 def num_cores() -> int:
-    """Returns the number of cores this process may use, by its affinity and its container's quota (cgroup v2)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of cores this process may use, by its affinity and its container's quota
+    (cgroup v2).
+    """
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no quota
         quota, period = map(int, Path("/sys/fs/cgroup/cpu.max").read_text().split())
         cores = min(cores, max(1, quota // period))
@@ -278,7 +350,8 @@ def num_cores() -> int:
 def cores_each(processes: int) -> int:
     """Returns the number of cores for each of a run's ``processes`` on this machine.
 
-    SLURM gives each task cores of its own. Without cgroups, a task also sees those of the other tasks.
+    SLURM gives each task cores of its own. Without cgroups, a task also sees those of the other
+    tasks.
     """
     cores = num_cores()
     per_task = _number("SLURM_CPUS_PER_TASK", 0)
@@ -293,8 +366,8 @@ def cores_each(processes: int) -> int:
 def set_by_launcher() -> bool:
     """Returns whether Paddle's launcher or torchrun started this process.
 
-    Both set OMP_NUM_THREADS for their ranks, which says nothing about the user's wish. srun and mpirun pass on the
-    user's own value.
+    Both set OMP_NUM_THREADS for their ranks, which says nothing about the user's wish. srun and
+    mpirun pass on the user's own value.
     """
     with contextlib.suppress(OSError):
         started = Path("/proc/self/environ").read_bytes()
@@ -303,10 +376,12 @@ def set_by_launcher() -> bool:
 
 
 def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) -> bool:
-    """Returns whether all ``names`` are set. If a name is several, separated by spaces, any of them counts.
+    """Returns whether all ``names`` are set. If a name is several, separated by spaces, any of them
+    counts.
 
     Raises:
-        InputError: they aren't all set, but one of ``signs`` is. If ``signs`` is None, the latter doesn't matter.
+        InputError: they aren't all set, but one of ``signs`` is. If ``signs`` is None, the latter
+            doesn't matter.
     """
     missing = [name for name in names if not _first(name)]
     if missing and (signs is None or any(map(_first, signs))):
@@ -320,26 +395,32 @@ def _complete(names: Sequence[str], advice: str, signs: Sequence[str] | None) ->
 
 
 def _translate_torchrun() -> None:
-    """Translates torchrun's variables. It names only the first machine; ``_set`` says why made-up names will do."""
+    """Translates torchrun's variables. It names only the first machine; ``_set`` says why made-up
+    names will do.
+    """
     rank = _number("RANK")
     ranks = _number("WORLD_SIZE", least=1)
     local_rank = _number("LOCAL_RANK")
     _check_rank("RANK", rank, ranks)
-    here = _number_here("LOCAL_WORLD_SIZE", "WORLD_SIZE", ranks, min(ranks, ranks - (rank - local_rank)))
+    here = _number_here(
+        "LOCAL_WORLD_SIZE", "WORLD_SIZE", ranks, min(ranks, ranks - (rank - local_rank))
+    )
     _check_rank("LOCAL_RANK", local_rank, here)
     _set(rank, local_rank, here, _made_up_hosts(os.environ["MASTER_ADDR"], ranks, here), _master())
 
 
 def _made_up_hosts(master: str, ranks: int, here: int) -> list[str]:
-    """Returns a host for each rank, where only the master's is known: names that tell the machines apart."""
+    """Returns a host for each rank, where only the master's is known: names that tell the machines
+    apart.
+    """
     return [f"node{place // here}" if place >= here else master for place in range(ranks)]
 
 
 def _translate_mpi() -> bool:
     """Translates the variables of Open MPI, MVAPICH, MPICH or Intel MPI.
 
-    Returns whether one of these started this process as one of several. None of them names the machine of rank 0. Only
-    Open MPI has a number of its job, from which a port follows.
+    Returns whether one of these started this process as one of several. None of them names the
+    machine of rank 0. Only Open MPI has a number of its job, from which a port follows.
     """
     for names in MPI:
         if not all(map(os.environ.get, names)) or _number(names[1]) == 1:
@@ -357,8 +438,12 @@ def _translate_mpi() -> bool:
             # With these variables, rank 0 alone prints the error.
             os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks)}
             found = f"{names[1]} is {ranks}, {names[3]} is {here}"
-            advice = "give them to mpirun: -x NAME=VALUE (Open MPI), -genv NAME VALUE (MPICH, Intel MPI)"
-            raise InputError(f"{found}: the ranks need {' and '.join(missing)} to find each other; {advice}")
+            advice = (
+                "give them to mpirun: -x NAME=VALUE (Open MPI), -genv NAME VALUE (MPICH, Intel MPI)"
+            )
+            raise InputError(
+                f"{found}: the ranks need {' and '.join(missing)} to find each other; {advice}"
+            )
         master = os.environ.get("MASTER_ADDR") or rendezvous.LOOPBACK
         port = os.environ.get("MASTER_PORT") or 20000 + zlib.crc32((job or "").encode()) % 10000
         _set(rank, local_rank, here, _made_up_hosts(master, ranks, here), f"{master}:{port}")
@@ -367,7 +452,8 @@ def _translate_mpi() -> bool:
 
 
 def _tell_unread() -> None:
-    """Prints a note if an unsupported launcher started this process: each of its ranks is then a run of its own.
+    """Prints a note if an unsupported launcher started this process: each of its ranks is then a
+    run of its own.
 
     srun, and mpirun with a single rank, set such variables, too.
     """
@@ -375,15 +461,18 @@ def _tell_unread() -> None:
     rank = next(filter(os.environ.get, UNREAD), None)
     if rank and not of_one and not all(map(os.environ.get, TORCHRUN[:3])):
         found = f"{rank} is {os.environ[rank]}, which this program doesn't read"
-        needs = "for one run of all ranks set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+        needs = (
+            "for one run of all ranks set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+        )
         print(f"note: {found}: it runs on this machine alone; {needs}", file=sys.stderr, flush=True)
 
 
 def _translate_slurm() -> bool:
     """Translates srun's variables; returns whether srun started this process as one of several.
 
-    The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's SLURM_NTASKS), but is no rank:
-    only processes of srun have a SLURM_STEP_ID. A shell that srun started (srun --pty) is a step of one task.
+    The shell of sbatch and salloc has rank 0's variables, too (SLURM_PROCID=0, the job's
+    SLURM_NTASKS), but is no rank: only processes of srun have a SLURM_STEP_ID. A shell that srun
+    started (srun --pty) is a step of one task.
     """
     job = _first("SLURM_JOB_ID SLURM_JOBID")
     tasks = _number(SLURM_NTASKS, 0)
@@ -391,29 +480,38 @@ def _translate_slurm() -> bool:
     if tasks == 1 or not is_task:
         if tasks > 1:
             found = f"SLURM gave this job {tasks} tasks, but srun didn't start this process (no SLURM_STEP_ID)"
-            print(f"note: {found}: it runs on this machine alone; srun starts all tasks", file=sys.stderr, flush=True)
+            print(
+                f"note: {found}: it runs on this machine alone; srun starts all tasks",
+                file=sys.stderr,
+                flush=True,
+            )
         return False
-    _complete(("SLURM_PROCID", SLURM_NTASKS, "SLURM_LOCALID", SLURM_HOSTS), "start with srun", signs=None)
+    _complete(
+        ("SLURM_PROCID", SLURM_NTASKS, "SLURM_LOCALID", SLURM_HOSTS), "start with srun", signs=None
+    )
     rank = _number("SLURM_PROCID")
     local_rank = _number("SLURM_LOCALID")
     _check_rank("SLURM_PROCID", rank, tasks)
     nodes = expand_hosts(_first(SLURM_HOSTS) or "")
     sizes = expand_counts(_first(SLURM_SIZES) or "1")
-    if (len(sizes), sum(sizes)) != (len(nodes), tasks):  # SLURM_NTASKS_PER_NODE is one number for all
+    # SLURM_NTASKS_PER_NODE is one number for all
+    if (len(sizes), sum(sizes)) != (len(nodes), tasks):
         sizes = [tasks // len(nodes) + (node < tasks % len(nodes)) for node in range(len(nodes))]
     hosts = [host for host, size in zip(nodes, sizes, strict=True) for _ in range(size)]
     node = _number("SLURM_NODEID", nodes.index(hosts[rank]))
     port = os.environ.get("MASTER_PORT") or 20000 + int(job or 0) % 10000
-    _set(rank, local_rank, sizes[node], hosts, f"{os.environ.get('MASTER_ADDR') or nodes[0]}:{port}")
+    _set(
+        rank, local_rank, sizes[node], hosts, f"{os.environ.get('MASTER_ADDR') or nodes[0]}:{port}"
+    )
     return True
 
 
 def _set(rank: int, local_rank: int, here: int, hosts: list[str], master: str) -> None:
     """Sets the variables that Paddle's launcher would set.
 
-    Nothing connects to the endpoints: ranks find one another through the store at PADDLE_MASTER (NCCL's and gloo's own
-    addresses are exchanged there), and fleet only counts machines by them. So their ports
-    are made up, and so are the names of torchrun's machines except the first.
+    Nothing connects to the endpoints: ranks find one another through the store at PADDLE_MASTER
+    (NCCL's and gloo's own addresses are exchanged there), and fleet only counts machines by them.
+    So their ports are made up, and so are the names of torchrun's machines except the first.
     """
     endpoints = [f"{host}:{6170 + place}" for place, host in enumerate(hosts)]
     os.environ |= {
@@ -437,13 +535,16 @@ def _select_device(local_rank: int) -> None:
     elif local_rank >= found > 1:
         what = f"local rank {local_rank} has no GPU: only {found} are visible"
         raise InputError(f"{what}; start at most {found} processes per machine", shared=False)
-    else:  # a single one: SLURM shows each task its own GPU. ``Door`` checks that no two are the same
+    else:
+        # a single one: SLURM shows each task its own GPU. ``Door`` checks that no two are the same
         os.environ.setdefault("FLAGS_selected_gpus", str(local_rank if found > 1 else 0))
 
 
 def _check_rank(name: str, rank: int, ranks: int) -> None:
     if rank >= ranks:
-        raise InputError(f"{name} is {rank}, expected a number below {ranks}: the first is 0", shared=False)
+        raise InputError(
+            f"{name} is {rank}, expected a number below {ranks}: the first is 0", shared=False
+        )
 
 
 def _number_here(name: str, name_of_all: str, ranks: int, default: int) -> int:
@@ -482,7 +583,9 @@ def _expand(part: str) -> list[str]:
         low, _, high = item.partition("-")
         high = high or low
         if not (low.isdecimal() and high.isdecimal() and int(low) <= int(high)):
-            raise InputError(f"SLURM's list of nodes has the range {item!r}; expected one like 01-03")
+            raise InputError(
+                f"SLURM's list of nodes has the range {item!r}; expected one like 01-03"
+            )
         numbers += [f"{number:0{len(low)}d}" for number in range(int(low), int(high) + 1)]
     return [f"{before}{number}{rest}" for number in numbers for rest in _expand(after)]
 

@@ -1,8 +1,9 @@
-"""What the toolkit writes is opened here, as ``errors.open_file`` opens what it reads. Nothing goes through a link.
+"""What the toolkit writes is opened here, as ``errors.open_file`` opens what it reads. Nothing goes
+through a link.
 
-A folder may come from a stranger, or be shared with one, and a link within it could lead to any file of the user. So
-could a second name of such a file (a hard link): a file with two names isn't changed, but replaced by a copy. The way
-to the folder may have links: they are the user's own.
+A folder may come from a stranger, or be shared with one, and a link within it could lead to any
+file of the user. So could a second name of such a file (a hard link): a file with two names isn't
+changed, but replaced by a copy. The way to the folder may have links: they are the user's own.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from typing import IO, Any
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK = "it is a link, through which nothing is written"
 _LONGEST = 200  # bytes of a name's beginning: with what is added to it, it has at most 255
-# What this process writes at this moment, by the path until it is whole. After a signal it is removed.
+# What this process writes at this moment, by the path until it is whole. After a signal it is
+# removed.
 _unfinished: set[Path | None] = set()
 _LEFT = re.compile(r"\.(.+)\.([0-9]{1,7})\.[0-9a-f]{8}", re.DOTALL)
 _LEFT_EARLIER = re.compile(r"\.(.+)\.([0-9]{1,7})", re.DOTALL)  # by releases before 1.0
@@ -27,22 +29,30 @@ _MOST_PROCESSES = 1 << 22  # Linux's limit on a process's number
 
 
 def unfinished_path(path: Path) -> Path:
-    """Returns a path for a file or folder until it is complete: hidden, beside ``path``, and not to be guessed."""
+    """Returns a path for a file or folder until it is complete: hidden, beside ``path``, and not to
+    be guessed.
+    """
     name = os.fsdecode(os.fsencode(path.name)[:_LONGEST])
     return path.with_name(f".{name}.{os.getpid()}.{os.urandom(4).hex()}")
 
 
 def unused_path(path: Path) -> Path:
-    """Returns ``path``, or where that is there already, the first of ``path-1``, ``path-2`` and so on that isn't."""
-    names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(1)))
+    """Returns ``path``, or where that is there already, the first of ``path-1``, ``path-2`` and so
+    on that isn't.
+    """
+    names = itertools.chain(
+        [path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
+    )
     return next(found for found in names if not os.path.lexists(found))
 
 
 def leftovers(folder: Path, earlier: bool = False) -> Iterator[tuple[Path, str]]:
-    """Yields what processes of this machine began in a folder and left, each with the name that it would have had.
+    """Yields what processes of this machine began in a folder and left, each with the name that it
+    would have had.
 
     Args:
-        earlier: of earlier releases, too, whose names had no random part: whoever removes one looks at its content.
+        earlier: of earlier releases, too, whose names had no random part: whoever removes one looks
+            at its content.
     """
     with os.scandir(folder) as entries:
         found = sorted(entry.name for entry in entries)
@@ -80,22 +90,29 @@ def _obstacle(found: os.stat_result, path: Path) -> OSError | None:
 
 
 def refuse_links(folder: Path, names: str) -> None:
-    """Raises OSError where an entry of a folder is a link: what is written into that would go elsewhere.
+    """Raises OSError where an entry of a folder is a link: what is written into that would go
+    elsewhere.
 
     Args:
         names: a pattern of the entries that count.
     """
     with os.scandir(folder) as entries:
-        links = sorted(entry.path for entry in entries if entry.is_symlink() and re.fullmatch(names, entry.name))
+        links = sorted(
+            entry.path
+            for entry in entries
+            if entry.is_symlink() and re.fullmatch(names, entry.name)
+        )
     if links:
         raise OSError(errno.ELOOP, _LINK, links[0])
 
 
 def open_lock(path: Path, signed: bytes) -> int:
-    """Opens the file that processes lock, or makes it; returns its descriptor, for reading and writing.
+    """Opens the file that processes lock, or makes it; returns its descriptor, for reading and
+    writing.
 
     Args:
-        signed: a pattern of what such a file holds once a process has signed it. Nothing else is overwritten.
+        signed: a pattern of what such a file holds once a process has signed it. Nothing else is
+            overwritten.
 
     Raises:
         OSError: it is a link, a folder or no regular file, or holds something else.
@@ -109,7 +126,8 @@ def open_lock(path: Path, signed: bytes) -> int:
 
 
 def open_to_append(path: Path) -> IO[str]:
-    """Opens a file of text whose lines are added at its end. One that has a second name is replaced by a copy.
+    """Opens a file of text whose lines are added at its end. One that has a second name is replaced
+    by a copy.
 
     Raises:
         OSError: it is a link, a folder or no regular file.
@@ -135,7 +153,8 @@ def _open(path: Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Opens a file that replaces ``path`` only if the body ends without an error. So ``path`` is never half written.
+    """Opens a file that replaces ``path`` only if the body ends without an error. So ``path`` is
+    never half written.
 
     Raises:
         OSError: ``path`` is a link, a folder or no regular file, or the disk is full, say.
@@ -171,7 +190,9 @@ def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def begin_folder(path: Path) -> Path:
-    """Makes the folder that ``making_folder`` then takes for ``path``. It is removed if this process ends before."""
+    """Makes the folder that ``making_folder`` then takes for ``path``. It is removed if this
+    process ends before.
+    """
     temporary = unfinished_path(path)
     _unfinished.add(temporary)
     try:
@@ -184,9 +205,11 @@ def begin_folder(path: Path) -> Path:
 
 @contextlib.contextmanager
 def making_folder(path: Path, begun: Path | None = None) -> Iterator[Path]:
-    """Yields a new folder that becomes ``path`` if the body ends without an error, and is removed otherwise.
+    """Yields a new folder that becomes ``path`` if the body ends without an error, and is removed
+    otherwise.
 
-    Files within it are synced by their writers. An empty folder in the place of ``path`` is replaced.
+    Files within it are synced by their writers. An empty folder in the place of ``path`` is
+    replaced.
 
     Args:
         begun: the folder, if ``begin_folder`` has made it; it may have been moved since.
@@ -223,7 +246,9 @@ def temporary_folder(parent: Path | str | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def removing_if_stopped(path: Path | None) -> Iterator[None]:
-    """Has a signal that ends this process remove ``path`` before: another process writes it, and it wasn't there."""
+    """Has a signal that ends this process remove ``path`` before: another process writes it, and it
+    wasn't there.
+    """
     _unfinished.add(path)
     try:
         yield
@@ -233,7 +258,9 @@ def removing_if_stopped(path: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def making_mark(folder: Path) -> Iterator[Path]:
-    """Yields a new empty file in a folder, by which another process sees that it is the same folder; removes it."""
+    """Yields a new empty file in a folder, by which another process sees that it is the same
+    folder; removes it.
+    """
     mark = unfinished_path(folder / "mark")
     _unfinished.add(mark)
     try:

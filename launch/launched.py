@@ -1,9 +1,11 @@
-"""A rank that a launcher started, and the process that watches it. Messages and statuses equal those of spawned ranks.
+"""A rank that a launcher started, and the process that watches it. Messages and statuses equal
+those of spawned ranks.
 
-The launcher's processes meet (``environment.meet``), then fork before they import Paddle: the child is the rank, the
-parent (13 MB) watches it. Once a second each parent reports to rank 0's parent what it sees, over the connections of
-the meeting. Rank 0's parent decides for all whether the run ends, and sends them its verdict. None of this needs the
-ranks' threads, which may be suspended, or wait in C++.
+The launcher's processes meet (``environment.meet``), then fork before they import Paddle: the child
+is the rank, the parent (13 MB) watches it. Once a second each parent reports to rank 0's parent
+what it sees, over the connections of the meeting. Rank 0's parent decides for all whether the run
+ends, and sends them its verdict. None of this needs the ranks' threads, which may be suspended, or
+wait in C++.
 """
 
 import contextlib
@@ -32,12 +34,14 @@ SILENCE = 10.0  # seconds without a report after which a rank counts as not answ
 PATIENT = 5.0  # seconds that a parent whose rank failed waits for the verdict of rank 0's parent
 SILENT = "isn't answering (is its machine down, or out of reach?)"
 LOST = "was lost (its machine went down, or its launcher killed it)"
-READING, READY, GO = range(3)  # what a rank waits for before Paddle's start: its data, the others, nothing
+# what a rank waits for before Paddle's start: its data, the others, nothing
+READING, READY, GO = range(3)
 _stage: Any = None  # a shared number, one of these
 
 
 def watch(target: Callable[..., None], config: Any) -> NoReturn:
-    """Calls ``target(failed, beats, config)`` in a child, watches it, and exits with the run's status.
+    """Calls ``target(failed, beats, config)`` in a child, watches it, and exits with the run's
+    status.
 
     Nothing in this process may have started threads, nor imported Paddle.
 
@@ -47,12 +51,16 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     """
     global _stage
     if config.DIST.MAX_RESTART:
-        raise InputError("DIST.MAX_RESTART restarts only ranks that this program starts; set it to 0 under a launcher")
+        raise InputError(
+            "DIST.MAX_RESTART restarts only ranks that this program starts; set it to 0 under a launcher"
+        )
     context = multiprocessing.get_context("fork")
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     os.environ["LAUNCHER_PID"] = str(os.getppid() if environment.set_by_launcher() else os.getpid())
-    separate = "PADDLE_LOG_DIR" in os.environ  # Paddle's launcher: each rank's stderr is a file of its own
-    if separate or "TORCHELASTIC_RUN_ID" in os.environ:  # but a shell may end, and leave its ranks at work
+    # Paddle's launcher: each rank's stderr is a file of its own
+    separate = "PADDLE_LOG_DIR" in os.environ
+    # but a shell may end, and leave its ranks at work
+    if separate or "TORCHELASTIC_RUN_ID" in os.environ:
         signals.die_with_parent(signal.SIGTERM)
     failed, beats = shared_arrays(context, 1)
     _stage = context.Array("b", [READING], lock=False)
@@ -72,7 +80,9 @@ def _become_rank(meeting: Meeting, target: Callable[..., None], *args: Any) -> N
 
 
 def wait_for_all() -> None:
-    """Returns when every launched rank has called it: Paddle alone would wait only 900 s for one that reads data."""
+    """Returns when every launched rank has called it: Paddle alone would wait only 900 s for one
+    that reads data.
+    """
     _stage[0] = READY
     while _stage[0] != GO:
         sharing.answer()
@@ -85,7 +95,9 @@ class Launched(Ranks):
 
     alone = True  # whether this parent decides by itself when the run ends
 
-    def __init__(self, process: multiprocessing.Process, failed: Any, beats: Any, timeout: float) -> None:
+    def __init__(
+        self, process: multiprocessing.Process, failed: Any, beats: Any, timeout: float
+    ) -> None:
         process.start()
         super().__init__(SimpleNamespace(processes=[process]), failed, beats, timeout)
         self.own = self.seen[0]
@@ -118,7 +130,8 @@ class First(Launched):
         self.lines = {Line(guest): place for place, guest in meeting.guests.items() if place}
         self.ready: set[int] = set()  # the ranks that have read their data
         self.over: set[int] = set()  # the ranks that have ended without an error, or were lost
-        self.beat: dict[int, float] = {}  # the time of each other rank's last beat, by its own clock
+        # the time of each other rank's last beat, by its own clock
+        self.beat: dict[int, float] = {}
 
     def exchange(self, done: bool) -> None:
         due = self.due()
@@ -131,7 +144,9 @@ class First(Launched):
                 if place not in self.over:
                     self._lose(self.all[place])
                 continue
-            self.all[place].trouble = self.all[place].trouble or SILENT * (self.now - line.heard > SILENCE)
+            self.all[place].trouble = self.all[place].trouble or SILENT * (
+                self.now - line.heard > SILENCE
+            )
             if due:
                 line.send({})
         if _stage[0] == READY and len(self.ready) == len(self.all) - 1:
@@ -145,7 +160,9 @@ class First(Launched):
         seen = Seen(**message["seen"])
         known = self.all[place]
         seen.failure, failure = None, seen.failure and Failure(*seen.failure)
-        if seen.place != place or [*map(type, vars(seen).values())] != [*map(type, vars(Seen(0)).values())]:
+        if seen.place != place or [*map(type, vars(seen).values())] != [
+            *map(type, vars(Seen(0)).values())
+        ]:
             raise ValueError("not a report of one of our ranks")
         seen.failure = failure
         moved = self.beat.get(place, 0.0) != seen.time
@@ -171,7 +188,9 @@ class First(Launched):
         self._part({"verdict": verdict})
 
     def _part(self, message: dict[str, Any]) -> None:
-        """Sends a last message to the others, and reads until they close: unread data might make them lose it."""
+        """Sends a last message to the others, and reads until they close: unread data might make
+        them lose it.
+        """
         until = time.monotonic() + 1
         for line in self.lines:
             line.send(message)
@@ -253,7 +272,9 @@ class Line:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """Closes the connection on any error: the other end is gone, or its message is wrong. Nothing else ends."""
+        """Closes the connection on any error: the other end is gone, or its message is wrong.
+        Nothing else ends.
+        """
         try:
             yield
         except Exception:

@@ -1,4 +1,6 @@
-"""What a rank reports to the process that watches it: the time of its last report (a beat), its step, what it does."""
+"""What a rank reports to the process that watches it: the time of its last report (a beat), its
+step, what it does.
+"""
 
 import math
 import os
@@ -12,7 +14,9 @@ from launch.files import open_to_append
 
 DOING = ("starting", "waiting for data", "computing", "evaluating")
 STARTING, LOADING, COMPUTING, EVALUATING = range(4)
-FIELDS = 4  # shared doubles per rank: time of the last beat (0: none yet), step, what it does, batches asked for
+# shared doubles per rank: time of the last beat (0: none yet), step, what it does, batches asked
+# for
+FIELDS = 4
 _beats: Any = None
 _first = 0
 _asked = 0
@@ -20,7 +24,9 @@ _doing = STARTING
 
 
 def share_beats(beats: Any, first: int) -> None:
-    """Makes ``beat`` write to ``beats[first:first + FIELDS]``, which the process that watches this one reads."""
+    """Makes ``beat`` write to ``beats[first:first + FIELDS]``, which the process that watches this
+    one reads.
+    """
     global _beats, _first
     _beats = beats
     _first = first
@@ -54,14 +60,17 @@ def beat(doing: int, step: int | None = None) -> None:
 
 
 def pause() -> None:
-    """Reports that this rank computes nothing until its next beat: waiting for a reader, say, is no stall."""
+    """Reports that this rank computes nothing until its next beat: waiting for a reader, say, is no
+    stall.
+    """
     if _beats is not None:
         _beats[_first] = math.inf
 
 
 def keep_native_errors(log: Path) -> None:
-    """Redirects what C++ code writes to stderr to the rank's log, such as gloo's when a peer is gone. The process that
-    watches the rank reports the cause. Python's stderr stays. A rank that isn't watched keeps both.
+    """Redirects what C++ code writes to stderr to the rank's log, such as gloo's when a peer is
+    gone. The process that watches the rank reports the cause. Python's stderr stays. A rank that
+    isn't watched keeps both.
     """
     if is_watched():
         sys.stderr = streams.lasting(os.dup(2), lines=True)

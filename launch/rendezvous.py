@@ -1,10 +1,11 @@
 """How the processes of a launched run find one another, before Paddle does.
 
-Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever. It hangs where
-another program listens there. It waits 900 s for a rank that never comes, without naming it. So the ranks first meet at
-the same address. Rank 0 listens (``admission``), each rank proves that it knows the user's secret (``channel``), and
-all get the result. After that, Paddle gets the port. The processes that watch ranks stay connected for the whole run
-(``launched``), others until all are ready.
+Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever.
+It hangs where another program listens there. It waits 900 s for a rank that never comes, without
+naming it. So the ranks first meet at the same address. Rank 0 listens (``admission``), each rank
+proves that it knows the user's secret (``channel``), and all get the result. After that, Paddle
+gets the port. The processes that watch ranks stay connected for the whole run (``launched``),
+others until all are ready.
 """
 
 import contextlib
@@ -40,7 +41,8 @@ class Meeting:
     """Ranks that found one another.
 
     Attributes:
-        own_address: this machine's IPv4 address, as the others reach it. With a single rank it is the master's.
+        own_address: this machine's IPv4 address, as the others reach it. With a single rank it is
+            the master's.
         connection: to rank 0.
         guests: on rank 0, the connections to all ranks, by their numbers.
         run_key: a key that only these ranks know (``secret.take_run``).
@@ -66,7 +68,8 @@ class Meeting:
                 self.connection.send("ready")
             if gone := [place for place, guest in self.guests.items() if not _is_ready(guest)]:
                 tell(
-                    self.guests, f"{self.kind} {number_list(gone)} ended before the run started; read its error message"
+                    self.guests,
+                    f"{self.kind} {number_list(gone)} ended before the run started; read its error message",
                 )
             else:
                 tell(self.guests, "ok")
@@ -109,8 +112,8 @@ def meet(
         seat: the UUID of this rank's GPU, which no other may have; "" where there is none.
 
     Raises:
-        InputError: the address isn't valid, its port is taken, or two ranks contradict each other. Or their secrets
-            differ or are missing, or two ranks share a GPU.
+        InputError: the address isn't valid, its port is taken, or two ranks contradict each other.
+            Or their secrets differ or are missing, or two ranks share a GPU.
         RunError: nothing answered, or not all ranks came.
     """
     host, port = parse_address(address)
@@ -120,7 +123,9 @@ def meet(
     own_secret = secret.shared_secret()
     party = _party(str(count), kind, job)
     machine = _printable(socket.gethostname())
-    greeting = json.dumps({"party": party, "place": place, "gpu": _printable(seat), "machine": machine})
+    greeting = json.dumps(
+        {"party": party, "place": place, "gpu": _printable(seat), "machine": machine}
+    )
     door = None
     held = None
     with contextlib.ExitStack() as undone:  # after an error
@@ -142,20 +147,31 @@ def meet(
         try:
             found = _greet([host], port, own_secret, greeting, limit if place else ANSWER)
         except OSError as error:
-            raise _no_answer_error(address, kind, place, limit, machine, error, here, first) from None
+            raise _no_answer_error(
+                address, kind, place, limit, machine, error, here, first
+            ) from None
         connection, common, key = _accept_answer(found, address, kind, party, limit)
         if door:
             receiver.join()  # its thread has ended, so this process may fork
         undone.pop_all()
     own = connection.socket.getsockname()[0]
-    # On rank 0's machine its name may mean 127.0.1.1 (Debian's /etc/hosts), which others can't reach.
+    # On rank 0's machine its name may mean 127.0.1.1 (Debian's /etc/hosts), which others can't
+    # reach.
     own = common if own.startswith("127.") else own
     run_key = secret.mac(own_secret, b"run", key.encode()).hex()
     return Meeting(address, kind, own, connection, door.guests if door else {}, run_key, held)
 
 
-def cancel(address: str, place: str | None, count: str | None, reason: str, job: str = "", kind: str = "rank") -> None:
-    """Tells all ranks that this one can't start, so that none waits for it. Any other rank than 0 tells rank 0.
+def cancel(
+    address: str,
+    place: str | None,
+    count: str | None,
+    reason: str,
+    job: str = "",
+    kind: str = "rank",
+) -> None:
+    """Tells all ranks that this one can't start, so that none waits for it. Any other rank than 0
+    tells rank 0.
 
     Args:
         place: this rank's number as it was given, which may be none.
@@ -193,7 +209,9 @@ def _party(count: str, kind: str, job: str) -> str:
 
 
 def _check_alone(address: str, kind: str, own_secret: bytes, greeting: str) -> None:
-    """Raises InputError if what holds rank 0's port is another rank 0 of this run, and tells it of this one."""
+    """Raises InputError if what holds rank 0's port is another rank 0 of this run, and tells it of
+    this one.
+    """
     host, port = parse_address(address)
     with contextlib.suppress(OSError):
         connection, answer = _greet([host], port, own_secret, greeting, 0.0, TAKEN)
@@ -209,7 +227,14 @@ def _number_error(address: str, kind: str) -> InputError:
 
 
 def _no_answer_error(
-    address: str, kind: str, place: int, limit: float, machine: str, error: OSError, here: int, first: bool
+    address: str,
+    kind: str,
+    place: int,
+    limit: float,
+    machine: str,
+    error: OSError,
+    here: int,
+    first: bool,
 ) -> RunError:
     """Returns the error for the case that rank 0 didn't answer."""
     reason = error.strerror or str(error)
@@ -223,7 +248,9 @@ def _no_answer_error(
 
 
 def _printable(text: str) -> str:
-    """Returns a name from outside, fit for a message: one line, at most 200 characters, valid UTF-8."""
+    """Returns a name from outside, fit for a message: one line, at most 200 characters, valid
+    UTF-8.
+    """
     return " ".join(text.encode(errors="backslashreplace").decode().split())[:200]
 
 
@@ -257,7 +284,9 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def check_free(address: str) -> socket.socket | None:
-    """Claims a port of this machine and returns what holds it (``claim``); raises InputError if it can't be had."""
+    """Claims a port of this machine and returns what holds it (``claim``); raises InputError if it
+    can't be had.
+    """
     host, port = parse_address(address)
     with _claiming(host, port) as held:
         _bound_socket("", port).close()  # as Paddle's store will
@@ -265,8 +294,9 @@ def check_free(address: str) -> socket.socket | None:
 
 
 def claim(port: int) -> socket.socket | None:
-    """Holds a port of this machine for one run of the toolkit, until the returned socket is closed. Between the meeting
-    and the start of Paddle's store nobody listens there. So two runs that start together could mix without this.
+    """Holds a port of this machine for one run of the toolkit, until the returned socket is closed.
+    Between the meeting and the start of Paddle's store nobody listens there. So two runs that start
+    together could mix without this.
 
     Raises:
         OSError: another run holds it.
@@ -277,7 +307,8 @@ def claim(port: int) -> socket.socket | None:
     while True:
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            held.bind(f"\0{channel.HELLO}:{port}")  # a name of the network namespace, as the port is; no file
+            # a name of the network namespace, as the port is; no file
+            held.bind(f"\0{channel.HELLO}:{port}")
             return held
         except OSError:
             held.close()
@@ -287,10 +318,12 @@ def claim(port: int) -> socket.socket | None:
 
 
 def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, socket.socket | None]:
-    """Returns a socket that listens at HOST:PORT, and ``claim``'s. It listens on as few addresses as possible.
+    """Returns a socket that listens at HOST:PORT, and ``claim``'s. It listens on as few addresses
+    as possible.
 
-    A name may mean 127.0.1.1 on this machine only. Behind NAT, this machine doesn't have the address itself.
-    Kubeflow gives rank 0's machine the name "localhost". In these cases it listens on all addresses, and prints a note.
+    A name may mean 127.0.1.1 on this machine only. Behind NAT, this machine doesn't have the
+    address itself. Kubeflow gives rank 0's machine the name "localhost". In these cases it listens
+    on all addresses, and prints a note.
 
     Args:
         far: whether ranks of other machines will connect.
@@ -340,7 +373,9 @@ def _claiming(host: str, port: int) -> Iterator[socket.socket | None]:
 
 
 def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
-    """Returns the words after rank 0's "ok". Raises any other verdict: InputError after WRONG, else RunError."""
+    """Returns the words after rank 0's "ok". Raises any other verdict: InputError after WRONG, else
+    RunError.
+    """
     try:
         said = connection.wait(limit)
     except OSError:
@@ -354,9 +389,15 @@ def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
 
 
 def _greet(
-    hosts: Sequence[str], port: int, own: bytes, greeting: str, limit: float, patience: float | None = None
+    hosts: Sequence[str],
+    port: int,
+    own: bytes,
+    greeting: str,
+    limit: float,
+    patience: float | None = None,
 ) -> tuple[Channel | None, str]:
-    """Returns the connection to rank 0 and its answer to the greeting; (None, answer) if it didn't prove its secret.
+    """Returns the connection to rank 0 and its answer to the greeting; (None, answer) if it didn't
+    prove its secret.
 
     Args:
         hosts: names or addresses of rank 0's machine, which are tried in turn.
@@ -372,7 +413,8 @@ def _greet(
         try:
             connection.settimeout(min(CONNECT, patience))
             connection.connect((host, port))
-            if connection.getsockname() == connection.getpeername():  # nobody listens: it is connected to itself
+            # nobody listens: it is connected to itself
+            if connection.getsockname() == connection.getpeername():
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             keep_alive(connection)
             found = channel.introduce(connection, own, patience)
@@ -395,7 +437,9 @@ def _greet(
 def _accept_answer(
     found: tuple[Channel | None, str], address: str, kind: str, party: str, limit: float
 ) -> tuple[Channel, str, str]:
-    """Waits for all ranks. Returns the connection, the address at which rank 0 was found, and the run's key."""
+    """Waits for all ranks. Returns the connection, the address at which rank 0 was found, and the
+    run's key.
+    """
     connection, answer = found
     if connection and answer == "wait":
         try:

@@ -1,8 +1,8 @@
 """The secret that all ranks of a user know, and nobody else.
 
-It is in a variable, or in a file that belongs to the user and is made at first use. Ranks prove by HMACs that they know
-it; it is never sent. When launched ranks meet, they derive a key of this run from it. A process that spawns ranks makes
-a random key instead.
+It is in a variable, or in a file that belongs to the user and is made at first use. Ranks prove by
+HMACs that they know it; it is never sent. When launched ranks meet, they derive a key of this run
+from it. A process that spawns ranks makes a random key instead.
 """
 
 import hmac
@@ -27,7 +27,9 @@ SIZE = 32  # bytes of a MAC, and of a nonce
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:
-    """Returns the HMAC-SHA256 of the parts, each after its length, so that different parts give different texts."""
+    """Returns the HMAC-SHA256 of the parts, each after its length, so that different parts give
+    different texts.
+    """
     return hmac.digest(key, b"".join(len(part).to_bytes(8, "big") + part for part in parts), sha256)
 
 
@@ -37,7 +39,9 @@ def same(one: bytes, other: bytes) -> bool:
 
 
 def of_run() -> bytes:
-    """Returns this run's own key. Ranks that another program spawned have none: then it is the user's shared secret."""
+    """Returns this run's own key. Ranks that another program spawned have none: then it is the
+    user's shared secret.
+    """
     return mac(key.encode(), b"run") if (key := os.environ.get(RUN)) else shared_secret()
 
 
@@ -64,7 +68,9 @@ def shared_secret() -> bytes:
             advice = f"write {2 * LEAST} random characters to it"
             raise InputError(f"{FILE} names {path}, which doesn't exist; {advice}") from None
     except OSError as error:
-        raise InputError(f"{path}: the secret can't be read ({error.strerror}); {_otherwise()}") from None
+        raise InputError(
+            f"{path}: the secret can't be read ({error.strerror}); {_otherwise()}"
+        ) from None
     try:
         return _long_enough(_make(path), str(path))
     except OSError as error:
@@ -73,14 +79,20 @@ def shared_secret() -> bytes:
 
 
 def keep_from_logs() -> None:
-    """Raises InputError where Paddle's launcher would write the variable to its logs, which others may read."""
+    """Raises InputError where Paddle's launcher would write the variable to its logs, which others
+    may read.
+    """
     if os.environ.get(VARIABLE):
         found = f"{VARIABLE} is set, but Paddle's launcher writes its environment to envlog.*, which others may read"
-        raise InputError(f"{found}; unset it, write a new secret to a file, and set {FILE} to its path")
+        raise InputError(
+            f"{found}; unset it, write a new secret to a file, and set {FILE} to its path"
+        )
 
 
 def file() -> Path:
-    """Returns the secret's file: in the home, or if that isn't possible, in shared memory, for one machine only."""
+    """Returns the secret's file: in the home, or if that isn't possible, in shared memory, for one
+    machine only.
+    """
     if named := os.environ.get(FILE):
         return Path(named)
     home = Path(os.path.expanduser("~"), NAME)
@@ -104,7 +116,9 @@ def _otherwise() -> str:
 
 def _long_enough(text: str, where: str) -> bytes:
     if len(text) < LEAST:
-        raise InputError(f"{where} holds a secret of {len(text)} characters; expected at least {LEAST} random ones")
+        raise InputError(
+            f"{where} holds a secret of {len(text)} characters; expected at least {LEAST} random ones"
+        )
     return mac(text.encode(errors="surrogateescape"), b"paddle-vit-toolkit")
 
 
@@ -117,23 +131,34 @@ def _read(path: Path) -> str:
     """
     until = time.monotonic() + WAIT
     while True:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would block without it
+        # a FIFO would block without it
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             state = os.fstat(descriptor)
-            # A file that a variable names may be root's, readable by the user's group (a secret of Kubernetes).
+            # A file that a variable names may be root's, readable by the user's group (a secret of
+            # Kubernetes).
             given = bool(os.environ.get(FILE)) and state.st_uid == 0 != os.geteuid()
             if not stat.S_ISREG(state.st_mode) or (state.st_uid != os.geteuid() and not given):
-                what = f"belongs to user {state.st_uid}" if stat.S_ISREG(state.st_mode) else "is no regular file"
-                found = f"{path}: user {os.geteuid()} expects a secret of their own, but this {what}"
+                what = (
+                    f"belongs to user {state.st_uid}"
+                    if stat.S_ISREG(state.st_mode)
+                    else "is no regular file"
+                )
+                found = (
+                    f"{path}: user {os.geteuid()} expects a secret of their own, but this {what}"
+                )
                 raise InputError(f"{found}; remove it, or {_otherwise()}")
             if state.st_mode & (0o037 if given else 0o077):
                 what = f"others may read the secret (mode {state.st_mode & 0o777:o})"
-                ways = "chmod 440 it" if given else "chmod 600 it, or remove it, and a new one is made"
+                ways = (
+                    "chmod 440 it" if given else "chmod 600 it, or remove it, and a new one is made"
+                )
                 raise InputError(f"{path}: {what}; {ways}")
             text = os.read(descriptor, MOST).decode(errors="surrogateescape")
         finally:
             os.close(descriptor)
-        if text.endswith("\n") or (text and time.monotonic() > until):  # a file written by hand may lack the line's end
+        # a file written by hand may lack the line's end
+        if text.endswith("\n") or (text and time.monotonic() > until):
             return text.strip()
         if time.monotonic() > until:
             raise InputError(f"{path}: the file for the secret is empty; remove it")
@@ -147,10 +172,13 @@ def _make(path: Path) -> str:
     except FileExistsError:
         return _read(path)
     try:
-        if os.fstat(descriptor).st_mode & 0o077:  # a file system with fixed modes (vfat, drives under WSL, some shares)
+        # a file system with fixed modes (vfat, drives under WSL, some shares)
+        if os.fstat(descriptor).st_mode & 0o077:
             os.unlink(path)
             what = f"others may read all files in {path.parent}, because its file system has no file modes"
-            raise InputError(f"the secret by which ranks recognise one another can't be stored: {what}; {_otherwise()}")
+            raise InputError(
+                f"the secret by which ranks recognise one another can't be stored: {what}; {_otherwise()}"
+            )
         os.write(descriptor, f"{secrets.token_hex(SIZE)}\n".encode())
         os.fsync(descriptor)
     finally:

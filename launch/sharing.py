@@ -1,11 +1,13 @@
 """What the launched ranks of a machine read once: one of them reads it, and hands it to the others.
 
-The first rank that takes a name reads. The name is that of an abstract Unix socket: no file, and free again as soon as
-its process ends. It follows from the run's key, from what is to be read and from the files that a process sees. So
-ranks that would read something else don't meet. The others connect and wait. They get the descriptor of memory without
-a name (``spawned.Handed``), so nothing is left anywhere, whichever process is killed.
+The first rank that takes a name reads. The name is that of an abstract Unix socket: no file, and
+free again as soon as its process ends. It follows from the run's key, from what is to be read and
+from the files that a process sees. So ranks that would read something else don't meet. The others
+connect and wait. They get the descriptor of memory without a name (``spawned.Handed``), so nothing
+is left anywhere, whichever process is killed.
 
-The kernel says whose process is at the other end. Only processes of the same user hand anything over, or get it.
+The kernel says whose process is at the other end. Only processes of the same user hand anything
+over, or get it.
 """
 
 import contextlib
@@ -26,7 +28,8 @@ from launch.spawned import Handed
 _LONGEST = 1 << 14  # bytes of a message: an error is one line
 _WAITING = 4096  # connections that the kernel keeps until they are answered; it may keep fewer
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
-_hands: tuple[socket.socket, Handed] | None = None  # of the rank that reads: where the others come, what they get
+# of the rank that reads: where the others come, what they get
+_hands: tuple[socket.socket, Handed] | None = None
 
 
 def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ...]:
@@ -46,7 +49,9 @@ def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ..
     name = f"\0{channel.HELLO}:{secret.mac(secret.of_run(), b'read', what, _seen_files()).hex()}"
     while True:
         with contextlib.ExitStack() as unless_done:
-            listener = unless_done.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            listener = unless_done.enter_context(
+                socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            )
             try:
                 listener.bind(name)
             except OSError as error:
@@ -95,7 +100,8 @@ def _answer(listener: socket.socket, message: bytes, descriptors: list[int]) -> 
 
 
 def _wait(name: str) -> Any:
-    """Waits for the rank that reads. Returns what it hands over; None if it has ended; False if it can't be had.
+    """Waits for the rank that reads. Returns what it hands over; None if it has ended; False if it
+    can't be had.
 
     Raises:
         RunError: what it failed by.
@@ -127,7 +133,9 @@ def _wait(name: str) -> Any:
 
 
 def _seen_files() -> bytes:
-    """Returns what tells which files a path leads to: ranks in containers of their own may see others."""
+    """Returns what tells which files a path leads to: ranks in containers of their own may see
+    others.
+    """
     seen = []
     for path in (".", "/", "/proc/self/ns/mnt"):
         with contextlib.suppress(OSError):

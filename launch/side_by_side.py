@@ -1,4 +1,6 @@
-"""Runs commands side by side, each on its own devices, until all have ended or a signal asks to stop."""
+"""Runs commands side by side, each on its own devices, until all have ended or a signal asks to
+stop.
+"""
 
 import contextlib
 import functools
@@ -27,16 +29,20 @@ class Command(NamedTuple):
 
 
 def places(processes: int, side_by_side: int | None) -> list[dict[str, str]]:
-    """Returns an environment for each command that may run at the same time: its GPUs, or its share of the CPU's cores.
+    """Returns an environment for each command that may run at the same time: its GPUs, or its share
+    of the CPU's cores.
 
     Args:
         processes: processes of each command; each takes a GPU.
-        side_by_side: the number of commands at a time, at most; None: as many as the devices allow. GPUs aren't shared.
+        side_by_side: the number of commands at a time, at most; None: as many as the devices allow.
+            GPUs aren't shared.
     """
     gpus.check()
     if found := visible_gpus():
         names = gpus.visible_gpus() or [str(place) for place in range(found)]
-        shares = [names[first : first + processes] for first in range(0, found - processes + 1, processes)]
+        shares = [
+            names[first : first + processes] for first in range(0, found - processes + 1, processes)
+        ]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares[:side_by_side]]
     count = side_by_side or max(1, num_cores() // processes)
     threads = str(max(1, num_cores() // (count * processes)))
@@ -49,10 +55,11 @@ def run(
     ended: Callable[[str, int], None],
     keep: Sequence[int] = (),
 ) -> int:
-    """Runs the commands, one at a time for each environment; returns the signal that asked to stop, or 0.
+    """Runs the commands, one at a time for each environment; returns the signal that asked to stop,
+    or 0.
 
-    A signal is sent on to the running commands, and no other command is started after it. If this process is killed,
-    the running commands get SIGTERM.
+    A signal is sent on to the running commands, and no other command is started after it. If this
+    process is killed, the running commands get SIGTERM.
 
     Args:
         ended: is called with the name and the exit status (negative: a signal) of each, as it ends.
@@ -85,8 +92,12 @@ def run(
     return stop
 
 
-def _start(command: Command, environment: dict[str, str], keep: Sequence[int]) -> subprocess.Popen[bytes]:
-    """Starts a command in its own session: a terminal's Ctrl-C reaches it only through this process."""
+def _start(
+    command: Command, environment: dict[str, str], keep: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Starts a command in its own session: a terminal's Ctrl-C reaches it only through this
+    process.
+    """
     with open_to_append(command.printed) as printed:
         return subprocess.Popen(
             command.words,

@@ -1,4 +1,6 @@
-"""The process that spawned the ranks. It sends signals on, ends all ranks if one fails or stalls, and restarts them."""
+"""The process that spawned the ranks. It sends signals on, ends all ranks if one fails or stalls,
+and restarts them.
+"""
 
 import contextlib
 import itertools
@@ -33,13 +35,15 @@ SUSPENDED = 5.0  # seconds between two checks: after more, this process itself w
 
 
 class Handed:
-    """Objects in shared memory without a name, for ranks of this machine: /dev/shm is often too small.
+    """Objects in shared memory without a name, for ranks of this machine: /dev/shm is often too
+    small.
 
-    Arguments of a rank go through a pipe, which holds 64 kB. If they are larger, the parent waits until the rank has
-    imported Paddle before it starts the next one. It would wait for ever if the rank has ended.
+    Arguments of a rank go through a pipe, which holds 64 kB. If they are larger, the parent waits
+    until the rank has imported Paddle before it starts the next one. It would wait for ever if the
+    rank has ended.
 
-    The memory holds the sizes of its parts, a pickle, and then the content of each array. Ranks don't copy these: they
-    are once in the machine's memory.
+    The memory holds the sizes of its parts, a pickle, and then the content of each array. Ranks
+    don't copy these: they are once in the machine's memory.
     """
 
     def __init__(self, *objects: Any) -> None:
@@ -88,11 +92,12 @@ class Handed:
 
 
 def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:
-    """Returns the memory through which ranks report to the process that watches them: bytes for a failure, and FIELDS
-    numbers for each rank.
+    """Returns the memory through which ranks report to the process that watches them: bytes for a
+    failure, and FIELDS numbers for each rank.
 
     Raises:
-        InputError: there isn't enough space in /dev/shm for it and for Python's locks: a crash would follow.
+        InputError: there isn't enough space in /dev/shm for it and for Python's locks: a crash
+            would follow.
     """
     need = FAILURE + 64 * 1024 * (1 + count)
     try:
@@ -113,14 +118,18 @@ class Ranks:
     """Ranks of this machine, as their parent sees them.
 
     Args:
-        context: what ``paddle.distributed.spawn(join=False)`` returned; it has to live as long as the ranks do.
+        context: what ``paddle.distributed.spawn(join=False)`` returned; it has to live as long as
+            the ranks do.
         failed: the shared bytes in which the ranks' ``errors.reporting`` leaves a failure.
         beats: shared doubles, FIELDS per rank (``progress.beat``).
         timeout: the run ends after this many seconds without progress of any rank.
-        saves: a rank that has begun gets a signal to stop, and saves. Otherwise it is ended at once.
+        saves: a rank that has begun gets a signal to stop, and saves. Otherwise it is ended at
+            once.
     """
 
-    def __init__(self, context: Any, failed: Any, beats: Any, timeout: float, saves: bool = True) -> None:
+    def __init__(
+        self, context: Any, failed: Any, beats: Any, timeout: float, saves: bool = True
+    ) -> None:
         self.context = context
         self.processes = context.processes
         self.failed = failed
@@ -134,7 +143,8 @@ class Ranks:
         self.asked_at = 0.0
 
     def wait(self) -> Verdict | None:
-        """Waits for the ranks and sends signals on. If one fails or stalls, ends all and returns why, else None.
+        """Waits for the ranks and sends signals on. If one fails or stalls, ends all and returns
+        why, else None.
 
         Raises:
             SystemExit: after a second Ctrl-C.
@@ -147,14 +157,18 @@ class Ranks:
             if verdict := self.verdict():
                 self.end(verdict)
                 return verdict
-            wait([process.sentinel for process in self.processes if process.exitcode is None], timeout=0.2)
+            wait(
+                [process.sentinel for process in self.processes if process.exitcode is None],
+                timeout=0.2,
+            )
         return None
 
     def look(self) -> bool:
         """Reads how far the ranks are; returns whether all have ended without an error."""
         before = self.looked
         self.looked = time.monotonic()
-        if self.looked - before > SUSPENDED:  # together with the ranks, by Ctrl-Z: their time starts again
+        # together with the ranks, by Ctrl-Z: their time starts again
+        if self.looked - before > SUSPENDED:
             self.started = self.looked
         for place, (seen, process) in enumerate(zip(self.seen, self.processes, strict=True)):
             seen.time, seen.step, seen.doing, _ = self.beats[FIELDS * place : FIELDS * (place + 1)]
@@ -196,14 +210,16 @@ class Ranks:
                 continue
             if begun:
                 os.kill(process.pid, number)
-            elif number in signals.STOPS:  # it may not handle signals yet, or wait for others in C++
+            elif number in signals.STOPS:
+                # it may not handle signals yet, or wait for others in C++
                 seen.gone, seen.gone_at = how_it_ended(-number), time.monotonic()
                 process.kill()
 
 
 def leave(verdict: Verdict) -> NoReturn:
     """Prints why the run ends, and exits with its status. Signals are ignored from now on."""
-    signals.catch_signals(signal.SIG_IGN)  # at its end Python restores the defaults, and one would kill
+    # at its end Python restores the defaults, and one would kill
+    signals.catch_signals(signal.SIG_IGN)
     if verdict.text:  # there is none if the reader of standard output left
         print(verdict.text, file=sys.stderr, flush=True)
     sys.exit(verdict.status)
@@ -215,17 +231,19 @@ def run(
     start: Callable[..., Any],
     next_start: Callable[[CfgNode, int], tuple[CfgNode, int, str]] | None = None,
 ) -> None:
-    """Starts the ranks and waits for them. If ranks are lost or stall, it restarts all, DIST.MAX_RESTART times at most.
+    """Starts the ranks and waits for them. If ranks are lost or stall, it restarts all,
+    DIST.MAX_RESTART times at most.
 
-    Each time they resume from the newest complete checkpoint, with as many processes as there are devices now. If two
-    starts in a row completed no step, it stops, because a third wouldn't either.
+    Each time they resume from the newest complete checkpoint, with as many processes as there are
+    devices now. If two starts in a row completed no step, it stops, because a third wouldn't
+    either.
 
     Args:
         count: the number of ranks.
-        start: is called with the configuration, the number of ranks, ``failed`` and ``beats``. It starts the ranks and
-            returns their context.
-        next_start: is called with the configuration and the number of ranks. It returns both for a restart, and words
-            that describe them. None: no restarts, and nothing to save.
+        start: is called with the configuration, the number of ranks, ``failed`` and ``beats``. It
+            starts the ranks and returns their context.
+        next_start: is called with the configuration and the number of ranks. It returns both for a
+            restart, and words that describe them. None: no restarts, and nothing to save.
     """
     context = multiprocessing.get_context("spawn")
     stepped = True
@@ -248,15 +266,22 @@ def run(
         if not verdict.lost or ranks.asked or next_start is None or attempt > restarts:
             leave(verdict)
         if not (before or stepped):
-            leave(verdict._replace(text=f"{verdict.text}; no further restart: the last two starts completed no step"))
+            leave(
+                verdict._replace(
+                    text=f"{verdict.text}; no further restart: the last two starts completed no step"
+                )
+            )
         config, count, where = next_start(config, count)
         what = verdict.text.strip().splitlines()[-1].removeprefix("error: ")
-        _print_and_log(config, f"{what}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {where}")
+        _print_and_log(
+            config, f"{what}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {where}"
+        )
 
 
 def forget_lost_tracker() -> None:
-    """Keeps Python quiet at its end if its resource tracker was killed. It would start another one, which warns of each
-    name that it doesn't know. This process removes its shared memory without a tracker, too.
+    """Keeps Python quiet at its end if its resource tracker was killed. It would start another one,
+    which warns of each name that it doesn't know. This process removes its shared memory without a
+    tracker, too.
     """
     tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
     if tracker._fd is not None and not tracker._check_alive():

@@ -1,8 +1,9 @@
-"""Names an image that takes a process too long: its decoder can't be interrupted, and may hold the interpreter's lock.
+"""Names an image that takes a process too long: its decoder can't be interrupted, and may hold the
+interpreter's lock.
 
-With DATA.NUM_WORKERS 0 a run's process reads images itself. It notes each one in memory that it shares with a fork of
-its own, a small process that tells which image it is. Loader workers are watched by the process that waits
-for them (``loading.workers``).
+With DATA.NUM_WORKERS 0 a run's process reads images itself. It notes each one in memory that it
+shares with a fork of its own, a small process that tells which image it is. Loader workers are
+watched by the process that waits for them (``loading.workers``).
 """
 
 import json
@@ -20,7 +21,8 @@ from errors import Failure
 from launch.signals import die_with_parent
 from launch.verdict import trouble
 
-SHARE = 0.8  # of DIST.TIMEOUT: the process that watches ranks would only say that they wait for data
+# of DIST.TIMEOUT: the process that watches ranks would only say that they wait for data
+SHARE = 0.8
 GLOO = 25.0  # seconds; other ranks that wait by gloo give up after 30
 SUSPENDED = 5.0  # seconds between two looks: after more, the processes were suspended
 limit = math.inf  # seconds that an image may take
@@ -43,7 +45,8 @@ def watch(failed: Any = None) -> None:
     """Starts the process that watches this one, which reads images itself.
 
     Args:
-        failed: as of ``errors.reporting``: where another process watches this one, that reports the image.
+        failed: as of ``errors.reporting``: where another process watches this one, that reports the
+            image.
     """
     global _memory
     _memory = mmap.mmap(-1, mmap.PAGESIZE)

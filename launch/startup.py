@@ -1,5 +1,6 @@
-"""A program imports this first, because its other imports take a second. From then on a signal ends the program with
-one line, and a closed or broken standard stream doesn't end it. This module imports next to nothing.
+"""A program imports this first, because its other imports take a second. From then on a signal ends
+the program with one line, and a closed or broken standard stream doesn't end it. This module
+imports next to nothing.
 """
 
 import atexit
@@ -17,23 +18,28 @@ from typing import Any
 
 from launch import files, streams
 
-LEAST_MEMORY = 1200 << 20  # bytes of address space that Paddle's libraries need; with less, Paddle hangs or crashes
+# bytes of address space that Paddle's libraries need; with less, Paddle hangs or crashes
+LEAST_MEMORY = 1200 << 20
 ENDING = 5.0  # seconds in which a killed process ends
 LEAST_FILES = 64  # files that a process with a few ranks and loader workers has open
 
-# A scheduler; Ctrl-C; a closed terminal; a limit on CPU time, which Linux announces by SIGXCPU before it kills.
+# A scheduler; Ctrl-C; a closed terminal; a limit on CPU time, which Linux announces by SIGXCPU
+# before it kills.
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
-# By nohup, say: child processes inherit it. SIGINT isn't among them: shells ignore it for commands in the background.
+# By nohup, say: child processes inherit it. SIGINT isn't among them: shells ignore it for commands
+# in the background.
 IGNORED = [number for number in STOPS[2:] if signal.getsignal(number) is signal.SIG_IGN]
 STOPPED = "stopped by {}"
 NOT_BEGUN = "stopped by {} before the first step: nothing to save"
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
-_SPEAKER = None if "--multiprocessing-fork" in getattr(sys, "orig_argv", []) else os.getpid()  # child processes keep it
+# child processes keep it
+_SPEAKER = None if "--multiprocessing-fork" in getattr(sys, "orig_argv", []) else os.getpid()
 
 
 def end_at_once(number: int, _: object) -> None:
-    """Ends this process at once with one line: the signal handler of tools, and of a run with nothing to save yet.
+    """Ends this process at once with one line: the signal handler of tools, and of a run with
+    nothing to save yet.
 
     Before that, it ends the processes that it has started, and removes what it has begun to write.
     """
@@ -48,8 +54,8 @@ def end_at_once(number: int, _: object) -> None:
 
 
 def stop_at_once() -> None:
-    """Makes each of STOPS end this process from now on. SIGUSR1, which asks for a save, is ignored: by
-    default it would kill.
+    """Makes each of STOPS end this process from now on. SIGUSR1, which asks for a save, is ignored:
+    by default it would kill.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     for number in STOPS:
@@ -59,8 +65,8 @@ def stop_at_once() -> None:
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Switches Python's garbage collector off. It would look again and again through many new objects, none of which is
-    garbage: imports and parsers make such objects.
+    """Switches Python's garbage collector off. It would look again and again through many new
+    objects, none of which is garbage: imports and parsers make such objects.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -82,7 +88,9 @@ def end_descendants() -> None:
 
 
 def descendants() -> list[int]:
-    """Returns the processes that this one has started, and theirs, the oldest first; without those that have ended."""
+    """Returns the processes that this one has started, and theirs, the oldest first; without those
+    that have ended.
+    """
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else ()):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -103,10 +111,11 @@ def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 class _Finder:
-    """Finds two packages for ``import``, wherever a tool imports them first, and has signals wait meanwhile.
+    """Finds two packages for ``import``, wherever a tool imports them first, and has signals wait
+    meanwhile.
 
-    Paddle's import takes SIGTERM and others over, in C++, which prints a dump. NumPy's starts threads: they would get
-    the signals that only Python's thread holds back.
+    Paddle's import takes SIGTERM and others over, in C++, which prints a dump. NumPy's starts
+    threads: they would get the signals that only Python's thread holds back.
     """
 
     def find_spec(self, name: str, path: Any = None, _: Any = None) -> ModuleSpec | None:
@@ -134,14 +143,18 @@ def _run_package(run: Callable[[Any], None], module: Any) -> None:
 
 
 def _ignore_stops() -> None:
-    """At a tool's end, which Python then takes a moment for, with the default handlers: its work is done."""
+    """At a tool's end, which Python then takes a moment for, with the default handlers: its work is
+    done.
+    """
     if os.getpid() == _SPEAKER:
         for number in STOPS:
             signal.signal(number, signal.SIG_IGN)
 
 
 def _open_tool() -> None:
-    """Starts a tool: signals end it as they end the main programs, and whatever it forks ends with it."""
+    """Starts a tool: signals end it as they end the main programs, and whatever it forks ends with
+    it.
+    """
     sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
     atexit.register(_ignore_stops)  # the first to be registered is the last that is called
     os.register_at_fork(after_in_child=end_with_parent)
@@ -151,13 +164,16 @@ def _open_tool() -> None:
 
 
 def speak_utf8() -> None:
-    """Restarts this program with UTF-8 if Python's locale lacks most letters: class and file names may have any."""
+    """Restarts this program with UTF-8 if Python's locale lacks most letters: class and file names
+    may have any.
+    """
     if sys.getfilesystemencoding() != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
 def unfit() -> str:
-    """Returns why no program can work in this process's environment, and what to do; "" if there is no such reason.
+    """Returns why no program can work in this process's environment, and what to do; "" if there is
+    no such reason.
 
     It also raises this process's limit on open files to the administrator's.
     """
@@ -192,7 +208,8 @@ if _IS_RUN:
 if os.path.join(_ROOT, "tools") == _FOLDER and _PROGRAM.endswith(".py"):
     _open_tool()
 _OURS = _FOLDER in (_ROOT, os.path.join(_ROOT, "tools"), os.path.join(_ROOT, "examples"))
-if _OURS and _PROGRAM.endswith(".py"):  # not python -c, nor a program that comes by stdin, which is read only once
+# not python -c, nor a program that comes by stdin, which is read only once
+if _OURS and _PROGRAM.endswith(".py"):
     streams.keep()
     speak_utf8()
     if problem := unfit():

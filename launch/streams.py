@@ -1,7 +1,9 @@
-"""Standard streams that don't end a program. If one is closed, broken, full or blocked, only its lines are lost.
+"""Standard streams that don't end a program. If one is closed, broken, full or blocked, only its
+lines are lost.
 
-A run's lines are in its log files, too. So a run doesn't wait for whoever reads its output: a terminal that is stopped
-by Ctrl-S, or a pipe that nobody empties. Other commands do wait: their output is their purpose.
+A run's lines are in its log files, too. So a run doesn't wait for whoever reads its output: a
+terminal that is stopped by Ctrl-S, or a pipe that nobody empties. Other commands do wait: their
+output is their purpose.
 """
 
 import atexit
@@ -14,7 +16,8 @@ import sys
 import time
 from typing import Any
 
-WAIT = 1.0  # seconds that a run waits for a blocked reader; then it doesn't wait until that reads again
+# seconds that a run waits for a blocked reader; then it doesn't wait until that reads again
+WAIT = 1.0
 AT_END = 5.0  # seconds that a run waits for a blocked reader at its end
 MOST = 1 << 20  # bytes that are kept for a blocked reader; beyond that, the oldest are dropped
 _hurried = False
@@ -28,7 +31,9 @@ def hurry() -> None:
 
 
 class Lasting(io.RawIOBase):
-    """Accepts whatever is written, and passes to ``descriptor`` as much as that accepts. It keeps the rest."""
+    """Accepts whatever is written, and passes to ``descriptor`` as much as that accepts. It keeps
+    the rest.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.kept, self.stalled = descriptor, bytearray(), False
@@ -51,7 +56,9 @@ class Lasting(io.RawIOBase):
         return len(data)
 
     def offer(self, seconds: float | None) -> None:
-        """Writes what is kept; waits ``seconds`` at most for the reader (None: as long as it takes)."""
+        """Writes what is kept; waits ``seconds`` at most for the reader (None: as long as it
+        takes).
+        """
         until = seconds if seconds is None else time.monotonic() + seconds
         while self.kept:
             self.stalled = not self._ready(until)
@@ -71,11 +78,15 @@ class Lasting(io.RawIOBase):
     def _ready(self, until: float | None) -> bool:
         poll = select.poll()
         poll.register(self.end, select.POLLOUT)
-        return bool(poll.poll(None if until is None else max(0.0, 1000 * (until - time.monotonic()))))
+        return bool(
+            poll.poll(None if until is None else max(0.0, 1000 * (until - time.monotonic())))
+        )
 
 
 def _not_waiting(descriptor: int) -> int:
-    """Returns a descriptor of the same pipe or terminal that never blocks. Programs that share the first still may."""
+    """Returns a descriptor of the same pipe or terminal that never blocks. Programs that share the
+    first still may.
+    """
     kind = os.fstat(descriptor).st_mode
     with contextlib.suppress(OSError):  # another user's; no /proc
         if stat.S_ISFIFO(kind) or os.isatty(descriptor):
@@ -84,7 +95,8 @@ def _not_waiting(descriptor: int) -> int:
 
 
 def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWrapper:
-    """Returns a text stream for a descriptor. Letters that its encoding lacks are written as escapes.
+    """Returns a text stream for a descriptor. Letters that its encoding lacks are written as
+    escapes.
 
     Args:
         lines: whether each line is passed on at once.
@@ -112,17 +124,19 @@ def finish() -> None:
 
 
 def keep() -> None:
-    """Replaces this process's standard streams by lasting ones. A closed one becomes /dev/null: the next opened file
-    would get its number, and with it all that is printed. Streams that another program has replaced stay, such as a
-    notebook's.
+    """Replaces this process's standard streams by lasting ones. A closed one becomes /dev/null: the
+    next opened file would get its number, and with it all that is printed. Streams that another
+    program has replaced stay, such as a notebook's.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open takes the lowest free number
+            # open takes the lowest free number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdout is sys.__stdout__:
         sys.stdout = lasting(1, lines=False, at_once=getattr(sys.stdout, "write_through", False))
     if sys.stderr is sys.__stderr__:
         sys.stderr = lasting(2, lines=True, at_once=getattr(sys.stderr, "write_through", False))
-    atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush()))  # runs before the handlers of ``lasting``
+    # runs before the handlers of ``lasting``
+    atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush()))

@@ -14,7 +14,8 @@ from launch.startup import NOT_BEGUN
 
 START_UP = 600.0  # seconds, at least, until all ranks have taken a batch
 GRACE = 2.0  # seconds to wait for the cause, after ranks aborted because of another
-PATIENCE = 20.0  # seconds without a beat after which a rank counts as the cause; gloo gives up after 30
+# seconds without a beat after which a rank counts as the cause; gloo gives up after 30
+PATIENCE = 20.0
 STOPPED = {f"was stopped by {number.name}": number for number in STOPS}
 ABORTED = "was killed by SIGABRT"  # gloo and NCCL abort if a peer is gone or doesn't answer
 
@@ -49,7 +50,9 @@ class Seen:
         return f"rank {self.place} (process {self.pid}{at})" if self.pid else f"rank {self.place}"
 
     def __str__(self) -> str:
-        return f"{self.name} {self.trouble or f'is {DOING[int(self.doing)]}'} at step {self.step:.0f}"
+        return (
+            f"{self.name} {self.trouble or f'is {DOING[int(self.doing)]}'} at step {self.step:.0f}"
+        )
 
 
 class Verdict(NamedTuple):
@@ -65,11 +68,13 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
 
     Args:
         started: by ``time.monotonic``.
-        timeout: the run ends after this many seconds without progress of any rank. Until all have begun, it is at
-            least START_UP.
+        timeout: the run ends after this many seconds without progress of any rank. Until all have
+            begun, it is at least START_UP.
     """
     now = time.monotonic()
-    failures = sorted((seen.failure for seen in ranks if seen.failure), key=lambda failure: failure.unforeseen)
+    failures = sorted(
+        (seen.failure for seen in ranks if seen.failure), key=lambda failure: failure.unforeseen
+    )
     if failures and not failures[0].unforeseen:
         return Verdict(failures[0].status, failures[0].text, lost=False)
     gone = [seen for seen in ranks if seen.gone]
@@ -78,7 +83,11 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
     if causes := [seen for seen in gone if seen.gone != ABORTED]:
         return _loss_verdict(causes[0])
     if failures or gone:  # perhaps because another rank didn't answer
-        hung = [seen for seen in _late(ranks) if seen.trouble or (seen.time and now - seen.time > PATIENCE)]
+        hung = [
+            seen
+            for seen in _late(ranks)
+            if seen.trouble or (seen.time and now - seen.time > PATIENCE)
+        ]
         if hung:
             return Verdict(1, f"error: {hung[0]}, and the others waited for it in vain", lost=True)
         if failures:
@@ -98,16 +107,23 @@ def _loss_verdict(seen: Seen) -> Verdict:
 
 
 def _abort_verdict(aborted: list[Seen]) -> Verdict:
-    """Returns the verdict on ranks that C++ aborted. The cause isn't known; the ends of their logs may show it."""
+    """Returns the verdict on ranks that C++ aborted. The cause isn't known; the ends of their logs
+    may show it.
+    """
     names = " and ".join(str(seen.place) for seen in aborted)
     logs = " and ".join(f"log_{seen.place}.txt" for seen in aborted)
     who = f"rank{'s' * (len(aborted) > 1)} {names} gave up (SIGABRT) at step {aborted[0].step:.0f}"
-    return Verdict(1, f"error: {who}; the end of {logs} tells why" if aborted[0].time else f"error: {who}", lost=True)
+    return Verdict(
+        1,
+        f"error: {who}; the end of {logs} tells why" if aborted[0].time else f"error: {who}",
+        lost=True,
+    )
 
 
 def _stall_verdict(ranks: list[Seen], started: float, timeout: float, now: float) -> Verdict | None:
     times = [seen.time for seen in ranks]
-    # Until each has taken its first batch, they read the data and build the model, at their own pace.
+    # Until each has taken its first batch, they read the data and build the model, at their own
+    # pace.
     timeout = timeout if all(times) else max(timeout, START_UP)
     if now - max(started, *times) < timeout:
         return None
@@ -116,7 +132,9 @@ def _stall_verdict(ranks: list[Seen], started: float, timeout: float, now: float
 
 
 def _late(ranks: list[Seen]) -> list[Seen]:
-    """Returns the ranks that the others wait for: those in trouble, else those that are behind; [] if none is."""
+    """Returns the ranks that the others wait for: those in trouble, else those that are behind; []
+    if none is.
+    """
     if troubled := [seen for seen in ranks if seen.trouble]:
         return troubled
     reached = [(seen.step, seen.doing) for seen in ranks]
@@ -131,7 +149,9 @@ def how_it_ended(code: int) -> str:
         return f"was stopped by {signal.Signals(number).name}"
     if number == signal.SIGKILL and code < 0:
         return "was killed by SIGKILL (is memory short?)"
-    return f"was killed by {signal.Signals(number).name}" if code < 0 else f"ended with status {code}"
+    return (
+        f"was killed by {signal.Signals(number).name}" if code < 0 else f"ended with status {code}"
+    )
 
 
 def trouble(pid: int) -> str:

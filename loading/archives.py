@@ -1,7 +1,7 @@
 """The readers of archives: CIFAR's, MNIST's and Fashion-MNIST's.
 
-Nothing in a file is run: CIFAR's pickles are read as data. Of what is compressed no more is unpacked than a file of its
-size may take (``errors.Allowance``).
+Nothing in a file is run: CIFAR's pickles are read as data. Of what is compressed no more is
+unpacked than a file of its size may take (``errors.Allowance``).
 """
 
 import gzip
@@ -22,8 +22,20 @@ from loading.sources import Arrays, Decoded, Split
 from settings.registry import datasets
 from weights.unpickle import DataUnpickler
 
-FASHION = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
-# archive, folder in it, training members, validation members, key of the labels, member and key of the names
+FASHION = [
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+]
+# archive, folder in it, training members, validation members, key of the labels, member and key of
+# the names
 _CIFAR10 = (
     "cifar-10-python.tar.gz", "cifar-10-batches-py",
     [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], "labels", "batches.meta", "label_names",
@@ -37,7 +49,9 @@ _CHUNK = 1 << 20  # bytes that are unpacked at once
 
 @datasets.register("cifar10", holds="`cifar-10-python.tar.gz`, or its unpacked folder")
 def cifar10(split: Split, *, data_path: str) -> Arrays:
-    """Reads CIFAR-10. Like the archives below, raises InputError for a file that is missing or something else."""
+    """Reads CIFAR-10. Like the archives below, raises InputError for a file that is missing or
+    something else.
+    """
     return _cifar("cifar10", _CIFAR10, Path(data_path), split.mode)
 
 
@@ -66,7 +80,9 @@ def _cifar(dataset: str, layout: tuple, root: Path, mode: str) -> Arrays:
 
     def read() -> Decoded:
         found: dict[str, Any] = {}
-        with reading(root / archive, f"{dataset}'s archive", f"; DATASET {dataset} needs it under -data_path"):
+        with reading(
+            root / archive, f"{dataset}'s archive", f"; DATASET {dataset} needs it under -data_path"
+        ):
             for name, data in _members(root, archive, folder, members):
                 if name in found:
                     raise Unreadable(f"it holds {name} twice")
@@ -74,7 +90,10 @@ def _cifar(dataset: str, layout: tuple, root: Path, mode: str) -> Arrays:
                 if name == meta:
                     found[name] = _all_of(str, content[names_key], names_key)
                 else:
-                    found[name] = content["data"].read(), _all_of(int, content[label_key], label_key)
+                    found[name] = (
+                        content["data"].read(),
+                        _all_of(int, content[label_key], label_key),
+                    )
             if missing := [name for name in members if name not in found]:
                 raise Unreadable(f"it lacks {folder}/{missing[0]}")
             names = found[meta]
@@ -84,13 +103,19 @@ def _cifar(dataset: str, layout: tuple, root: Path, mode: str) -> Arrays:
             del parts
             pixels = pixels.reshape(-1, 3, 32, 32)
             if pixels.dtype != np.uint8 or len(pixels) != len(labels):
-                raise Unreadable(f"it holds {len(pixels)} images of {pixels.dtype}, {len(labels)} labels")
+                raise Unreadable(
+                    f"it holds {len(pixels)} images of {pixels.dtype}, {len(labels)} labels"
+                )
             return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), labels, names
 
-    return Arrays([root / folder / name for name in members] if unpacked else [root / archive], read)
+    return Arrays(
+        [root / folder / name for name in members] if unpacked else [root / archive], read
+    )
 
 
-def _members(root: Path, archive: str, folder: str, names: list[str]) -> Iterator[tuple[str, bytes]]:
+def _members(
+    root: Path, archive: str, folder: str, names: list[str]
+) -> Iterator[tuple[str, bytes]]:
     if (root / folder).is_dir():
         yield from ((name, contents(root / folder / name, _LARGEST_MEMBER)) for name in names)
         return
@@ -110,7 +135,8 @@ def _members(root: Path, archive: str, folder: str, names: list[str]) -> Iterato
                 yield wanted[member.name], file.content(member.size)
 
 
-def _all_of(kind: type, values: Any, key: str) -> list[Any]:  # NumPy would unfold lists of lists, however many
+# NumPy would unfold lists of lists, however many
+def _all_of(kind: type, values: Any, key: str) -> list[Any]:
     if type(values) is not list or any(type(value) is not kind for value in values):
         raise Unreadable(f"its {key} are no list of {'names' if kind is str else 'whole numbers'}")
     return values
@@ -136,7 +162,10 @@ def _idx_file(root: Path, name: str) -> Path:
 def _idx(root: Path, name: str, dimensions: int) -> np.ndarray:
     """Reads an IDX file of unsigned bytes (LeCun's format), gzipped or not."""
     path = _idx_file(root, name)
-    with reading(path, "an IDX file", "; MNIST's files are needed under -data_path"), open_file(path) as packed:
+    with (
+        reading(path, "an IDX file", "; MNIST's files are needed under -data_path"),
+        open_file(path) as packed,
+    ):
         file = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed
         head = file.read(4 + 4 * dimensions)
         if head[:4] != bytes([0, 0, 8, dimensions]) or len(head) != 4 + 4 * dimensions:
@@ -146,8 +175,11 @@ def _idx(root: Path, name: str, dimensions: int) -> np.ndarray:
         held = 0
         Allowance(os.fstat(packed.fileno()).st_size).take(count)
         values = np.empty(count, np.uint8)
-        while part := file.readinto(values[held : held + _CHUNK].data):  # of more, gzip makes a copy
+        # of more, gzip makes a copy
+        while part := file.readinto(values[held : held + _CHUNK].data):
             held += part
         if held != count or file.read(1) or (count and 0 in shape[1:]):
-            raise Unreadable(f"it is not an IDX file, or cut short: it claims the shape {list(shape)}")
+            raise Unreadable(
+                f"it is not an IDX file, or cut short: it claims the shape {list(shape)}"
+            )
         return values.reshape(shape)

@@ -1,13 +1,16 @@
-"""Decoded images in a file that processes map into memory: decoded once, on the first run, and shared by all.
+"""Decoded images in a file that processes map into memory: decoded once, on the first run, and
+shared by all.
 
-``<name>-<hash>.npy`` holds the pixels, ``<name>-<hash>.npz`` each image's CRC-32, the labels and the class names. The
-hash is of what they were made from. So other sources, or changed ones, get other files. Old files may be removed at any
-time. A source that is replaced by a file of the same size and time of modification has another inode or time of change.
-Then all sources are read and compared with their checksum: a copied data set isn't decoded again.
+``<name>-<hash>.npy`` holds the pixels, ``<name>-<hash>.npz`` each image's CRC-32, the labels and
+the class names. The hash is of what they were made from. So other sources, or changed ones, get
+other files. Old files may be removed at any time. A source that is replaced by a file of the same
+size and time of modification has another inode or time of change. Then all sources are read and
+compared with their checksum: a copied data set isn't decoded again.
 
-A start reads no pixels while the file of pixels is as it was last checked: the same inode, size and times of change.
-Otherwise all of them are compared with their CRC-32. What changes the content without these, such as a decaying disk,
-is found as the image is read: each one is compared then, too.
+A start reads no pixels while the file of pixels is as it was last checked: the same inode, size and
+times of change. Otherwise all of them are compared with their CRC-32. What changes the content
+without these, such as a decaying disk, is found as the image is read: each one is compared then,
+too.
 """
 
 import contextlib
@@ -27,11 +30,13 @@ from loading.transforms.bands import UNITS
 from utils import writing_whole
 
 Labels = Sequence[int] | np.ndarray | LabelSets
-Decoded = tuple[Iterable[np.ndarray], Labels, Sequence[str]]  # images of one shape, labels, class names
+# images of one shape, labels, class names
+Decoded = tuple[Iterable[np.ndarray], Labels, Sequence[str]]
 
 
 class MappedImages:
-    """Images [n, H, W] or [n, H, W, C] of UNITS in a .npy file, which goes to other processes by its name.
+    """Images [n, H, W] or [n, H, W, C] of UNITS in a .npy file, which goes to other processes by
+    its name.
 
     Args:
         crcs: the CRC-32 of each image's pixels, [n].
@@ -43,7 +48,9 @@ class MappedImages:
         self.crcs = crcs
         pixels = self.pixels
         if pixels.dtype not in UNITS or 0 in pixels.shape[1:] or pixels.ndim not in (3, 4):
-            raise Unreadable(f"it holds {pixels.dtype} of the shape {list(pixels.shape)}, which are no images")
+            raise Unreadable(
+                f"it holds {pixels.dtype} of the shape {list(pixels.shape)}, which are no images"
+            )
 
     def __getitem__(self, index: int) -> np.ndarray:
         """Returns an image; raises RunError where it isn't what was written."""
@@ -70,8 +77,10 @@ class Sources:
         parts: what else the pixels depend on.
 
     Attributes:
-        name: a hash of the paths, sizes and times of modification, and of ``parts``: a part of the cache's name.
-        state: a hash of the inodes and the times of change, which no program can set. Copies differ in them, too.
+        name: a hash of the paths, sizes and times of modification, and of ``parts``: a part of the
+            cache's name.
+        state: a hash of the inodes and the times of change, which no program can set. Copies differ
+            in them, too.
 
     Raises:
         InputError: a file can't be read.
@@ -114,13 +123,15 @@ def _readable(file: str | Path) -> Iterator[None]:
 def cached_images(
     folder: Path, name: str, sources: Sources, decode: Callable[[], Decoded]
 ) -> tuple[MappedImages, np.ndarray, list[str]]:
-    """Returns (images, labels [n], class names) from the cache. They are decoded and written if they aren't in it, are
-    damaged, or were made from other sources.
+    """Returns (images, labels [n], class names) from the cache. They are decoded and written if
+    they aren't in it, are damaged, or were made from other sources.
 
-    Several processes may do so at once: each writes all of it, under a name of its own, then renames.
+    Several processes may do so at once: each writes all of it, under a name of its own, then
+    renames.
 
     Raises:
-        InputError: an image that can't be read; images of several shapes; a folder that can't be written.
+        InputError: an image that can't be read; images of several shapes; a folder that can't be
+            written.
     """
     pixels = folder / f"{name}.npy"
     rest = folder / f"{name}.npz"
@@ -140,7 +151,15 @@ def cached_images(
         folder.mkdir(parents=True, exist_ok=True)
         with writing_whole(pixels, "wb") as file:
             crcs = _write(file, images, len(labels))
-        _write_rest(rest, _state(pixels), sources.state, checksum, crcs, np.asarray(labels, np.int64), classes)
+        _write_rest(
+            rest,
+            _state(pixels),
+            sources.state,
+            checksum,
+            crcs,
+            np.asarray(labels, np.int64),
+            classes,
+        )
         with reading(rest, "a cache"):
             return _read(pixels, rest, sources)
     except OSError as error:
@@ -173,7 +192,9 @@ def _read(pixels: Path, rest: Path, sources: Sources) -> tuple[MappedImages, np.
     images = MappedImages(pixels, crcs)
     count = len(images.pixels)
     unchanged = state == found["state"].tolist()
-    if {len(labels), len(crcs)} != {count} or not (unchanged or all(map(images.is_whole, range(count)))):
+    if {len(labels), len(crcs)} != {count} or not (
+        unchanged or all(map(images.is_whole, range(count)))
+    ):
         raise Unreadable("not what was written")
     if not (unchanged and are_same):  # it or its sources were copied or touched, say
         # Where the folder can't be written, the next start compares again.
@@ -183,7 +204,9 @@ def _read(pixels: Path, rest: Path, sources: Sources) -> tuple[MappedImages, np.
 
 
 def _state(file: Path) -> list[int]:
-    """Returns what changes with a file's content: no program can set the last of them, its time of change."""
+    """Returns what changes with a file's content: no program can set the last of them, its time of
+    change.
+    """
     found = os.stat(file)
     return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
@@ -225,7 +248,9 @@ def _write(file: IO[bytes], images: Iterable[np.ndarray], count: int) -> np.ndar
             }
             np.lib.format.write_array_header_1_0(file, header)
         if image.dtype != dtype:
-            raise InputError(f"DATA.CACHE holds images of one type: found {image.dtype} after {dtype}; set it to None")
+            raise InputError(
+                f"DATA.CACHE holds images of one type: found {image.dtype} after {dtype}; set it to None"
+            )
         if image.shape != shape:
             raise InputError(
                 f"DATA.CACHE holds images of one size: found {_size(image.shape)} after {_size(shape)}; make them of"

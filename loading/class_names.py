@@ -11,7 +11,8 @@ from pathlib import Path
 from errors import Allowance, Unreadable, open_file, printable, reading
 from loading.files import count_lines, not_utf8, text_lines
 
-# Characters that no class can have in its name: a message, a table or a JSON file would break at them.
+# Characters that no class can have in its name: a message, a table or a JSON file would break at
+# them.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 FILE = "classes.txt"  # beside lists of files
 _MOST = 1_000_000
@@ -47,7 +48,9 @@ def class_name(classes: Sequence[str], label: int) -> str:
 
 
 def lookalike(names: Sequence[str], known: Sequence[str]) -> str:
-    """Returns in what alone one of the first names differs from a known one, to be added to a message; or ""."""
+    """Returns in what alone one of the first names differs from a known one, to be added to a
+    message; or "".
+    """
     for name in names[:5]:
         for what, fold in _LIKENESS:
             if alike := [other for other in known if fold(other) == fold(name)]:
@@ -66,8 +69,9 @@ def read_class_names(path: str | Path) -> list[str]:
 
 
 def read_class_map(path: str | Path) -> dict[str, list[str]]:
-    """Returns the outputs of each class that a file names. Each line has a class, then its outputs, each after a TAB;
-    any of them is right. A class that is alone on its line is the output's name, too.
+    """Returns the outputs of each class that a file names. Each line has a class, then its outputs,
+    each after a TAB; any of them is right. A class that is alone on its line is the output's name,
+    too.
 
     Raises:
         InputError: as ``read_class_names``; a class is there twice.
@@ -82,7 +86,9 @@ def read_class_map(path: str | Path) -> dict[str, list[str]]:
 
 
 def _lines(path: str | Path, field: int = 0) -> list[str]:
-    """The lines of a file, without empty ones at its end; ``field`` is what each of their fields takes, in bytes."""
+    """The lines of a file, without empty ones at its end; ``field`` is what each of their fields
+    takes, in bytes.
+    """
     with open_file(path) as file:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         if (count := count_lines(file)) > _MOST:
@@ -101,7 +107,8 @@ def _lines(path: str | Path, field: int = 0) -> list[str]:
 
 
 def names_beside(root: Path) -> list[str]:
-    """Returns the names in the ``classes.txt`` of a dataset's folder; none where there is no such file.
+    """Returns the names in the ``classes.txt`` of a dataset's folder; none where there is no such
+    file.
 
     Raises:
         InputError: as ``read_class_names``; a name is there twice.

@@ -1,6 +1,8 @@
-"""NVIDIA DALI as the loader of training images (DATA.LOADER dali): it decodes, crops, resizes and flips.
+"""NVIDIA DALI as the loader of training images (DATA.LOADER dali): it decodes, crops, resizes and
+flips.
 
-On the GPU where there is one (documented API; not run there yet). Imported only where it is asked for.
+On the GPU where there is one (documented API; not run there yet). Imported only where it is asked
+for.
 """
 
 import collections
@@ -33,15 +35,21 @@ _INTERPOLATION = {
 
 
 class DaliLoader(Loader):
-    """The samples of ``ProcessLoader``, in its order, with the same crops and flips: they are drawn here, by the same
-    generators; the pixels are DALI's. DATA.NUM_WORKERS threads read files, as many decode.
+    """The samples of ``ProcessLoader``, in its order, with the same crops and flips: they are drawn
+    here, by the same generators; the pixels are DALI's. DATA.NUM_WORKERS threads read files, as
+    many decode.
 
     Args:
-        dataset: has ``data(index)``, ``labels`` and a ``TrainTransform`` that crops, resizes and flips, no more.
+        dataset: has ``data(index)``, ``labels`` and a ``TrainTransform`` that crops, resizes and
+            flips, no more.
     """
 
     def __init__(
-        self, config: Configuration, dataset: Any, sampler: TrainBatchSampler, draw: Draw | None = None
+        self,
+        config: Configuration,
+        dataset: Any,
+        sampler: TrainBatchSampler,
+        draw: Draw | None = None,
     ) -> None:
         super().__init__(config, dataset, sampler, draw)
         self.threads = max(1, config.DATA.NUM_WORKERS)
@@ -55,7 +63,8 @@ class DaliLoader(Loader):
 
     def _decode_batches(self, keys: Iterator[list]) -> Iterator[list]:
         """Yields the columns of each batch: pixels on the device, the others as arrays."""
-        waiting: collections.deque[tuple] = collections.deque()  # what DALI doesn't see of the batches that it holds
+        # what DALI doesn't see of the batches that it holds
+        waiting: collections.deque[tuple] = collections.deque()
         pipeline = self._pipeline(self._pipeline_inputs(keys, waiting))
         while True:
             try:
@@ -71,9 +80,13 @@ class DaliLoader(Loader):
 
     def _pipeline(self, source: Iterator[tuple]) -> Pipeline:
         gpu = int(paddle.device.get_device().partition(":")[2]) if num_gpus() else None
-        pipeline = Pipeline(self.batch_sampler.batch_size, self.threads, gpu, prefetch_queue_depth=self.depth)
+        pipeline = Pipeline(
+            self.batch_sampler.batch_size, self.threads, gpu, prefetch_queue_depth=self.depth
+        )
         with pipeline:
-            files, start, shape, mirrored, turned = fn.external_source(source, num_outputs=5, batch=True)
+            files, start, shape, mirrored, turned = fn.external_source(
+                source, num_outputs=5, batch=True
+            )
             pixels = fn.decoders.image_slice(
                 files,
                 device="cpu" if gpu is None else "mixed",
@@ -104,13 +117,16 @@ class DaliLoader(Loader):
                 yield _columns(batch, samples, waiting)
 
     def _sample(self, key: tuple[int, int, int]) -> tuple[tuple, list]:
-        """Returns (file, start and shape of the crop, whether it is mirrored, turned), and what else the sample has."""
+        """Returns (file, start and shape of the crop, whether it is mirrored, turned), and what
+        else the sample has.
+        """
         index = key[1]
         rng = self.dataset.generator(*key)
         with readable(self.dataset.name(index)):
             image, data = opened_image(self.dataset.data(index), self.dataset.most)
             box, *flips = self.dataset.transform.draw(*image.size, rng)
-            if image.mode not in ("RGB", "L"):  # palettes, inks, 16 bits: DALI gets the pixels of Pillow's conversion
+            # palettes, inks, 16 bits: DALI gets the pixels of Pillow's conversion
+            if image.mode not in ("RGB", "L"):
                 file = io.BytesIO()
                 self.dataset.image(index).save(file, "PPM")
                 data = file.getvalue()
@@ -121,7 +137,9 @@ class DaliLoader(Loader):
         return (np.frombuffer(data, np.uint8), start, end - start, *map(np.int32, flips)), others
 
 
-def _columns(batch: list, samples: list[Future], waiting: collections.deque) -> tuple[list[np.ndarray], ...]:
+def _columns(
+    batch: list, samples: list[Future], waiting: collections.deque
+) -> tuple[list[np.ndarray], ...]:
     inputs, others = zip(*(sample.result() for sample in samples), strict=True)
     waiting.append((batch, [np.stack(column) for column in zip(*others, strict=True)]))
     return tuple(map(list, zip(*inputs, strict=True)))

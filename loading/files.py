@@ -1,4 +1,6 @@
-"""Files that strangers wrote: only regular ones are read, and no more of them than the reader allows."""
+"""Files that strangers wrote: only regular ones are read, and no more of them than the reader
+allows.
+"""
 
 import codecs
 import io
@@ -63,7 +65,9 @@ def not_utf8(line: int) -> Unreadable:
 
 
 def count_lines(file: Any) -> int:
-    """Returns how many lines a file has, and goes back to its beginning: they are counted before anything is kept."""
+    """Returns how many lines a file has, and goes back to its beginning: they are counted before
+    anything is kept.
+    """
     count = 0
     last = b"\n"
     while block := file.read(_BLOCK):
@@ -74,7 +78,8 @@ def count_lines(file: Any) -> int:
 
 
 def text_lines(file: Any, longest: int = LONGEST_LINE, end: bytes = b"\n") -> Iterator[bytes]:
-    """Yields a text's lines without their ends, and without a byte order mark. A carriage return stays.
+    """Yields a text's lines without their ends, and without a byte order mark. A carriage return
+    stays.
 
     Args:
         file: of bytes; a block of it is in memory.
@@ -105,7 +110,9 @@ _WINDOWS_DISK = re.compile(r"[A-Za-z]:[\\/]")
 
 
 def why_missing(root: str | Path, path: bytes) -> str:
-    """Returns why a path of a list may be missing, to be added to the error; "" if no reason is found."""
+    """Returns why a path of a list may be missing, to be added to the error; "" if no reason is
+    found.
+    """
 
     def exists(other: bytes) -> bool:
         return os.path.lexists(os.path.join(os.fsencode(root), other))
@@ -135,7 +142,9 @@ def why_missing(root: str | Path, path: bytes) -> str:
 
 
 class Paths(Sequence[str]):
-    """Paths in one block of bytes, with their ends: a third of what a list of them takes. Processes can share both."""
+    """Paths in one block of bytes, with their ends: a third of what a list of them takes. Processes
+    can share both.
+    """
 
     def __init__(self, paths: Iterable[str | bytes]) -> None:
         block = io.BytesIO()
@@ -162,7 +171,9 @@ class Paths(Sequence[str]):
         return self._bytes[self._ends[index] : self._ends[index + 1]].tobytes()
 
     def block(self, first: int, last: int) -> list[Any]:
-        """Returns the bytes and the lengths of the paths from ``first`` to before ``last``, to be hashed."""
+        """Returns the bytes and the lengths of the paths from ``first`` to before ``last``, to be
+        hashed.
+        """
         ends = self._ends[first : last + 1]
         return [self._bytes[ends[0] : ends[-1]], np.diff(ends)]
 
@@ -179,9 +190,11 @@ class Paths(Sequence[str]):
 
 
 class TarBytes:
-    """An archive's bytes for tarfile: as many as an allowance gives, and few at once, whatever a header claims.
+    """An archive's bytes for tarfile: as many as an allowance gives, and few at once, whatever a
+    header claims.
 
-    They bound the time, too: 25 us for each member of 1 KiB at least. A clock would refuse shards of tiny images.
+    They bound the time, too: 25 us for each member of 1 KiB at least. A clock would refuse shards
+    of tiny images.
     """
 
     def __init__(self, file: Any, allowance: Allowance) -> None:
@@ -206,17 +219,24 @@ class TarBytes:
 
 
 def npz(path: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]:
-    """Returns arrays of a .npz file, each of which is as it is ``wanted``: (kind of dtype as NumPy's, dimensions).
+    """Returns arrays of a .npz file, each of which is as it is ``wanted``: (kind of dtype as
+    NumPy's, dimensions).
 
     Raises:
-        Unreadable, Exception: it is something else, or would take too much memory: within ``errors.reading``.
+        Unreadable, Exception: it is something else, or would take too much memory: within
+            ``errors.reading``.
     """
     with open_file(path) as file, zipfile.ZipFile(file) as archive:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
-        return {name: _array(archive, name, kind, dimensions, allowance) for name, (kind, dimensions) in wanted.items()}
+        return {
+            name: _array(archive, name, kind, dimensions, allowance)
+            for name, (kind, dimensions) in wanted.items()
+        }
 
 
-def _array(archive: zipfile.ZipFile, name: str, kind: str, dimensions: int, allowance: Allowance) -> np.ndarray:
+def _array(
+    archive: zipfile.ZipFile, name: str, kind: str, dimensions: int, allowance: Allowance
+) -> np.ndarray:
     try:
         info = archive.getinfo(f"{name}.npy")
     except KeyError:
@@ -228,8 +248,16 @@ def _array(archive: zipfile.ZipFile, name: str, kind: str, dimensions: int, allo
         if np.lib.format.read_magic(file) != (1, 0):
             raise Unreadable(f"its {name} is of another version than NumPy writes")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        if dtype.kind != kind or dtype.hasobject or dtype.fields or len(shape) != dimensions or fortran:
-            raise Unreadable(f"its {name} are {len(shape)} dimensions of {dtype}; expected {dimensions} of kind {kind}")
+        if (
+            dtype.kind != kind
+            or dtype.hasobject
+            or dtype.fields
+            or len(shape) != dimensions
+            or fortran
+        ):
+            raise Unreadable(
+                f"its {name} are {len(shape)} dimensions of {dtype}; expected {dimensions} of kind {kind}"
+            )
         # in the end, the archive's own CRC is checked
         count = math.prod(shape)
         data = file.read()

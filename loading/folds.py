@@ -1,7 +1,8 @@
-"""k-fold cross-validation: the training samples in parts, each with its share of every class (DATA.FOLDS).
+"""k-fold cross-validation: the training samples in parts, each with its share of every class
+(DATA.FOLDS).
 
-A fold is a pure function of the samples' order, their labels (and groups) and a seed. So a folder and its shards have
-the same folds. (``splits`` takes one part for validation.)
+A fold is a pure function of the samples' order, their labels (and groups) and a seed. So a folder
+and its shards have the same folds. (``splits`` takes one part for validation.)
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,12 @@ def folds(
     groups: Sequence[str] | None = None,
     classes: Sequence[str] = (),
 ) -> np.ndarray:
-    """Returns each sample's fold, [n] from 0 to ``count`` - 1. Every class is in two of them at least: whichever fold
-    is left out, there is something to learn it from. Only where a sample has several labels, a class may be in one.
+    """Returns each sample's fold, [n] from 0 to ``count`` - 1. Every class is in two of them at
+    least: whichever fold is left out, there is something to learn it from. Only where a sample has
+    several labels, a class may be in one.
 
-    Without groups, folds differ by one sample at most, in all and in each class. Whole groups go, the largest first, to
-    the fold that lacks most of their classes.
+    Without groups, folds differ by one sample at most, in all and in each class. Whole groups go,
+    the largest first, to the fold that lacks most of their classes.
 
     Args:
         labels: [n] integers; of label sets the rarest label of each counts.
@@ -53,7 +55,9 @@ def folds(
             f" ({alone.size} such classes)"
         )
     if empty := count - len(np.unique(parts)):
-        raise InputError(f"DATA.FOLDS is {count}: {empty} folds of {len(parts)} images would be empty; take fewer")
+        raise InputError(
+            f"DATA.FOLDS is {count}: {empty} folds of {len(parts)} images would be empty; take fewer"
+        )
     return parts
 
 
@@ -63,7 +67,8 @@ def _by_groups(labels: np.ndarray, count: int, groups: Sequence[str], seed: int)
     sizes = np.bincount(group)
     totals = np.append(np.bincount(labels), len(labels))
     members = np.split(np.argsort(group, kind="stable"), np.cumsum(sizes)[:-1])
-    lacks = np.full((count, len(totals)), 1 / count)  # what a fold lacks, as a share of each class, and of all samples
+    # what a fold lacks, as a share of each class, and of all samples
+    lacks = np.full((count, len(totals)), 1 / count)
     chosen = np.empty(len(known), np.int64)
     for number in np.lexsort((random_numbers(known.tolist(), seed), -sizes)):
         own, counts = np.unique(labels[members[number]], return_counts=True)

@@ -7,7 +7,8 @@ import numpy as np
 
 
 class LabelSets:
-    """The classes of each of n images, as 0 and 1: ``sets[i]`` is [outputs] uint8. Four bytes per label are held.
+    """The classes of each of n images, as 0 and 1: ``sets[i]`` is [outputs] uint8. Four bytes per
+    label are held.
 
     Args:
         labels: [m] integers, image after image, each one once for an image.
@@ -17,7 +18,9 @@ class LabelSets:
         outputs: classes; ``label_spaces`` sets how many the model has.
     """
 
-    def __init__(self, labels: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray) -> None:
+    def __init__(
+        self, labels: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray
+    ) -> None:
         self.labels, self.ends = np.asarray(labels, np.int32), np.asarray(ends, np.int64)
         self.outputs = int(self.labels.max(initial=-1)) + 1
 
@@ -60,8 +63,8 @@ def take_labels(labels: np.ndarray | LabelSets, places: np.ndarray) -> np.ndarra
 
 
 def rarest(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
-    """Returns one label of each image, [n]. Of several labels it is the one that the fewest images have. An image
-    without any gets the number after the last label.
+    """Returns one label of each image, [n]. Of several labels it is the one that the fewest images
+    have. An image without any gets the number after the last label.
     """
     if not isinstance(labels, LabelSets):
         return np.asarray(labels)

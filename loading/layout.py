@@ -1,4 +1,6 @@
-"""What a dataset's folder holds: which entries aren't data, and descriptions of what was found in place of data."""
+"""What a dataset's folder holds: which entries aren't data, and descriptions of what was found in
+place of data.
+"""
 
 import os
 from collections.abc import Sequence
@@ -9,7 +11,19 @@ import numpy as np
 from errors import InputError, printable
 from loading.class_names import class_name
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".pgm", ".tif", ".tiff", ".gif", ".npy")
+IMAGE_SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".bmp",
+    ".webp",
+    ".ppm",
+    ".pgm",
+    ".tif",
+    ".tiff",
+    ".gif",
+    ".npy",
+)
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 # What operating systems leave in folders, besides names that begin with a dot. In lower case.
 _LEFTOVERS = {
@@ -25,7 +39,9 @@ _NAMED = 5  # of a folder's entries
 
 
 def is_leftover(name: str) -> bool:
-    """Returns whether an entry of a folder or an archive isn't data: it is hidden, or the system left it there."""
+    """Returns whether an entry of a folder or an archive isn't data: it is hidden, or the system
+    left it there.
+    """
     if name.startswith("."):
         return name not in (".", "..")
     return name.lower() in _LEFTOVERS
@@ -73,7 +89,9 @@ def holds(folder: Path) -> str:
 
 
 def _listed(kind: str, names: Sequence[str]) -> str:
-    """Returns entries of a folder by name: "the folders cats, dogs"; of very many the first ones and their number."""
+    """Returns entries of a folder by name: "the folders cats, dogs"; of very many the first ones
+    and their number.
+    """
     shown = ", ".join(printable(name, 60) for name in sorted(names)[:_NAMED])
     more = f", ... ({len(names):,})" if len(names) > _NAMED else ""
     plural = "" if len(names) == 1 else "s"
@@ -92,7 +110,9 @@ def check_data_path(path: str, default: str, unpacked: bool) -> None:
         if os.path.lexists(path):
             raise InputError(f"{told}, a link to {printable(os.readlink(path))}, which isn't there")
         if path == default:
-            raise InputError(f"-data_path is missing: give the dataset's folder (the default, {default}, isn't there)")
+            raise InputError(
+                f"-data_path is missing: give the dataset's folder (the default, {default}, isn't there)"
+            )
         raise InputError(f"{told}, but there is no such folder{_nearest_folder(path)}")
     if not os.path.isdir(path):
         if path.lower().endswith(_ARCHIVES):
@@ -101,11 +121,15 @@ def check_data_path(path: str, default: str, unpacked: bool) -> None:
     try:
         names = [name for name in os.listdir(path) if not is_leftover(name)]
     except OSError as error:
-        raise InputError(f"{told}, which can't be listed ({error.strerror}); give this user the right to it") from None
+        raise InputError(
+            f"{told}, which can't be listed ({error.strerror}); give this user the right to it"
+        ) from None
     if not names:
         raise InputError(f"{told}, an empty folder; give the folder that holds the dataset")
     if unpacked and all(name.lower().endswith(_ARCHIVES) for name in names):
-        raise InputError(f"{told}, which holds {holds(Path(path))} alone; unpack what the dataset is in")
+        raise InputError(
+            f"{told}, which holds {holds(Path(path))} alone; unpack what the dataset is in"
+        )
 
 
 def _nearest_folder(path: str) -> str:
@@ -119,11 +143,15 @@ def _nearest_folder(path: str) -> str:
 
 
 def named_as_parts(names: Sequence[str]) -> bool:
-    """Returns whether all folders have names of a dataset's parts, such as "training" and "Test", not of classes."""
+    """Returns whether all folders have names of a dataset's parts, such as "training" and "Test",
+    not of classes.
+    """
     return bool(names) and all(name.lower() in _PARTS for name in names)
 
 
-def one_class(present: np.ndarray, classes: Sequence[str], root: str | Path, paths: Sequence[str]) -> str:
+def one_class(
+    present: np.ndarray, classes: Sequence[str], root: str | Path, paths: Sequence[str]
+) -> str:
     """Returns the problem of images that all have the same class; "" if there are several classes.
 
     Args:
@@ -138,10 +166,12 @@ def one_class(present: np.ndarray, classes: Sequence[str], root: str | Path, pat
 
 
 def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[str]) -> str:
-    """Returns a remark about folders of images that are taken for one class, and may be several; "" if there are none.
+    """Returns a remark about folders of images that are taken for one class, and may be several; ""
+    if there are none.
 
-    They are a class without an image in its own folder, beside classes that have theirs there. The images of a folder
-    come before those below it, so the first and the last image of each class tell it.
+    They are a class without an image in its own folder, beside classes that have theirs there. The
+    images of a folder come before those below it, so the first and the last image of each class
+    tell it.
 
     Args:
         labels: of the images, [n].
@@ -177,7 +207,8 @@ def _folders_below(path: str, name: str) -> list[str] | None:
 
 
 def _below_class(root: Path, paths: Sequence[str], name: str) -> str:
-    """Returns what lies below the only class of a dataset of files, and what to do about it; "" for a list's class.
+    """Returns what lies below the only class of a dataset of files, and what to do about it; "" for
+    a list's class.
 
     Args:
         paths: the images' paths, relative to ``root``.

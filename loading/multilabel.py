@@ -1,6 +1,7 @@
 """Readers of lists and tables of images that have any number of classes each.
 
-Folders can't say it: a file of one name in two class folders may be one image of two classes, or two images.
+Folders can't say it: a file of one name in two class folders may be one image of two classes, or
+two images.
 """
 
 import csv
@@ -39,7 +40,8 @@ class _Read:
             raise Unreadable("it holds a path with a NUL character")
         self.allowance.left -= _LABEL * len(labels)
         if self.allowance.left < 0:
-            self.allowance.take(0)  # which raises; asking it each time would take longer than the rest
+            # which raises; asking it each time would take longer than the rest
+            self.allowance.take(0)
         self.labels.extend(labels)
         self.ends.append(len(self.labels))
         self.folders.append(hash(path[: path.rfind(b"/") + 1]))
@@ -77,7 +79,8 @@ def multilabel_list(split: Split, *, data_path: str) -> Files:
     """Reads ``<mode>_list.txt`` of images that have any number of classes.
 
     Raises:
-        InputError: the list or files are missing, a line is wrong (which), a label is outside the range.
+        InputError: the list or files are missing, a line is wrong (which), a label is outside the
+            range.
     """
     root = Path(data_path)
     file = root / f"{split.mode}_list.txt"
@@ -94,7 +97,13 @@ def _list_paths(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[byt
     all_have_both = True
     for number, line in _numbered(lines):
         path, tab, field = line.rpartition(b"\t")
-        if tab and field.isdigit() and len(field) <= 18 and int(field) < limit and (path := path.strip()):
+        if (
+            tab
+            and field.isdigit()
+            and len(field) <= 18
+            and int(field) < limit
+            and (path := path.strip())
+        ):
             all_have_both = False
             yield read.add(path, (int(field),))  # one label: most lines of most lists
             continue
@@ -115,13 +124,16 @@ def _list_paths(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[byt
         if len(set(labels)) != len(labels):
             raise InputError(f"{file}, line {number}: it has a label twice")
         yield read.add(path.strip(), labels)
-    # Lines that all say 0,1 or 1,0 are such vectors, too: as numbers, they would give every image both classes.
+    # Lines that all say 0,1 or 1,0 are such vectors, too: as numbers, they would give every image
+    # both classes.
     if all_have_both and len(read.ends) > 1:
         raise InputError(_told_vectors(f"{file}, each line", file, 2))
 
 
 def _told_vectors(where: str, file: Path, classes: int) -> str:
-    """Returns the error about a list with a 0 or 1 for each class, as PaddleClas has it: how to make a table of it."""
+    """Returns the error about a list with a 0 or 1 for each class, as PaddleClas has it: how to
+    make a table of it.
+    """
     table = f"{file.name.removesuffix('_list.txt')}.csv"
     join = r"s/[ \t]*\([01,]*\)\r*$/,\1/"
     return (
@@ -144,7 +156,8 @@ def multilabel_csv(split: Split, *, data_path: str) -> Files:
     """Reads ``<mode>.csv``; the training table's classes count, in its order.
 
     Raises:
-        InputError: the table or files are missing, a line is wrong (which), its classes aren't the training table's.
+        InputError: the table or files are missing, a line is wrong (which), its classes aren't the
+            training table's.
     """
     root = Path(data_path)
     file = root / f"{split.mode}.csv"
@@ -157,9 +170,13 @@ def multilabel_csv(split: Split, *, data_path: str) -> Files:
         if split.mode != "train" and (root / "train.csv").is_file():
             classes = _training_classes(root / "train.csv")
             if others := sorted(set(own) ^ set(classes)):
-                raise Unreadable(f"its classes aren't those of train.csv: {', '.join(others[:3])} ({len(others)})")
+                raise Unreadable(
+                    f"its classes aren't those of train.csv: {', '.join(others[:3])} ({len(others)})"
+                )
         places = {name: place for place, name in enumerate(classes)}
-        return read.files(file, Paths(_rows(file, numbered, [places[name] for name in own], read)), classes)
+        return read.files(
+            file, Paths(_rows(file, numbered, [places[name] for name in own], read)), classes
+        )
 
 
 def _training_classes(file: Path) -> list[str]:
@@ -174,21 +191,39 @@ def _header(lines: Iterator[tuple[int, bytes]]) -> list[str]:
     _, line = next(lines, (1, b""))
     first, *names = _fields(utf8_text(line))
     if not names:
-        other = next((f"; it has {what} in place of commas" for mark, what in _SEPARATORS if mark in line), "")
+        other = next(
+            (f"; it has {what} in place of commas" for mark, what in _SEPARATORS if mark in line),
+            "",
+        )
         raise Unreadable(f"its header names no class; expected image,cat,dog and so on{other}")
-    if {name.strip() for name in names} <= {"0", "1"} and first.strip().lower().endswith(IMAGE_SUFFIXES):
-        raise Unreadable("its first line is an image's, not a header; expected image,cat,dog and so on above it")
-    return each_once([check_name(name.strip(), f"header's field {place}") for place, name in enumerate(names, 2)])
+    if {name.strip() for name in names} <= {"0", "1"} and first.strip().lower().endswith(
+        IMAGE_SUFFIXES
+    ):
+        raise Unreadable(
+            "its first line is an image's, not a header; expected image,cat,dog and so on above it"
+        )
+    return each_once(
+        [check_name(name.strip(), f"header's field {place}") for place, name in enumerate(names, 2)]
+    )
 
 
-def _rows(file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], read: _Read) -> Iterator[bytes]:
+def _rows(
+    file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], read: _Read
+) -> Iterator[bytes]:
     commas = b"," * (len(places) - 1)
     for number, line in lines:
         name, _, cells = line.partition(b",")
         digits = cells[::2]
-        are_digits = cells[1::2] == commas and len(digits) == len(places) and not digits.translate(None, b"01")
-        is_plain = len(name) <= _LONGEST_PATH and name.isascii() and b'"' not in name and b"\r" not in name
-        # Most rows of most tables. Python's reader of CSV takes three times as long, and is for all others.
+        are_digits = (
+            cells[1::2] == commas
+            and len(digits) == len(places)
+            and not digits.translate(None, b"01")
+        )
+        is_plain = (
+            len(name) <= _LONGEST_PATH and name.isascii() and b'"' not in name and b"\r" not in name
+        )
+        # Most rows of most tables. Python's reader of CSV takes three times as long, and is for all
+        # others.
         if are_digits and is_plain and (name := name.strip()):
             yield read.add(name, [places[place] for place in _ones(digits)])
             continue
@@ -196,13 +231,18 @@ def _rows(file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], rea
         wrong = set(values) - {"0", "1"}
         if wrong or len(values) != len(places) or not path.strip():
             found = (
-                f"'{printable(min(wrong), 30)}'" if wrong else f"{len(values)} values" if path.strip() else "no path"
+                f"'{printable(min(wrong), 30)}'"
+                if wrong
+                else f"{len(values)} values"
+                if path.strip()
+                else "no path"
             )
             raise InputError(
                 f"{file}, line {number}: expected a path, then 0 or 1 for each of {len(places)} classes; found {found}"
             )
         yield read.add(
-            os.fsencode(path.strip()), [place for place, value in zip(places, values, strict=True) if value == "1"]
+            os.fsencode(path.strip()),
+            [place for place, value in zip(places, values, strict=True) if value == "1"],
         )
 
 

@@ -11,14 +11,15 @@ from settings.options import Configuration
 
 
 class PairLoader(paddle.io.DataLoader):
-    """``paddle.io.DataLoader`` of (images [B, C, H, W] float32, normalised and erased; labels [B] int64), for programs
-    that were written for PaddleViT's loader.
+    """``paddle.io.DataLoader`` of (images [B, C, H, W] float32, normalised and erased; labels [B]
+    int64), for programs that were written for PaddleViT's loader.
 
-    As there, an evaluation by several processes sees some images twice, and mixing is left to the program. ``Loader``
-    sees each image once.
+    As there, an evaluation by several processes sees some images twice, and mixing is left to the
+    program. ``Loader`` sees each image once.
 
     Args:
-        train: shuffle the samples, drop an incomplete last batch (DATA.DROP_LAST), and augment anew at each pass.
+        train: shuffle the samples, drop an incomplete last batch (DATA.DROP_LAST), and augment anew
+            at each pass.
         split: each process of the run takes its part of the samples.
 
     Raises:
@@ -45,7 +46,9 @@ class PairLoader(paddle.io.DataLoader):
             shuffle=train,
             drop_last=train and data.DROP_LAST,
         )
-        super().__init__(dataset, batch_sampler=sampler, num_workers=data.NUM_WORKERS, use_shared_memory=False)
+        super().__init__(
+            dataset, batch_sampler=sampler, num_workers=data.NUM_WORKERS, use_shared_memory=False
+        )
         self.images = dataset
         self.train = train
         self.normalize = Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)

@@ -1,4 +1,6 @@
-"""Parts of the training samples, where the data has none of its own for validation (DATA.VAL_SPLIT, DATA.FOLDS)."""
+"""Parts of the training samples, where the data has none of its own for validation (DATA.VAL_SPLIT,
+DATA.FOLDS).
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -23,20 +25,24 @@ Source = Files | Shards | Arrays | Drawn
 
 
 def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Source:
-    """Returns what a dataset's reader gives; with DATA.VAL_SPLIT or FOLDS a part of its training samples.
+    """Returns what a dataset's reader gives; with DATA.VAL_SPLIT or FOLDS a part of its training
+    samples.
 
-    With FOLDS the validation samples are fold number FOLD, and the others train; the data's own validation isn't read.
+    With FOLDS the validation samples are fold number FOLD, and the others train; the data's own
+    validation isn't read.
 
     Args:
         data: the configuration's DATA.
 
     Raises:
-        InputError: as the reader, ``validation``, ``folds`` and ``groups_of``; VAL_SPLIT, and the data has a validation
-            part.
+        InputError: as the reader, ``validation``, ``folds`` and ``groups_of``; VAL_SPLIT, and the
+            data has a validation part.
     """
     component = datasets.components[data.DATASET]
     if "data_path" in component.reads:
-        check_data_path(data.DATA_PATH, default_values()["DATA.DATA_PATH"], component.returns == "Files")
+        check_data_path(
+            data.DATA_PATH, default_values()["DATA.DATA_PATH"], component.returns == "Files"
+        )
     if data.FOLDS is None and data.VAL_SPLIT is None:
         return reader(split)
     if data.VAL_SPLIT is not None:
@@ -58,14 +64,15 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
 
 
 def with_part_note(config: Configuration, count: int) -> Configuration:
-    """Returns an evaluation's configuration, with a note if only a part of the data is evaluated. A run's keys go with
-    its weights, so they may choose a part of other data, too.
+    """Returns an evaluation's configuration, with a note if only a part of the data is evaluated. A
+    run's keys go with its weights, so they may choose a part of other data, too.
     """
     key = "DATA.VAL_SPLIT" if config.DATA.VAL_SPLIT is not None else "DATA.FOLDS"
     if (value := dict(leaves(config))[key]) is not None:
         config = with_values(config)  # a copy: the note is this start's
         add_note(
-            config, f"only a part of the data is evaluated, {count} images ({key} {value}); set {key} null for all"
+            config,
+            f"only a part of the data is evaluated, {count} images ({key} {value}); set {key} null for all",
         )
     return config
 
@@ -76,7 +83,9 @@ def fold_name(data: Any) -> str:
 
 
 def own_validation(data: Any) -> list[Path]:
-    """Returns the files or the folder of the data's own validation part; an empty list if it has none."""
+    """Returns the files or the folder of the data's own validation part; an empty list if it has
+    none.
+    """
     pattern = datasets.components[data.DATASET].given.get("val")
     return sorted(Path(data.DATA_PATH).glob(pattern)) if pattern else []
 
@@ -93,10 +102,18 @@ def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: 
 
 
 def _places(
-    data: Any, mode: str, names: Sequence[str], labels: np.ndarray | LabelSets, classes: Sequence[str]
+    data: Any,
+    mode: str,
+    names: Sequence[str],
+    labels: np.ndarray | LabelSets,
+    classes: Sequence[str],
 ) -> np.ndarray:
     """The numbers of a part's samples, in rising order."""
-    groups = groups_of(names, data.SPLIT_GROUPS) if data.SPLIT_GROUPS is not None and len(names) else None
+    groups = (
+        groups_of(names, data.SPLIT_GROUPS)
+        if data.SPLIT_GROUPS is not None and len(names)
+        else None
+    )
     if data.FOLDS is None:
         held = validation(names, labels, data.VAL_SPLIT, data.SPLIT_SEED, groups)
     else:

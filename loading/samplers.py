@@ -13,21 +13,26 @@ from settings.options import Configuration
 
 
 class TrainBatchSampler(paddle.io.DistributedBatchSampler):
-    """Yields this rank's share of every global batch, as lists of (epoch, index, copy). Call ``set_epoch`` before each
-    epoch. It also says how many of the epoch's samples all ranks had taken before a resume.
+    """Yields this rank's share of every global batch, as lists of (epoch, index, copy). Call
+    ``set_epoch`` before each epoch. It also says how many of the epoch's samples all ranks had
+    taken before a resume.
 
-    The epoch's order follows from (seed, epoch), whatever the number of ranks. Rank r of R takes the r-th of R equal
-    parts of each global batch. The tail that fills no global batch is dropped (DATA.DROP_LAST). Otherwise samples from
-    the epoch's beginning pad it to a multiple of R, so that every rank takes the same number of steps.
+    The epoch's order follows from (seed, epoch), whatever the number of ranks. Rank r of R takes
+    the r-th of R equal parts of each global batch. The tail that fills no global batch is dropped
+    (DATA.DROP_LAST). Otherwise samples from the epoch's beginning pad it to a multiple of R, so
+    that every rank takes the same number of steps.
 
-    DATA.SAMPLER "balanced" draws every class equally often, the images of a class in turn. With REPEATED_AUGMENT m a
-    global batch holds m copies of each of its images (Hoffer et al. 2020, arXiv:1901.09335; DeiT). The copies are apart
-    from each other, so that mixup's pairs are of different images. An epoch keeps its length and sees one image in m.
+    DATA.SAMPLER "balanced" draws every class equally often, the images of a class in turn. With
+    REPEATED_AUGMENT m a global batch holds m copies of each of its images (Hoffer et al. 2020,
+    arXiv:1901.09335; DeiT). The copies are apart from each other, so that mixup's pairs are of
+    different images. An epoch keeps its length and sees one image in m.
 
-    DATA.SHARD_SHUFFLE n takes the shards of a ``ShardDataset`` in random order, n at a time, whose samples are mixed.
+    DATA.SHARD_SHUFFLE n takes the shards of a ``ShardDataset`` in random order, n at a time, whose
+    samples are mixed.
 
-    DATA.SHUFFLE_MODE "shard" gives rank r every R-th sample from the r-th on. The rank reads the same samples in every
-    epoch and shuffles them by (seed, epoch, r). Its tail is dropped or padded like the global one.
+    DATA.SHUFFLE_MODE "shard" gives rank r every R-th sample from the r-th on. The rank reads the
+    same samples in every epoch and shuffles them by (seed, epoch, r). Its tail is dropped or padded
+    like the global one.
 
     Raises:
         InputError: DROP_LAST leaves no batch.
@@ -36,7 +41,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     def __init__(self, config: Configuration, dataset: Any, rank: int, ranks: int) -> None:
         batch_size = config.DATA.BATCH_SIZE
         drop_last = config.DATA.DROP_LAST
-        super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last)
+        super().__init__(
+            dataset, batch_size, num_replicas=ranks, rank=rank, shuffle=True, drop_last=drop_last
+        )
         self.seed = config.SEED
         self.rank = rank
         self.ranks = ranks
@@ -49,7 +56,8 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         self.balanced = dataset.labels if config.DATA.SAMPLER == "balanced" else None
         self.repeats = config.TRAIN.REPEATED_AUGMENT
         batches = len(dataset) // (batch_size * ranks)
-        self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)  # of this rank
+        # of this rank
+        self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)
         if not self.num_samples:
             raise InputError(
                 f"{len(dataset)} training images don't fill one global batch of {batch_size} x {ranks} processes;"
@@ -60,7 +68,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return -(-self.num_samples // self.batch_size)
 
     def set_epoch(self, epoch: int, consumed: int = 0) -> None:
-        """Makes the next iteration one of ``epoch``, after its first ``consumed`` samples of all ranks."""
+        """Makes the next iteration one of ``epoch``, after its first ``consumed`` samples of all
+        ranks.
+        """
         self.epoch = epoch
         self.consumed = consumed
 
@@ -73,7 +83,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return self.epoch, self.consumed
 
     def passes(self) -> Iterator["TrainBatchSampler"]:
-        """Yields a copy of this sampler for the epoch in which it stands, and for each that follows."""
+        """Yields a copy of this sampler for the epoch in which it stands, and for each that
+        follows.
+        """
         ahead = copy.copy(self)
         yield ahead
         for epoch in range(ahead.epoch + 1, self.epochs + 1):
@@ -84,7 +96,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     def first(self, consumed: int | None = None) -> int:
         """Returns the number of batches that were taken, counted back from the epoch's end."""
         left = self._samples_left(self.consumed if consumed is None else consumed)
-        return len(self) - (left // self.batch_size if self.drop_last else -(-left // self.batch_size))
+        return len(self) - (
+            left // self.batch_size if self.drop_last else -(-left // self.batch_size)
+        )
 
     def _samples_left(self, consumed: int) -> int:
         """What this rank has still to take, with its share of the padding."""
@@ -119,7 +133,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
             yield [(self.epoch, int(order[place]), int(copies[place])) for place in places]
 
     def _repeat(self, images: np.ndarray) -> np.ndarray:
-        """The epoch's samples: per global batch, its images ``repeats`` times; after the last, the first again."""
+        """The epoch's samples: per global batch, its images ``repeats`` times; after the last, the
+        first again.
+        """
         total = self.num_samples * self.ranks
         batch = self.batch_size * self.ranks
         if self.repeats == 1:
@@ -127,11 +143,15 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         sizes = [min(batch, total - start) for start in range(0, total, batch)]
         distinct = [-(-size // self.repeats) for size in sizes]
         parts = np.split(np.resize(images, sum(distinct)), np.cumsum(distinct)[:-1])
-        return np.concatenate([np.resize(part, size) for part, size in zip(parts, sizes, strict=True)])
+        return np.concatenate(
+            [np.resize(part, size) for part, size in zip(parts, sizes, strict=True)]
+        )
 
 
 def _balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An order of len(labels) indices in which each class present comes equally often (but for one), shuffled."""
+    """An order of len(labels) indices in which each class present comes equally often (but for
+    one), shuffled.
+    """
     classes, places = _sort(labels)
     members = np.split(places, np.flatnonzero(np.diff(classes)) + 1)
     counts = np.full(len(members), len(labels) // len(members))
@@ -147,9 +167,11 @@ def _balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def _sort(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns whole numbers from 0 on, [n], sorted, and the place of each. Equal ones keep their order.
+    """Returns whole numbers from 0 on, [n], sorted, and the place of each. Equal ones keep their
+    order.
 
-    A value and its place are sorted as one number: NumPy's stable argsort takes several times as long.
+    A value and its place are sorted as one number: NumPy's stable argsort takes several times as
+    long.
     """
     bits = len(values).bit_length()
     keys = values << bits
@@ -161,7 +183,9 @@ def _sort(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _by_shards(shard: np.ndarray, together: int, rng: np.random.Generator) -> np.ndarray:
-    """A permutation of the samples, ``shard`` [n] being where each lies: ``together`` shards at a time, mixed."""
+    """A permutation of the samples, ``shard`` [n] being where each lies: ``together`` shards at a
+    time, mixed.
+    """
     turn = rng.permutation(shard.max() + 1) // together
     return np.lexsort((rng.permutation(len(shard)), turn[shard]))
 
@@ -179,7 +203,9 @@ def _occurrences(order: np.ndarray) -> np.ndarray:
 
 
 class EvalBatchSampler(paddle.io.DistributedBatchSampler):
-    """Every R-th sample from this rank's on, each sample of the dataset on one rank exactly; a rank may have none."""
+    """Every R-th sample from this rank's on, each sample of the dataset on one rank exactly; a rank
+    may have none.
+    """
 
     place = ()  # where an iteration begins: it is always the same
 

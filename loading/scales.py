@@ -1,5 +1,5 @@
-"""Images of another size at each step (DATA.MULTI_SCALE): MobileViT's sampler (Mehta and Rastegari 2021,
-arXiv:2110.02178, section 3.2), and timm's progressive resizing.
+"""Images of another size at each step (DATA.MULTI_SCALE): MobileViT's sampler (Mehta and Rastegari
+2021, arXiv:2110.02178, section 3.2), and timm's progressive resizing.
 """
 
 import itertools
@@ -28,13 +28,16 @@ def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) ->
         if not isinstance(config.DATA.IMAGE_SIZE, int):
             found = f"DATA.MULTI_SCALE is {sizes}, squares, but IMAGE_SIZE is {size_text(config.DATA.IMAGE_SIZE)}"
             raise InputError(f"{found}; set MULTI_SCALE to null")
-        kind = ProgressiveSampler if config.DATA.SCALE_SCHEDULE == "progressive" else MultiScaleSampler
+        kind = (
+            ProgressiveSampler if config.DATA.SCALE_SCHEDULE == "progressive" else MultiScaleSampler
+        )
     return kind(config, dataset, rank, ranks)
 
 
 def batch_sizes(config: Configuration) -> dict[int, int]:
-    """Returns how many images of each size DATA.MULTI_SCALE a rank takes. They have as many pixels as BATCH_SIZE images
-    of IMAGE_SIZE, rounded down, and are at least one. Where images are mixed, the number is even, and at least two.
+    """Returns how many images of each size DATA.MULTI_SCALE a rank takes. They have as many pixels
+    as BATCH_SIZE images of IMAGE_SIZE, rounded down, and are at least one. Where images are mixed,
+    the number is even, and at least two.
     """
     least = 2 if mixes(config) else 1
     pixels = config.DATA.BATCH_SIZE * config.DATA.IMAGE_SIZE**2
@@ -51,10 +54,12 @@ def check_scales(config: Configuration, model: Any) -> None:
 
 
 class MultiScaleSampler(TrainBatchSampler):
-    """``TrainBatchSampler`` whose batches have a size of images each: it yields lists of (epoch, index, copy, size).
+    """``TrainBatchSampler`` whose batches have a size of images each: it yields lists of (epoch,
+    index, copy, size).
 
-    All ranks have the same size at a step. An epoch has each size equally often (but for one), in an order that follows
-    from (seed, epoch); so every epoch has as many steps. With DROP_LAST False the last batch is what is left.
+    All ranks have the same size at a step. An epoch has each size equally often (but for one), in
+    an order that follows from (seed, epoch); so every epoch has as many steps. With DROP_LAST False
+    the last batch is what is left.
 
     Attributes:
         batches: a rank's samples by size.
@@ -99,18 +104,24 @@ class MultiScaleSampler(TrainBatchSampler):
             shuffled = len(self.turn) - (self.rest > 0)
             order = np.random.default_rng([self.seed, epoch, _TAG]).permutation(shuffled)
             sizes = np.array([*np.array(self.turn)[order], *self.turn[shuffled:]])
-            counts = [self.batches[size] for size in sizes[:shuffled]] + [self.rest] * (self.rest > 0)
+            counts = [self.batches[size] for size in sizes[:shuffled]] + [self.rest] * (
+                self.rest > 0
+            )
             self._planned = epoch, sizes, np.cumsum([0, *counts[::-1]])[::-1]
         return self._planned[1:]
 
     def first(self, consumed: int | None = None) -> int:
         left = self._samples_left(self.consumed if consumed is None else consumed)
         ahead = self._plan(self.epoch)[1]
-        return int(np.flatnonzero(ahead <= left)[0] if self.drop_last else np.flatnonzero(ahead >= left)[-1])
+        return int(
+            np.flatnonzero(ahead <= left)[0]
+            if self.drop_last
+            else np.flatnonzero(ahead >= left)[-1]
+        )
 
     def samples_taken(self, batches: int) -> int:
-        """Counts a rank's steps back from the epoch's end. So after a resume by another number of ranks the first batch
-        is shorter, or with DROP_LAST the tail is dropped.
+        """Counts a rank's steps back from the epoch's end. So after a resume by another number of
+        ranks the first batch is shorter, or with DROP_LAST the tail is dropped.
         """
         left = self._samples_left(self.consumed)
         ahead = self._plan(self.epoch)[1]
@@ -124,10 +135,11 @@ class MultiScaleSampler(TrainBatchSampler):
 
 
 class ProgressiveSampler(TrainBatchSampler):
-    """``TrainBatchSampler`` whose batches have a size of images each: it yields lists of (epoch, index, copy, size).
+    """``TrainBatchSampler`` whose batches have a size of images each: it yields lists of (epoch,
+    index, copy, size).
 
-    A step's size is drawn by ``size_shares`` of its epoch, and follows from (seed, epoch, step): all ranks have the
-    same. A batch has as many images whatever its size, as timm's has.
+    A step's size is drawn by ``size_shares`` of its epoch, and follows from (seed, epoch, step):
+    all ranks have the same. A batch has as many images whatever its size, as timm's has.
 
     Attributes:
         batches: a rank's samples by size.
@@ -152,8 +164,8 @@ class ProgressiveSampler(TrainBatchSampler):
 
 
 def size_shares(sizes: int, done: float, spread: float, random: float) -> np.ndarray:
-    """Returns the sizes' probabilities, [sizes]: a bell that goes from the first to the last (timm 1.0.31's
-    ``ScheduledBatchSampler``).
+    """Returns the sizes' probabilities, [sizes]: a bell that goes from the first to the last (timm
+    1.0.31's ``ScheduledBatchSampler``).
 
     Args:
         done: share of the way, 0 in the first epoch, 1 in the last.

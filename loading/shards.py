@@ -1,9 +1,11 @@
-"""Samples in tar shards, in WebDataset's layout (github.com/webdataset/webdataset), read at random by an index.
+"""Samples in tar shards, in WebDataset's layout (github.com/webdataset/webdataset), read at random
+by an index.
 
-A sample is two members of ``<mode>-*.tar`` that share their name up to its first dot. One is the image. The other is
-``.cls``, its label as an ASCII integer, or ``.labels``, any number of labels with commas between. The library streams
-shards, so that its epochs end where a rank's shards end. The index ``<mode>.index.npz`` makes an order of samples exact
-for every number of ranks. It also lets a run resume as it does with files.
+A sample is two members of ``<mode>-*.tar`` that share their name up to its first dot. One is the
+image. The other is ``.cls``, its label as an ASCII integer, or ``.labels``, any number of labels
+with commas between. The library streams shards, so that its epochs end where a rank's shards end.
+The index ``<mode>.index.npz`` makes an order of samples exact for every number of ranks. It also
+lets a run resume as it does with files.
 """
 
 import codecs
@@ -45,18 +47,20 @@ _LABELS = re.compile(rb"\s*((?:\d{1,18}(?:,\d{1,18})*)?)\s*")
 _KINDS = {"format": ("i", 0), "classes": ("U", 1), "shards": ("S", 1), "sizes": ("i", 1), "names": ("S", 1)} | {
     "headers": ("u", 1), **dict.fromkeys(("shard", "offsets", "lengths", "labels"), ("i", 1))
 }  # fmt: skip
-_THREADS = 8  # that read headers: slower than one where nothing waits for the disk, faster where all do
+# that read headers: slower than one where nothing waits for the disk, faster where all do
+_THREADS = 8
 
 
 class Shards:
-    """Images by their place in tar files. Any number of threads and forked processes may read at once.
+    """Images by their place in tar files. Any number of threads and forked processes may read at
+    once.
 
     Args:
         root: the shards' folder.
-        index: arrays by name. For each image: its member's name (``names`` [n]), its ``shard``, its ``offsets`` and
-            ``lengths`` there (bytes), the CRC-32 of its tar header (``headers``), its ``labels``, one or ``counts`` of
-            them. For each shard: its name (``shards`` [k]) and its ``sizes`` (bytes). And the names of the ``classes``
-            (none: they aren't known).
+        index: arrays by name. For each image: its member's name (``names`` [n]), its ``shard``, its
+            ``offsets`` and ``lengths`` there (bytes), the CRC-32 of its tar header (``headers``),
+            its ``labels``, one or ``counts`` of them. For each shard: its name (``shards`` [k]) and
+            its ``sizes`` (bytes). And the names of the ``classes`` (none: they aren't known).
     """
 
     def __init__(self, root: Path, index: Arrays) -> None:
@@ -101,7 +105,11 @@ class Shards:
         data = os.pread(shard.descriptor, length, int(self.offsets[index]) - _HEADER)
         if len(data) == length and zlib.crc32(data[:_HEADER]) == self.headers[index]:
             return data[_HEADER:]
-        found = f"the shard ends {length - len(data)} bytes early" if len(data) < length else "another header is there"
+        found = (
+            f"the shard ends {length - len(data)} bytes early"
+            if len(data) < length
+            else "another header is there"
+        )
         raise RunError(
             f"{self.name(index)}: not where the index says ({found}); restore the shard (sha256sum -c SHA256SUMS tells"
             " which is damaged)"
@@ -137,10 +145,12 @@ def _open_shard(file: str) -> _Opened:
     val="val-*.tar",
 )
 def shards(split: Split, *, data_path: str) -> Shards:
-    """Returns the shards ``<mode>-*.tar``, by their index; a missing one is made, which reads every tar header.
+    """Returns the shards ``<mode>-*.tar``, by their index; a missing one is made, which reads every
+    tar header.
 
     Raises:
-        InputError: there are none, an index that is damaged or of other shards, or, without an index, a shard that is.
+        InputError: there are none, an index that is damaged or of other shards, or, without an
+            index, a shard that is.
     """
     _open_shard.cache_clear()  # a name may be another file's by now
     root = Path(data_path)
@@ -152,15 +162,23 @@ def shards(split: Split, *, data_path: str) -> Shards:
             index = _read_index(path)
             _check_files(path, index, files)
             return Shards(root, index)
-    print(f"{path} is missing: reading the headers of {len(files)} shards; class names aren't known", flush=True)
+    print(
+        f"{path} is missing: reading the headers of {len(files)} shards; class names aren't known",
+        flush=True,
+    )
     with ThreadPoolExecutor(_THREADS) as pool:
-        index = make_index(files, list(pool.map(functools.partial(scan_shard, skip=split.skip), files)), [])
+        index = make_index(
+            files, list(pool.map(functools.partial(scan_shard, skip=split.skip), files)), []
+        )
     if not len(index["labels"]):
         raise InputError(f"{files[0]}: no image and label in any of {len(files)} shards")
     try:
         write_index(path, index)
     except OSError as error:
-        print(f"{path}: not kept ({error.strerror}); the next start reads the headers again", flush=True)
+        print(
+            f"{path}: not kept ({error.strerror}); the next start reads the headers again",
+            flush=True,
+        )
     return Shards(root, index)
 
 
@@ -168,8 +186,14 @@ def _shard_files(root: Path, mode: str) -> list[Path]:
     files = sorted(root.glob(f"{mode}-*.tar"))
     if not files:
         packed = sorted(root.glob(f"{mode}-*.tar.*"))
-        found = f"; {packed[0].name} is compressed: unpack it, members are read at random" if packed else ""
-        raise InputError(f"{root}: no {mode}-*.tar; DATASET shards needs them under -data_path{found}")
+        found = (
+            f"; {packed[0].name} is compressed: unpack it, members are read at random"
+            if packed
+            else ""
+        )
+        raise InputError(
+            f"{root}: no {mode}-*.tar; DATASET shards needs them under -data_path{found}"
+        )
     return files
 
 
@@ -178,7 +202,14 @@ def _read_index(path: Path) -> Arrays:
     index = npz(path, _KINDS | ({"counts": ("i", 1)} if several else {}))
     if index.pop("format") not in (_FORMAT, _FORMAT_OF_SETS):
         raise Unreadable("it is of another format")
-    by_image = ("names", "shard", "headers", "offsets", "lengths", "counts" if several else "labels")
+    by_image = (
+        "names",
+        "shard",
+        "headers",
+        "offsets",
+        "lengths",
+        "counts" if several else "labels",
+    )
     places = {len(index[name]) for name in by_image}
     if len(places) != 1 or len(index["shards"]) != len(index["sizes"]):
         raise Unreadable("its arrays differ in length")
@@ -188,7 +219,9 @@ def _read_index(path: Path) -> Arrays:
     if ((shard < 0) | (shard >= len(index["sizes"]))).any():
         raise Unreadable("it places an image in a shard that it doesn't name")
     sizes = index["sizes"][shard]
-    if ((offsets < _HEADER) | (lengths < 0) | (lengths > sizes) | (offsets > sizes - lengths)).any():
+    if (
+        (offsets < _HEADER) | (lengths < 0) | (lengths > sizes) | (offsets > sizes - lengths)
+    ).any():
         raise Unreadable("it places an image outside of its shard")
     counts = index.get("counts", np.zeros(0, int))
     total = len(index["labels"])
@@ -197,7 +230,9 @@ def _read_index(path: Path) -> Arrays:
     if several and index["labels"].min(initial=0) < 0:
         raise Unreadable("it holds a label below 0")
     if index["labels"].max(initial=0) >= MOST_CLASSES:
-        raise Unreadable(f"it holds the label {index['labels'].max()}, expected 0..{MOST_CLASSES - 1}")
+        raise Unreadable(
+            f"it holds the label {index['labels'].max()}, expected 0..{MOST_CLASSES - 1}"
+        )
     if bad := [name for name in index["classes"].tolist() if UNPRINTABLE.search(name)]:
         raise Unreadable(f"the name of its class '{printable(bad[0])}' can't be printed")
     return index
@@ -208,7 +243,10 @@ def _check_files(path: Path, index: Arrays, files: list[Path]) -> None:
     found = {file.name: file.stat().st_size for file in files}
     for name in sorted(indexed.keys() | found.keys()):
         if indexed.get(name) != found.get(name):
-            own, theirs = (f"has {sizes[name]} bytes" if name in sizes else "is absent" for sizes in (found, indexed))
+            own, theirs = (
+                f"has {sizes[name]} bytes" if name in sizes else "is absent"
+                for sizes in (found, indexed)
+            )
             raise InputError(
                 f"{path.parent / name} {own}, in {path.name} it {theirs}; restore it (sha256sum -c SHA256SUMS"
                 f" tells what is damaged), or remove {path.name}: it is made anew of what is there"
@@ -216,14 +254,15 @@ def _check_files(path: Path, index: Arrays, files: list[Path]) -> None:
 
 
 def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) -> Arrays:
-    """Returns the samples of a shard, ``names``, ``offsets``, ``lengths``, ``headers``, ``labels`` (of ``.labels``, so
-    many as ``counts`` says for each), from tar headers.
+    """Returns the samples of a shard, ``names``, ``offsets``, ``lengths``, ``headers``, ``labels``
+    (of ``.labels``, so many as ``counts`` says for each), from tar headers.
 
     Args:
         skip: takes the names of members that aren't data, which are left out.
 
     Raises:
-        InputError: it can't be read, is compressed, damaged or cut short, or holds an image or a label alone.
+        InputError: it can't be read, is compressed, damaged or cut short, or holds an image or a
+            label alone.
     """
     images: dict[str, tuple] = {}
     labels: dict[str, array] = {}
@@ -239,11 +278,14 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
             start = member.offset_data
             if (kind := suffix.lower()) in ("cls", "labels"):
                 if key in labels or kinds - {kind}:
-                    raise Unreadable(f"{key} has two labels" if key in labels else "it holds .cls and .labels")
+                    raise Unreadable(
+                        f"{key} has two labels" if key in labels else "it holds .cls and .labels"
+                    )
                 kinds.add(kind)
                 labels[key] = _labels_in(raw.fileno(), member, kind == "labels")
             elif f".{suffix.lower()}" in IMAGE_SUFFIXES:
-                if suffix.lower() == "npy" and key in images:  # an array beside an image is something else
+                # an array beside an image is something else
+                if suffix.lower() == "npy" and key in images:
                     continue
                 if key in images and not images[key][0].lower().endswith(b".npy"):
                     raise Unreadable(f"{key} has two images")
@@ -251,21 +293,35 @@ def scan_shard(file: Path, skip: Callable[[list[str]], Any] = lambda _: None) ->
                 images[key] = (os.fsencode(member.name), start, member.size, header)
         alone = sorted(images.keys() ^ labels.keys())
         if alone:
-            has, lacks = ("an image", ".cls, its label") if alone[0] in images else ("a label", "image")
-            raise Unreadable(f"{alone[0]} has {has} but no {lacks}; {len(alone)} samples are like that")
-        names, offsets, lengths, headers = zip(*images.values(), strict=True) if images else ((), (), (), ())
+            has, lacks = (
+                ("an image", ".cls, its label") if alone[0] in images else ("a label", "image")
+            )
+            raise Unreadable(
+                f"{alone[0]} has {has} but no {lacks}; {len(alone)} samples are like that"
+            )
+        names, offsets, lengths, headers = (
+            zip(*images.values(), strict=True) if images else ((), (), (), ())
+        )
         return {
             "names": np.array(names, np.bytes_),
             "offsets": np.array(offsets, np.int64),
             "lengths": np.array(lengths, np.int64),
             "headers": np.array(headers, np.uint32),
-            "labels": np.fromiter(itertools.chain.from_iterable(labels[key] for key in images), np.int64),
-            **({"counts": np.array([len(labels[key]) for key in images], np.int64)} if "labels" in kinds else {}),
+            "labels": np.fromiter(
+                itertools.chain.from_iterable(labels[key] for key in images), np.int64
+            ),
+            **(
+                {"counts": np.array([len(labels[key]) for key in images], np.int64)}
+                if "labels" in kinds
+                else {}
+            ),
         }
 
 
 def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
-    """Yields the files of a tar file; raises Unreadable for what isn't whole, or isn't where its header is."""
+    """Yields the files of a tar file; raises Unreadable for what isn't whole, or isn't where its
+    header is.
+    """
     size = os.fstat(raw.fileno()).st_size
     bounded: Any = TarBytes(raw, Allowance(size))
     with tarfile.open(fileobj=bounded, mode="r:") as tar:
@@ -277,9 +333,12 @@ def _plain_members(raw: BinaryIO) -> Iterator[tarfile.TarInfo]:
             if member.isdir():
                 continue
             if not member.isreg() or member.issparse():
-                raise Unreadable(f"its {member.name} is a link, a device or sparse; pack plain files")
+                raise Unreadable(
+                    f"its {member.name} is a link, a device or sparse; pack plain files"
+                )
             yield member
-        # A header that is no header ends the iteration, as the blocks of zeros do that end a whole tar file.
+        # A header that is no header ends the iteration, as the blocks of zeros do that end a whole
+        # tar file.
         if os.pread(raw.fileno(), 2 * _HEADER, tar.offset) != bytes(2 * _HEADER):
             raise Unreadable(f"damaged or cut short at byte {tar.offset}")
 
@@ -292,23 +351,31 @@ def _labels_in(descriptor: int, member: tarfile.TarInfo, several: bool) -> array
     labels = list(map(int, filter(None, found[1].split(b",")))) if found else [MOST_CLASSES]
     if max(labels, default=0) >= MOST_CLASSES or len(set(labels)) < len(labels):
         wanted = f"expected {'different numbers' if several else 'a number'} from 0 to {MOST_CLASSES - 1}"
-        raise Unreadable(f"its {member.name} is '{printable(text[:200].decode('latin-1'))}', {wanted}")
+        raise Unreadable(
+            f"its {member.name} is '{printable(text[:200].decode('latin-1'))}', {wanted}"
+        )
     return array("i" if several else "q", labels)
 
 
 def make_index(files: Sequence[Path], parts: Sequence[Arrays], classes: Sequence[str]) -> Arrays:
-    """Returns the index of ``files``, of which ``parts`` are what ``scan_shard`` tells; the samples are in the order of
-    their names, whichever shard holds them.
+    """Returns the index of ``files``, of which ``parts`` are what ``scan_shard`` tells; the samples
+    are in the order of their names, whichever shard holds them.
     """
     filled = [part for part in parts if len(part["names"])] or parts[:1]
     if len({"counts" in part for part in filled}) > 1:
-        raise InputError(f"{files[0].parent}: some shards hold .cls, others .labels; pack them anew")
+        raise InputError(
+            f"{files[0].parent}: some shards hold .cls, others .labels; pack them anew"
+        )
     samples = {field: np.concatenate([part[field] for part in filled]) for field in filled[0]}
-    samples["shard"] = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part["names"]) for part in parts])
+    samples["shard"] = np.repeat(
+        np.arange(len(parts), dtype=np.int32), [len(part["names"]) for part in parts]
+    )
     order = np.argsort(samples["names"], kind="stable")
     labels = _labels(samples)
     ordered = {field: values[order] for field, values in samples.items() if field != "labels"}
-    ordered["labels"] = labels.at_places(order).labels if isinstance(labels, LabelSets) else labels[order]
+    ordered["labels"] = (
+        labels.at_places(order).labels if isinstance(labels, LabelSets) else labels[order]
+    )
     return ordered | {
         "shards": np.array([os.fsencode(file.name) for file in files]),
         "sizes": np.array([file.stat().st_size for file in files]),

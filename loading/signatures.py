@@ -1,4 +1,6 @@
-"""Formats of images by a file's first bytes. It imports no decoder: the server's HTTP process needs none."""
+"""Formats of images by a file's first bytes. It imports no decoder: the server's HTTP process needs
+none.
+"""
 
 import re
 

@@ -1,4 +1,5 @@
-"""What readers of datasets give, and the readers of lists of files, of folders of classes and of what comes along.
+"""What readers of datasets give, and the readers of lists of files, of folders of classes and of
+what comes along.
 
 It is one of ``Files``, ``Arrays``, ``shards.Shards`` and ``Drawn``. Nothing is downloaded.
 """
@@ -28,7 +29,8 @@ Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class name
 MOST_CLASSES = 10_000_000  # where any label may stand
 _KEPT = 1000  # problems, for a check
 LISTED = 32  # bytes that a line takes besides its own: its label, its end, its folder
-_SORTED = 32  # bytes that a run of images of one folder takes, and each folder, as they are looked for by folder
+# bytes that a run of images of one folder takes, and each folder, as they are looked for by folder
+_SORTED = 32
 _AT_ONCE = 1 << 12
 _UNLISTED = 10_000  # folders that aren't there, after which no more are looked for
 
@@ -39,9 +41,11 @@ class Split(NamedTuple):
     Args:
         mode: "train" or "val".
         num_classes: labels are below it; "auto": they may be any.
-        problems: takes, for a check of the data, what a reader can leave out and go on; None: it raises.
+        problems: takes, for a check of the data, what a reader can leave out and go on; None: it
+            raises.
         alone: there is no validation part beside it.
-        skipped: takes the paths of entries that aren't data (``layout.is_leftover``); None: nobody asks.
+        skipped: takes the paths of entries that aren't data (``layout.is_leftover``); None: nobody
+            asks.
     """
 
     mode: str
@@ -64,7 +68,9 @@ class Split(NamedTuple):
 
 
 class Files(NamedTuple):
-    """Images in files: their ``paths`` below ``root``, labels, or sets of them, class names (empty: none are known)."""
+    """Images in files: their ``paths`` below ``root``, labels, or sets of them, class names (empty:
+    none are known).
+    """
 
     root: Path
     paths: Sequence[str]
@@ -73,8 +79,8 @@ class Files(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """Decoded images: ``read()`` gives images [n, H, W] or [n, H, W, 3] uint8, labels [n] and class names. A cache of
-    them serves as long as ``files`` stay as they are.
+    """Decoded images: ``read()`` gives images [n, H, W] or [n, H, W, 3] uint8, labels [n] and class
+    names. A cache of them serves as long as ``files`` stay as they are.
     """
 
     files: Sequence[Path]
@@ -97,14 +103,18 @@ def imagenet2012(split: Split, *, data_path: str) -> Files:
     """Reads PaddleViT's ``<mode>_list.txt``, and the classes' names, if they are beside it.
 
     Raises:
-        InputError: the list or files are missing, a line is wrong (which), a label is outside the range.
+        InputError: the list or files are missing, a line is wrong (which), a label is outside the
+            range.
     """
     root = Path(data_path)
     file = root / f"{split.mode}_list.txt"
     if not os.path.lexists(file):
         raise InputError(missing_list(file, "imagenet2012"))
     classes = names_beside(root)
-    with reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"), open_file(file) as lines:
+    with (
+        reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"),
+        open_file(file) as lines,
+    ):
         labels = array("q")
         folders = array("q")
         allowance = take_lines(lines)
@@ -117,8 +127,12 @@ def imagenet2012(split: Split, *, data_path: str) -> Files:
         return Files(root, paths, np.frombuffer(labels, np.int64), classes)
 
 
-def _list_paths(file: Path, lines: Any, split: Split, classes: int, labels: array, folders: array) -> Iterator[bytes]:
-    """Yields a list's paths; appends their labels, and the hashes of their folders (``missing_files``)."""
+def _list_paths(
+    file: Path, lines: Any, split: Split, classes: int, labels: array, folders: array
+) -> Iterator[bytes]:
+    """Yields a list's paths; appends their labels, and the hashes of their folders
+    (``missing_files``).
+    """
     limit = classes or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
     for number, line in enumerate(text_lines(lines), 1):
         if not (words := line.rsplit(None, 1)):
@@ -128,13 +142,19 @@ def _list_paths(file: Path, lines: Any, split: Split, classes: int, labels: arra
         if len(words) == 1 or not (label.isdigit() or (label[:1] == b"-" and label[1:].isdigit())):
             found = printable(os.fsdecode(line.strip()[:200]))
             several = b"," in label and label.replace(b",", b"").isdigit() and len(words) > 1
-            advice = "; several labels an image are -dataset=multilabel_list -o TASK multilabel" if several else ""
+            advice = (
+                "; several labels an image are -dataset=multilabel_list -o TASK multilabel"
+                if several
+                else ""
+            )
             expected = "a path, then a label, which is a whole number"
             split.refuse(f"{file}, line {number}: expected {expected}; found '{found}'{advice}")
             continue
         value = int(label) if len(label) <= 18 else limit
         if not 0 <= value < limit:
-            split.refuse(f"{file}, line {number}: label {printable(label.decode(), 30)} is outside 0..{limit - 1}")
+            split.refuse(
+                f"{file}, line {number}: label {printable(label.decode(), 30)} is outside 0..{limit - 1}"
+            )
             continue
         if b"\0" in path:
             split.refuse(f"{file}, line {number}: its path holds a NUL character")
@@ -145,7 +165,8 @@ def _list_paths(file: Path, lines: Any, split: Split, classes: int, labels: arra
 
 
 def take_lines(lines: Any, more: int = 0) -> Allowance:
-    """Returns what is left of a list's allowance after its lines; each byte is looked at once, so there is no clock.
+    """Returns what is left of a list's allowance after its lines; each byte is looked at once, so
+    there is no clock.
 
     Args:
         more: bytes that each line takes besides LISTED.
@@ -169,7 +190,8 @@ def missing_files(root: Path, paths: Paths, folders: array, allowance: Allowance
     Raises:
         Unreadable: the folders are so many that they are out of proportion.
     """
-    # One listing per folder, not one stat per file: a second for ImageNet on a local disk, far less on a network's.
+    # One listing per folder, not one stat per file: a second for ImageNet on a local disk, far less
+    # on a network's.
     hashes = np.frombuffer(folders, np.int64)
     # Runs of images of one folder, and the order of the runs by folder.
     begins = _changes(hashes)
@@ -230,7 +252,8 @@ def folder(split: Split, *, data_path: str) -> Files:
     """Reads class names, sorted, and images at any depth; the training folder's classes count.
 
     Raises:
-        InputError: no class folders, one without images, one that the training folder lacks, or that can't be listed.
+        InputError: no class folders, one without images, one that the training folder lacks, or
+            that can't be listed.
     """
     root = Path(data_path)
     mode = split.mode
@@ -238,7 +261,9 @@ def folder(split: Split, *, data_path: str) -> Files:
     checked = split.problems is not None  # as training images
     if bare and (mode == "train" if split.alone or checked else mode == "val"):
         mode = "."  # <class>/ stands there alone
-    with reading(root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"):
+    with reading(
+        root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"
+    ):
         own, leftovers = _classes(root / mode)
         known, _ = _classes(root / "train")
         split.skip(os.path.normpath(f"{mode}/{name}") for name in leftovers)
@@ -253,10 +278,13 @@ def folder(split: Split, *, data_path: str) -> Files:
             _check_classes_alone(root, own)
         if known and (unknown := sorted(set(own) - set(known))):
             lacking = ", ".join(f"'{name}'" for name in unknown[:3])
-            split.refuse(f"{root / mode}: classes that train/ lacks: {lacking}{lookalike(unknown, known)}")
+            split.refuse(
+                f"{root / mode}: classes that train/ lacks: {lacking}{lookalike(unknown, known)}"
+            )
             known += unknown
         classes = known or own
-        places = {name: place for place, name in enumerate(classes)}  # of ImageNet-22k there are 21,841
+        # of ImageNet-22k there are 21,841
+        places = {name: place for place, name in enumerate(classes)}
         labels = array("q")
 
         def found() -> Iterator[str]:
@@ -275,7 +303,9 @@ def folder(split: Split, *, data_path: str) -> Files:
 
 
 def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
-    """Raises InputError where folders that stand without train/ and val/ are a dataset's parts, or whole datasets."""
+    """Raises InputError where folders that stand without train/ and val/ are a dataset's parts, or
+    whole datasets.
+    """
     if named_as_parts(names):
         raise InputError(
             f"{root}: its folders {', '.join(names)} have names of a dataset's parts, not of classes;"
@@ -283,7 +313,9 @@ def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
         )
     for name in names:
         if (root / name / "train").is_dir() and (root / name / "val").is_dir():
-            raise InputError(f"{root}: its folder {name} holds train/ and val/; give -data_path={root / name}")
+            raise InputError(
+                f"{root}: its folder {name} holds train/ and val/; give -data_path={root / name}"
+            )
 
 
 def missing_list(file: Path, dataset: str) -> str:
@@ -317,11 +349,17 @@ def _classes(folder: Path) -> tuple[list[str], list[str]]:
     leftovers = [name for name, _ in found if is_leftover(name)]
     names = [name for name, is_folder in found if is_folder and not is_leftover(name)]
     if bad := [name for name in names if UNPRINTABLE.search(name)]:
-        raise Unreadable(f"the name of its class folder '{printable(bad[0])}' can't be printed; rename it")
+        raise Unreadable(
+            f"the name of its class folder '{printable(bad[0])}' can't be printed; rename it"
+        )
     holds = os.path.realpath(folder)
     for name in names:
-        if os.path.islink(folder / name) and Path(holds).is_relative_to(os.path.realpath(folder / name)):
-            raise Unreadable(f"its class folder {name} is a link to a folder that holds it; remove it")
+        if os.path.islink(folder / name) and Path(holds).is_relative_to(
+            os.path.realpath(folder / name)
+        ):
+            raise Unreadable(
+                f"its class folder {name} is a link to a folder that holds it; remove it"
+            )
     return names, leftovers
 
 
@@ -338,7 +376,9 @@ def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -
     """
 
     def refuse(error: OSError) -> None:
-        raise Unreadable(f"its folder '{printable(str(error.filename))}' can't be listed ({error.strerror})")
+        raise Unreadable(
+            f"its folder '{printable(str(error.filename))}' can't be listed ({error.strerror})"
+        )
 
     for folder, subfolders, files in os.walk(root / below, onerror=refuse):
         where = os.path.relpath(folder, root)
@@ -356,7 +396,8 @@ def digits(split: Split) -> Arrays:
 
 
 @datasets.register(
-    "synthetic", holds="nothing: fixed random images are made, `DATA.SYNTHETIC_SIZE` of them, for measuring"
+    "synthetic",
+    holds="nothing: fixed random images are made, `DATA.SYNTHETIC_SIZE` of them, for measuring",
 )
 def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
     """Draws fixed random images.
@@ -368,8 +409,8 @@ def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
 
 
 def _digits_file() -> Path:
-    # The file that sklearn.datasets.load_digits reads: importing scikit-learn takes most of a second, and leaves
-    # semaphores in /dev/shm when the process is killed.
+    # The file that sklearn.datasets.load_digits reads: importing scikit-learn takes most of a
+    # second, and leaves semaphores in /dev/shm when the process is killed.
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise InputError("DATASET digits needs scikit-learn; pip install scikit-learn")
@@ -377,12 +418,16 @@ def _digits_file() -> Path:
 
 
 def _digits(mode: str) -> Decoded:
-    """scikit-learn's 1,797 digits of 8 x 8 pixels; the split is fixed and stratified: of each class, every fifth image
-    in the file's order is for validation (364 in all), the others (1,433) for training.
+    """scikit-learn's 1,797 digits of 8 x 8 pixels; the split is fixed and stratified: of each
+    class, every fifth image in the file's order is for validation (364 in all), the others (1,433)
+    for training.
     """
     with gzip.open(_digits_file()) as file:
         table = np.loadtxt(file, delimiter=",")
-    images, labels = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8), table[:, -1].astype(int)
+    images, labels = (
+        np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8),
+        table[:, -1].astype(int),
+    )
     place = np.zeros(len(labels), int)  # of each image among those of its class
     for label in range(10):
         place[labels == label] = np.arange((labels == label).sum())

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-# A spreadsheet takes a cell that begins like this for a formula, also behind quotes and spaces. Full-width signs count.
+# A spreadsheet takes a cell that begins like this for a formula, also behind quotes and spaces.
+# Full-width signs count.
 _FORMULA = re.compile(r"""[\s'"]*[=+\-@\uff0b\uff0d\uff1d\uff20]|[ '"]*[\t\r\n]""")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.I | re.A)
 
@@ -13,8 +14,9 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.I | re.A)
 def csv_line(*cells: Any) -> str:
     """Returns a row of a CSV table (RFC 4180) in which a spreadsheet finds no formula.
 
-    Text is quoted, numbers aren't, and None is an empty cell. Text that a spreadsheet would compute gets a ' in front,
-    which ``csv_rows`` removes. Text that is a number, such as "-1", doesn't get one.
+    Text is quoted, numbers aren't, and None is an empty cell. Text that a spreadsheet would compute
+    gets a ' in front, which ``csv_rows`` removes. Text that is a number, such as "-1", doesn't get
+    one.
     """
     return ",".join(map(_csv_cell, cells)) + "\n"
 
@@ -40,4 +42,6 @@ def csv_rows(lines: Iterable[str]) -> Iterator[list[str]]:
         csv.Error: it is no such table.
     """
     for row in csv.reader(lines, strict=True):
-        yield [cell[1:] if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell for cell in row]
+        yield [
+            cell[1:] if cell.startswith("'") and _FORMULA.match(cell[1:]) else cell for cell in row
+        ]

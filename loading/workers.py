@@ -1,9 +1,10 @@
-"""Batches for the device, pass after pass, loaded by worker processes that share their memory with this one.
+"""Batches for the device, pass after pass, loaded by worker processes that share their memory with
+this one.
 
-``paddle.io.DataLoader``'s own workers sleep half a second before each epoch and lose the errors of the thread that
-reads them. They send batches through a pipe or through files in /dev/shm. Such files outlive a killed run and are often
-limited to 64 MB. Here the memory is an anonymous mapping from before the fork. It has no name, needs no /dev/shm, and
-is gone with its last process.
+``paddle.io.DataLoader``'s own workers sleep half a second before each epoch and lose the errors of
+the thread that reads them. They send batches through a pipe or through files in /dev/shm. Such
+files outlive a killed run and are often limited to 64 MB. Here the memory is an anonymous mapping
+from before the fork. It has no name, needs no /dev/shm, and is gone with its last process.
 """
 
 import collections
@@ -38,21 +39,26 @@ Draw = Callable[[int, int, int], np.ndarray]
 
 
 class Loader:
-    """Yields this rank's batches on the device: the columns of the dataset's samples by their names. Such are "pixels"
-    [B, H, W, C] uint8 or float32 and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where
-    that stands.
+    """Yields this rank's batches on the device: the columns of the dataset's samples by their
+    names. Such are "pixels" [B, H, W, C] uint8 or float32 and "labels" [B] int64. Each iteration is
+    one pass of ``batch_sampler``, from where that stands.
 
-    At a pass's end the next one is being loaded already. An iteration that is given up costs a new start.
+    At a pass's end the next one is being loaded already. An iteration that is given up costs a new
+    start.
 
     Args:
-        draw: (epoch, step of the epoch from 1, samples) -> one more column, "mixed", of a training batch.
+        draw: (epoch, step of the epoch from 1, samples) -> one more column, "mixed", of a training
+            batch.
 
     Raises:
         RunError: in an iteration: a sample can't be read, or a worker was lost.
-        RuntimeError: in an iteration: anything else that went wrong while loading, with its traceback.
+        RuntimeError: in an iteration: anything else that went wrong while loading, with its
+            traceback.
     """
 
-    def __init__(self, config: Configuration, dataset: Any, sampler: Any, draw: Draw | None = None) -> None:
+    def __init__(
+        self, config: Configuration, dataset: Any, sampler: Any, draw: Draw | None = None
+    ) -> None:
         self.dataset = dataset
         self.batch_sampler = sampler
         self.draw = draw
@@ -93,10 +99,12 @@ class Loader:
 
 
 class ProcessLoader(Loader):
-    """DATA.NUM_WORKERS processes load, each DATA.PREFETCH batches ahead; without any, this one does.
+    """DATA.NUM_WORKERS processes load, each DATA.PREFETCH batches ahead; without any, this one
+    does.
 
     Args:
-        dataset: its items are tuples that begin with pixels [H, W, C], uint8 or float32 (``pixel_dtype``).
+        dataset: its items are tuples that begin with pixels [H, W, C], uint8 or float32
+            (``pixel_dtype``).
         processes: of the run on this machine: they share its memory.
 
     Raises:
@@ -117,7 +125,10 @@ class ProcessLoader(Loader):
         size = pair(data.IMAGE_SIZE)
         self.shape = (*size, data.IMAGE_CHANNELS)
         batches = getattr(sampler, "batches", {size: sampler.batch_size})
-        self.room = max(count * math.prod(pair(size)) for size, count in batches.items()) * data.IMAGE_CHANNELS
+        self.room = (
+            max(count * math.prod(pair(size)) for size, count in batches.items())
+            * data.IMAGE_CHANNELS
+        )
         self.slots = self.num_workers * data.PREFETCH + 1
         self._workers: _Workers | None = None
         self.dtype = np.dtype(pixel_dtype(config))
@@ -132,7 +143,9 @@ class ProcessLoader(Loader):
 
     def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
         if self.num_workers:
-            self._workers = _Workers(self.dataset, self.num_workers, (self.slots, self.room), self.shape, self.dtype)
+            self._workers = _Workers(
+                self.dataset, self.num_workers, (self.slots, self.room), self.shape, self.dtype
+            )
             batches = self._workers.batches(keys)
         else:
             batches = _load_here(self.dataset, keys, self.shape, self.dtype)
@@ -145,7 +158,8 @@ class ProcessLoader(Loader):
 
 
 class _Workers:
-    """Forked processes that load batches into ``slots``; batch n is of worker n modulo their number.
+    """Forked processes that load batches into ``slots``; batch n is of worker n modulo their
+    number.
 
     Args:
         slots: (their number, the values that each holds).
@@ -161,7 +175,9 @@ class _Workers:
         shape: tuple[int, int, int],
         dtype: np.dtype,
     ) -> None:
-        self.slots = np.frombuffer(mmap.mmap(-1, int(np.prod(slots)) * dtype.itemsize), dtype).reshape(slots)
+        self.slots = np.frombuffer(
+            mmap.mmap(-1, int(np.prod(slots)) * dtype.itemsize), dtype
+        ).reshape(slots)
         self.shape = shape
         self.dataset = dataset
         # Of each worker, how many samples it has begun, and which is the last of them.
@@ -169,20 +185,26 @@ class _Workers:
         self.processes = []
         self.connections = []
         context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
-        # The workers inherit it: set there, it would start OpenBLAS's threads, and wait for those of OpenCV.
+        # The workers inherit it: set there, it would start OpenBLAS's threads, and wait for those
+        # of OpenCV.
         with threadpool_limits(1), _one_thread_of_opencv():
             for begun in self.begun:
                 ours, theirs = context.Pipe()
                 self.processes.append(
-                    context.Process(target=_work, args=(dataset, self.slots, shape, theirs, begun), daemon=True)
+                    context.Process(
+                        target=_work, args=(dataset, self.slots, shape, theirs, begun), daemon=True
+                    )
                 )
                 self.processes[-1].start()
                 theirs.close()  # now only the worker holds it, and ``ours`` shows its end
                 self.connections.append(ours)
-        self.kill = weakref.finalize(self, _kill, self.processes)  # and at exit, where Python would wait for them
+        # and at exit, where Python would wait for them
+        self.kill = weakref.finalize(self, _kill, self.processes)
 
     def batches(self, keys: Iterator[list]) -> Iterator[list[np.ndarray]]:
-        """Yields the columns of each batch; the first is its slot, overwritten once the next batch is asked for."""
+        """Yields the columns of each batch; the first is its slot, overwritten once the next batch
+        is asked for.
+        """
         numbered = enumerate(keys)
         sent = collections.deque()
         while True:
@@ -209,7 +231,11 @@ class _Workers:
         except (EOFError, OSError):
             process.join(1)
             code = process.exitcode or 0
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"lost, with exit status {code}"
+            how = (
+                f"killed by {signal.Signals(-code).name}"
+                if code < 0
+                else f"lost, with exit status {code}"
+            )
             raise RunError(f"loader worker {process.pid} was {how}; is memory short?") from None
 
     def _wait(self, worker: int) -> None:
@@ -230,12 +256,16 @@ class _Workers:
             problem = trouble(process.pid or 0)
             if waited > stall.limit and not (problem and progress.is_watched()):
                 name = f"loader worker {process.pid}"
-                raise RunError(f"{name} {problem}" if problem else stall.line(name, self.dataset.name(index)))
+                raise RunError(
+                    f"{name} {problem}" if problem else stall.line(name, self.dataset.name(index))
+                )
 
 
 @contextlib.contextmanager
 def _one_thread_of_opencv() -> Iterator[None]:
-    """OpenCV has no threads within: Paddle imports it where it is installed, and threadpoolctl doesn't know it."""
+    """OpenCV has no threads within: Paddle imports it where it is installed, and threadpoolctl
+    doesn't know it.
+    """
     opencv = sys.modules.get("cv2")
     threads = opencv and opencv.getNumThreads()
     if opencv:
@@ -253,8 +283,12 @@ def _kill(processes: list[multiprocessing.Process]) -> None:
 
 
 def _shape(keys: list, image: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """Returns the shape of a batch's pixels, whose images have ``image``'s unless its keys tell their size."""
-    height, width = pair(keys[0][3]) if isinstance(keys[0], tuple) and len(keys[0]) > 3 else image[:2]
+    """Returns the shape of a batch's pixels, whose images have ``image``'s unless its keys tell
+    their size.
+    """
+    height, width = (
+        pair(keys[0][3]) if isinstance(keys[0], tuple) and len(keys[0]) > 3 else image[:2]
+    )
     return len(keys), height, width, image[2]
 
 
@@ -287,7 +321,8 @@ def _work(
 def _load(
     dataset: Any, keys: list, pixels: np.ndarray, note: Callable[[int], None] = lambda _: None
 ) -> list[np.ndarray] | Exception:
-    """Loads samples: puts their pixels in place and returns their other columns, or what went wrong.
+    """Loads samples: puts their pixels in place and returns their other columns, or what went
+    wrong.
 
     Args:
         note: is called with the index of each sample before that is read.
@@ -320,7 +355,9 @@ def _load_here(
         yield [pixels, *columns]
 
 
-def with_draws(batches: Iterator[list], passes: Iterator[Sampler], draw: Draw | None) -> Iterator[list]:
+def with_draws(
+    batches: Iterator[list], passes: Iterator[Sampler], draw: Draw | None
+) -> Iterator[list]:
     """Adds ``draw``'s column to the batches, which are those of ``passes``."""
     if draw is None:
         yield from batches
@@ -338,11 +375,13 @@ def _copied(column: np.ndarray) -> paddle.Tensor:
     return tensor
 
 
-def on_device(batches: Iterator[list[np.ndarray]], threaded: bool | None = None) -> Iterator[list[paddle.Tensor]]:
+def on_device(
+    batches: Iterator[list[np.ndarray]], threaded: bool | None = None
+) -> Iterator[list[paddle.Tensor]]:
     """Copies batches to the device; each may be overwritten once the next is asked for.
 
-    On a GPU a thread of ``paddle.io.DataLoader`` does it, by pinned memory and a stream of its own, two batches ahead
-    (its ``use_buffer_reader``, with ``places`` this process's device).
+    On a GPU a thread of ``paddle.io.DataLoader`` does it, by pinned memory and a stream of its own,
+    two batches ahead (its ``use_buffer_reader``, with ``places`` this process's device).
     """
     if not (num_gpus() if threaded is None else threaded):
         yield from (list(map(_copied, batch)) for batch in batches)
@@ -354,7 +393,9 @@ def on_device(batches: Iterator[list[np.ndarray]], threaded: bool | None = None)
 
 
 class _Source(paddle.io.IterableDataset):
-    """Keeps the error that ends its batches: raised in Paddle's thread, it would be lost and the run would hang."""
+    """Keeps the error that ends its batches: raised in Paddle's thread, it would be lost and the
+    run would hang.
+    """
 
     def __init__(self, batches: Iterator[list[np.ndarray]]) -> None:
         super().__init__()
@@ -372,9 +413,10 @@ class _Source(paddle.io.IterableDataset):
 def _copy(column: np.ndarray) -> paddle.Tensor:
     """Returns a copy in Paddle's memory on the host, made while other threads run.
 
-    ``paddle.io.DataLoader`` holds the interpreter's lock while it copies an array, which stops the step: by 15 ms for
-    256 pictures. An operator lets the lock go. To hand over the array's own memory would be wrong: it is written again,
-    and its end takes the lock, for which Paddle's threads could wait without end.
+    ``paddle.io.DataLoader`` holds the interpreter's lock while it copies an array, which stops the
+    step: by 15 ms for 256 pictures. An operator lets the lock go. To hand over the array's own
+    memory would be wrong: it is written again, and its end takes the lock, for which Paddle's
+    threads could wait without end.
     """
     shared = paddle.Tensor(value=column, place=paddle.CPUPlace(), zero_copy=True)
     return shared.clone()

@@ -34,8 +34,15 @@ def build_model(config: Configuration, **arguments: Any) -> ImageModel:
     kind = architecture(config)
     if model.NUM_CLASSES == "auto":
         raise InputError("MODEL.NUM_CLASSES is 'auto' where no dataset tells it; give a number")
-    values: dict[str, Any] = {"image_size": config.DATA.IMAGE_SIZE, "in_channels": config.DATA.IMAGE_CHANNELS}
-    values |= {name: model[name.upper()] for name in inspect.signature(kind).parameters if name not in values}
+    values: dict[str, Any] = {
+        "image_size": config.DATA.IMAGE_SIZE,
+        "in_channels": config.DATA.IMAGE_CHANNELS,
+    }
+    values |= {
+        name: model[name.upper()]
+        for name in inspect.signature(kind).parameters
+        if name not in values
+    }
     with within_memory():
         return kind(**values | arguments)
 
@@ -46,10 +53,11 @@ def architecture(config: Configuration) -> type[ImageModel]:
 
 
 def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
-    """Returns the names of the shipped models, sorted, that match a shell pattern, or one of several, in any case.
+    """Returns the names of the shipped models, sorted, that match a shell pattern, or one of
+    several, in any case.
 
-    What timm or PaddleViT calls a model may match, too. Files of configs/recipes/ train these models; they are no
-    models of their own.
+    What timm or PaddleViT calls a model may match, too. Files of configs/recipes/ train these
+    models; they are no models of their own.
 
     Args:
         pattern: ``vit_*_384``, ``["deit_*", "*beit*"]``.
@@ -59,11 +67,13 @@ def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
 
 
 def with_switches(config: Configuration, path: str | Path) -> Configuration:
-    """Returns ``config`` with the keys of MODEL that the weights tell, unless somebody set them. Their config.json
-    tells some (``with_arguments`` for timm's, ``with_settings`` for transformers'), the names of their tensors others.
+    """Returns ``config`` with the keys of MODEL that the weights tell, unless somebody set them.
+    Their config.json tells some (``with_arguments`` for timm's, ``with_settings`` for
+    transformers'), the names of their tensors others.
 
-    These are keys that change what a model computes, but none of its tensors' shapes (``weights.names.switches``). A
-    note tells of each. Where the configuration has another value, ``load_weights`` refuses or tells it.
+    These are keys that change what a model computes, but none of its tensors' shapes
+    (``weights.names.switches``). A note tells of each. Where the configuration has another value,
+    ``load_weights`` refuses or tells it.
 
     Args:
         path: what ``find_weights`` takes.
@@ -85,17 +95,20 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     return config
 
 
-def create_model(name: str, pretrained: str | Path | bool | None = None, **overrides: Any) -> ImageModel:
+def create_model(
+    name: str, pretrained: str | Path | bool | None = None, **overrides: Any
+) -> ImageModel:
     """Builds a shipped model by name.
 
     Args:
         name: one of ``list_models()``, or what timm or PaddleViT calls it.
-        pretrained: weights to load, which have to fit. True: timm's weights of this name and tag, from the Hugging Face
-            Hub or its cache (HF_HOME). If ``num_classes`` isn't their number, the classifier is new, and a warning
-            says so.
-        overrides: keys of MODEL, or IMAGE_SIZE and IMAGE_CHANNELS of DATA, in lower case: ``num_classes=10``. An
-            image_size may be (height, width) here. timm's names are taken where they mean the same: ``in_chans``,
-            ``img_size``, ``drop_path_rate``, ``checkpoint_path``.
+        pretrained: weights to load, which have to fit. True: timm's weights of this name and tag,
+            from the Hugging Face Hub or its cache (HF_HOME). If ``num_classes`` isn't their number,
+            the classifier is new, and a warning says so.
+        overrides: keys of MODEL, or IMAGE_SIZE and IMAGE_CHANNELS of DATA, in lower case:
+            ``num_classes=10``. An image_size may be (height, width) here. timm's names are taken
+            where they mean the same: ``in_chans``, ``img_size``, ``drop_path_rate``,
+            ``checkpoint_path``.
 
     Raises:
         InputError: an unknown name or key, or weights that can't be had or don't fit.
@@ -108,7 +121,9 @@ def create_model(name: str, pretrained: str | Path | bool | None = None, **overr
     if not isinstance(pretrained, str | Path | bool | None):
         raise InputError(f"pretrained is {pretrained!r}, expected True, False or weights")
     if path and pretrained:
-        raise InputError(f"checkpoint_path is {path}, and pretrained is {pretrained}; give one of the two")
+        raise InputError(
+            f"checkpoint_path is {path}, and pretrained is {pretrained}; give one of the two"
+        )
     if pretrained is True:
         path = hub_weights(name, matching_file(name, model_files()))
     elif pretrained:
@@ -135,8 +150,16 @@ def create_model(name: str, pretrained: str | Path | bool | None = None, **overr
         return build_model(config, **arguments)
     model = build_model(with_switches(config, path), **arguments)
     # A model for features has no classifier, so the file's is left out.
-    allow = [f"{layer}.*" for layer in model.classifier_names()] if config.MODEL.NUM_CLASSES == 0 else None
-    report = load_weights(model, path, strict=not classes_named, allow=allow, classes=config.MODEL.PRETRAINED_CLASSES)
+    allow = (
+        [f"{layer}.*" for layer in model.classifier_names()]
+        if config.MODEL.NUM_CLASSES == 0
+        else None
+    )
+    report = load_weights(
+        model, path, strict=not classes_named, allow=allow, classes=config.MODEL.PRETRAINED_CLASSES
+    )
     if report.fresh:
-        warnings.warn(f"{', '.join(report.fresh)} are new: {report.reason} ({report.file})", stacklevel=2)
+        warnings.warn(
+            f"{', '.join(report.fresh)} are new: {report.reason} ({report.file})", stacklevel=2
+        )
     return model

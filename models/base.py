@@ -22,7 +22,9 @@ _Kind = TypeVar("_Kind", bound="type[ImageModel]")
 
 
 class _Architectures(Mapping[str, "type[ImageModel]"]):
-    """The classes by what ``register`` called them, in lower case; a file is imported when its class is asked for."""
+    """The classes by what ``register`` called them, in lower case; a file is imported when its
+    class is asked for.
+    """
 
     def __init__(self) -> None:
         self.registered: dict[str, type[ImageModel]] = {}
@@ -43,10 +45,12 @@ ARCHITECTURES = _Architectures()
 
 
 def register(*names: str) -> Callable[[_Kind], _Kind]:
-    """Makes a class an architecture: MODEL.TYPE takes ``names``, MODEL the arguments of its constructor, in capitals.
+    """Makes a class an architecture: MODEL.TYPE takes ``names``, MODEL the arguments of its
+    constructor, in capitals.
 
-    Each argument has a default, and a type of ``settings.architectures``; the docstring's Args describe it. A class of
-    any file may be registered: files of models/ are found by themselves, another has to be imported first.
+    Each argument has a default, and a type of ``settings.architectures``; the docstring's Args
+    describe it. A class of any file may be registered: files of models/ are found by themselves,
+    another has to be imported first.
     """
 
     def registered(kind: _Kind) -> _Kind:
@@ -60,28 +64,32 @@ def register(*names: str) -> Callable[[_Kind], _Kind]:
 class ImageModel(nn.Layer):
     """A classifier of normalised images [B, C, H, W] into logits [B, num_classes].
 
-    An architecture adds its layers, then calls ``_finish``; it defines ``num_features`` (channels that its
-    classifiers read), ``feature_info``, ``_embed``, ``forward_head`` and ``layer_groups``, and ``_stages`` and
-    ``_stage`` where it has more than ``blocks``.
+    An architecture adds its layers, then calls ``_finish``; it defines ``num_features`` (channels
+    that its classifiers read), ``feature_info``, ``_embed``, ``forward_head`` and ``layer_groups``,
+    and ``_stages`` and ``_stage`` where it has more than ``blocks``.
 
     Args:
         image_size: pixels, H = W, or (H, W).
         in_channels: C.
         num_classes: outputs; 0: no classifier, the pooled features [B, num_features] are returned.
         head_init_scale: factor on a fresh classifier's weight and bias.
-        recompute: training computes each block's activations again in the backward pass, to save memory.
+        recompute: training computes each block's activations again in the backward pass, to save
+            memory.
 
     Attributes:
         head_init_bias: what a fresh classifier's bias starts at, besides its own initialisation.
-        head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as it is. "head" is
-            then "head.0", the norm, and "head.1", the Linear (the linear probe of MAE, arXiv:2111.06377).
+        head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as
+            it is. "head" is then "head.0", the norm, and "head.1", the Linear (the linear probe of
+            MAE, arXiv:2111.06377).
         head_widths: channels that a classifier of this name reads, where they aren't num_features.
-        weight_names: the module of ``weights.names`` that knows other toolkits' names of its tensors, if there are any.
+        weight_names: the module of ``weights.names`` that knows other toolkits' names of its
+            tensors, if there are any.
         first_conv: name of the convolution that reads the image.
         beside_first_conv: names of others that read it, too.
-        min_image_size: least H and W of an architecture that takes images of any size; None: it takes image_size only.
-        feature_info: of each intermediate: ``module`` (the layer that gives it), ``num_chs`` (channels), ``reduction``
-            (pixels along a side that make one place), as timm's.
+        min_image_size: least H and W of an architecture that takes images of any size; None: it
+            takes image_size only.
+        feature_info: of each intermediate: ``module`` (the layer that gives it), ``num_chs``
+            (channels), ``reduction`` (pixels along a side that make one place), as timm's.
         layout: axes of what a stage gives: "NCHW", "NHWC", or "NLC": tokens, row by row.
         pos_embed_layout: axes of ``pos_embed``, where there is one.
         num_prefix_tokens: tokens before those of the places.
@@ -119,7 +127,9 @@ class ImageModel(nn.Layer):
         self.recompute = recompute
         if self.min_image_size and min(self.image_size) < self.min_image_size:
             found = f"IMAGE_SIZE is {size_text(image_size)}"
-            raise InputError(f"{found}, {type(self).__name__} takes {self.input_sizes}; choose a larger one")
+            raise InputError(
+                f"{found}, {type(self).__name__} takes {self.input_sizes}; choose a larger one"
+            )
 
     @property
     def input_sizes(self) -> str:
@@ -132,7 +142,9 @@ class ImageModel(nn.Layer):
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns what the last block makes of the images, normalised where the architecture does so before pooling."""
+        """Returns what the last block makes of the images, normalised where the architecture does
+        so before pooling.
+        """
         x = self._embed(x)
         shared = self._shared()
         for stage in self._stages():
@@ -152,20 +164,24 @@ class ImageModel(nn.Layer):
         output_dict: bool = False,
         output_fmt: Literal["NCHW", "NLC"] | None = None,
     ) -> Any:
-        """Returns what ``forward_features`` does, and the intermediates that ``feature_info`` lists: timm's.
+        """Returns what ``forward_features`` does, and the intermediates that ``feature_info``
+        lists: timm's.
 
         Args:
             images: [B, C, H, W], normalised.
-            indices: which intermediates, in the order of depth whatever theirs: a number: so many of the last; numbers:
-                those, from the end if negative; None: all.
-            norm: the last norm is applied to each that it fits: to all where all have one shape, else to the last one.
-            stop_early: nothing is computed beyond the last of ``indices``; the features are of that one, then.
-            output_format: "NCHW": maps [B, channels, rows, columns]; "NLC": [B, rows * columns, channels].
+            indices: which intermediates, in the order of depth whatever theirs: a number: so many
+                of the last; numbers: those, from the end if negative; None: all.
+            norm: the last norm is applied to each that it fits: to all where all have one shape,
+                else to the last one.
+            stop_early: nothing is computed beyond the last of ``indices``; the features are of that
+                one, then.
+            output_format: "NCHW": maps [B, channels, rows, columns]; "NLC": [B, rows * columns,
+                channels].
             intermediates_only: the list of intermediates alone is returned.
-            return_prefix_tokens: where there are such tokens, each intermediate is (map, prefix tokens [B,
-                num_prefix_tokens, channels]).
-            output_dict: a dictionary is returned: ``image_features``, ``image_intermediates``, and with
-                ``return_prefix_tokens`` ``image_intermediates_prefix``.
+            return_prefix_tokens: where there are such tokens, each intermediate is (map, prefix
+                tokens [B, num_prefix_tokens, channels]).
+            output_dict: a dictionary is returned: ``image_features``, ``image_intermediates``, and
+                with ``return_prefix_tokens`` ``image_intermediates_prefix``.
             output_fmt: timm's name of ``output_format``.
 
         Raises:
@@ -176,9 +192,13 @@ class ImageModel(nn.Layer):
         if output_format not in ("NCHW", "NLC"):
             raise InputError(f"output_format is {output_format!r}, expected 'NCHW' or 'NLC'")
         features, found = self._collect(images, taken, norm, stop_early)
-        answer: dict[str, Any] = {"image_intermediates": [self._as_map(one, output_format) for one in found]}
+        answer: dict[str, Any] = {
+            "image_intermediates": [self._as_map(one, output_format) for one in found]
+        }
         if return_prefix_tokens and self.num_prefix_tokens:
-            answer["image_intermediates_prefix"] = [one[:, : self.num_prefix_tokens] for one in found]
+            answer["image_intermediates_prefix"] = [
+                one[:, : self.num_prefix_tokens] for one in found
+            ]
         if not intermediates_only:
             answer["image_features"] = features
         if output_dict:
@@ -187,13 +207,16 @@ class ImageModel(nn.Layer):
         given = list(zip(maps, *prefixes, strict=True)) if prefixes else maps
         return given if intermediates_only else (answer["image_features"], given)
 
-    def _collect(self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool) -> Any:
+    def _collect(
+        self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool
+    ) -> Any:
         """Returns the features, and the intermediates ``taken``; see ``forward_intermediates``."""
         stages = list(self._stages())
         last = len(self.feature_info) - 1
         x = self._embed(images)
         shared = self._shared()
-        index = last - len(stages)  # 0 where the first intermediate is what the first stage reads, else -1
+        # 0 where the first intermediate is what the first stage reads, else -1
+        index = last - len(stages)
         found = [x] if index in taken else []
         for stage in stages[: taken[-1] - index if stop_early else None]:
             x = self._stage(stage, x, shared)
@@ -207,11 +230,15 @@ class ImageModel(nn.Layer):
         raise NotImplementedError
 
     def _stages(self) -> Iterable[Any]:
-        """Returns what gives the intermediates, in order; a first one more in ``feature_info`` is ``_embed``'s."""
+        """Returns what gives the intermediates, in order; a first one more in ``feature_info`` is
+        ``_embed``'s.
+        """
         return self.blocks
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
-        """Returns what one of ``_stages`` makes of the last one's output; ``shared``: what ``_shared`` returned."""
+        """Returns what one of ``_stages`` makes of the last one's output; ``shared``: what
+        ``_shared`` returned.
+        """
         return self._run(stage, x)
 
     def _shared(self) -> Any:
@@ -247,19 +274,26 @@ class ImageModel(nn.Layer):
             return list(range(count))
         if isinstance(indices, int):
             if not 0 < indices <= count:
-                raise InputError(f"indices is {indices}, expected how many of the last: 1 to {count} of {name}")
+                raise InputError(
+                    f"indices is {indices}, expected how many of the last: 1 to {count} of {name}"
+                )
             return list(range(count - indices, count))
         chosen = list(indices)
         if not chosen:
-            raise InputError(f"indices is empty, expected numbers of {-count} to {count - 1}, or None for all")
+            raise InputError(
+                f"indices is empty, expected numbers of {-count} to {count - 1}, or None for all"
+            )
         for index in chosen:
             if not isinstance(index, int) or not -count <= index < count:
-                raise InputError(f"indices has {index!r}, {name} has intermediates {-count} to {count - 1}")
+                raise InputError(
+                    f"indices has {index!r}, {name} has intermediates {-count} to {count - 1}"
+                )
         return sorted({index % count for index in chosen})
 
     def cam_layer(self) -> Any:
-        """Returns the layer whose output class maps are of, where a class token is read: the norm after which places
-        matter for that token alone. None: they are of what ``forward_head`` reads.
+        """Returns the layer whose output class maps are of, where a class token is read: the norm
+        after which places matter for that token alone. None: they are of what ``forward_head``
+        reads.
         """
         return self.blocks[-1].norm1 if getattr(self, "global_pool", None) == "token" else None
 
@@ -271,14 +305,18 @@ class ImageModel(nn.Layer):
             rows, columns = self.grid(x.shape[1])
             if x.shape[1] != rows * columns:
                 found = f"{x.shape[1]} tokens make no map of {rows} x {columns}"
-                raise InputError(f"{found}: PATCH_DROP leaves some out in training; call model.eval() before")
+                raise InputError(
+                    f"{found}: PATCH_DROP leaves some out in training; call model.eval() before"
+                )
             x = x.reshape([-1, rows, columns, x.shape[-1]])
         if output_format == "NLC":
             return (x.transpose([0, 2, 3, 1]) if self.layout == "NCHW" else x).flatten(1, 2)
         return x if self.layout == "NCHW" else x.transpose([0, 3, 1, 2])
 
     def inference_model(self) -> "ImageModel":
-        """Returns an equal model for inference, faster where some layers can be folded; itself otherwise."""
+        """Returns an equal model for inference, faster where some layers can be folded; itself
+        otherwise.
+        """
         return self
 
     def classifier_names(self) -> tuple[str, ...]:
@@ -286,17 +324,20 @@ class ImageModel(nn.Layer):
         return ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Prefixes of parameter names, from the input to the output: one group per step of a layer-wise decay.
+        """Prefixes of parameter names, from the input to the output: one group per step of a
+        layer-wise decay.
 
-        A name belongs to a prefix that it equals, or starts with followed by a dot; every name belongs to one group.
+        A name belongs to a prefix that it equals, or starts with followed by a dot; every name
+        belongs to one group.
         """
         raise NotImplementedError
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups that timm's ``param_groups_layer_decay`` makes, as ``layer_groups`` tells the
-        authors'.
+        """Returns the groups that timm's ``param_groups_layer_decay`` makes, as ``layer_groups``
+        tells the authors'.
 
-        Here: the authors', but ``norm``, the last one, is in the last block's group. Others define their own.
+        Here: the authors', but ``norm``, the last one, is in the last block's group. Others define
+        their own.
         """
         *groups, last = self.layer_groups()
         if "norm" in last:
@@ -335,7 +376,8 @@ class ImageModel(nn.Layer):
 
     @paddle.no_grad()
     def _scale_classifiers(self) -> None:
-        if not paddle.in_dynamic_mode():  # a graph's parameters have no values yet (tools/list_models.py)
+        # a graph's parameters have no values yet (tools/list_models.py)
+        if not paddle.in_dynamic_mode():
             return
         for name in self.classifier_names():
             for parameter in sublayer(self, name).parameters():

@@ -1,7 +1,8 @@
-"""BEiT (Bao et al. 2021, arXiv:2106.08254): a Vision Transformer whose attention knows relative positions.
+"""BEiT (Bao et al. 2021, arXiv:2106.08254): a Vision Transformer whose attention knows relative
+positions.
 
-Parameter names, order of operations and initialisation are those of timm's ``Beit``; a Linear's weight is [in, out]
-here and [out, in] there.
+Parameter names, order of operations and initialisation are those of timm's ``Beit``; a Linear's
+weight is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,8 @@ from weights.names import beit as names
 
 
 class Attention(RelativePositionBias):
-    """Multi-head self-attention with a bias by relative position; of queries, keys and values, keys have no bias.
+    """Multi-head self-attention with a bias by relative position; of queries, keys and values, keys
+    have no bias.
 
     Args:
         dim, num_heads: channels D, heads H.
@@ -60,12 +62,18 @@ class Attention(RelativePositionBias):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
-        bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]) if self.qkv_bias else None
+        bias = (
+            paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias])
+            if self.qkv_bias
+            else None
+        )
         qkv = self.qkv(x, bias)
         if self.window_size is not None:
             own = self.position_bias()
             shared_bias = own if shared_bias is None else own + shared_bias
-        x = attend_heads([qkv], self.num_heads, self.head_dim, self.scale, self.attn_drop, shared_bias)
+        x = attend_heads(
+            [qkv], self.num_heads, self.head_dim, self.scale, self.attn_drop, shared_bias
+        )
         return self.proj_drop(self.proj(x))
 
 
@@ -76,7 +84,13 @@ class Block(nn.Layer):
     """
 
     def __init__(
-        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float | None, drop: float, drop_path: float
+        self,
+        dim: int,
+        attn: nn.Layer,
+        mlp_ratio: float,
+        init_values: float | None,
+        drop: float,
+        drop_path: float,
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
@@ -92,16 +106,21 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), shared_bias)
-        x = self.drop_path1(branch if self.gamma_1 is None else scale_channels(branch, self.gamma_1), onto=x)
+        x = self.drop_path1(
+            branch if self.gamma_1 is None else scale_channels(branch, self.gamma_1), onto=x
+        )
         branch = self.mlp(self.norm2(x))
-        return self.drop_path2(branch if self.gamma_2 is None else scale_channels(branch, self.gamma_2), onto=x)
+        return self.drop_path2(
+            branch if self.gamma_2 is None else scale_channels(branch, self.gamma_2), onto=x
+        )
 
 
 @register("beit")
 class Beit(ImageModel):
     """BEiT's classifier; images of other sizes than image_size aren't taken.
 
-    Features: all tokens [B, 1 + patches, embed_dim], normalised unless that comes after the pooling.
+    Features: all tokens [B, 1 + patches, embed_dim], normalised unless that comes after the
+    pooling.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
@@ -116,14 +135,17 @@ class Beit(ImageModel):
         use_abs_pos_emb: a position embedding.
         use_rel_pos_bias: a bias by relative position, in each block its own.
         use_shared_rel_pos_bias: one for all blocks.
-        global_pool: what the head reads: "avg": the mean of the patch tokens; "token": the class token.
+        global_pool: what the head reads: "avg": the mean of the patch tokens; "token": the class
+            token.
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
-        dropout: of the tokens before the first block, after the attention's projection and in the MLP.
+        dropout: of the tokens before the first block, after the attention's projection and in the
+            MLP.
         attention_dropout: of the attention weights.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
     Attributes:
-        num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has, too.
+        num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has,
+            too.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -160,25 +182,42 @@ class Beit(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if embed_dim % num_heads:
-            raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is")
+            raise InputError(
+                f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is"
+            )
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.head_batch_norm = head_batch_norm
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         grid = self.patch_embed.grid_size
-        self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
+        self.cls_token = self.create_parameter(
+            [1, 1, embed_dim], default_initializer=Normal(std=0.02)
+        )
         self.pos_embed = None
         if use_abs_pos_emb:
             positions = [1, self.patch_embed.num_patches + self.pos_embed_prefix, embed_dim]
             self.pos_embed = self.create_parameter(positions, default_initializer=Normal(std=0.02))
         self.pos_drop = nn.Dropout(dropout)
-        self.rel_pos_bias = RelativePositionBias(grid, num_heads, class_token=True) if use_shared_rel_pos_bias else None
-        heads = (num_heads, grid if use_rel_pos_bias else None, qkv_bias, attention_dropout, dropout)
+        self.rel_pos_bias = (
+            RelativePositionBias(grid, num_heads, class_token=True)
+            if use_shared_rel_pos_bias
+            else None
+        )
+        heads = (
+            num_heads,
+            grid if use_rel_pos_bias else None,
+            qkv_bias,
+            attention_dropout,
+            dropout,
+        )
         rates = [droppath * i / max(1, depth - 1) for i in range(depth)]
         self.blocks = nn.LayerList(
-            Block(embed_dim, Attention(embed_dim, *heads), mlp_ratio, init_values, dropout, rate) for rate in rates
+            Block(embed_dim, Attention(embed_dim, *heads), mlp_ratio, init_values, dropout, rate)
+            for rate in rates
         )
-        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        self.feature_info = feature_info(
+            [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
+        )
         after = global_pool == "avg" if fc_norm is None else fc_norm
         self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
         self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
@@ -206,16 +245,26 @@ class Beit(ImageModel):
         return self.head(self.fc_norm(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the classifier with its norm and the shared bias: the
-        authors'.
+        """Returns the groups: the embedding, each block, the classifier with its norm and the
+        shared bias: the authors'.
         """
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
-        return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("rel_pos_bias", "norm", "fc_norm", "head")]
+        return [
+            ("cls_token", "pos_embed", "patch_embed"),
+            *blocks,
+            ("rel_pos_bias", "norm", "fc_norm", "head"),
+        ]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the shared bias is in the embedding's group, the last norm in the last block's."""
+        """Returns the groups: the shared bias is in the embedding's group, the last norm in the
+        last block's.
+        """
         first, *blocks, last = super().timm_layer_groups()
-        return [(*first, "rel_pos_bias"), *blocks, tuple(name for name in last if name != "rel_pos_bias")]
+        return [
+            (*first, "rel_pos_bias"),
+            *blocks,
+            tuple(name for name in last if name != "rel_pos_bias"),
+        ]
 
     def no_weight_decay(self) -> set[str]:
         """Returns the authors'; timm leaves the tables of relative positions out, too."""

@@ -1,7 +1,8 @@
-"""CaiT (Touvron et al. 2021, arXiv:2103.17239): patches attend to each other, then a class token to them.
+"""CaiT (Touvron et al. 2021, arXiv:2103.17239): patches attend to each other, then a class token to
+them.
 
-Parameter names, order of operations and initialisation are those of timm's ``Cait``; a Linear's weight is [in, out]
-here and [out, in] there.
+Parameter names, order of operations and initialisation are those of timm's ``Cait``; a Linear's
+weight is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Sequence
@@ -30,14 +31,17 @@ class HeadMix(Linear):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, heads, length, _ = x.shape
-        # No transposed copies of x. Of weight.t() the gradient would be strided, which DataParallel doesn't average.
-        mixed = matmul(self.weight, x.reshape([-1, heads, length * length]), transpose_x=True, bias=self.bias)
+        # No transposed copies of x. Of weight.t() the gradient would be strided, which DataParallel
+        # doesn't average.
+        mixed = matmul(
+            self.weight, x.reshape([-1, heads, length * length]), transpose_x=True, bias=self.bias
+        )
         return mixed.reshape([-1, heads, length, length])
 
 
 class TalkingHeadAttention(nn.Layer):
-    """Multi-head self-attention whose heads are mixed before and after the softmax (Shazeer et al. 2020,
-    arXiv:2003.02436).
+    """Multi-head self-attention whose heads are mixed before and after the softmax (Shazeer et al.
+    2020, arXiv:2003.02436).
 
     Args:
         dim, num_heads: channels D, heads H.
@@ -47,7 +51,9 @@ class TalkingHeadAttention(nn.Layer):
     Shape: [B, N, D] -> the same.
     """
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
@@ -61,7 +67,8 @@ class TalkingHeadAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         batch, length, dim = x.shape
-        parts = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)  # each channel's tokens side by side
+        # each channel's tokens side by side
+        parts = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)
         q, k, v = [part.reshape([batch, self.num_heads, self.head_dim, length]) for part in parts]
         attn = self.proj_l(matmul(q, k, transpose_x=True, scale=self.scale))
         attn = self.attn_drop(self.proj_w(softmax(attn)))
@@ -76,7 +83,13 @@ class Block(nn.Layer):
     """
 
     def __init__(
-        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float = 0.0, drop_path: float = 0.0
+        self,
+        dim: int,
+        attn: nn.Layer,
+        mlp_ratio: float,
+        init_values: float,
+        drop: float = 0.0,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
@@ -93,7 +106,9 @@ class Block(nn.Layer):
 
 
 class ClassBlock(Block):
-    """``Block`` of the class token [B, 1, D], which attends to itself and to the patches [B, N, D], as they are."""
+    """``Block`` of the class token [B, 1, D], which attends to itself and to the patches [B, N, D],
+    as they are.
+    """
 
     def forward(self, x: paddle.Tensor, patches: paddle.Tensor) -> paddle.Tensor:
         x = x + scale_channels(self.attn(self.norm1(concat([x, patches], axis=1))), self.gamma_1)
@@ -118,8 +133,8 @@ class Cait(ImageModel):
         depth_token_only: blocks of the class token, after those of the patches.
         mlp_ratio_token_only: hidden width of their MLP over embed_dim; None: mlp_ratio.
         global_pool: what the head reads: "token": the class token; "avg": the mean of the patches.
-        dropout: after the position embedding, and in the patches' blocks after the attention's projection and in the
-            MLP.
+        dropout: after the position embedding, and in the patches' blocks after the attention's
+            projection and in the MLP.
         attention_dropout: of the attention weights of the patches' blocks.
         droppath: rate of stochastic depth at each of the patches' blocks.
 
@@ -154,23 +169,38 @@ class Cait(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if embed_dim % num_heads:
-            raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is")
+            raise InputError(
+                f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is"
+            )
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
-        self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
+        self.cls_token = self.create_parameter(
+            [1, 1, embed_dim], default_initializer=Normal(std=0.02)
+        )
         positions = [1, self.patch_embed.num_patches, embed_dim]
         self.pos_embed = self.create_parameter(positions, default_initializer=Normal(std=0.02))
         self.pos_drop = nn.Dropout(dropout)
         heads = (num_heads, qkv_bias, attention_dropout, dropout)
         self.blocks = nn.LayerList(
-            Block(embed_dim, TalkingHeadAttention(embed_dim, *heads), mlp_ratio, init_values, dropout, droppath)
+            Block(
+                embed_dim,
+                TalkingHeadAttention(embed_dim, *heads),
+                mlp_ratio,
+                init_values,
+                dropout,
+                droppath,
+            )
             for _ in range(depth)
         )
-        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        self.feature_info = feature_info(
+            [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
+        )
         ratio = mlp_ratio_token_only or mlp_ratio
         self.blocks_token_only = nn.LayerList(
-            ClassBlock(embed_dim, ClassAttention(embed_dim, num_heads, qkv_bias), ratio, init_values)
+            ClassBlock(
+                embed_dim, ClassAttention(embed_dim, num_heads, qkv_bias), ratio, init_values
+            )
             for _ in range(depth_token_only)
         )
         self.norm = LayerNorm(embed_dim, epsilon=1e-6)
@@ -179,7 +209,8 @@ class Cait(ImageModel):
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.pos_drop(add_to_all(self.patch_embed(x), self.pos_embed))
 
-    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:  # all intermediates have one shape
+    # all intermediates have one shape
+    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
         token = self.cls_token.expand([x.shape[0], -1, -1])
         for block in self.blocks_token_only:
             token = self._run(block, token, x)
@@ -189,13 +220,19 @@ class Cait(ImageModel):
         return self.head(x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(axis=1))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (the class token's last), the classifier with its norm."""
-        blocks = [(f"{name}.{i}",) for name in ("blocks", "blocks_token_only") for i in range(len(getattr(self, name)))]
+        """Returns the groups: the embedding, each block (the class token's last), the classifier
+        with its norm.
+        """
+        blocks = [
+            (f"{name}.{i}",)
+            for name in ("blocks", "blocks_token_only")
+            for i in range(len(getattr(self, name)))
+        ]
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Lets the class token's blocks share the groups of as many last blocks of the patches, the norm the last
-        one's.
+        """Lets the class token's blocks share the groups of as many last blocks of the patches, the
+        norm the last one's.
         """
         count = len(self.blocks)
         last = len(self.blocks_token_only)

@@ -1,7 +1,8 @@
 """CoaT, co-scale conv-attentional image transformers (Xu et al. 2021, arXiv:2104.06399).
 
-Parameter names, order of operations and initialisation are those of timm's ``CoaT``. Blocks share layers: each tensor
-is here once, under the first of the names that timm has for it (``weights.names.coat``).
+Parameter names, order of operations and initialisation are those of timm's ``CoaT``. Blocks share
+layers: each tensor is here once, under the first of the names that timm has for it
+(``weights.names.coat``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,13 @@ from paddle.nn.initializer import Normal, Uniform
 from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Mlp, PatchEmbed, init_linear
-from models.layers.factorized import ConvPosEnc, ConvRelPosEnc, FactorizedAttention, as_map, as_tokens
+from models.layers.factorized import (
+    ConvPosEnc,
+    ConvRelPosEnc,
+    FactorizedAttention,
+    as_map,
+    as_tokens,
+)
 from models.layers.init import init_as_torch
 from models.layers.layout import concat
 from models.layers.linear import add_bias
@@ -29,7 +36,9 @@ from weights.names import coat as names
 class NormedPatches(PatchEmbed):
     """``PatchEmbed``, and a layer norm of the tokens."""
 
-    def __init__(self, image_size: Sequence[int], patch_size: int, in_channels: int, dim: int) -> None:
+    def __init__(
+        self, image_size: Sequence[int], patch_size: int, in_channels: int, dim: int
+    ) -> None:
         super().__init__(image_size, patch_size, in_channels, dim)
         self.norm = LayerNorm(dim)
 
@@ -41,8 +50,8 @@ class SerialBlock(nn.Layer):
     """x = cpe(x), then x + attention(norm1(x)), then x + mlp(norm2(x)), each branch with drop path.
 
     Args:
-        encodings: the scale's ``ConvPosEnc`` and ``ConvRelPosEnc``. All its blocks have them; they are the model's
-            layers, and in a tuple they don't become the block's.
+        encodings: the scale's ``ConvPosEnc`` and ``ConvRelPosEnc``. All its blocks have them; they
+            are the model's layers, and in a tuple they don't become the block's.
 
     Shape: [B, N, D] -> the same.
     """
@@ -73,8 +82,8 @@ class SerialBlock(nn.Layer):
 
 
 class ParallelBlock(nn.Layer):
-    """A block of the last three scales: each gets its attention's output and, resized, that of the other two. One MLP
-    serves all three.
+    """A block of the last three scales: each gets its attention's output and, resized, that of the
+    other two. One MLP serves all three.
 
     Args:
         encodings: as ``SerialBlock``'s, of each of the three scales.
@@ -109,7 +118,9 @@ class ParallelBlock(nn.Layer):
         for i, x in enumerate(scales):
             cpe, crpe = self.encodings[i]
             moved.append(cpe(x))
-            found = getattr(self, f"factoratt_crpe{i + 2}")(getattr(self, f"norm1{i + 2}")(moved[i]), crpe)
+            found = getattr(self, f"factoratt_crpe{i + 2}")(
+                getattr(self, f"norm1{i + 2}")(moved[i]), crpe
+            )
             token, places = as_map(found, crpe.grid)
             given.append(token)
             maps.append(places)
@@ -117,14 +128,18 @@ class ParallelBlock(nn.Layer):
         answers = []
         for i, x in enumerate(moved):
             grid = self.encodings[i][1].grid
-            others = [resize_evenly(maps[j], self.encodings[j][1].grid, grid) for j in range(3) if j != i]
+            others = [
+                resize_evenly(maps[j], self.encodings[j][1].grid, grid) for j in range(3) if j != i
+            ]
             x = self.drop_path(as_tokens(token, maps[i] + others[0] + others[1]), onto=x)
             answers.append(self.drop_path(self.mlp2(getattr(self, f"norm2{i + 2}")(x)), onto=x))
         return tuple(answers)
 
 
 class Aggregation(nn.Layer):
-    """A learnt sum of three class tokens, with timm's names of its convolution. Shape: [B, 3, D] -> [B, D]."""
+    """A learnt sum of three class tokens, with timm's names of its convolution. Shape: [B, 3, D] ->
+    [B, D].
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,15 +155,19 @@ class Aggregation(nn.Layer):
 class CoaT(ImageModel):
     """CoaT and CoaT-Lite.
 
-    Features: CoaT-Lite's are the last scale's tokens, normalised: [B, 1 + H / 32 * W / 32, embed_dims[3]]. CoaT's are a
-    list of the last three scales'. The classifier reads the class token, or the sum that it learns of the three.
+    Features: CoaT-Lite's are the last scale's tokens, normalised: [B, 1 + H / 32 * W / 32,
+    embed_dims[3]]. CoaT's are a list of the last three scales'. The classifier reads the class
+    token, or the sum that it learns of the three.
 
     Args:
         stage_depths: serial blocks of each of four scales.
-        parallel_depth: blocks after them in which the last three scales exchange what they see; 0: CoaT-Lite.
-        embed_dims: channels of each of four scales; with parallel blocks the last three are one number.
+        parallel_depth: blocks after them in which the last three scales exchange what they see; 0:
+            CoaT-Lite.
+        embed_dims: channels of each of four scales; with parallel blocks the last three are one
+            number.
         num_heads: heads, at all scales.
-        crpe_window: side of the relative positions' window, of each head; heads of one side stand together.
+        crpe_window: side of the relative positions' window, of each head; heads of one side stand
+            together.
         mlp_ratio: hidden width of the MLP over its input's; one number, or one per scale.
         qkv_bias: whether the queries, keys and values have a bias.
         dropout: after the attention's projection and in the MLP.
@@ -183,19 +202,40 @@ class CoaT(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         ratios = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else list(mlp_ratio)
         check_stages(stage_depths, embed_dims)
-        _check_sizes(self.image_size, embed_dims, num_heads, crpe_window, ratios, parallel=bool(parallel_depth))
+        _check_sizes(
+            self.image_size,
+            embed_dims,
+            num_heads,
+            crpe_window,
+            ratios,
+            parallel=bool(parallel_depth),
+        )
         self.num_features = embed_dims[-1]
         hidden = [hidden_width(dim, ratio) for dim, ratio in zip(embed_dims, ratios, strict=True)]
-        others = {"num_heads": num_heads, "qkv_bias": qkv_bias, "drop": dropout, "drop_path": droppath}
+        others = {
+            "num_heads": num_heads,
+            "qkv_bias": qkv_bias,
+            "drop": dropout,
+            "drop_path": droppath,
+        }
         encodings: list[tuple[ConvPosEnc, ConvRelPosEnc]] = []
         for i, (depth, dim) in enumerate(zip(stage_depths, embed_dims, strict=True)):
             side = 4 if i == 0 else 2
             size = [pixels // (1 if i == 0 else 2 ** (i + 1)) for pixels in self.image_size]
             embed = NormedPatches(size, side, embed_dims[i - 1] if i else in_channels, dim)
             token = self.create_parameter([1, 1, dim], default_initializer=Normal(std=0.02))
-            encodings.append((ConvPosEnc(dim, embed.grid_size), ConvRelPosEnc(dim, crpe_window, embed.grid_size)))
-            blocks = nn.LayerList(SerialBlock(encodings[i], dim, hidden[i], **others) for _ in range(depth))
-            layers = {"patch_embed": embed, "cls_token": token, "cpe": encodings[i][0], "crpe": encodings[i][1]}
+            encodings.append(
+                (ConvPosEnc(dim, embed.grid_size), ConvRelPosEnc(dim, crpe_window, embed.grid_size))
+            )
+            blocks = nn.LayerList(
+                SerialBlock(encodings[i], dim, hidden[i], **others) for _ in range(depth)
+            )
+            layers = {
+                "patch_embed": embed,
+                "cls_token": token,
+                "cpe": encodings[i][0],
+                "crpe": encodings[i][1],
+            }
             for name, layer in (layers | {"serial_blocks": blocks}).items():
                 setattr(self, f"{name}{i + 1}", layer)
         last = (embed_dims[-1], hidden[-1])
@@ -206,7 +246,9 @@ class CoaT(ImageModel):
             setattr(self, f"norm{i}", LayerNorm(self.num_features, epsilon=1e-6))
         if parallel_depth:
             self.aggregate = Aggregation()
-        modules = ["parallel_blocks" if i and parallel_depth else f"serial_blocks{i + 1}" for i in range(4)]
+        modules = [
+            "parallel_blocks" if i and parallel_depth else f"serial_blocks{i + 1}" for i in range(4)
+        ]
         self.feature_info = feature_info(modules, embed_dims, (4, 8, 16, 32))
         self._finish()
 
@@ -225,7 +267,8 @@ class CoaT(ImageModel):
         if stage > 1:
             _, x = as_map(x, getattr(self, f"cpe{stage - 1}").grid)
         x = getattr(self, f"patch_embed{stage}")(x)
-        token = getattr(self, f"cls_token{stage}") + paddle.zeros_like(x[:, :1])  # expand would export a batch of 1
+        # expand would export a batch of 1
+        token = getattr(self, f"cls_token{stage}") + paddle.zeros_like(x[:, :1])
         return self._run_all(getattr(self, f"serial_blocks{stage}"), concat([token, x], axis=1))
 
     def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -249,8 +292,11 @@ class CoaT(ImageModel):
             return ImageModel.forward_features(self, x)
         return self._norm_scales(self._parallel(x))
 
-    def _collect(self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool) -> Any:
-        if not self.parallel_blocks or (stop_early and taken[-1] == 0):  # the parallel blocks need all scales
+    def _collect(
+        self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool
+    ) -> Any:
+        # the parallel blocks need all scales
+        if not self.parallel_blocks or (stop_early and taken[-1] == 0):
             return ImageModel._collect(self, images, taken, norm, stop_early)
         scales = self._parallel(images)
         features = self._norm_scales(scales)
@@ -262,7 +308,11 @@ class CoaT(ImageModel):
         return next(grid for grid in grids if grid[0] * grid[1] == places)
 
     def cam_layer(self) -> nn.Layer:
-        return self.parallel_blocks[-1].norm14 if self.parallel_blocks else self.serial_blocks4[-1].norm1
+        return (
+            self.parallel_blocks[-1].norm14
+            if self.parallel_blocks
+            else self.serial_blocks4[-1].norm1
+        )
 
     def forward_head(self, x: Any) -> paddle.Tensor:
         if not self.parallel_blocks:
@@ -273,9 +323,9 @@ class CoaT(ImageModel):
         return {f"cls_token{i}" for i in (1, 2, 3, 4)}
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups of parameters from the input to the classifier. They are the first scale's embedding, its
-        class token and positions; then each serial block, a scale's first with what comes before it. Then come each
-        parallel block and the norms with the classifier.
+        """Returns the groups of parameters from the input to the classifier. They are the first
+        scale's embedding, its class token and positions; then each serial block, a scale's first
+        with what comes before it. Then come each parallel block and the norms with the classifier.
         """
         *groups, head = self.timm_layer_groups()
         for i in (2, 3, 4):
@@ -286,15 +336,20 @@ class CoaT(ImageModel):
         return [*groups, (*norms, *head)]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups. Of each scale: the embedding, its class token and positions, then each serial block. Each
-        parallel block; the norms are in the last block's group. The classifier.
+        """Returns the groups. Of each scale: the embedding, its class token and positions, then
+        each serial block. Each parallel block; the norms are in the last block's group. The
+        classifier.
         """
         groups: list[tuple[str, ...]] = []
         for i in (1, 2, 3, 4):
             groups.append((f"cls_token{i}", f"patch_embed{i}", f"cpe{i}", f"crpe{i}"))
-            groups += [(f"serial_blocks{i}.{j}",) for j in range(len(getattr(self, f"serial_blocks{i}")))]
+            groups += [
+                (f"serial_blocks{i}.{j}",) for j in range(len(getattr(self, f"serial_blocks{i}")))
+            ]
         groups += [(f"parallel_blocks.{j}",) for j in range(len(self.parallel_blocks))]
-        groups[-1] += ("norm2", "norm3", "norm4", "aggregate") if self.parallel_blocks else ("norm4",)
+        groups[-1] += (
+            ("norm2", "norm3", "norm4", "aggregate") if self.parallel_blocks else ("norm4",)
+        )
         return [*groups, ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:
@@ -316,7 +371,9 @@ def _check_sizes(
         raise InputError(f"MLP_RATIO is {ratios}, expected four numbers: one per scale")
     if parallel and (len(set(dims[1:])) > 1 or len(set(ratios[1:])) > 1):
         found = f"EMBED_DIMS is {list(dims)}, MLP_RATIO {ratios}"
-        raise InputError(f"{found}: with PARALLEL_DEPTH the last three scales have one number of each")
+        raise InputError(
+            f"{found}: with PARALLEL_DEPTH the last three scales have one number of each"
+        )
     if any(dim % heads for dim in dims):
         raise InputError(f"EMBED_DIMS is {list(dims)}, expected multiples of NUM_HEADS {heads}")
     rising = sorted(windows, key=lambda side: list(windows).index(side))

@@ -1,6 +1,7 @@
 """ConvMixer (Trockman and Kolter 2022, arXiv:2201.09792).
 
-Parameter names, order of operations and initialisation (PyTorch's own) are those of timm's ``ConvMixer``.
+Parameter names, order of operations and initialisation (PyTorch's own) are those of timm's
+``ConvMixer``.
 """
 
 from collections.abc import Sequence
@@ -34,10 +35,11 @@ class Residual(nn.Layer):
 
 @register("convmixer")
 class ConvMixer(ImageModel):
-    """Patches, then blocks of two convolutions: over places, channel by channel, and over channels, place by place.
+    """Patches, then blocks of two convolutions: over places, channel by channel, and over channels,
+    place by place.
 
-    Each convolution is followed by its activation and batch norm. It takes images of any size from one patch.
-    Features: the last block's channels [B, embed_dim, H / patch_size, W / patch_size].
+    Each convolution is followed by its activation and batch norm. It takes images of any size from
+    one patch. Features: the last block's channels [B, embed_dim, H / patch_size, W / patch_size].
 
     Args:
         embed_dim: channels.
@@ -72,7 +74,11 @@ class ConvMixer(ImageModel):
         activation = {"gelu": GELU, "relu": ReLU}[act]
 
         def convolution(channels: int, kernel: int, **options: Any) -> list[nn.Layer]:
-            return [Conv2D(channels, embed_dim, kernel, **options), activation(), BatchNorm2D(embed_dim)]
+            return [
+                Conv2D(channels, embed_dim, kernel, **options),
+                activation(),
+                BatchNorm2D(embed_dim),
+            ]
 
         def block() -> nn.Sequential:
             padding = kernel_size // 2 if kernel_size % 2 else "same"
@@ -81,7 +87,9 @@ class ConvMixer(ImageModel):
 
         self.stem = nn.Sequential(*convolution(in_channels, patch_size, stride=patch_size))
         self.blocks = nn.LayerList(block() for _ in range(depth))
-        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        self.feature_info = feature_info(
+            [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
+        )
         self.head_drop = nn.Dropout(dropout)
         self._finish()
 

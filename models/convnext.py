@@ -29,7 +29,12 @@ class Block(nn.Layer):
     """
 
     def __init__(
-        self, dim: int, init_values: float | None, drop_path: float, conv_mlp: bool = False, use_grn: bool = False
+        self,
+        dim: int,
+        init_values: float | None,
+        drop_path: float,
+        conv_mlp: bool = False,
+        use_grn: bool = False,
     ) -> None:
         super().__init__()
         self.conv_dw = Conv2D(dim, dim, 7, padding=3, groups=dim)
@@ -50,24 +55,34 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width; ``downsample`` halves height and width before them, but in the first stage.
+    """Blocks of one width; ``downsample`` halves height and width before them, but in the first
+    stage.
 
     Args:
         options: of the blocks: ``conv_mlp``, ``use_grn``.
     """
 
     def __init__(
-        self, in_dim: int, dim: int, init_values: float | None, rates: Sequence[float], **options: bool
+        self,
+        in_dim: int,
+        dim: int,
+        init_values: float | None,
+        rates: Sequence[float],
+        **options: bool,
     ) -> None:
         super().__init__()
         self.downsample = nn.Identity()
         if in_dim:
-            self.downsample = nn.Sequential(ChannelNorm(in_dim, epsilon=1e-6), Conv2D(in_dim, dim, 2, stride=2))
+            self.downsample = nn.Sequential(
+                ChannelNorm(in_dim, epsilon=1e-6), Conv2D(in_dim, dim, 2, stride=2)
+            )
         self.blocks = nn.LayerList(Block(dim, init_values, rate, **options) for rate in rates)
 
 
 def stem(in_channels: int, dim: int, kind: str) -> nn.Sequential:
-    """Returns what makes a place of 4 x 4 pixels, [B, in_channels, H, W] -> [B, dim, H / 4, W / 4], then the norm."""
+    """Returns what makes a place of 4 x 4 pixels, [B, in_channels, H, W] -> [B, dim, H / 4, W / 4],
+    then the norm.
+    """
     if kind == "patch":
         layers = [Conv2D(in_channels, dim, 4, stride=4)]
     else:
@@ -75,7 +90,10 @@ def stem(in_channels: int, dim: int, kind: str) -> nn.Sequential:
         if kind == "overlap_tiered":  # half of them, as a multiple of 8
             between = max(8, (dim // 2 + 4) // 8 * 8)
             between += 8 if between < 0.9 * (dim // 2) else 0
-        layers = [Conv2D(*sizes, 3, stride=2, padding=1) for sizes in ((in_channels, between), (between, dim))]
+        layers = [
+            Conv2D(*sizes, 3, stride=2, padding=1)
+            for sizes in ((in_channels, between), (between, dim))
+        ]
     return nn.Sequential(*layers, ChannelNorm(dim, epsilon=1e-6))
 
 
@@ -90,11 +108,12 @@ class ConvNeXt(ImageModel):
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
         init_values: layer scale's initial value; 0 or None: no layer scale.
-        use_grn: whether the MLPs have a global response norm: ConvNeXt V2, which has no layer scale.
-        conv_mlp: whether the MLPs are 1 x 1 convolutions, as in timm's small models, or Linears. Both compute the same,
-            and weights of one are loaded into the other.
-        stem_type: what reads the image. "patch": 4 x 4 pixels by themselves; "overlap": two 3 x 3 convolutions of
-            stride 2; "overlap_tiered": the first of half the channels.
+        use_grn: whether the MLPs have a global response norm: ConvNeXt V2, which has no layer
+            scale.
+        conv_mlp: whether the MLPs are 1 x 1 convolutions, as in timm's small models, or Linears.
+            Both compute the same, and weights of one are loaded into the other.
+        stem_type: what reads the image. "patch": 4 x 4 pixels by themselves; "overlap": two 3 x 3
+            convolutions of stride 2; "overlap_tiered": the first of half the channels.
         norm_eps: epsilon of all norms but the last.
         head_norm_eps: of the last norm. transformers has 1e-12 there.
         head_norm_first: the last norm comes before the pooling, as ``norm_pre``.
@@ -137,18 +156,34 @@ class ConvNeXt(ImageModel):
         self.conv_mlp = conv_mlp
         self.num_features = head_hidden_size or embed_dims[-1]
         self.stem = stem(in_channels, embed_dims[0], stem_type)
-        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
-        self.stages = nn.LayerList(
-            Stage(in_dim, dim, init_values, rates, conv_mlp=conv_mlp, use_grn=use_grn) for in_dim, dim, rates in sizes
+        sizes = zip(
+            (0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True
         )
-        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
+        self.stages = nn.LayerList(
+            Stage(in_dim, dim, init_values, rates, conv_mlp=conv_mlp, use_grn=use_grn)
+            for in_dim, dim, rates in sizes
+        )
+        self.feature_info = feature_info(
+            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
+        )
         set_norm_eps(self, norm_eps)
-        self.norm_pre = ChannelNorm(embed_dims[-1], epsilon=head_norm_eps) if head_norm_first else nn.Identity()
-        norm = nn.Identity() if head_norm_first else LayerNorm(embed_dims[-1], epsilon=head_norm_eps)
+        self.norm_pre = (
+            ChannelNorm(embed_dims[-1], epsilon=head_norm_eps) if head_norm_first else nn.Identity()
+        )
+        norm = (
+            nn.Identity() if head_norm_first else LayerNorm(embed_dims[-1], epsilon=head_norm_eps)
+        )
         hidden: nn.Layer = nn.Identity()
         if head_hidden_size:
-            hidden = nn.Sequential(("fc", Linear(embed_dims[-1], head_hidden_size)), ("act", GELU()))
-        layers = (("norm", norm), ("pre_logits", hidden), ("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))
+            hidden = nn.Sequential(
+                ("fc", Linear(embed_dims[-1], head_hidden_size)), ("act", GELU())
+            )
+        layers = (
+            ("norm", norm),
+            ("pre_logits", hidden),
+            ("drop", nn.Dropout(dropout)),
+            ("fc", nn.Identity()),
+        )
         self.head = nn.Sequential(*layers)
         self._finish()
 
@@ -174,10 +209,11 @@ class ConvNeXt(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the authors' groups: the stem, every three blocks of a stage, the head. A stage's first group has
-        what downsamples before it. For [3, 3, 27, 3] blocks there are 12 between stem and head (appendix A and
-        optim_factory.py in facebookresearch/ConvNeXt). ConvNeXt V2's models with fewer blocks have their authors'
-        groups, too: single blocks, the first with the stem (``layer_decay_type`` in TRAINING.md and optim_factory.py of
+        """Returns the authors' groups: the stem, every three blocks of a stage, the head. A stage's
+        first group has what downsamples before it. For [3, 3, 27, 3] blocks there are 12 between
+        stem and head (appendix A and optim_factory.py in facebookresearch/ConvNeXt). ConvNeXt V2's
+        models with fewer blocks have their authors' groups, too: single blocks, the first with the
+        stem (``layer_decay_type`` in TRAINING.md and optim_factory.py of
         facebookresearch/ConvNeXt-V2).
         """
         single = self.use_grn and len(self.stages[2].blocks) < 27
@@ -192,8 +228,8 @@ class ConvNeXt(ImageModel):
         return [*groups, ("norm_pre", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with what downsamples before it), the head
-        with its norm.
+        """Returns the groups: the stem, each block (the first of a stage with what downsamples
+        before it), the head with its norm.
         """
         return [*groups_by_block("stem", "stages", self.stages), ("norm_pre", "head")]
 

@@ -2,12 +2,14 @@
 
 Counted as fvcore counts, and so timm's published GMACs and activations:
 
-- Multiply-adds of convolutions, linear layers and products of activations (attention's two, a mixer's one).
+- Multiply-adds of convolutions, linear layers and products of activations (attention's two, a
+  mixer's one).
 - An operation as one: 5 per element of a layer norm or group norm, 2 of a batch norm.
 - Not counted: softmax, activation functions, pooling, sums, biases.
 - Activations: the elements of what convolutions, linear layers and products put out.
 
-The model is traced as a static graph, which computes nothing: a fraction of a second, and no memory for its weights.
+The model is traced as a static graph, which computes nothing: a fraction of a second, and no memory
+for its weights.
 """
 
 import contextlib
@@ -73,15 +75,22 @@ def cost(config: Configuration, **arguments: Any) -> Cost:
         images = (model.in_channels, *model.image_size)
         model(paddle.static.data("images", [1, *images], "float32"))
         layers = list(counter.layers(model))
-        sizes = [math.prod(parameter.shape) for parameter in model.parameters() if not parameter.stop_gradient]
+        sizes = [
+            math.prod(parameter.shape)
+            for parameter in model.parameters()
+            if not parameter.stop_gradient
+        ]
     parameters = sum(layer.parameters for layer in layers)
     macs = sum(layer.macs for layer in layers)
     return Cost(images, parameters, macs, sum(layer.activations for layer in layers), layers, sizes)
 
 
 def model_of(config: Configuration) -> ImageModel:
-    """Returns the model of a configuration to read its attributes: it has no weights, and takes no memory."""
-    names = unique_name.switch()  # the way back from a graph begins anew to count: two parameters would have one name
+    """Returns the model of a configuration to read its attributes: it has no weights, and takes no
+    memory.
+    """
+    # the way back from a graph begins anew to count: two parameters would have one name
+    names = unique_name.switch()
     try:
         with _tracing():
             return build_model(config)
@@ -95,7 +104,8 @@ class _Counter(contextlib.ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.within: list[int] = []  # the layers that are being called
-        self.found: dict[int, list[Any]] = {}  # by a layer's id: output's shape, multiply-adds, activations
+        # by a layer's id: output's shape, multiply-adds, activations
+        self.found: dict[int, list[Any]] = {}
 
     def __enter__(self) -> "_Counter":
         call = nn.Layer.__call__
@@ -118,8 +128,12 @@ class _Counter(contextlib.ExitStack):
         def count_linear(x: Any, weight: Any, *others: Any, **named: Any) -> Any:
             return self._product(linear(x, weight, *others, **named), weight.shape[0])
 
-        def count_product(x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False) -> Any:
-            return self._product(matmul(x, y, transpose_x, transpose_y), x.shape[-2 if transpose_x else -1])
+        def count_product(
+            x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False
+        ) -> Any:
+            return self._product(
+                matmul(x, y, transpose_x, transpose_y), x.shape[-2 if transpose_x else -1]
+            )
 
         self.enter_context(mock.patch.object(nn.Layer, "__call__", count_layer))
         self.enter_context(mock.patch("paddle.nn.functional.linear", count_linear))
@@ -133,7 +147,9 @@ class _Counter(contextlib.ExitStack):
         return output
 
     def layers(self, model: nn.Layer) -> Iterator[Layer]:
-        """Yields the layers of ``Cost``: a parameter counts once, for the first layer that holds it."""
+        """Yields the layers of ``Cost``: a parameter counts once, for the first layer that holds
+        it.
+        """
         counted: set[int] = set()
         for name, layer in model.named_sublayers(include_self=True):
             own = {
@@ -150,14 +166,17 @@ class _Counter(contextlib.ExitStack):
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[None]:
-    """Models that are built and called meanwhile become a static graph, which computes nothing and has no weights."""
+    """Models that are built and called meanwhile become a static graph, which computes nothing and
+    has no weights.
+    """
     to_tensor = paddle.to_tensor
 
     def keep_buffer(layer: Any, name: str, tensor: Any, persistable: bool = True) -> None:
         object.__setattr__(layer, name, tensor)  # a graph's tensors aren't taken as buffers
 
     def constant(data: Any, *others: Any, **named: Any) -> Any:
-        # Paddle 2.6 refuses more than 2 ** 20 values in a graph, and Swin's masks at 384 have more. Shapes are enough.
+        # Paddle 2.6 refuses more than 2 ** 20 values in a graph, and Swin's masks at 384 have more.
+        # Shapes are enough.
         array = np.asarray(data)
         if array.size > 1 << 20:
             return paddle.zeros(array.shape, array.dtype)

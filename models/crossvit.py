@@ -1,5 +1,5 @@
-"""CrossViT (Chen et al. 2021, arXiv:2103.14899): two branches of fine and coarse patches, whose class tokens attend to
-each other's patches.
+"""CrossViT (Chen et al. 2021, arXiv:2103.14899): two branches of fine and coarse patches, whose
+class tokens attend to each other's patches.
 
 Parameter names, order of operations and initialisation are those of timm's ``CrossVit``.
 """
@@ -31,7 +31,9 @@ from weights.names import crossvit as names
 class ConvPatches(PatchEmbed):
     """``PatchEmbed`` by three convolutions: CrossViT's with a dagger. Patches have 12 or 16 pixels."""
 
-    def __init__(self, image_size: Sequence[int], patch_size: int, in_channels: int, dim: int) -> None:
+    def __init__(
+        self, image_size: Sequence[int], patch_size: int, in_channels: int, dim: int
+    ) -> None:
         super().__init__(image_size, patch_size, in_channels, dim)
         if patch_size not in (12, 16) or dim % 4:
             found = f"PATCH_SIZE has {patch_size} where EMBED_DIMS has {dim}"
@@ -56,7 +58,9 @@ class CrossAttention(ClassAttention):
 
 
 class CrossAttentionBlock(nn.Layer):
-    """token + attn(norm1(tokens)), the branch with drop path. Shape: [B, 1 + N, D], the token first -> [B, 1, D]."""
+    """token + attn(norm1(tokens)), the branch with drop path. Shape: [B, 1 + N, D], the token first
+    -> [B, 1, D].
+    """
 
     def __init__(self, dim: int, attn: CrossAttention, drop_path: float) -> None:
         super().__init__()
@@ -76,7 +80,8 @@ class Projection(nn.Sequential):
 
 
 class MultiScaleBlock(nn.Layer):
-    """Blocks of each branch; then each class token, in the other branch's width, attends to the other's patches.
+    """Blocks of each branch; then each class token, in the other branch's width, attends to the
+    other's patches.
 
     Args:
         dims: channels of both branches.
@@ -87,13 +92,18 @@ class MultiScaleBlock(nn.Layer):
     """
 
     def __init__(
-        self, dims: Sequence[int], blocks: Sequence[Sequence[nn.Layer]], fusion: Sequence[CrossAttentionBlock]
+        self,
+        dims: Sequence[int],
+        blocks: Sequence[Sequence[nn.Layer]],
+        fusion: Sequence[CrossAttentionBlock],
     ) -> None:
         super().__init__()
         self.blocks = nn.LayerList(nn.Sequential(*branch) for branch in blocks)
         self.projs = nn.LayerList([Projection(dims[0], dims[1]), Projection(dims[1], dims[0])])
         self.fusion = nn.LayerList(fusion)
-        self.revert_projs = nn.LayerList([Projection(dims[1], dims[0]), Projection(dims[0], dims[1])])
+        self.revert_projs = nn.LayerList(
+            [Projection(dims[1], dims[0]), Projection(dims[0], dims[1])]
+        )
 
     def forward(self, *branches: paddle.Tensor) -> list[paddle.Tensor]:
         found = [self.blocks[i](branches[i]) for i in (0, 1)]
@@ -110,12 +120,13 @@ class MultiScaleBlock(nn.Layer):
 class CrossViT(ImageModel):
     """CrossViT; images of other sizes than image_size aren't taken.
 
-    Features: a list: each branch's class token and patches [B, 1 + patches, embed_dims[i]], normalised. Each branch has
-    a classifier, and the logits are their mean.
+    Features: a list: each branch's class token and patches [B, 1 + patches, embed_dims[i]],
+    normalised. Each branch has a classifier, and the logits are their mean.
 
     Args:
         image_size: pixels, or (height, width).
-        image_scales: each branch reads the image resized by this factor, to whole pixels: multiples of its patch size.
+        image_scales: each branch reads the image resized by this factor, to whole pixels: multiples
+            of its patch size.
         crop_scale: a smaller size is the image's middle instead.
         patch_size: pixels along a patch's side, of both branches.
         embed_dims: channels of a token, of both branches.
@@ -125,7 +136,8 @@ class CrossViT(ImageModel):
         mlp_ratio: hidden width of the MLP over embed_dims, of both branches.
         qkv_bias: whether the queries, keys and values have a bias.
         multi_conv: three convolutions make the patches, instead of one.
-        global_pool: what the classifiers read: "token": the class tokens; "avg": the means of the patches.
+        global_pool: what the classifiers read: "token": the class tokens; "avg": the means of the
+            patches.
         dropout: after the position embedding, after the attention's projection and in the MLP.
         attention_dropout: of the attention weights.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
@@ -166,7 +178,9 @@ class CrossViT(ImageModel):
                      BRANCH_DEPTHS=branch_depths, MLP_RATIO=mlp_ratio)  # fmt: skip
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
-                raise InputError(f"EMBED_DIMS has {dim}, no multiple of its NUM_HEADS {heads}; choose one that is")
+                raise InputError(
+                    f"EMBED_DIMS has {dim}, no multiple of its NUM_HEADS {heads}; choose one that is"
+                )
         self.crop_scale = crop_scale
         self.global_pool = global_pool
         self.num_features = sum(embed_dims)
@@ -185,10 +199,19 @@ class CrossViT(ImageModel):
         for rates in drop_path_rates(droppath, [max(branch_depths)] * depth):
             blocks = [
                 [
-                    Block(dim, Attention(dim, heads, None, qkv_bias, False, *drops[1:]), ratio, None, dropout, rate)
+                    Block(
+                        dim,
+                        Attention(dim, heads, None, qkv_bias, False, *drops[1:]),
+                        ratio,
+                        None,
+                        dropout,
+                        rate,
+                    )
                     for rate in rates[:count]
                 ]
-                for dim, heads, ratio, count in zip(embed_dims, num_heads, mlp_ratio, branch_depths, strict=True)
+                for dim, heads, ratio, count in zip(
+                    embed_dims, num_heads, mlp_ratio, branch_depths, strict=True
+                )
             ]
             fusion = [
                 CrossAttentionBlock(dim, CrossAttention(dim, heads, *drops), rates[-1])
@@ -198,13 +221,20 @@ class CrossViT(ImageModel):
         self.norm = nn.LayerList(LayerNorm(dim, epsilon=1e-6) for dim in embed_dims)
         modules = [f"blocks.{i}" for i in range(depth)]
         for dim, side, scale in zip(embed_dims, patch_size, image_scales, strict=True):
-            self.feature_info = [*self.feature_info, *feature_info(modules, dim, round(side / scale))]
+            self.feature_info = [
+                *self.feature_info,
+                *feature_info(modules, dim, round(side / scale)),
+            ]
         self.head = nn.LayerList([nn.Identity(), nn.Identity()])
         self._finish()
 
     def _add_embedding(self, patches: PatchEmbed, dim: int) -> None:
         if not patches.num_patches:
-            raise InputError("IMAGE_SCALES leaves {} x {} pixels of an image; raise it".format(*patches.image_size))
+            raise InputError(
+                "IMAGE_SCALES leaves {} x {} pixels of an image; raise it".format(
+                    *patches.image_size
+                )
+            )
         for name, count in (("cls_token", 1), ("pos_embed", 1 + patches.num_patches)):
             token = self.create_parameter([1, count, dim], default_initializer=Normal(std=0.02))
             self.add_parameter(f"{name}_{len(self.patch_embed)}", token)
@@ -223,7 +253,9 @@ class CrossViT(ImageModel):
     def _embed(self, x: paddle.Tensor) -> Any:
         if tuple(x.shape[2:]) != self.image_size:
             height, width = self.image_size
-            raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
+            raise InputError(
+                f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}"
+            )
         branches = []
         for i, embed in enumerate(self.patch_embed):
             patches = embed(self._resize_image(x, embed.image_size))
@@ -248,8 +280,12 @@ class CrossViT(ImageModel):
     def _features(self, x: Any, last: bool) -> Any:
         return [self.norm[i](x[i]) for i in (0, 1)]
 
-    def _collect(self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool) -> Any:
-        """As the base's; the intermediates are the fine branch's of each block, then the coarse one's: timm's order."""
+    def _collect(
+        self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool
+    ) -> Any:
+        """As the base's; the intermediates are the fine branch's of each block, then the coarse
+        one's: timm's order.
+        """
         count = len(self.blocks)
         x = self._embed(images)
         deepest = max(index % count for index in taken)
@@ -265,8 +301,8 @@ class CrossViT(ImageModel):
         return next(embed.grid_size for embed in self.patch_embed if embed.num_patches == places)
 
     def cam_layer(self) -> Any:
-        """Returns the norm of the coarse patches where the fine branch's class token last meets them, or else the last
-        one.
+        """Returns the norm of the coarse patches where the fine branch's class token last meets
+        them, or else the last one.
         """
         return self.blocks[-1].fusion[0].norm1 if self.global_pool == "token" else self.norm[1]
 
@@ -279,8 +315,13 @@ class CrossViT(ImageModel):
         return ("head.0", "head.1")
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: both embeddings, each multi-scale block, the classifiers with their norms."""
-        embedding = (*(f"{name}_{i}" for name in ("cls_token", "pos_embed") for i in (0, 1)), "patch_embed")
+        """Returns the groups: both embeddings, each multi-scale block, the classifiers with their
+        norms.
+        """
+        embedding = (
+            *(f"{name}_{i}" for name in ("cls_token", "pos_embed") for i in (0, 1)),
+            "patch_embed",
+        )
         return [embedding, *((f"blocks.{i}",) for i in range(len(self.blocks))), ("norm", "head")]
 
     def no_weight_decay(self) -> set[str]:
@@ -295,11 +336,22 @@ class CrossViT(ImageModel):
 def _check_pairs(**numbers: Sequence[float]) -> None:
     for key, values in numbers.items():
         if len(values) != 2:
-            raise InputError(f"{key} is {list(values)}, expected two numbers: of the fine and of the coarse patches")
+            raise InputError(
+                f"{key} is {list(values)}, expected two numbers: of the fine and of the coarse patches"
+            )
 
 
-def _check_images(image_size: Sequence[int], scales: Sequence[float], patch_size: Sequence[int]) -> None:
+def _check_images(
+    image_size: Sequence[int], scales: Sequence[float], patch_size: Sequence[int]
+) -> None:
     def fits(pixels: int) -> bool:
-        return all(round(pixels * scale) % side == 0 for scale, side in zip(scales, patch_size, strict=True))
+        return all(
+            round(pixels * scale) % side == 0
+            for scale, side in zip(scales, patch_size, strict=True)
+        )
 
-    check_sides(image_size, fits, "times IMAGE_SCALES is not a multiple of PATCH_SIZE {} and {}".format(*patch_size))
+    check_sides(
+        image_size,
+        fits,
+        "times IMAGE_SCALES is not a multiple of PATCH_SIZE {} and {}".format(*patch_size),
+    )

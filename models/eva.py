@@ -1,8 +1,8 @@
-"""EVA-02 (Fang et al. 2023, arXiv:2303.11331) and DINOv3 (Siméoni et al. 2025, arXiv:2508.10104): Vision Transformers
-whose queries and keys are turned by their places.
+"""EVA-02 (Fang et al. 2023, arXiv:2303.11331) and DINOv3 (Siméoni et al. 2025, arXiv:2508.10104):
+Vision Transformers whose queries and keys are turned by their places.
 
-Parameter names, order of operations and initialisation are those of timm's ``Eva``; a Linear's weight is [in, out] here
-and [out, in] there.
+Parameter names, order of operations and initialisation are those of timm's ``Eva``; a Linear's
+weight is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,8 @@ class Attention(nn.Layer):
         epsilon: of a norm before the last projection; None: no norm.
         attn_drop, proj_drop: dropout of the attention weights and of the output.
 
-    Shape: [B, N, D] -> the same; ``cosines``, ``sines``: what ``RotaryEmbedding`` gives for N tokens.
+    Shape: [B, N, D] -> the same; ``cosines``, ``sines``: what ``RotaryEmbedding`` gives for N
+    tokens.
     """
 
     def __init__(
@@ -74,16 +75,24 @@ class Attention(nn.Layer):
         self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
-    def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
+    def forward(
+        self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor
+    ) -> paddle.Tensor:
         heads = (self.num_heads, self.head_dim, self.scale, self.attn_drop)
-        x = attend_heads(self._project(x), *heads, turns=(cosines, sines), halves=self.halves, flash=True)
+        x = attend_heads(
+            self._project(x), *heads, turns=(cosines, sines), halves=self.halves, flash=True
+        )
         return self.proj_drop(self.proj(self.norm(x)))
 
     def _project(self, x: paddle.Tensor) -> list[paddle.Tensor]:
         """Returns queries, keys and values [B, N, D], or all three in one."""
         if not self.qkv_fused:
             return [projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj)]
-        bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias]) if self.qkv_bias else None
+        bias = (
+            paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias])
+            if self.qkv_bias
+            else None
+        )
         return [self.qkv(x, bias)]
 
 
@@ -94,7 +103,13 @@ class Block(nn.Layer):
     """
 
     def __init__(
-        self, dim: int, attn: nn.Layer, mlp: nn.Layer, init_values: float | None, epsilon: float, drop_path: float
+        self,
+        dim: int,
+        attn: nn.Layer,
+        mlp: nn.Layer,
+        init_values: float | None,
+        epsilon: float,
+        drop_path: float,
     ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, epsilon=epsilon)
@@ -108,18 +123,25 @@ class Block(nn.Layer):
             self.gamma_1 = self.create_parameter([dim], default_initializer=Constant(init_values))
             self.gamma_2 = self.create_parameter([dim], default_initializer=Constant(init_values))
 
-    def forward(self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor) -> paddle.Tensor:
+    def forward(
+        self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor
+    ) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), cosines, sines)
-        x = self.drop_path1(branch if self.gamma_1 is None else scale_channels(branch, self.gamma_1), onto=x)
+        x = self.drop_path1(
+            branch if self.gamma_1 is None else scale_channels(branch, self.gamma_1), onto=x
+        )
         branch = self.mlp(self.norm2(x))
-        return self.drop_path2(branch if self.gamma_2 is None else scale_channels(branch, self.gamma_2), onto=x)
+        return self.drop_path2(
+            branch if self.gamma_2 is None else scale_channels(branch, self.gamma_2), onto=x
+        )
 
 
 @register("eva")
 class Eva(ImageModel):
     """EVA-02's and DINOv3's classifier.
 
-    Features: all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the pooling.
+    Features: all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the
+    pooling.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
@@ -129,29 +151,38 @@ class Eva(ImageModel):
         num_heads: heads of each block.
         mlp_ratio: hidden width of the MLP over embed_dim.
         swiglu_mlp: the MLP has a gate.
-        swiglu_align_to: the hidden width of such an MLP is rounded up to a multiple of this; 0: as it is.
+        swiglu_align_to: the hidden width of such an MLP is rounded up to a multiple of this; 0: as
+            it is.
         scale_mlp: a norm within such an MLP.
         scale_attn_inner: a norm before the attention's last projection.
         qkv_bias: whether queries and values have a bias.
         qkv_fused: one projection gives queries, keys and values; else each has its own.
         init_values: layer scale's initial value; None: no layer scale.
         class_token: whether there is a class token.
-        reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
+        reg_tokens: number of register tokens, after the class token (Darcet et al. 2023,
+            arXiv:2309.16588).
         use_abs_pos_emb: a position embedding of all tokens.
-        dynamic_img_size: images of other sizes than image_size are taken, too; only without a position embedding.
-        rope_type: "cat": EVA-02's angles, by row and column; "dinov3": DINOv3's, by the share of the image.
+        dynamic_img_size: images of other sizes than image_size are taken, too; only without a
+            position embedding.
+        rope_type: "cat": EVA-02's angles, by row and column; "dinov3": DINOv3's, by the share of
+            the image.
         rope_temperature: the angles' frequencies are its powers.
-        rope_bfloat16: DINOv3's periods are rounded to bfloat16, as in its authors' files (timm's aren't).
-        ref_feat_shape: patches along a side that EVA-02's rows and columns are scaled to; None: they aren't scaled.
-        global_pool: what the head reads: "avg": the mean of the patch tokens; "token": the class token.
+        rope_bfloat16: DINOv3's periods are rounded to bfloat16, as in its authors' files (timm's
+            aren't).
+        ref_feat_shape: patches along a side that EVA-02's rows and columns are scaled to; None:
+            they aren't scaled.
+        global_pool: what the head reads: "avg": the mean of the patch tokens; "token": the class
+            token.
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
         norm_eps: epsilon of all layer norms.
-        dropout: of the tokens before the first block, after the attention's projection and in the MLP.
+        dropout: of the tokens before the first block, after the attention's projection and in the
+            MLP.
         attention_dropout: of the attention weights.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
     Attributes:
-        num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has, too.
+        num_prefix_tokens: tokens before the patches, which ``pos_embed`` (pos_embed_prefix) has,
+            too.
 
     Raises:
         InputError: sizes or options that don't fit together.
@@ -197,19 +228,33 @@ class Eva(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check(embed_dim, num_heads, dynamic_img_size and use_abs_pos_emb)
         if global_pool == "token" and not class_token:
-            raise InputError("GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read")
+            raise InputError(
+                "GLOBAL_POOL is 'token', expected 'avg': without CLASS_TOKEN there is none to read"
+            )
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.rope_bfloat16 = rope_bfloat16
         self.ref_feat_shape = ref_feat_shape
         self.num_prefix_tokens = self.pos_embed_prefix = class_token + reg_tokens
-        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, any_size=dynamic_img_size)
+        self.patch_embed = PatchEmbed(
+            self.image_size, patch_size, in_channels, embed_dim, any_size=dynamic_img_size
+        )
         self._add_tokens(class_token, reg_tokens, use_abs_pos_emb)
         self.pos_drop = nn.Dropout(dropout)
         angles = (rope_temperature, ref_feat_shape, self.num_prefix_tokens, rope_bfloat16)
-        self.rope = RotaryEmbedding(rope_type, self.patch_embed.grid_size, embed_dim // num_heads, *angles)
+        self.rope = RotaryEmbedding(
+            rope_type, self.patch_embed.grid_size, embed_dim // num_heads, *angles
+        )
         inner = norm_eps if scale_attn_inner else None
-        heads = (num_heads, qkv_bias, qkv_fused, rope_type == "dinov3", inner, attention_dropout, dropout)
+        heads = (
+            num_heads,
+            qkv_bias,
+            qkv_fused,
+            rope_type == "dinov3",
+            inner,
+            attention_dropout,
+            dropout,
+        )
         gated = (swiglu_mlp, swiglu_align_to, norm_eps if scale_mlp else None)
         [rates] = drop_path_rates(droppath, [depth])
         self.blocks = nn.LayerList(
@@ -217,7 +262,9 @@ class Eva(ImageModel):
             for rate in rates
             for mlp in [_mlp(embed_dim, hidden_width(embed_dim, mlp_ratio), *gated, dropout)]
         )
-        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        self.feature_info = feature_info(
+            [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
+        )
         after = global_pool == "avg" if fc_norm is None else fc_norm
         self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=norm_eps)
         self.fc_norm = LayerNorm(embed_dim, epsilon=norm_eps) if after else nn.Identity()
@@ -229,12 +276,20 @@ class Eva(ImageModel):
     @property
     def input_sizes(self) -> str:
         side = self.patch_embed.patch_size
-        return f"images of multiples of {side} pixels" if self.patch_embed.any_size else super().input_sizes
+        return (
+            f"images of multiples of {side} pixels"
+            if self.patch_embed.any_size
+            else super().input_sizes
+        )
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         patches = in_float32(self.patch_embed(x))
-        tokens = [getattr(self, name) for name in ("cls_token", "reg_token") if name in self._parameters]
-        x = concat([*(token.expand([patches.shape[0], -1, -1]) for token in tokens), patches], axis=1)
+        tokens = [
+            getattr(self, name) for name in ("cls_token", "reg_token") if name in self._parameters
+        ]
+        x = concat(
+            [*(token.expand([patches.shape[0], -1, -1]) for token in tokens), patches], axis=1
+        )
         if self.pos_embed is not None:
             x = add_to_all(x, self.pos_embed)
         return self.pos_drop(x)
@@ -242,7 +297,9 @@ class Eva(ImageModel):
     def _shared(self) -> tuple[paddle.Tensor, paddle.Tensor]:
         return self.rope(self.patch_embed.grid_size)
 
-    def _stage(self, stage: Any, x: paddle.Tensor, shared: tuple[paddle.Tensor, paddle.Tensor]) -> paddle.Tensor:
+    def _stage(
+        self, stage: Any, x: paddle.Tensor, shared: tuple[paddle.Tensor, paddle.Tensor]
+    ) -> paddle.Tensor:
         return self._run(stage, x, *shared)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -250,23 +307,32 @@ class Eva(ImageModel):
         return self.head(self.fc_norm(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the classifier with its norm: the authors' of both
-        (optim_factory.py in baaivision/EVA's EVA-02/asuka, param_groups.py in facebookresearch/dinov3).
+        """Returns the groups: the embedding, each block, the classifier with its norm: the authors'
+        of both (optim_factory.py in baaivision/EVA's EVA-02/asuka, param_groups.py in
+        facebookresearch/dinov3).
         """
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
-        return [("cls_token", "reg_token", "pos_embed", "patch_embed"), *blocks, ("norm", "fc_norm", "head")]
+        return [
+            ("cls_token", "reg_token", "pos_embed", "patch_embed"),
+            *blocks,
+            ("norm", "fc_norm", "head"),
+        ]
 
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token", "reg_token"}
 
     def _add_tokens(self, class_token: bool, reg_tokens: int, positions: bool) -> None:
         counts = {"cls_token": int(class_token), "reg_token": reg_tokens}
-        counts["pos_embed"] = self.patch_embed.num_patches + self.num_prefix_tokens if positions else 0
+        counts["pos_embed"] = (
+            self.patch_embed.num_patches + self.num_prefix_tokens if positions else 0
+        )
         self.pos_embed = None
         for name, count in counts.items():
             if count:
                 shape = [1, count, self.num_features]
-                setattr(self, name, self.create_parameter(shape, default_initializer=Normal(std=0.02)))
+                setattr(
+                    self, name, self.create_parameter(shape, default_initializer=Normal(std=0.02))
+                )
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
@@ -274,16 +340,24 @@ class Eva(ImageModel):
 
 def _check(embed_dim: int, num_heads: int, one_size: bool) -> None:
     if embed_dim % num_heads:
-        raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is")
+        raise InputError(
+            f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; choose one that is"
+        )
     if one_size:
-        raise InputError("DYNAMIC_IMG_SIZE True needs USE_ABS_POS_EMB False: a position embedding has one size")
+        raise InputError(
+            "DYNAMIC_IMG_SIZE True needs USE_ABS_POS_EMB False: a position embedding has one size"
+        )
 
 
-def _mlp(dim: int, hidden: int, gated: bool, align: int, epsilon: float | None, drop: float) -> nn.Layer:
+def _mlp(
+    dim: int, hidden: int, gated: bool, align: int, epsilon: float | None, drop: float
+) -> nn.Layer:
     """Returns a block's MLP: timm packs the gate's layer with the other's where nothing forbids it."""
     if not gated:
         if align or epsilon is not None:
-            raise InputError("SWIGLU_MLP is False, but SWIGLU_ALIGN_TO and SCALE_MLP are for such an MLP; set it True")
+            raise InputError(
+                "SWIGLU_MLP is False, but SWIGLU_ALIGN_TO and SCALE_MLP are for such an MLP; set it True"
+            )
         return Mlp(dim, hidden, drop)
     if not align and epsilon is None:
         return PackedSwiGLU(dim, hidden, drop)

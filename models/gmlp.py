@@ -1,6 +1,7 @@
 """gMLP (Liu et al. 2021, arXiv:2105.08050).
 
-Parameter names, order of operations and initialisation are those of timm's ``MlpMixer`` with ``SpatialGatingBlock``.
+Parameter names, order of operations and initialisation are those of timm's ``MlpMixer`` with
+``SpatialGatingBlock``.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,9 @@ from models.mixer import MlpMixer
 
 
 class SpatialGatingUnit(nn.Layer):
-    """Half of the channels times the other half, normalised and mixed over places. [B, N, D] -> [B, N, D / 2]."""
+    """Half of the channels times the other half, normalised and mixed over places. [B, N, D] -> [B,
+    N, D / 2].
+    """
 
     def __init__(self, dim: int, num_patches: int) -> None:
         super().__init__()
@@ -56,14 +59,21 @@ class SpatialGatingBlock(nn.Layer):
     """
 
     def __init__(
-        self, dim: int, num_patches: int, mlp_ratio: float | Sequence[float], drop: float, drop_path: float
+        self,
+        dim: int,
+        num_patches: int,
+        mlp_ratio: float | Sequence[float],
+        drop: float,
+        drop_path: float,
     ) -> None:
         super().__init__()
         if isinstance(mlp_ratio, Sequence):
             raise InputError(f"MLP_RATIO is {mlp_ratio}, but gMLP takes one number")
         hidden_dim = hidden_width(dim, mlp_ratio)
         if hidden_dim % 2:
-            raise InputError(f"MLP_RATIO {mlp_ratio} x EMBED_DIM {dim} is {hidden_dim}, expected an even number")
+            raise InputError(
+                f"MLP_RATIO {mlp_ratio} x EMBED_DIM {dim} is {hidden_dim}, expected an even number"
+            )
         self.norm = LayerNorm(dim, epsilon=1e-6)
         self.mlp_channels = GatedMlp(dim, hidden_dim, num_patches, drop)
         self.drop_path = DropPath(drop_path)
@@ -83,7 +93,12 @@ class GMlp(MlpMixer):
     default_mlp_ratio = 6.0
 
     def _block(
-        self, dim: int, num_patches: int, mlp_ratio: float | Sequence[float], drop: float, drop_path: float
+        self,
+        dim: int,
+        num_patches: int,
+        mlp_ratio: float | Sequence[float],
+        drop: float,
+        drop_path: float,
     ) -> nn.Layer:
         return SpatialGatingBlock(dim, num_patches, mlp_ratio, drop, drop_path)
 

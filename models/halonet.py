@@ -1,7 +1,8 @@
-"""HaloNet (Vaswani et al. 2021, arXiv:2103.12731): a ResNet, some of whose blocks attend within blocks of places and a
-halo around each.
+"""HaloNet (Vaswani et al. 2021, arXiv:2103.12731): a ResNet, some of whose blocks attend within
+blocks of places and a halo around each.
 
-Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` with ``HaloAttn``.
+Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` with
+``HaloAttn``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,7 +50,8 @@ class Stem(nn.Layer):
 
 
 class RelativePositions(nn.Layer):
-    """A learnt vector for each distance of rows and of columns; a query's products with them are added to its scores.
+    """A learnt vector for each distance of rows and of columns; a query's products with them are
+    added to its scores.
 
     Args:
         block_size: queries along a block's side.
@@ -64,8 +66,12 @@ class RelativePositions(nn.Layer):
         self.block_size = block_size
         self.window_size = window_size
         start = Normal(std=head_dim**-0.5)
-        self.height_rel = self.create_parameter([2 * window_size - 1, head_dim], default_initializer=start)
-        self.width_rel = self.create_parameter([2 * window_size - 1, head_dim], default_initializer=start)
+        self.height_rel = self.create_parameter(
+            [2 * window_size - 1, head_dim], default_initializer=start
+        )
+        self.width_rel = self.create_parameter(
+            [2 * window_size - 1, head_dim], default_initializer=start
+        )
 
     def forward(self, q: paddle.Tensor) -> paddle.Tensor:
         blocks, length, dim = q.shape[1:]
@@ -77,19 +83,24 @@ class RelativePositions(nn.Layer):
             return ops.distances(products, side, window).reshape([-1, blocks, length, window**2])
         q = q.reshape([-1, side, side, dim])
         columns = self._scores(q, self.width_rel).reshape([-1, side, side, 1, window])
-        rows = self._scores(q.transpose([0, 2, 1, 3]), self.height_rel)  # by column, row, and the key's row
+        # by column, row, and the key's row
+        rows = self._scores(q.transpose([0, 2, 1, 3]), self.height_rel)
         rows = rows.reshape([-1, side, side, window, 1]).transpose([0, 2, 1, 3, 4])
         return (rows + columns).reshape([-1, blocks, length, window**2])
 
     def _scores(self, q: paddle.Tensor, vectors: paddle.Tensor) -> paddle.Tensor:
-        """Returns of queries [B, side, side, d] along the third axis the products with each key's: [B * side, side, w].
+        """Returns of queries [B, side, side, d] along the third axis the products with each key's:
+        [B * side, side, w].
 
-        Query i and key j have vector j - i + w - 1. Rows of all 2 w - 1 products are made one longer and read on end in
-        rows of the old length: each begins one place later than the one before.
+        Query i and key j have vector j - i + w - 1. Rows of all 2 w - 1 products are made one
+        longer and read on end in rows of the old length: each begins one place later than the one
+        before.
         """
         side = self.block_size
         count = 2 * self.window_size - 1
-        products = matmul(q.reshape([-1, q.shape[3]]), vectors, transpose_y=True).reshape([-1, side, count])
+        products = matmul(q.reshape([-1, q.shape[3]]), vectors, transpose_y=True).reshape(
+            [-1, side, count]
+        )
         longer = paddle.concat([products, paddle.zeros_like(products[:, :, :1])], axis=2).reshape(
             [-1, side * count + side]
         )
@@ -111,7 +122,9 @@ class HaloAttention(nn.Layer):
     Shape: [B, D, H, W] -> [B, D, H / stride, W / stride]; H and W are multiples of block_size.
     """
 
-    def __init__(self, dim: int, num_heads: int, block_size: int, halo_size: int, stride: int) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, block_size: int, halo_size: int, stride: int
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
@@ -147,17 +160,22 @@ class HaloAttention(nn.Layer):
     def _windows(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns the windows of maps [B, C, H, W]: [B, blocks, window_size ** 2, C].
 
-        They are made of slices, whose gradients are added in one order on a GPU, and which every kind of export has.
+        They are made of slices, whose gradients are added in one order on a GPU, and which every
+        kind of export has.
         """
         if ops.usable(x):
             return ops.windows(x, self.block_size, self.halo_size)
         (dim, height, width), size, window = x.shape[1:], self.block_size, self.window_size
         x = self._with_halo(x.reshape([-1, dim, height // size, size, width]), 2)
         x = self._with_halo(x.reshape([-1, dim, height // size, window, width // size, size]), 4)
-        return x.transpose([0, 2, 4, 3, 5, 1]).reshape([-1, height * width // size**2, window**2, dim])
+        return x.transpose([0, 2, 4, 3, 5, 1]).reshape(
+            [-1, height * width // size**2, window**2, dim]
+        )
 
     def _with_halo(self, x: paddle.Tensor, axis: int) -> paddle.Tensor:
-        """Puts before and after the places (axis + 1) of each block (axis) its neighbours' nearest ones, or zeros."""
+        """Puts before and after the places (axis + 1) of each block (axis) its neighbours' nearest
+        ones, or zeros.
+        """
         count = x.shape[axis]
         size = self.block_size
         halo = self.halo_size
@@ -171,12 +189,16 @@ class HaloAttention(nn.Layer):
 
 
 class Bottleneck(nn.Layer):
-    """act(shortcut(x) + branch(x)): between two convolutions of 1 x 1 one of 3 x 3, over a quarter of the channels.
+    """act(shortcut(x) + branch(x)): between two convolutions of 1 x 1 one of 3 x 3, over a quarter
+    of the channels.
 
-    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up. The branch has drop path.
+    Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up. The branch has drop
+    path.
     """
 
-    def __init__(self, in_dim: int, dim: int, stride: int, act: Activation, drop_path: float) -> None:
+    def __init__(
+        self, in_dim: int, dim: int, stride: int, act: Activation, drop_path: float
+    ) -> None:
         super().__init__()
         same = in_dim == dim and stride == 1
         self.shortcut = nn.Identity() if same else ConvNorm(in_dim, dim, 1, stride=stride)
@@ -201,7 +223,13 @@ class AttentionBottleneck(Bottleneck):
     """``Bottleneck`` with attention, batch norm and the activation in its middle."""
 
     def __init__(
-        self, in_dim: int, dim: int, stride: int, act: Activation, drop_path: float, sizes: tuple[int, int, int]
+        self,
+        in_dim: int,
+        dim: int,
+        stride: int,
+        act: Activation,
+        drop_path: float,
+        sizes: tuple[int, int, int],
     ) -> None:
         self.sizes = sizes  # heads, block, halo
         super().__init__(in_dim, dim, stride, act, drop_path)
@@ -221,18 +249,21 @@ class HaloNet(ImageModel):
     Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32].
 
     Args:
-        image_size: pixels, or (height, width): where a stage attends, its maps are multiples of block_size.
+        image_size: pixels, or (height, width): where a stage attends, its maps are multiples of
+            block_size.
         stem_dim: channels of the stem, a multiple of 8.
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages, multiples of 4.
-        attention_every: of each stage every so many-th block attends, instead of a convolution; 0: none.
+        attention_every: of each stage every so many-th block attends, instead of a convolution; 0:
+            none.
         num_heads: heads of each stage; ignored where none attends.
         block_size: places along the side of a block, even.
         halo_size: places around a block that its queries attend to, too.
         act: activation function.
         dropout: before the classifier.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
-        zero_init_last: whether the weight of a block's last norm starts at 0, so that a fresh block is its shortcut.
+        zero_init_last: whether the weight of a block's last norm starts at 0, so that a fresh block
+            is its shortcut.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -280,7 +311,9 @@ class HaloNet(ImageModel):
                 attends = every and (j + 1) % every == 0
                 if attends:
                     self._check_attention(i, dim, num_heads[i], block_size * (4 << i) // stride)
-                stage.add_sublayer(str(j), AttentionBottleneck(*block, sizes) if attends else Bottleneck(*block))
+                stage.add_sublayer(
+                    str(j), AttentionBottleneck(*block, sizes) if attends else Bottleneck(*block)
+                )
                 in_dim = dim
             self.stages.append(stage)
         modules = ["stem.conv3", *(f"stages.{i}" for i in range(4))]
@@ -292,12 +325,16 @@ class HaloNet(ImageModel):
         if not heads or dim // 4 % heads:
             found = f"NUM_HEADS has {heads} where {dim // 4} channels attend, a quarter of stage {stage}'s"
             raise InputError(f"{found}; expected a divisor")
-        check_multiples(self.image_size, pixels, f"{pixels}: stage {stage} is cut into blocks of BLOCK_SIZE")
+        check_multiples(
+            self.image_size, pixels, f"{pixels}: stage {stage} is cut into blocks of BLOCK_SIZE"
+        )
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
             height, width = self.image_size
-            raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
+            raise InputError(
+                f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}"
+            )
         return self.stem(x)
 
     def _stages(self) -> Iterable[Any]:
@@ -314,7 +351,9 @@ class HaloNet(ImageModel):
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the groups: the stem, each block, the classifier."""
-        blocks = [(name,) for name, layer in self.named_sublayers() if isinstance(layer, Bottleneck)]
+        blocks = [
+            (name,) for name, layer in self.named_sublayers() if isinstance(layer, Bottleneck)
+        ]
         return [("stem",), *blocks, ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:

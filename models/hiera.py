@@ -1,8 +1,10 @@
-"""Hiera (Ryali et al. 2023, arXiv:2306.00989): a plain transformer of stages, with attention within mask units first.
+"""Hiera (Ryali et al. 2023, arXiv:2306.00989): a plain transformer of stages, with attention within
+mask units first.
 
-Parameter names, order of operations and initialisation are those of timm's ``Hiera``. Only a fresh classifier is the
-authors' (N(0, 0.02) and 0.02, times ``head_init_scale``), where timm's is 0. Models of "Window Attention is Bugged"
-(Bolya et al. 2023, arXiv:2311.05613) have positions within a unit besides those of the image.
+Parameter names, order of operations and initialisation are those of timm's ``Hiera``. Only a fresh
+classifier is the authors' (N(0, 0.02) and 0.02, times ``head_init_scale``), where timm's is 0.
+Models of "Window Attention is Bugged" (Bolya et al. 2023, arXiv:2311.05613) have positions within a
+unit besides those of the image.
 """
 
 import math
@@ -25,7 +27,14 @@ from models.layers.linear import in_float32
 from models.layers.scale import add_to_all
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, drop_path_rates, feature_info
-from models.layers.units import MaskUnitAttention, from_units, pool_units, quarters, to_units, unit_maps
+from models.layers.units import (
+    MaskUnitAttention,
+    from_units,
+    pool_units,
+    quarters,
+    to_units,
+    unit_maps,
+)
 from settings.signatures import Count, Depth, Factor, Positive, Rate, Size
 from weights.names import hiera as names
 from weights.resize import bicubic_matrix
@@ -47,7 +56,8 @@ class PatchEmbed(nn.Layer):
 
 
 class Widening(Block):
-    """The block that begins a stage: twice the channels, and the maximum of 2 x 2 neighbours if its attention pools.
+    """The block that begins a stage: twice the channels, and the maximum of 2 x 2 neighbours if its
+    attention pools.
 
     Shape: [B, N, in_dim], unit by unit -> [B, N / 4, dim].
     """
@@ -87,24 +97,28 @@ class Widening(Block):
 
 @register("hiera")
 class Hiera(ImageModel):
-    """Hiera; images of other sizes than image_size aren't taken. Stages double the channels and the heads.
+    """Hiera; images of other sizes than image_size aren't taken. Stages double the channels and the
+    heads.
 
-    Features: the last stage's tokens [B, N, num_features], row by row, not normalised; where units were left out, those
-    that are kept, unit by unit.
+    Features: the last stage's tokens [B, N, num_features], row by row, not normalised; where units
+    were left out, those that are kept, unit by unit.
 
     Args:
         image_size: pixels, or (height, width): multiples of 32 with four stages.
         embed_dim: channels of the first stage.
         num_heads: heads of the first stage.
         stage_depths: blocks of each stage. A mask unit has 2 ** (stages - 1) places along its side.
-        q_pool: how many of the stages after the first begin by pooling 2 x 2 places: the earlier ones do.
-        mask_unit_attn: whether a stage attends within mask units; the block that begins a stage does as the stage
-            before.
+        q_pool: how many of the stages after the first begin by pooling 2 x 2 places: the earlier
+            ones do.
+        mask_unit_attn: whether a stage attends within mask units; the block that begins a stage
+            does as the stage before.
         mlp_ratio: hidden width of the MLP over its input's.
-        use_expand_proj: a Linear doubles the channels; else the maximum of 2 x 2 places and their mean do.
+        use_expand_proj: a Linear doubles the channels; else the maximum of 2 x 2 places and their
+            mean do.
         init_values: layer scale's initial value; None: no layer scale.
-        global_pos_size: rows and columns of position embeddings that are stretched over the image; to them those within
-            a unit are added. None: each place of the image has its own, and no others.
+        global_pos_size: rows and columns of position embeddings that are stretched over the image;
+            to them those within a unit are added. None: each place of the image has its own, and no
+            others.
         dropout: before the classifier.
         patch_drop: share of the mask units that training leaves out.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
@@ -147,13 +161,18 @@ class Hiera(ImageModel):
         check_counts(stages, MASK_UNIT_ATTN=mask_unit_attn)
         self.unit_side = 2 ** (stages - 1)
         self._check_sizes(embed_dim, num_heads, stages, q_pool)
-        self.pools = [min(stage, q_pool) for stage in range(stages)]  # how often a stage's tokens were pooled
+        # how often a stage's tokens were pooled
+        self.pools = [min(stage, q_pool) for stage in range(stages)]
         self.patch_embed = PatchEmbed(self.image_size, in_channels, embed_dim)
         rows, columns = self.patch_embed.grid_size
         self.units = (rows // self.unit_side, columns // self.unit_side)
         self._add_positions(embed_dim, global_pos_size)
-        self.blocks, ends = nn.LayerList(), [sum(stage_depths[:stage]) for stage in range(stages + 1)]
-        self.spans = [slice(*ends[stage : stage + 2]) for stage in range(stages)]  # of the blocks, by stage
+        self.blocks, ends = (
+            nn.LayerList(),
+            [sum(stage_depths[:stage]) for stage in range(stages + 1)],
+        )
+        # of the blocks, by stage
+        self.spans = [slice(*ends[stage : stage + 2]) for stage in range(stages)]
         dims = [embed_dim << stage for stage in range(stages)]
         for stage, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             for i, rate in enumerate(rates):
@@ -164,7 +183,9 @@ class Hiera(ImageModel):
                 heads = num_heads << stage
                 attn = MaskUnitAttention(*widths, heads, places, mask_unit_attn[before], pools)
                 sizes = (attn, mlp_ratio, init_values)
-                widening = Widening(*widths, *sizes, rate, use_expand_proj) if before < stage else None
+                widening = (
+                    Widening(*widths, *sizes, rate, use_expand_proj) if before < stage else None
+                )
                 self.blocks.append(widening or Block(dims[stage], *sizes, 0.0, rate))
         modules = [f"blocks.{end - 1}" for end in ends[1:]]
         self.feature_info = feature_info(modules, dims, [STRIDE << pools for pools in self.pools])
@@ -181,17 +202,23 @@ class Hiera(ImageModel):
         if embed_dim % num_heads:
             raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}")
         if q_pool >= stages:
-            raise InputError(f"Q_POOL is {q_pool}, expected 0 to {stages - 1}: STAGE_DEPTHS has {stages} stages")
+            raise InputError(
+                f"Q_POOL is {q_pool}, expected 0 to {stages - 1}: STAGE_DEPTHS has {stages} stages"
+            )
 
     def _add_positions(self, dim: int, size: Sequence[int] | None) -> None:
         grid = self.patch_embed.grid_size
         start = Normal(std=0.02)
         if size is None:
-            self.pos_embed = self.create_parameter([1, grid[0] * grid[1], dim], default_initializer=start)
+            self.pos_embed = self.create_parameter(
+                [1, grid[0] * grid[1], dim], default_initializer=start
+            )
             self.pos_embed_win = None
             return
         if len(size) != 2:
-            raise InputError(f"GLOBAL_POS_SIZE is {list(size)}, expected two numbers: rows and columns")
+            raise InputError(
+                f"GLOBAL_POS_SIZE is {list(size)}, expected two numbers: rows and columns"
+            )
         self.pos_embed_layout = "NCHW"
         self.pos_embed = self.create_parameter([1, dim, *size], default_initializer=start)
         sides = [self.unit_side, self.unit_side]
@@ -213,17 +240,22 @@ class Hiera(ImageModel):
         return x.reshape([1, -1, rows, columns]).transpose([0, 2, 3, 1])
 
     def forward_features(
-        self, x: paddle.Tensor, mask: paddle.Tensor | None = None, return_intermediates: bool = False
+        self,
+        x: paddle.Tensor,
+        mask: paddle.Tensor | None = None,
+        return_intermediates: bool = False,
     ) -> Any:
         """Returns what the last block makes of the images.
 
         Args:
             x: [B, C, H, W], normalised.
-            mask: [B, mask units], boolean, units row by row; those that are False are left out, as if they weren't
-                there. Each image keeps as many, which has to be waited for. Or the numbers of those that are kept,
-                [B, kept] int64. None: all are kept, but for PATCH_DROP in training.
-            return_intermediates: returned is (features, what each stage gives): maps [B, rows, columns, channels], or
-                where units may be left out maps of those that are kept: [B, units, rows, columns, channels].
+            mask: [B, mask units], boolean, units row by row; those that are False are left out, as
+                if they weren't there. Each image keeps as many, which has to be waited for. Or the
+                numbers of those that are kept, [B, kept] int64. None: all are kept, but for
+                PATCH_DROP in training.
+            return_intermediates: returned is (features, what each stage gives): maps [B, rows,
+                columns, channels], or where units may be left out maps of those that are kept: [B,
+                units, rows, columns, channels].
 
         Raises:
             InputError: a mask that doesn't fit the images, or besides PATCH_DROP.
@@ -238,13 +270,18 @@ class Hiera(ImageModel):
             return features
         if mask is None and self._whole(x):
             return features, [self.by_rows(one) for one in found]
-        return features, [unit_maps(one, self.unit_side >> self.pools[i]) for i, one in enumerate(found)]
+        return features, [
+            unit_maps(one, self.unit_side >> self.pools[i]) for i, one in enumerate(found)
+        ]
 
     def _embed(self, x: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
-            raise InputError(f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}")
+            raise InputError(
+                f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}"
+            )
         kept = self._kept_units(x.shape[0], mask)
-        if kept is not None:  # a convolution across a unit's border reads zeros, not what is left out
+        # a convolution across a unit's border reads zeros, not what is left out
+        if kept is not None:
             x = self._masked_images(x, kept)
         x = to_units(add_to_all(self.patch_embed(x), self._positions()), self.unit_side)
         if kept is None:
@@ -261,24 +298,39 @@ class Hiera(ImageModel):
         if mask is None:
             if not drops:
                 return None
-            return paddle.rand([batch, count]).argsort(axis=1)[:, : max(1, int(count * (1 - self.patch_drop)))]
+            return paddle.rand([batch, count]).argsort(axis=1)[
+                :, : max(1, int(count * (1 - self.patch_drop)))
+            ]
         if drops:
-            raise InputError("a mask was given, and PATCH_DROP leaves out units by itself; set it to 0")
+            raise InputError(
+                "a mask was given, and PATCH_DROP leaves out units by itself; set it to 0"
+            )
         if mask.dtype == paddle.int64:
             return mask
         if list(mask.shape) != [batch, count]:
-            raise InputError(f"the mask is {list(mask.shape)}, expected {[batch, count]}: images x mask units")
+            raise InputError(
+                f"the mask is {list(mask.shape)}, expected {[batch, count]}: images x mask units"
+            )
         numbers = sorted(set(mask.astype("int64").sum(axis=1).numpy().tolist()))
         if len(numbers) > 1 or not numbers[0]:
-            raise InputError(f"the mask keeps {numbers} units, expected one number of 1 to {count} for all images")
+            raise InputError(
+                f"the mask keeps {numbers} units, expected one number of 1 to {count} for all images"
+            )
         return paddle.nonzero(mask)[:, 1].reshape([batch, -1])
 
     def _masked_images(self, x: paddle.Tensor, kept: paddle.Tensor) -> paddle.Tensor:
         """Images whose pixels are 0 in the units that aren't kept."""
         (rows, columns), (height, width), channels = self.units, self.image_size, x.shape[1]
-        seen = F.one_hot(kept, rows * columns).sum(axis=1).astype(x.dtype).reshape([-1, 1, rows, 1, columns, 1])
+        seen = (
+            F.one_hot(kept, rows * columns)
+            .sum(axis=1)
+            .astype(x.dtype)
+            .reshape([-1, 1, rows, 1, columns, 1])
+        )
         side = STRIDE * self.unit_side
-        return (x.reshape([-1, channels, rows, side, columns, side]) * seen).reshape([-1, channels, height, width])
+        return (x.reshape([-1, channels, rows, side, columns, side]) * seen).reshape(
+            [-1, channels, height, width]
+        )
 
     def _stages(self) -> Iterable[Any]:
         blocks = list(self.blocks)
@@ -308,7 +360,9 @@ class Hiera(ImageModel):
     def _as_map(self, x: paddle.Tensor, output_format: str) -> paddle.Tensor:
         if not self._whole(x):
             left = f"{x.shape[1]} tokens make no map"
-            raise InputError(f"{left}: PATCH_DROP leaves some out in training; call model.eval() before")
+            raise InputError(
+                f"{left}: PATCH_DROP leaves some out in training; call model.eval() before"
+            )
         return super()._as_map(self.by_rows(x).flatten(1, 2), output_format)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -318,8 +372,8 @@ class Hiera(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the last with the head: the authors' (hiera/hiera.py in
-        dbolya/hiera, v0.2.0).
+        """Returns the groups: the embedding, each block, the last with the head: the authors'
+        (hiera/hiera.py in dbolya/hiera, v0.2.0).
         """
         *groups, last, head = self.timm_layer_groups()
         return [*groups, last + head]

@@ -1,8 +1,8 @@
 """A model as a program of Paddle Inference, run on a CPU by oneDNN.
 
-``-eval -o EVAL_ENGINE inference`` evaluates by it (``inference_engine``), tools/export_model.py keeps it
-(inference/exporting.py). Images come normalised: within the program, bfloat16 would round the normalisation too, which
-makes ViT-S/16's logits differ by 2.4% of their range instead of 0.7%.
+``-eval -o EVAL_ENGINE inference`` evaluates by it (``inference_engine``), tools/export_model.py
+keeps it (inference/exporting.py). Images come normalised: within the program, bfloat16 would round
+the normalisation too, which makes ViT-S/16's logits differ by 2.4% of their range instead of 0.7%.
 """
 
 import contextlib
@@ -56,7 +56,8 @@ class Predictor:
         if program.suffix == ".json":  # Paddle 3's
             settings.enable_new_ir(True)
             settings.enable_new_executor(True)
-            # It loses a reshape between a transposition and a Linear (Paddle 3.3.1): Swin's windows in earlier exports.
+            # It loses a reshape between a transposition and a Linear (Paddle 3.3.1): Swin's windows
+            # in earlier exports.
             settings.delete_pass("operator_reshape_onednn_fuse_pass")
         if bfloat16:
             settings.enable_mkldnn_bfloat16()
@@ -69,18 +70,25 @@ class Predictor:
         return len(self._predictor.get_input_names()), len(self._predictor.get_output_names())
 
     def __call__(self, images: paddle.Tensor) -> paddle.Tensor:
-        with quiet() if self._first else contextlib.nullcontext():  # oneDNN says a word as it first runs
+        # oneDNN says a word as it first runs
+        with quiet() if self._first else contextlib.nullcontext():
             self._first = False
             return self._predictor.run([images])[0]
 
 
 def num_threads() -> int:
-    """Returns how many threads this process computes with, as ``ops.settings.tune_cpu`` or OMP_NUM_THREADS set it."""
-    return max((pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "openmp"), default=1)
+    """Returns how many threads this process computes with, as ``ops.settings.tune_cpu`` or
+    OMP_NUM_THREADS set it.
+    """
+    return max(
+        (pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "openmp"),
+        default=1,
+    )
 
 
 def export(model: ImageModel, folder: Path) -> None:
-    """Writes the program and weights of ``model`` into ``folder``: inference.json (Paddle 2.6: .pdmodel), .pdiparams.
+    """Writes the program and weights of ``model`` into ``folder``: inference.json (Paddle 2.6:
+    .pdmodel), .pdiparams.
 
     Raises:
         InputError: the model can't be exported.
@@ -90,11 +98,14 @@ def export(model: ImageModel, folder: Path) -> None:
 
 def inputs_of(model: ImageModel) -> paddle.static.InputSpec:
     """Returns what a program of ``model`` takes: images of any number."""
-    return paddle.static.InputSpec([None, model.in_channels, *model.image_size], "float32", "images")
+    return paddle.static.InputSpec(
+        [None, model.in_channels, *model.image_size], "float32", "images"
+    )
 
 
 def save_program(layer: nn.Layer, path: Path, inputs: paddle.static.InputSpec) -> None:
-    """Writes the program and weights of a layer: ``path`` with the endings .json (Paddle 2.6: .pdmodel), .pdiparams.
+    """Writes the program and weights of a layer: ``path`` with the endings .json (Paddle 2.6:
+    .pdmodel), .pdiparams.
 
     Raises:
         InputError: it can't be exported.
@@ -107,12 +118,16 @@ def save_program(layer: nn.Layer, path: Path, inputs: paddle.static.InputSpec) -
 
 @contextlib.contextmanager
 def _methods_converted_once() -> Iterator[None]:
-    """Lets Paddle convert a method once, not once for each layer that has it. That halves the time of an export.
+    """Lets Paddle convert a method once, not once for each layer that has it. That halves the time
+    of an export.
 
-    Paddle remembers what it has converted, but by bound methods, which Python makes anew at each access.
+    Paddle remembers what it has converted, but by bound methods, which Python makes anew at each
+    access.
     """
     convert = FunctionCache.convert_with_cache
-    FunctionCache.convert_with_cache = lambda self, func: convert(self, getattr(func, "__func__", func))
+    FunctionCache.convert_with_cache = lambda self, func: convert(
+        self, getattr(func, "__func__", func)
+    )
     try:
         yield
     finally:
@@ -133,7 +148,8 @@ def program_in(folder: Path, name: str = PROGRAM) -> Path:
 
 
 def difference(model: ImageModel, predictor: Predictor) -> float:
-    """Returns the largest difference of the program's logits from the model's, over their range, on random images.
+    """Returns the largest difference of the program's logits from the model's, over their range, on
+    random images.
 
     Raises:
         InputError: the program can't run.
@@ -149,20 +165,31 @@ def difference(model: ImageModel, predictor: Predictor) -> float:
         raise RunError("the weights give no finite logits", shared=True)
     differs = float(np.abs(found - expected).max() / (np.ptp(expected) or 1))
     if not (predictor.bfloat16 or differs <= TOLERANCE):
-        raise RunError(f"the exported model's logits differ from eager by {differs:.1e} of their range", shared=True)
+        raise RunError(
+            f"the exported model's logits differ from eager by {differs:.1e} of their range",
+            shared=True,
+        )
     return differs
 
 
-def inference_engine(config: Configuration, model: ImageModel, tell: Callable[[str], None]) -> Predictor:
-    """Returns the predictor for EVAL_ENGINE inference, checked against ``model``; tells what that took.
+def inference_engine(
+    config: Configuration, model: ImageModel, tell: Callable[[str], None]
+) -> Predictor:
+    """Returns the predictor for EVAL_ENGINE inference, checked against ``model``; tells what that
+    took.
 
     Raises:
-        InputError: there is a GPU, AMP is on and the CPU has no bfloat16, or the model can't be exported or run.
+        InputError: there is a GPU, AMP is on and the CPU has no bfloat16, or the model can't be
+            exported or run.
     """
     if num_gpus():
-        raise InputError(f"EVAL_ENGINE inference runs on the CPU, found {num_gpus()} GPUs; use EVAL_ENGINE eager")
+        raise InputError(
+            f"EVAL_ENGINE inference runs on the CPU, found {num_gpus()} GPUs; use EVAL_ENGINE eager"
+        )
     if config.AMP and not paddle.base.core.supports_bfloat16_fast_performance():
-        raise InputError("-amp with EVAL_ENGINE inference needs a CPU with bfloat16 (avx512_bf16); leave out -amp")
+        raise InputError(
+            "-amp with EVAL_ENGINE inference needs a CPU with bfloat16 (avx512_bf16); leave out -amp"
+        )
     start = time.monotonic()
     with temporary_folder() as folder:
         export(model, folder)
@@ -184,14 +211,18 @@ def refusing(what: str, advice: str = "use EVAL_ENGINE eager") -> Iterator[None]
     except (OSError, MemoryError):  # the disk's, and what errors.out_of_memory tells
         raise
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+            type(error).__name__
+        ]
         cause = next((line for line in reversed(lines) if "Error: " in line), lines[-1])
         raise InputError(f"the model can't be {what} ({cause}); {advice}") from None
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps off the console what Paddle's C++ prints of its passes and kernels; errors are Python's."""
+    """Keeps off the console what Paddle's C++ prints of its passes and kernels; errors are
+    Python's.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     kept = {stream: os.dup(stream) for stream in (1, 2)}

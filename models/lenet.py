@@ -1,4 +1,6 @@
-"""LeNet (LeCun et al. 1998), as ``paddle.vision.models.LeNet`` has it: its layers, names and initialisation."""
+"""LeNet (LeCun et al. 1998), as ``paddle.vision.models.LeNet`` has it: its layers, names and
+initialisation.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -39,7 +41,9 @@ class LeNet(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale)
         height, width = ((side // 2 - 4) // 2 for side in self.image_size)
         if min(height, width) < 1:
-            raise InputError(f"IMAGE_SIZE is {image_size}, LeNet takes images of at least 12 x 12; choose a larger one")
+            raise InputError(
+                f"IMAGE_SIZE is {image_size}, LeNet takes images of at least 12 x 12; choose a larger one"
+            )
         self.num_features = 84
         self.feature_info = feature_info(["features.2", "features.5"], (6, 16), (2, 4))
         self.features = nn.Sequential(
@@ -50,13 +54,17 @@ class LeNet(ImageModel):
             ReLU(),
             MaxPool2D(2, 2),
         )
-        self.fc = nn.Sequential(nn.Linear(16 * height * width, 120), nn.Linear(120, 84), nn.Identity())
+        self.fc = nn.Sequential(
+            nn.Linear(16 * height * width, 120), nn.Linear(120, 84), nn.Identity()
+        )
         self._add_classifiers()
         self._scale_classifiers()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
-            raise InputError(f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}")
+            raise InputError(
+                f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}"
+            )
         return x
 
     def _stages(self) -> Iterable[Any]:

@@ -1,7 +1,9 @@
-"""LeViT (Graham et al. 2021, arXiv:2104.01136): convolutions, then attention over ever fewer tokens.
+"""LeViT (Graham et al. 2021, arXiv:2104.01136): convolutions, then attention over ever fewer
+tokens.
 
-Parameter names, order of operations and initialisation are those of timm's ``LevitDistilled`` and ``Levit``, with
-Linears. timm's ``levit_conv_*`` compute the same by convolutions of 1 x 1; their weights are taken, too.
+Parameter names, order of operations and initialisation are those of timm's ``LevitDistilled`` and
+``Levit``, with Linears. timm's ``levit_conv_*`` compute the same by convolutions of 1 x 1; their
+weights are taken, too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +37,8 @@ DOWN_MLP_RATIO = 2.0
 
 
 class Attention(nn.Layer):
-    """Attention with a learnt addend by how many rows and columns query and key are apart, whatever the direction.
+    """Attention with a learnt addend by how many rows and columns query and key are apart, whatever
+    the direction.
 
     Args:
         dim: channels that are read.
@@ -49,7 +52,13 @@ class Attention(nn.Layer):
     stride = 1  # every so many rows and columns a token asks
 
     def __init__(
-        self, dim: int, key_dim: int, num_heads: int, attn_ratio: float, grid: tuple[int, int], act: str
+        self,
+        dim: int,
+        key_dim: int,
+        num_heads: int,
+        attn_ratio: float,
+        grid: tuple[int, int],
+        act: str,
     ) -> None:
         super().__init__()
         self.act = act
@@ -60,7 +69,9 @@ class Attention(nn.Layer):
         self.grid = grid
         self._add_projections(dim)
         index = distances(grid, self.stride)
-        self.attention_biases = self.create_parameter([num_heads, grid[0] * grid[1]], default_initializer=Constant(0.0))
+        self.attention_biases = self.create_parameter(
+            [num_heads, grid[0] * grid[1]], default_initializer=Constant(0.0)
+        )
         self.register_buffer("attention_bias_idxs", paddle.to_tensor(index), persistable=False)
 
     def _add_projections(self, dim: int) -> None:
@@ -76,15 +87,21 @@ class Attention(nn.Layer):
 
     def _attend(self, parts: list[paddle.Tensor]) -> paddle.Tensor:
         bias = gather_columns(self.attention_biases, self.attention_bias_idxs)
-        return self.proj(attend_heads(parts, self.num_heads, self.key_dim, self.scale, bias=bias, by_head=True))
+        return self.proj(
+            attend_heads(parts, self.num_heads, self.key_dim, self.scale, bias=bias, by_head=True)
+        )
 
 
 class AttentionDownsample(Attention):
-    """Attention whose queries are every second row and column. [B, rows x columns, dim] -> [B, a quarter, out_dim]."""
+    """Attention whose queries are every second row and column. [B, rows x columns, dim] -> [B, a
+    quarter, out_dim].
+    """
 
     stride = 2
 
-    def __init__(self, dim: int, out_dim: int, key_dim: int, grid: tuple[int, int], act: str) -> None:
+    def __init__(
+        self, dim: int, out_dim: int, key_dim: int, grid: tuple[int, int], act: str
+    ) -> None:
         self.out_dim = out_dim  # before the projections are added
         super().__init__(dim, key_dim, dim // key_dim, DOWN_ATTN_RATIO, grid, act)
 
@@ -94,12 +111,15 @@ class AttentionDownsample(Attention):
         self._add_output(self.out_dim, start=1.0)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        kept = x.reshape([-1, *self.grid, x.shape[2]])[:, :: self.stride, :: self.stride].flatten(1, 2)
+        kept = x.reshape([-1, *self.grid, x.shape[2]])[:, :: self.stride, :: self.stride].flatten(
+            1, 2
+        )
         return self._attend([self.q(kept), self.kv(x)])
 
 
 def distances(grid: tuple[int, int], stride: int) -> np.ndarray:
-    """Returns rows apart x columns of the grid + columns apart, by query and key: [queries, keys] int64.
+    """Returns rows apart x columns of the grid + columns apart, by query and key: [queries, keys]
+    int64.
 
     Args:
         grid: rows and columns of the keys.
@@ -129,7 +149,9 @@ class LevitMlp(nn.Layer):
 class Block(nn.Layer):
     """x + attn(x), then x + mlp(x), each branch with drop path. [B, N, dim] -> the same."""
 
-    def __init__(self, dim: int, attn: nn.Layer, mlp_ratio: float, drop_path: float, act: str) -> None:
+    def __init__(
+        self, dim: int, attn: nn.Layer, mlp_ratio: float, drop_path: float, act: str
+    ) -> None:
         super().__init__()
         self.attn = attn
         self.drop_path1 = DropPath(drop_path)
@@ -144,7 +166,9 @@ class Block(nn.Layer):
 class Downsample(nn.Layer):
     """attn(x), then x + mlp(x), the branch with drop path. [B, N, in_dim] -> [B, a quarter, dim]."""
 
-    def __init__(self, in_dim: int, dim: int, key_dim: int, grid: tuple[int, int], drop_path: float, act: str) -> None:
+    def __init__(
+        self, in_dim: int, dim: int, key_dim: int, grid: tuple[int, int], drop_path: float, act: str
+    ) -> None:
         super().__init__()
         self.attn_downsample = AttentionDownsample(in_dim, dim, key_dim, grid, act)
         self.mlp = LevitMlp(dim, DOWN_MLP_RATIO, act)
@@ -185,7 +209,8 @@ class LeViT(ImageModel):
         droppath: rate of stochastic depth, at all blocks.
 
     Attributes:
-        distilled_training: of a distilled model; True: train mode returns (logits, distillation logits).
+        distilled_training: of a distilled model; True: train mode returns (logits, distillation
+            logits).
 
     Raises:
         InputError: sizes that don't fit together.
@@ -236,11 +261,19 @@ class LeViT(ImageModel):
                 downsample = Downsample(in_dim, dim, key_dim, grid, droppath, act)
                 grid = ((grid[0] + 1) // 2, (grid[1] + 1) // 2)
                 self.grids[grid[0] * grid[1]] = grid
-            attention = [Attention(dim, key_dim, heads, attn_ratio, grid, act) for _ in range(depth)]
-            self.stages.append(Stage(downsample, [Block(dim, attn, mlp_ratio, droppath, act) for attn in attention]))
+            attention = [
+                Attention(dim, key_dim, heads, attn_ratio, grid, act) for _ in range(depth)
+            ]
+            self.stages.append(
+                Stage(
+                    downsample, [Block(dim, attn, mlp_ratio, droppath, act) for attn in attention]
+                )
+            )
             in_dim = dim
         stages = range(len(self.stages))
-        self.feature_info = feature_info([f"stages.{i}" for i in stages], embed_dims, [stride << i for i in stages])
+        self.feature_info = feature_info(
+            [f"stages.{i}" for i in stages], embed_dims, [stride << i for i in stages]
+        )
         self._finish()
 
     def _check_sizes(
@@ -257,17 +290,23 @@ class LeViT(ImageModel):
                 told = f"expected {len(embed_dims)} numbers: one per stage, as in EMBED_DIMS"
                 raise InputError(f"{key} is {list(values)}, {told}")
         if embed_dims[0] % 8:
-            raise InputError(f"EMBED_DIMS begins with {embed_dims[0]}, not a multiple of 8, as the stem needs it")
+            raise InputError(
+                f"EMBED_DIMS begins with {embed_dims[0]}, not a multiple of 8, as the stem needs it"
+            )
         for dim in embed_dims[:-1]:
             if dim % key_dim:
-                raise InputError(f"EMBED_DIMS has {dim} before its last, not a multiple of KEY_DIM {key_dim}")
+                raise InputError(
+                    f"EMBED_DIMS has {dim} before its last, not a multiple of KEY_DIM {key_dim}"
+                )
 
     def grid(self, places: int) -> tuple[int, int]:
         return self.grids[places]
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
-            raise InputError(f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}")
+            raise InputError(
+                f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}"
+            )
         return swap_axes(self.stem(x).flatten(2))
 
     def _stages(self) -> Iterable[Any]:
@@ -283,10 +322,16 @@ class LeViT(ImageModel):
             return self.head(x)
         logits = self.head(x)
         distilled = self.head_dist(x)
-        return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
+        return (
+            (logits, distilled)
+            if self.distilled_training and self.training
+            else (logits + distilled) / 2
+        )
 
     def inference_model(self) -> ImageModel:
-        """Folds every batch norm into the convolution or Linear beside it, as the authors' ``fuse`` does."""
+        """Folds every batch norm into the convolution or Linear beside it, as the authors' ``fuse``
+        does.
+        """
         return fold(self)
 
     def classifier_names(self) -> tuple[str, ...]:
@@ -296,15 +341,21 @@ class LeViT(ImageModel):
     def _add_classifiers(self) -> None:
         for name in ("head", "head_dist")[: 1 + self.distilled]:
             classes = self.num_classes
-            setattr(self, name, NormLinear(self.num_features, classes, self.dropout) if classes else nn.Identity())
+            setattr(
+                self,
+                name,
+                NormLinear(self.num_features, classes, self.dropout) if classes else nn.Identity(),
+            )
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with what is between the stages), the
-        classifiers with their norms. They are timm's, the authors have none.
+        """Returns the groups: the stem, each block (the first of a stage with what is between the
+        stages), the classifiers with their norms. They are timm's, the authors have none.
         """
         groups: list[tuple[str, ...]] = [("stem",)]
         for i, stage in enumerate(self.stages):
-            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [
+                (f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))
+            ]
             blocks[0] += (f"stages.{i}.downsample",)
             groups += blocks
         return [*groups, ("head", "head_dist")]

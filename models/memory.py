@@ -1,7 +1,9 @@
-"""What training takes of each process's memory, by arithmetic: no weights are made, and nothing is computed.
+"""What training takes of each process's memory, by arithmetic: no weights are made, and nothing is
+computed.
 
-Optimizers are taken to keep two moments of each parameter, as AdamW does. Weights, gradients and moments are float32;
-AMP computes from copies of the weights. What a GPU's libraries take, and a step's passing buffers, isn't counted.
+Optimizers are taken to keep two moments of each parameter, as AdamW does. Weights, gradients and
+moments are float32; AMP computes from copies of the weights. What a GPU's libraries take, and a
+step's passing buffers, isn't counted.
 """
 
 import math
@@ -15,9 +17,10 @@ STAGES = (0, 1, 2, 3)  # of DIST.STRATEGY.sharding_configs; 0: no sharding
 # bytes
 FLOAT = 4
 HALF = 2
-# What training keeps of a layer for its backward pass, over what ``costs`` counts as its activations: inputs of norms
-# and outputs of activation functions are kept, too. It is 1.5 for a ViT's block, whose formulas say what is kept.
-# On a CPU, the compiled operators keep less: 1.2 was measured for ViT-S (tools/model_info.py, two batch sizes).
+# What training keeps of a layer for its backward pass, over what ``costs`` counts as its
+# activations: inputs of norms and outputs of activation functions are kept, too. It is 1.5 for a
+# ViT's block, whose formulas say what is kept. On a CPU, the compiled operators keep less: 1.2 was
+# measured for ViT-S (tools/model_info.py, two batch sizes).
 KEPT = 1.5
 _BLOCK = re.compile(r"(.*\bblocks\.\d+|layer\d+\.\d+)\.")
 
@@ -45,17 +48,26 @@ class Planned:
         self.parameters = sum(self.sizes)
         self.half = config.AMP
         blocks = _by_block(self.cost, "parameters")
-        self.everywhere = self.parameters - sum(blocks.values())  # of stage 3, which shares out blocks alone
+        # of stage 3, which shares out blocks alone
+        self.everywhere = self.parameters - sum(blocks.values())
         self.block = max(blocks.values(), default=0)
         self.activations = self._activations(bool(config.MODEL.get("RECOMPUTE")))
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Returns the stages of sharding that the model can be trained with: the third needs one sequence of blocks."""
-        return STAGES if any(layer.name.startswith("blocks.") for layer in self.cost.layers) else STAGES[:-1]
+        """Returns the stages of sharding that the model can be trained with: the third needs one
+        sequence of blocks.
+        """
+        return (
+            STAGES
+            if any(layer.name.startswith("blocks.") for layer in self.cost.layers)
+            else STAGES[:-1]
+        )
 
     def memory(self, stage: int, ranks: int, batch_size: int) -> Memory:
-        """Returns what each of ``ranks`` processes takes for a batch of ``batch_size`` images of its own."""
+        """Returns what each of ``ranks`` processes takes for a batch of ``batch_size`` images of
+        its own.
+        """
         share = largest_share(self.sizes, ranks)
         weights = self.parameters
         if stage == 3:
@@ -77,12 +89,16 @@ class Planned:
         blocks = _by_block(self.cost, "activations")
         inputs = {_block_of(layer.name): math.prod(layer.output) for layer in self.cost.layers}
         kept = FLOAT * sum(inputs[name] for name in blocks)
-        return round(kept + each * (self.cost.activations - sum(blocks.values()) + max(blocks.values(), default=0)))
+        return round(
+            kept
+            + each
+            * (self.cost.activations - sum(blocks.values()) + max(blocks.values(), default=0))
+        )
 
 
 def largest_share(sizes: list[int], ranks: int) -> int:
-    """Returns how many elements the rank has that gets most of them: fleet gives each parameter, the largest first, to
-    the rank that has least.
+    """Returns how many elements the rank has that gets most of them: fleet gives each parameter,
+    the largest first, to the rank that has least.
     """
     shares = [0] * ranks
     for size in sorted(sizes, reverse=True):

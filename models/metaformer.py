@@ -1,8 +1,8 @@
 """CAFormer, ConvFormer and PoolFormer V2 (Yu et al. 2022, arXiv:2210.13452): stages of separable
 convolutions, of pooling or of attention.
 
-Parameter names, order of operations and initialisation are those of timm's ``MetaFormer``, whose first PoolFormers
-are in ``models.poolformer``.
+Parameter names, order of operations and initialisation are those of timm's ``MetaFormer``, whose
+first PoolFormers are in ``models.poolformer``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,13 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import ChannelNorm, in_float32
 from models.layers.mlp import StarReLU
 from models.layers.scale import scale_channels, scale_planes
-from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
+from models.layers.stages import (
+    check_stages,
+    drop_path_rates,
+    feature_info,
+    groups_by_block,
+    groups_of_twelve,
+)
 from models.poolformer import Pooling
 from settings.signatures import Blocks, Depth, Epsilon, Factor, Rate, Size
 from weights.names import metaformer as names
@@ -36,7 +42,8 @@ def scale_norm(dim: int, channels_first: bool) -> LayerNorm:
 
 
 class SepConv(nn.Layer):
-    """A convolution of 7 x 7 places within each of twice as many channels, between two of 1 x 1 (MobileNetV2's).
+    """A convolution of 7 x 7 places within each of twice as many channels, between two of 1 x 1
+    (MobileNetV2's).
 
     Shape: [B, dim, H, W] -> the same.
     """
@@ -53,7 +60,9 @@ class SepConv(nn.Layer):
 
 
 class Scale(nn.Layer):
-    """A factor for each channel of the shortcut (Shleifer et al. 2021, arXiv:2110.09456). It starts at 1."""
+    """A factor for each channel of the shortcut (Shleifer et al. 2021, arXiv:2110.09456). It starts
+    at 1.
+    """
 
     def __init__(self, dim: int, channels_first: bool) -> None:
         super().__init__()
@@ -61,26 +70,45 @@ class Scale(nn.Layer):
         self.scale = self.create_parameter([dim], default_initializer=Constant(1.0))
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return scale_planes(x, self.scale.reshape([-1, 1, 1])) if self.channels_first else scale_channels(x, self.scale)
+        return (
+            scale_planes(x, self.scale.reshape([-1, 1, 1]))
+            if self.channels_first
+            else scale_channels(x, self.scale)
+        )
 
 
 class Block(nn.Layer):
-    """res_scale1(x) + token_mixer(norm1(x)), then res_scale2(x) + mlp(norm2(x)), each branch with drop path.
+    """res_scale1(x) + token_mixer(norm1(x)), then res_scale2(x) + mlp(norm2(x)), each branch with
+    drop path.
 
     Shape: with ``attention`` [B, N, dim], else [B, dim, H, W] -> the same.
     """
 
-    def __init__(self, dim: int, mixer: str, attention: bool, scaled: bool, attn_drop: float, drop_path: float) -> None:
+    def __init__(
+        self,
+        dim: int,
+        mixer: str,
+        attention: bool,
+        scaled: bool,
+        attn_drop: float,
+        drop_path: float,
+    ) -> None:
         super().__init__()
         pools = mixer == "pool" and not attention
-        self.norm1 = GroupNorm(1, dim, 1e-6, bias_attr=False) if pools else scale_norm(dim, not attention)
+        self.norm1 = (
+            GroupNorm(1, dim, 1e-6, bias_attr=False) if pools else scale_norm(dim, not attention)
+        )
         self.token_mixer = Pooling() if pools else SepConv(dim)
         if attention:
             heads = max(1, dim // HEAD_DIM)
-            self.token_mixer = Attention(dim, heads, HEAD_DIM, qkv_bias=False, attn_drop=attn_drop, proj_bias=False)
+            self.token_mixer = Attention(
+                dim, heads, HEAD_DIM, qkv_bias=False, attn_drop=attn_drop, proj_bias=False
+            )
         self.drop_path1 = DropPath(drop_path)
         self.res_scale1 = Scale(dim, not attention) if scaled else nn.Identity()
-        self.norm2 = GroupNorm(1, dim, 1e-6, bias_attr=False) if pools else scale_norm(dim, not attention)
+        self.norm2 = (
+            GroupNorm(1, dim, 1e-6, bias_attr=False) if pools else scale_norm(dim, not attention)
+        )
         self.mlp = Mlp(dim, 4 * dim, act="star_relu", conv=not attention, bias=False)
         self.drop_path2 = DropPath(drop_path)
         self.res_scale2 = Scale(dim, not attention) if scaled else nn.Identity()
@@ -91,7 +119,9 @@ class Block(nn.Layer):
 
 
 class Stem(nn.Layer):
-    """A convolution with stride 4, then a norm. Shape: [B, in_channels, H, W] -> [B, dim, about H / 4, W / 4]."""
+    """A convolution with stride 4, then a norm. Shape: [B, in_channels, H, W] -> [B, dim, about H /
+    4, W / 4].
+    """
 
     def __init__(self, in_channels: int, dim: int) -> None:
         super().__init__()
@@ -103,7 +133,9 @@ class Stem(nn.Layer):
 
 
 class Downsampling(nn.Layer):
-    """A norm, then a convolution with stride 2. Shape: [B, in_dim, H, W] -> [B, dim, H / 2, W / 2], rounded up."""
+    """A norm, then a convolution with stride 2. Shape: [B, in_dim, H, W] -> [B, dim, H / 2, W / 2],
+    rounded up.
+    """
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()
@@ -115,7 +147,9 @@ class Downsampling(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one kind and width; ``downsample`` halves height and width before them, but in the first stage."""
+    """Blocks of one kind and width; ``downsample`` halves height and width before them, but in the
+    first stage.
+    """
 
     def __init__(self, in_dim: int, dim: int, blocks: Iterable[nn.Layer], attention: bool) -> None:
         super().__init__()
@@ -125,7 +159,9 @@ class Stage(nn.Layer):
 
 
 class MlpHead(nn.Layer):
-    """A classifier: fc2(norm(relu(fc1(x)) ** 2)), with dropout before fc2. Shape: [B, dim] -> [B, classes]."""
+    """A classifier: fc2(norm(relu(fc1(x)) ** 2)), with dropout before fc2. Shape: [B, dim] -> [B,
+    classes].
+    """
 
     def __init__(self, dim: int, classes: int, epsilon: float, dropout: float) -> None:
         super().__init__()
@@ -142,19 +178,23 @@ class MlpHead(nn.Layer):
 class MetaFormer(ImageModel):
     """CAFormer, ConvFormer and PoolFormer V2: images of any size from 3 x 3.
 
-    Features: the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], not normalised.
+    Features: the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], not
+    normalised.
 
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
-        attention_stages: how many of the last stages attend, with heads of 32 channels: 2 in CAFormer, 0 in ConvFormer.
-            The others have ``token_mixer``.
-        token_mixer: of the stages that don't attend: "conv": separable convolutions; "pool": the mean of 3 x 3 places
-            (PoolFormer V2).
-        res_scale_stages: how many of the last stages have a learnt factor for each channel of the shortcuts.
+        attention_stages: how many of the last stages attend, with heads of 32 channels: 2 in
+            CAFormer, 0 in ConvFormer. The others have ``token_mixer``.
+        token_mixer: of the stages that don't attend: "conv": separable convolutions; "pool": the
+            mean of 3 x 3 places (PoolFormer V2).
+        res_scale_stages: how many of the last stages have a learnt factor for each channel of the
+            shortcuts.
         mlp_head: whether the classifier is an MLP, or a single layer (PoolFormer V2).
-        head_norm_eps: of the norm within the classifier: timm's; the authors have 1e-5 there. All others have 1e-6.
-        dropout: within the classifier, before its last layer, as the authors'; timm's comes before its first.
+        head_norm_eps: of the norm within the classifier: timm's; the authors have 1e-5 there. All
+            others have 1e-6.
+        dropout: within the classifier, before its last layer, as the authors'; timm's comes before
+            its first.
         attention_dropout: of the attention weights.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
@@ -186,20 +226,30 @@ class MetaFormer(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
-        for key, count in (("ATTENTION_STAGES", attention_stages), ("RES_SCALE_STAGES", res_scale_stages)):
+        for key, count in (
+            ("ATTENTION_STAGES", attention_stages),
+            ("RES_SCALE_STAGES", res_scale_stages),
+        ):
             if count > 4:
                 raise InputError(f"{key} is {count}, expected how many of the four stages: 0 to 4")
         self.num_features = embed_dims[-1]
         self.head_norm_eps = head_norm_eps
         self.dropout = dropout
         self.stem, self.stages = Stem(in_channels, embed_dims[0]), nn.LayerList()
-        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
+        sizes = zip(
+            (0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True
+        )
         for i, (in_dim, dim, rates) in enumerate(sizes):
             attention = i >= 4 - attention_stages
             scaled = i >= 4 - res_scale_stages
-            blocks = [Block(dim, token_mixer, attention, scaled, attention_dropout, rate) for rate in rates]
+            blocks = [
+                Block(dim, token_mixer, attention, scaled, attention_dropout, rate)
+                for rate in rates
+            ]
             self.stages.append(Stage(in_dim, dim, blocks, attention))
-        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
+        self.feature_info = feature_info(
+            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
+        )
         self.mlp_head = mlp_head
         norm = LayerNorm(self.num_features, epsilon=1e-6)
         drop = nn.Identity() if mlp_head else nn.Dropout(dropout)
@@ -241,12 +291,14 @@ class MetaFormer(ImageModel):
             return
         self.head.fc = nn.Identity()
         if self.num_classes:
-            self.head.fc = MlpHead(self.num_features, self.num_classes, self.head_norm_eps, self.dropout)
+            self.head.fc = MlpHead(
+                self.num_features, self.num_classes, self.head_norm_eps, self.dropout
+            )
             self.head.fc.apply(self._init_weights)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with the downsampling before it), the head
-        with its norms.
+        """Returns the groups: the stem, each block (the first of a stage with the downsampling
+        before it), the head with its norms.
         """
         return [*groups_by_block("stem", "stages", self.stages), ("head",)]
 

@@ -1,7 +1,8 @@
 """MLP-Mixer (Tolstikhin et al. 2021, arXiv:2105.01601), and what gMLP and ResMLP share with it.
 
-Parameter names and order of operations are those of timm's ``MlpMixer``; a Linear's weight is [in, out] here and
-[out, in] there. The initialisation is the authors' (google-research/big_vision); timm's Linear layers have Xavier's.
+Parameter names and order of operations are those of timm's ``MlpMixer``; a Linear's weight is [in,
+out] here and [out, in] there. The initialisation is the authors' (google-research/big_vision);
+timm's Linear layers have Xavier's.
 """
 
 from collections.abc import Sequence
@@ -24,12 +25,14 @@ from weights.names import mixer as names
 
 
 class MixerBlock(nn.Layer):
-    """An MLP over places, channel by channel, then one over channels, place by place, each after a norm and added.
+    """An MLP over places, channel by channel, then one over channels, place by place, each after a
+    norm and added.
 
     Args:
         dim: channels D.
         num_patches: places N.
-        mlp_ratio: hidden width over dim, of the MLP over places and of the one over channels; or one number for both.
+        mlp_ratio: hidden width over dim, of the MLP over places and of the one over channels; or
+            one number for both.
         drop: dropout in both MLPs.
         drop_path: rate of stochastic depth.
 
@@ -40,12 +43,19 @@ class MixerBlock(nn.Layer):
     """
 
     def __init__(
-        self, dim: int, num_patches: int, mlp_ratio: float | Sequence[float], drop: float, drop_path: float
+        self,
+        dim: int,
+        num_patches: int,
+        mlp_ratio: float | Sequence[float],
+        drop: float,
+        drop_path: float,
     ) -> None:
         super().__init__()
         ratios = mlp_ratio if isinstance(mlp_ratio, Sequence) else (mlp_ratio, mlp_ratio)
         if len(ratios) != 2:
-            raise InputError(f"MLP_RATIO is {mlp_ratio}, expected one number, or two: over places and over channels")
+            raise InputError(
+                f"MLP_RATIO is {mlp_ratio}, expected one number, or two: over places and over channels"
+            )
         tokens, channels = ratios
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
         self.mlp_tokens = Mlp(num_patches, hidden_width(dim, tokens), drop)
@@ -61,7 +71,8 @@ class MixerBlock(nn.Layer):
 
 @register("mixer")
 class MlpMixer(ImageModel):
-    """Patches, then blocks without attention. A layer over places has its size: other images aren't taken.
+    """Patches, then blocks without attention. A layer over places has its size: other images aren't
+    taken.
 
     Features: the normalised patch tokens [B, N, embed_dim].
 
@@ -69,11 +80,12 @@ class MlpMixer(ImageModel):
         patch_size: pixels along a patch's side.
         embed_dim: channels.
         depth: blocks.
-        mlp_ratio: hidden width of the MLP over its input's: over places and over channels, or one number for both;
-            None: 0.5 and 4, the paper's.
+        mlp_ratio: hidden width of the MLP over its input's: over places and over channels, or one
+            number for both; None: 0.5 and 4, the paper's.
         dropout: in the MLPs.
         droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last one's rate.
+        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last
+            one's rate.
         norm_eps: epsilon of all layer norms; None: timm's, 1e-6, and 1e-5 in gMLP's gates.
     """
 
@@ -109,7 +121,9 @@ class MlpMixer(ImageModel):
         self.blocks = nn.LayerList(
             self._block(embed_dim, self.stem.num_patches, ratio, dropout, rate) for rate in rates
         )
-        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        self.feature_info = feature_info(
+            [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
+        )
         self.norm = self._norm(embed_dim)
         self._add_classifiers()
         set_norm_eps(self, norm_eps)
@@ -117,7 +131,12 @@ class MlpMixer(ImageModel):
         self._scale_classifiers()
 
     def _block(
-        self, dim: int, num_patches: int, mlp_ratio: float | Sequence[float], drop: float, drop_path: float
+        self,
+        dim: int,
+        num_patches: int,
+        mlp_ratio: float | Sequence[float],
+        drop: float,
+        drop_path: float,
     ) -> nn.Layer:
         return MixerBlock(dim, num_patches, mlp_ratio, drop, drop_path)
 

@@ -1,6 +1,7 @@
 """MobileOne (Vasu et al. 2022, arXiv:2206.04040).
 
-Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` of these variants.
+Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` of these
+variants.
 """
 
 import copy
@@ -27,9 +28,9 @@ from weights.names import mobileone as names
 
 
 class Block(nn.Layer):
-    """Computes relu(attn(sum of branches)), each with a batch norm. Branches are convolutions of one kind, one of 1 x 1
-    beside larger ones, and the input itself if it has the output's shape. Or relu(attn(reparam_conv)), which equals it
-    once trained.
+    """Computes relu(attn(sum of branches)), each with a batch norm. Branches are convolutions of
+    one kind, one of 1 x 1 beside larger ones, and the input itself if it has the output's shape. Or
+    relu(attn(reparam_conv)), which equals it once trained.
 
     Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
 
@@ -64,9 +65,12 @@ class Block(nn.Layer):
             return
         self.identity = BatchNorm2D(dim) if in_dim == dim and stride == 1 else None
         self.conv_kxk = nn.LayerList(
-            ConvNorm(in_dim, dim, kernel_size, stride=stride, groups=groups) for _ in range(branches)
+            ConvNorm(in_dim, dim, kernel_size, stride=stride, groups=groups)
+            for _ in range(branches)
         )
-        self.conv_scale = ConvNorm(in_dim, dim, 1, stride=stride, groups=groups) if kernel_size > 1 else None
+        self.conv_scale = (
+            ConvNorm(in_dim, dim, 1, stride=stride, groups=groups) if kernel_size > 1 else None
+        )
         self.drop_path = DropPath(drop_path if self.identity is not None else 0.0)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -81,7 +85,9 @@ class Block(nn.Layer):
         return relu(self.attn(out))
 
     def fold(self) -> None:
-        """Puts one convolution in the place of the branches, by the statistics that their norms hold."""
+        """Puts one convolution in the place of the branches, by the statistics that their norms
+        hold.
+        """
         if self.reparam_conv is not None:
             return
         dim, group_dim, side, _ = self.conv_kxk[0].conv.weight.shape
@@ -89,11 +95,15 @@ class Block(nn.Layer):
         bias = np.zeros([dim])
         channels = np.arange(dim)
         middle = side // 2
-        branches = [*self.conv_kxk, *(one for one in (self.conv_scale, self.identity) if one is not None)]
+        branches = [
+            *self.conv_kxk,
+            *(one for one in (self.conv_scale, self.identity) if one is not None),
+        ]
         for branch in branches:
             norm = branch.bn if isinstance(branch, ConvNorm) else branch
             mean, variance, weight, shift = (
-                tensor.numpy().astype(np.float64) for tensor in (norm._mean, norm._variance, norm.weight, norm.bias)
+                tensor.numpy().astype(np.float64)
+                for tensor in (norm._mean, norm._variance, norm.weight, norm.bias)
             )
             scale = weight / np.sqrt(variance + norm._epsilon)
             bias += shift - mean * scale
@@ -120,13 +130,15 @@ class MobileOne(ImageModel):
     Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up.
 
     Args:
-        stage_depths: pairs of blocks of each of four stages: a depthwise one of 3 x 3, and one of 1 x 1.
+        stage_depths: pairs of blocks of each of four stages: a depthwise one of 3 x 3, and one of 1
+            x 1.
         embed_dims: channels of each of four stages; the stem has the first's, at most 64.
         num_branches: convolutions of one kind that a block adds up.
         use_se: squeeze and excitation in the last half of the third stage, and in the fourth.
         dropout: before the classifier.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
-        deploy: each block is one convolution, into which a trained one can be folded (``inference_model``).
+        deploy: each block is one convolution, into which a trained one can be folded
+            (``inference_model``).
 
     Raises:
         InputError: not four stages.
@@ -161,7 +173,8 @@ class MobileOne(ImageModel):
         self.feature_info = feature_info(
             ["stem", *(f"stages.{i}" for i in range(4))], [in_dim, *embed_dims], (2, 4, 8, 16, 32)
         )
-        squeezed = [0, 0, stage_depths[2] // 2, stage_depths[3]] if use_se else [0] * 4  # pairs, at a stage's end
+        # pairs, at a stage's end
+        squeezed = [0, 0, stage_depths[2] // 2, stage_depths[3]] if use_se else [0] * 4
         rates = drop_path_rates(droppath, [2 * depth for depth in stage_depths])
         self.stages = nn.LayerList()
         for dim, depth, last, own in zip(embed_dims, stage_depths, squeezed, rates, strict=True):
@@ -169,7 +182,9 @@ class MobileOne(ImageModel):
             for i in range(depth):
                 shared = {"branches": num_branches, "squeeze": i >= depth - last, "deploy": deploy}
                 stride = 1 if i else 2
-                blocks.append(Block(in_dim, in_dim, 3, stride, groups=in_dim, drop_path=own[2 * i], **shared))
+                blocks.append(
+                    Block(in_dim, in_dim, 3, stride, groups=in_dim, drop_path=own[2 * i], **shared)
+                )
                 blocks.append(Block(in_dim, dim, 1, drop_path=own[2 * i + 1], **shared))
                 in_dim = dim
             self.stages.append(nn.Sequential(*blocks))
@@ -177,7 +192,9 @@ class MobileOne(ImageModel):
         self._finish()
 
     def inference_model(self) -> ImageModel:
-        """Returns an equal model for inference, faster where some layers can be folded; itself otherwise."""
+        """Returns an equal model for inference, faster where some layers can be folded; itself
+        otherwise.
+        """
         if self.deploy:
             return self
         model = copy.deepcopy(self)
@@ -210,7 +227,11 @@ class MobileOne(ImageModel):
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the groups: the stem, each block, the classifier."""
-        blocks = [(f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j, _ in enumerate(stage.children())]
+        blocks = [
+            (f"stages.{i}.{j}",)
+            for i, stage in enumerate(self.stages)
+            for j, _ in enumerate(stage.children())
+        ]
         return [("stem",), *blocks, ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:

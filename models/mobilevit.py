@@ -1,7 +1,8 @@
-"""MobileViT (Mehta and Rastegari 2021, arXiv:2110.02178): MobileNetV2's blocks, and attention between places that lie
-alike in their patches.
+"""MobileViT (Mehta and Rastegari 2021, arXiv:2110.02178): MobileNetV2's blocks, and attention
+between places that lie alike in their patches.
 
-Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` of MobileViT's variants.
+Parameter names, order of operations and initialisation are those of timm's ``ByobNet`` of
+MobileViT's variants.
 """
 
 import itertools
@@ -32,19 +33,25 @@ RESIDUALS = (1, 3, 1, 1, 1)  # inverted residuals of each stage
 
 
 def expanded_channels(dim: int, ratio: float) -> int:
-    """Returns ``ratio`` times as many channels, as a multiple of 8 that isn't more than a tenth too small."""
+    """Returns ``ratio`` times as many channels, as a multiple of 8 that isn't more than a tenth too
+    small.
+    """
     wanted = int(dim * ratio)
     near = max(8, int(dim * ratio + 4) // 8 * 8)
     return near if near >= 0.9 * wanted else near + 8
 
 
 class InvertedResidual(nn.Layer):
-    """Three convolutions, to more channels, within each of these, and to ``dim``: MobileNetV2's (arXiv:1801.04381).
+    """Three convolutions, to more channels, within each of these, and to ``dim``: MobileNetV2's
+    (arXiv:1801.04381).
 
-    What they read is added where the shape is the same. Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride].
+    What they read is added where the shape is the same. Shape: [B, in_dim, H, W] -> [B, dim, H /
+    stride, W / stride].
     """
 
-    def __init__(self, in_dim: int, dim: int, stride: int, expand_ratio: float, drop_path: float) -> None:
+    def __init__(
+        self, in_dim: int, dim: int, stride: int, expand_ratio: float, drop_path: float
+    ) -> None:
         super().__init__()
         between = expanded_channels(in_dim, expand_ratio)
         self.residual = stride == 1 and in_dim == dim
@@ -61,8 +68,8 @@ class InvertedResidual(nn.Layer):
 class MobileViTBlock(nn.Layer):
     """What convolutions and attention make of a map, beside the map itself.
 
-    A place attends to those that have its place within other patches of 2 x 2. A map of odd sides is stretched
-    meanwhile. Shape: [B, dim, H, W] -> the same.
+    A place attends to those that have its place within other patches of 2 x 2. A map of odd sides
+    is stretched meanwhile. Shape: [B, dim, H, W] -> the same.
 
     Args:
         hidden_dim, num_heads: channels and heads of the attention.
@@ -90,7 +97,9 @@ class MobileViTBlock(nn.Layer):
         self.transformer = nn.LayerList()
         for _ in range(layers):
             attn = Attention(hidden_dim, num_heads, attn_drop=attn_drop, proj_drop=drop)
-            self.transformer.append(Block(hidden_dim, attn, mlp_ratio, None, drop, drop_path, 1e-5, "silu"))
+            self.transformer.append(
+                Block(hidden_dim, attn, mlp_ratio, None, drop, drop_path, 1e-5, "silu")
+            )
         self.norm = LayerNorm(hidden_dim, epsilon=epsilon)
         self.conv_proj = ConvNorm(hidden_dim, dim, 1, silu)
         self.conv_fusion = ConvNorm(2 * dim, dim, 3, silu)
@@ -100,12 +109,20 @@ class MobileViTBlock(nn.Layer):
         _, dim, height, width = hidden.shape
         rows, columns = -(-height // PATCH), -(-width // PATCH)
         hidden = in_float32(interpolate(hidden, (rows * PATCH, columns * PATCH)))
-        hidden = hidden.reshape([-1, dim, rows, PATCH, columns, PATCH]).transpose([0, 3, 5, 2, 4, 1])
+        hidden = hidden.reshape([-1, dim, rows, PATCH, columns, PATCH]).transpose(
+            [0, 3, 5, 2, 4, 1]
+        )
         hidden = hidden.reshape([-1, rows * columns, dim])
         for block in self.transformer:
             hidden = block(hidden)
-        hidden = self.norm(hidden).reshape([-1, PATCH, PATCH, rows, columns, dim]).transpose([0, 5, 3, 1, 4, 2])
-        hidden = interpolate(hidden.reshape([-1, dim, rows * PATCH, columns * PATCH]), (height, width))
+        hidden = (
+            self.norm(hidden)
+            .reshape([-1, PATCH, PATCH, rows, columns, dim])
+            .transpose([0, 5, 3, 1, 4, 2])
+        )
+        hidden = interpolate(
+            hidden.reshape([-1, dim, rows * PATCH, columns * PATCH]), (height, width)
+        )
         hidden = self.conv_proj(hidden)
         return self.conv_fusion(paddle.concat([x.astype(hidden.dtype), hidden], axis=1))
 
@@ -117,19 +134,23 @@ class MobileViT(ImageModel):
     Features: [B, embed_dims[8], H / 32, W / 32], rounded up.
 
     Args:
-        embed_dims: channels of the stem, of each of seven inverted residuals, of which the second to the fourth are one
-            stage, and of the last convolution.
+        embed_dims: channels of the stem, of each of seven inverted residuals, of which the second
+            to the fourth are one stage, and of the last convolution.
         hidden_dims: channels of the attention in each of the last three stages.
         stage_depths: layers of attention in each of the last three stages.
         num_heads: heads of the attention: the authors' and timm's 4; PaddleViT's 8.
-        expand_ratio: channels within an inverted residual over its input's; PaddleViT's are 4 in mobilevit_xxs, too.
+        expand_ratio: channels within an inverted residual over its input's; PaddleViT's are 4 in
+            mobilevit_xxs, too.
         mlp_ratio: hidden width of the MLPs over their input's.
-        last_norm_eps: of the norm after a stage's layers of attention; PaddleViT's is 1e-6. All others have 1e-5.
-        hidden_norm: whether a batch norm and SiLU follow the convolution before the attention, as PaddleViT's.
+        last_norm_eps: of the norm after a stage's layers of attention; PaddleViT's is 1e-6. All
+            others have 1e-5.
+        hidden_norm: whether a batch norm and SiLU follow the convolution before the attention, as
+            PaddleViT's.
         dropout: in the layers of attention, after their projections and within their MLPs.
         attention_dropout: of the attention weights.
         head_dropout: before the classifier.
-        droppath: rate of stochastic depth at the last stage's attention; linear from 0 at the first inverted residual.
+        droppath: rate of stochastic depth at the last stage's attention; linear from 0 at the first
+            inverted residual.
 
     Raises:
         InputError: numbers of another count, or channels that aren't a multiple of the heads.
@@ -162,7 +183,9 @@ class MobileViT(ImageModel):
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_counts(3, STAGE_DEPTHS=stage_depths, HIDDEN_DIMS=hidden_dims)
         if len(embed_dims) != 9:
-            raise InputError(f"EMBED_DIMS is {list(embed_dims)}, expected 9 numbers: stem, blocks, last convolution")
+            raise InputError(
+                f"EMBED_DIMS is {list(embed_dims)}, expected 9 numbers: stem, blocks, last convolution"
+            )
         for dim in hidden_dims:
             if dim % num_heads:
                 raise InputError(f"HIDDEN_DIMS has {dim}, no multiple of NUM_HEADS {num_heads}")
@@ -171,14 +194,19 @@ class MobileViT(ImageModel):
         self.expand_ratio = expand_ratio
         self.last_norm_eps = last_norm_eps
         self.hidden_norm = hidden_norm
-        self.stem, self.stages = ConvNorm(in_channels, embed_dims[0], 3, silu, stride=2), nn.LayerList()
+        self.stem, self.stages = (
+            ConvNorm(in_channels, embed_dims[0], 3, silu, stride=2),
+            nn.LayerList(),
+        )
         residuals = itertools.pairwise(embed_dims[:-1])
         rates = drop_path_rates(droppath, [count + (i > 1) for i, count in enumerate(RESIDUALS)])
         for i, count in enumerate(RESIDUALS):
             stage = nn.Sequential()
             for j in range(count):
                 stride = 2 if i and not j else 1
-                stage.add_sublayer(str(j), InvertedResidual(*next(residuals), stride, expand_ratio, rates[i][j]))
+                stage.add_sublayer(
+                    str(j), InvertedResidual(*next(residuals), stride, expand_ratio, rates[i][j])
+                )
             if i > 1:
                 sizes = (
                     embed_dims[3 + i],
@@ -189,11 +217,15 @@ class MobileViT(ImageModel):
                     last_norm_eps,
                     hidden_norm,
                 )
-                stage.add_sublayer("1", MobileViTBlock(*sizes, (dropout, attention_dropout, rates[i][1])))
+                stage.add_sublayer(
+                    "1", MobileViTBlock(*sizes, (dropout, attention_dropout, rates[i][1]))
+                )
             self.stages.append(stage)
         self.final_conv = ConvNorm(embed_dims[-2], embed_dims[-1], 1, silu)
         modules = [*(f"stages.{i}" for i in range(4)), "final_conv"]
-        self.feature_info = feature_info(modules, (embed_dims[1], *embed_dims[4:7], embed_dims[8]), (2, 4, 8, 16, 32))
+        self.feature_info = feature_info(
+            modules, (embed_dims[1], *embed_dims[4:7], embed_dims[8]), (2, 4, 8, 16, 32)
+        )
         self.head = nn.Sequential(("drop", nn.Dropout(head_dropout)), ("fc", nn.Identity()))
         self._finish()
         for block in self.sublayers():
@@ -224,10 +256,14 @@ class MobileViT(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block, the last with the last convolution, the classifier: timm's, the
-        authors have none.
+        """Returns the groups: the stem, each block, the last with the last convolution, the
+        classifier: timm's, the authors have none.
         """
-        blocks = [(f"stages.{i}.{j}",) for i, stage in enumerate(self.stages) for j, _ in enumerate(stage.children())]
+        blocks = [
+            (f"stages.{i}.{j}",)
+            for i, stage in enumerate(self.stages)
+            for j, _ in enumerate(stage.children())
+        ]
         return [("stem",), *blocks[:-1], (*blocks[-1], "final_conv"), ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:

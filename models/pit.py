@@ -1,7 +1,8 @@
-"""Pooling-based Vision Transformer (Heo et al. 2021, arXiv:2103.16302), and its distilled form (arXiv:2012.12877).
+"""Pooling-based Vision Transformer (Heo et al. 2021, arXiv:2103.16302), and its distilled form
+(arXiv:2012.12877).
 
-Parameter names, order of operations and initialisation are those of timm's ``PoolingVisionTransformer``; a Linear's
-weight is [in, out] here and [out, in] there.
+Parameter names, order of operations and initialisation are those of timm's
+``PoolingVisionTransformer``; a Linear's weight is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +37,9 @@ class ConvEmbedding(nn.Layer):
         InputError: an image that is smaller than a patch, or isn't of the model's size.
     """
 
-    def __init__(self, image_size: Sequence[int], in_channels: int, dim: int, patch_size: int, stride: int) -> None:
+    def __init__(
+        self, image_size: Sequence[int], in_channels: int, dim: int, patch_size: int, stride: int
+    ) -> None:
         super().__init__()
         height, width = self.image_size = tuple(image_size)
         if min(height, width) < patch_size:
@@ -49,14 +52,18 @@ class ConvEmbedding(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
             height, width = self.image_size
-            raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
+            raise InputError(
+                f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}"
+            )
         return self.conv(x)
 
 
 class Pooling(nn.Layer):
-    """Halves rows and columns by a depthwise convolution; a Linear widens the tokens in front as much.
+    """Halves rows and columns by a depthwise convolution; a Linear widens the tokens in front as
+    much.
 
-    Shape: [B, prefix + rows * columns, in_dim] -> [B, prefix + ceil(rows / 2) * ceil(columns / 2), dim].
+    Shape: [B, prefix + rows * columns, in_dim] -> [B, prefix + ceil(rows / 2) * ceil(columns / 2),
+    dim].
     """
 
     def __init__(self, in_dim: int, dim: int, prefix: int, grid_size: tuple[int, int]) -> None:
@@ -85,7 +92,8 @@ class Transformer(nn.Layer):
 class PoolingVisionTransformer(ImageModel):
     """PiT; images of other sizes than image_size aren't taken.
 
-    Features: the class token, and of a distilled model its distillation token, normalised: [B, 1 or 2, num_features].
+    Features: the class token, and of a distilled model its distillation token, normalised: [B, 1 or
+    2, num_features].
 
     Args:
         image_size: pixels, or (height, width).
@@ -95,13 +103,15 @@ class PoolingVisionTransformer(ImageModel):
         stage_depths: blocks, by stage.
         num_heads: heads, by stage; a stage's channels are a multiple of those before.
         mlp_ratio: hidden width of the MLP over its input's.
-        distilled: a distillation token with a head of its own; the output is the mean of both heads.
+        distilled: a distillation token with a head of its own; the output is the mean of both
+            heads.
         dropout: after the position embedding, after the attention's projection and in the MLP.
         attention_dropout: of the attention weights.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
     Attributes:
-        distilled_training: of a distilled model; True: train mode returns (logits, distillation logits).
+        distilled_training: of a distilled model; True: train mode returns (logits, distillation
+            logits).
         grids: rows and columns of the patches, by stage.
 
     Raises:
@@ -138,7 +148,9 @@ class PoolingVisionTransformer(ImageModel):
         dims = [size * heads for size, heads in zip(base_dims, num_heads, strict=True)]
         for before, dim in pairwise(dims):
             if dim % before:
-                raise InputError(f"BASE_DIMS x NUM_HEADS is {dims}, expected each a multiple of the one before")
+                raise InputError(
+                    f"BASE_DIMS x NUM_HEADS is {dims}, expected each a multiple of the one before"
+                )
         self.distilled = distilled
         self.num_prefix_tokens = 1 + distilled
         self.num_features = dims[-1]
@@ -146,7 +158,9 @@ class PoolingVisionTransformer(ImageModel):
         start = Normal(std=0.02)
         shape = [1, dims[0], *self.patch_embed.grid_size]
         self.pos_embed = self.create_parameter(shape, default_initializer=start)
-        self.cls_token = self.create_parameter([1, self.num_prefix_tokens, dims[0]], default_initializer=start)
+        self.cls_token = self.create_parameter(
+            [1, self.num_prefix_tokens, dims[0]], default_initializer=start
+        )
         self.pos_drop = nn.Dropout(dropout)
         self.grids = [self.patch_embed.grid_size]
         self.transformers = nn.LayerList()
@@ -156,11 +170,15 @@ class PoolingVisionTransformer(ImageModel):
                 pool = Pooling(dims[i - 1], dims[i], self.num_prefix_tokens, self.grids[-1])
                 rows, columns = self.grids[-1]
                 self.grids.append(((rows + 1) // 2, (columns + 1) // 2))
-            attention = partial(Attention, dims[i], num_heads[i], attn_drop=attention_dropout, proj_drop=dropout)
+            attention = partial(
+                Attention, dims[i], num_heads[i], attn_drop=attention_dropout, proj_drop=dropout
+            )
             blocks = (Block(dims[i], attention(), mlp_ratio, None, dropout, rate) for rate in rates)
             self.transformers.append(Transformer(pool, blocks))
         stages = range(len(dims))
-        self.feature_info = feature_info([f"transformers.{i}" for i in stages], dims, [stride * 2**i for i in stages])
+        self.feature_info = feature_info(
+            [f"transformers.{i}" for i in stages], dims, [stride * 2**i for i in stages]
+        )
         self.norm = LayerNorm(self.num_features, epsilon=1e-6)
         self._finish()
 
@@ -194,18 +212,24 @@ class PoolingVisionTransformer(ImageModel):
             return self.head(x[:, 0])
         logits = self.head(x[:, 0])
         distilled = self.head_dist(x[:, 1])
-        return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
+        return (
+            (logits, distilled)
+            if self.distilled_training and self.training
+            else (logits + distilled) / 2
+        )
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head", "head_dist") if self.distilled else ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (the first of a stage with the pooling before it), the heads
-        with their norm.
+        """Returns the groups: the embedding, each block (the first of a stage with the pooling
+        before it), the heads with their norm.
         """
         groups: list[tuple[str, ...]] = [("cls_token", "pos_embed", "patch_embed")]
         for i, stage in enumerate(self.transformers):
-            blocks: list[tuple[str, ...]] = [(f"transformers.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [
+                (f"transformers.{i}.blocks.{j}",) for j in range(len(stage.blocks))
+            ]
             blocks[0] += (f"transformers.{i}.pool",) if i else ()
             groups += blocks
         return [*groups, ("norm", "head", "head_dist")]

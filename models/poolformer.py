@@ -1,6 +1,7 @@
 """PoolFormer (Yu et al. 2021, arXiv:2111.11418).
 
-Parameter names, order of operations and initialisation are those of the PoolFormers of timm's ``MetaFormer``.
+Parameter names, order of operations and initialisation are those of the PoolFormers of timm's
+``MetaFormer``.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +19,13 @@ from models.layers.conv import Conv2D
 from models.layers.group_norm import GroupNorm
 from models.layers.layout import mean_of_places
 from models.layers.scale import scale_planes
-from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block, groups_of_twelve
+from models.layers.stages import (
+    check_stages,
+    drop_path_rates,
+    feature_info,
+    groups_by_block,
+    groups_of_twelve,
+)
 from settings.signatures import Depth, Factor, Positive, Rate, Size
 from weights.names import poolformer as names
 
@@ -26,7 +33,9 @@ from weights.names import poolformer as names
 class Downsampling(nn.Layer):
     """A strided convolution. Shape: [B, C, H, W] -> [B, D, about H / stride, about W / stride]."""
 
-    def __init__(self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int) -> None:
+    def __init__(
+        self, in_channels: int, dim: int, kernel_size: int, stride: int, padding: int
+    ) -> None:
         super().__init__()
         self.conv = Conv2D(in_channels, dim, kernel_size, stride=stride, padding=padding)
 
@@ -35,10 +44,14 @@ class Downsampling(nn.Layer):
 
 
 class Pooling(nn.Layer):
-    """What the mean of each place's 3 x 3 neighbours, those inside the map, differs from the place by."""
+    """What the mean of each place's 3 x 3 neighbours, those inside the map, differs from the place
+    by.
+    """
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        means = ops.neighbour_means(x, 1) if ops.usable(x) else F.avg_pool2d(x, 3, stride=1, padding=1)
+        means = (
+            ops.neighbour_means(x, 1) if ops.usable(x) else F.avg_pool2d(x, 3, stride=1, padding=1)
+        )
         return means - x
 
 
@@ -54,7 +67,8 @@ class Scale(nn.Layer):
 
 
 class Block(nn.Layer):
-    """x + layer_scale1(token_mixer(norm1(x))), then x + layer_scale2(mlp(norm2(x))), each branch with drop path.
+    """x + layer_scale1(token_mixer(norm1(x))), then x + layer_scale2(mlp(norm2(x))), each branch
+    with drop path.
 
     Shape: [B, D, H, W] -> the same.
     """
@@ -76,11 +90,17 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width; ``downsample`` halves height and width before them, but in the first stage."""
+    """Blocks of one width; ``downsample`` halves height and width before them, but in the first
+    stage.
+    """
 
-    def __init__(self, in_dim: int, dim: int, init_values: float, drop: float, rates: Sequence[float]) -> None:
+    def __init__(
+        self, in_dim: int, dim: int, init_values: float, drop: float, rates: Sequence[float]
+    ) -> None:
         super().__init__()
-        self.downsample = Downsampling(in_dim, dim, 3, stride=2, padding=1) if in_dim else nn.Identity()
+        self.downsample = (
+            Downsampling(in_dim, dim, 3, stride=2, padding=1) if in_dim else nn.Identity()
+        )
         self.blocks = nn.LayerList(Block(dim, init_values, drop, rate) for rate in rates)
 
 
@@ -88,15 +108,17 @@ class Stage(nn.Layer):
 class PoolFormer(ImageModel):
     """PoolFormer: images of any size from 3 x 3.
 
-    Features: the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], normalised or not.
+    Features: the last stage's channels [B, embed_dims[3], about H / 32, about W / 32], normalised
+    or not.
 
     Args:
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
         init_values: layer scale's initial value.
-        fc_norm: whether the last norm comes after the pooling: ``head.norm``, a layer norm, as in timm. False: before
-            it: ``norm``, a group norm over channels and places, as in the authors' code and PaddleViT. The same weights
-            give other logits there, so the norm has another name.
+        fc_norm: whether the last norm comes after the pooling: ``head.norm``, a layer norm, as in
+            timm. False: before it: ``norm``, a group norm over channels and places, as in the
+            authors' code and PaddleViT. The same weights give other logits there, so the norm has
+            another name.
         dropout: in the MLP.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
 
@@ -127,9 +149,15 @@ class PoolFormer(ImageModel):
         self.num_features = embed_dims[-1]
         self.fc_norm = fc_norm
         self.stem = Downsampling(in_channels, embed_dims[0], 7, stride=4, padding=2)
-        sizes = zip((0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
-        self.stages = nn.LayerList(Stage(in_dim, dim, init_values, dropout, rates) for in_dim, dim, rates in sizes)
-        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
+        sizes = zip(
+            (0, *embed_dims[:-1]), embed_dims, drop_path_rates(droppath, stage_depths), strict=True
+        )
+        self.stages = nn.LayerList(
+            Stage(in_dim, dim, init_values, dropout, rates) for in_dim, dim, rates in sizes
+        )
+        self.feature_info = feature_info(
+            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
+        )
         self.norm = nn.Identity() if fc_norm else GroupNorm(1, self.num_features)
         norm = LayerNorm(self.num_features, epsilon=1e-6) if fc_norm else nn.Identity()
         self.head = nn.Sequential(("norm", norm), ("fc", nn.Identity()))
@@ -151,8 +179,8 @@ class PoolFormer(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with the downsampling before it), the head
-        with its norm.
+        """Returns the groups: the stem, each block (the first of a stage with the downsampling
+        before it), the head with its norm.
         """
         return [*groups_by_block("stem", "stages", self.stages), ("norm", "head")]
 

@@ -1,5 +1,5 @@
-"""What weights tell a configuration. timm's config.json beside them tells how images have to be prepared and the model
-was built. The names of their tensors tell how their model computes.
+"""What weights tell a configuration. timm's config.json beside them tells how images have to be
+prepared and the model was built. The names of their tensors tell how their model computes.
 """
 
 import math
@@ -26,7 +26,8 @@ from weights.transformers import read_transformers
 
 _SPARE = 16 << 20  # parameters; what is resized for larger images may have more than the file
 _IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-_KEYS: dict[str, tuple[str, Any]] = {  # timm's: ours, and what timm 1.0.31 takes where a file has none, null or 0
+# timm's: ours, and what timm 1.0.31 takes where a file has none, null or 0
+_KEYS: dict[str, tuple[str, Any]] = {
     "crop_pct": ("DATA.CROP_PCT", 0.875),
     "crop_mode": ("DATA.CROP_MODE", "center"),
     "interpolation": ("DATA.INTERPOLATION", "bicubic"),
@@ -40,7 +41,8 @@ _create_parameter = nn.Layer.create_parameter
 def build_described(config: Configuration, path: str | Path) -> ImageModel:
     """Builds the model of which the weights ``path`` tell by themselves, as ``build_model`` does.
 
-    A few numbers in a small file could describe a model that takes all memory, and minutes to build.
+    A few numbers in a small file could describe a model that takes all memory, and minutes to
+    build.
 
     Raises:
         InputError: as ``build_model``, or the file is too small for so many parameters.
@@ -55,7 +57,9 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
         nonlocal total
         total += math.prod(shape) if threading.get_ident() == own else 0
         if total > most:
-            raise InputError(f"{file}: it describes a model of more than {most:,} parameters, more than it holds")
+            raise InputError(
+                f"{file}: it describes a model of more than {most:,} parameters, more than it holds"
+            )
         return _create_parameter(layer, shape, *rest, **named)
 
     with _COUNTED:
@@ -67,15 +71,16 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
 
 
 def with_preprocessing(config: Configuration, alone: bool = False) -> Configuration:
-    """Returns ``config`` with the crop, interpolation and normalisation of MODEL.PRETRAINED, where it sets none itself,
-    and with what ``with_switches`` adds.
+    """Returns ``config`` with the crop, interpolation and normalisation of MODEL.PRETRAINED, where
+    it sets none itself, and with what ``with_switches`` adds.
 
     Args:
-        alone: the weights alone say what they are of. Their images' size and channels are taken as well. Shipped YAML
-            files count for less than they, the user's options for more.
+        alone: the weights alone say what they are of. Their images' size and channels are taken as
+            well. Shipped YAML files count for less than they, the user's options for more.
 
     Raises:
-        InputError: the weights can't be read, or their config.json, or it holds what a configuration can't.
+        InputError: the weights can't be read, or their config.json, or it holds what a
+            configuration can't.
     """
     path = config.MODEL.PRETRAINED
     if not path:
@@ -83,22 +88,37 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
     config = _with_orientation(with_switches(config, path), path)
     stored = read_config(path) or read_transformers(path).get("images", {})
     try:
-        told = {key: value for key, value in _images(stored).items() if alone and not is_users(config, key)}
+        told = {
+            key: value
+            for key, value in _images(stored).items()
+            if alone and not is_users(config, key)
+        }
         told |= preprocessing(stored, told.get("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS))
         size = told.get("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)
         built = (stored.get("model_args") or {}).get("img_size") or size
-        if alone and "WINDOW_SIZE" in config.MODEL and "DATA.IMAGE_SIZE" in told and pair(size) != pair(built):
+        if (
+            alone
+            and "WINDOW_SIZE" in config.MODEL
+            and "DATA.IMAGE_SIZE" in told
+            and pair(size) != pair(built)
+        ):
             stay = f"its windows stay those of {size_text(built)} pixels (DATA.IMAGE_SIZE)"
             raise InputError(f"input_size is {size_text(size)}, but {stay}")
         has = is_users if alone else is_given
-        values = {key.replace(".", "__"): value for key, value in told.items() if not has(config, key)}
+        values = {
+            key.replace(".", "__"): value for key, value in told.items() if not has(config, key)
+        }
         return with_values(config, "the weights' config.json", **values)
     except InputError as error:
-        raise InputError(f"the config.json of {path}: {error}; with -o KEY VALUE yours is taken") from None
+        raise InputError(
+            f"the config.json of {path}: {error}; with -o KEY VALUE yours is taken"
+        ) from None
 
 
 def _with_orientation(config: Configuration, path: str) -> Configuration:
-    """Returns ``config`` with the DATA.EXIF_ORIENTATION of the run that saved the weights, if it was one of ours."""
+    """Returns ``config`` with the DATA.EXIF_ORIENTATION of the run that saved the weights, if it
+    was one of ours.
+    """
     key = "DATA.EXIF_ORIENTATION"
     # DALI rotates no image.
     if is_given(config, key) or config.DATA.LOADER == "dali":
@@ -111,7 +131,9 @@ def _with_orientation(config: Configuration, path: str) -> Configuration:
                 text = read_metadata(file).get(METADATA)
                 told = parsed_json(text.encode())["values"].get(key) if text else None
             if told is not None:
-                return with_values(config, "the weights' description", DATA__EXIF_ORIENTATION=told is True)
+                return with_values(
+                    config, "the weights' description", DATA__EXIF_ORIENTATION=told is True
+                )
     except InputError:
         # Loading the weights says what is wrong with them.
         return config
@@ -119,7 +141,9 @@ def _with_orientation(config: Configuration, path: str) -> Configuration:
 
 
 def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str]:
-    """Yields a warning for each setting in which ``config`` and the weights' config.json (``stored``) differ."""
+    """Yields a warning for each setting in which ``config`` and the weights' config.json
+    (``stored``) differ.
+    """
     for key, value in preprocessing(stored, config.DATA.IMAGE_CHANNELS).items():
         own = config[key.partition(".")[0]][key.partition(".")[2]]
         if own != value if isinstance(own, str) else not _is_close(own, value):
@@ -134,13 +158,17 @@ def _is_close(own: Any, value: Any) -> bool:
 
 
 def preprocessing(stored: dict[str, Any], channels: int) -> dict[str, Any]:
-    """Returns the keys of a configuration that the weights' config.json (``stored``) tells, by their dotted names.
+    """Returns the keys of a configuration that the weights' config.json (``stored``) tells, by
+    their dotted names.
 
     Args:
         channels: of the images.
     """
     file = "architecture" in stored
-    wanted = {key: stored.get(name) or (default if file else None) for name, (key, default) in _KEYS.items()}
+    wanted = {
+        key: stored.get(name) or (default if file else None)
+        for name, (key, default) in _KEYS.items()
+    }
     wanted = {key: value for key, value in wanted.items() if value is not None}
     if channels == 1:  # grey is what the colours are on average
         for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
@@ -154,4 +182,7 @@ def _images(stored: dict[str, Any]) -> dict[str, Any]:
     if not stored.get("input_size"):
         return {}
     channels, height, width = stored["input_size"]
-    return {"DATA.IMAGE_CHANNELS": channels, "DATA.IMAGE_SIZE": height if height == width else [height, width]}
+    return {
+        "DATA.IMAGE_CHANNELS": channels,
+        "DATA.IMAGE_SIZE": height if height == width else [height, width],
+    }

@@ -1,7 +1,7 @@
 """Pyramid Vision Transformer v2 (Wang et al. 2021, arXiv:2106.13797).
 
-Parameter names, order of operations and initialisation are those of timm's ``PyramidVisionTransformerV2``; a Linear's
-weight is [in, out] here and [out, in] there.
+Parameter names, order of operations and initialisation are those of timm's
+``PyramidVisionTransformerV2``; a Linear's weight is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,9 @@ from weights.names import pvtv2 as names
 
 
 class OverlapPatchEmbed(nn.Layer):
-    """Tokens of overlapping patches, normalised. Shape: [B, C, H, W] -> [B, ceil(H / stride), ceil(W / stride), D]."""
+    """Tokens of overlapping patches, normalised. Shape: [B, C, H, W] -> [B, ceil(H / stride),
+    ceil(W / stride), D].
+    """
 
     def __init__(self, in_channels: int, dim: int, patch_size: int, stride: int) -> None:
         super().__init__()
@@ -42,8 +44,8 @@ class Attention(nn.Layer):
 
     Args:
         dim, num_heads: channels D, heads.
-        sr_ratio: side of the patches that each make one key and value; 1: every token does. Tokens that fill no patch
-            make none.
+        sr_ratio: side of the patches that each make one key and value; 1: every token does. Tokens
+            that fill no patch make none.
         linear: average the map to 7 x 7 keys and values instead, whatever its size.
         qkv_bias: whether the queries, keys and values have a bias.
         attn_drop, proj_drop: dropout of the attention weights and of the output.
@@ -111,7 +113,9 @@ class ConvMlp(nn.Layer):
 
 
 class Block(nn.Layer):
-    """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path. Shape: [B, H, W, D] -> the same."""
+    """x + attn(norm1(x)), then x + mlp(norm2(x)), each branch with drop path. Shape: [B, H, W, D]
+    -> the same.
+    """
 
     def __init__(
         self,
@@ -139,9 +143,13 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width and a norm; ``downsample`` halves height and width before them, but in the first stage."""
+    """Blocks of one width and a norm; ``downsample`` halves height and width before them, but in
+    the first stage.
+    """
 
-    def __init__(self, in_dim: int, dim: int, rates: Sequence[float], block: Callable[..., Block]) -> None:
+    def __init__(
+        self, in_dim: int, dim: int, rates: Sequence[float], block: Callable[..., Block]
+    ) -> None:
         super().__init__()
         self.downsample = OverlapPatchEmbed(in_dim, dim, 3, stride=2) if in_dim else nn.Identity()
         self.blocks = nn.LayerList(block(dim, drop_path=rate) for rate in rates)
@@ -150,7 +158,8 @@ class Stage(nn.Layer):
 
 @register("pvtv2")
 class PyramidVisionTransformerV2(ImageModel):
-    """PVTv2: images of any size from that at which the first keys fill a patch, 29 x 29 for sr_ratio (8, 4, 2, 1).
+    """PVTv2: images of any size from that at which the first keys fill a patch, 29 x 29 for
+    sr_ratio (8, 4, 2, 1).
 
     Features: the last stage's channels, normalised: [B, embed_dims[3], ceil(H / 32), ceil(W / 32)].
 
@@ -159,14 +168,15 @@ class PyramidVisionTransformerV2(ImageModel):
         embed_dims: channels of each of four stages.
         num_heads: heads of each of four stages.
         sr_ratio: side of the patches that each make one key and value, per stage.
-        linear: keys and values are averaged to 7 x 7 instead, and the MLPs have a ReLU (the paper's linear attention).
+        linear: keys and values are averaged to 7 x 7 instead, and the MLPs have a ReLU (the paper's
+            linear attention).
         mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
         dropout: after the attention's projection and in the MLP.
         attention_dropout: of the attention weights.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
-        norm_eps: epsilon of all layer norms; None: timm's and the authors', 1e-6, and 1e-5 in the embeddings and in the
-            attention.
+        norm_eps: epsilon of all layer norms; None: timm's and the authors', 1e-6, and 1e-5 in the
+            embeddings and in the attention.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -195,12 +205,18 @@ class PyramidVisionTransformerV2(ImageModel):
     ) -> None:
         check_stages(stage_depths, embed_dims)
         mlp_ratio = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio
-        for key, values in (("NUM_HEADS", num_heads), ("SR_RATIO", sr_ratio), ("MLP_RATIO", mlp_ratio)):
+        for key, values in (
+            ("NUM_HEADS", num_heads),
+            ("SR_RATIO", sr_ratio),
+            ("MLP_RATIO", mlp_ratio),
+        ):
             if isinstance(values, int) or len(values) != 4:
                 raise InputError(f"{key} is {values}, expected four numbers: one per stage")
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
-                raise InputError(f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, no multiple of it")
+                raise InputError(
+                    f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, no multiple of it"
+                )
         # Stage i's map is ceil(side / (4 * 2**i)). Before ImageModel checks image_size.
         least = max(4 * 2**i * (ratio - 1) + 1 for i, ratio in enumerate(sr_ratio))
         self.min_image_size = 1 if linear else least
@@ -208,8 +224,12 @@ class PyramidVisionTransformerV2(ImageModel):
         self.num_features = embed_dims[-1]
         self.norm_eps = norm_eps
         self.patch_embed = OverlapPatchEmbed(in_channels, embed_dims[0], 7, stride=4)
-        block = partial(Block, linear=linear, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout)
-        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
+        block = partial(
+            Block, linear=linear, qkv_bias=qkv_bias, drop=dropout, attn_drop=attention_dropout
+        )
+        self.feature_info = feature_info(
+            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
+        )
         self.stages = nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             sizes = {"num_heads": num_heads[i], "sr_ratio": sr_ratio[i], "mlp_ratio": mlp_ratio[i]}
@@ -233,12 +253,14 @@ class PyramidVisionTransformerV2(ImageModel):
         return self.head(mean_of_places(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the first embedding, each block, the last norm with the classifier. The first block of a
-        stage has the norm and the embedding before it.
+        """Returns the groups: the first embedding, each block, the last norm with the classifier.
+        The first block of a stage has the norm and the embedding before it.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.stages):
-            blocks: list[tuple[str, ...]] = [(f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+            blocks: list[tuple[str, ...]] = [
+                (f"stages.{i}.blocks.{j}",) for j in range(len(stage.blocks))
+            ]
             if i:
                 blocks[0] += (f"stages.{i - 1}.norm", f"stages.{i}.downsample")
             groups += blocks

@@ -1,7 +1,9 @@
-"""RegNet (Radosavovic et al. 2020, arXiv:2003.13678): RegNetY with squeeze and excitation, RegNetX without.
+"""RegNet (Radosavovic et al. 2020, arXiv:2003.13678): RegNetY with squeeze and excitation, RegNetX
+without.
 
-Parameter names, order of operations and initialisation are those of timm's ``RegNet``. timm computes the widths and
-depths of the stages from the paper's parameters; here they are given as they are.
+Parameter names, order of operations and initialisation are those of timm's ``RegNet``. timm
+computes the widths and depths of the stages from the paper's parameters; here they are given as
+they are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,16 +28,27 @@ STEM_DIM = 32
 
 
 class Block(nn.Layer):
-    """relu(shortcut(x) + conv3(se(conv2(conv1(x))))), the branch with drop path; ``stride`` is of conv2.
+    """relu(shortcut(x) + conv3(se(conv2(conv1(x))))), the branch with drop path; ``stride`` is of
+    conv2.
 
     Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
     """
 
-    def __init__(self, in_dim: int, dim: int, stride: int, group_width: int, se_ratio: float, drop_path: float) -> None:
+    def __init__(
+        self,
+        in_dim: int,
+        dim: int,
+        stride: int,
+        group_width: int,
+        se_ratio: float,
+        drop_path: float,
+    ) -> None:
         super().__init__()
         self.conv1 = ConvNorm(in_dim, dim, 1, relu)
         self.conv2 = ConvNorm(dim, dim, 3, relu, stride=stride, groups=dim // group_width)
-        self.se = SqueezeExcite(dim, max(1, round(in_dim * se_ratio))) if se_ratio else nn.Identity()
+        self.se = (
+            SqueezeExcite(dim, max(1, round(in_dim * se_ratio))) if se_ratio else nn.Identity()
+        )
         self.conv3 = ConvNorm(dim, dim, 1)
         same = in_dim == dim and stride == 1
         self.downsample = nn.Identity() if same else ConvNorm(in_dim, dim, 1, stride=stride)
@@ -56,11 +69,12 @@ class RegNet(ImageModel):
         stage_depths: blocks of each of four stages.
         embed_dims: channels of each of four stages.
         group_width: channels of a group of the 3 x 3 convolutions; in narrower stages all.
-        se_ratio: channels that squeeze and excitation reduces to, over its block's input's; 0: none (RegNetX).
+        se_ratio: channels that squeeze and excitation reduces to, over its block's input's; 0: none
+            (RegNetX).
         dropout: before the classifier.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
-        zero_init_last: True: the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
-            shortcut alone. False: it starts at 1 (the authors').
+        zero_init_last: True: the weight of a block's last norm starts at 0 (timm's), so that a
+            fresh block is its shortcut alone. False: it starts at 1 (the authors').
 
     Raises:
         InputError: not four stages, or a width that isn't a multiple of group_width.
@@ -90,11 +104,15 @@ class RegNet(ImageModel):
         check_stages(stage_depths, embed_dims)
         for dim in embed_dims:
             if dim % min(group_width, dim):
-                raise InputError(f"EMBED_DIMS holds {dim}, which is not a multiple of GROUP_WIDTH {group_width}")
+                raise InputError(
+                    f"EMBED_DIMS holds {dim}, which is not a multiple of GROUP_WIDTH {group_width}"
+                )
         self.num_features = embed_dims[-1]
         self.stem = ConvNorm(in_channels, STEM_DIM, 3, relu, stride=2)
         in_dim = STEM_DIM
-        for i, (dim, rates) in enumerate(zip(embed_dims, drop_path_rates(droppath, stage_depths), strict=True)):
+        for i, (dim, rates) in enumerate(
+            zip(embed_dims, drop_path_rates(droppath, stage_depths), strict=True)
+        ):
             stage = nn.Sequential()
             for j, rate in enumerate(rates):
                 block = Block(in_dim, dim, 1 if j else 2, min(group_width, dim), se_ratio, rate)
@@ -124,7 +142,9 @@ class RegNet(ImageModel):
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the groups: the stem, each block, the classifier."""
         stages = {name: getattr(self, name) for name in ("s1", "s2", "s3", "s4")}
-        blocks = [(f"{name}.b{j + 1}",) for name, stage in stages.items() for j in range(len(stage))]
+        blocks = [
+            (f"{name}.b{j + 1}",) for name, stage in stages.items() for j in range(len(stage))
+        ]
         return [("stem",), *blocks, ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:

@@ -1,7 +1,8 @@
 """ResMLP (Touvron et al. 2021, arXiv:2105.03404).
 
-Parameter names and order of operations are those of timm's ``MlpMixer`` with ``ResBlock``. The initialisation is the
-authors' (facebookresearch/deit); timm's is Xavier's, and its classifier starts at 0.
+Parameter names and order of operations are those of timm's ``MlpMixer`` with ``ResBlock``. The
+initialisation is the authors' (facebookresearch/deit); timm's is Xavier's, and its classifier
+starts at 0.
 """
 
 from collections.abc import Sequence
@@ -34,13 +35,20 @@ class Affine(nn.Layer):
 
 
 class ResBlock(nn.Layer):
-    """A Linear over places, then an MLP over channels, each after an ``Affine``, scaled by channel and added.
+    """A Linear over places, then an MLP over channels, each after an ``Affine``, scaled by channel
+    and added.
 
     Shape: [B, N, D] -> [B, N, D].
     """
 
     def __init__(
-        self, dim: int, num_patches: int, mlp_ratio: float, init_values: float, drop: float, drop_path: float
+        self,
+        dim: int,
+        num_patches: int,
+        mlp_ratio: float,
+        init_values: float,
+        drop: float,
+        drop_path: float,
     ) -> None:
         super().__init__()
         self.norm1 = Affine(dim)
@@ -84,9 +92,13 @@ class ResMlp(MlpMixer):
     ) -> None:
         self.init_values = init_values  # before MlpMixer builds the blocks
         sizes = (image_size, patch_size, in_channels, num_classes, embed_dim, depth, mlp_ratio)
-        super().__init__(*sizes, dropout, droppath, head_init_scale, recompute, droppath_shape=droppath_shape)
+        super().__init__(
+            *sizes, dropout, droppath, head_init_scale, recompute, droppath_shape=droppath_shape
+        )
 
-    def _block(self, dim: int, num_patches: int, mlp_ratio: float, drop: float, drop_path: float) -> nn.Layer:
+    def _block(
+        self, dim: int, num_patches: int, mlp_ratio: float, drop: float, drop_path: float
+    ) -> nn.Layer:
         return ResBlock(dim, num_patches, mlp_ratio, self.init_values, drop, drop_path)
 
     def _norm(self, dim: int) -> nn.Layer:
@@ -99,7 +111,7 @@ class ResMlp(MlpMixer):
         init_linear(layer)
 
     def no_weight_decay(self) -> set[str]:
-        """Returns alpha and beta: the authors have them as vectors and leave them alone; timm's have three axes and
-        decay.
+        """Returns alpha and beta: the authors have them as vectors and leave them alone; timm's
+        have three axes and decay.
         """
         return {name for name, _ in self.named_parameters() if name.endswith((".alpha", ".beta"))}

@@ -4,8 +4,8 @@
 - ResNet-C and -D (He et al. 2018, "Bag of Tricks", arXiv:1812.01187)
 - ResNet-RS (arXiv:2103.07579), SE-ResNet (arXiv:1709.01507), ECA-ResNet (arXiv:1910.03151)
 
-Parameter names, strides (on the 3 x 3 convolutions), order of operations and initialisation are those of timm's
-``ResNet``.
+Parameter names, strides (on the 3 x 3 convolutions), order of operations and initialisation are
+those of timm's ``ResNet``.
 """
 
 import math
@@ -47,13 +47,15 @@ PLAIN = Options()
 
 
 class _Block(nn.Layer):
-    """relu(shortcut(x) + attention(branch(x))), the branch with drop path. [B, in_dim, H, W] -> [B, expansion x dim,
-    H / stride, W / stride], rounded up.
+    """relu(shortcut(x) + attention(branch(x))), the branch with drop path. [B, in_dim, H, W] -> [B,
+    expansion x dim, H / stride, W / stride], rounded up.
     """
 
     expansion: int
 
-    def __init__(self, in_dim: int, dim: int, stride: int, drop_path: float, options: Options = PLAIN) -> None:
+    def __init__(
+        self, in_dim: int, dim: int, stride: int, drop_path: float, options: Options = PLAIN
+    ) -> None:
         super().__init__()
         # Where maps are blurred before they are halved, the convolution itself halves nothing.
         blurred = stride == 2 and options.anti_alias is not None
@@ -63,7 +65,9 @@ class _Block(nn.Layer):
         self.aa = anti_alias(options.anti_alias, width) if blurred else nn.Identity()
         self.se = channel_attention(dim, options)
         same = in_dim == dim and stride == 1
-        self.downsample = nn.Identity() if same else downsample(in_dim, dim, stride, options.avg_down)
+        self.downsample = (
+            nn.Identity() if same else downsample(in_dim, dim, stride, options.avg_down)
+        )
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -77,7 +81,9 @@ class BasicBlock(_Block):
 
     def _add_branch(self, in_dim: int, dim: int, stride: int, options: Options) -> None:
         if options.cardinality != 1 or options.base_width != 64:
-            raise InputError("CARDINALITY and BASE_WIDTH are for blocks of three convolutions, as of DEPTH 50")
+            raise InputError(
+                "CARDINALITY and BASE_WIDTH are for blocks of three convolutions, as of DEPTH 50"
+            )
         self.conv1, self.bn1 = convolution(in_dim, dim, 3, stride)
         self.conv2, self.bn2 = convolution(dim, dim, 3)
         self.last_norm = "bn2"
@@ -112,7 +118,9 @@ class BlurPool(nn.Layer):
     def __init__(self, dim: int) -> None:
         super().__init__()
         row = paddle.to_tensor([0.25, 0.5, 0.25])
-        self.register_buffer("weight", paddle.outer(row, row).expand([dim, 1, 3, 3]), persistable=False)
+        self.register_buffer(
+            "weight", paddle.outer(row, row).expand([dim, 1, 3, 3]), persistable=False
+        )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         # Mirroring has no gradient for bfloat16 in Paddle.
@@ -121,8 +129,8 @@ class BlurPool(nn.Layer):
 
 
 class EfficientChannelAttention(nn.Layer):
-    """Scales each channel by a factor in 0..1 that the means of the channels beside it decide (Wang et al. 2020,
-    arXiv:1910.03151).
+    """Scales each channel by a factor in 0..1 that the means of the channels beside it decide (Wang
+    et al. 2020, arXiv:1910.03151).
     """
 
     def __init__(self, dim: int) -> None:
@@ -136,9 +144,13 @@ class EfficientChannelAttention(nn.Layer):
         return scale_planes(x, F.sigmoid(self.conv(means)).reshape([*x.shape[:2], 1, 1]))
 
 
-def convolution(in_dim: int, dim: int, kernel_size: int, stride: int = 1, groups: int = 1) -> tuple[nn.Layer, nn.Layer]:
+def convolution(
+    in_dim: int, dim: int, kernel_size: int, stride: int = 1, groups: int = 1
+) -> tuple[nn.Layer, nn.Layer]:
     """Returns a convolution without a bias, and its batch norm."""
-    conv = Conv2D(in_dim, dim, kernel_size, stride, padding=kernel_size // 2, groups=groups, bias_attr=False)
+    conv = Conv2D(
+        in_dim, dim, kernel_size, stride, padding=kernel_size // 2, groups=groups, bias_attr=False
+    )
     return conv, BatchNorm2D(dim)
 
 
@@ -197,29 +209,33 @@ def pool_of_stem(dim: int, kind: str, aliasing: str | None) -> nn.Layer:
 class ResNet(ImageModel):
     """ResNet: images of any size, from 17 x 17 with ``anti_alias`` "blur".
 
-    Features: the last block's channels [B, num_features, H / 32, W / 32], rounded up; with ``small_stem`` H / 8, W / 8.
+    Features: the last block's channels [B, num_features, H / 32, W / 32], rounded up; with
+    ``small_stem`` H / 8, W / 8.
 
     Args:
-        depth: layers: 10, 14, 18, 26, 34, 50, 101, 152, 200, 201, 269, 270, 350 or 420. Blocks of 10, 18 and 34 have
-            two convolutions, those of the others three.
+        depth: layers: 10, 14, 18, 26, 34, 50, 101, 152, 200, 201, 269, 270, 350 or 420. Blocks of
+            10, 18 and 34 have two convolutions, those of the others three.
         dropout: before the classifier.
-        small_stem: for small images, as in section 4.2 of the paper (CIFAR-10). The first convolution is 3 x 3 with
-            stride 1, and there is no pooling after it.
-        stem_type: what reads the image. "plain": one convolution of 7 x 7; "deep": three of 3 x 3; "deep_tiered": the
-            first of fewer channels. The three have stem_width, stem_width and twice as many.
+        small_stem: for small images, as in section 4.2 of the paper (CIFAR-10). The first
+            convolution is 3 x 3 with stride 1, and there is no pooling after it.
+        stem_type: what reads the image. "plain": one convolution of 7 x 7; "deep": three of 3 x 3;
+            "deep_tiered": the first of fewer channels. The three have stem_width, stem_width and
+            twice as many.
         stem_width: channels of a deep stem's first two convolutions.
         stem_pool: "max": max pooling; "conv": a convolution of stride 2 (ResNet-RS).
         avg_down: shortcuts are halved by average pooling before their convolution (ResNet-D).
         cardinality: groups of the 3 x 3 convolutions (ResNeXt).
-        base_width: channels of each of these groups in the first stage; 64 in ResNet, 128 in Wide ResNet-2.
-        anti_alias: what halves maps in place of strided convolutions: "avg": the mean of 2 x 2 places; "blur":
-            ``BlurPool``; None: nothing.
+        base_width: channels of each of these groups in the first stage; 64 in ResNet, 128 in Wide
+            ResNet-2.
+        anti_alias: what halves maps in place of strided convolutions: "avg": the mean of 2 x 2
+            places; "blur": ``BlurPool``; None: nothing.
         se_ratio: channels that squeeze and excitation reduces to, over its block's; 0: none.
         eca: efficient channel attention.
         droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last one's rate.
-        zero_init_last: True: the weight of a block's last norm starts at 0 (timm's), so that a fresh block is its
-            shortcut alone. False: it starts at 1 (the paper's, torchvision's).
+        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last
+            one's rate.
+        zero_init_last: True: the weight of a block's last norm starts at 0 (timm's), so that a
+            fresh block is its shortcut alone. False: it starts at 1 (the paper's, torchvision's).
 
     Raises:
         InputError: another depth, or options that don't fit together.
@@ -260,19 +276,25 @@ class ResNet(ImageModel):
         self._check_options(small_stem, (stem_type, stem_pool, anti_alias), se_ratio, eca)
         stem_dim = 64 if stem_type == "plain" else 2 * stem_width
         self._add_stem(in_channels, stem_dim, small_stem, stem_type)
-        self.maxpool = nn.Identity() if small_stem else pool_of_stem(stem_dim, stem_pool, anti_alias)
+        self.maxpool = (
+            nn.Identity() if small_stem else pool_of_stem(stem_dim, stem_pool, anti_alias)
+        )
         options = Options(cardinality, base_width, avg_down, anti_alias, se_ratio, eca)
         in_dim = stem_dim
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths, droppath_shape)):
             stage = nn.Sequential()
             for j, rate in enumerate(rates):
-                stage.add_sublayer(str(j), block(in_dim, 64 << i, 1 if j or i == 0 else 2, rate, options))
+                stage.add_sublayer(
+                    str(j), block(in_dim, 64 << i, 1 if j or i == 0 else 2, rate, options)
+                )
                 in_dim = (64 << i) * block.expansion
             self.add_sublayer(f"layer{i + 1}", stage)
         self.num_features = in_dim
         dims = [stem_dim, *((64 << i) * block.expansion for i in range(4))]
         reductions = (1, 1, 2, 4, 8) if small_stem else (2, 4, 8, 16, 32)
-        self.feature_info = feature_info(["act1", *(f"layer{i + 1}" for i in range(4))], dims, reductions)
+        self.feature_info = feature_info(
+            ["act1", *(f"layer{i + 1}" for i in range(4))], dims, reductions
+        )
         self.drop = nn.Dropout(dropout)
         self._finish()
 
@@ -286,15 +308,26 @@ class ResNet(ImageModel):
         second = dim // 2
         first = second // 4 * 3 if kind == "deep_tiered" else second
         last, self.bn1 = convolution(second, dim, 3)
-        layers = (*convolution(in_channels, first, 3, 2), ReLU(), *convolution(first, second, 3), ReLU())
+        layers = (
+            *convolution(in_channels, first, 3, 2),
+            ReLU(),
+            *convolution(first, second, 3),
+            ReLU(),
+        )
         self.conv1 = nn.Sequential(*layers, last)
         self.first_conv = "conv1.0"
 
-    def _check_options(self, small_stem: bool, kinds: tuple[str | None, ...], se_ratio: float, eca: bool) -> None:
+    def _check_options(
+        self, small_stem: bool, kinds: tuple[str | None, ...], se_ratio: float, eca: bool
+    ) -> None:
         if small_stem and kinds != ("plain", "max", None):
-            raise InputError("SMALL_STEM True has no pooling; leave STEM_TYPE, STEM_POOL and ANTI_ALIAS out")
+            raise InputError(
+                "SMALL_STEM True has no pooling; leave STEM_TYPE, STEM_POOL and ANTI_ALIAS out"
+            )
         if se_ratio and eca:
-            raise InputError(f"SE_RATIO is {se_ratio} and ECA True, expected one of them: each scales the channels")
+            raise InputError(
+                f"SE_RATIO is {se_ratio} and ECA True, expected one of them: each scales the channels"
+            )
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.act1(self.bn1(self.conv1(x)))

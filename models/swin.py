@@ -1,7 +1,7 @@
 """Swin Transformer (Liu et al. 2021, arXiv:2103.14030).
 
-Parameter names, order of operations and initialisation are those of timm's ``SwinTransformer``; a Linear's weight is
-[in, out] here and [out, in] there.
+Parameter names, order of operations and initialisation are those of timm's ``SwinTransformer``; a
+Linear's weight is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,8 @@ class WindowAttention(RelativePositionBias):
         qkv_bias: whether the fused projection has a bias.
         attn_drop, proj_drop: dropout of the attention weights and of the output.
 
-    Shape: [B * windows, N, D] -> the same, N = height * width; ``mask``: [windows, N, N], added to the scores.
+    Shape: [B * windows, N, D] -> the same, N = height * width; ``mask``: [windows, N, N], added to
+    the scores.
     """
 
     def __init__(
@@ -55,22 +56,27 @@ class WindowAttention(RelativePositionBias):
 
     def forward(self, x: paddle.Tensor, mask: paddle.Tensor | None) -> paddle.Tensor:
         heads = (self.num_heads, self.head_dim, self._scale(), self.attn_drop)
-        return self.proj_drop(self.proj(attend_heads([self._project(x)], *heads, self.position_bias(), mask)))
+        return self.proj_drop(
+            self.proj(attend_heads([self._project(x)], *heads, self.position_bias(), mask))
+        )
 
     def _project(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns queries, keys and values: [..., D] -> [..., 3 D]."""
         return self.qkv(x)
 
     def _scale(self) -> float | paddle.Tensor:
-        """Returns what the products of queries and keys are multiplied by, as ``attend_heads`` takes it."""
+        """Returns what the products of queries and keys are multiplied by, as ``attend_heads``
+        takes it.
+        """
         return self.head_dim**-0.5
 
 
 class Block(nn.Layer):
     """x + attention(norm1(x)) within windows, then x + mlp(norm2(x)), each branch with drop path.
 
-    Windows are no larger than the feature map, and shifted by half their side where there is more than one. A map that
-    isn't a multiple of them is padded by zeros, which are attended to, as in timm and the original.
+    Windows are no larger than the feature map, and shifted by half their side where there is more
+    than one. A map that isn't a multiple of them is padded by zeros, which are attended to, as in
+    timm and the original.
 
     Args:
         dim, num_heads: channels D, heads.
@@ -78,7 +84,8 @@ class Block(nn.Layer):
         window_size: tokens along a window's side.
         shift: whether windows are shifted.
         mlp_ratio, qkv_bias: see ``SwinTransformer``.
-        drop, attn_drop, drop_path: its dropout, attention_dropout, and the block's rate of stochastic depth.
+        drop, attn_drop, drop_path: its dropout, attention_dropout, and the block's rate of
+            stochastic depth.
 
     Attributes:
         attention: the class of ``attn``.
@@ -104,9 +111,13 @@ class Block(nn.Layer):
         super().__init__()
         self.resolution = resolution
         self.window_size = (min(resolution[0], window_size), min(resolution[1], window_size))
-        self.shift_size = tuple(window_size // 2 if shift and side > window_size else 0 for side in resolution)
+        self.shift_size = tuple(
+            window_size // 2 if shift and side > window_size else 0 for side in resolution
+        )
         self.norm1 = LayerNorm(dim)
-        self.attn = self.attention(dim, num_heads, self.window_size, qkv_bias, attn_drop, proj_drop=drop)
+        self.attn = self.attention(
+            dim, num_heads, self.window_size, qkv_bias, attn_drop, proj_drop=drop
+        )
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = LayerNorm(dim)
         self.mlp = Mlp(dim, hidden_width(dim, mlp_ratio), drop)
@@ -127,9 +138,11 @@ class Block(nn.Layer):
         return self.attn(x, self.attn_mask)
 
 
-def shift_mask(resolution: Sequence[int], window_size: Sequence[int], shift_size: Sequence[int]) -> np.ndarray:
-    """Returns what shifted windows add to their scores, [windows, N, N]. It is -100 between tokens that the shift
-    brought together from different borders of the (padded) map, 0 elsewhere.
+def shift_mask(
+    resolution: Sequence[int], window_size: Sequence[int], shift_size: Sequence[int]
+) -> np.ndarray:
+    """Returns what shifted windows add to their scores, [windows, N, N]. It is -100 between tokens
+    that the shift brought together from different borders of the (padded) map, 0 elsewhere.
     """
     labels = []
     for side, window, shift in zip(resolution, window_size, shift_size, strict=True):
@@ -137,7 +150,11 @@ def shift_mask(resolution: Sequence[int], window_size: Sequence[int], shift_size
         labels.append((place >= len(place) - window).astype(int) + (place >= len(place) - shift))
     label = 3 * labels[0][:, None] + labels[1]
     (height, width), (rows, columns) = window_size, label.shape
-    label = label.reshape(rows // height, height, columns // width, width).swapaxes(1, 2).reshape(-1, height * width)
+    label = (
+        label.reshape(rows // height, height, columns // width, width)
+        .swapaxes(1, 2)
+        .reshape(-1, height * width)
+    )
     return np.where(label[:, :, None] == label[:, None, :], 0.0, -100.0).astype(np.float32)
 
 
@@ -157,7 +174,8 @@ class PatchMerging(nn.Layer):
 
 
 def neighbours(x: paddle.Tensor) -> paddle.Tensor:
-    """Puts each 2 x 2 places of maps [B, H, W, D] side by side, column by column: [B, ceil(H / 2), ceil(W / 2), 4 D].
+    """Puts each 2 x 2 places of maps [B, H, W, D] side by side, column by column: [B, ceil(H / 2),
+    ceil(W / 2), 4 D].
 
     An odd side is padded by zeros.
     """
@@ -169,12 +187,18 @@ def neighbours(x: paddle.Tensor) -> paddle.Tensor:
 
 
 class Stage(nn.Layer):
-    """Blocks of one resolution, every second with shifted windows; ``downsample`` comes before them."""
+    """Blocks of one resolution, every second with shifted windows; ``downsample`` comes before
+    them.
+    """
 
-    def __init__(self, dim: int, rates: Sequence[float], downsample: nn.Layer, block: Callable[..., Block]) -> None:
+    def __init__(
+        self, dim: int, rates: Sequence[float], downsample: nn.Layer, block: Callable[..., Block]
+    ) -> None:
         super().__init__()
         self.downsample = downsample
-        self.blocks = nn.LayerList(block(dim, shift=i % 2 == 1, drop_path=rate) for i, rate in enumerate(rates))
+        self.blocks = nn.LayerList(
+            block(dim, shift=i % 2 == 1, drop_path=rate) for i, rate in enumerate(rates)
+        )
 
 
 @register("swin")
@@ -230,13 +254,21 @@ class SwinTransformer(ImageModel):
         stages = len(stage_depths)
         mlp_ratio = [mlp_ratio] * stages if isinstance(mlp_ratio, int | float) else mlp_ratio
         windows = [window_size] * stages if isinstance(window_size, int) else window_size
-        for key, values in (("NUM_HEADS", num_heads), ("MLP_RATIO", mlp_ratio), ("WINDOW_SIZE", windows)):
+        for key, values in (
+            ("NUM_HEADS", num_heads),
+            ("MLP_RATIO", mlp_ratio),
+            ("WINDOW_SIZE", windows),
+        ):
             if isinstance(values, int) or len(values) != stages:
-                raise InputError(f"{key} is {values}, expected {stages} numbers: one per stage, as in STAGE_DEPTHS")
+                raise InputError(
+                    f"{key} is {values}, expected {stages} numbers: one per stage, as in STAGE_DEPTHS"
+                )
         dims = [embed_dim * 2**i for i in range(stages)]
         for dim, heads in zip(dims, num_heads, strict=True):
             if dim % heads:
-                raise InputError(f"NUM_HEADS has {heads} where there are {dim} channels, no multiple of it")
+                raise InputError(
+                    f"NUM_HEADS has {heads} where there are {dim} channels, no multiple of it"
+                )
         self.num_features = dims[-1]
         self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim)
         self.patch_embed.norm = LayerNorm(embed_dim)
@@ -273,8 +305,8 @@ class SwinTransformer(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (the last of a stage with the merging after it), the head with
-        its norm. They are SimMIM's (arXiv:2111.09886), by Swin's authors.
+        """Returns the groups: the embedding, each block (the last of a stage with the merging after
+        it), the head with its norm. They are SimMIM's (arXiv:2111.09886), by Swin's authors.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.layers):
@@ -284,15 +316,19 @@ class SwinTransformer(ImageModel):
         return [*groups, ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the head. A stage's first block has the merging before it, the
-        last of all the last norm.
+        """Returns the groups: the embedding, each block, the head. A stage's first block has the
+        merging before it, the last of all the last norm.
         """
         groups = groups_by_block("patch_embed", "layers", self.layers)
         groups[-1] += ("norm",)
         return [*groups, ("head",)]
 
     def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if name.endswith("relative_position_bias_table")}
+        return {
+            name
+            for name, _ in self.named_parameters()
+            if name.endswith("relative_position_bias_table")
+        }
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)

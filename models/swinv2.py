@@ -1,7 +1,7 @@
 """Swin Transformer V2 (Liu et al. 2022, arXiv:2111.09883).
 
-Parameter names, order of operations and initialisation are those of timm's ``SwinTransformerV2``. Windows, their shift
-and the stages are the first version's (``models.swin``).
+Parameter names, order of operations and initialisation are those of timm's ``SwinTransformerV2``.
+Windows, their shift and the stages are the first version's (``models.swin``).
 """
 
 import math
@@ -42,7 +42,9 @@ class OffsetMlp(nn.Sequential):
 
 
 class OffsetBias(nn.Layer):
-    """What an ``OffsetMlp`` gives, computed once. (Paddle Inference 2.6 crashes as it fuses an MLP of constants.)"""
+    """What an ``OffsetMlp`` gives, computed once. (Paddle Inference 2.6 crashes as it fuses an MLP
+    of constants.)
+    """
 
     bias: paddle.Tensor
 
@@ -55,10 +57,11 @@ class OffsetBias(nn.Layer):
 
 
 class WindowAttention(swin.WindowAttention):
-    """Attention within a window by the cosine of query and key; an MLP gives the bias of each offset.
+    """Attention within a window by the cosine of query and key; an MLP gives the bias of each
+    offset.
 
-    The cosine is multiplied by a learnt factor of each head, 100 at most. The MLP reads the offset's logarithm, so
-    that it can be asked about larger windows, too. Keys have no bias.
+    The cosine is multiplied by a learnt factor of each head, 100 at most. The MLP reads the
+    offset's logarithm, so that it can be asked about larger windows, too. Keys have no bias.
 
     Args and shape: as ``swin.WindowAttention``.
     """
@@ -88,8 +91,12 @@ class WindowAttention(swin.WindowAttention):
         self.measure_by(0)
 
     def measure_by(self, pretrained_window: int) -> tuple[int, int]:
-        """Sets the unit of offsets: the side of the windows that the MLP learnt with; 0: of these. Returns the unit."""
-        height, width = unit = (pretrained_window, pretrained_window) if pretrained_window else self.window_size
+        """Sets the unit of offsets: the side of the windows that the MLP learnt with; 0: of these.
+        Returns the unit.
+        """
+        height, width = unit = (
+            (pretrained_window, pretrained_window) if pretrained_window else self.window_size
+        )
         offsets = relative_coords_table(self.window_size, (height, width))
         self.cpb_mlp.register_buffer("offsets", paddle.to_tensor(offsets), persistable=False)
         return unit
@@ -110,11 +117,16 @@ class WindowAttention(swin.WindowAttention):
 
 
 def relative_coords_table(window_size: Sequence[int], unit: Sequence[int]) -> np.ndarray:
-    """Returns offsets (rows, columns) between a window's tokens, by row of ``relative_position_index``: [rows, 2].
+    """Returns offsets (rows, columns) between a window's tokens, by row of
+    ``relative_position_index``: [rows, 2].
 
-    An offset d is sign(d) log8(1 + 8 |d| / (unit - 1)): 1.06 for the largest within windows of ``unit``.
+    An offset d is sign(d) log8(1 + 8 |d| / (unit - 1)): 1.06 for the largest within windows of
+    ``unit``.
     """
-    sides = [np.arange(1 - side, side) / max(one - 1, 1) for side, one in zip(window_size, unit, strict=True)]
+    sides = [
+        np.arange(1 - side, side) / max(one - 1, 1)
+        for side, one in zip(window_size, unit, strict=True)
+    ]
     offsets = 8 * np.stack(np.meshgrid(*sides, indexing="ij"), axis=-1).reshape(-1, 2)
     return (np.sign(offsets) * np.log2(np.abs(offsets) + 1) / np.log2(8)).astype(np.float32)
 
@@ -133,7 +145,8 @@ class Block(swin.Block):
 
 
 class PatchMerging(nn.Layer):
-    """Joins 2 x 2 neighbours to one token of twice the channels, normalised; an odd side is padded by zeros.
+    """Joins 2 x 2 neighbours to one token of twice the channels, normalised; an odd side is padded
+    by zeros.
 
     Shape: [B, H, W, D] -> [B, ceil(H / 2), ceil(W / 2), 2 D].
     """
@@ -154,8 +167,9 @@ class SwinTransformerV2(SwinTransformer):
     Features: the last stage's tokens, normalised: [B, height, width, num_features].
 
     Args:
-        pretrained_window_sizes: windows' sides, one per stage, with which the weights were pre-trained; offsets between
-            tokens are measured by them. 0, or None for all: the model's own.
+        pretrained_window_sizes: windows' sides, one per stage, with which the weights were
+            pre-trained; offsets between tokens are measured by them. 0, or None for all: the
+            model's own.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -212,11 +226,17 @@ class SwinTransformerV2(SwinTransformer):
             self.pretrained_window_sizes.append(max(height, width))
 
     def inference_model(self) -> SwinTransformer:
-        """Returns an equal model for inference, which doesn't compute the biases of offsets anew each time."""
+        """Returns an equal model for inference, which doesn't compute the biases of offsets anew
+        each time.
+        """
         return fold(self)
 
     def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if "cpb_mlp" in name or "logit_scale" in name}
+        return {
+            name
+            for name, _ in self.named_parameters()
+            if "cpb_mlp" in name or "logit_scale" in name
+        }
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)

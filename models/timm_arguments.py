@@ -1,6 +1,8 @@
-"""What timm's config.json says of the model beside how its images are prepared: the arguments that built it.
+"""What timm's config.json says of the model beside how its images are prepared: the arguments that
+built it.
 
-Some change what a model computes, but none of its tensors, so that the weights would load and answer something else.
+Some change what a model computes, but none of its tensors, so that the weights would load and
+answer something else.
 """
 
 from collections.abc import Mapping
@@ -14,11 +16,27 @@ from settings.options import WITH_VALUES, Configuration, add_note, is_users
 from settings.plain import value_text
 from weights.hub import read_config
 
-# The numbers of outputs, channels and pixels, which are compared elsewhere; what matters in training alone.
-_ELSEWHERE = {"num_classes", "in_chans", "img_size", "dynamic_img_size", "dynamic_img_pad", "strict_img_size"}
+# The numbers of outputs, channels and pixels, which are compared elsewhere; what matters in
+# training alone.
+_ELSEWHERE = {
+    "num_classes",
+    "in_chans",
+    "img_size",
+    "dynamic_img_size",
+    "dynamic_img_pad",
+    "strict_img_size",
+}
 _ELSEWHERE |= {f"{part}drop_rate" for part in ("", "pos_", "patch_", "proj_", "attn_")}
 _ELSEWHERE |= {"drop_path_rate", "drop_block_rate"}
-_ELSEWHERE |= {"weight_init", "fix_init", "zero_init_last", "head_init_scale", "scriptable", "exportable", "no_jit"}
+_ELSEWHERE |= {
+    "weight_init",
+    "fix_init",
+    "zero_init_last",
+    "head_init_scale",
+    "scriptable",
+    "exportable",
+    "no_jit",
+}
 _OURS = {  # timm's: ours, where it isn't the same in capitals
     "act_layer": "ACT",
     "cls_attn_layers": "DEPTH_TOKEN_ONLY",
@@ -59,7 +77,8 @@ _RESNET = ("aa_layer", "block_args", "replace_stem_pool", "stem_type")
 
 
 def with_arguments(config: Configuration, path: str | Path) -> Configuration:
-    """Returns ``config`` with the keys of MODEL that ``model_args`` in the weights' config.json tell.
+    """Returns ``config`` with the keys of MODEL that ``model_args`` in the weights' config.json
+    tell.
 
     The user's own values stay; a note tells of each that differs, and of each that is taken.
 
@@ -67,21 +86,30 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: an argument that the architecture hasn't got, or hasn't got with this value. Or the configuration is
-            of another model than the weights, with another value.
+        InputError: an argument that the architecture hasn't got, or hasn't got with this value. Or
+            the configuration is of another model than the weights, with another value.
     """
     stored = read_config(path)
     kind = config.MODEL.TYPE
     arguments = stored.get("model_args") or {}
-    if kind.lower() == "resnet" and arguments.get("stem_type") and config.MODEL.STEM_TYPE == "plain":
+    if (
+        kind.lower() == "resnet"
+        and arguments.get("stem_type")
+        and config.MODEL.STEM_TYPE == "plain"
+    ):
         # timm's default; its variants with a deep stem name their width, as ours do.
         arguments = arguments | {"stem_width": arguments.get("stem_width") or 64}
     # These have no tensors, and a model here has them together.
     rotary = {}
     if kind.lower() == "eva":
-        rotary = {"rope_type": config.MODEL.ROPE_TYPE, "rope_rotate_half": config.MODEL.ROPE_TYPE == "dinov3"}
+        rotary = {
+            "rope_type": config.MODEL.ROPE_TYPE,
+            "rope_rotate_half": config.MODEL.ROPE_TYPE == "dinov3",
+        }
     for name, value in arguments.items():
-        beside = f"the config.json of {path}: model_args.{printable(name, 60)} is {value_text(value)}"
+        beside = (
+            f"the config.json of {path}: model_args.{printable(name, 60)} is {value_text(value)}"
+        )
         if name in rotary and value is not None:
             if value != rotary[name]:
                 raise InputError(
@@ -93,19 +121,27 @@ def with_arguments(config: Configuration, path: str | Path) -> Configuration:
                 continue
             if is_users(config, f"MODEL.{key}"):
                 add_note(config, f"{beside}, yours {config.MODEL[key]}")
-            elif config.MODEL.NAME not in (stored["architecture"], shipped_model(stored["architecture"])):
+            elif config.MODEL.NAME not in (
+                stored["architecture"],
+                shipped_model(stored["architecture"]),
+            ):
                 other = f"{config.MODEL.NAME} has MODEL.{key} {config.MODEL[key]}"
                 raise InputError(f"{beside}, but {other}; say by -o MODEL.{key} VALUE which it is")
             else:
                 try:
                     config = with_values(config, "here", **{f"MODEL__{key}": own})
                 except InputError as error:
-                    raise InputError(f"{beside}; {str(error).removeprefix(f'{WITH_VALUES}: ')}") from None
-                add_note(config, f"MODEL.{key} {value_text(own)}, as the config.json of {path} tells")
+                    raise InputError(
+                        f"{beside}; {str(error).removeprefix(f'{WITH_VALUES}: ')}"
+                    ) from None
+                add_note(
+                    config, f"MODEL.{key} {value_text(own)}, as the config.json of {path} tells"
+                )
     return config
 
 
-# Arguments of timm's create_model that mean the same under another name here, and what to write for the others.
+# Arguments of timm's create_model that mean the same under another name here, and what to write for
+# the others.
 _SAME_ARGUMENT = {"attn_drop_rate": "attention_dropout", "drop_path_rate": "droppath"}
 _SAME_ARGUMENT |= {"in_chans": "image_channels", "img_size": "image_size"}
 _DROPPED = "dropout=RATE is after the position embedding, the attention's projection and in the MLPs together"
@@ -157,16 +193,21 @@ def renamed(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_value(kind: str, value: Any, beside: str, advice: str) -> None:
-    """Refuses timm's word "none" (``pos_embed``): a configuration would read it as null, which is the default."""
+    """Refuses timm's word "none" (``pos_embed``): a configuration would read it as null, which is
+    the default.
+    """
     if isinstance(value, str) and value.lower() in ("none", "null"):
         raise InputError(f"{beside}, which {kind} here can't be; {advice}")
 
 
-def _keys(kind: str, name: str, value: Any, beside: str, advice: str = "take other weights") -> dict[str, Any]:
-    """Returns MODEL's keys for an argument of timm's, with their values; {}: with this value it changes nothing.
+def _keys(
+    kind: str, name: str, value: Any, beside: str, advice: str = "take other weights"
+) -> dict[str, Any]:
+    """Returns MODEL's keys for an argument of timm's, with their values; {}: with this value it
+    changes nothing.
 
-    A flag that is off, or null, changes nothing either: where a model has what it is for, the tensors' names differ.
-    EVA's rotary positions have no tensors.
+    A flag that is off, or null, changes nothing either: where a model has what it is for, the
+    tensors' names differ. EVA's rotary positions have no tensors.
     """
     if name in _ELSEWHERE or value is None:
         return {}
@@ -196,7 +237,9 @@ def _keys(kind: str, name: str, value: Any, beside: str, advice: str = "take oth
 
 
 def _of_resnet(name: str, value: Any) -> dict[str, Any] | None:
-    """Returns the keys for one of ResNet's arguments whose values have other names here; None: ResNet here can't."""
+    """Returns the keys for one of ResNet's arguments whose values have other names here; None:
+    ResNet here can't.
+    """
     if name == "replace_stem_pool":
         return {"STEM_POOL": "conv" if value else "max"}
     if name == "stem_type":

@@ -1,4 +1,5 @@
-"""TinyViT (Wu et al. 2022, arXiv:2207.10666): a stage of convolutions, then three of attention within windows.
+"""TinyViT (Wu et al. 2022, arXiv:2207.10666): a stage of convolutions, then three of attention
+within windows.
 
 Parameter names, order of operations and initialisation are those of timm's ``TinyVit``.
 """
@@ -31,10 +32,14 @@ from weights.names import tinyvit as names
 class ConvNorm(nn.Layer):
     """Convolution without a bias, batch norm, and ``act`` if any."""
 
-    def __init__(self, in_dim: int, dim: int, kernel_size: int = 1, stride: int = 1, groups: int = 1) -> None:
+    def __init__(
+        self, in_dim: int, dim: int, kernel_size: int = 1, stride: int = 1, groups: int = 1
+    ) -> None:
         super().__init__()
         padding = kernel_size // 2
-        self.conv = Conv2D(in_dim, dim, kernel_size, stride, padding, groups=groups, bias_attr=False)
+        self.conv = Conv2D(
+            in_dim, dim, kernel_size, stride, padding, groups=groups, bias_attr=False
+        )
         self.bn = BatchNorm2D(dim)
 
     def forward(self, x: paddle.Tensor, act: Act | None = None) -> paddle.Tensor:
@@ -42,7 +47,9 @@ class ConvNorm(nn.Layer):
 
 
 class PatchEmbed(nn.Layer):
-    """Two convolutions with stride 2. Shape: [B, in_dim, H, W] -> [B, dim, H / 4, W / 4], rounded up."""
+    """Two convolutions with stride 2. Shape: [B, in_dim, H, W] -> [B, dim, H / 4, W / 4], rounded
+    up.
+    """
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()
@@ -54,7 +61,8 @@ class PatchEmbed(nn.Layer):
 
 
 class Convolutions(nn.Layer):
-    """Three convolutions, to ``mid_dim`` channels, within each of these, and to ``dim``: MobileNetV2's.
+    """Three convolutions, to ``mid_dim`` channels, within each of these, and to ``dim``:
+    MobileNetV2's.
 
     Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
     """
@@ -77,11 +85,13 @@ class MBConv(Convolutions):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return gelu(self.drop_path(Convolutions.forward(self, x), onto=x))  # (Paddle 2.6 traces no super())
+        # (Paddle 2.6 traces no super())
+        return gelu(self.drop_path(Convolutions.forward(self, x), onto=x))
 
 
 class Attention(nn.Layer):
-    """Multi-head self-attention within a window, normalised before, with a learnt bias of each distance.
+    """Multi-head self-attention within a window, normalised before, with a learnt bias of each
+    distance.
 
     Args:
         dim, num_heads, window_size: channels D, heads H, tokens along a window's side.
@@ -123,13 +133,20 @@ class NormMlp(Mlp):
 class Block(nn.Layer):
     """x + attention(x) within windows, a convolution of 3 x 3 within each channel, then x + mlp(x).
 
-    Both branches have drop path. A map that isn't a multiple of the windows is padded by zeros, which are attended to.
+    Both branches have drop path. A map that isn't a multiple of the windows is padded by zeros,
+    which are attended to.
 
     Shape: [B, H, W, D] -> the same.
     """
 
     def __init__(
-        self, dim: int, num_heads: int, window_size: int, mlp_ratio: float, drop: float, drop_path: float
+        self,
+        dim: int,
+        num_heads: int,
+        window_size: int,
+        mlp_ratio: float,
+        drop: float,
+        drop_path: float,
     ) -> None:
         super().__init__()
         self.attn = Attention(dim, num_heads, window_size)
@@ -145,7 +162,9 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width; ``downsample`` halves height and width before them, but in the first stage."""
+    """Blocks of one width; ``downsample`` halves height and width before them, but in the first
+    stage.
+    """
 
     def __init__(self, in_dim: int, dim: int, blocks: Iterable[nn.Layer]) -> None:
         super().__init__()
@@ -157,13 +176,15 @@ class Stage(nn.Layer):
 class TinyViT(ImageModel):
     """TinyViT: images of any size from 32 x 32.
 
-    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up, not normalised.
+    Features: the last stage's channels [B, embed_dims[3], H / 32, W / 32], rounded up, not
+    normalised.
 
     Args:
         stage_depths: blocks of each of four stages; the first's are convolutions.
         embed_dims: channels of each of four stages.
         num_heads: heads of each stage; the first has none, its number is ignored.
-        window_sizes: places along a window's side, of each stage; the first's number is ignored, too.
+        window_sizes: places along a window's side, of each stage; the first's number is ignored,
+            too.
         mlp_ratio: hidden width of the MLP over its input's.
         dropout: in the MLP.
         droppath: rate of stochastic depth at the last block; linear from 0 at the first.
@@ -198,7 +219,9 @@ class TinyViT(ImageModel):
                 raise InputError(f"{key} is {list(numbers)}, expected four numbers: one per stage")
         for dim, heads in zip(embed_dims[1:], num_heads[1:], strict=True):
             if dim % heads:
-                raise InputError(f"NUM_HEADS has {heads} where there are {dim} channels, no multiple of it")
+                raise InputError(
+                    f"NUM_HEADS has {heads} where there are {dim} channels, no multiple of it"
+                )
         self.num_features = embed_dims[-1]
         self.patch_embed = PatchEmbed(in_channels, embed_dims[0])
         first, *others = drop_path_rates(droppath, stage_depths)
@@ -206,8 +229,12 @@ class TinyViT(ImageModel):
         self.stages = nn.LayerList([Stage(0, dim, (MBConv(dim, 4 * dim, rate) for rate in first))])
         for i, rates in enumerate(others, 1):
             sizes = (embed_dims[i], num_heads[i], window_sizes[i], mlp_ratio, dropout)
-            self.stages.append(Stage(embed_dims[i - 1], embed_dims[i], (Block(*sizes, rate) for rate in rates)))
-        self.feature_info = feature_info([f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32))
+            self.stages.append(
+                Stage(embed_dims[i - 1], embed_dims[i], (Block(*sizes, rate) for rate in rates))
+            )
+        self.feature_info = feature_info(
+            [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
+        )
         self.head = nn.Sequential(("norm", LayerNorm(self.num_features)), ("fc", nn.Identity()))
         self._finish()
 
@@ -231,8 +258,9 @@ class TinyViT(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the authors' groups (models/tiny_vit.py in microsoft/Cream), one for each block. The first has the
-        stem, the last of a stage what downsamples after it, the last of all the head.
+        """Returns the authors' groups (models/tiny_vit.py in microsoft/Cream), one for each block.
+        The first has the stem, the last of a stage what downsamples after it, the last of all the
+        head.
         """
         groups: list[tuple[str, ...]] = []
         for i, stage in enumerate(self.stages):
@@ -244,8 +272,8 @@ class TinyViT(ImageModel):
         return groups
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with what downsamples before it), the head
-        with its norm.
+        """Returns the groups: the stem, each block (the first of a stage with what downsamples
+        before it), the head with its norm.
         """
         return [*groups_by_block("patch_embed", "stages", self.stages), ("head",)]
 

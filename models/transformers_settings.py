@@ -1,7 +1,8 @@
-"""What transformers' config.json says of the model beside how its images are prepared: its architecture and its sizes.
+"""What transformers' config.json says of the model beside how its images are prepared: its
+architecture and its sizes.
 
-Some change what a model computes, but none of its tensors' shapes: an epsilon, an activation, a number of heads. Such
-weights would load, and answer something else.
+Some change what a model computes, but none of its tensors' shapes: an epsilon, an activation, a
+number of heads. Such weights would load, and answer something else.
 """
 
 import math
@@ -17,25 +18,45 @@ from settings.options import Configuration, add_note, is_users
 from settings.plain import Rule, check_form, is_list, is_real, is_whole, optional, value_text
 from weights.transformers import ENCODER, LABELS, head_of, read_transformers
 
-_ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "quick_gelu": "quick_gelu"}
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+}
 _NUMBER = optional(Rule("a whole number", lambda value: is_whole(value, 1, 1 << 20)))
 _COUNT = Rule("a whole number", lambda value: is_whole(value, 0, 1 << 20))
 _REAL = optional(Rule("a number", lambda value: is_real(value, 0, 1e6)))
-_NUMBERS = Rule("whole numbers", lambda value: is_list(value, lambda one: is_whole(one, 1, 1 << 20), 1, 100))
-_SIDES = Rule("a whole number, or a list of such", lambda value: _NUMBER.holds(value) or _NUMBERS.holds(value))
-_FLAGS = Rule("a list of true and false", lambda value: is_list(value, lambda one: type(one) is bool, 1, 100))
-_LISTS = optional(Rule("a list of lists", lambda value: is_list(value, lambda one: type(one) is list, 0, 100)))
+_NUMBERS = Rule(
+    "whole numbers", lambda value: is_list(value, lambda one: is_whole(one, 1, 1 << 20), 1, 100)
+)
+_SIDES = Rule(
+    "a whole number, or a list of such", lambda value: _NUMBER.holds(value) or _NUMBERS.holds(value)
+)
+_FLAGS = Rule(
+    "a list of true and false", lambda value: is_list(value, lambda one: type(one) is bool, 1, 100)
+)
+_LISTS = optional(
+    Rule("a list of lists", lambda value: is_list(value, lambda one: type(one) is list, 0, 100))
+)
 _FORM = (
     dict.fromkeys(("hidden_size", "num_hidden_layers", "intermediate_size", "embed_dim"), _NUMBER)
     | dict.fromkeys(("window_size", "groups_width"), _NUMBER)
     | {"patch_size": _SIDES, "masked_unit_attention": optional(_FLAGS)}
     | dict.fromkeys(
-        ("depths", "hidden_sizes", "neck_hidden_sizes", "num_heads", "sr_ratios", "key_dim"), optional(_NUMBERS)
+        ("depths", "hidden_sizes", "neck_hidden_sizes", "num_heads", "sr_ratios", "key_dim"),
+        optional(_NUMBERS),
     )
-    | dict.fromkeys(("layer_norm_eps", "layerscale_value", "layer_scale_init_value", "expand_ratio"), _REAL)
+    | dict.fromkeys(
+        ("layer_norm_eps", "layerscale_value", "layer_scale_init_value", "expand_ratio"), _REAL
+    )
     | {"rope_theta": _REAL, "down_ops": _LISTS}
     | dict.fromkeys(("num_register_tokens", "num_query_pool"), optional(_COUNT))
-    | {"pretrained_window_sizes": Rule("whole numbers", lambda value: is_list(value, _COUNT.holds, 1, 100))}
+    | {
+        "pretrained_window_sizes": Rule(
+            "whole numbers", lambda value: is_list(value, _COUNT.holds, 1, 100)
+        )
+    }
 )
 # The defaults of transformers' classes, for keys that a config.json leaves out.
 _VIT = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "patch_size": 16}
@@ -44,7 +65,13 @@ _VIT_MLP = _VIT | {"intermediate_size": 3072}
 _DINOV2 = _VIT | {"mlp_ratio": 4, "layer_norm_eps": 1e-6, "layerscale_value": 1.0}
 _CLIP = _VIT_MLP | {"patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
 _SIGLIP = _VIT_MLP | {"layer_norm_eps": 1e-6, "hidden_act": "gelu_pytorch_tanh"}
-_SWIN = {"patch_size": 4, "embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24], "window_size": 7}
+_SWIN = {
+    "patch_size": 4,
+    "embed_dim": 96,
+    "depths": [2, 2, 6, 2],
+    "num_heads": [3, 6, 12, 24],
+    "window_size": 7,
+}
 _CONVNEXT = {"depths": [3, 3, 9, 3], "hidden_sizes": [96, 192, 384, 768]}
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "vit": _VIT_MLP,
@@ -72,9 +99,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "depths": [4, 4, 4],
         "key_dim": [16, 16, 16],
     },
-    "pvt_v2": {"hidden_sizes": [32, 64, 160, 256], "depths": [2, 2, 2, 2], "num_attention_heads": [1, 2, 5, 8]},
+    "pvt_v2": {
+        "hidden_sizes": [32, 64, 160, 256],
+        "depths": [2, 2, 2, 2],
+        "num_attention_heads": [1, 2, 5, 8],
+    },
     "poolformer": {"hidden_sizes": [64, 128, 320, 512], "depths": [2, 2, 6, 2]},
-    "mobilevit": {"hidden_sizes": [144, 192, 240], "neck_hidden_sizes": [16, 32, 64, 96, 128, 160, 640]},
+    "mobilevit": {
+        "hidden_sizes": [144, 192, 240],
+        "neck_hidden_sizes": [16, 32, 64, 96, 128, 160, 640],
+    },
     "convnext": _CONVNEXT,
     "convnextv2": _CONVNEXT,
     "resnet": {"depths": [3, 4, 6, 3]},
@@ -98,7 +132,9 @@ def _vit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deit(config: dict[str, Any]) -> dict[str, Any]:
-    """With a teacher, both tokens have a head. Without one, no head reads the distillation token: it is a register."""
+    """With a teacher, both tokens have a head. Without one, no head reads the distillation token:
+    it is a register.
+    """
     without_teacher = "DeiTForImageClassification" in config["architectures"]
     return _vit(config) | {"DISTILLED": not without_teacher, "REG_TOKENS": int(without_teacher)}
 
@@ -162,7 +198,9 @@ def _clip(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _siglip(config: dict[str, Any]) -> dict[str, Any]:
-    """The classifier reads the mean of the patches. Only the encoder's own output is pooled by attention."""
+    """The classifier reads the mean of the patches. Only the encoder's own output is pooled by
+    attention.
+    """
     values = _vit(config) | {"CLASS_TOKEN": False, "CUT_IMAGES": True}
     if config.get("vision_use_head", True) and not _classifies(config):
         return values | {"GLOBAL_POOL": "map"}
@@ -196,7 +234,12 @@ def _swin_v2(config: dict[str, Any]) -> dict[str, Any]:
 
 def _hiera(config: dict[str, Any]) -> dict[str, Any]:
     stages = len(config["depths"])
-    fixed = {"hidden_act": "gelu", "layer_norm_eps": 1e-6, "embed_dim_multiplier": 2.0, "query_stride": [2, 2]}
+    fixed = {
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+        "embed_dim_multiplier": 2.0,
+        "query_stride": [2, 2],
+    }
     fixed |= {"patch_size": [7, 7], "patch_stride": [4, 4], "patch_padding": [3, 3]}
     fixed |= {"masked_unit_size": [2 ** (stages - 1)] * 2}
     fixed |= {"num_heads": [config["num_heads"][0] << stage for stage in range(stages)]}
@@ -207,7 +250,8 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
         raise InputError(
             f"masked_unit_attention is {value_text(within)}, models here have it in the first stages alone"
         )
-    # There the mask units shrink from stage to stage, pooled or not; here they shrink by the pooling.
+    # There the mask units shrink from stage to stage, pooled or not; here they shrink by the
+    # pooling.
     pools = config.get("num_query_pool", 3)
     units = min(sum(within), stages - 1)
     if pools < units:
@@ -221,13 +265,17 @@ def _hiera(config: dict[str, Any]) -> dict[str, Any]:
         "MASK_UNIT_ATTN": within,
         "MLP_RATIO": config.get("mlp_ratio", 4.0),
     }
-    masked = "PreTraining" in str(config.get("architectures"))  # it pools once less than the classifiers
+    # it pools once less than the classifiers
+    masked = "PreTraining" in str(config.get("architectures"))
     return values if masked else values | {"Q_POOL": pools}
 
 
 def _levit(config: dict[str, Any]) -> dict[str, Any]:
     dims, (key_dim, *_) = config["hidden_sizes"], config["key_dim"]
-    ratios = {"attention_ratio": config.get("attention_ratio", [2])[0], "mlp_ratio": config.get("mlp_ratio", [2])[0]}
+    ratios = {
+        "attention_ratio": config.get("attention_ratio", [2])[0],
+        "mlp_ratio": config.get("mlp_ratio", [2])[0],
+    }
     between = [["Subsample", key_dim, dim // key_dim, 4, 2, 2] for dim in dims[:-1]]
     told = config.get("down_ops", between)
     # transformers appends a [""] each time that it builds the model.
@@ -251,7 +299,12 @@ def _levit(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
-    fixed = {"hidden_act": "gelu", "num_encoder_blocks": 4, "patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2]}
+    fixed = {
+        "hidden_act": "gelu",
+        "num_encoder_blocks": 4,
+        "patch_sizes": [7, 3, 3, 3],
+        "strides": [4, 2, 2, 2],
+    }
     for key, value in fixed.items():
         _expect(config, key, value)
     return {
@@ -267,7 +320,13 @@ def _pvt_v2(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
-    fixed = {"hidden_act": "gelu", "pool_size": 3, "mlp_ratio": 4.0, "use_layer_scale": True, "num_encoder_blocks": 4}
+    fixed = {
+        "hidden_act": "gelu",
+        "pool_size": 3,
+        "mlp_ratio": 4.0,
+        "use_layer_scale": True,
+        "num_encoder_blocks": 4,
+    }
     fixed |= {"patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2], "padding": [2, 1, 1, 1]}
     for key, value in fixed.items():
         _expect(config, key, value)
@@ -281,7 +340,13 @@ def _poolformer(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mobilevit(config: dict[str, Any]) -> dict[str, Any]:
-    only = {"hidden_act": "silu", "patch_size": 2, "conv_kernel_size": 3, "output_stride": 32, "qkv_bias": True}
+    only = {
+        "hidden_act": "silu",
+        "patch_size": 2,
+        "conv_kernel_size": 3,
+        "output_stride": 32,
+        "qkv_bias": True,
+    }
     for key, value in (only | {"layer_norm_eps": 1e-5}).items():
         _expect(config, key, value)
     stem, first, second, *others = config["neck_hidden_sizes"]
@@ -335,17 +400,24 @@ def _regnet(config: dict[str, Any]) -> dict[str, Any]:
 def _activation(config: dict[str, Any]) -> str:
     name = config.get("hidden_act", "gelu")
     if name not in _ACTIVATIONS:
-        raise InputError(f"hidden_act is {value_text(name)}, expected one of {', '.join(_ACTIVATIONS)}")
+        raise InputError(
+            f"hidden_act is {value_text(name)}, expected one of {', '.join(_ACTIVATIONS)}"
+        )
     return _ACTIVATIONS[name]
 
 
 def _expect(config: dict[str, Any], key: str, value: Any) -> None:
-    """Raises InputError where a setting isn't the only one that models here have, which is transformers' default."""
+    """Raises InputError where a setting isn't the only one that models here have, which is
+    transformers' default.
+    """
     if config.get(key, value) != value:
-        raise InputError(f"{key} is {value_text(config[key])}, models here have {value_text(value)} alone")
+        raise InputError(
+            f"{key} is {value_text(config[key])}, models here have {value_text(value)} alone"
+        )
 
 
-_TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {  # model_type: MODEL.TYPE, its keys
+# model_type: MODEL.TYPE, its keys
+_TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "vit": ("ViT", _vit),
     "deit": ("DeiT", _deit),
     "beit": ("BEiT", _beit),
@@ -368,19 +440,31 @@ _TYPES: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {  #
     "resnet": ("ResNet", _resnet),
     "regnet": ("RegNet", _regnet),
 }
-# Sizes that the tensors' shapes tell: where they differ, the weights don't fit, and ``load_weights`` says so.
-_SHAPED = {"EMBED_DIM", "EMBED_DIMS", "DEPTH", "STAGE_DEPTHS", "PATCH_SIZE", "MLP_RATIO", "INIT_VALUES", "REG_TOKENS"}
+# Sizes that the tensors' shapes tell: where they differ, the weights don't fit, and
+# ``load_weights`` says so.
+_SHAPED = {
+    "EMBED_DIM",
+    "EMBED_DIMS",
+    "DEPTH",
+    "STAGE_DEPTHS",
+    "PATCH_SIZE",
+    "MLP_RATIO",
+    "INIT_VALUES",
+    "REG_TOKENS",
+}
 _SHAPED |= {"USE_GRN", "HIDDEN_DIMS", "EXPAND_RATIO"}
 
 
 def settings(path: str | Path) -> tuple[str, dict[str, Any]] | None:
-    """Returns MODEL.TYPE and the keys of MODEL that transformers' config.json beside weights tells, or None.
+    """Returns MODEL.TYPE and the keys of MODEL that transformers' config.json beside weights tells,
+    or None.
 
     Args:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: it can't be read, is of a model that isn't here, or has a setting that models here haven't got.
+        InputError: it can't be read, is of a model that isn't here, or has a setting that models
+            here haven't got.
     """
     config = read_transformers(path)
     if not config:
@@ -402,7 +486,8 @@ def settings(path: str | Path) -> tuple[str, dict[str, Any]] | None:
 
 
 def with_settings(config: Configuration, path: str | Path) -> Configuration:
-    """Returns ``config`` with the keys of MODEL that change no shapes, as transformers' config.json tells them.
+    """Returns ``config`` with the keys of MODEL that change no shapes, as transformers' config.json
+    tells them.
 
     The user's own values stay; a note tells of each that differs, and of each that is taken.
 
@@ -419,7 +504,9 @@ def with_settings(config: Configuration, path: str | Path) -> Configuration:
     encoder = head_of(read_transformers(path)) == ENCODER
     taken = architecture(config.MODEL.TYPE).arguments
     if architecture(kind).module != architecture(config.MODEL.TYPE).module:
-        raise InputError(f"the config.json of {path}: it is of a {kind}, {config.MODEL.NAME} is a {config.MODEL.TYPE}")
+        raise InputError(
+            f"the config.json of {path}: it is of a {kind}, {config.MODEL.NAME} is a {config.MODEL.TYPE}"
+        )
     for key, value in values.items():
         if key in _SHAPED or f"MODEL.{key}" not in taken or config.MODEL[key] == value:
             continue

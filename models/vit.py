@@ -1,10 +1,11 @@
-"""Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), with what later papers add. DeiT (arXiv:2012.12877)
-and DeiT-III (arXiv:2204.07118): a distillation token, layer scale, a position embedding of the patches alone. "Better
-plain ViT baselines" (arXiv:2205.01580): fixed positions. Also what DINOv2 and the image towers of CLIP and SigLIP have
-(arXiv:2304.07193, 2103.00020, 2303.15343).
+"""Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), with what later papers add. DeiT
+(arXiv:2012.12877) and DeiT-III (arXiv:2204.07118): a distillation token, layer scale, a position
+embedding of the patches alone. "Better plain ViT baselines" (arXiv:2205.01580): fixed positions.
+Also what DINOv2 and the image towers of CLIP and SigLIP have (arXiv:2304.07193, 2103.00020,
+2303.15343).
 
-Parameter names, order of operations and initialisation are those of timm's ``VisionTransformer`` and
-``VisionTransformerDistilled``; a Linear's weight is [in, out] here and [out, in] there.
+Parameter names, order of operations and initialisation are those of timm's ``VisionTransformer``
+and ``VisionTransformerDistilled``; a Linear's weight is [in, out] here and [out, in] there.
 """
 
 import functools
@@ -21,7 +22,11 @@ from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, PatchDropout, PatchEmbed, init_linear
 from models.layers.attention_pool import AttentionPool
 from models.layers.block import Block
-from models.layers.differential import DifferentialAttention, DifferentialHeads, DifferentialParallelBlock
+from models.layers.differential import (
+    DifferentialAttention,
+    DifferentialHeads,
+    DifferentialParallelBlock,
+)
 from models.layers.init import init_as_big_vision
 from models.layers.layout import concat
 from models.layers.parallel import ParallelBlock
@@ -36,7 +41,8 @@ from weights.names import vit as names
 class VisionTransformer(ImageModel):
     """The Vision Transformer and its variants; images of other sizes than image_size aren't taken.
 
-    Features: all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the pooling.
+    Features: all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the
+    pooling.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
@@ -48,37 +54,46 @@ class VisionTransformer(ImageModel):
         attention: "softmax", or "differential" (``DifferentialHeads``).
         block: "serial": attention, then the MLP; "parallel": both at once (``ParallelBlock``).
         mlp_ratio: hidden width of the MLP over embed_dim, of a gated one both halves'.
-        act: of the MLP: "gelu", SigLIP 2's "gelu_tanh", OpenAI's "quick_gelu" (``Mlp``), or "swiglu" (``GatedMlp``).
+        act: of the MLP: "gelu", SigLIP 2's "gelu_tanh", OpenAI's "quick_gelu" (``Mlp``), or
+            "swiglu" (``GatedMlp``).
         norm_eps: the layer norms' epsilon; None: 1e-6, with pre_norm 1e-5 (CLIP's).
         qkv_bias: whether the queries, keys and values have a bias.
         qk_norm: normalise each head's queries and keys.
         init_values: layer scale's initial value; None: no layer scale.
-        global_pool: what the head reads: "token": the class token; "avg": the mean of the patch tokens; "map": what
-            ``AttentionPool`` makes of them, and of prompts (SigLIP). With "token_avg" it reads the class token and the
-            mean (DINOv2).
+        global_pool: what the head reads: "token": the class token; "avg": the mean of the patch
+            tokens; "map": what ``AttentionPool`` makes of them, and of prompts (SigLIP). With
+            "token_avg" it reads the class token and the mean (DINOv2).
         fc_norm: whether the last norm comes after the pooling; None: for "avg".
         final_norm: whether there is a last norm.
         class_token: whether there is a class token.
-        reg_tokens: number of register tokens, after the class token (Darcet et al. 2023, arXiv:2309.16588).
+        reg_tokens: number of register tokens, after the class token (Darcet et al. 2023,
+            arXiv:2309.16588).
         no_embed_class: the position embedding has patches only.
-        pos_embed: "learn", or "sincos2d": fixed (``sincos_2d``), of patches only, and in no weight file.
-        weight_init: how fresh weights are drawn: "timm"; "deit": the class token as the positions, with a deviation of
-            0.02 instead of 1e-6; or "big_vision" (``init_as_big_vision``).
-        pre_norm: a norm before the first block, and patches without a bias (CLIP, arXiv:2103.00020).
-        cut_images: image_size may be no multiple of patch_size; the pixels after the last patch are left out.
-        distilled: a distillation token with a head of its own; the output is the mean of both heads.
+        pos_embed: "learn", or "sincos2d": fixed (``sincos_2d``), of patches only, and in no weight
+            file.
+        weight_init: how fresh weights are drawn: "timm"; "deit": the class token as the positions,
+            with a deviation of 0.02 instead of 1e-6; or "big_vision" (``init_as_big_vision``).
+        pre_norm: a norm before the first block, and patches without a bias (CLIP,
+            arXiv:2103.00020).
+        cut_images: image_size may be no multiple of patch_size; the pixels after the last patch are
+            left out.
+        distilled: a distillation token with a head of its own; the output is the mean of both
+            heads.
         dropout: after the position embedding, after the attention's projection and in the MLP.
         attention_dropout: of the attention weights.
-        prompt_tokens: tokens without positions, after all others that come before the patches (arXiv:2203.12119).
+        prompt_tokens: tokens without positions, after all others that come before the patches
+            (arXiv:2203.12119).
         prompt_deep: each block gets its own in the place of the last one's.
         patch_drop: share of the patch tokens that training leaves out.
         droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last one's rate.
+        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last
+            one's rate.
 
     Attributes:
         num_prefix_tokens: tokens before the patches.
         pos_embed_prefix: how many of them ``pos_embed`` has.
-        distilled_training: of a distilled model; True: train mode returns (logits, distillation logits).
+        distilled_training: of a distilled model; True: train mode returns (logits, distillation
+            logits).
 
     Raises:
         InputError: sizes or options that don't fit together.
@@ -141,23 +156,43 @@ class VisionTransformer(ImageModel):
         self.num_prefix_tokens = (prefix := class_token + distilled + reg_tokens) + prompt_tokens
         epsilon = norm_eps or (1e-5 if pre_norm else 1e-6)
         norm = functools.partial(LayerNorm, embed_dim, epsilon=epsilon)
-        self.patch_embed = PatchEmbed(self.image_size, patch_size, in_channels, embed_dim, not pre_norm, cut_images)
+        self.patch_embed = PatchEmbed(
+            self.image_size, patch_size, in_channels, embed_dim, not pre_norm, cut_images
+        )
         self._add_tokens(class_token, reg_tokens, prompt_tokens, prompt_deep * depth)
         self._add_positions(pos_embed, no_embed_class)
         self.pos_drop, self.patch_drop = nn.Dropout(dropout), PatchDropout(patch_drop, prefix)
         self.norm_pre = norm() if pre_norm else nn.Identity()
-        heads = (embed_dim, num_heads, attn_head_size, qkv_bias, qk_norm, attention_dropout, dropout)
+        heads = (
+            embed_dim,
+            num_heads,
+            attn_head_size,
+            qkv_bias,
+            qk_norm,
+            attention_dropout,
+            dropout,
+        )
         [rates] = drop_path_rates(droppath, [depth], droppath_shape)
-        self.blocks = _make_blocks(block, attention, heads, (mlp_ratio, init_values, dropout), rates, (epsilon, act))
-        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        self.blocks = _make_blocks(
+            block, attention, heads, (mlp_ratio, init_values, dropout), rates, (epsilon, act)
+        )
+        self.feature_info = feature_info(
+            [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
+        )
         after = global_pool == "avg" if fc_norm is None else fc_norm
         if after and global_pool == "token_avg":
-            raise InputError("FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens")
+            raise InputError(
+                "FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens"
+            )
         self.norm = norm() if final_norm and not after else nn.Identity()
         self.fc_norm = norm() if final_norm and after else nn.Identity()
         if global_pool == "token_avg":
             self.head_widths = {"head": 2 * embed_dim}
-        self.attn_pool = AttentionPool(embed_dim, num_heads, mlp_ratio, epsilon, act) if global_pool == "map" else None
+        self.attn_pool = (
+            AttentionPool(embed_dim, num_heads, mlp_ratio, epsilon, act)
+            if global_pool == "map"
+            else None
+        )
         self._finish()
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -181,19 +216,32 @@ class VisionTransformer(ImageModel):
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         block, prompts = stage
-        return self._run(block, x if prompts is None else self._insert_prompts(x, prompts, before=self.num_prompts))
+        return self._run(
+            block,
+            x if prompts is None else self._insert_prompts(x, prompts, before=self.num_prompts),
+        )
 
-    def _insert_prompts(self, x: paddle.Tensor, prompts: paddle.Tensor, before: int) -> paddle.Tensor:
-        """Returns the tokens x with ``prompts`` before the patches, in the place of ``before`` others."""
+    def _insert_prompts(
+        self, x: paddle.Tensor, prompts: paddle.Tensor, before: int
+    ) -> paddle.Tensor:
+        """Returns the tokens x with ``prompts`` before the patches, in the place of ``before``
+        others.
+        """
         place = self.num_prefix_tokens - self.num_prompts
         rows = prompts.astype(x.dtype).unsqueeze(0)
-        return paddle.concat([x[:, :place], rows.expand([x.shape[0], -1, -1]), x[:, place + before :]], axis=1)
+        return paddle.concat(
+            [x[:, :place], rows.expand([x.shape[0], -1, -1]), x[:, place + before :]], axis=1
+        )
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
         if self.distilled:
             logits = self.head(x[:, 0])
             distilled = self.head_dist(x[:, 1])
-            return (logits, distilled) if self.distilled_training and self.training else (logits + distilled) / 2
+            return (
+                (logits, distilled)
+                if self.distilled_training and self.training
+                else (logits + distilled) / 2
+            )
         if self.attn_pool is not None:
             x = self.attn_pool(x[:, self.num_prefix_tokens - self.num_prompts :])
         elif self.global_pool == "token":
@@ -207,11 +255,19 @@ class VisionTransformer(ImageModel):
         return ("head", "head_dist") if self.distilled else ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the classifier with its norm: BEiT's and MAE's
-        (arXiv:2106.08254, 2111.06377).
+        """Returns the groups: the embedding, each block, the classifier with its norm: BEiT's and
+        MAE's (arXiv:2106.08254, 2111.06377).
         """
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
-        embedding = ("cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre", "prompt_tokens")
+        embedding = (
+            "cls_token",
+            "dist_token",
+            "reg_token",
+            "pos_embed",
+            "patch_embed",
+            "norm_pre",
+            "prompt_tokens",
+        )
         return [embedding, *blocks, ("norm", "attn_pool", "fc_norm", "head", "head_dist")]
 
     def no_weight_decay(self) -> set[str]:
@@ -226,18 +282,24 @@ class VisionTransformer(ImageModel):
             ("reg_token", reg_tokens, Normal(std=1e-6)),
         ):
             if count:
-                token = self.create_parameter([1, count, self.num_features], default_initializer=start)
+                token = self.create_parameter(
+                    [1, count, self.num_features], default_initializer=start
+                )
                 self.add_parameter(name, token)
         self.num_prompts = prompts
         if prompts:  # drawn as the authors' program does
-            bound = (6 / (math.prod(self.patch_embed.proj.weight.shape[1:]) + self.num_features)) ** 0.5
+            bound = (
+                6 / (math.prod(self.patch_embed.proj.weight.shape[1:]) + self.num_features)
+            ) ** 0.5
             shape = [prompted or 1, prompts, self.num_features]
             start = Uniform(-bound, bound)
             self.prompt_tokens = self.create_parameter(shape, default_initializer=start)
 
     def _add_positions(self, kind: str, no_embed_class: bool) -> None:
         self.no_embed_class = no_embed_class or kind == "sincos2d"
-        self.pos_embed_prefix = 0 if self.no_embed_class else self.num_prefix_tokens - self.num_prompts
+        self.pos_embed_prefix = (
+            0 if self.no_embed_class else self.num_prefix_tokens - self.num_prompts
+        )
         if kind == "sincos2d":
             values = paddle.to_tensor(sincos_2d(*self.patch_embed.grid_size, self.num_features))
             self.register_buffer("pos_embed", values, persistable=False)
@@ -254,10 +316,15 @@ class VisionTransformer(ImageModel):
 
 
 def _make_blocks(
-    kind: str, attention: str, heads: tuple[Any, ...], sizes: tuple, rates: Sequence[float], others: tuple
+    kind: str,
+    attention: str,
+    heads: tuple[Any, ...],
+    sizes: tuple,
+    rates: Sequence[float],
+    others: tuple,
 ) -> nn.LayerList:
-    """Returns a block for each rate of drop path. ``heads`` is what ``Attention`` takes, and ``sizes``, a rate and
-    ``others`` what a block takes besides.
+    """Returns a block for each rate of drop path. ``heads`` is what ``Attention`` takes, and
+    ``sizes``, a rate and ``others`` what a block takes besides.
 
     Raises:
         InputError: options that don't fit together.
@@ -265,15 +332,21 @@ def _make_blocks(
     head_size = heads[2] or heads[0] // heads[1]
     act = others[-1]
     if attention == "differential" and head_size % 2:
-        raise InputError(f"a head has {head_size} channels, ATTENTION differential takes an even number")
+        raise InputError(
+            f"a head has {head_size} channels, ATTENTION differential takes an even number"
+        )
     if kind == "parallel" and act == "swiglu":
-        raise InputError("ACT is 'swiglu', which BLOCK parallel doesn't take; expected gelu, gelu_tanh or quick_gelu")
+        raise InputError(
+            "ACT is 'swiglu', which BLOCK parallel doesn't take; expected gelu, gelu_tanh or quick_gelu"
+        )
     differential = attention == "differential"
     blocks = nn.LayerList()
     for place, rate in enumerate(rates):
         rest: tuple[Any, ...] = (*sizes, rate, *others)
         if kind == "parallel":
-            block = attn = (DifferentialParallelBlock if differential else ParallelBlock)(*heads[:-1], *rest)
+            block = attn = (DifferentialParallelBlock if differential else ParallelBlock)(
+                *heads[:-1], *rest
+            )
         else:
             attn = (DifferentialAttention if differential else Attention)(*heads)
             block = Block(heads[0], attn, *rest)
@@ -283,16 +356,24 @@ def _make_blocks(
     return blocks
 
 
-def _check_heads(embed_dim: int, num_heads: int, attn_head_size: int | None, global_pool: str) -> None:
+def _check_heads(
+    embed_dim: int, num_heads: int, attn_head_size: int | None, global_pool: str
+) -> None:
     if embed_dim % num_heads and attn_head_size is None:
-        raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; or set ATTN_HEAD_SIZE")
+        raise InputError(
+            f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; or set ATTN_HEAD_SIZE"
+        )
     if embed_dim % num_heads and global_pool == "map":
-        raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}, as GLOBAL_POOL map needs")
+        raise InputError(
+            f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}, as GLOBAL_POOL map needs"
+        )
 
 
 def _check_tokens(global_pool: str, class_token: bool, reg_tokens: int, distilled: bool) -> None:
     if distilled and global_pool != "token":
-        raise InputError(f"GLOBAL_POOL is {global_pool!r}, expected 'token': DISTILLED heads read their tokens")
+        raise InputError(
+            f"GLOBAL_POOL is {global_pool!r}, expected 'token': DISTILLED heads read their tokens"
+        )
     if not class_token and global_pool.startswith("token"):
         expected = "expected 'avg' or 'map': without CLASS_TOKEN there is none to read"
         raise InputError(f"GLOBAL_POOL is {global_pool!r}, {expected}")

@@ -1,8 +1,8 @@
-"""Vision Outlooker (Yuan et al. 2021, arXiv:2106.13112), with what token labels train (Jiang et al. 2021,
-arXiv:2104.10858).
+"""Vision Outlooker (Yuan et al. 2021, arXiv:2106.13112), with what token labels train (Jiang et al.
+2021, arXiv:2104.10858).
 
-Parameter names, order of operations and initialisation are those of timm's ``VOLO``; a Linear's weight is [in, out]
-here and [out, in] there.
+Parameter names, order of operations and initialisation are those of timm's ``VOLO``; a Linear's
+weight is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,27 +33,36 @@ from weights.names import volo as names
 
 
 def neighbours(x: paddle.Tensor, axis: int) -> paddle.Tensor:
-    """Returns the places 2 i - 1, 2 i and 2 i + 1 around each second place i, in a new axis after ``axis``.
+    """Returns the places 2 i - 1, 2 i and 2 i + 1 around each second place i, in a new axis after
+    ``axis``.
 
-    Before the first place is a zero. Along both axes it is ``unfold`` of 3 x 3 windows with stride 2 and padding 1.
+    Before the first place is a zero. Along both axes it is ``unfold`` of 3 x 3 windows with stride
+    2 and padding 1.
 
     Shape: [..., 2 n, ...] -> [..., n, 3, ...].
     """
     shape = [-1, *x.shape[1:]]
     even, odd = x.reshape([*shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :]]).unbind(axis + 1)
-    before = paddle.concat([paddle.zeros_like(_part(odd, axis, 0, 1)), _part(odd, axis, 0, -1)], axis)
+    before = paddle.concat(
+        [paddle.zeros_like(_part(odd, axis, 0, 1)), _part(odd, axis, 0, -1)], axis
+    )
     return paddle.stack([before, even, odd], axis + 1)
 
 
 def sum_windows(x: paddle.Tensor, axis: int) -> paddle.Tensor:
-    """Adds up, as ``neighbours``'s transpose, what several windows give to one place, as ``fold`` does.
+    """Adds up, as ``neighbours``'s transpose, what several windows give to one place, as ``fold``
+    does.
 
     Shape: [..., n, 3, ...] -> [..., 2 n, ...].
     """
     before, even, odd = x.unbind(axis + 1)
-    odd = odd + paddle.concat([_part(before, axis, 1, None), paddle.zeros_like(_part(before, axis, 0, 1))], axis)
+    odd = odd + paddle.concat(
+        [_part(before, axis, 1, None), paddle.zeros_like(_part(before, axis, 0, 1))], axis
+    )
     shape = [-1, *even.shape[1:]]
-    return paddle.stack([even, odd], axis + 1).reshape([*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]])
+    return paddle.stack([even, odd], axis + 1).reshape(
+        [*shape[:axis], 2 * shape[axis], *shape[axis + 1 :]]
+    )
 
 
 def _part(x: paddle.Tensor, axis: int, start: int, end: int | None) -> paddle.Tensor:
@@ -61,7 +70,8 @@ def _part(x: paddle.Tensor, axis: int, start: int, end: int | None) -> paddle.Te
 
 
 class OutlookAttention(nn.Layer):
-    """Each 2 x 2 places weigh the 3 x 3 around them by a Linear of their mean. A place adds up what it receives.
+    """Each 2 x 2 places weigh the 3 x 3 around them by a Linear of their mean. A place adds up what
+    it receives.
 
     Shape: [B, 2 h, 2 w, D] -> the same.
     """
@@ -77,17 +87,26 @@ class OutlookAttention(nn.Layer):
         self.proj = Linear(dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        (rows, columns), dim, heads = [side // 2 for side in x.shape[1:3]], x.shape[3], (self.num_heads, self.head_dim)
+        (rows, columns), dim, heads = (
+            [side // 2 for side in x.shape[1:3]],
+            x.shape[3],
+            (self.num_heads, self.head_dim),
+        )
         mean = x.reshape([-1, rows, 2, columns, 2, dim]).mean(axis=[2, 4])
         v = self.v(x)
         attn = self.attn(mean)
         if in_one(v, self.drop):
             return self.proj(ops.outlook(v, attn, self.num_heads, self.scale))
         v = neighbours(neighbours(v, 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
-        v = v.reshape([-1, rows * columns, 9, *heads]).transpose([0, 3, 1, 2, 4])  # [B, heads, h w, 9, head_dim]
+        # [B, heads, h w, 9, head_dim]
+        v = v.reshape([-1, rows * columns, 9, *heads]).transpose([0, 3, 1, 2, 4])
         attn = attn.reshape([-1, rows * columns, self.num_heads, 9, 9]).transpose([0, 2, 1, 3, 4])
         attn = self.drop(F.softmax(attn * self.scale, axis=-1))
-        x = paddle.matmul(attn, v).transpose([0, 2, 3, 1, 4]).reshape([-1, rows, columns, 3, 3, dim])
+        x = (
+            paddle.matmul(attn, v)
+            .transpose([0, 2, 3, 1, 4])
+            .reshape([-1, rows, columns, 3, 3, dim])
+        )
         return self.proj(sum_windows(sum_windows(x.transpose([0, 1, 3, 2, 4, 5]), 3), 1))
 
 
@@ -119,15 +138,26 @@ class ClassBlock(Block):
 
 
 class PatchEmbed(nn.Layer):
-    """Three convolutions, the first of which halves the image, then patches. Shape: [B, C, H, W] -> [B, dim, h, w]."""
+    """Three convolutions, the first of which halves the image, then patches. Shape: [B, C, H, W] ->
+    [B, dim, h, w].
+    """
 
-    def __init__(self, image_size: Sequence[int], in_channels: int, hidden_dim: int, dim: int, patch_size: int) -> None:
+    def __init__(
+        self,
+        image_size: Sequence[int],
+        in_channels: int,
+        hidden_dim: int,
+        dim: int,
+        patch_size: int,
+    ) -> None:
         super().__init__()
         self.image_size = tuple(image_size)
         self.conv = nn.Sequential()
         channels = in_channels
         for i, (kernel, stride) in enumerate(((7, 2), (3, 1), (3, 1))):
-            conv = Conv2D(channels, hidden_dim, kernel, stride=stride, padding=kernel // 2, bias_attr=False)
+            conv = Conv2D(
+                channels, hidden_dim, kernel, stride=stride, padding=kernel // 2, bias_attr=False
+            )
             for j, layer in enumerate((conv, BatchNorm2D(hidden_dim), ReLU())):
                 self.conv.add_sublayer(str(3 * i + j), layer)
             channels = hidden_dim
@@ -136,7 +166,9 @@ class PatchEmbed(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if tuple(x.shape[2:]) != self.image_size:
             height, width = self.image_size
-            raise InputError(f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}")
+            raise InputError(
+                f"the model takes images of {height} x {width}, found {x.shape[2]} x {x.shape[3]}"
+            )
         return self.proj(self.conv(x))
 
 
@@ -155,8 +187,8 @@ class Downsample(nn.Layer):
 class VOLO(ImageModel):
     """VOLO; images of other sizes than image_size aren't taken.
 
-    The logits are the class token's, plus half the largest of the patches' logits. Features: the class token, then the
-    patches, normalised: [B, 1 + patches, num_features].
+    The logits are the class token's, plus half the largest of the patches' logits. Features: the
+    class token, then the patches, normalised: [B, 1 + patches, num_features].
 
     Args:
         image_size: pixels, or (height, width): multiples of 2 patch_size.
@@ -169,13 +201,15 @@ class VOLO(ImageModel):
         qkv_bias: whether the queries, keys and values have a bias.
         dropout: after the position embedding.
         attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at the last block; linear, from 0 at the first, but 0 in the first stage.
+        droppath: rate of stochastic depth at the last block; linear, from 0 at the first, but 0 in
+            the first stage.
 
     Attributes:
-        dense_training: True: train mode returns (logits [B, K], logits of the patches [B, patches, K], ``mixed``), for
-            ``training.losses.TokenLabelCrossEntropy``.
-        mix_token: True: such training swaps a rectangle of patches with the batch's image from the other end; the
-            patches' logits are put back. ``mixed`` [] is the share of the swapped, 0 without.
+        dense_training: True: train mode returns (logits [B, K], logits of the patches [B, patches,
+            K], ``mixed``), for ``training.losses.TokenLabelCrossEntropy``.
+        mix_token: True: such training swaps a rectangle of patches with the batch's image from the
+            other end; the patches' logits are put back. ``mixed`` [] is the share of the swapped, 0
+            without.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -211,29 +245,41 @@ class VOLO(ImageModel):
         ratios = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio
         _check(self.image_size, patch_size, stage_depths, embed_dims, num_heads, ratios)
         self.num_features = embed_dims[-1]
-        self.patch_embed = PatchEmbed(self.image_size, in_channels, stem_hidden_dim, embed_dims[0], patch_size)
+        self.patch_embed = PatchEmbed(
+            self.image_size, in_channels, stem_hidden_dim, embed_dims[0], patch_size
+        )
         rows, columns = (side // (2 * patch_size) for side in self.image_size)
         start = Normal(std=0.02)
-        self.pos_embed = self.create_parameter([1, rows, columns, self.num_features], default_initializer=start)
+        self.pos_embed = self.create_parameter(
+            [1, rows, columns, self.num_features], default_initializer=start
+        )
         self.cls_token = self.create_parameter([1, 1, self.num_features], default_initializer=start)
         self.pos_drop = nn.Dropout(dropout)
         self.network = nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             kind = partial(Attention, qk_norm=False) if i else OutlookAttention
-            attn = partial(kind, embed_dims[i], num_heads[i], qkv_bias=qkv_bias, attn_drop=attention_dropout)
+            attn = partial(
+                kind, embed_dims[i], num_heads[i], qkv_bias=qkv_bias, attn_drop=attention_dropout
+            )
             sizes = (ratios[i], None, 0.0)
             self.network.append(
-                nn.LayerList(Block(embed_dims[i], attn(), *sizes, rate if i else 0.0) for rate in rates)
+                nn.LayerList(
+                    Block(embed_dims[i], attn(), *sizes, rate if i else 0.0) for rate in rates
+                )
             )
             if not i:
                 self.network.append(Downsample(embed_dims[0], embed_dims[1]))
-        attn = partial(ClassAttention, self.num_features, num_heads[-1], qkv_bias, attention_dropout)
+        attn = partial(
+            ClassAttention, self.num_features, num_heads[-1], qkv_bias, attention_dropout
+        )
         self.post_network = nn.LayerList(
             ClassBlock(self.num_features, attn(), ratios[-1], None, 0.0, 0.0) for _ in range(2)
         )
         self.ends = (0, 2, 3, 4)  # each stage's place in ``network``
         reductions = (patch_size, *[2 * patch_size] * 3)
-        self.feature_info = feature_info([f"network.{end}" for end in self.ends], embed_dims, reductions)
+        self.feature_info = feature_info(
+            [f"network.{end}" for end in self.ends], embed_dims, reductions
+        )
         self.norm = LayerNorm(self.num_features)
         self._add_classifiers()
         set_norm_eps(self, 1e-5)
@@ -243,18 +289,29 @@ class VOLO(ImageModel):
     @property
     def blocks(self) -> list[Any]:
         """Returns all blocks, from the first to the last."""
-        return [block for stage in (*(self._blocks(end) for end in self.ends), self.post_network) for block in stage]
+        return [
+            block
+            for stage in (*(self._blocks(end) for end in self.ends), self.post_network)
+            for block in stage
+        ]
 
     def _blocks(self, end: int) -> Any:
         return self.network[end]
 
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    def forward(
+        self, x: paddle.Tensor
+    ) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
         if not (self.training and self.dense_training and self.num_classes):
             return self.forward_head(self.forward_features(x))
         x = self._embed(x)
         swapped = self._rectangle() if self.mix_token else paddle.zeros(self.pos_embed.shape[:3])
         if self.mix_token:
-            places = swapped.unsqueeze(-1).repeat_interleave(2, 1).repeat_interleave(2, 2).astype(x.dtype)
+            places = (
+                swapped.unsqueeze(-1)
+                .repeat_interleave(2, 1)
+                .repeat_interleave(2, 2)
+                .astype(x.dtype)
+            )
             x = x + (x.flip([0]) - x) * places
         for stage in self._stages():
             x = self._stage(stage, x, None)
@@ -262,11 +319,15 @@ class VOLO(ImageModel):
         logits = self.head(x[:, 0])
         dense = self.aux_head(x[:, 1:])
         if self.mix_token:
-            dense = dense + (dense.flip([0]) - dense) * swapped.flatten(1).unsqueeze(-1).astype(dense.dtype)
+            dense = dense + (dense.flip([0]) - dense) * swapped.flatten(1).unsqueeze(-1).astype(
+                dense.dtype
+            )
         return logits, dense, swapped.mean()
 
     def _rectangle(self) -> paddle.Tensor:
-        """Returns a random rectangle of ones in zeros [1, rows, columns] (CutMix's, arXiv:1905.04899)."""
+        """Returns a random rectangle of ones in zeros [1, rows, columns] (CutMix's,
+        arXiv:1905.04899).
+        """
         # lambda is uniform: sqrt(1 - lambda) is distributed alike
         side = paddle.rand([]).sqrt()
         within = []
@@ -289,7 +350,9 @@ class VOLO(ImageModel):
             return self._run_all(self._blocks(0), x)
         if stage == 2:
             x = self.pos_drop(self.network[1](x) + self.pos_embed)
-        return self._run_all(self._blocks(stage), x.flatten(1, 2)).reshape([-1, *self.pos_embed.shape[1:]])
+        return self._run_all(self._blocks(stage), x.flatten(1, 2)).reshape(
+            [-1, *self.pos_embed.shape[1:]]
+        )
 
     def _fits_last_norm(self, index: int) -> bool:
         return index > 0
@@ -308,9 +371,10 @@ class VOLO(ImageModel):
         logits = self.head(x[:, 0])
         if not self.num_classes:
             return logits
-        values = in_float32(self.aux_head(x[:, 1:]))  # not every build has a half gradient of the maximum
-        # As in PyTorch, the first of equal values gets the gradient. The gradient of paddle.max takes seconds on a CPU,
-        # and in Paddle 2.6 each of equal values gets all of it.
+        # not every build has a half gradient of the maximum
+        values = in_float32(self.aux_head(x[:, 1:]))
+        # As in PyTorch, the first of equal values gets the gradient. The gradient of paddle.max
+        # takes seconds on a CPU, and in Paddle 2.6 each of equal values gets all of it.
         if self.training or ops.usable(values):
             # On a GPU argmax is -1 where all are NaN.
             place = values.argmax(axis=1, keepdim=True).clip(min=0)
@@ -321,13 +385,15 @@ class VOLO(ImageModel):
         return ("head", "aux_head")
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups of parameters: the embedding, each block, the blocks of the class token, the classifiers
-        with their norm. The second stage's first block has what downsamples before it. The first block of the class
-        token has the token.
+        """Returns the groups of parameters: the embedding, each block, the blocks of the class
+        token, the classifiers with their norm. The second stage's first block has what downsamples
+        before it. The first block of the class token has the token.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for end in self.ends:
-            blocks: list[tuple[str, ...]] = [(f"network.{end}.{i}",) for i in range(len(self._blocks(end)))]
+            blocks: list[tuple[str, ...]] = [
+                (f"network.{end}.{i}",) for i in range(len(self._blocks(end)))
+            ]
             blocks[0] += ("network.1", "pos_embed") if end == 2 else ()
             groups += blocks
         groups += [("post_network.0", "cls_token"), ("post_network.1",)]

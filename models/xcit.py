@@ -1,7 +1,8 @@
-"""XCiT (El-Nouby et al. 2021, arXiv:2106.09681): channels attend to each other, then a class token to the patches.
+"""XCiT (El-Nouby et al. 2021, arXiv:2106.09681): channels attend to each other, then a class token
+to the patches.
 
-Parameter names, order of operations and initialisation are those of timm's ``Xcit``; a Linear's weight is [in, out]
-here and [out, in] there.
+Parameter names, order of operations and initialisation are those of timm's ``Xcit``; a Linear's
+weight is [in, out] here and [out, in] there.
 """
 
 import math
@@ -35,7 +36,8 @@ _STEM = {8: 3, 16: 4}  # convolutions by the patch's side, each of which halves 
 
 
 class PatchEmbed(nn.Layer):
-    """Convolutions with stride 2, each with batch norm, and GELU between them; the first has the fewest channels.
+    """Convolutions with stride 2, each with batch norm, and GELU between them; the first has the
+    fewest channels.
 
     Shape: [B, C, H, W] -> [B, dim, H / patch_size, W / patch_size], rounded up.
 
@@ -43,7 +45,9 @@ class PatchEmbed(nn.Layer):
         grid_size: rows and columns that the last images gave.
     """
 
-    def __init__(self, image_size: Sequence[int], in_channels: int, dim: int, patch_size: int) -> None:
+    def __init__(
+        self, image_size: Sequence[int], in_channels: int, dim: int, patch_size: int
+    ) -> None:
         super().__init__()
         self.grid_size = (-(-image_size[0] // patch_size), -(-image_size[1] // patch_size))
         widths = [dim // 2**i for i in reversed(range(_STEM[patch_size]))]
@@ -60,10 +64,11 @@ class PatchEmbed(nn.Layer):
 
 
 class FourierPositions(nn.Layer):
-    """Sines and cosines of each place's row and column, mixed by a 1 x 1 convolution: [1, dim, rows, columns].
+    """Sines and cosines of each place's row and column, mixed by a 1 x 1 convolution: [1, dim,
+    rows, columns].
 
-    Row i of n is the angle 2 pi i / n times frequencies. These fall geometrically from 1 to about 1 / temperature, so
-    any grid has positions.
+    Row i of n is the angle 2 pi i / n times frequencies. These fall geometrically from 1 to about 1
+    / temperature, so any grid has positions.
     """
 
     def __init__(self, dim: int, channels: int = 32, temperature: float = 10_000.0) -> None:
@@ -81,7 +86,9 @@ class FourierPositions(nn.Layer):
     def _waves(self, count: int) -> paddle.Tensor:
         """Returns a sine and a cosine in turn, of one frequency after the other: [count, channels]."""
         places = paddle.arange(1, count + 1, dtype="float32") / (count + 1e-6) * (2 * math.pi)
-        periods = self.temperature ** (paddle.arange(0, self.channels, 2, dtype="float32") / self.channels)
+        periods = self.temperature ** (
+            paddle.arange(0, self.channels, 2, dtype="float32") / self.channels
+        )
         # expand: Paddle 2.6 Inference divides [n, 1] by [m] wrongly.
         angles = places.unsqueeze(1).expand([count, self.channels // 2]) / periods
         return paddle.stack([angles.sin(), angles.cos()], axis=2).flatten(1)
@@ -98,13 +105,18 @@ class CrossCovarianceAttention(nn.Layer):
     Shape: [B, N, D] -> the same.
     """
 
-    def __init__(self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, qkv_bias: bool, attn_drop: float, proj_drop: float
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
-        self.temperature = self.create_parameter([num_heads, 1, 1], default_initializer=Constant(1.0))
+        self.temperature = self.create_parameter(
+            [num_heads, 1, 1], default_initializer=Constant(1.0)
+        )
         self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
-        self.weight_drop = nn.Dropout(attn_drop)  # no ``attn_drop``: these weights have no place in the image
+        # no ``attn_drop``: these weights have no place in the image
+        self.weight_drop = nn.Dropout(attn_drop)
         self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -116,14 +128,18 @@ class CrossCovarianceAttention(nn.Layer):
             return self.proj_drop(self.proj(x))
         qkv = qkv.reshape([-1, length, 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
-        scores = paddle.matmul(unit(q, axis=2), unit(k, axis=2), transpose_x=True) * self.temperature
+        scores = (
+            paddle.matmul(unit(q, axis=2), unit(k, axis=2), transpose_x=True) * self.temperature
+        )
         attn = self.weight_drop(F.softmax(scores, axis=-1))  # [B, H, head_dim, head_dim]
         x = paddle.matmul(v, attn, transpose_y=True).transpose([0, 2, 1, 3])
         return self.proj_drop(self.proj(x.reshape([-1, length, dim])))
 
 
 class LocalPatchInteraction(nn.Layer):
-    """Two convolutions of 3 x 3 within each channel, GELU and batch norm between. Shape: [B, H, W, D] -> the same."""
+    """Two convolutions of 3 x 3 within each channel, GELU and batch norm between. Shape: [B, H, W,
+    D] -> the same.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -137,9 +153,13 @@ class LocalPatchInteraction(nn.Layer):
 
 
 class Branches(nn.Layer):
-    """What both kinds of blocks have: two branches, their norms, and a factor of each channel that they give."""
+    """What both kinds of blocks have: two branches, their norms, and a factor of each channel that
+    they give.
+    """
 
-    def __init__(self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float) -> None:
+    def __init__(
+        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float
+    ) -> None:
         super().__init__()
         self.norm1 = LayerNorm(dim, epsilon=1e-6)
         self.attn = attn
@@ -150,13 +170,20 @@ class Branches(nn.Layer):
 
 
 class Block(Branches):
-    """x + attention(x), then x + local patch interaction(x), then x + mlp(x): normalised, scaled, with drop path.
+    """x + attention(x), then x + local patch interaction(x), then x + mlp(x): normalised, scaled,
+    with drop path.
 
     Shape: [B, H, W, D] -> the same.
     """
 
     def __init__(
-        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float, drop_path: float
+        self,
+        dim: int,
+        attn: nn.Layer,
+        mlp_ratio: float,
+        init_values: float,
+        drop: float,
+        drop_path: float,
     ) -> None:
         super().__init__(dim, attn, mlp_ratio, init_values, drop)
         self.norm3 = LayerNorm(dim, epsilon=1e-6)
@@ -173,8 +200,9 @@ class Block(Branches):
 
 
 class ClassBlock(Branches):
-    """A class token attends to itself and the patches, then has an MLP. The patches change too, each by itself: their
-    norm is added, and at the end they are doubled, as the authors' weights expect.
+    """A class token attends to itself and the patches, then has an MLP. The patches change too,
+    each by itself: their norm is added, and at the end they are doubled, as the authors' weights
+    expect.
 
     Args:
         tokens_norm: ``norm2`` is of the patches, too.
@@ -183,7 +211,13 @@ class ClassBlock(Branches):
     """
 
     def __init__(
-        self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float, tokens_norm: bool
+        self,
+        dim: int,
+        attn: nn.Layer,
+        mlp_ratio: float,
+        init_values: float,
+        drop: float,
+        tokens_norm: bool,
     ) -> None:
         super().__init__(dim, attn, mlp_ratio, init_values, drop)
         self.tokens_norm = tokens_norm
@@ -193,7 +227,9 @@ class ClassBlock(Branches):
         token = self.norm2(x[:, :1] + scale_channels(self.attn(normed), self.gamma1))
         patches = x[:, 1:] + scale_channels(normed[:, 1:], self.gamma1)
         patches = self.norm2(patches) if self.tokens_norm else patches
-        return paddle.concat([token + scale_channels(self.mlp(token), self.gamma2), 2 * patches], axis=1)
+        return paddle.concat(
+            [token + scale_channels(self.mlp(token), self.gamma2), 2 * patches], axis=1
+        )
 
 
 @register("xcit")
@@ -209,7 +245,8 @@ class XCiT(ImageModel):
         num_heads: heads of each block.
         mlp_ratio: hidden width of the MLP over embed_dim.
         qkv_bias: whether the queries, keys and values have a bias.
-        init_values: layer scale's initial value; the authors' is 1 with a depth of 12, and 1e-5 with 24.
+        init_values: layer scale's initial value; the authors' is 1 with a depth of 12, and 1e-5
+            with 24.
         tokens_norm: the second norm of the class token's blocks is of the patches, too.
         depth_token_only: blocks of the class token, after those of the patches.
         global_pool: what the head reads: "token": the class token; "avg": the mean of the patches.
@@ -254,19 +291,24 @@ class XCiT(ImageModel):
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.patch_embed = PatchEmbed(self.image_size, in_channels, embed_dim, patch_size)
-        self.cls_token = self.create_parameter([1, 1, embed_dim], default_initializer=Normal(std=0.02))
+        self.cls_token = self.create_parameter(
+            [1, 1, embed_dim], default_initializer=Normal(std=0.02)
+        )
         self.pos_embed = FourierPositions(embed_dim)
         self.pos_drop = nn.Dropout(dropout)
         attention = (embed_dim, num_heads, qkv_bias, attention_dropout, dropout)
         scaled = (mlp_ratio, init_values)
         self.blocks = nn.LayerList(
-            Block(embed_dim, CrossCovarianceAttention(*attention), *scaled, dropout, droppath) for _ in range(depth)
+            Block(embed_dim, CrossCovarianceAttention(*attention), *scaled, dropout, droppath)
+            for _ in range(depth)
         )
         self.cls_attn_blocks = nn.LayerList(
             ClassBlock(embed_dim, ClassAttention(*attention), *scaled, dropout, tokens_norm)
             for _ in range(depth_token_only)
         )
-        self.feature_info = feature_info([f"blocks.{i}" for i in range(depth)], embed_dim, patch_size)
+        self.feature_info = feature_info(
+            [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
+        )
         self.norm = LayerNorm(embed_dim, epsilon=1e-6)
         self._finish()
 
@@ -275,7 +317,8 @@ class XCiT(ImageModel):
         x = in_float32(x + self.pos_embed(x.shape[2], x.shape[3]))
         return self.pos_drop(channels_last(x))
 
-    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:  # all intermediates have one shape
+    # all intermediates have one shape
+    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
         token = self.cls_token.expand([x.shape[0], -1, -1])
         x = self._run_all(self.cls_attn_blocks, paddle.concat([token, x.flatten(1, 2)], axis=1))
         return self.norm(x)
@@ -290,8 +333,14 @@ class XCiT(ImageModel):
         return self.cls_attn_blocks[-1].norm1 if self.global_pool == "token" else None
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (the class token's last), the classifier with its norm."""
-        blocks = [(f"{name}.{i}",) for name in ("blocks", "cls_attn_blocks") for i in range(len(getattr(self, name)))]
+        """Returns the groups: the embedding, each block (the class token's last), the classifier
+        with its norm.
+        """
+        blocks = [
+            (f"{name}.{i}",)
+            for name in ("blocks", "cls_attn_blocks")
+            for i in range(len(getattr(self, name)))
+        ]
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
 
     def no_weight_decay(self) -> set[str]:
@@ -311,4 +360,6 @@ def _check(patch_size: int, embed_dim: int, num_heads: int) -> None:
     if embed_dim % num_heads:
         raise InputError(f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}")
     if embed_dim * 2 < patch_size:
-        raise InputError(f"EMBED_DIM is {embed_dim}, which leaves nothing for the first convolution; raise it")
+        raise InputError(
+            f"EMBED_DIM is {embed_dim}, which leaves nothing for the first convolution; raise it"
+        )

@@ -1,8 +1,9 @@
-"""Compiled operators of the transformer for CPUs: products by oneDNN, memory-bound work in fused passes, float32.
+"""Compiled operators of the transformer for CPUs: products by oneDNN, memory-bound work in fused
+passes, float32.
 
-They are optional: ``make ops`` compiles *.cc for the Paddle at hand (``ops.build``) and ``load`` finds the result.
-Where ``usable`` says no, layers compute the same with Paddle's own operators, to rounding. On other devices they aren't
-loaded. docs/performance.md has what they bring.
+They are optional: ``make ops`` compiles *.cc for the Paddle at hand (``ops.build``) and ``load``
+finds the result. Where ``usable`` says no, layers compute the same with Paddle's own operators, to
+rounding. On other devices they aren't loaded. docs/performance.md has what they bring.
 """
 
 import contextlib
@@ -29,8 +30,8 @@ _half = ContextVar("_half", default=False)  # products by bfloat16
 def load() -> bool:
     """Loads the compiled operators into this process; returns whether there are any.
 
-    Paddle ends a process that registers a name twice. Of two copies of the toolkit in one (hubconf.py) the first does;
-    the second uses them, if they are made of the same sources.
+    Paddle ends a process that registers a name twice. Of two copies of the toolkit in one
+    (hubconf.py) the first does; the second uses them, if they are made of the same sources.
     """
     global _loaded
     if not _loaded and library().is_file():
@@ -52,17 +53,20 @@ def enable(enabled: bool) -> None:
 def bfloat16_lacks() -> str:
     """Returns why there are no bfloat16 products on this CPU, in words; "": there are.
 
-    Paddle's autocast does nothing on a CPU. oneDNN multiplies in bfloat16 without such instructions, too, but slower
-    than in float32.
+    Paddle's autocast does nothing on a CPU. oneDNN multiplies in bfloat16 without such
+    instructions, too, but slower than in float32.
     """
     if not (_loaded and _enabled):
         return "a CPU's are the compiled operators', which aren't there"
-    return "" if core.supports_bfloat16_fast_performance() else "this CPU has none (avx512_bf16, AMX)"
+    return (
+        "" if core.supports_bfloat16_fast_performance() else "this CPU has none (avx512_bf16, AMX)"
+    )
 
 
 @contextlib.contextmanager
 def multiplying(half: bool) -> Iterator[None]:
-    """Within it the operators round what they multiply to bfloat16, or not; a gradient goes by its forward pass.
+    """Within it the operators round what they multiply to bfloat16, or not; a gradient goes by its
+    forward pass.
 
     What they read and return, sums, norms and softmax stay float32.
     """
@@ -80,16 +84,20 @@ def multiplies_half() -> bool:
 
 @paddle.jit.not_to_static
 def usable(x: paddle.Tensor) -> bool:
-    """Returns whether the operators below can compute with ``x``: loaded, enabled, float32, not in a traced graph."""
+    """Returns whether the operators below can compute with ``x``: loaded, enabled, float32, not in
+    a traced graph.
+    """
     return _loaded and _enabled and paddle.in_dynamic_mode() and x.dtype == paddle.float32
 
 
 @paddle.jit.not_to_static
 def flash_attention_takes(x: paddle.Tensor, width: int) -> bool:
-    """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads of this type, width and device.
+    """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads of this type,
+    width and device.
 
-    Not run on a GPU. Paddle 2.6 doesn't look at the device itself: before compute capability 8.0 its kernel fails.
-    Wider heads than 256 would go to another kernel, which 2.6 hands them in any type.
+    Not run on a GPU. Paddle 2.6 doesn't look at the device itself: before compute capability 8.0
+    its kernel fails. Wider heads than 256 would go to another kernel, which 2.6 hands them in any
+    type.
     """
     half = x.dtype in (paddle.float16, paddle.bfloat16)
     return half and width % 8 == 0 and width <= 256 and _capability() >= 8
@@ -104,7 +112,12 @@ def _capability() -> int:
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
     """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return _run("vit_linear_bf16" if _half.get() else "vit_linear", x, weight, absent(2) if bias is None else bias)[0]
+    return _run(
+        "vit_linear_bf16" if _half.get() else "vit_linear",
+        x,
+        weight,
+        absent(2) if bias is None else bias,
+    )[0]
 
 
 def matmul(
@@ -115,25 +128,36 @@ def matmul(
     scale: float = 1.0,
     bias: paddle.Tensor | None = None,
 ) -> paddle.Tensor:
-    """Products of matrices, as ``paddle.matmul``: of [..., M, K] and [..., K, N], or of one [M, K] with all of y.
+    """Products of matrices, as ``paddle.matmul``: of [..., M, K] and [..., K, N], or of one [M, K]
+    with all of y.
 
     They are multiplied by ``scale``. The bias [M] is added to their rows.
     """
-    return _run("vit_matmul", x, y, absent(2) if bias is None else bias, transpose_x, transpose_y, scale)[0]
+    return _run(
+        "vit_matmul", x, y, absent(2) if bias is None else bias, transpose_x, transpose_y, scale
+    )[0]
 
 
-def scale_channels(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None) -> paddle.Tensor:
+def scale_channels(
+    x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None
+) -> paddle.Tensor:
     """x [..., N] times factors [N], plus shift [N]."""
     return _run("vit_scaled", x, factors, absent(2) if shift is None else shift)[0]
 
 
 def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
-    """x [B, C, H, W] times a factor of each channel, or of each image's channels: of [C] or [B, C] elements."""
+    """x [B, C, H, W] times a factor of each channel, or of each image's channels: of [C] or [B, C]
+    elements.
+    """
     return _run("vit_scaled_planes", x, factors)[0]
 
 
-def residual(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None) -> paddle.Tensor:
-    """x + branch, both [B, ...], or branch times a factor of each sample [B], which gets no gradient."""
+def residual(
+    x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """x + branch, both [B, ...], or branch times a factor of each sample [B], which gets no
+    gradient.
+    """
     return _run("vit_residual", x, branch, absent(2) if factors is None else factors)[0]
 
 
@@ -153,10 +177,14 @@ def swiglu(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor
 
 
 class _FrozenLinear(PyLayer):
-    """``linear`` by a weight and a bias that need no gradients: x isn't kept, and the weight's isn't computed."""
+    """``linear`` by a weight and a bias that need no gradients: x isn't kept, and the weight's
+    isn't computed.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
+    def forward(
+        ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor
+    ) -> paddle.Tensor:
         ctx.weight, ctx.half = weight, _half.get()
         return linear(x, weight, bias)
 
@@ -166,22 +194,35 @@ class _FrozenLinear(PyLayer):
             return linear(grad, ctx.weight.t().contiguous(), None), None, None
 
 
-def frozen_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+def frozen_linear(
+    x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None
+) -> paddle.Tensor:
     """``linear``, of which x alone needs a gradient."""
-    # A tensor in any case: Paddle counts the tensors that it is given, and expects as many gradients.
+    # A tensor in any case: Paddle counts the tensors that it is given, and expects as many
+    # gradients.
     return _FrozenLinear.apply(x, weight, absent(2) if bias is None else bias)
 
 
 def mlp(
-    x: paddle.Tensor, weight1: paddle.Tensor, bias1: paddle.Tensor, weight2: paddle.Tensor, bias2: paddle.Tensor
+    x: paddle.Tensor,
+    weight1: paddle.Tensor,
+    bias1: paddle.Tensor,
+    weight2: paddle.Tensor,
+    bias2: paddle.Tensor,
 ) -> paddle.Tensor:
-    """gelu(x [..., K] weight1 [K, M] + bias1) weight2 [M, N] + bias2 -> [..., N], by the exact GELU, to 2e-7."""
+    """gelu(x [..., K] weight1 [K, M] + bias1) weight2 [M, N] + bias2 -> [..., N], by the exact
+    GELU, to 2e-7.
+    """
     return _run("vit_mlp_bf16" if _half.get() else "vit_mlp", x, weight1, bias1, weight2, bias2)[0]
 
 
-def layer_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None, epsilon: float) -> paddle.Tensor:
+def layer_norm(
+    x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None, epsilon: float
+) -> paddle.Tensor:
     """x [..., N], normalised over its last axis, times weight [N], plus bias [N]."""
-    return _run("vit_layer_norm", x, weight, paddle.zeros(weight.shape) if bias is None else bias, epsilon)[0]
+    return _run(
+        "vit_layer_norm", x, weight, paddle.zeros(weight.shape) if bias is None else bias, epsilon
+    )[0]
 
 
 def attention(
@@ -199,14 +240,17 @@ def attention(
     """softmax(q k^T scale + bias + mask) v of each head; the weights [B, heads, N, M] aren't kept.
 
     Args:
-        parts: [q, k, v in one tensor], [q, k and v], or [q, k, v]: each [B, tokens, channels], read where it lies.
+        parts: [q, k, v in one tensor], [q, k and v], or [q, k, v]: each [B, tokens, channels], read
+            where it lies.
         heads, width: heads H; channels of a head's queries and keys. Its values have what is left.
-        scale: a number; or one for each head [H], and queries and keys are made vectors of length 1 before.
+        scale: a number; or one for each head [H], and queries and keys are made vectors of length 1
+            before.
         bias: [G, H, N, M]; item b of the batch has that of b mod G.
         mask: [G, N, M], likewise, for all heads; it gets no gradient.
         by_head: a tensor has its parts head by head, instead of part by part all heads.
         across: channels attend to each other, by what they have over the tokens.
-        turns: cosines and sines [N, ..., width / 2] by which pairs of queries' and keys' channels are turned before.
+        turns: cosines and sines [N, ..., width / 2] by which pairs of queries' and keys' channels
+            are turned before.
         halves: a pair is of both halves of the channels, not neighbours.
 
     Returns:
@@ -218,13 +262,29 @@ def attention(
     scale = 1.0 if isinstance(scale, paddle.Tensor) else scale
     extra = (bias, mask, factor, *(turns or (None, None)))
     operands = [none if one is None else one for one in extra]
-    return _run("vit_attention", q, k, v, *operands, heads, width, scale, by_head, across, halves, _half.get())[0]
+    return _run(
+        "vit_attention",
+        q,
+        k,
+        v,
+        *operands,
+        heads,
+        width,
+        scale,
+        by_head,
+        across,
+        halves,
+        _half.get(),
+    )[0]
 
 
-def outlook(values: paddle.Tensor, scores: paddle.Tensor, heads: int, scale: float) -> paddle.Tensor:
+def outlook(
+    values: paddle.Tensor, scores: paddle.Tensor, heads: int, scale: float
+) -> paddle.Tensor:
     """What VOLO's outlook attention adds up at each place: values [B, 2 h, 2 w, D] -> the same.
 
-    Each 2 x 2 places weigh the 3 x 3 around them by the softmax of ``scores`` [B, h, w, heads x 9 x 9] times ``scale``.
+    Each 2 x 2 places weigh the 3 x 3 around them by the softmax of ``scores`` [B, h, w, heads x 9 x
+    9] times ``scale``.
     """
     return _run("vit_outlook", values, scores, heads, scale)[0]
 
@@ -241,16 +301,29 @@ def convolution(
 ) -> paddle.Tensor:
     """``F.conv2d`` of x [B, C, H, W] by weight [D, C / groups, h, w] + bias [D]: [B, D, H', W'].
 
-    With ``channels_last`` x is [B, H, W, C], and the output [B, H', W', D]. Sequences have an item for height and one
-    for width. Gradients that nobody wants aren't computed.
+    With ``channels_last`` x is [B, H, W, C], and the output [B, H', W', D]. Sequences have an item
+    for height and one for width. Gradients that nobody wants aren't computed.
     """
-    wanted = not x.stop_gradient, not weight.stop_gradient or (bias is not None and not bias.stop_gradient)
+    wanted = (
+        not x.stop_gradient,
+        not weight.stop_gradient or (bias is not None and not bias.stop_gradient),
+    )
     form = stride, padding, dilation, groups, channels_last
-    return _run("vit_convolution", x, weight, absent() if bias is None else bias, *form, bias is not None, *wanted)[0]
+    return _run(
+        "vit_convolution",
+        x,
+        weight,
+        absent() if bias is None else bias,
+        *form,
+        bias is not None,
+        *wanted,
+    )[0]
 
 
 def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:
-    """x by relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu, hardswish; by (log_)softmax over its last axis."""
+    """x by relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu, hardswish; by (log_)softmax
+    over its last axis.
+    """
     own = name in ("relu", "softmax", "log_softmax")
     return _run(f"vit_{name}", x)[0] if own else _run("vit_activation", x, name)[0]
 
@@ -271,11 +344,12 @@ def batch_norm(
     epsilon: float,
     act: str = "",
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Batch norm of x [B, C, ...] by channel, as PyTorch's; returns it, and the running mean and variance [C] after it.
+    """Batch norm of x [B, C, ...] by channel, as PyTorch's; returns it, and the running mean and
+    variance [C] after it.
 
-    In training x is normalised by its own statistics. The running ones keep ``share`` of what they were; the variance
-    that they take in is that of n - 1. ``act`` names the activation that follows; "": none does. What it reads isn't
-    kept for the gradient, but computed again.
+    In training x is normalised by its own statistics. The running ones keep ``share`` of what they
+    were; the variance that they take in is that of n - 1. ``act`` names the activation that
+    follows; "": none does. What it reads isn't kept for the gradient, but computed again.
     """
     options = training, share, epsilon, act
     out, _, _, mean, variance = _run("vit_batch_norm", x, weight, bias, mean, variance, *options)
@@ -295,12 +369,15 @@ def response_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) 
 
 
 def neighbour_means(x: paddle.Tensor, reach: int) -> paddle.Tensor:
-    """The mean of each place of x [B, C, H, W] and of those within ``reach`` of it that are inside: [B, C, H, W]."""
+    """The mean of each place of x [B, C, H, W] and of those within ``reach`` of it that are inside:
+    [B, C, H, W].
+    """
     return _run("vit_neighbour_means", x, reach)[0]
 
 
 def windows(x: paddle.Tensor, size: int, halo: int) -> paddle.Tensor:
-    """The blocks of size x size places of maps [B, C, H, W], each with a halo around it, of zeros beyond the map.
+    """The blocks of size x size places of maps [B, C, H, W], each with a halo around it, of zeros
+    beyond the map.
 
     Returns [B, blocks, (size + 2 halo) ** 2, C].
     """
@@ -310,8 +387,9 @@ def windows(x: paddle.Tensor, size: int, halo: int) -> paddle.Tensor:
 def distances(products: paddle.Tensor, side: int, window: int) -> paddle.Tensor:
     """What HaloNet's relative positions add to the scores: [items, side ** 2, window ** 2].
 
-    ``products`` [items, side ** 2, 2 (2 window - 1)]: of each query with the vectors of all distances of rows, then of
-    columns. Query i and key j of an axis have distance j - i + window - 1.
+    ``products`` [items, side ** 2, 2 (2 window - 1)]: of each query with the vectors of all
+    distances of rows, then of columns. Query i and key j of an axis have distance j - i + window -
+    1.
     """
     return _run("vit_distances", products, side, window)[0]
 
@@ -322,5 +400,7 @@ def swap(x: paddle.Tensor, m: int, shape: Sequence[int]) -> paddle.Tensor:
 
 
 def look_up(pixels: paddle.Tensor, table: paddle.Tensor) -> paddle.Tensor:
-    """What table [C, 256], or [1, 256], has of pixels [B, H, W, C] uint8, channel by channel: [B, C, H, W]."""
+    """What table [C, 256], or [1, 256], has of pixels [B, H, W, C] uint8, channel by channel: [B,
+    C, H, W].
+    """
     return _run("vit_looked_up", pixels, table)[0]

@@ -1,4 +1,6 @@
-"""Compiles the operators for the Paddle at hand: ``python -m ops.build``, or ``make ops``. Needs g++ and setuptools."""
+"""Compiles the operators for the Paddle at hand: ``python -m ops.build``, or ``make ops``. Needs
+g++ and setuptools.
+"""
 
 import os
 import shutil
@@ -20,7 +22,8 @@ LIBRARIES = ["-l:libdnnl.so.3", "-l:libiomp5.so"]
 
 
 def build() -> Path:
-    """Compiles the operators where ``ops.paths.library`` expects them, unless they are there; returns that place.
+    """Compiles the operators where ``ops.paths.library`` expects them, unless they are there;
+    returns that place.
 
     Raises:
         RunError: there is no compiler, or it failed.
@@ -61,7 +64,8 @@ def compile_in(folder: str) -> None:
 
 
 def build_images() -> Path:
-    """Compiles the operations on images, which need no Paddle, unless they are there; returns that place.
+    """Compiles the operations on images, which need no Paddle, unless they are there; returns that
+    place.
 
     Raises:
         RunError: there is no compiler, or it failed.

@@ -1,8 +1,9 @@
-"""Pillow's operations on arrays of bytes, compiled for CPUs with AVX2 or AVX-512: its bits in less time (images.h).
+"""Pillow's operations on arrays of bytes, compiled for CPUs with AVX2 or AVX-512: its bits in less
+time (images.h).
 
-They are optional: ``make ops`` compiles them, ``load`` finds the result, and where it finds none, Pillow computes
-(``loading.transforms``). They start no threads, so that forked loader workers can call them. Images are [H, W] or
-[H, W, 3] uint8; results are new arrays.
+They are optional: ``make ops`` compiles them, ``load`` finds the result, and where it finds none,
+Pillow computes (``loading.transforms``). They start no threads, so that forked loader workers can
+call them. Images are [H, W] or [H, W, 3] uint8; results are new arrays.
 """
 
 import ctypes
@@ -19,7 +20,14 @@ from ops.paths import library_folder
 _HERE = Path(__file__).resolve().parent
 SOURCE = _HERE / "images.cc"
 # As in Pillow's own builds for x86-64, no product is added before it was rounded.
-FLAGS = ["-O3", "-std=c++17", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"]
+FLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-fopenmp-simd",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+]
 FILTERS = BILINEAR, BICUBIC = 2, 3  # of ``affine`` and ``resize``, by Pillow's numbers
 _TYPES = {int: ctypes.c_int64, float: ctypes.c_float, bool: ctypes.c_bool}
 
@@ -32,7 +40,9 @@ def library() -> Path:
 
 @functools.cache
 def load() -> Any:
-    """Returns the compiled operations; None: they weren't compiled, or this CPU hasn't what they need."""
+    """Returns the compiled operations; None: they weren't compiled, or this CPU hasn't what they
+    need.
+    """
     try:
         found = ctypes.CDLL(str(library()))
     except OSError:
@@ -42,8 +52,12 @@ def load() -> Any:
     return (lambda name: getattr(found, f"{name}_{level}")) if level else None
 
 
-def affine(pixels: np.ndarray, matrix: Sequence[float], resample: int, fill: int | tuple[int, ...]) -> np.ndarray:
-    """Returns ``image.transform(image.size, AFFINE, matrix, resample, fillcolor=fill)``, by one of FILTERS."""
+def affine(
+    pixels: np.ndarray, matrix: Sequence[float], resample: int, fill: int | tuple[int, ...]
+) -> np.ndarray:
+    """Returns ``image.transform(image.size, AFFINE, matrix, resample, fillcolor=fill)``, by one of
+    FILTERS.
+    """
     found = np.empty(pixels.shape, np.uint8)
     how = np.array(matrix, np.float64), resample == BICUBIC, np.array(fill, np.uint8, ndmin=1)
     _call("affine", *_shape(pixels), pixels, *how, found)
@@ -51,9 +65,13 @@ def affine(pixels: np.ndarray, matrix: Sequence[float], resample: int, fill: int
 
 
 def resize(
-    pixels: np.ndarray, size: tuple[int, int], resample: int, window: tuple[int, int, int, int] | None = None
+    pixels: np.ndarray,
+    size: tuple[int, int],
+    resample: int,
+    window: tuple[int, int, int, int] | None = None,
 ) -> np.ndarray:
-    """Returns ``image.resize(size, resample)``, by one of FILTERS, or of that the box ``window`` alone.
+    """Returns ``image.resize(size, resample)``, by one of FILTERS, or of that the box ``window``
+    alone.
 
     Args:
         size: (width, height) in pixels.
@@ -77,7 +95,11 @@ def sharpen(pixels: np.ndarray, factor: float) -> np.ndarray:
 
 def adjust_color(pixels: np.ndarray, factor: float) -> np.ndarray:
     """Returns ``ImageEnhance.Color(image).enhance(factor)``."""
-    return pixels if pixels.ndim == 2 else _change("color", pixels, pixels.size // 3, pixels, float(factor))
+    return (
+        pixels
+        if pixels.ndim == 2
+        else _change("color", pixels, pixels.size // 3, pixels, float(factor))
+    )
 
 
 def blend(first: np.ndarray, second: np.ndarray, share: float) -> np.ndarray:
@@ -126,9 +148,13 @@ def _change(name: str, pixels: np.ndarray, *given: Any) -> np.ndarray:
 
 def _call(name: str, *given: Any) -> None:
     """Calls a compiled operation: with arrays as pointers to their values in order."""
-    kept = [np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value for value in given]
+    kept = [
+        np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value for value in given
+    ]
     words = (
-        ctypes.c_void_p(value.ctypes.data) if isinstance(value, np.ndarray) else _TYPES[type(value)](value)
+        ctypes.c_void_p(value.ctypes.data)
+        if isinstance(value, np.ndarray)
+        else _TYPES[type(value)](value)
         for value in kept
     )
     load()(name)(*words)

@@ -25,11 +25,14 @@ def largest(x: paddle.Tensor) -> paddle.Tensor:
 def into_windows(x: paddle.Tensor, window: Sequence[int], shift: Sequence[int]) -> paddle.Tensor:
     """Windows (height, width) of maps [B, H, W, C]: [B * windows, height * width, C].
 
-    Before, the maps are moved up and to the left by ``shift``, in a circle. H and W are multiples of the window's.
+    Before, the maps are moved up and to the left by ``shift``, in a circle. H and W are multiples
+    of the window's.
     """
     return run("vit_blocks", x, x.shape, window, shift, False)[0]
 
 
-def from_windows(x: paddle.Tensor, shape: Sequence[int], window: Sequence[int], shift: Sequence[int]) -> paddle.Tensor:
+def from_windows(
+    x: paddle.Tensor, shape: Sequence[int], window: Sequence[int], shift: Sequence[int]
+) -> paddle.Tensor:
     """The inverse of ``into_windows``; ``shape`` is the maps'."""
     return run("vit_blocks", x, shape, window, shift, True)[0]

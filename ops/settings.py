@@ -1,4 +1,6 @@
-"""How this process computes: flags and TF32 of a GPU; threads, allocator and compiled operators of a CPU."""
+"""How this process computes: flags and TF32 of a GPU; threads, allocator and compiled operators of
+a CPU.
+"""
 
 import contextlib
 import ctypes
@@ -23,7 +25,9 @@ _calls: int | None = None  # of it since ``keep_buffers``
 
 
 def set_device_flags(config: Configuration, local_processes: int) -> str:
-    """Applies DETERMINISTIC, CUDNN_BENCHMARK, TF32 and TUNE_CPU to this process; returns one line that tells it."""
+    """Applies DETERMINISTIC, CUDNN_BENCHMARK, TF32 and TUNE_CPU to this process; returns one line
+    that tells it.
+    """
     if paddle.device.is_compiled_with_cuda():
         flags = {
             "FLAGS_cudnn_deterministic": config.DETERMINISTIC,
@@ -34,22 +38,31 @@ def set_device_flags(config: Configuration, local_processes: int) -> str:
     if config.TF32 is not None:
         set_tf32(config.TF32)
     if paddle.device.get_device() == "cpu":
-        told = [tune_cpu(local_processes) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"]
+        told = [
+            tune_cpu(local_processes) if config.TUNE_CPU else "Paddle's defaults (TUNE_CPU is off)"
+        ]
     else:
         told = [f"DETERMINISTIC={config.DETERMINISTIC} CUDNN_BENCHMARK={config.CUDNN_BENCHMARK}"]
         told += [kept] if config.TUNE_CPU and (kept := keep_buffers()) else []
-    told.append("images by compiled operations" if images.load() else "images by Pillow (python -m ops.build)")
+    told.append(
+        "images by compiled operations"
+        if images.load()
+        else "images by Pillow (python -m ops.build)"
+    )
     return ", ".join(told)
 
 
 def set_tf32(allowed: bool) -> None:
-    """Lets GPUs, or not, round the factors of float32 matrix products and convolutions to TF32's 10 bits of mantissa.
+    """Lets GPUs, or not, round the factors of float32 matrix products and convolutions to TF32's 10
+    bits of mantissa.
 
-    Paddle's default: in both (2.6.2), in convolutions alone (3.3.1). It is called before the first operator.
+    Paddle's default: in both (2.6.2), in convolutions alone (3.3.1). It is called before the first
+    operator.
     """
     paddle.base.core.set_cublas_switch(allowed)
     paddle.base.core.set_cudnn_switch(allowed)
-    if not allowed:  # read by cuBLAS and cuDNN themselves: Paddle's newer convolutions go by a flag of their own
+    # read by cuBLAS and cuDNN themselves: Paddle's newer convolutions go by a flag of their own
+    if not allowed:
         os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
 
 
@@ -81,9 +94,10 @@ def float32_text() -> str:
 def tune_cpu(local_processes: int) -> str:
     """Sets this process up for speed on a CPU, without touching what the user's environment sets.
 
-    There are four settings (measured in docs/performance.md). The machine's cores are shared out as threads. Stride
-    kernels are off: their views are copied element by element on a CPU. glibc keeps large buffers instead of mapping
-    and faulting them in anew at each operator. The compiled operators of ops/ are used if they were built.
+    There are four settings (measured in docs/performance.md). The machine's cores are shared out as
+    threads. Stride kernels are off: their views are copied element by element on a CPU. glibc keeps
+    large buffers instead of mapping and faulting them in anew at each operator. The compiled
+    operators of ops/ are used if they were built.
 
     Returns:
         one line that tells what was set and what was left.
@@ -92,19 +106,23 @@ def tune_cpu(local_processes: int) -> str:
     chosen = _threads_chosen_by_user()
     threads = chosen or cores_each(local_processes)
     threadpool_limits(threads)
-    told.append(f"{threads} thread{'s' * (threads > 1)}{' (OMP_NUM_THREADS)' if chosen else ''} per process")
+    told.append(
+        f"{threads} thread{'s' * (threads > 1)}{' (OMP_NUM_THREADS)' if chosen else ''} per process"
+    )
     if "FLAGS_use_stride_kernel" not in os.environ:
         paddle.set_flags({"FLAGS_use_stride_kernel": False})
         told.append("stride kernels off")
     if kept := keep_buffers():
         told.append(kept)
-    told.append("compiled operators" if ops.load() else "compiled operators missing (python -m ops.build)")
+    told.append(
+        "compiled operators" if ops.load() else "compiled operators missing (python -m ops.build)"
+    )
     return ", ".join(told)
 
 
 def keep_buffers() -> str:
-    """Tells glibc to keep large buffers instead of mapping and faulting them in anew, unless the user's environment
-    sets its allocator. Returns what was set, or "".
+    """Tells glibc to keep large buffers instead of mapping and faulting them in anew, unless the
+    user's environment sets its allocator. Returns what was set, or "".
     """
     tuned_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not tuned_by_user:
@@ -120,10 +138,12 @@ def keep_buffers() -> str:
 
 
 def trim_buffers() -> None:
-    """Gives the system back what is free between the buffers that ``keep_buffers`` keeps, in the first steps.
+    """Gives the system back what is free between the buffers that ``keep_buffers`` keeps, in the
+    first steps.
 
-    These leave gaps that the tensors of later steps don't fit into. A training's peak falls by up to a fifth
-    (docs/performance.md). Mapping the memory again makes a step a quarter of a second longer, three times in a process.
+    These leave gaps that the tensors of later steps don't fit into. A training's peak falls by up
+    to a fifth (docs/performance.md). Mapping the memory again makes a step a quarter of a second
+    longer, three times in a process.
     """
     global _calls
     if _calls is not None and _calls < _TRIMMED[-1]:
@@ -133,8 +153,9 @@ def trim_buffers() -> None:
 
 
 def _threads_chosen_by_user() -> int | None:
-    """OMP_NUM_THREADS as the user set it. Paddle's import sets it to 1 where it is unset, torchrun does, too, and the
-    processes they start inherit that: what counts then is the environment in which the user started the parent.
+    """OMP_NUM_THREADS as the user set it. Paddle's import sets it to 1 where it is unset, torchrun
+    does, too, and the processes they start inherit that: what counts then is the environment in
+    which the user started the parent.
     """
     with contextlib.suppress(OSError):
         inherits = set_by_launcher() or multiprocessing.parent_process()

@@ -13,10 +13,11 @@ class _Stack(ctypes.Structure):
 
 
 def give_signals_a_stack() -> None:
-    """Gives this thread, the main one, a stack for its signal handlers; Python's run there where there is one.
+    """Gives this thread, the main one, a stack for its signal handlers; Python's run there where
+    there is one.
 
-    Some products of oneDNN (sgemm's, until uxlfoundation/oneDNN#4855) keep another pointer in the stack's register. A
-    signal that comes meanwhile would overwrite what lies before it in the heap.
+    Some products of oneDNN (sgemm's, until uxlfoundation/oneDNN#4855) keep another pointer in the
+    stack's register. A signal that comes meanwhile would overwrite what lies before it in the heap.
     """
     if sys.platform == "linux":
         stack = _Stack(ctypes.addressof(_signal_stack), 0, len(_signal_stack))

@@ -1,1 +1,3 @@
-"""YAML files, and what reads those of other toolkits: a package, so that no other of this name is found first."""
+"""YAML files, and what reads those of other toolkits: a package, so that no other of this name is
+found first.
+"""

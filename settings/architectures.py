@@ -1,8 +1,9 @@
-"""The keys of MODEL that an architecture takes: the arguments of its class's constructor, in capitals.
+"""The keys of MODEL that an architecture takes: the arguments of its class's constructor, in
+capitals.
 
-They are read from the sources of models/*.py, not from the classes. Importing those imports Paddle, and ``-h`` or a
-typing error would be answered seconds later; and the configuration stands below models. ``tests/test_architectures.py``
-holds this reading to what Python says of the classes.
+They are read from the sources of models/*.py, not from the classes. Importing those imports Paddle,
+and ``-h`` or a typing error would be answered seconds later; and the configuration stands below
+models. ``tests/test_architectures.py`` holds this reading to what Python says of the classes.
 """
 
 import ast
@@ -18,7 +19,8 @@ from settings.paddlevit.absent import absent_type
 from settings.signatures import Argument, argument, descriptions
 from settings.values import parse_value, quoted
 
-_SHARED = ("self", "image_size", "in_channels", "num_classes")  # keys of DATA, and what config.py has
+# keys of DATA, and what config.py has
+_SHARED = ("self", "image_size", "in_channels", "num_classes")
 _FILES = sorted((Path(__file__).resolve().parent.parent / "models").glob("*.py"))
 
 
@@ -49,28 +51,36 @@ def architecture(kind: str, by: str = "") -> Architecture:
 
 @functools.cache
 def all_keys() -> dict[str, Argument]:
-    """Returns the keys of all architectures by dotted key; of several that take a key, one's argument."""
+    """Returns the keys of all architectures by dotted key; of several that take a key, one's
+    argument.
+    """
     return {key: found for one in architectures().values() for key, found in one.arguments.items()}
 
 
 def kept_values(tree: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration that a run kept, by dotted key, with what its architecture takes today.
+    """Returns a configuration that a run kept, by dotted key, with what its architecture takes
+    today.
 
     Runs wrote all architectures' keys once, and None for the constructor's default.
     """
     values = dict(leaves(tree))
     own = architecture(str(values.get("MODEL.TYPE"))).arguments
-    kept = {key: value for key, value in values.items() if key not in all_keys() or (key in own and value is not None)}
+    kept = {
+        key: value
+        for key, value in values.items()
+        if key not in all_keys() or (key in own and value is not None)
+    }
     return {key: argument.default for key, argument in own.items()} | kept
 
 
 def settle(config: Configuration) -> None:
-    """Leaves in MODEL the keys that all share and the architecture's: as they were set, or as its constructor has them.
+    """Leaves in MODEL the keys that all share and the architecture's: as they were set, or as its
+    constructor has them.
 
     Raises:
-        InputError: a value isn't what the constructor takes, or a key was set that the architecture doesn't take,
-            whatever its value. It is no error below the TYPE that was set over it, such as a recipe's DROPPATH; None
-            takes a key back.
+        InputError: a value isn't what the constructor takes, or a key was set that the architecture
+            doesn't take, whatever its value. It is no error below the TYPE that was set over it,
+            such as a recipe's DROPPATH; None takes a key back.
     """
     model = config.MODEL
     found = value_sources(config)
@@ -110,11 +120,17 @@ def architectures() -> dict[str, Architecture]:
     """Returns what each name of ``models.base.register`` stands for.
 
     Raises:
-        InputError: a constructor has an argument that can't be a key: without a default, or of an unknown type.
+        InputError: a constructor has an argument that can't be a key: without a default, or of an
+            unknown type.
     """
     with without_collection():
         trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in _FILES}
-    classes = {node.name: node for tree in trees.values() for node in tree.body if isinstance(node, ast.ClassDef)}
+    classes = {
+        node.name: node
+        for tree in trees.values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
     return {
         name: Architecture(file.stem, dict(_arguments(node, classes, file)))
         for file, tree in trees.items()
@@ -127,17 +143,33 @@ def architectures() -> dict[str, Architecture]:
 def _names(node: ast.ClassDef) -> list[str]:
     """What ``@register(...)`` above a class calls it."""
     calls = [found for found in node.decorator_list if isinstance(found, ast.Call)]
-    return [ast.literal_eval(name) for call in calls if ast.unparse(call.func) == "register" for name in call.args]
+    return [
+        ast.literal_eval(name)
+        for call in calls
+        if ast.unparse(call.func) == "register"
+        for name in call.args
+    ]
 
 
-def _arguments(node: ast.ClassDef, classes: dict[str, ast.ClassDef], file: Path) -> Iterator[tuple[str, Argument]]:
+def _arguments(
+    node: ast.ClassDef, classes: dict[str, ast.ClassDef], file: Path
+) -> Iterator[tuple[str, Argument]]:
     line = list(_line(node, classes))
-    made = next(f for one in line for f in one.body if isinstance(f, ast.FunctionDef) and f.name == "__init__")
+    made = next(
+        f
+        for one in line
+        for f in one.body
+        if isinstance(f, ast.FunctionDef) and f.name == "__init__"
+    )
     meant: dict[str, str] = {}
     for one in reversed(line):
         meant |= descriptions(ast.get_docstring(one) or "")
     found = made.args.args + made.args.kwonlyargs
-    defaults = [None] * (len(made.args.args) - len(made.args.defaults)) + made.args.defaults + made.args.kw_defaults
+    defaults = (
+        [None] * (len(made.args.args) - len(made.args.defaults))
+        + made.args.defaults
+        + made.args.kw_defaults
+    )
     for word, default in zip(found, defaults, strict=True):
         if word.arg in _SHARED:
             continue

@@ -18,7 +18,8 @@ _LEAST_CORRUPTED = 32  # pixels of a side, which the corruptions' blurs need
 
 
 def check(config: Configuration, values: Mapping[str, Any]) -> None:
-    """Raises InputError, naming the key, what it is and what it may be, for a configuration that can't be meant.
+    """Raises InputError, naming the key, what it is and what it may be, for a configuration that
+    can't be meant.
 
     Args:
         values: the same, by dotted key.
@@ -45,37 +46,71 @@ def check(config: Configuration, values: Mapping[str, Any]) -> None:
     automatic = config.MODEL.RESUME == "auto"
     one = automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED)
     require(one, "MODEL.RESUME", "auto together with -pretrained, or only one of the two")
-    require(not (config.TO_STATIC and config.MODEL.get("RECOMPUTE")), "TO_STATIC", "False with MODEL.RECOMPUTE")
+    require(
+        not (config.TO_STATIC and config.MODEL.get("RECOMPUTE")),
+        "TO_STATIC",
+        "False with MODEL.RECOMPUTE",
+    )
     _check_stage_3(config, require)
     chosen = not (config.CUDNN_BENCHMARK and config.DETERMINISTIC)
-    require(chosen, "CUDNN_BENCHMARK", "False with DETERMINISTIC: which algorithm is fastest changes from run to run")
+    require(
+        chosen,
+        "CUDNN_BENCHMARK",
+        "False with DETERMINISTIC: which algorithm is fastest changes from run to run",
+    )
     several = config.EVAL or not config.MODEL.get("HEAD_BATCH_NORM") or config.DATA.BATCH_SIZE > 1
-    require(several, "DATA.BATCH_SIZE", "2 or more with MODEL.HEAD_BATCH_NORM: one image has no variance")
+    require(
+        several,
+        "DATA.BATCH_SIZE",
+        "2 or more with MODEL.HEAD_BATCH_NORM: one image has no variance",
+    )
     anew = config.OUTPUT and config.MODEL.RESUME in (None, "auto") and not config.TRAIN.LAST_EPOCH
     require(
         not config.DIST.MAX_RESTART or config.EVAL or anew,
         "DIST.MAX_RESTART",
         "0, or -output with it (the folder of the checkpoints) and neither -last_epoch nor -resume=PATH",
     )
-    require(not automatic or config.OUTPUT, "MODEL.RESUME", "-output with it: the folder of the checkpoints")
+    require(
+        not automatic or config.OUTPUT,
+        "MODEL.RESUME",
+        "-output with it: the folder of the checkpoints",
+    )
 
 
 def _check_stage_3(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    """What sharding the weights asks for: blocks that are computed anew, and no second copy of all weights."""
+    """What sharding the weights asks for: blocks that are computed anew, and no second copy of all
+    weights.
+    """
     options = config.DIST.STRATEGY
     key = "DIST.STRATEGY.sharding_configs.stage"
-    if config.EVAL or config.DIST.ENGINE != "fleet" or not options.sharding or options.sharding_configs.stage != 3:
+    if (
+        config.EVAL
+        or config.DIST.ENGINE != "fleet"
+        or not options.sharding
+        or options.sharding_configs.stage != 3
+    ):
         return
-    require("RECOMPUTE" in config.MODEL, key, f"1 or 2 with {config.MODEL.TYPE}, which takes no MODEL.RECOMPUTE")
+    require(
+        "RECOMPUTE" in config.MODEL,
+        key,
+        f"1 or 2 with {config.MODEL.TYPE}, which takes no MODEL.RECOMPUTE",
+    )
     require(config.MODEL.RECOMPUTE, "MODEL.RECOMPUTE", f"True with {key} 3")
-    require(not config.TRAIN.MODEL_EMA, "TRAIN.MODEL_EMA", f"False with {key} 3: each process would hold all weights")
+    require(
+        not config.TRAIN.MODEL_EMA,
+        "TRAIN.MODEL_EMA",
+        f"False with {key} 3: each process would hold all weights",
+    )
 
 
 def _check_data(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
     data = config.DATA
     train = config.TRAIN
     channels = config.DATA.IMAGE_CHANNELS
-    for key, values in (("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN), ("DATA.IMAGENET_STD", data.IMAGENET_STD)):
+    for key, values in (
+        ("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN),
+        ("DATA.IMAGENET_STD", data.IMAGENET_STD),
+    ):
         require(
             len(values) in (1, channels),
             key,
@@ -88,7 +123,11 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     )
     turn, shift, scale = train.AFFINE
     within = 0 <= turn <= 360 and 0 <= shift <= 1 and 0 <= scale < 1
-    require(within, "TRAIN.AFFINE", "degrees of 0 to 360, a shift of 0 to 1, a scaling of 0 <= value < 1")
+    require(
+        within,
+        "TRAIN.AFFINE",
+        "degrees of 0 to 360, a shift of 0 to 1, a scaling of 0 <= value < 1",
+    )
     require(
         1e-6 <= train.CROP_SCALE[0] <= train.CROP_SCALE[1] <= 1,
         "TRAIN.CROP_SCALE",
@@ -103,22 +142,46 @@ def _check_data(config: Configuration, require: Callable[[bool, str, str], None]
     once = sizes is None or (len(set(sizes)) == len(sizes) and train.REPEATED_AUGMENT == 1)
     require(once, "DATA.MULTI_SCALE", "None, or sizes, each once, with REPEATED_AUGMENT 1")
     fixed = data.SCALE_SCHEDULE != "progressive" or sizes is None
-    require(fixed or len(sizes or ()) > 1, "DATA.MULTI_SCALE", "two sizes or more with SCALE_SCHEDULE progressive")
+    require(
+        fixed or len(sizes or ()) > 1,
+        "DATA.MULTI_SCALE",
+        "two sizes or more with SCALE_SCHEDULE progressive",
+    )
     expected = "None with SCALE_SCHEDULE progressive: its steps don't take equally long"
     require(fixed or train.MAX_MINUTES is None, "TRAIN.MAX_MINUTES", expected)
-    require(data.FOLDS is None or data.FOLD < data.FOLDS, "DATA.FOLD", f"0 to {(data.FOLDS or 1) - 1}, of FOLDS")
-    require(data.FOLDS is None or data.VAL_SPLIT is None, "DATA.FOLDS", "None with VAL_SPLIT: set only one of the two")
+    require(
+        data.FOLDS is None or data.FOLD < data.FOLDS,
+        "DATA.FOLD",
+        f"0 to {(data.FOLDS or 1) - 1}, of FOLDS",
+    )
+    require(
+        data.FOLDS is None or data.VAL_SPLIT is None,
+        "DATA.FOLDS",
+        "None with VAL_SPLIT: set only one of the two",
+    )
     cached = data.CACHE is None or not data.SKIP_BROKEN
     require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
     corrupts = data.CORRUPTION is not None
     require(not corrupts or channels == 3, "DATA.IMAGE_CHANNELS", "3 with DATA.CORRUPTION")
-    require(not corrupts or not float_pixels(data), "DATA.IMAGE_DTYPE", "auto with DATA.CORRUPTION, of 8-bit colours")
+    require(
+        not corrupts or not float_pixels(data),
+        "DATA.IMAGE_DTYPE",
+        "auto with DATA.CORRUPTION, of 8-bit colours",
+    )
     large = not corrupts or min(pair(data.IMAGE_SIZE)) >= _LEAST_CORRUPTED
     require(large, "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION")
     own = data.LABELS is None or data.CLASSES in (None, "present")
-    require(own, "DATA.CLASSES", "None or present with DATA.LABELS, which are ImageNet's classes themselves")
+    require(
+        own,
+        "DATA.CLASSES",
+        "None or present with DATA.LABELS, which are ImageNet's classes themselves",
+    )
     for key in ("CLASSES", "LABELS"):
-        require(data[key] is None or config.TASK == "classification", f"DATA.{key}", f"None with TASK {config.TASK}")
+        require(
+            data[key] is None or config.TASK == "classification",
+            f"DATA.{key}",
+            f"None with TASK {config.TASK}",
+        )
     box = train.CUTMIX_MINMAX or [0.5, 0.5]
     require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
 
@@ -134,7 +197,8 @@ def _check_augmentation(config: Configuration, require: Callable[[bool, str, str
             ("DATA.LOADER", data.LOADER, "paddle"),
         ):
             expected = (
-                f"{idle} with IMAGE_CHANNELS {data.IMAGE_CHANNELS} of float32: it is for colours and grey of 8 bits"
+                f"{idle} with IMAGE_CHANNELS {data.IMAGE_CHANNELS} of float32: "
+                "it is for colours and grey of 8 bits"
             )
             require(value == idle, key, expected)
     if data.LOADER == "dali":
@@ -146,25 +210,45 @@ def _check_augmentation(config: Configuration, require: Callable[[bool, str, str
             ("DATA.EXIF_ORIENTATION", data.EXIF_ORIENTATION, False),
             ("DATA.MULTI_SCALE", data.MULTI_SCALE, None),
         ):
-            require(value == idle, key, f"{idle} with DATA.LOADER dali, which crops, resizes and flips")
+            require(
+                value == idle, key, f"{idle} with DATA.LOADER dali, which crops, resizes and flips"
+            )
         drawn = train.CROP.startswith("random_resized")
         require(drawn, "TRAIN.CROP", "random_resized or random_resized_once with DATA.LOADER dali")
         require(
-            train.INTERPOLATION != "random", "TRAIN.INTERPOLATION", "bicubic, bilinear or nearest with DATA.LOADER dali"
+            train.INTERPOLATION != "random",
+            "TRAIN.INTERPOLATION",
+            "bicubic, bilinear or nearest with DATA.LOADER dali",
         )
 
 
 def _check_recipe(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
     train = config.TRAIN
     weights = train.CLASS_WEIGHTS if isinstance(train.CLASS_WEIGHTS, list) else [1.0]
-    require(max(weights) >= 1e-6, "TRAIN.CLASS_WEIGHTS", "a value above 0, and 1e-6 or more: nothing would be learned")
+    require(
+        max(weights) >= 1e-6,
+        "TRAIN.CLASS_WEIGHTS",
+        "a value above 0, and 1e-6 or more: nothing would be learned",
+    )
     if train.DISTILLATION_TYPE == "feature" and not config.EVAL:
         whole = not config.MODEL.get("PATCH_DROP")
-        require(whole, "MODEL.PATCH_DROP", "0 with DISTILLATION_TYPE feature: the student needs every patch")
-        require(train.LOSS != "token_label", "TRAIN.LOSS", "another one with DISTILLATION_TYPE feature")
+        require(
+            whole,
+            "MODEL.PATCH_DROP",
+            "0 with DISTILLATION_TYPE feature: the student needs every patch",
+        )
+        require(
+            train.LOSS != "token_label", "TRAIN.LOSS", "another one with DISTILLATION_TYPE feature"
+        )
     steps = train.LR_SCHEDULER.MILESTONES
-    require(steps == sorted(set(steps)), "TRAIN.LR_SCHEDULER.MILESTONES", "epochs in rising order, each once")
-    held = train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS
+    require(
+        steps == sorted(set(steps)),
+        "TRAIN.LR_SCHEDULER.MILESTONES",
+        "epochs in rising order, each once",
+    )
+    held = (
+        train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS
+    )
     expected = f"at most NUM_EPOCHS {train.NUM_EPOCHS} - WARMUP_EPOCHS {train.WARMUP_EPOCHS}"
     require(held, "TRAIN.COOLDOWN_EPOCHS", expected)
     falling = train.LR_SCHEDULER.WSD_DECAY_EPOCHS
@@ -191,7 +275,9 @@ def _check_recipe(config: Configuration, require: Callable[[bool, str, str], Non
     )
     if mixes(config):
         *others, last = (
-            name for name, loss in registry.losses.components.items() if loss.given.get("takes") != "labels"
+            name
+            for name, loss in registry.losses.components.items()
+            if loss.given.get("takes") != "labels"
         )
         require(
             train.LOSS in (*others, last),
@@ -211,9 +297,15 @@ def _check_task(config: Configuration, require: Callable[[bool, str, str], None]
     registry.refuse_other("BEST_METRIC", config.BEST_METRIC, ("auto", *metrics, "loss"))
     if task != "multilabel" or config.EVAL:
         return
-    each = [name for name, loss in registry.losses.components.items() if loss.given.get("takes") == "any"]
+    each = [
+        name
+        for name, loss in registry.losses.components.items()
+        if loss.given.get("takes") == "any"
+    ]
     require(
-        train.LOSS in each, "TRAIN.LOSS", f"one of {', '.join(each)} with TASK multilabel: a yes or no for each class"
+        train.LOSS in each,
+        "TRAIN.LOSS",
+        f"one of {', '.join(each)} with TASK multilabel: a yes or no for each class",
     )
     require(
         train.DISTILLATION_TYPE is None,
@@ -228,7 +320,9 @@ def _check_task(config: Configuration, require: Callable[[bool, str, str], None]
 
 
 def _check_threshold(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    """BCE_TARGET_THRESH has to lie between a target's two values: else all of them are 1, or all are 0."""
+    """BCE_TARGET_THRESH has to lie between a target's two values: else all of them are 1, or all
+    are 0.
+    """
     train = config.TRAIN
     classes = config.MODEL.NUM_CLASSES
     threshold = train.BCE_TARGET_THRESH

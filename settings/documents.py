@@ -1,6 +1,7 @@
 """YAML files of strangers, read: plain values by text keys, each key once, within bounds.
 
-Anchors may be used; what they stand for counts wherever it is used, so that a short file can't become a long one.
+Anchors may be used; what they stand for counts wherever it is used, so that a short file can't
+become a long one.
 """
 
 from collections import Counter
@@ -30,23 +31,29 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Returns the mapping in a YAML file.
 
     Raises:
-        InputError: the file can't be read, isn't YAML, isn't a mapping, or is more than a configuration can be.
+        InputError: the file can't be read, isn't YAML, isn't a mapping, or is more than a
+            configuration can be.
     """
-    # A run's folder may be a stranger's, and later errors tell a file's keys. Another file was named by the user.
+    # A run's folder may be a stranger's, and later errors tell a file's keys. Another file was
+    # named by the user.
     if path.name == RUN_CONFIG and leads_out(path):
         raise InputError(f"{path}: it is a link out of its folder; name the file that it leads to")
     with reading(path, "a configuration"):
         try:
             content = _Reader(_text(path)).read()
         except yaml.YAMLError as error:
-            raise Unreadable(f"not valid YAML ({printable(' '.join(str(error).split()), 240)})") from None
+            raise Unreadable(
+                f"not valid YAML ({printable(' '.join(str(error).split()), 240)})"
+            ) from None
         except RecursionError:
             raise Unreadable("not valid YAML (it is nested too deeply)") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a mapping of keys, found {type(content).__name__}")
     counts = Counter(key for key, _ in leaves(content))  # TRAIN.LOSS: a, and TRAIN: {LOSS: b}
     if twice := next((key for key, count in counts.items() if count > 1), None):
-        raise InputError(f"{path}: found the key {printable(twice)} a second time; leave one of them out")
+        raise InputError(
+            f"{path}: found the key {printable(twice)} a second time; leave one of them out"
+        )
     return content
 
 
@@ -55,17 +62,25 @@ def _text(path: Path) -> str:
     with open_file(path) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        raise Unreadable(f"has more than {MOST_BYTES} bytes, which no configuration has; name a YAML file")
+        raise Unreadable(
+            f"has more than {MOST_BYTES} bytes, which no configuration has; name a YAML file"
+        )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        found = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else f"the byte {data[error.start]:#04x}"
-        raise Unreadable(f"isn't text in UTF-8: found {found} at {error.start}; save it as UTF-8") from None
+        found = (
+            "UTF-16"
+            if data[:2] in (b"\xff\xfe", b"\xfe\xff")
+            else f"the byte {data[error.start]:#04x}"
+        )
+        raise Unreadable(
+            f"isn't text in UTF-8: found {found} at {error.start}; save it as UTF-8"
+        ) from None
 
 
 class _Reader(Composer, CParser, SafeConstructor, Resolver):
-    """One document: its nodes within a depth, then its values, which are counted. libyaml's parser takes a sixth of the
-    time of PyYAML's own.
+    """One document: its nodes within a depth, then its values, which are counted. libyaml's parser
+    takes a sixth of the time of PyYAML's own.
     """
 
     def __init__(self, text: str) -> None:
@@ -98,42 +113,63 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
     def _value(self, node: yaml.Node, above: tuple[yaml.Node, ...]) -> Any:
         self.left -= 1
         if self.left < 0 or node in above:
-            raise Unreadable(f"has more than {_MOST_VALUES} values, or an alias leads back to where it stands")
+            raise Unreadable(
+                f"has more than {_MOST_VALUES} values, or an alias leads back to where it stands"
+            )
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if node.tag == f"{_TAG}seq" and isinstance(node, yaml.SequenceNode):
             return [self._value(item, (*above, node)) for item in node.value]
         if node.tag != f"{_TAG}map" or not isinstance(node, yaml.MappingNode):
-            raise Unreadable(f"not valid YAML ({_place(node)}found the tag {node.tag}; write plain values)")
+            raise Unreadable(
+                f"not valid YAML ({_place(node)}found the tag {node.tag}; write plain values)"
+            )
         found: dict[str, Any] = {}
         for key, value in node.value:
             name = self._key(key)
             if name in found:
-                raise Unreadable(f"{_place(key)}found the key {name} a second time; leave one of them out")
+                raise Unreadable(
+                    f"{_place(key)}found the key {name} a second time; leave one of them out"
+                )
             found[name] = self._value(value, (*above, node))
         return found
 
     def _key(self, node: yaml.Node) -> str:
         if node.tag == f"{_TAG}merge":
-            raise Unreadable(f"{_place(node)}found the merge key <<, which isn't read; write the keys, or use BASE")
+            raise Unreadable(
+                f"{_place(node)}found the merge key <<, which isn't read; write the keys, or use BASE"
+            )
         name = self._scalar(node) if isinstance(node, yaml.ScalarNode) else node
         if not isinstance(name, str):
-            told = f"{quoted(name)} ({type(name).__name__})" if name is not node else "a list or a mapping"
+            told = (
+                f"{quoted(name)} ({type(name).__name__})"
+                if name is not node
+                else "a list or a mapping"
+            )
             raise Unreadable(f"{_place(node)}found the key {told}, expected text")
         return name
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         if node.tag not in _SCALARS:
-            raise Unreadable(f"not valid YAML ({_place(node)}found the tag {node.tag}; write plain values)")
+            raise Unreadable(
+                f"not valid YAML ({_place(node)}found the tag {node.tag}; write plain values)"
+            )
         most = LONGEST_TEXT if node.tag == f"{_TAG}str" else _LONGEST_NUMBER
         self.letters -= len(node.value)
         if len(node.value) > most or self.letters < 0:
-            raise Unreadable(f"{_place(node)}found {len(node.value)} letters, expected a value of at most {most}")
+            raise Unreadable(
+                f"{_place(node)}found {len(node.value)} letters, expected a value of at most {most}"
+            )
         try:
             return self.construct_object(node)
         except (ValueError, LookupError, OverflowError, AttributeError) as error:
-            # What PyYAML raises of its own accord where a tag and its text don't fit: !!int '', !!timestamp abc.
-            said = f"{quoted(node.value)}: {error}" if isinstance(error, ValueError) else quoted(node.value)
+            # What PyYAML raises of its own accord where a tag and its text don't fit: !!int '',
+            # !!timestamp abc.
+            said = (
+                f"{quoted(node.value)}: {error}"
+                if isinstance(error, ValueError)
+                else quoted(node.value)
+            )
             kind = node.tag.removeprefix(_TAG)
             raise Unreadable(f"not valid YAML ({_place(node)}found no {kind} in {said})") from None
 

@@ -1,4 +1,6 @@
-"""What --explain prints of a key: its value, where that came from, what it means, and whether it does something."""
+"""What --explain prints of a key: its value, where that came from, what it means, and whether it
+does something.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +18,9 @@ Needs = Mapping[str, tuple[Need, ...]]
 _LINE = re.compile(r"_C\.(\S+) = .*?(?:  # (.*))?")  # of config.py
 
 
-def explanation(config: Configuration, names: Sequence[str], defaults: Mapping[str, Any], needs: Needs) -> str:
+def explanation(
+    config: Configuration, names: Sequence[str], defaults: Mapping[str, Any], needs: Needs
+) -> str:
     """Returns a paragraph for each key that ``names`` name.
 
     Args:
@@ -36,16 +40,23 @@ def explanation(config: Configuration, names: Sequence[str], defaults: Mapping[s
     parts = []
     for key in dict.fromkeys(key for name in names for key in _keys(name, values)):
         found = config.origins.get(key, ())
-        lines = [f"{key}: {values[key]}", f"from     {found[-1].text() if found else 'the default'}"]
+        lines = [
+            f"{key}: {values[key]}",
+            f"from     {found[-1].text() if found else 'the default'}",
+        ]
         lines += [f"over     {where.value}, from {where.text()}" for where in reversed(found[:-1])]
         text = meant.get(key, meant.get(key.rpartition(".")[0], ""))
         lines += [f"means    {text}"] if text else []
-        parts.append("\n  ".join([*lines, f"default  {defaults[key]}", *_use(needs.get(key, ()), values)]))
+        parts.append(
+            "\n  ".join([*lines, f"default  {defaults[key]}", *_use(needs.get(key, ()), values)])
+        )
     return "\n\n".join(parts)
 
 
 def meanings(page: str) -> dict[str, str]:
-    """Returns what the comments of config.py say of each key: behind it, in the lines after it, or in those before."""
+    """Returns what the comments of config.py say of each key: behind it, in the lines after it, or
+    in those before.
+    """
     found: dict[str, str] = {}
     before = ""
     last = ""
@@ -63,7 +74,11 @@ def meanings(page: str) -> dict[str, str]:
 
 
 def _keys(name: str, known: Iterable[str]) -> list[str]:
-    found = [key for key in known if f"{key}.".startswith(f"{name}.") or fnmatchcase(key.lower(), name.lower())]
+    found = [
+        key
+        for key in known
+        if f"{key}.".startswith(f"{name}.") or fnmatchcase(key.lower(), name.lower())
+    ]
     if not found:
         raise InputError(f"{COMMAND_LINE}: unknown key {name}{nearest_key(name, known)}")
     return found

@@ -15,7 +15,8 @@ def mixes(config: Configuration) -> bool:
 
 
 def float_pixels(values: Mapping[str, Any]) -> bool:
-    """Returns whether images are float32 up to the model, in full depth; else they are uint8, colours or grey.
+    """Returns whether images are float32 up to the model, in full depth; else they are uint8,
+    colours or grey.
 
     Args:
         values: DATA's keys, by their names.
@@ -24,11 +25,17 @@ def float_pixels(values: Mapping[str, Any]) -> bool:
 
 
 def _is(key: str, *values: Any) -> Need:
-    return Need(f"without {key} {' or '.join(map(str, values))}", (key,), lambda found: found[key] in values)
+    return Need(
+        f"without {key} {' or '.join(map(str, values))}", (key,), lambda found: found[key] in values
+    )
 
 
 def _is_not(key: str, *values: Any) -> Need:
-    return Need(f"with {key} {' or '.join(map(str, values))}", (key,), lambda found: found[key] not in values)
+    return Need(
+        f"with {key} {' or '.join(map(str, values))}",
+        (key,),
+        lambda found: found[key] not in values,
+    )
 
 
 def _is_set(key: str) -> Need:
@@ -56,13 +63,17 @@ _TRAINING = Need("under EVAL", ("EVAL",), lambda found: not found["EVAL"], files
 _EVALUATION = _is("EVAL", True)
 _FLEET = _is("DIST.ENGINE", "fleet")
 _NO_SHARDING = _is_unset("DIST.STRATEGY.sharding")
-_FILES, _SHARDS = (_is_one_of(datasets, datasets.names(returns=kinds)) for kinds in (("Files", "Shards"), ("Shards",)))
+_FILES, _SHARDS = (
+    _is_one_of(datasets, datasets.names(returns=kinds))
+    for kinds in (("Files", "Shards"), ("Shards",))
+)
 _STORED = _is_one_of(datasets, datasets.names(returns=("Files", "Shards", "Arrays")))
 _NO_CACHE = _is_unset("DATA.CACHE")
 _LOADED_AHEAD = Need(
     "without DATA.NUM_WORKERS above 0 or DATA.LOADER dali",
     ("DATA.NUM_WORKERS", "DATA.LOADER", "EVAL"),
-    lambda found: found["DATA.NUM_WORKERS"] > 0 or (found["DATA.LOADER"] == "dali" and not found["EVAL"]),
+    lambda found: found["DATA.NUM_WORKERS"] > 0
+    or (found["DATA.LOADER"] == "dali" and not found["EVAL"]),
 )
 _EIGHT_BITS = Need(
     "with pixels of float32, which aren't decoded that way",
@@ -83,7 +94,8 @@ _PROGRESSIVE = _is("DATA.SCALE_SCHEDULE", "progressive")
 _BCE = Need(
     "without TRAIN.LOSS bce, or auto under TASK multilabel",
     ("TRAIN.LOSS", "TASK"),
-    lambda found: found["TRAIN.LOSS"] == "bce" or (found["TRAIN.LOSS"] == "auto" and found["TASK"] == "multilabel"),
+    lambda found: found["TRAIN.LOSS"] == "bce"
+    or (found["TRAIN.LOSS"] == "auto" and found["TASK"] == "multilabel"),
 )
 _SCHEDULE = "TRAIN.LR_SCHEDULER.NAME"
 _OPTIMIZER = "TRAIN.OPTIMIZER.NAME"
@@ -99,12 +111,12 @@ _MIXING = Need(
     lambda found: _MIXUP.met(found) or _CUTMIX.met(found),
 )
 
-# Every key of config.py, with what it needs, and keys of architectures: those that aren't here need nothing. A key
-# whose loss would be missed conflicts instead, and needs nothing. A key that components read, as their keyword, needs
-# one of these as well.
+# Every key of config.py, with what it needs, and keys of architectures: those that aren't here need
+# nothing. A key whose loss would be missed conflicts instead, and needs nothing. A key that
+# components read, as their keyword, needs one of these as well.
 _DECLARED = (
-    # What a script for both hands to training and evaluation alike (-batch_size, -accum_iter, -last_epoch, -amp)
-    # needs no training; nor does what depends on the machine need that.
+    # What a script for both hands to training and evaluation alike (-batch_size, -accum_iter,
+    # -last_epoch, -amp) needs no training; nor does what depends on the machine need that.
     ((), (
         "BASE", "TASK", "DATA.BATCH_SIZE_EVAL", "DATA.DATASET", "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS",
         "DATA.IMAGE_DTYPE", "DATA.CROP_PCT",
@@ -178,4 +190,7 @@ _DECLARED = (
 NEEDS: dict[str, tuple[Need, ...]] = {key: needs for needs, keys in _DECLARED for key in keys}
 for _kind in KINDS:
     _first = () if _kind is datasets else (_TRAINING,)
-    NEEDS |= {key: (*_first, *_is_one_of(_kind, names), *NEEDS.get(key, ())) for key, names in _kind.readers().items()}
+    NEEDS |= {
+        key: (*_first, *_is_one_of(_kind, names), *NEEDS.get(key, ()))
+        for key, names in _kind.readers().items()
+    }

@@ -1,8 +1,11 @@
-"""What the keys of ``config.py`` take besides values of their default's type, and the keys that once were."""
+"""What the keys of ``config.py`` take besides values of their default's type, and the keys that
+once were.
+"""
 
 from settings.registry import own_keys
 
-# The types of keys whose default is None or a section's. Each of these keys also takes None (YAML: null).
+# The types of keys whose default is None or a section's. Each of these keys also takes None (YAML:
+# null).
 TYPES = {
     "DATA.VAL_SPLIT": float, "DATA.FOLDS": int, "DATA.SPLIT_GROUPS": str, "DATA.GLOBAL_BATCH": int,
     "DATA.MULTI_SCALE": [int], "DATA.SHARD_SHUFFLE": int, "DATA.CACHE": str, "MODEL.RESUME": str,
@@ -14,7 +17,8 @@ TYPES = {
     "TRAIN.AUTO_AUGMENT": str, "TRAIN.CUTMIX_MINMAX": [float], "OUTPUT": str, "SAVE_MINUTES": float, "TF32": bool,
     "TRACKERS": [str], "DATA.CLASSES": str, "DATA.LABELS": str, "DATA.CORRUPTION": str,
 } | {key: own.kind for key, own in own_keys().items() if own.optional}  # fmt: skip
-# Removed keys with their defaults. Older runs wrote them into their config.yaml, whoever had set them.
+# Removed keys with their defaults. Older runs wrote them into their config.yaml, whoever had set
+# them.
 REMOVED = {
     "DATA.FOLDS_SEED": 0,
     "DATA.FOLDS_GROUPS": None,

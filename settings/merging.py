@@ -45,9 +45,11 @@ class Option(NamedTuple):
 
 
 def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
-    """Returns the path of a configuration: a file, the name of a model's, or one relative to configs/.
+    """Returns the path of a configuration: a file, the name of a model's, or one relative to
+    configs/.
 
-    A name without a folder and without .yaml is that of a model, even if a file of the current folder is called so.
+    A name without a folder and without .yaml is that of a model, even if a file of the current
+    folder is called so.
 
     Args:
         by: who names it, which begins the error.
@@ -59,9 +61,11 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
         if os.path.isfile(place):  # Path.is_file raises for names that are too long
             return place
     name = path.name.removesuffix(".yaml")
-    # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds configs/<family>/NAME.yaml here.
+    # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds
+    # configs/<family>/NAME.yaml here.
     is_name = path.parent.name in ("", "configs")
-    if is_name and (own := shipped_configs(glob.escape(name))):  # a list of all files takes ten times as long
+    # a list of all files takes ten times as long
+    if is_name and (own := shipped_configs(glob.escape(name))):
         return own[-1]
     shipped = shipped_configs()
     if is_name and (found := matching_file(name, shipped)):
@@ -70,30 +74,43 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
         return path
     plain, _, tag = path.name.partition(".")
     if tag not in ("", "yaml", "yml") and tags(plain) and not path.parent.name:
-        raise InputError(f"{by}timm has no weights {printable(path.name)}; of {plain} it has {', '.join(tags(plain))}")
-    raise InputError(f"{by}no configuration file {printable(str(path))}{instead(path.name, shipped)}")
+        raise InputError(
+            f"{by}timm has no weights {printable(path.name)}; of {plain} it has {', '.join(tags(plain))}"
+        )
+    raise InputError(
+        f"{by}no configuration file {printable(str(path))}{instead(path.name, shipped)}"
+    )
 
 
 def tag_options(cfg_file: str | os.PathLike) -> list[Option]:
-    """Returns how images are prepared for the weights that a name of timm's has the tag of; none without a tag."""
+    """Returns how images are prepared for the weights that a name of timm's has the tag of; none
+    without a tag.
+    """
     values = {} if find_config(cfg_file) == Path(cfg_file) else images_of(Path(cfg_file).name)
     return [Option(key, value, f"-cfg={cfg_file}") for key, value in values.items()]
 
 
 def shipped_configs(name: str = "*") -> list[Path]:
-    """Returns the files of models and recipes under configs/ whose name, without its ending, matches a pattern."""
-    files = sorted(glob.glob(f"*/{name}.yaml", root_dir=CONFIG_DIR))  # Path.glob takes four times as long
+    """Returns the files of models and recipes under configs/ whose name, without its ending,
+    matches a pattern.
+    """
+    # Path.glob takes four times as long
+    files = sorted(glob.glob(f"*/{name}.yaml", root_dir=CONFIG_DIR))
     return [CONFIG_DIR / file for file in files if not file.startswith(f"{reading.FOLDER.name}/")]
 
 
 def shipped_model(name: str) -> str | None:
-    """Returns what the model is called here that a name of ours, timm's or PaddleViT's means; None: there is none."""
+    """Returns what the model is called here that a name of ours, timm's or PaddleViT's means; None:
+    there is none.
+    """
     found = matching_file(name, model_files())
     return found and found.stem
 
 
 def model_files() -> list[Path]:
-    """Returns the files of the models under configs/, by name. Files of recipes/ train these; they are no others."""
+    """Returns the files of the models under configs/, by name. Files of recipes/ train these; they
+    are no others.
+    """
     files = (file for file in shipped_configs() if file.parent.name != "recipes")
     return sorted(files, key=lambda file: file.stem)
 
@@ -114,7 +131,11 @@ class Keys:
     """
 
     def __init__(
-        self, tree: Configuration, types: Mapping[str, Any], words: Mapping[str, tuple], removed: Mapping[str, Any]
+        self,
+        tree: Configuration,
+        types: Mapping[str, Any],
+        words: Mapping[str, tuple],
+        removed: Mapping[str, Any],
     ) -> None:
         self.types = types
         self.words = words
@@ -122,7 +143,9 @@ class Keys:
         self.shared = dict(leaves(tree))
         self._architectures: dict[str, Argument] = {}
         self._defaults: dict[str, Any] = {}
-        self.sections = {key[:dot] for key in self.shared for dot, letter in enumerate(key) if letter == "."}
+        self.sections = {
+            key[:dot] for key in self.shared for dot, letter in enumerate(key) if letter == "."
+        }
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -135,22 +158,32 @@ class Keys:
         return self._defaults
 
     def defaults_of(self, config: Configuration) -> dict[str, Any]:
-        """Returns the defaults of the keys that a configuration has: its architecture's own among them."""
+        """Returns the defaults of the keys that a configuration has: its architecture's own among
+        them.
+        """
         own = architecture(config.MODEL.TYPE).arguments
         return self.shared | {key: argument.default for key, argument in own.items()}
 
     def set(self, config: Configuration, key: str, value: Any, where: Given) -> None:
-        """Sets one dotted key to the value, coerced to the key's type; errors name ``where.source``."""
+        """Sets one dotted key to the value, coerced to the key's type; errors name
+        ``where.source``.
+        """
         if where.source != COMMAND_LINE and key in self.sections:
-            raise InputError(f"{where.source}: {key} is a section, which takes keys; found {quoted(value)}")
+            raise InputError(
+                f"{where.source}: {key} is a section, which takes keys; found {quoted(value)}"
+            )
         if key in all_keys():  # what it takes depends on the TYPE (settle)
             config.put(key, value, where)
             return
         if key not in self.shared:
-            instead = "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, self.defaults)
+            instead = (
+                "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, self.defaults)
+            )
             raise InputError(f"{where.source}: unknown key {printable(key)}{instead}")
         default = self.shared[key]
-        kind = self.types.get(key) or ([type(default[0])] if isinstance(default, list) else type(default))
+        kind = self.types.get(key) or (
+            [type(default[0])] if isinstance(default, list) else type(default)
+        )
         kind = (int, [int]) if key == SIZE else kind
         value = coerce(key, value, kind, key in self.types, self.words.get(key, ()), where.source)
         if key == SIZE and isinstance(value, list) and 0 < len(value) < 3 and len({*value}) == 1:
@@ -169,7 +202,11 @@ class Keys:
             self.set(config, key, value, Given(level, COMMAND_LINE, by))
 
     def merge_file(
-        self, config: Configuration, path: Path, including: tuple[Path, ...] = (), read: list[Path] | None = None
+        self,
+        config: Configuration,
+        path: Path,
+        including: tuple[Path, ...] = (),
+        read: list[Path] | None = None,
     ) -> None:
         """Sets what a YAML file says, and before it what its BASE files say.
 
@@ -193,9 +230,14 @@ class Keys:
         kept, others = self._take_given(content, path)
         _check_type(content, path)
         without = content.pop("WITHOUT", None)
-        if without is not None and "BASE" not in content:  # empty: another file has it beside its own BASE
-            raise InputError(f"{path}: WITHOUT removes keys that a BASE sets, but there is no BASE; add one")
-        if (reading.is_family(path, content) or "BASE" not in content) and self._merge_theirs(config, path, content):
+        # empty: another file has it beside its own BASE
+        if without is not None and "BASE" not in content:
+            raise InputError(
+                f"{path}: WITHOUT removes keys that a BASE sets, but there is no BASE; add one"
+            )
+        if (reading.is_family(path, content) or "BASE" not in content) and self._merge_theirs(
+            config, path, content
+        ):
             return
         base = content.get("BASE") or []
         base = base if isinstance(base, list) else [base]
@@ -209,7 +251,8 @@ class Keys:
         self._take_back(config, without, path)
         level = _next_level(config)
         default = self.defaults
-        # A key of nobody's is named before one of PaddleViT's, which the file may have because it is meant as theirs.
+        # A key of nobody's is named before one of PaddleViT's, which the file may have because it
+        # is meant as theirs.
         values = self._set_in(content)
         if any(key not in default for key, _ in values):
             values.sort(key=lambda item: reading.has_key(item[0]))
@@ -220,10 +263,17 @@ class Keys:
             own, first = kept.get(known, (others, ""))
             if own == WRITTEN_OUT:
                 first = first or DEFAULT * (value == default.get(known))
-            self.set(config, known, value, Given(own if own == WRITTEN_OUT else level + own, str(path), first))
+            self.set(
+                config,
+                known,
+                value,
+                Given(own if own == WRITTEN_OUT else level + own, str(path), first),
+            )
 
     def _merge_theirs(self, config: Configuration, path: Path, content: dict[str, Any]) -> bool:
-        """Sets what a file of PaddleViT's says, and what its family's defaults are; returns whether it is one."""
+        """Sets what a file of PaddleViT's says, and what its family's defaults are; returns whether
+        it is one.
+        """
         theirs, note = reading.read(path, content, dict(self._set_in(content)), self.defaults)
         if note:
             add_note(config, note)
@@ -232,19 +282,32 @@ class Keys:
         config.families.append(theirs.family)
         family = f"PaddleViT's defaults (configs/paddlevit/{theirs.family}.yaml)"
         for key, value in theirs.values.items():
-            self.set(config, key, value, Given(WRITTEN_OUT, str(path), family if key in theirs.defaults else ""))
+            self.set(
+                config,
+                key,
+                value,
+                Given(WRITTEN_OUT, str(path), family if key in theirs.defaults else ""),
+            )
         return True
 
-    def _take_given(self, content: dict[str, Any], path: Path) -> tuple[dict[str, tuple[int, str]], int]:
-        """Takes GIVEN out of a file: (the level and the source of the keys that it names, the other keys' level).
+    def _take_given(
+        self, content: dict[str, Any], path: Path
+    ) -> tuple[dict[str, tuple[int, str]], int]:
+        """Takes GIVEN out of a file: (the level and the source of the keys that it names, the other
+        keys' level).
 
-        A run's file has GIVEN, and every key; earlier releases wrote no sources into it, the first ones no GIVEN.
+        A run's file has GIVEN, and every key; earlier releases wrote no sources into it, the first
+        ones no GIVEN.
         """
         named = content.pop("GIVEN", None)
         keys = dict(leaves(content))
         if named is None:  # nobody writes half of the keys by hand
             return {}, WRITTEN_OUT if 2 * len(keys) > len(self.defaults) else 0
-        found = {k: v if isinstance(v, list) else [v, ""] for k, v in named.items()} if isinstance(named, dict) else {}
+        found = (
+            {k: v if isinstance(v, list) else [v, ""] for k, v in named.items()}
+            if isinstance(named, dict)
+            else {}
+        )
         if isinstance(named, dict) and all(map(_is_source, found.values())):
             if absent := next((key for key in found if key not in keys), None):
                 raise InputError(
@@ -256,7 +319,9 @@ class Keys:
         )
 
     def to_yaml(self, config: Configuration) -> str:
-        """Returns the YAML of every key, and as GIVEN where the values came from, but for those that nobody set."""
+        """Returns the YAML of every key, and as GIVEN where the values came from, but for those
+        that nobody set.
+        """
         values = dict(leaves(config))
         default = self.defaults_of(config)
         sources = {
@@ -271,24 +336,34 @@ class Keys:
         )
 
     def _take_back(self, config: Configuration, names: Any, path: Path) -> None:
-        """Gives these keys, and those of these sections, their defaults again, as if nobody had set them."""
+        """Gives these keys, and those of these sections, their defaults again, as if nobody had set
+        them.
+        """
         names = [] if names is None else names
         default = self.defaults
         for name in names if isinstance(names, list) else [names]:
             keys = [key for key in default if f"{key}.".startswith(f"{name}.") and key != "BASE"]
             if not keys:
-                raise InputError(f"{path}: WITHOUT names {quoted(name)}, expected keys or sections such as TRAIN")
+                raise InputError(
+                    f"{path}: WITHOUT names {quoted(name)}, expected keys or sections such as TRAIN"
+                )
             for key in keys:
                 self.set(config, key, default[key], Given(WRITTEN_OUT, str(path)))
-                del config.origins[key]  # an architecture's gets its own default in the end (settle)
+                # an architecture's gets its own default in the end (settle)
+                del config.origins[key]
 
     def _set_in(self, content: dict[str, Any]) -> list[tuple[str, Any]]:
         """(dotted key, value) of a file's content; a section that is empty sets nothing."""
 
-        def is_section(key: str) -> bool:  # PaddleViT's are in 43 files: they are read for a key of nobody's alone
+        # PaddleViT's are in 43 files: they are read for a key of nobody's alone
+        def is_section(key: str) -> bool:
             return key in self.sections or (key not in self.defaults and key in reading.sections())
 
-        return [(key, value) for key, value in leaves(content) if value is not None or not is_section(key)]
+        return [
+            (key, value)
+            for key, value in leaves(content)
+            if value is not None or not is_section(key)
+        ]
 
 
 def _check_names(found: Any, path: Path) -> None:
@@ -316,7 +391,11 @@ def _is_source(found: list[Any]) -> bool:
     if len(found) != 2 or type(found[0]) is not int or not isinstance(found[1], str):
         return False
     level, first = found
-    return (WRITTEN_OUT if first else 0) <= level < 1000 and first.isprintable() and len(first) <= _LONGEST
+    return (
+        (WRITTEN_OUT if first else 0) <= level < 1000
+        and first.isprintable()
+        and len(first) <= _LONGEST
+    )
 
 
 def _next_level(config: Configuration) -> int:

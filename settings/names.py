@@ -1,8 +1,10 @@
-"""Whose the shipped models' names are: a model's file is called by PaddleViT's name, else timm's, and tells both.
+"""Whose the shipped models' names are: a model's file is called by PaddleViT's name, else timm's,
+and tells both.
 
-``NAMES: {timm: pvt_v2_b1, PaddleViT: pvtv2_b1}`` stands in a model's file. timm's name may have the tag of its weights,
-where several files are of one architecture: ``convnext_base.fb_in22k_ft_in1k_384``. timm_tags.json has timm's names and
-tags, and how images are prepared for the weights (tests/golden/make_timm_tags.py writes it).
+``NAMES: {timm: pvt_v2_b1, PaddleViT: pvtv2_b1}`` stands in a model's file. timm's name may have the
+tag of its weights, where several files are of one architecture:
+``convnext_base.fb_in22k_ft_in1k_384``. timm_tags.json has timm's names and tags, and how images are
+prepared for the weights (tests/golden/make_timm_tags.py writes it).
 """
 
 import difflib
@@ -21,7 +23,15 @@ from settings.paddlevit.absent import absent_name
 
 TOOLKITS = ("timm", "PaddleViT")
 _KEYS = [
-    f"DATA.{key}" for key in ("IMAGE_SIZE", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
+    f"DATA.{key}"
+    for key in (
+        "IMAGE_SIZE",
+        "CROP_PCT",
+        "CROP_MODE",
+        "INTERPOLATION",
+        "IMAGENET_MEAN",
+        "IMAGENET_STD",
+    )
 ]
 
 
@@ -29,16 +39,21 @@ _KEYS = [
 def names(file: Path) -> dict[str, str]:
     """Returns what a shipped model is called, by toolkit; a toolkit that hasn't got it is absent."""
     with reading(file, "a configuration"):
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("NAMES:")]
+        lines = [
+            line
+            for line in file.read_text(encoding="utf-8").splitlines()
+            if line.startswith("NAMES:")
+        ]
         return yaml.safe_load(lines[0])["NAMES"] if lines else {}
 
 
 def matching_file(name: str, files: Sequence[Path]) -> Path | None:
-    """Returns the file, of shipped models, that a name means: its own, or another toolkit's; None: it is nobody's.
+    """Returns the file, of shipped models, that a name means: its own, or another toolkit's; None:
+    it is nobody's.
 
-    Of several that timm has under one name, the one without a tag, then the first, is meant. A tag is timm's, or the
-    name is nobody's. A name that timm gave up means what timm says: ``convnext_base_in22k`` is
-    ``convnext_base.fb_in22k``.
+    Of several that timm has under one name, the one without a tag, then the first, is meant. A tag
+    is timm's, or the name is nobody's. A name that timm gave up means what timm says:
+    ``convnext_base_in22k`` is ``convnext_base.fb_in22k``.
     """
     plain, _, tag = name.partition(".")
     own = {file.stem: file for file in files}
@@ -51,11 +66,15 @@ def matching_file(name: str, files: Sequence[Path]) -> Path | None:
     if exact or (tag and tag not in tags(plain)):
         return exact
     others.sort(key=lambda one: ("." in one[0], one[0]))
-    return own.get(plain) or next((file for told, file in others if plain == told.partition(".")[0]), None)
+    return own.get(plain) or next(
+        (file for told, file in others if plain == told.partition(".")[0]), None
+    )
 
 
 def matches(file: Path, pattern: str) -> bool:
-    """Returns whether a model's own name, or another toolkit's, matches a shell pattern, in any case."""
+    """Returns whether a model's own name, or another toolkit's, matches a shell pattern, in any
+    case.
+    """
     called = (file.stem, *names(file).values())
     return any(fnmatch.fnmatchcase(one.lower(), pattern.lower()) for one in called)
 
@@ -69,7 +88,8 @@ def hub_weights(name: str, file: Path | None) -> str:
     """Returns where timm's weights of a shipped model are: ``hf-hub:timm/NAME.TAG``.
 
     Args:
-        name: as the model was asked for; its tag counts. Without one the file's counts, then timm's default.
+        name: as the model was asked for; its tag counts. Without one the file's counts, then timm's
+            default.
         file: the model's.
 
     Raises:
@@ -87,14 +107,18 @@ def hub_weights(name: str, file: Path | None) -> str:
 
 
 def images_of(name: str) -> dict[str, Any]:
-    """Returns how timm prepares images for the weights NAME.TAG, in keys of DATA; {} where they aren't timm's."""
+    """Returns how timm prepares images for the weights NAME.TAG, in keys of DATA; {} where they
+    aren't timm's.
+    """
     plain, _, tag = current_name(name).partition(".")
     number = _table()["tags"].get(plain, {}).get(tag)
     return {} if number is None else dict(zip(_KEYS, _table()["ways"][number], strict=True))
 
 
 def current_name(name: str) -> str:
-    """Returns what timm calls an architecture, or weights of it, by now; a name that it didn't change as it is."""
+    """Returns what timm calls an architecture, or weights of it, by now; a name that it didn't
+    change as it is.
+    """
     return _table()["old"].get(name, name)
 
 
@@ -104,10 +128,11 @@ def families() -> dict[str, list[str]]:
 
 
 def instead(name: str, files: Sequence[Path]) -> str:
-    """Returns how the error about a model's name that means no file goes on: "; did you mean ...?", or nothing.
+    """Returns how the error about a model's name that means no file goes on: "; did you mean ...?",
+    or nothing.
 
-    For a name of timm's or PaddleViT's it says that this variant, or its whole family, isn't here. Others get the
-    nearest name.
+    For a name of timm's or PaddleViT's it says that this variant, or its whole family, isn't here.
+    Others get the nearest name.
 
     Args:
         name: it may be a file's, or have timm's tag of weights.

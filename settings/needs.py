@@ -1,4 +1,6 @@
-"""Whether a key does something where it stands: what it needs is declared beside the checks of its values."""
+"""Whether a key does something where it stands: what it needs is declared beside the checks of its
+values.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,12 +23,15 @@ def unmet(needs: tuple[Need, ...], values: Mapping[str, Any]) -> Need | None:
     return next((need for need in needs if not need.met(values)), None)
 
 
-def refuse_idle(values: Mapping[str, Any], given: Mapping[str, Given], needs: Mapping[str, tuple[Need, ...]]) -> None:
+def refuse_idle(
+    values: Mapping[str, Any], given: Mapping[str, Given], needs: Mapping[str, tuple[Need, ...]]
+) -> None:
     """Raises InputError for a key that was set and does nothing, whatever its value.
 
-    It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD`` over a recipe's BETAS.
-    EVAL may also stand in the file that trains, and a file may say how weights are read where none are given. None
-    takes back what a lower file set, and isn't asked for a use.
+    It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD``
+    over a recipe's BETAS. EVAL may also stand in the file that trains, and a file may say how
+    weights are read where none are given. None takes back what a lower file set, and isn't asked
+    for a use.
 
     Args:
         values: a configuration's, by dotted key.
@@ -39,4 +44,6 @@ def refuse_idle(values: Mapping[str, Any], given: Mapping[str, Given], needs: Ma
             in_file = need.files_wait and where.source != COMMAND_LINE
             if not (above or in_file or need.met(values)):
                 change = ", or set that" if need.said.startswith("without") else ""
-                raise InputError(f"{where.source}: {key} does nothing {need.said}; leave it out{change}")
+                raise InputError(
+                    f"{where.source}: {key} does nothing {need.said}; leave it out{change}"
+                )

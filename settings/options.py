@@ -1,4 +1,6 @@
-"""How options are named: their words on the command line, what others call them, where their values come from."""
+"""How options are named: their words on the command line, what others call them, where their values
+come from.
+"""
 
 import argparse
 import difflib
@@ -13,8 +15,8 @@ from yacs.config import CfgNode
 
 from errors import InputError
 
-# What timm, PaddleClas, PaddleViT and others call a key, as a flag or as a key's last part: by our key, or by the words
-# to write. A key's own last part (--num-classes, Global.seed) needs no line.
+# What timm, PaddleClas, PaddleViT and others call a key, as a flag or as a key's last part: by our
+# key, or by the words to write. A key's own last part (--num-classes, Global.seed) needs no line.
 _FOREIGN = {
     "-cfg={}": "arch arch.name c config m model",
     "BEST_METRIC": "eval_metric",
@@ -81,7 +83,9 @@ _MEANT = {name: target for target, names in _FOREIGN.items() for name in names.s
 CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
 # The toolkit's version. An installed copy has this file, too.
 [__version__] = re.findall(
-    r'^version = "(.+)"', (CONFIG_DIR.parent / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    r'^version = "(.+)"',
+    (CONFIG_DIR.parent / "pyproject.toml").read_text(encoding="utf-8"),
+    re.MULTILINE,
 )
 _LONGEST_NAME = 200  # letters that are compared; to compare takes the square of that
 # From the names of models in timm, PaddleViT and PaddleClas to those here.
@@ -97,17 +101,25 @@ _MODEL_NAMES = (
 
 
 def equivalent_key(name: str, known: Iterable[str]) -> str | None:
-    """Returns the key, or the entry of ``_FOREIGN``, that somebody else's flag or dotted key stands for, or None."""
+    """Returns the key, or the entry of ``_FOREIGN``, that somebody else's flag or dotted key stands
+    for, or None.
+    """
     lower = name[-_LONGEST_NAME:].lower().replace("-", "_")
     last = lower.rpartition(".")[2]
     if entry := _MEANT.get(lower) or _MEANT.get(last):
         return entry
     same = [key for key in known if key.lower().rpartition(".")[2] == last]
-    return max(same, key=lambda key: difflib.SequenceMatcher(None, key.lower(), lower).ratio(), default=None)
+    return max(
+        same,
+        key=lambda key: difflib.SequenceMatcher(None, key.lower(), lower).ratio(),
+        default=None,
+    )
 
 
 def nearest_key(name: str, known: Iterable[str]) -> str:
-    """Returns what to write instead of the dotted key ``name``: "; did you mean TRAIN.NUM_EPOCHS?", or nothing."""
+    """Returns what to write instead of the dotted key ``name``: "; did you mean TRAIN.NUM_EPOCHS?",
+    or nothing.
+    """
     meant = equivalent_key(name, known)
     if meant is None:
         return nearest(name, known)
@@ -116,10 +128,12 @@ def nearest_key(name: str, known: Iterable[str]) -> str:
 
 
 def nearest_model(name: str, known: Iterable[str]) -> str:
-    """Returns the shipped model that a name of timm's, PaddleViT's or PaddleClas's means, or the nearest, or nothing.
+    """Returns the shipped model that a name of timm's, PaddleViT's or PaddleClas's means, or the
+    nearest, or nothing.
 
     Args:
-        name: it may be a file's; after a dot timm has the name of weights (``vit_base_patch16_224.augreg_in1k``).
+        name: it may be a file's; after a dot timm has the name of weights
+            (``vit_base_patch16_224.augreg_in1k``).
         known: the names of the shipped models.
     """
     name = name[-_LONGEST_NAME:].rpartition("/")[2]  # of hf-hub:timm/NAME
@@ -133,9 +147,13 @@ def nearest_model(name: str, known: Iterable[str]) -> str:
             return f"; did you mean {longer[0]}?"
         # Letters before the first number or underscore are a family's: resnet35 isn't regnety_032.
         family = re.split(r"[^a-z]", own)[0]
-        return nearest(own, [model for model in known if re.split(r"[^a-z]", model)[0] == family] or known)
+        return nearest(
+            own, [model for model in known if re.split(r"[^a-z]", model)[0] == family] or known
+        )
     return (
-        f"; the model is {own}, its weights are -pretrained=hf-hub:timm/{given}.{tag}" if tag else nearest(own, known)
+        f"; the model is {own}, its weights are -pretrained=hf-hub:timm/{given}.{tag}"
+        if tag
+        else nearest(own, known)
     )
 
 
@@ -155,9 +173,13 @@ def pairs(words: Sequence[Any], known: Iterable[str]) -> list[tuple[str, Any]]:
         key, equals, value = word.partition("=")
         value = value if equals else next(queue, "=")
         if isinstance(value, str) and not equals and value.partition("=")[0] in known:
-            raise InputError(f"command line: {key} has no value: the next word is {value!r}; write {key}=VALUE")
+            raise InputError(
+                f"command line: {key} has no value: the next word is {value!r}; write {key}=VALUE"
+            )
         if value == "=" or (equals and not value):
-            raise InputError(f"command line: {word!r} has no value; write {key} VALUE or {key}=VALUE")
+            raise InputError(
+                f"command line: {word!r} has no value; write {key} VALUE or {key}=VALUE"
+            )
         found.append((key, value))
     return found
 
@@ -186,7 +208,9 @@ def size_text(size: int | Sequence[int]) -> str:
 
 def plain(node: CfgNode) -> dict[str, Any]:
     """Returns a configuration as nested dicts, for JSON."""
-    return {key: plain(value) if isinstance(value, CfgNode) else value for key, value in node.items()}
+    return {
+        key: plain(value) if isinstance(value, CfgNode) else value for key, value in node.items()
+    }
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -204,14 +228,16 @@ _MOST_PROBLEMS = 8  # of a command line, in its error
 class Parser(argparse.ArgumentParser):
     """The parser of a program's command line.
 
-    A flag may begin with one dash or two, and has dashes or underscores within. It can't be shortened, unlike in
-    argparse: ``-pre`` isn't ``-pretrained``, and ``-output=x`` isn't ``-o`` with a value. Each program has ``-h`` and
-    ``--version``. A wrong command line raises InputError instead of printing the usage.
+    A flag may begin with one dash or two, and has dashes or underscores within. It can't be
+    shortened, unlike in argparse: ``-pre`` isn't ``-pretrained``, and ``-output=x`` isn't ``-o``
+    with a value. Each program has ``-h`` and ``--version``. A wrong command line raises InputError
+    instead of printing the usage.
 
     Args:
         description: printed by -h above the flags: a program's docstring.
         passes_on: leave unknown flags to another parser: ``parse_known_args`` returns them.
-        others: names of flags that another parser of this program takes. The error for an unknown flag may suggest one.
+        others: names of flags that another parser of this program takes. The error for an unknown
+            flag may suggest one.
         settings: further arguments of ``argparse.ArgumentParser``.
     """
 
@@ -225,13 +251,22 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         layout = argparse.RawDescriptionHelpFormatter
         super().__init__(
-            description=description, formatter_class=layout, allow_abbrev=False, add_help=False, **settings
+            description=description,
+            formatter_class=layout,
+            allow_abbrev=False,
+            add_help=False,
+            **settings,
         )
         self.passes_on = passes_on
         self.others = others
         self.add_argument("-h", "--help", action="help", help="print this, and end")
         version = f"paddle-vit-toolkit {__version__}"
-        self.add_argument("--version", action="version", version=version, help="print the toolkit's version, and end")
+        self.add_argument(
+            "--version",
+            action="version",
+            version=version,
+            help="print the toolkit's version, and end",
+        )
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         """Returns (what the command line says, the words that no flag takes), as argparse does.
@@ -239,12 +274,18 @@ class Parser(argparse.ArgumentParser):
         Raises:
             InputError: it isn't a command line of this program.
         """
-        return super().parse_known_args(self._spelled(sys.argv[1:] if args is None else args), namespace)
+        return super().parse_known_args(
+            self._spelled(sys.argv[1:] if args is None else args), namespace
+        )
 
     def error(self, message: str) -> NoReturn:
-        """Raises InputError with argparse's message, in which a flag has one spelling instead of -top/--top."""
+        """Raises InputError with argparse's message, in which a flag has one spelling instead of
+        -top/--top.
+        """
         message = re.sub(r"(-[\w-]+)/-[\w/-]+", r"\1", message)
-        message = message.removeprefix("argument ").replace("the following arguments are required:", "missing:")
+        message = message.removeprefix("argument ").replace(
+            "the following arguments are required:", "missing:"
+        )
         message = re.sub(r"^(-\w+): expected .*one argument$", r"\1 has no value", message)
         raise InputError(f"command line: {message}; -h says what it takes")
 
@@ -288,7 +329,9 @@ class Parser(argparse.ArgumentParser):
             elif self.passes_on:
                 taken.append(f"--{plain_flag(name)}{equals}{value}")
             else:
-                values = list(itertools.takewhile(lambda word: not is_flag(word), words[position + 1 :]))
+                values = list(
+                    itertools.takewhile(lambda word: not is_flag(word), words[position + 1 :])
+                )
                 advice = self.instead(plain_flag(name), [value] if equals else values)
                 problems.append(f"unknown flag {name}{advice or '; -h lists the flags'}")
         if problems:
@@ -312,13 +355,16 @@ WRITTEN_OUT = -1  # the level of what a resolved configuration holds only becaus
 # sources that are no files
 COMMAND_LINE = "command line"
 WITH_VALUES = "with_values"
-# What ``Given.first`` is for a key that -o sets, and how it begins for a key that a flag sets. Either names the key.
+# What ``Given.first`` is for a key that -o sets, and how it begins for a key that a flag sets.
+# Either names the key.
 NAMED = "-o"
 FLAG = "flag -"
 
 
 class Given(NamedTuple):
-    """A value that a key was given, and where it came from. Of two levels, the higher one was read later."""
+    """A value that a key was given, and where it came from. Of two levels, the higher one was read
+    later.
+    """
 
     level: int
     source: str  # named in errors: a file, or the command line
@@ -349,8 +395,10 @@ class Configuration(CfgNode):
     """The tree of all keys, which knows where its values came from; so do its copies and pickles.
 
     Attributes:
-        origins: by dotted key, all that the key was given, the value that holds last; without a key that nobody gave.
-        notes: lines that the run is to tell once, when it starts, about how its configuration was read.
+        origins: by dotted key, all that the key was given, the value that holds last; without a key
+            that nobody gave.
+        notes: lines that the run is to tell once, when it starts, about how its configuration was
+            read.
         families: of PaddleViT's, as whose files its files were read.
     """
 
@@ -360,7 +408,9 @@ class Configuration(CfgNode):
         self.__dict__.update(origins={}, notes=[], families=[])
 
     def clone(self) -> "Configuration":
-        """Returns a copy that shares no list and no section with this one; deepcopy takes four times as long."""
+        """Returns a copy that shares no list and no section with this one; deepcopy takes four
+        times as long.
+        """
         return _copied(self)
 
     def put(self, key: str, value: Any, where: Given) -> None:
@@ -375,7 +425,9 @@ class Configuration(CfgNode):
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Given):
-        return value._replace(value=_copied(value.value)) if isinstance(value.value, list) else value
+        return (
+            value._replace(value=_copied(value.value)) if isinstance(value.value, list) else value
+        )
     if isinstance(value, CfgNode):
         node = type(value).__new__(type(value))
         node.__dict__.update(_copied(value.__dict__))
@@ -400,27 +452,42 @@ def is_given(config: Configuration, key: str) -> bool:
 
 
 def explicit_sources(config: Configuration) -> dict[str, Given]:
-    """Returns ``value_sources`` without what is only written out: what a file, a flag or an option set."""
+    """Returns ``value_sources`` without what is only written out: what a file, a flag or an option
+    set.
+    """
     return {key: where for key, where in value_sources(config).items() if where.level > WRITTEN_OUT}
 
 
 def is_users(config: Configuration, key: str) -> bool:
-    """Returns whether the user set the dotted key: the command line, or a YAML file that isn't one of configs/."""
+    """Returns whether the user set the dotted key: the command line, or a YAML file that isn't one
+    of configs/.
+    """
     where = value_sources(config).get(key)
-    return where is not None and where.level > WRITTEN_OUT and not Path(where.source).is_relative_to(CONFIG_DIR)
+    return (
+        where is not None
+        and where.level > WRITTEN_OUT
+        and not Path(where.source).is_relative_to(CONFIG_DIR)
+    )
 
 
 def option_keys(config: Configuration) -> set[str]:
-    """Returns the keys that a flag or -o names on the command line: what a run that goes on may change."""
+    """Returns the keys that a flag or -o names on the command line: what a run that goes on may
+    change.
+    """
     return {
         key
         for key, found in config.origins.items()
-        if any(where.source == COMMAND_LINE and where.first.startswith((NAMED, FLAG)) for where in found)
+        if any(
+            where.source == COMMAND_LINE and where.first.startswith((NAMED, FLAG))
+            for where in found
+        )
     }
 
 
 def add_note(config: Configuration, note: str) -> None:
-    """Adds a line that the run is to tell once, when it starts, about how its configuration was read."""
+    """Adds a line that the run is to tell once, when it starts, about how its configuration was
+    read.
+    """
     config.notes.append(note)
 
 

@@ -1,4 +1,6 @@
-"""Small text files that a stranger wrote: read whole up to a limit, as JSON, and held to a declared form."""
+"""Small text files that a stranger wrote: read whole up to a limit, as JSON, and held to a declared
+form.
+"""
 
 import json
 import math
@@ -8,7 +10,8 @@ from typing import Any, NamedTuple
 
 from errors import Allowance, Unreadable, open_file, printable
 
-LONGEST_NUMBER = 40  # characters; whole numbers of thousands of digits take time, and no message has space for them
+# characters; whole numbers of thousands of digits take time, and no message has space for them
+LONGEST_NUMBER = 40
 
 
 class Rule(NamedTuple):
@@ -46,8 +49,13 @@ def parsed_json(text: bytes, allowance: Allowance | None = None, finite: bool = 
         Unreadable: it says something else, or would take too much.
         ValueError, RecursionError: it is no JSON, or nested too deep.
     """
-    # An object takes 250 bytes at most, and so does each of its entries; what is in a list 160; a character up to 4.
-    cost = 5 * len(text) + 160 * (text.count(b",") + text.count(b"[")) + 250 * (text.count(b"{") + text.count(b":"))
+    # An object takes 250 bytes at most, and so does each of its entries; what is in a list 160; a
+    # character up to 4.
+    cost = (
+        5 * len(text)
+        + 160 * (text.count(b",") + text.count(b"["))
+        + 250 * (text.count(b"{") + text.count(b":"))
+    )
     (allowance or Allowance(len(text))).take(cost)
     return json.loads(
         text.decode("utf-8"),
@@ -74,7 +82,9 @@ def _whole(digits: str) -> int:
 def _real(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise Unreadable(f"it holds the number {printable(digits, LONGEST_NUMBER)}, which is too large")
+        raise Unreadable(
+            f"it holds the number {printable(digits, LONGEST_NUMBER)}, which is too large"
+        )
     return number
 
 
@@ -93,20 +103,26 @@ def check_form(values: Any, form: Form, needed: tuple[str, ...] = (), where: str
         Unreadable: names the entry, what it is and what was expected.
     """
     if type(values) is not dict:
-        raise Unreadable(f"its {where.rstrip('.') or 'content'} is {value_text(values)}, expected a dictionary")
+        raise Unreadable(
+            f"its {where.rstrip('.') or 'content'} is {value_text(values)}, expected a dictionary"
+        )
     for name in needed:
         if name not in values:
             raise Unreadable(f"its {where}{name} is missing, expected {form[name].words}")
     for name, rule in form.items():
         if name in values and not rule.holds(values[name]):
-            raise Unreadable(f"its {where}{name} is {value_text(values[name])}, expected {rule.words}")
+            raise Unreadable(
+                f"its {where}{name} is {value_text(values[name])}, expected {rule.words}"
+            )
 
 
 def value_text(value: Any) -> str:
     """Returns a stranger's value as a line may show it, however large or deep it is."""
     if type(value) is dict:
         return f"a dictionary of {len(value)}"
-    if type(value) in (list, tuple) and (len(value) > 4 or any(type(item) in (dict, list, tuple) for item in value)):
+    if type(value) in (list, tuple) and (
+        len(value) > 4 or any(type(item) in (dict, list, tuple) for item in value)
+    ):
         return f"a list of {len(value)}"
     if type(value) in (list, tuple):
         return f"[{', '.join(map(value_text, value))}]"
@@ -124,7 +140,9 @@ def is_real(value: Any, low: float = -1e300, high: float = 1e300) -> bool:
 
 
 def is_name(value: Any, most: int = 256) -> bool:
-    """Returns whether a value is a text that fits a line: printable, not empty, at most ``most`` characters."""
+    """Returns whether a value is a text that fits a line: printable, not empty, at most ``most``
+    characters.
+    """
     return type(value) is str and 0 < len(value) <= most and value.isprintable()
 
 

@@ -1,6 +1,7 @@
 """What each key may be on its own: the choices, ranges and lengths of the keys that all runs share.
 
-A range ends where nobody means it any more, and before a run fails of it, or never ends, without naming the key.
+A range ends where nobody means it any more, and before a run fails of it, or never ends, without
+naming the key.
 """
 
 from collections.abc import Mapping
@@ -118,12 +119,18 @@ _PATHS = (
 # bytes: below Linux's 4,096 and 255, for what a run adds
 _LONGEST_PATH = 3500
 _LONGEST_NAME = 200
-_LENGTHS = {"TRAIN.OPTIMIZER.BETAS": 2, "TRAIN.CROP_SCALE": 2, "TRAIN.CROP_RATIO": 2, "TRAIN.CUTMIX_MINMAX": 2}
+_LENGTHS = {
+    "TRAIN.OPTIMIZER.BETAS": 2,
+    "TRAIN.CROP_SCALE": 2,
+    "TRAIN.CROP_RATIO": 2,
+    "TRAIN.CUTMIX_MINMAX": 2,
+}
 _LENGTHS |= {"TRAIN.AFFINE": 3}
 
 
 def check_values(values: Mapping[str, Any]) -> None:
-    """Raises InputError, naming the key, for a value that is none of its choices, or out of its range.
+    """Raises InputError, naming the key, for a value that is none of its choices, or out of its
+    range.
 
     Args:
         values: by dotted key.

@@ -1,12 +1,13 @@
-"""What a configuration chooses by name: tasks, datasets, optimizers, schedules, losses, adapters, operations, trackers.
+"""What a configuration chooses by name: tasks, datasets, optimizers, schedules, losses, adapters,
+operations, trackers.
 
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
 
-Its keywords are the keys that it reads, in its kind's section: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. A keyword
-with a default is the component's own key, which its docstring describes. The others are config.py's. All of this is
-read from the sources. A component is imported only when it is asked for, so a typing error is reported before Paddle is
-imported.
+Its keywords are the keys that it reads, in its kind's section: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and
+.POWER. A keyword with a default is the component's own key, which its docstring describes. The
+others are config.py's. All of this is read from the sources. A component is imported only when it
+is asked for, so a typing error is reported before Paddle is imported.
 """
 
 import ast
@@ -23,7 +24,8 @@ from settings.signatures import Argument, argument, descriptions
 from settings.values import quoted
 
 ROOT = Path(__file__).resolve().parent.parent
-_PACKAGE = __name__.removesuffix("settings.registry")  # "", or as part of another program's (tools/package) its name
+# "", or as part of another program's (tools/package) its name
+_PACKAGE = __name__.removesuffix("settings.registry")
 Definition = ast.FunctionDef | ast.ClassDef
 Made = TypeVar("Made", bound=Callable)
 
@@ -54,7 +56,9 @@ class Registry:
         self.registered: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
     def register(self, *names: str, **given: Any) -> Callable[[Made], Made]:
-        """Registers what is defined below under ``names``; ``given`` is what else its kind wants to know of it."""
+        """Registers what is defined below under ``names``; ``given`` is what else its kind wants to
+        know of it.
+        """
 
         def keep(component: Made) -> Made:
             self.registered |= dict.fromkeys(names, (component, given))
@@ -64,13 +68,21 @@ class Registry:
 
     @functools.cached_property
     def components(self) -> dict[str, Component]:
-        """Returns what the sources say, by name; raises InputError for a definition that can't be read so."""
+        """Returns what the sources say, by name; raises InputError for a definition that can't be
+        read so.
+        """
         found: dict[str, Component] = {}
         for file, node, names, given in find_decorated(ROOT / self.room, f"{self.name}.register"):
-            one = Component(".".join(file.relative_to(ROOT).with_suffix("").parts), given, *self._signature(file, node))
+            one = Component(
+                ".".join(file.relative_to(ROOT).with_suffix("").parts),
+                given,
+                *self._signature(file, node),
+            )
             for name in names:
                 if name in found:
-                    raise InputError(f"{file}, line {node.lineno}: {found[name].module} registers {name}, too")
+                    raise InputError(
+                        f"{file}, line {node.lineno}: {found[name].module} registers {name}, too"
+                    )
                 found[name] = one
         return found
 
@@ -78,20 +90,38 @@ class Registry:
         """Returns what a definition returns, and what its keywords say."""
         meant = descriptions(ast.get_docstring(node) or "")
         if isinstance(node, ast.ClassDef):
-            [node] = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
+            [node] = [
+                part
+                for part in node.body
+                if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+            ]
         reads = {
             word.arg: default
-            and argument(self.key_of(word.arg), word, default, meant, f"{file}, line {word.lineno}: {word.arg}")
+            and argument(
+                self.key_of(word.arg),
+                word,
+                default,
+                meant,
+                f"{file}, line {word.lineno}: {word.arg}",
+            )
             for word, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
         }
         return ast.unparse(node.returns) if node.returns else "", reads
 
     def names(self, returns: Collection[str] | None = None) -> tuple[str, ...]:
-        """Returns the components' names; ``returns``: of those whose annotation says that they return one of these."""
-        return tuple(name for name, one in self.components.items() if returns is None or one.returns in returns)
+        """Returns the components' names; ``returns``: of those whose annotation says that they
+        return one of these.
+        """
+        return tuple(
+            name
+            for name, one in self.components.items()
+            if returns is None or one.returns in returns
+        )
 
     def load(self, name: str) -> tuple[Callable, dict[str, Any]]:
-        """Imports a component; returns (it, the keywords of its registration); raises InputError: there is none."""
+        """Imports a component; returns (it, the keywords of its registration); raises InputError:
+        there is none.
+        """
         if name not in self.registered:
             refuse_other(self.key, name, self.names())
             importlib.import_module(f"{_PACKAGE}{self.components[name].module}")
@@ -112,7 +142,9 @@ class Registry:
         """Returns by dotted key the names of the components that read it."""
         words = dict.fromkeys(word for one in self.components.values() for word in one.reads)
         return {
-            self.key_of(word): tuple(name for name, one in self.components.items() if word in one.reads)
+            self.key_of(word): tuple(
+                name for name, one in self.components.items() if word in one.reads
+            )
             for word in words
         }
 
@@ -130,13 +162,17 @@ KINDS = (tasks, datasets, optimizers, schedules, losses, adapters)
 
 @functools.cache
 def own_keys() -> dict[str, Argument]:
-    """Returns the keys that components bring along, by dotted name; raises InputError where two mean others by one."""
+    """Returns the keys that components bring along, by dotted name; raises InputError where two
+    mean others by one.
+    """
     found: dict[str, Argument] = {}
     for kind in KINDS:
         for name, one in kind.components.items():
             for word, key in one.reads.items():
                 if key and found.setdefault(kind.key_of(word), key) != key:
-                    raise InputError(f"{one.module}: {name}'s {kind.key_of(word)} has another default elsewhere")
+                    raise InputError(
+                        f"{one.module}: {name}'s {kind.key_of(word)} has another default elsewhere"
+                    )
     return found
 
 
@@ -144,14 +180,19 @@ def add_keys(tree: Configuration) -> None:
     """Adds the components' own keys to those of config.py.
 
     Raises:
-        InputError: config.py has one of them, or lacks one that a component reads and brings no default for.
+        InputError: config.py has one of them, or lacks one that a component reads and brings no
+            default for.
     """
     for kind in KINDS:
         section = functools.reduce(getitem, kind.key.split(".")[:-1], tree)
         for name, one in kind.components.items():
             for word in one.reads:
                 if (word.upper() in section) == (kind.key_of(word) in own_keys()):
-                    found = "is config.py's, too" if word.upper() in section else "has a default nowhere"
+                    found = (
+                        "is config.py's, too"
+                        if word.upper() in section
+                        else "has a default nowhere"
+                    )
                     raise InputError(f"{one.module}: {name}'s {kind.key_of(word)} {found}")
     for key, own in own_keys().items():
         section, _, name = key.rpartition(".")
@@ -162,17 +203,27 @@ def refuse_other(key: str, value: Any, choices: Collection[Any]) -> None:
     """Raises InputError, naming the nearest, unless ``value`` is one of the choices."""
     if value not in choices:
         known = [str(choice) for choice in choices]
-        raise InputError(f"{key} is {quoted(value)}, expected one of {', '.join(known)}{nearest(str(value), known)}")
+        raise InputError(
+            f"{key} is {quoted(value)}, expected one of {', '.join(known)}{nearest(str(value), known)}"
+        )
 
 
-def find_decorated(folder: Path, decorator: str) -> Iterator[tuple[Path, Definition, list[str], dict[str, Any]]]:
-    """Yields (file, definition, names, literal keywords) of each ``@decorator("name", keyword=...)`` below a folder."""
+def find_decorated(
+    folder: Path, decorator: str
+) -> Iterator[tuple[Path, Definition, list[str], dict[str, Any]]]:
+    """Yields (file, definition, names, literal keywords) of each ``@decorator("name",
+    keyword=...)`` below a folder.
+    """
     for file in sorted(folder.rglob("*.py")):
         for node in _definitions(file):
             for call in node.decorator_list:
                 if isinstance(call, ast.Call) and ast.unparse(call.func) == decorator:
                     given = {word.arg: word.value for word in call.keywords if word.arg}
-                    literals = {word: value.value for word, value in given.items() if isinstance(value, ast.Constant)}
+                    literals = {
+                        word: value.value
+                        for word, value in given.items()
+                        if isinstance(value, ast.Constant)
+                    }
                     names = [ast.literal_eval(name) for name in call.args]
                     yield file, node, names, literals
 

@@ -1,4 +1,6 @@
-"""What a definition says of its arguments as keys: its signature and docstring, read from the source by ``ast``."""
+"""What a definition says of its arguments as keys: its signature and docstring, read from the
+source by ``ast``.
+"""
 
 import ast
 import re
@@ -21,8 +23,8 @@ def between(low: float, high: float) -> Range:
     return Range(f"{low} to {high}", lambda value: low <= value <= high)
 
 
-# What an annotation may say besides bool, int, float, str, Literal and Sequence. Ranges end where nobody means it any
-# more, and before a run fails of it, or never ends, without naming the key.
+# What an annotation may say besides bool, int, float, str, Literal and Sequence. Ranges end where
+# nobody means it any more, and before a run fails of it, or never ends, without naming the key.
 Size = Annotated[int, between(1, 1_000_000)]
 Depth = Annotated[int, between(1, 200)]  # layers; to build one takes time
 Blocks = Annotated[int, between(0, 200)]  # as Depth, or none
@@ -55,7 +57,10 @@ class Argument(NamedTuple):
     def takes(self) -> str:
         """Returns what the constructor takes, in words."""
         kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
-        words = [f"list of {kind[0].__name__}s" if isinstance(kind, list) else kind.__name__ for kind in kinds]
+        words = [
+            f"list of {kind[0].__name__}s" if isinstance(kind, list) else kind.__name__
+            for kind in kinds
+        ]
         words = list(self.choices) or words + ["None"] * self.optional
         return " or ".join(words) + (f", {self.range.said}" if self.range else "")
 
@@ -67,18 +72,32 @@ class Argument(NamedTuple):
         """
         value = coerce(self.key, found, self.kind, self.optional, (), source)
         numbers = value if isinstance(value, list) else [value]
-        expected = "one of " + ", ".join(self.choices) if self.choices and value not in self.choices else ""
-        if self.range and value is not None and not (numbers and all(map(self.range.holds, numbers))):
+        expected = (
+            "one of " + ", ".join(self.choices)
+            if self.choices and value not in self.choices
+            else ""
+        )
+        if (
+            self.range
+            and value is not None
+            and not (numbers and all(map(self.range.holds, numbers)))
+        ):
             expected = self.range.said
         if expected:
             raise InputError(f"{source}: {self.key} is {quoted(value)}, expected {expected}")
         return value
 
 
-def argument(key: str, word: ast.arg, default: ast.expr | None, told: dict[str, str], where: str) -> Argument:
-    """Returns what a definition says of an argument; raises InputError, naming ``where``, if that can't be a key."""
+def argument(
+    key: str, word: ast.arg, default: ast.expr | None, told: dict[str, str], where: str
+) -> Argument:
+    """Returns what a definition says of an argument; raises InputError, naming ``where``, if that
+    can't be a key.
+    """
     if default is None or word.annotation is None:
-        raise InputError(f"{where} has no {'type' if default else 'default'}; as a key it needs one")
+        raise InputError(
+            f"{where} has no {'type' if default else 'default'}; as a key it needs one"
+        )
     value = ast.literal_eval(default)
     found = Argument(key, *_kind(word.annotation, where), None, told.get(word.arg, ""))
     return found if value is None else found._replace(default=found.value(value, where))
@@ -110,13 +129,21 @@ def _kind(annotation: ast.expr, where: str) -> tuple[Any, bool, tuple[str, ...],
             plain = getattr(named, "__origin__", named)
             found.append([plain] if several else plain)
         else:
-            raise InputError(f"{where} is {ast.unparse(annotation)}; a key takes {', '.join(_NAMES)}, Literal")
+            raise InputError(
+                f"{where} is {ast.unparse(annotation)}; a key takes {', '.join(_NAMES)}, Literal"
+            )
     found.sort(key=lambda kind: isinstance(kind, list))
     return (tuple(found) if len(found) > 1 else found[0]), optional, choices, limits
 
 
 def descriptions(docstring: str) -> dict[str, str]:
     """Returns what the parts Attributes and Args of a docstring say of each name, on one line."""
-    parts = sorted(re.findall(r"^(Args|Attributes):\n((?: +.*\n?)+)", docstring, re.M), reverse=True)
-    entries = [e for _, part in parts for e in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", part, re.M)]
+    parts = sorted(
+        re.findall(r"^(Args|Attributes):\n((?: +.*\n?)+)", docstring, re.M), reverse=True
+    )
+    entries = [
+        e
+        for _, part in parts
+        for e in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", part, re.M)
+    ]
     return {name: " ".join(text.split()) for names, text in entries for name in names.split(", ")}

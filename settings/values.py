@@ -1,4 +1,5 @@
-"""Turns a word of a command line, or the text of a YAML file, into a value of its key's type; and shows values.
+"""Turns a word of a command line, or the text of a YAML file, into a value of its key's type; and
+shows values.
 
 None of this recurses into what a stranger wrote, and none of it grows out of proportion to that.
 """
@@ -41,16 +42,22 @@ quoted = _Shown().repr  # repr, but for the middle of what is long
 
 
 def parse_value(text: str, depth: int = 0) -> Any:
-    """Returns the value that a word means: on the command line, or in YAML, whose version 1.1 takes 1e-6 for a string.
+    """Returns the value that a word means: on the command line, or in YAML, whose version 1.1 takes
+    1e-6 for a string.
 
-    Numbers and lists are written as Python's; 224x160 is [224, 160]. Whatever isn't one is the word itself.
+    Numbers and lists are written as Python's; 224x160 is [224, 160]. Whatever isn't one is the word
+    itself.
     """
     stripped = text.strip()
     if stripped.lower() in _WORDS:
         return _WORDS[stripped.lower()]
     if len(stripped) <= _LONGEST_NUMBER and (number := _number(stripped)) is not None:
         return number
-    if len(stripped) > 1 and stripped[0] in "'\"" and stripped[-1] == stripped[0] not in stripped[1:-1]:
+    if (
+        len(stripped) > 1
+        and stripped[0] in "'\""
+        and stripped[-1] == stripped[0] not in stripped[1:-1]
+    ):
         return stripped[1:-1]
     if depth < _DEEPEST and len(stripped) > 1 and _BRACKETS.get(stripped[0]) == stripped[-1]:
         items = list(_items(stripped[1:-1]))
@@ -76,7 +83,9 @@ def _number(text: str) -> int | float | None:
 
 
 def _items(text: str) -> Iterator[str]:
-    """What stands between the commas that aren't within brackets or quotes; the last may be empty: [1, 2, ]."""
+    """What stands between the commas that aren't within brackets or quotes; the last may be empty:
+    [1, 2, ].
+    """
     depth = 0
     begun = 0
     quote = ""
@@ -97,9 +106,15 @@ def _items(text: str) -> Iterator[str]:
 
 
 def coerce(
-    key: str, value: Any, kind: type | list[type] | tuple, optional: bool, words: Iterable[str], source: str
+    key: str,
+    value: Any,
+    kind: type | list[type] | tuple,
+    optional: bool,
+    words: Iterable[str],
+    source: str,
 ) -> Any:
-    """Returns ``value`` in the type of ``key``; a whole number serves as a float, a single value as a list of one.
+    """Returns ``value`` in the type of ``key``; a whole number serves as a float, a single value as
+    a list of one.
 
     Args:
         kind: a type, [type] for a list of it, or (type, [type]) for either.
@@ -108,8 +123,8 @@ def coerce(
         source: where the value was found, named in errors.
 
     Raises:
-        InputError: the value is of another type. Or no configuration has such a value: a number that isn't finite or is
-            too large, a text with control characters or without an end.
+        InputError: the value is of another type. Or no configuration has such a value: a number
+            that isn't finite or is too large, a text with control characters or without an end.
     """
     if isinstance(value, str) and (kind is not str or value.lower() in ("none", "null")):
         value = parse_value(value)
@@ -126,9 +141,13 @@ def coerce(
             raise InputError(f"{source}: {key} is {quoted(value)}, expected {problem}")
         values = [item(v) for v in values]
         return values if isinstance(kind, list) else values[0]
-    expected = [f"a list of {one[0].__name__}s" if isinstance(one, list) else one.__name__ for one in named]
+    expected = [
+        f"a list of {one[0].__name__}s" if isinstance(one, list) else one.__name__ for one in named
+    ]
     expected = " or ".join([*expected, *words])
-    raise InputError(f"{source}: {key} takes {expected}, found {quoted(value)} ({type(value).__name__})")
+    raise InputError(
+        f"{source}: {key} takes {expected}, found {quoted(value)} ({type(value).__name__})"
+    )
 
 
 def _problem(value: Any) -> str:

@@ -16,18 +16,24 @@ import pytest
 from PIL import Image
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the tests are of the CPU, whatever the machine has
-os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that spin as they wait take the other tests' cores
+# threads that spin as they wait take the other tests' cores
+os.environ["OMP_WAIT_POLICY"] = "passive"
 import paddle
 import threadpoolctl
 import warm
 from support import hostile_files, programs
-from support.servers import checkpoint, photographs, server  # noqa: F401  (fixtures of several files)
+from support.servers import (  # noqa: F401  (fixtures of several files)
+    checkpoint,
+    photographs,
+    server,
+)
 
 import ops
 from launch import secret
 from ops.build import build
 
-if os.environ.get("PYTHONDONTWRITEBYTECODE") != "mutants":  # (mutants.py) else each program compiles the toolkit: 0.3 s
+# (mutants.py) else each program compiles the toolkit: 0.3 s
+if os.environ.get("PYTHONDONTWRITEBYTECODE") != "mutants":
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 _secret = tempfile.NamedTemporaryFile("w")  # noqa: SIM115  (as long as the tests; not in the user's home)
@@ -37,18 +43,22 @@ os.environ[secret.FILE] = _secret.name
 gc.disable()  # until all is collected
 ops.load()  # as runs do; tests/ops/test_ops.py compares
 
-# Paddle notes the stack at each operator of a graph: with pytest's frames that takes a fifth of a graph's time. Nobody
-# reads it here, so one frame will do.
+# Paddle notes the stack at each operator of a graph: with pytest's frames that takes a fifth of a
+# graph's time. Nobody reads it here, so one frame will do.
 _extract_stack = traceback.extract_stack
-traceback.extract_stack = lambda f=None, limit=None: _extract_stack(f or sys._getframe(1), limit or 1)
+traceback.extract_stack = lambda f=None, limit=None: _extract_stack(
+    f or sys._getframe(1), limit or 1
+)
 
-os.environ.pop("OMP_NUM_THREADS", None)  # set by that import; the programs that tests start would take it for a wish
+# set by that import; the programs that tests start would take it for a wish
+os.environ.pop("OMP_NUM_THREADS", None)
 ROOT = programs.ROOT
 TINY = [
     "DATA.IMAGE_SIZE", "8", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
     "DATA.NUM_WORKERS", "0", "DATA.DATASET", "digits", "DATA.CROP_PCT", "1.0", "MODEL.PATCH_SIZE", "4",
     "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "10",
-    "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1", "REPORT", "False",  # half a second of each run
+    # half a second of each run
+    "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1", "REPORT", "False",
 ]  # fmt: skip
 
 
@@ -71,7 +81,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Leaves what is imported by now to no collection of garbage: it stays, and forks share its pages."""
+    """Leaves what is imported by now to no collection of garbage: it stays, and forks share its
+    pages.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)  # collections took a twelfth of the tests' time
@@ -99,7 +111,9 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_thread():
-    """The workers of pytest-xdist share the cores. A test that sets more threads leaves them to its own file alone."""
+    """The workers of pytest-xdist share the cores. A test that sets more threads leaves them to its
+    own file alone.
+    """
     threadpoolctl.threadpool_limits(1)
 
 
@@ -121,7 +135,8 @@ def tiny():
 
 @pytest.fixture
 def program(tmp_path):
-    """Returns a function that runs a command of the toolkit in ``tmp_path``: (exit status, stdout, stderr).
+    """Returns a function that runs a command of the toolkit in ``tmp_path``: (exit status, stdout,
+    stderr).
 
     Two processes, whatever the machine's cores, unless the flags say another number.
     """
@@ -130,7 +145,9 @@ def program(tmp_path):
         flags = flags if script == "main_single_gpu.py" else ("-ngpus=2", *flags)
         command = [warm.python() if script.endswith(".py") else "sh", str(ROOT / script), *flags]
         env = warm.environment(**environment)
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=timeout
+        )
         return done.returncode, done.stdout, done.stderr
 
     return run
@@ -138,8 +155,8 @@ def program(tmp_path):
 
 @pytest.fixture
 def counted_tensors(monkeypatch):
-    """Returns a context that lists which of Paddle's functions made a tensor of numbers, call by call: each would be a
-    copy to a GPU, or a kernel.
+    """Returns a context that lists which of Paddle's functions made a tensor of numbers, call by
+    call: each would be a copy to a GPU, or a kernel.
     """
 
     @contextlib.contextmanager
@@ -151,7 +168,10 @@ def counted_tensors(monkeypatch):
                 patched.setattr(
                     paddle,
                     name,
-                    lambda *args, _of=(name, function), **how: (made.append(_of[0]), _of[1](*args, **how))[1],
+                    lambda *args, _of=(name, function), **how: (
+                        made.append(_of[0]),
+                        _of[1](*args, **how),
+                    )[1],
                 )
             yield made
 
@@ -164,7 +184,9 @@ def write_images(folder: Path, classes: dict[str, int], size: int = 12, seed: in
     for name, count in classes.items():
         (folder / name).mkdir(parents=True, exist_ok=True)
         for index in range(count):
-            Image.fromarray(rng.integers(0, 256, (size, size, 3), np.uint8)).save(folder / name / f"{index}.png")
+            Image.fromarray(rng.integers(0, 256, (size, size, 3), np.uint8)).save(
+                folder / name / f"{index}.png"
+            )
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""An architecture's keys of MODEL are its constructor's arguments: read, checked, filled in, listed, kept by runs."""
+"""An architecture's keys of MODEL are its constructor's arguments: read, checked, filled in,
+listed, kept by runs.
+"""
 
 import inspect
 import subprocess
@@ -20,7 +22,15 @@ from settings.options import explicit_sources, leaves, plain
 from settings.signatures import Range
 from training.checkpoint import saver
 
-SHARED = {"TYPE", "NAME", "RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "NUM_CLASSES"}
+SHARED = {
+    "TYPE",
+    "NAME",
+    "RESUME",
+    "PRETRAINED",
+    "PRETRAINED_ALLOW",
+    "PRETRAINED_CLASSES",
+    "NUM_CLASSES",
+}
 SHARED |= {"PRETRAINED_ADAPTER"}
 
 
@@ -55,30 +65,40 @@ def test_the_source_is_read_as_python_reads_it(kind):
     made = ARCHITECTURES[kind]
     parameters = inspect.signature(made).parameters
     hints = typing.get_type_hints(made.__init__, include_extras=True)
-    names = [name for name in parameters if name not in ("image_size", "in_channels", "num_classes")]
+    names = [
+        name for name in parameters if name not in ("image_size", "in_channels", "num_classes")
+    ]
     arguments = architecture(kind).arguments
     assert list(arguments) == [f"MODEL.{name.upper()}" for name in names]
     for name, argument in zip(names, arguments.values(), strict=True):
         default = parameters[name].default
         assert argument.default == (list(default) if isinstance(default, tuple) else default), name
         kinds = list(argument.kind) if isinstance(argument.kind, tuple) else [argument.kind]
-        assert (kinds, argument.optional, argument.choices, argument.range) == understood(hints[name]), name
+        assert (kinds, argument.optional, argument.choices, argument.range) == understood(
+            hints[name]
+        ), name
         assert argument.optional or argument.default == argument.value(argument.default, "here")
         assert argument.text, f"the docstring of {made.__name__} doesn't say what {name} is"
 
 
 def test_each_name_is_registered_and_found_without_a_list():
     assert architectures().keys() == ARCHITECTURES.keys()
-    assert {architecture(kind).module for kind in ARCHITECTURES} <= {file.stem for file in (ROOT / "models").iterdir()}
+    assert {architecture(kind).module for kind in ARCHITECTURES} <= {
+        file.stem for file in (ROOT / "models").iterdir()
+    }
     assert ARCHITECTURES["deit"] is ARCHITECTURES["vit"]
-    assert set(get_config().MODEL) - SHARED == {key.removeprefix("MODEL.") for key in architecture("ViT").arguments}
+    assert set(get_config().MODEL) - SHARED == {
+        key.removeprefix("MODEL.") for key in architecture("ViT").arguments
+    }
 
 
 def test_what_a_docstring_says_is_found_in_the_class_and_above_it():
     said = architecture("ResMLP").arguments
-    assert said["MODEL.MLP_RATIO"].text == "hidden width over embed_dim, of the MLP over channels."  # its own
+    # its own
+    assert said["MODEL.MLP_RATIO"].text == "hidden width over embed_dim, of the MLP over channels."
     assert said["MODEL.DROPOUT"].text == "in the MLPs."  # MlpMixer's
-    assert said["MODEL.HEAD_INIT_SCALE"].text == "factor on a fresh classifier's weight and bias."  # ImageModel's
+    # ImageModel's
+    assert said["MODEL.HEAD_INIT_SCALE"].text == "factor on a fresh classifier's weight and bias."
     lines = architecture("PoolFormer").arguments["MODEL.FC_NORM"].text
     assert "``head.norm``, a layer norm, as in timm. False: before it" in lines
 
@@ -107,7 +127,9 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("kind", "name", "word", "value", "message"), KINDS)
-def test_a_value_that_the_constructor_does_not_take_is_one_line(tmp_path, kind, name, word, value, message):
+def test_a_value_that_the_constructor_does_not_take_is_one_line(
+    tmp_path, kind, name, word, value, message
+):
     with pytest.raises(InputError) as caught:
         get_config(None, ["MODEL.TYPE", kind, f"MODEL.{name}={word}"])
     assert str(caught.value) == f"command line: MODEL.{name} {message}"
@@ -119,7 +141,18 @@ def test_a_value_that_the_constructor_does_not_take_is_one_line(tmp_path, kind, 
 
 
 def test_values_are_of_the_constructors_type():
-    options = ["STAGE_DEPTHS", "2", "MLP_RATIO", "3", "DROPPATH", "0", "QKV_BIAS", "False", "EMBED_DIM", "24"]
+    options = [
+        "STAGE_DEPTHS",
+        "2",
+        "MLP_RATIO",
+        "3",
+        "DROPPATH",
+        "0",
+        "QKV_BIAS",
+        "False",
+        "EMBED_DIM",
+        "24",
+    ]
     words = [word if place % 2 else f"MODEL.{word}" for place, word in enumerate(options)]
     model = get_config(None, ["MODEL.TYPE", "swin", *words]).MODEL
     found = (model.STAGE_DEPTHS, model.MLP_RATIO, model.DROPPATH, model.QKV_BIAS, model.EMBED_DIM)
@@ -159,14 +192,22 @@ def test_a_recipe_serves_an_architecture_that_does_not_take_all_of_it(tmp_path):
     assert "DROPPATH" not in config.MODEL
     (tmp_path / "config.yaml").write_text(resolved_yaml(config))
     assert get_config(tmp_path / "config.yaml").MODEL == config.MODEL
-    with pytest.raises(InputError, match=r"MODEL.DROPPATH is 0.0, but ConvMixer takes no DROPPATH; leave it out"):
+    with pytest.raises(
+        InputError, match=r"MODEL.DROPPATH is 0.0, but ConvMixer takes no DROPPATH; leave it out"
+    ):
         get_config(tmp_path / "mine.yaml", ["MODEL.DROPPATH", "0.0"])
 
 
 @pytest.mark.parametrize("script", ["main_single_gpu.py", "main_multi_gpu.py"])
 def test_it_is_said_before_data_are_read_and_a_folder_is_made(program, tmp_path, script):
     status, _, errors = program(
-        script, "-cfg=convnext_tiny", "-data_path=absent", "-output=run", "-o", "MODEL.EMBED_DIM", "768"
+        script,
+        "-cfg=convnext_tiny",
+        "-data_path=absent",
+        "-output=run",
+        "-o",
+        "MODEL.EMBED_DIM",
+        "768",
     )
     assert (status, errors.splitlines()[-1].split("; ")[-1]) == (2, "leave it out")
     assert "error: command line: MODEL.EMBED_DIM is 768, but ConvNeXt takes no EMBED_DIM" in errors
@@ -181,14 +222,20 @@ def test_a_configuration_has_the_constructors_defaults_and_no_others_keys():
         config = get_config(None, ["MODEL.TYPE", kind])
         own = architecture(kind).arguments
         assert {f"MODEL.{name}" for name in set(config.MODEL) - SHARED} == own.keys()
-        assert {key: value for key, value in leaves(config) if key in own} == {k: a.default for k, a in own.items()}
+        assert {key: value for key, value in leaves(config) if key in own} == {
+            k: a.default for k, a in own.items()
+        }
         assert [line for line in differences(config) if "MODEL.TYPE" not in line] == []
         assert default_values(config) == dict(leaves(config)) | {"MODEL.TYPE": "ViT"}
 
 
 def test_none_is_the_constructors_default(tmp_path):
-    (tmp_path / "base.yaml").write_text("BASE: ''\nMODEL: {TYPE: ConvNeXt, INIT_VALUES: 0.5, DROPOUT: 0.5}\n")
-    (tmp_path / "own.yaml").write_text("BASE: base.yaml\nMODEL: {INIT_VALUES: null, WINDOW_SIZE: null}\n")
+    (tmp_path / "base.yaml").write_text(
+        "BASE: ''\nMODEL: {TYPE: ConvNeXt, INIT_VALUES: 0.5, DROPOUT: 0.5}\n"
+    )
+    (tmp_path / "own.yaml").write_text(
+        "BASE: base.yaml\nMODEL: {INIT_VALUES: null, WINDOW_SIZE: null}\n"
+    )
     config = get_config(tmp_path / "own.yaml", ["MODEL.DROPOUT", "None"])
     assert (config.MODEL.INIT_VALUES, config.MODEL.DROPOUT) == (1e-6, 0.0)
     assert explicit_sources(config).keys() == {"MODEL.TYPE", "BASE"}
@@ -197,7 +244,12 @@ def test_none_is_the_constructors_default(tmp_path):
 
 def test_a_type_that_is_set_over_another_leaves_its_own_defaults():
     config = get_config("vit_tiny_patch16_224", ["MODEL.TYPE", "Swin", "MODEL.DROPPATH", "0.3"])
-    assert (config.MODEL.EMBED_DIM, config.MODEL.PATCH_SIZE, config.MODEL.WINDOW_SIZE) == (192, 16, 7)  # a file's, own
+    # a file's, own
+    assert (config.MODEL.EMBED_DIM, config.MODEL.PATCH_SIZE, config.MODEL.WINDOW_SIZE) == (
+        192,
+        16,
+        7,
+    )
     assert "DEPTH" not in config.MODEL
     changed = with_values(get_config(), MODEL__TYPE="Swin")
     assert (changed.MODEL.EMBED_DIM, changed.MODEL.PATCH_SIZE) == (96, 4)
@@ -212,13 +264,19 @@ def test_defaults_are_nobodys_to_change():
 
 
 def as_once(tree):
-    """A run's configuration as it was: every architecture's keys, None for what the constructor's default was."""
+    """A run's configuration as it was: every architecture's keys, None for what the constructor's
+    default was.
+    """
     none = dict.fromkeys(key.removeprefix("MODEL.") for key in all_keys())
-    tree["MODEL"] = none | tree["MODEL"] | dict.fromkeys(("MLP_RATIO", "DROPPATH_SHAPE", "INIT_VALUES"))
+    tree["MODEL"] = (
+        none | tree["MODEL"] | dict.fromkeys(("MLP_RATIO", "DROPPATH_SHAPE", "INIT_VALUES"))
+    )
     return tree
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_tiny", "swin_tiny_patch4_window7_224", "lenet"])
+@pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "convnext_tiny", "swin_tiny_patch4_window7_224", "lenet"]
+)
 def test_a_configuration_of_an_earlier_run_is_read_as_it_was_meant(tmp_path, name):
     config = with_values(get_config(name), BASE=[""])
     file = tmp_path / "config.yaml"
@@ -246,7 +304,11 @@ def test_a_checkpoint_of_an_earlier_run_goes_on(tmp_path, tiny, monkeypatch):
     assert_same_run(tmp_path / "whole", tmp_path / "new")
     message = r"other settings: MODEL.MLP_RATIO 4.0 -> 2.0, MODEL.QK_NORM False -> True;"
     with pytest.raises(InputError, match=message):
-        train([*options, *resume, "MODEL.QK_NORM", "True", "MODEL.MLP_RATIO", "2"], tmp_path / "other", 32)
+        train(
+            [*options, *resume, "MODEL.QK_NORM", "True", "MODEL.MLP_RATIO", "2"],
+            tmp_path / "other",
+            32,
+        )
 
 
 # -------------------------------------------------------------------- what a user sees
@@ -263,12 +325,19 @@ def test_the_keys_of_a_model_are_listed_without_importing_paddle():
     header, *lines = done.stdout.splitlines()
     assert header.split() == ["key", "takes", "default", "here"]
     assert [line.split()[0] for line in lines] == sorted(architecture("swin").arguments)
-    found = {line.split()[0]: [cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines}
+    found = {
+        line.split()[0]: [cell.strip() for cell in line.split("  ") if cell.strip()]
+        for line in lines
+    }
     assert found["MODEL.DROPPATH"][1:] == [
         "float, 0 <= value < 1", "0.0", "0.2",
         "rate of stochastic depth at the last block; linear from 0 at the first.",
     ]  # fmt: skip
-    assert found["MODEL.NUM_HEADS"][1:4] == ["list of ints, 1 to 1000000", "[3, 6, 12, 24]", "[3, 6, 12, 24]"]
+    assert found["MODEL.NUM_HEADS"][1:4] == [
+        "list of ints, 1 to 1000000",
+        "[3, 6, 12, 24]",
+        "[3, 6, 12, 24]",
+    ]
     assert found["MODEL.MLP_RATIO"][1] == "float or list of floats, 1e-12 to 1000000"
 
 

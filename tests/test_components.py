@@ -1,4 +1,6 @@
-"""What is chosen by name: declared where it is defined. CONTRIBUTING's steps are taken literally, in a copy."""
+"""What is chosen by name: declared where it is defined. CONTRIBUTING's steps are taken literally,
+in a copy.
+"""
 
 import functools
 import inspect
@@ -19,7 +21,16 @@ from support.document_commands import snippets
 from config import default_values, get_config
 from datasets import get_dataset
 from errors import InputError
-from settings.registry import KINDS, Registry, add_keys, datasets, losses, operations, own_keys, schedules
+from settings.registry import (
+    KINDS,
+    Registry,
+    add_keys,
+    datasets,
+    losses,
+    operations,
+    own_keys,
+    schedules,
+)
 from settings.signatures import Positive, Share
 
 # ------------------------------------------------------------- what is here
@@ -39,7 +50,9 @@ def test_what_the_sources_say_is_what_is_registered(kind):
             for word, default in words.items()
             if default is not inspect.Parameter.empty
         }
-        assert said.given == {word: value for word, value in given.items() if isinstance(value, str | bool)}
+        assert said.given == {
+            word: value for word, value in given.items() if isinstance(value, str | bool)
+        }
         assert component.__module__ == said.module
         assert all(key.text for key in said.reads.values() if key)
 
@@ -78,26 +91,31 @@ def test_a_dataset_has_a_row_in_its_page():
         rows.setdefault(datasets.components[name].given["holds"], []).append(f"`{name}`")
     page = (ROOT / "docs" / "datasets.md").read_text()
     table = page.split("what `-data_path` holds |\n|---|---|\n")[1].split("\n\n")[0]
-    assert set(table.splitlines()) == {f"| {', '.join(names)} | {holds} |" for holds, names in rows.items()}
+    assert set(table.splitlines()) == {
+        f"| {', '.join(names)} | {holds} |" for holds, names in rows.items()
+    }
 
 
 def test_an_unknown_dataset_never_becomes_another_one():
     config = get_config(None, ["DATA.DATASET", "digits"]).clone()
     config.defrost()
     config.DATA.DATASET = "fashion_mnits"
-    with pytest.raises(InputError, match=r"'fashion_mnits', expected one of .*; did you mean fashion_mnist\?$"):
+    with pytest.raises(
+        InputError, match=r"'fashion_mnits', expected one of .*; did you mean fashion_mnist\?$"
+    ):
         get_dataset(config, "train")
 
 
 def test_a_loss_that_takes_labels_is_refused_with_mixup_by_its_declaration(monkeypatch):
     options = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS"]
-    message = (
-        r"^TRAIN.LOSS is 'cross_entropy', expected bce, focal, asymmetric, auto, soft_target or token_label: mixup"
-    )
+    message = r"^TRAIN.LOSS is 'cross_entropy', expected bce, focal, asymmetric, auto, soft_target or token_label: mixup"
     with pytest.raises(InputError, match=message):
         get_config(None, [*options, "cross_entropy"])
     monkeypatch.setitem(losses.components["bce"].given, "takes", "labels")
-    with pytest.raises(InputError, match=r"^TRAIN.LOSS is 'bce', expected focal, asymmetric, auto, soft_target or tok"):
+    with pytest.raises(
+        InputError,
+        match=r"^TRAIN.LOSS is 'bce', expected focal, asymmetric, auto, soft_target or tok",
+    ):
         get_config(None, [*options, "bce"])
 
 
@@ -149,11 +167,16 @@ def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
             '@losses.register("a")\ndef a(of, *, b: Any = 1): ...\n',
             "two.py, line 2: b is Any; a key takes bool, int, float, str",
         ),
-        ('@losses.register("known")\ndef a(of): ...\n', "two.py, line 2: room.one registers known, too"),
+        (
+            '@losses.register("known")\ndef a(of): ...\n',
+            "two.py, line 2: room.one registers known, too",
+        ),
     ],
 )
 def test_what_a_declaration_lacks_is_told(tmp_path, monkeypatch, text, message):
-    found = registry(tmp_path, monkeypatch, one='@losses.register("known")\ndef known(of): ...\n', two=text)
+    found = registry(
+        tmp_path, monkeypatch, one='@losses.register("known")\ndef known(of): ...\n', two=text
+    )
     with pytest.raises(InputError, match=re.escape(message)):
         found.names()
 
@@ -173,7 +196,10 @@ def test_a_key_has_one_default(monkeypatch):
 
 @pytest.mark.parametrize(
     ("word", "has_default", "found"),
-    [("powers", False, "POWERS has a default nowhere"), ("decay_rate", True, "DECAY_RATE is config.py's, too")],
+    [
+        ("powers", False, "POWERS has a default nowhere"),
+        ("decay_rate", True, "DECAY_RATE is config.py's, too"),
+    ],
 )
 def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, found):
     tree = get_config().clone()
@@ -185,7 +211,9 @@ def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, fou
     monkeypatch.setitem(schedules.components["linear"].reads, word, key)
     own_keys.cache_clear()
     try:
-        with pytest.raises(InputError, match=f"^training.optim.schedule: linear's TRAIN.LR_SCHEDULER.{found}$"):
+        with pytest.raises(
+            InputError, match=f"^training.optim.schedule: linear's TRAIN.LR_SCHEDULER.{found}$"
+        ):
             add_keys(tree)
     finally:
         own_keys.cache_clear()
@@ -207,10 +235,14 @@ CHOSEN = [
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of the toolkit with the files that CONTRIBUTING shows, and pictures for the dataset among them."""
+    """A copy of the toolkit with the files that CONTRIBUTING shows, and pictures for the dataset
+    among them.
+    """
     folder = tmp_path_factory.mktemp("copy")
     shutil.copytree(
-        ROOT, folder / "toolkit", ignore=shutil.ignore_patterns(".*", "output", "log*", "docs", "tests", "__pycache__")
+        ROOT,
+        folder / "toolkit",
+        ignore=shutil.ignore_patterns(".*", "output", "log*", "docs", "tests", "__pycache__"),
     )
     for name, text in SHOWN.items():
         assert not (folder / "toolkit" / name).exists()
@@ -220,13 +252,17 @@ def copy(tmp_path_factory):
         (folder / "data" / mode).mkdir(parents=True)
         for index in range(count):
             pixels = rng.integers(0, 256, (8, 8), np.uint8)
-            Image.fromarray(pixels).save(folder / "data" / mode / f"{'rose' if index % 4 < 2 else 'tulip'}-{index}.png")
+            Image.fromarray(pixels).save(
+                folder / "data" / mode / f"{'rose' if index % 4 < 2 else 'tulip'}-{index}.png"
+            )
     return folder
 
 
 def run(copy: Path, *words: str):
     command = [sys.executable if words[0] == "-c" else warm.python(), *words]
-    return subprocess.run(command, cwd=copy / "toolkit", capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=copy / "toolkit", capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.smoke
@@ -235,23 +271,50 @@ def test_one_of_each_is_added_and_trained_with(copy, tiny):
         "loading/flowers.py", "loading/transforms/fog.py", "training/optim/cubic.py",
         "training/optim/sign.py", "training/poly.py",
     ]  # fmt: skip
-    options = [*tiny, "DATA.DATASET", "flowers", "DATA.DATA_PATH", str(copy / "data"), "MODEL.NUM_CLASSES", "auto"]
-    options += ["DATA.BATCH_SIZE", "4", "TRAIN.NUM_EPOCHS", "2", "REPORT_FREQ", "1", "TRAIN.BASE_LR", "0.1", *CHOSEN]
+    options = [
+        *tiny,
+        "DATA.DATASET",
+        "flowers",
+        "DATA.DATA_PATH",
+        str(copy / "data"),
+        "MODEL.NUM_CLASSES",
+        "auto",
+    ]
+    options += [
+        "DATA.BATCH_SIZE",
+        "4",
+        "TRAIN.NUM_EPOCHS",
+        "2",
+        "REPORT_FREQ",
+        "1",
+        "TRAIN.BASE_LR",
+        "0.1",
+        *CHOSEN,
+    ]
     done = run(copy, "main_single_gpu.py", f"-output={copy / 'run'}", "-o", *options)
     assert (done.returncode, "SignSGD" in done.stdout) == (0, True), done.stderr
-    assert json.loads((copy / "run/result.json").read_text())["num_samples"] == 4  # of 8 every second one
+    # of 8 every second one
+    assert json.loads((copy / "run/result.json").read_text())["num_samples"] == 4
     lines = [json.loads(line) for line in (copy / "run/metrics.jsonl").read_text().splitlines()]
     rates = [line["lr"] for line in lines if line["split"] == "train"]
     expected = [0.1 * max(0.3, (1 - update / 4) ** 3) for update in range(4)]
     assert rates == pytest.approx(expected, rel=1e-9)
     # The run is evaluated by its own configuration, which has the new keys.
     done = run(
-        copy, "main_single_gpu.py", "-eval", f"-pretrained={copy / 'run/checkpoints/last'}", f"-output={copy / 'eval'}"
+        copy,
+        "main_single_gpu.py",
+        "-eval",
+        f"-pretrained={copy / 'run/checkpoints/last'}",
+        f"-output={copy / 'eval'}",
     )
     assert done.returncode == 0, done.stderr
     assert json.loads((copy / "eval/result.json").read_text())["num_samples"] == 4
     done = run(
-        copy, "tools/make_shards.py", "-dataset=flowers", f"-data_path={copy / 'data'}", f"-output={copy / 'shards'}"
+        copy,
+        "tools/make_shards.py",
+        "-dataset=flowers",
+        f"-data_path={copy / 'data'}",
+        f"-output={copy / 'shards'}",
     )
     assert "16 train images and 8 val images" in done.stdout, done.stderr
 

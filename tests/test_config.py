@@ -72,7 +72,9 @@ def test_paddlevits_files_build_timms_models(name, tmp_path):
 @pytest.fixture
 def files(tmp_path):
     """A YAML file in PaddleViT's style, with BASE, numbers as YAML 1.1 strings and the TRANS group."""
-    (tmp_path / "base.yaml").write_text("TRAIN:\n  BASE_LR: 0.5\n  END_LR: 0.25\nDATA:\n  BATCH_SIZE: 7\nTAG: base\n")
+    (tmp_path / "base.yaml").write_text(
+        "TRAIN:\n  BASE_LR: 0.5\n  END_LR: 0.25\nDATA:\n  BATCH_SIZE: 7\nTAG: base\n"
+    )
     (tmp_path / "model.yaml").write_text(
         "BASE: ['base.yaml']\n"
         "DATA:\n    IMAGE_SIZE: 384\n    CROP_PCT: 1.0\n"
@@ -89,13 +91,18 @@ def arguments(*argv):
 
 @pytest.mark.smoke
 def test_precedence_is_defaults_then_base_then_file_then_flags_then_options(files):
-    config = arguments(f"-cfg={files}", "--batch_size", "9", "-o", "TRAIN.END_LR", "1e-3", "-o", "TAG", "mine")
+    config = arguments(
+        f"-cfg={files}", "--batch_size", "9", "-o", "TRAIN.END_LR", "1e-3", "-o", "TAG", "mine"
+    )
     assert config.TRAIN.NUM_EPOCHS == 300  # default
     assert config.TRAIN.BASE_LR == 0.5  # BASE
     assert config.DATA.BATCH_SIZE == 9  # flag over BASE
     assert config.TRAIN.END_LR == 1e-3  # option over file over BASE
     assert config.TAG == "mine"
-    assert arguments("-batch_size=4", "-batch_size=5", "-o", "DATA.BATCH_SIZE", "6").DATA.BATCH_SIZE == 6
+    assert (
+        arguments("-batch_size=4", "-batch_size=5", "-o", "DATA.BATCH_SIZE", "6").DATA.BATCH_SIZE
+        == 6
+    )
 
 
 def test_paddlevits_swin_loads(tmp_path):
@@ -105,22 +112,35 @@ def test_paddlevits_swin_loads(tmp_path):
     )
     model = get_config(tmp_path / "swin.yaml", ["MODEL.MLP_RATIO", "[4,2.5]"]).MODEL
     assert (model.DROPPATH, model.WINDOW_SIZE) == (0.5, 7)
-    assert (model.STAGE_DEPTHS, model.NUM_HEADS, model.MLP_RATIO) == ([2, 2, 18, 2], [4, 8, 16, 32], [4.0, 2.5])
+    assert (model.STAGE_DEPTHS, model.NUM_HEADS, model.MLP_RATIO) == (
+        [2, 2, 18, 2],
+        [4, 8, 16, 32],
+        [4.0, 2.5],
+    )
 
 
 def test_a_paddlevit_file_loads(files):
     config = get_config(files)
-    assert (config.MODEL.PATCH_SIZE, config.MODEL.QKV_BIAS, config.MODEL.MLP_RATIO) == (32, False, 4.0)
+    assert (config.MODEL.PATCH_SIZE, config.MODEL.QKV_BIAS, config.MODEL.MLP_RATIO) == (
+        32,
+        False,
+        4.0,
+    )
     assert (config.TRAIN.WARMUP_START_LR, config.TRAIN.END_LR) == (1e-6, 5e-4)
     assert config.TRAIN.OPTIMIZER.BETAS == [0.8, 0.9]
 
 
 def test_falsy_values_count():
-    config = arguments("-amp", "-amp=False", "-eval", "-last_epoch=0", "-o", "DATA.NUM_WORKERS", "0", "SEED", "0")
+    config = arguments(
+        "-amp", "-amp=False", "-eval", "-last_epoch=0", "-o", "DATA.NUM_WORKERS", "0", "SEED", "0"
+    )
     assert config.AMP is False
     assert config.EVAL is True
     assert config.DATA.NUM_WORKERS == 0
-    assert get_config(None, ["TRAIN.GRAD_CLIP", "1", "TRAIN.GRAD_CLIP", "null"]).TRAIN.GRAD_CLIP is None
+    assert (
+        get_config(None, ["TRAIN.GRAD_CLIP", "1", "TRAIN.GRAD_CLIP", "null"]).TRAIN.GRAD_CLIP
+        is None
+    )
 
 
 def test_batch_size_with_eval_alone_is_the_evaluation_batch():
@@ -132,29 +152,59 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["TRAIN.BASELR", "1"], "command line: unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR?"),
+        (
+            ["TRAIN.BASELR", "1"],
+            "command line: unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR?",
+        ),
         (["DATA.BATCH_SIZE", "1.5"], "command line: DATA.BATCH_SIZE takes int, found 1.5 (float)"),
         (["AMP", "1"], "command line: AMP takes bool, found 1 (int)"),
         (["TRAIN.BASE_LR", "fast"], "command line: TRAIN.BASE_LR takes float, found 'fast' (str)"),
-        (["TRAIN.SMOOTHING", "None"], "command line: TRAIN.SMOOTHING takes float, found None (NoneType)"),
-        (["TRAIN.OPTIMIZER.BETAS", "[1, 'a']"], "TRAIN.OPTIMIZER.BETAS takes a list of floats, found [1, 'a'] (list)"),
-        (["TRAIN.CROP_SCALE", "[0.1, 0.5, 1]"], "TRAIN.CROP_SCALE is [0.1, 0.5, 1.0], expected 2 values"),
-        (["SEED", "9" * 30], "SEED is 999999999999999999999999999999, expected a whole number of at most"),
+        (
+            ["TRAIN.SMOOTHING", "None"],
+            "command line: TRAIN.SMOOTHING takes float, found None (NoneType)",
+        ),
+        (
+            ["TRAIN.OPTIMIZER.BETAS", "[1, 'a']"],
+            "TRAIN.OPTIMIZER.BETAS takes a list of floats, found [1, 'a'] (list)",
+        ),
+        (
+            ["TRAIN.CROP_SCALE", "[0.1, 0.5, 1]"],
+            "TRAIN.CROP_SCALE is [0.1, 0.5, 1.0], expected 2 values",
+        ),
+        (
+            ["SEED", "9" * 30],
+            "SEED is 999999999999999999999999999999, expected a whole number of at most",
+        ),
         (["TRAIN.BASE_LR", "1e60"], "TRAIN.BASE_LR is 1e+60, expected a number of at most"),
-        (["TAG", "a\x07"], "TAG is 'a\\x07', expected text without control characters, found '\\x07'"),
+        (
+            ["TAG", "a\x07"],
+            "TAG is 'a\\x07', expected text without control characters, found '\\x07'",
+        ),
         (["DATA.BATCH_SIZE", "0"], "DATA.BATCH_SIZE is 0, expected 1 to 10000000"),
         (["NGPUS", "0"], "NGPUS is 0, expected -1 (all), or 1 to 10000"),
         (["MODEL.DROPPATH", "1.0"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
         (["DATA.DATASET", "imagenet"], "synthetic; did you mean imagenet2012?"),
-        (["DATA.IMAGE_CHANNELS", "1"], "DATA.IMAGENET_MEAN is [0.5, 0.5, 0.5], expected 1 value, as IMAGE_CHANNELS"),
+        (
+            ["DATA.IMAGE_CHANNELS", "1"],
+            "DATA.IMAGENET_MEAN is [0.5, 0.5, 0.5], expected 1 value, as IMAGE_CHANNELS",
+        ),
         (
             ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"],
             "mixup and CutMix make distributions, not labels",
         ),
-        (["TRAIN.CUTMIX_ALPHA", "1", "DATA.BATCH_SIZE", "7"], "DATA.BATCH_SIZE is 7, expected an even number: mixup"),
-        (["TRAIN.MIXUP_MODE", "half"], "TRAIN.MIXUP_MODE is 'half', expected one of batch, pair, elem"),
+        (
+            ["TRAIN.CUTMIX_ALPHA", "1", "DATA.BATCH_SIZE", "7"],
+            "DATA.BATCH_SIZE is 7, expected an even number: mixup",
+        ),
+        (
+            ["TRAIN.MIXUP_MODE", "half"],
+            "TRAIN.MIXUP_MODE is 'half', expected one of batch, pair, elem",
+        ),
         (["TRAIN.LAYER_DECAY", "1.5"], "TRAIN.LAYER_DECAY is 1.5, expected 0 to 1"),
-        (["TRAIN.CLASS_WEIGHTS", "even"], "TRAIN.CLASS_WEIGHTS takes a list of floats or auto, found 'even' (str)"),
+        (
+            ["TRAIN.CLASS_WEIGHTS", "even"],
+            "TRAIN.CLASS_WEIGHTS takes a list of floats or auto, found 'even' (str)",
+        ),
         (["AMP_EVAL", "True"], "AMP_EVAL does nothing without AMP True; leave it out"),
         (
             ["DETERMINISTIC", "True", "CUDNN_BENCHMARK", "True"],
@@ -180,27 +230,42 @@ def test_wrong_options_are_named(options, message):
         ("BASE: ['absent.yaml']\n", "no configuration file"),
         ("SEED: 2001-13-45\n", "found no timestamp in '2001-13-45': month must be in 1..12)"),
         ("MODEL: vit\n", "bad.yaml: MODEL is a section, which takes keys; found 'vit'"),
-        ("MODEL: &a {TRANS: *a}\n", "has more than 50000 values, or an alias leads back to where it stands"),
+        (
+            "MODEL: &a {TRANS: *a}\n",
+            "has more than 50000 values, or an alias leads back to where it stands",
+        ),
         (  # 9 ** 9 values
             "A: &a {X: 1}\n"
             + "".join(
-                f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghi", "bcdefghij", strict=True)
+                f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n"
+                for a, b in zip("abcdefghi", "bcdefghij", strict=True)
             ),
             "has more than 50000 values",
         ),
         ("SEED: 1\nSEED: 2\n", "line 2: found the key SEED a second time; leave one of them out"),
-        ("TRAIN: {LOSS: a}\nTRAIN.LOSS: b\n", "found the key TRAIN.LOSS a second time; leave one of them out"),
+        (
+            "TRAIN: {LOSS: a}\nTRAIN.LOSS: b\n",
+            "found the key TRAIN.LOSS a second time; leave one of them out",
+        ),
         (
             "A: &a {X: 1}\nB: {<<: *a}\n",
             "line 2: found the merge key <<, which isn't read; write the keys, or use BASE",
         ),
         ("1: 2\n", "line 1: found the key 1 (int), expected text"),
         ("[a]: 2\n", "line 1: found the key a list or a mapping, expected text"),
-        ("SEED: !!python/name:os.system\n", "(line 1: found the tag tag:yaml.org,2002:python/name:os.system; write"),
+        (
+            "SEED: !!python/name:os.system\n",
+            "(line 1: found the tag tag:yaml.org,2002:python/name:os.system; write",
+        ),
         (f"TAG: {'a' * 99999}\n", "line 1: found 99999 letters, expected a value of at most"),
         ("NAMES: {Timm: a}\n", "NAMES is {'Timm': 'a'}, expected {"),
-        ("GIVEN: {SEED: 3}\n", "GIVEN names SEED, for which the file has no value; remove it there"),
-        pytest.param("MODEL: " + "[" * 5000, "not valid YAML (line 1: it is nested too deeply)", id="nested"),
+        (
+            "GIVEN: {SEED: 3}\n",
+            "GIVEN names SEED, for which the file has no value; remove it there",
+        ),
+        pytest.param(
+            "MODEL: " + "[" * 5000, "not valid YAML (line 1: it is nested too deeply)", id="nested"
+        ),
     ],
 )
 def test_wrong_files_are_named(tmp_path, text, message):
@@ -210,7 +275,9 @@ def test_wrong_files_are_named(tmp_path, text, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("coding", "found"), [("utf-16", "UTF-16 at 0"), ("latin-1", "the byte 0xe9 at 8")])
+@pytest.mark.parametrize(
+    ("coding", "found"), [("utf-16", "UTF-16 at 0"), ("latin-1", "the byte 0xe9 at 8")]
+)
 def test_a_file_that_is_not_in_utf_8_is_named(tmp_path, coding, found):
     (tmp_path / "bad.yaml").write_text("TAG: caf\u00e9\n", encoding=coding)
     with pytest.raises(InputError, match=f"isn't text in UTF-8: found {found}; save it as UTF-8"):
@@ -250,7 +317,9 @@ def test_help_answers_without_importing_paddle(script):
     assert time.perf_counter() - start < 10  # measured: 0.1 s; the bound is for a busy machine
 
 
-@pytest.mark.parametrize("flags", [["-no_such_flag"], ["-batch_size=x"], ["-cfg=absent.yaml"], ["-o", "SEEED", "1"]])
+@pytest.mark.parametrize(
+    "flags", [["-no_such_flag"], ["-batch_size=x"], ["-cfg=absent.yaml"], ["-o", "SEEED", "1"]]
+)
 def test_a_wrong_command_line_exits_with_2_and_no_traceback(program, flags):
     status, _, errors = program("main_multi_gpu.py", *flags)
     assert status == 2
@@ -274,7 +343,8 @@ def test_a_resolved_configuration_keeps_what_was_set_by_whom(tmp_path):
 def test_levels_of_given_keys_that_are_none_are_one_line(tmp_path, found):
     (tmp_path / "config.yaml").write_text(f"GIVEN: {found}\nSEED: 1\n")
     with pytest.raises(
-        InputError, match=r"config.yaml: GIVEN is .*, expected the \{key: \[level, source\]\} that a run"
+        InputError,
+        match=r"config.yaml: GIVEN is .*, expected the \{key: \[level, source\]\} that a run",
     ):
         get_config(tmp_path / "config.yaml")
 
@@ -282,7 +352,9 @@ def test_levels_of_given_keys_that_are_none_are_one_line(tmp_path, found):
 @pytest.mark.parametrize("base", ["5", "[5]", "[[a]]", "{a: 1}", "true"])
 def test_a_base_that_names_no_file_is_one_line(tmp_path, base):
     (tmp_path / "c.yaml").write_text(f"BASE: {base}\n")
-    with pytest.raises(InputError, match=r"c.yaml: BASE is \[.*\], expected a file, or a list of files$"):
+    with pytest.raises(
+        InputError, match=r"c.yaml: BASE is \[.*\], expected a file, or a list of files$"
+    ):
         get_config(tmp_path / "c.yaml")
 
 
@@ -317,10 +389,14 @@ def test_without_takes_back_what_the_files_before_said(tmp_path):
         own.write_text(f"BASE: base.yaml\nWITHOUT: {wrong}\n")
         with pytest.raises(InputError) as error:
             get_config(own)
-        assert str(error.value) == f"{own}: WITHOUT names {named}, expected keys or sections such as TRAIN"
+        assert (
+            str(error.value)
+            == f"{own}: WITHOUT names {named}, expected keys or sections such as TRAIN"
+        )
     own.write_text("MODEL: {TYPE: ViT}\nWITHOUT: [TRAIN]\n")
     with pytest.raises(
-        InputError, match="own.yaml: WITHOUT removes keys that a BASE sets, but there is no BASE; add one"
+        InputError,
+        match="own.yaml: WITHOUT removes keys that a BASE sets, but there is no BASE; add one",
     ):
         get_config(own)
     own.write_text("BASE: ''\nWITHOUT: [TRAIN]\n")

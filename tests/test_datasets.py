@@ -26,7 +26,9 @@ from loading.transforms import BatchTransform
 def configured(dataset, path="", *options, classes="auto"):
     where = [] if dataset in ("digits", "synthetic") else ["DATA.DATA_PATH", str(path)]
     options = ["DATA.DATASET", dataset, *where, "MODEL.NUM_CLASSES", str(classes), *options]
-    return get_config(None, ["DATA.IMAGE_SIZE", "8", "DATA.CROP_PCT", "1.0", "DATA.NUM_WORKERS", "0", *options])
+    return get_config(
+        None, ["DATA.IMAGE_SIZE", "8", "DATA.CROP_PCT", "1.0", "DATA.NUM_WORKERS", "0", *options]
+    )
 
 
 # ------------------------------------------------------------- dataset types
@@ -50,7 +52,9 @@ def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
     assert (len(train), train.labels.tolist()) == (4, [0, 0, 1, 1])
     assert train.name(2) == str(listed / "train/b b/0.png")
     pixels, label = val[0]
-    expected = Image.open(listed / "val/v/0.png").convert("RGB").resize((8, 8), Image.Resampling.BICUBIC)
+    expected = (
+        Image.open(listed / "val/v/0.png").convert("RGB").resize((8, 8), Image.Resampling.BICUBIC)
+    )
     assert (pixels == np.asarray(expected)).all()
     assert (pixels.dtype, label) == (np.uint8, 1)
 
@@ -69,14 +73,26 @@ def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
             "train/a/0.png 0\ntrain/a/1.png\n",
             r"train_list.txt, line 2: expected a path, then a label",
         ),
-        ("train_list.txt", "train/a/0.png 0\ntrain/a/1.png 5\n", r"train_list.txt, line 2: label 5 is outside 0\.\.1"),
-        ("train_list.txt", "train/a/0.png -1\n", r"train_list.txt, line 1: label -1 is outside 0\.\.1"),
+        (
+            "train_list.txt",
+            "train/a/0.png 0\ntrain/a/1.png 5\n",
+            r"train_list.txt, line 2: label 5 is outside 0\.\.1",
+        ),
+        (
+            "train_list.txt",
+            "train/a/0.png -1\n",
+            r"train_list.txt, line 1: label -1 is outside 0\.\.1",
+        ),
         (
             "val_list.txt",
             "val/v/0.png 0\nval/v/8.png 1\nx/9.png 0\n",
             r"2 of 3 files are missing, the first is .*v/8.png",
         ),
-        ("train_list.txt", "train/a/0.png 0\n", r"validation has 1 classes that no training image has: class 1"),
+        (
+            "train_list.txt",
+            "train/a/0.png 0\n",
+            r"validation has 1 classes that no training image has: class 1",
+        ),
     ],
 )
 def test_imagenet2012_names_what_is_wrong(listed, file, text, message):
@@ -92,7 +108,8 @@ def test_folder_sorts_classes_and_takes_images_at_any_depth(tmp_path):
     config, train, val = get_datasets(configured("folder", tmp_path))
     assert train.classes == val.classes == ["cat", "dog"]
     assert train.labels.tolist() == [0, 0, 1, 1]
-    assert val.labels.tolist() == [1]  # by the training set's classes, though val holds only this one
+    # by the training set's classes, though val holds only this one
+    assert val.labels.tolist() == [1]
     assert config.MODEL.NUM_CLASSES == 2
 
 
@@ -100,7 +117,9 @@ def test_folder_names_what_is_wrong(tmp_path):
     with pytest.raises(InputError, match="an empty folder; give the folder that holds the dataset"):
         get_datasets(configured("folder", tmp_path))
     (tmp_path / "1.jpg").touch()
-    with pytest.raises(InputError, match="train: no class folders; .* holds 1 image; give the folder above it"):
+    with pytest.raises(
+        InputError, match="train: no class folders; .* holds 1 image; give the folder above it"
+    ):
         get_datasets(configured("folder", tmp_path))
     write_images(tmp_path / "train", {"cat": 1, "dog": 1})
     write_images(tmp_path / "val", {"cow": 1})
@@ -129,7 +148,11 @@ def cifar_archive(folder, name, directory, members, label_key, meta, evil=False,
     return contents
 
 
-CIFAR10 = ("cifar-10-python.tar.gz", "cifar-10-batches-py", [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"])
+CIFAR10 = (
+    "cifar-10-python.tar.gz",
+    "cifar-10-batches-py",
+    [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"],
+)
 CIFAR100 = ("cifar-100-python.tar.gz", "cifar-100-python", ["train", "test"])
 
 
@@ -149,7 +172,8 @@ def test_cifar_reads_its_original_archive(tmp_path, kind, layout, label_key, met
     with tarfile.open(tmp_path / layout[0]) as tar:
         tar.extractall(tmp_path, filter="data")
     (tmp_path / layout[0]).unlink()
-    assert len(get_dataset(configured(kind, tmp_path), "train")) == train_size  # the unpacked folder serves too
+    # the unpacked folder serves too
+    assert len(get_dataset(configured(kind, tmp_path), "train")) == train_size
 
 
 def test_cifar_names_what_is_wrong(tmp_path):
@@ -165,26 +189,37 @@ def test_cifar_names_what_is_wrong(tmp_path):
         get_dataset(config, "train")
     cifar_archive(tmp_path, *CIFAR10, b"other", ("batches.meta", b"label_names"))
     with pytest.raises(
-        InputError, match="(can't be read as cifar10's archive|it holds (3|15) images of uint8, (2|4|10|20) labels)"
+        InputError,
+        match="(can't be read as cifar10's archive|it holds (3|15) images of uint8, (2|4|10|20) labels)",
     ):
         get_dataset(config, "train")
     for labels in ((0, 1), (0, 1, 1, 0)):  # of three images
-        cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"), labels=labels)
+        cifar_archive(
+            tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"), labels=labels
+        )
         with pytest.raises(
-            InputError, match="(can't be read as cifar10's archive|it holds (3|15) images of uint8, (2|4|10|20) labels)"
+            InputError,
+            match="(can't be read as cifar10's archive|it holds (3|15) images of uint8, (2|4|10|20) labels)",
         ):
             get_dataset(config, "train")
 
 
 def write_idx(file, array, zipped):
-    data = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    data = (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
     file.with_name(file.name + ".gz" * zipped).write_bytes(gzip.compress(data) if zipped else data)
 
 
 @pytest.mark.parametrize(("kind", "zipped"), [("mnist", True), ("fashion_mnist", False)])
 def test_mnist_reads_its_original_files(tmp_path, kind, zipped):
     rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (5, 28, 28), np.uint8), np.array([0, 9, 3, 9, 0], np.uint8)
+    images, labels = (
+        rng.integers(0, 256, (5, 28, 28), np.uint8),
+        np.array([0, 9, 3, 9, 0], np.uint8),
+    )
     for prefix, count in (("train", 5), ("t10k", 2)):
         write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", images[:count], zipped)
         write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", labels[:count], zipped)
@@ -202,7 +237,8 @@ def test_mnist_reads_its_original_files(tmp_path, kind, zipped):
     assert (len(train), len(val), config.MODEL.NUM_CLASSES) == (5, 2, 10)
     assert train.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[kind]
     assert (val[1][0] == images[1][:, :, None]).all()
-    assert get_dataset(configured(kind, tmp_path), "val")[0][0].shape == (8, 8, 3)  # grey serves three channels too
+    # grey serves three channels too
+    assert get_dataset(configured(kind, tmp_path), "val")[0][0].shape == (8, 8, 3)
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", labels[:3], zipped)
     with pytest.raises(InputError, match=f"{tmp_path}: 2 val images, but 3 labels$"):
         get_dataset(config, "val")
@@ -229,7 +265,9 @@ def test_digits_split_is_fixed_and_stratified():
     assert val.labels[:10].tolist() == list(range(10))  # the first of each class
     assert (val.images[3] == np.round(bunch.images[3] * 255 / 16)).all()
     together = np.concatenate([train.images, val.images]).reshape(1797, -1)
-    assert sorted(map(bytes, together)) == sorted(map(bytes, np.round(bunch.data * 255 / 16).astype(np.uint8)))
+    assert sorted(map(bytes, together)) == sorted(
+        map(bytes, np.round(bunch.data * 255 / 16).astype(np.uint8))
+    )
 
 
 def test_synthetic_is_fixed():
@@ -246,7 +284,8 @@ def test_a_dataset_of_imagenets_size_is_small_to_hand_over():
     paths = [f"train/n{i % 1000:08d}/n{i % 1000:08d}_{i}.JPEG" for i in range(count)]
     dataset = FileDataset(get_config(), "train", "/dataset", paths, np.arange(count) % 1000, [])
     size = len(pickle.dumps(dataset, pickle.HIGHEST_PROTOCOL))
-    assert size < 80e6  # measured: 69 MB with these 36-byte paths, of which labels and offsets are 21
+    # measured: 69 MB with these 36-byte paths, of which labels and offsets are 21
+    assert size < 80e6
     assert pickle.loads(pickle.dumps(dataset)).name(1_234_567) == "/dataset/" + paths[1_234_567]
 
 
@@ -258,7 +297,8 @@ def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
     (tmp_path / "train/a/2.png").write_bytes(b"\x89PNG broken")
     dataset = get_dataset(configured("folder", tmp_path), "train")
     with pytest.raises(
-        RunError, match=r"train/a/2.png: it is of no known format; BMP.* are read; repair or remove it, or train"
+        RunError,
+        match=r"train/a/2.png: it is of no known format; BMP.* are read; repair or remove it, or train",
     ):
         dataset[2]
     tolerant = get_dataset(configured("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
@@ -274,7 +314,9 @@ def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
     [("train", [], True), ("val", [], False), ("val", ["DATA.SKIP_BROKEN", "True"], False),
      ("val", ["DATA.FAST_EVAL", "True"], False), ("train", ["DATA.CACHE", "cache"], False)],
 )  # fmt: skip
-def test_a_broken_images_error_advises_only_what_helps(tmp_path, monkeypatch, mode, options, advised):
+def test_a_broken_images_error_advises_only_what_helps(
+    tmp_path, monkeypatch, mode, options, advised
+):
     monkeypatch.chdir(tmp_path)
     for split in ("train", "val"):
         write_images(tmp_path / split, {"a": 2})
@@ -289,7 +331,9 @@ def test_errors_while_loading_reach_the_loop(workers):
     config = configured("digits", "", "DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE_EVAL", "4")
     dataset = get_dataset(config, "val")
     dataset.transform = fail_with_a_bug
-    with pytest.raises(RuntimeError, match=r"(?s)Traceback .*fail_with_a_bug.*ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)Traceback .*fail_with_a_bug.*ZeroDivisionError: division by zero"
+    ):
         list(get_dataloader(config, dataset, "val"))
     dataset.transform = fail_as_expected
     with pytest.raises(RunError, match=r"^no such file$"):
@@ -314,11 +358,15 @@ RECIPE = [
 
 
 def epoch_of(workers, ranks, epoch, *options):
-    """What the model would be given in an epoch of global batches of 32: images and targets of each sample."""
+    """What the model would be given in an epoch of global batches of 32: images and targets of each
+    sample.
+    """
     sizes = ["DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE", 32 // ranks]
     config = configured("digits", "", *sizes, "MODEL.NUM_CLASSES", "10", *RECIPE, *options)
     dataset = get_dataset(config, "train")
-    loaders = [get_dataloader(config, dataset, "train", rank=rank, ranks=ranks) for rank in range(ranks)]
+    loaders = [
+        get_dataloader(config, dataset, "train", rank=rank, ranks=ranks) for rank in range(ranks)
+    ]
     transform = BatchTransform(config)
     seen = []
     for wanted in range(1, epoch + 1):  # the loader's workers persist from epoch to epoch
@@ -328,7 +376,11 @@ def epoch_of(workers, ranks, epoch, *options):
         if wanted == epoch:
             for step in steps:
                 mixed = [transform(batch, epoch) for batch in step]
-                seen += [(x.tobytes(), y.tobytes()) for m in mixed for x, y in zip(*map(np.asarray, m), strict=True)]
+                seen += [
+                    (x.tobytes(), y.tobytes())
+                    for m in mixed
+                    for x, y in zip(*map(np.asarray, m), strict=True)
+                ]
     return seen
 
 

@@ -1,8 +1,8 @@
 """Every command of the documents, typed as it stands there, on pictures that aren't digits.
 
-``documents.yaml`` says how each is typed: what stands for its placeholders, and what is appended to make it small. A
-command that is neither there nor in a configuration's head makes ``test_every_command_is_known`` fail: say there how
-to run it, or why it can't be run.
+``documents.yaml`` says how each is typed: what stands for its placeholders, and what is appended to
+make it small. A command that is neither there nor in a configuration's head makes
+``test_every_command_is_known`` fail: say there how to run it, or why it can't be run.
 """
 
 import csv
@@ -68,14 +68,20 @@ def test_every_command_is_known():
         and not shown.prints.startswith("error: ")
     }
     assert unknown == {}
-    assert [pattern for pattern in patterns if not any(is_like(command, pattern) for command in COMMANDS)] == []
+    assert [
+        pattern
+        for pattern in patterns
+        if not any(is_like(command, pattern) for command in COMMANDS)
+    ] == []
     assert {*TABLE["slow"], *TABLE["smoke"]} <= CASES.keys()
     assert len(COMMANDS) > 150  # most of them of configurations' heads
 
 
 def test_what_isnt_run_has_a_reason_that_holds():
     for pattern, reason in TABLE["not run"].items():
-        assert all((ROOT / file).is_file() for file in re.findall(r"tests/\S+\.py", reason)), pattern
+        assert all((ROOT / file).is_file() for file in re.findall(r"tests/\S+\.py", reason)), (
+            pattern
+        )
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     assert {command.split()[1] for command in COMMANDS if command.startswith("make ")} <= targets
     files = {file for command in COMMANDS for file in re.findall(r"requirements\S*\.txt", command)}
@@ -91,7 +97,8 @@ def test_every_key_that_is_named_exists():
         # docs/paddlevit*.md tell PaddleViT's own keys.
         text = file.read_text() if file.suffix == ".md" and "paddlevit" not in file.stem else ""
         for key in re.findall(r"\b(?:DATA|MODEL|TRAIN|DIST)(?:\.\w+)+", text):
-            shown = {"TRAIN.BASELR", "DIST.STRATEGY.gradient_merge"}  # with what an unknown key is told
+            # with what an unknown key is told
+            shown = {"TRAIN.BASELR", "DIST.STRATEGY.gradient_merge"}
             if key not in known | sections | shown:
                 unknown.setdefault(file.name, []).append(key)
     assert unknown == {}
@@ -109,7 +116,8 @@ def test_every_option_that_is_shown_is_taken():
             try:
                 get_config(None, ["OUTPUT", "RUN", *words])
             except InputError as error:
-                if f"{words[0]} does nothing without " not in str(error):  # the text around it names the other key
+                # the text around it names the other key
+                if f"{words[0]} does nothing without " not in str(error):
                     refused.append((file.name, words, str(error)))
     assert refused == []
     assert checked > 30
@@ -126,7 +134,9 @@ def desk(tmp_path_factory):
 
 
 def typed(case):
-    """The one command that the documents show so, with its placeholders replaced, and with the flags."""
+    """The one command that the documents show so, with its placeholders replaced, and with the
+    flags.
+    """
     (command,) = [command for command in COMMANDS if is_like(command, case["shown"])]
     for placeholder, value in {**case.get("swaps", {}), **TABLE["everywhere"]}.items():
         command = command.replace(placeholder, value)
@@ -200,17 +210,25 @@ def trains_the_folders_classes(desk, done, result, case):
 def moves_the_classifier_alone(desk, done, result, case):
     before = load_file(desk.folder / "RUN/checkpoints/best/model.safetensors")
     after = load_file(desk.folder / "frozen/checkpoints/last/model.safetensors")
-    assert {name for name in after if not np.array_equal(before[name], after[name])} == {"head.weight", "head.bias"}
+    assert {name for name in after if not np.array_equal(before[name], after[name])} == {
+        "head.weight",
+        "head.bias",
+    }
 
 
 def goes_on(desk, done, result, case):
-    records = [json.loads(line) for line in (desk.folder / case["run"] / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line)
+        for line in (desk.folder / case["run"] / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [(r["epoch"], r["step"]) for r in records if r["split"] == "train"][-1] == (3, 18)
     trains_the_folders_classes(desk, done, result, case)
 
 
 def averages(desk, done, result, case):
-    ends = [load_file(desk.folder / f"RUN/checkpoints/epoch_000{n}/model.safetensors") for n in (1, 2)]
+    ends = [
+        load_file(desk.folder / f"RUN/checkpoints/epoch_000{n}/model.safetensors") for n in (1, 2)
+    ]
     for name, mean in load_file(desk.folder / "averaged.safetensors").items():
         np.testing.assert_allclose(mean, (ends[0][name] + ends[1][name]) / 2, rtol=1e-5, atol=1e-7)
 
@@ -237,13 +255,18 @@ def evaluates_the_same(desk, done, result, case):
     line = line.partition(" -o ")[0]
     desk.type(f"{line} -eval -pretrained={run}/checkpoints/best -output={run}_evaluated")
     found = read(desk, f"{run}_evaluated/result.json")
-    assert [found[key] for key in ("acc1", "num_samples")] == [result["best"]["acc1"], result["num_samples"]]
+    assert [found[key] for key in ("acc1", "num_samples")] == [
+        result["best"]["acc1"],
+        result["num_samples"],
+    ]
     assert found["loss"] == pytest.approx(result["best"]["loss"], abs=1e-5)
 
 
 def repeats_its_thresholds(desk, done, result, case):
     best = read(desk, "LABELS/result.json")["best"]
-    assert [result[name] for name in ("mAP", "f1_micro")] == [best[name] for name in ("mAP", "f1_micro")]
+    assert [result[name] for name in ("mAP", "f1_micro")] == [
+        best[name] for name in ("mAP", "f1_micro")
+    ]
 
 
 def answers_above_its_thresholds(desk, done, result, case):
@@ -251,7 +274,9 @@ def answers_above_its_thresholds(desk, done, result, case):
     rows = list(csv.DictReader(io.StringIO((desk.folder / "labels.csv").read_text())))
     assert len({row["name"] for row in rows}) == 10
     assert {row["class"] for row in rows} <= {"", "china", "flower", "top"}
-    assert all(float(row["probability"]) >= thresholds[int(row["output"])] for row in rows if row["class"])
+    assert all(
+        float(row["probability"]) >= thresholds[int(row["output"])] for row in rows if row["class"]
+    )
 
 
 def lists_swin(desk, done, result, case):
@@ -267,7 +292,13 @@ def names_every_flag(desk, done, result, case):
 CHECKS = {
     function.__name__: function
     for function in (
-        *(equals_the_runs_own, trains_the_folders_classes, moves_the_classifier_alone, goes_on, averages),
+        *(
+            equals_the_runs_own,
+            trains_the_folders_classes,
+            moves_the_classifier_alone,
+            goes_on,
+            averages,
+        ),
         *(converts_back, evaluates_the_same, predicts_each_once, lists_swin, names_every_flag),
         *(repeats_its_thresholds, answers_above_its_thresholds),
     )
@@ -275,7 +306,12 @@ CHECKS = {
 
 
 def test_an_error_is_the_one_that_is_shown(desk):
-    shown = {shown for of_file in SHOWN.values() for shown in of_file if shown.prints.startswith("error: ")}
+    shown = {
+        shown
+        for of_file in SHOWN.values()
+        for shown in of_file
+        if shown.prints.startswith("error: ")
+    }
     assert len(shown) == 2
     for command, prints in shown:
         done = desk.type(command, status=2)
@@ -289,15 +325,30 @@ def test_the_heads_commands_are_of_their_own_files():
     """Each is read as the program reads it; its model's file is the head's own, or is made from it."""
     checked = 0
     for file, of_file in SHOWN.items():
-        for command in [shown.command for shown in of_file if file.suffix == ".yaml" and is_of_a_head(shown.command)]:
+        for command in [
+            shown.command
+            for shown in of_file
+            if file.suffix == ".yaml" and is_of_a_head(shown.command)
+        ]:
             words = shlex.split(command)
             config = config_from_arguments(words[1], words[2:])
-            given = [word for word in words[2:] if "TEACHER" not in word and not word.startswith("regnety")]
-            given = given[:-1] if given[-1] == "-o" else given  # "without -o TRAIN.TEACHER_PATH", the heads say
-            assert config_from_arguments(words[1], [*given, "-eval", "-pretrained=RUN/checkpoints/best"]).EVAL
+            given = [
+                word
+                for word in words[2:]
+                if "TEACHER" not in word and not word.startswith("regnety")
+            ]
+            # "without -o TRAIN.TEACHER_PATH", the heads say
+            given = given[:-1] if given[-1] == "-o" else given
+            assert config_from_arguments(
+                words[1], [*given, "-eval", "-pretrained=RUN/checkpoints/best"]
+            ).EVAL
             wanted = asked_for(command, FLAGS)
             assert {key: dict(leaves(config))[key] for key in wanted} == wanted
-            assert config.DATA.DATASET == ("imagenet2012" if "imagenet" in command else config.DATA.DATASET) != "digits"
+            assert (
+                config.DATA.DATASET
+                == ("imagenet2012" if "imagenet" in command else config.DATA.DATASET)
+                != "digits"
+            )
             named = find_config(words[2].removeprefix("-cfg=")).resolve()
             assert file in made_from(named), (file, command)
             checked += 1
@@ -306,7 +357,9 @@ def test_the_heads_commands_are_of_their_own_files():
 
 
 def test_a_heads_evaluation_names_the_weights_that_the_training_made():
-    """The training's own ``-pretrained=FILE`` is where it starts: evaluated, it would say nothing of the training."""
+    """The training's own ``-pretrained=FILE`` is where it starts: evaluated, it would say nothing
+    of the training.
+    """
     evaluations = 0
     for file in shipped_configs():
         head = "\n".join(re.findall("^#.*", file.read_text(encoding="utf-8"), re.M))
@@ -319,12 +372,16 @@ def test_a_heads_evaluation_names_the_weights_that_the_training_made():
 
 
 def test_what_the_documents_count_is_counted():
-    [start] = [block for block in snippets("docs/quick_start.md", "sh") if block.startswith("git clone")]
+    [start] = [
+        block for block in snippets("docs/quick_start.md", "sh") if block.startswith("git clone")
+    ]
     assert len(start.splitlines()) == 7
     assert "a served model in seven commands" in (ROOT / "README.md").read_text()
     for page in ("distributed.md", "distributed_cn.md"):
         text = (ROOT / "docs" / page).read_text()
-        restarts = re.search(r"`DIST.MAX_RESTART (\d+)`.*?restart \d of (\d+) \(DIST.MAX_RESTART\)", text, re.S)
+        restarts = re.search(
+            r"`DIST.MAX_RESTART (\d+)`.*?restart \d of (\d+) \(DIST.MAX_RESTART\)", text, re.S
+        )
         assert restarts[1] == restarts[2], page
         libraries = re.search(r"^ok    libraries   (.*)", text, re.M)[1]
         pinned = "".join(file.read_text() for file in ROOT.glob("requirements*.txt"))
@@ -335,7 +392,11 @@ def test_what_the_documents_count_is_counted():
 
 def made_from(file):
     base = yaml.safe_load(file.read_text()).get("BASE") or []
-    below = [(file.parent / name).resolve() for name in ([base] if isinstance(base, str) else base) if name]
+    below = [
+        (file.parent / name).resolve()
+        for name in ([base] if isinstance(base, str) else base)
+        if name
+    ]
     return [file, *(ancestor for parent in below for ancestor in made_from(parent))]
 
 
@@ -353,8 +414,13 @@ def test_the_measuring_commands_are_accepted(monkeypatch):
     monkeypatch.setattr(tools.check_parity, "compare", called.append, raising=False)
     shown = [c for c in COMMANDS if is_like(c, "python tools/benchmark.py *")]
     for command in shown:
-        for text in (re.sub(r" \[[^\]]*\]", "", command), re.sub(r"[\[\]]", "", command).replace("default|", "")):
-            words = shlex.split(re.sub(r"(?<=cfg[= ])NAME( \.\.\.)?", "vit_digits", text.replace("=B ", "=8 ")))
+        for text in (
+            re.sub(r" \[[^\]]*\]", "", command),
+            re.sub(r"[\[\]]", "", command).replace("default|", ""),
+        ):
+            words = shlex.split(
+                re.sub(r"(?<=cfg[= ])NAME( \.\.\.)?", "vit_digits", text.replace("=B ", "=8 "))
+            )
             words = [{"SUBJECT": "search", "...": "sweep"}.get(word, word) for word in words]
             monkeypatch.setattr("sys.argv", words[1:])
             tools.benchmark.main()
@@ -370,9 +436,17 @@ def test_the_measuring_commands_are_accepted(monkeypatch):
 
 def test_the_models_snippet_prints_them(desk):
     (code,) = snippets("docs/architectures.md", "python")
-    printed = desk.python(code + "print(list(model.head.weight.shape), model.patch_embed.grid_size)")
+    printed = desk.python(
+        code + "print(list(model.head.weight.shape), model.patch_embed.grid_size)"
+    )
     names, shape = printed.strip().split("\n")
-    assert names == str([name for name in sorted(f.stem for f in shipped_configs()) if re.match(r"vit_.*_384$", name)])
+    assert names == str(
+        [
+            name
+            for name in sorted(f.stem for f in shipped_configs())
+            if re.match(r"vit_.*_384$", name)
+        ]
+    )
     assert shape == "[768, 10] (14, 10)"
 
 
@@ -391,4 +465,7 @@ def test_distributeds_strategy_is_a_configuration(tmp_path):
         (tmp_path / "strategy.yaml").write_text(text)
         config = get_config(tmp_path / "strategy.yaml")
         assert config.DIST.ENGINE == "fleet"
-        assert (config.DIST.STRATEGY.sharding, config.DIST.STRATEGY.sharding_configs.stage) == (True, 1)
+        assert (config.DIST.STRATEGY.sharding, config.DIST.STRATEGY.sharding_configs.stage) == (
+            True,
+            1,
+        )

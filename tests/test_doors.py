@@ -1,4 +1,6 @@
-"""What writes or removes does so through the door (launch/files.py), or is listed here with the reason."""
+"""What writes or removes does so through the door (launch/files.py), or is listed here with the
+reason.
+"""
 
 import ast
 import re
@@ -14,7 +16,16 @@ WRITERS = {
     "shutil.copytree", "shutil.move", "np.save", "np.savez", "np.savez_compressed", "np.savetxt", "plt.savefig",
     "paddle.save", "paddle.jit.save", "logging.FileHandler",
 }  # fmt: skip
-WRITING_METHODS = {"write_text", "write_bytes", "touch", "symlink_to", "hardlink_to", "savefig", "save", "save_file"}
+WRITING_METHODS = {
+    "write_text",
+    "write_bytes",
+    "touch",
+    "symlink_to",
+    "hardlink_to",
+    "savefig",
+    "save",
+    "save_file",
+}
 REMOVERS = {
     "shutil.rmtree", "os.unlink", "os.remove", "os.rmdir", "os.removedirs", "os.rename", "os.renames", "os.replace",
 }  # fmt: skip
@@ -76,15 +87,23 @@ REMOVED = {
 
 
 def is_writing_open(call):
-    """Whether a call of ``open`` may write to a file that is there already: mode "x" can't, through no link either."""
-    mode = call.args[1] if len(call.args) > 1 else next((k.value for k in call.keywords if k.arg == "mode"), None)
+    """Whether a call of ``open`` may write to a file that is there already: mode "x" can't, through
+    no link either.
+    """
+    mode = (
+        call.args[1]
+        if len(call.args) > 1
+        else next((k.value for k in call.keywords if k.arg == "mode"), None)
+    )
     if mode is None:
         return False
     return not isinstance(mode, ast.Constant) or bool(re.search("[wa+]", str(mode.value)))
 
 
 def is_through_the_door(call):
-    """Whether ``open`` gets a descriptor of the door's, or a library writes into a file that is open already."""
+    """Whether ``open`` gets a descriptor of the door's, or a library writes into a file that is
+    open already.
+    """
     first = ast.unparse(call.args[0]) if call.args else ""
     of_a_library = not ast.unparse(call.func).startswith(("os.", "shutil."))
     return first.startswith("open_lock(") or (of_a_library and first in ("file", "buffer"))
@@ -96,8 +115,14 @@ def kinds(call):
     text = ast.unparse(call)
     method = name.rpartition(".")[2]
     writes = name in WRITERS or (isinstance(call.func, ast.Attribute) and method in WRITING_METHODS)
-    writes = writes or (name in ("open", "os.fdopen", "io.open", "Path.open") and is_writing_open(call))
-    writes = writes or (name == "os.open" and any(flag in text for flag in WRITING_FLAGS) and "os.O_EXCL" not in text)
+    writes = writes or (
+        name in ("open", "os.fdopen", "io.open", "Path.open") and is_writing_open(call)
+    )
+    writes = writes or (
+        name == "os.open"
+        and any(flag in text for flag in WRITING_FLAGS)
+        and "os.O_EXCL" not in text
+    )
     if writes and not is_through_the_door(call):
         yield "writes"
     if name in REMOVERS or (isinstance(call.func, ast.Attribute) and method in REMOVING_METHODS):
@@ -116,8 +141,12 @@ def found(node, kind, function=""):
 
 @pytest.mark.parametrize(("kind", "listed"), [("writes", WRITTEN), ("removes", REMOVED)])
 def test_files_are_written_and_removed_through_the_door(kind, listed):
-    shipped = sorted(name for name in HOUSE if name != DOOR and not name.startswith("tools/benchmarks/"))
-    assert {f"{name}: {function}" for name in shipped for function in found(tree_of(name), kind)} == listed.keys()
+    shipped = sorted(
+        name for name in HOUSE if name != DOOR and not name.startswith("tools/benchmarks/")
+    )
+    assert {
+        f"{name}: {function}" for name in shipped for function in found(tree_of(name), kind)
+    } == listed.keys()
 
 
 @pytest.mark.parametrize(
@@ -139,14 +168,22 @@ def test_a_writer_outside_of_the_door_is_seen(line):
 
 
 def test_a_reader_is_no_writer():
-    for line in ("open(path)", "open(path, 'rb')", "open(path, 'xb')", "os.open(path, os.O_RDONLY)", "save(path)"):
+    for line in (
+        "open(path)",
+        "open(path, 'rb')",
+        "open(path, 'xb')",
+        "os.open(path, os.O_RDONLY)",
+        "save(path)",
+    ):
         assert not list(found(ast.parse(line), "writes"))
 
 
 def test_matplotlib_is_imported_without_the_settings_of_the_current_folder():
     plain = "training.pages.plain_matplotlib"
     importers = {
-        name for name in HOUSE if any(one.partition(".")[0] == "matplotlib" for one in imported(tree_of(name)))
+        name
+        for name in HOUSE
+        if any(one.partition(".")[0] == "matplotlib" for one in imported(tree_of(name)))
     }
     assert len(importers) > 3
     for name in importers - {f"{plain.replace('.', '/')}.py"}:

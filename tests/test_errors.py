@@ -46,7 +46,11 @@ def ended(monkeypatch):
             1,
             "error: [Errno 28] No space left on device: 'run/log.txt'; free some space, then -resume=auto goes on",
         ),
-        (MemoryError("5 GB"), 1, "error: out of memory: 5 GB; take smaller batches, or end what else holds it"),
+        (
+            MemoryError("5 GB"),
+            1,
+            "error: out of memory: 5 GB; take smaller batches, or end what else holds it",
+        ),
         (
             OSError(CUDA),
             1,
@@ -68,7 +72,11 @@ def ended(monkeypatch):
             2,
             "error: a.csv/b: Not a directory; choose another path",
         ),
-        (RuntimeError("Symlink loop from 'a'"), 2, "error: Symlink loop from 'a'; choose another path"),
+        (
+            RuntimeError("Symlink loop from 'a'"),
+            2,
+            "error: Symlink loop from 'a'; choose another path",
+        ),
         (
             OSError(errno.ENOTDIR, "Not a directory", os.path.expanduser("~/.cache/paddle")),
             2,
@@ -96,8 +104,12 @@ def test_what_nobody_foresaw_is_told_with_its_traceback(ended):
         assert text.endswith(f"\n{type(error).__name__}: {error}\n")
 
 
-def test_a_package_that_is_missing_is_named_and_one_that_is_not_ours_is_a_traceback(ended, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in ("yaml", "yacs") else name)
+def test_a_package_that_is_missing_is_named_and_one_that_is_not_ours_is_a_traceback(
+    ended, monkeypatch
+):
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name in ("yaml", "yacs") else name
+    )
     status, line, _ = ended(ModuleNotFoundError("No module named 'yaml'", name="yaml"))
     assert status == 2
     assert line.startswith("error: ")
@@ -109,7 +121,9 @@ def test_a_package_that_is_missing_is_named_and_one_that_is_not_ours_is_a_traceb
 
 def test_gpus_that_paddle_does_not_see_are_no_silent_run_on_the_cpu(monkeypatch):
     monkeypatch.setattr(environment, "visible_gpus", lambda: 2)
-    with pytest.raises(errors.InputError, match="^2 GPUs are visible, but Paddle finds none; tools/doctor.py"):
+    with pytest.raises(
+        errors.InputError, match="^2 GPUs are visible, but Paddle finds none; tools/doctor.py"
+    ):
         environment.check_seen(0)
     environment.check_seen(2)
     monkeypatch.setattr(environment, "visible_gpus", lambda: 0)
@@ -126,17 +140,25 @@ def test_nothing_is_quoted_of_a_file_that_a_link_leads_to(tmp_path, kind):
     link.symlink_to("../private")
     (tmp_path / "run" / "inside").symlink_to("own")
     for path, quoted in ((own, True), (tmp_path / "run" / "inside", True), (link, False)):
-        with pytest.raises(InputError) as caught, reading("its file", "a list"), open_file(path) as file:
+        with (
+            pytest.raises(InputError) as caught,
+            reading("its file", "a list"),
+            open_file(path) as file,
+        ):
             raise kind(f"found '{file.read().decode()}'")
         assert ("secret" in str(caught.value)) == quoted
-    assert str(caught.value).startswith("its file: can't be read as a list (it is a link out of its folder: name the ")
+    assert str(caught.value).startswith(
+        "its file: can't be read as a list (it is a link out of its folder: name the "
+    )
 
 
 def test_a_configuration_that_a_link_leads_to_is_refused(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "private.yaml").write_text("token: secret\n")
     (tmp_path / "run" / "config.yaml").symlink_to("../private.yaml")
-    with pytest.raises(InputError, match="run/config.yaml: it is a link out of its folder; name the file"):
+    with pytest.raises(
+        InputError, match="run/config.yaml: it is a link out of its folder; name the file"
+    ):
         read_yaml(tmp_path / "run" / "config.yaml")
 
 

@@ -1,4 +1,6 @@
-"""Where values come from: what a configuration knows, what a run's config.yaml keeps, and what --explain prints."""
+"""Where values come from: what a configuration knows, what a run's config.yaml keeps, and what
+--explain prints.
+"""
 
 import copy
 import pickle
@@ -21,7 +23,9 @@ from training.run import for_others
 
 @pytest.fixture
 def recipe(tmp_path):
-    (tmp_path / "base.yaml").write_text("BASE: ''\nTRAIN: {BASE_LR: 0.5, MIXUP_ALPHA: 0.8, MIXUP_PROB: 0.9}\n")
+    (tmp_path / "base.yaml").write_text(
+        "BASE: ''\nTRAIN: {BASE_LR: 0.5, MIXUP_ALPHA: 0.8, MIXUP_PROB: 0.9}\n"
+    )
     (tmp_path / "own.yaml").write_text("BASE: base.yaml\nTRAIN: {BASE_LR: 0.25}\n")
     return tmp_path / "own.yaml"
 
@@ -38,8 +42,12 @@ def told(config, key):
 
 
 def test_each_value_knows_its_source_and_what_it_replaced(recipe):
-    config = of(f"-cfg={recipe}", "-batch_size=8", "-o", "TRAIN.BASE_LR", "0.1", "TRAIN.BASE_LR=0.2")
-    assert [(where.value, where.level, where.text()) for where in config.origins["TRAIN.BASE_LR"]] == [
+    config = of(
+        f"-cfg={recipe}", "-batch_size=8", "-o", "TRAIN.BASE_LR", "0.1", "TRAIN.BASE_LR=0.2"
+    )
+    assert [
+        (where.value, where.level, where.text()) for where in config.origins["TRAIN.BASE_LR"]
+    ] == [
         (0.5, 0, str(recipe.with_name("base.yaml"))),
         (0.25, 1, str(recipe)),
         (0.1, 2, "-o"),
@@ -50,7 +58,10 @@ def test_each_value_knows_its_source_and_what_it_replaced(recipe):
     assert told(get_config(None, ["SEED", "3"]), "SEED") == "command line"
     assert "SEED" not in value_sources(config)
     assert option_keys(config) == {"TRAIN.BASE_LR", "DATA.BATCH_SIZE"}
-    assert told(of("-eval", "-batch_size=4"), "DATA.BATCH_SIZE_EVAL") == "flag -batch_size, as -eval is given"
+    assert (
+        told(of("-eval", "-batch_size=4"), "DATA.BATCH_SIZE_EVAL")
+        == "flag -batch_size, as -eval is given"
+    )
 
 
 def test_copies_and_pickles_know_it_and_do_not_share_it(recipe):
@@ -58,7 +69,10 @@ def test_copies_and_pickles_know_it_and_do_not_share_it(recipe):
     for same in (config.clone(), pickle.loads(pickle.dumps(config)), with_values(config)):
         assert (same, same.origins, type(same)) == (config, config.origins, type(config))
     changed = with_values(config, "the data", TRAIN__BASE_LR=1)
-    assert (told(changed, "TRAIN.BASE_LR"), value_sources(changed)["TRAIN.BASE_LR"].value) == ("the data", 1.0)
+    assert (told(changed, "TRAIN.BASE_LR"), value_sources(changed)["TRAIN.BASE_LR"].value) == (
+        "the data",
+        1.0,
+    )
     assert told(config, "TRAIN.BASE_LR") == str(recipe)
     changed.notes.append("one")
     assert (config.notes, get_config().notes, get_config().origins) == ([], [], {})
@@ -80,7 +94,8 @@ def test_a_copy_shares_no_section_and_no_list():
 
 
 def test_a_file_of_paddlevits_tells_its_own_values_from_its_familys(tmp_path):
-    text = "MODEL: {TYPE: swin, DROP_PATH: 0.5}\nTRAIN: {BASE_LR: 0.1, NUM_EPOCHS: 300}\n"  # 300 is the family's, too
+    # 300 is the family's, too
+    text = "MODEL: {TYPE: swin, DROP_PATH: 0.5}\nTRAIN: {BASE_LR: 0.1, NUM_EPOCHS: 300}\n"
     (tmp_path / "swin.yaml").write_text(text)
     config = get_config(tmp_path / "swin.yaml")
     family = f"{tmp_path}/swin.yaml, which had it from PaddleViT's defaults (configs/paddlevit/swin_2021.yaml)"
@@ -99,7 +114,15 @@ def test_a_file_of_paddlevits_tells_its_own_values_from_its_familys(tmp_path):
 
 def test_a_runs_file_keeps_the_first_source_however_often_it_goes_on(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = of(f"-cfg={recipe}", "-data_path=d", "-dataset=folder", "-o", "SEED=3", "TRAIN.NUM_EPOCHS", "40")
+    config = of(
+        f"-cfg={recipe}",
+        "-data_path=d",
+        "-dataset=folder",
+        "-o",
+        "SEED=3",
+        "TRAIN.NUM_EPOCHS",
+        "40",
+    )
     config = with_values(config, "the number of classes that the data has", MODEL__NUM_CLASSES=7)
     (tmp_path / "run" / "checkpoints" / "epoch_0001").mkdir(parents=True)
     file = tmp_path / "run" / "config.yaml"
@@ -120,18 +143,28 @@ def test_a_runs_file_keeps_the_first_source_however_often_it_goes_on(recipe, tmp
             for key in ("SEED", "TRAIN.BASE_LR", "TRAIN.MIXUP_PROB", "TRAIN.HFLIP")
         }
         assert levels == {"SEED": 2, "TRAIN.BASE_LR": 1, "TRAIN.MIXUP_PROB": 0, "TRAIN.HFLIP": -1}
-        assert option_keys(config) == {"MODEL.RESUME", "OUTPUT"}  # what another command named isn't meant to change now
+        # what another command named isn't meant to change now
+        assert option_keys(config) == {"MODEL.RESUME", "OUTPUT"}
         assert str(tmp_path / "d") == config.DATA.DATA_PATH
 
 
 def test_a_runs_keys_are_listed_as_often_however_many_were_given(tmp_path, monkeypatch):
     listed = {}
-    words = ["SEED=1", "TRAIN.BASE_LR=0.1", "TRAIN.WEIGHT_DECAY=0.1", "TRAIN.HFLIP=0.1", "SAVE_FREQ=3"]
+    words = [
+        "SEED=1",
+        "TRAIN.BASE_LR=0.1",
+        "TRAIN.WEIGHT_DECAY=0.1",
+        "TRAIN.HFLIP=0.1",
+        "SAVE_FREQ=3",
+    ]
     for given in (1, 5):
         (tmp_path / "config.yaml").write_text(resolved_yaml(get_config(None, words[:given])))
         calls = []
         with monkeypatch.context() as patch:
-            patch.setattr("settings.merging.leaves", lambda *of, calls=calls: [calls.append(of), leaves(*of)][1])
+            patch.setattr(
+                "settings.merging.leaves",
+                lambda *of, calls=calls: [calls.append(of), leaves(*of)][1],
+            )
             get_config(tmp_path / "config.yaml")
         listed[given] = len(calls)
     assert listed[1] == listed[5]
@@ -195,7 +228,16 @@ def test_a_source_of_another_kind_is_kept_readable(tmp_path):
 
 
 def test_what_is_printed_of_a_key(recipe, capsys):
-    flags = [f"-cfg={recipe}", "-o", "TRAIN.BASE_LR", "0.1", "TRAIN.MIXUP_ALPHA", "0", "--explain", "TRAIN.BASE_LR"]
+    flags = [
+        f"-cfg={recipe}",
+        "-o",
+        "TRAIN.BASE_LR",
+        "0.1",
+        "TRAIN.MIXUP_ALPHA",
+        "0",
+        "--explain",
+        "TRAIN.BASE_LR",
+    ]
     with pytest.raises(SystemExit) as end:
         of(*flags, "-explain", "TRAIN.MIXUP_PROB", "seed")
     assert end.value.code == 0
@@ -230,7 +272,10 @@ SEED: 0
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
-        ("TRAIN.OPTIMIZER", [key for key in default_values() if key.startswith("TRAIN.OPTIMIZER.")]),
+        (
+            "TRAIN.OPTIMIZER",
+            [key for key in default_values() if key.startswith("TRAIN.OPTIMIZER.")],
+        ),
         ("DIST.STRATEGY.sharding", ["DIST.STRATEGY.sharding"]),
         ("*WARMUP*LR*", ["TRAIN.WARMUP_START_LR"]),
         ("data.crop_???", ["DATA.CROP_PCT"]),
@@ -249,7 +294,10 @@ def test_a_section_and_a_pattern_stand_for_their_keys(name, keys):
         ("lr", "command line: unknown key lr; did you mean TRAIN.BASE_LR?"),
         ("XYZ*", "command line: unknown key XYZ*"),
         ("MODEL.WINDOW_SIZE", "command line: ViT takes no WINDOW_SIZE"),
-        ("TRAIN.OPTIMIZER.", "command line: unknown key TRAIN.OPTIMIZER.; did you mean TRAIN.OPTIMIZER.EPS?"),
+        (
+            "TRAIN.OPTIMIZER.",
+            "command line: unknown key TRAIN.OPTIMIZER.; did you mean TRAIN.OPTIMIZER.EPS?",
+        ),
     ],
 )
 def test_an_unknown_key_is_the_usual_line(name, message):
@@ -266,7 +314,11 @@ def test_it_imports_no_paddle_and_leaves_nothing(script, tmp_path):
         "except SystemExit as end: sys.exit(end.code or ('paddle' in sys.modules) * 3)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("MODEL.DEPTH: 4\n  from     configs/vit/vit_digits.yaml\n")
@@ -278,6 +330,13 @@ def test_every_key_has_a_meaning():
     found = meanings((ROOT / "config.py").read_text())
     told = explanation(get_config(), ["*"], default_values(get_config()), NEEDS)
     assert re.findall(r"^(\S+):.*\n  from.*\n  default", told, re.M) == []
-    assert found["BASE"].startswith("YAML files that are merged before this one, the first lowest. Paths")
-    assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith('"late": of the start of the epoch before (DeiT, PVT).')
-    assert found["SEED"] == "Seed of the first weights, of the order of images and of their augmentation."
+    assert found["BASE"].startswith(
+        "YAML files that are merged before this one, the first lowest. Paths"
+    )
+    assert found["TRAIN.LR_SCHEDULER.PER_EPOCH"].endswith(
+        '"late": of the start of the epoch before (DeiT, PVT).'
+    )
+    assert (
+        found["SEED"]
+        == "Seed of the first weights, of the order of images and of their augmentation."
+    )

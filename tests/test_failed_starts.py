@@ -1,4 +1,6 @@
-"""A start that fails leaves no folder, and changes nothing in the one it was given: neither a byte nor a time."""
+"""A start that fails leaves no folder, and changes nothing in the one it was given: neither a byte
+nor a time.
+"""
 
 import hashlib
 import os
@@ -32,7 +34,10 @@ AUTO = "-resume=auto"
 NEW = [
     ([CFG, "-data_path=nowhere"], "-data_path is nowhere, but there is no such folder"),
     ([CFG, "-pretrained=nowhere"], "no weights at nowhere"),
-    ([CFG, "-pretrained=run/checkpoints/last", "-o", "MODEL.DEPTH", "2"], "doesn't fit the model: missing blocks.1."),
+    (
+        [CFG, "-pretrained=run/checkpoints/last", "-o", "MODEL.DEPTH", "2"],
+        "doesn't fit the model: missing blocks.1.",
+    ),
     ([CFG, "-batch_size=99"], "48 training images don't fill one global batch of 99 x"),
     ([CFG, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has"),
     ([CFG, "-o", "TRAIN.FREEZE", "bloks.*"], "TRAIN.FREEZE: 'bloks.*' matches no parameter"),
@@ -56,11 +61,23 @@ NEW = [
         ["-resume=run/checkpoints/epoch_0001", "-image_size=12"],
         "can't go on with another model (pos_embed resized from 2 x 2 to 3 x 3)",
     ),
-    (["-resume=run/checkpoints/epoch_0001", "-data_path=more"], "its run had 48 training images, the data has 60"),
-    (["-resume=run/checkpoints/epoch_0001", "-last_epoch=2"], "TRAIN.LAST_EPOCH is 2, the checkpoint's last"),
-    (["-resume=damaged/checkpoints/epoch_0001"], "damaged checkpoint: model.safetensors: can't be read"),
+    (
+        ["-resume=run/checkpoints/epoch_0001", "-data_path=more"],
+        "its run had 48 training images, the data has 60",
+    ),
+    (
+        ["-resume=run/checkpoints/epoch_0001", "-last_epoch=2"],
+        "TRAIN.LAST_EPOCH is 2, the checkpoint's last",
+    ),
+    (
+        ["-resume=damaged/checkpoints/epoch_0001"],
+        "damaged checkpoint: model.safetensors: can't be read",
+    ),
     ([CFG, "-eval"], "-eval needs -pretrained FILE"),
-    (["-eval", "-pretrained=run/checkpoints/epoch_0009"], "no weights at run/checkpoints/epoch_0009"),
+    (
+        ["-eval", "-pretrained=run/checkpoints/epoch_0009"],
+        "no weights at run/checkpoints/epoch_0009",
+    ),
     (
         ["-eval", "-pretrained=run/checkpoints/last", "-data_path=others"],
         "the weights were trained on the classes a, b",
@@ -69,7 +86,10 @@ NEW = [
 # What the folder of a run is refused for.
 OWN = [
     ([CFG], "already holds a run; go on from it with -resume"),
-    ([AUTO, "-image_size=12"], "can't go on with another model (pos_embed resized from 2 x 2 to 3 x 3)"),
+    (
+        [AUTO, "-image_size=12"],
+        "can't go on with another model (pos_embed resized from 2 x 2 to 3 x 3)",
+    ),
     ([AUTO, "-pretrained=nowhere"], "no weights at nowhere"),
     ([AUTO, "-accum_iter=99"], "TRAIN.ACCUM_ITER is 99, but an epoch has"),
     ([AUTO, "-batch_size=99"], "48 training images don't fill one global batch of 99 x"),
@@ -77,7 +97,10 @@ OWN = [
     ([AUTO, "-data_path=more"], "its run had 48 training images, the data has 60"),
     ([AUTO, "-o", "TRAIN.NUM_EPOCHS", "1"], "epoch 2 is done already and TRAIN.NUM_EPOCHS is 1"),
     ([AUTO, "-o", "MODEL.DEPTH", "2"], "epoch_0002/model.safetensors doesn't fit the model"),
-    (["-resume=run/checkpoints/epoch_0001"], "later checkpoints are in the same folder (epoch_0002)"),
+    (
+        ["-resume=run/checkpoints/epoch_0001"],
+        "later checkpoints are in the same folder (epoch_0002)",
+    ),
     (["-resume=other/checkpoints/epoch_0001"], "run/checkpoints holds another run than"),
     (["-eval", "-pretrained=run/checkpoints/last"], "already holds a run"),
 ]
@@ -85,7 +108,9 @@ OWN = [
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with data of three classes and the folders of two runs, one of them damaged after it was copied."""
+    """A folder with data of three classes and the folders of two runs, one of them damaged after it
+    was copied.
+    """
     folder = tmp_path_factory.mktemp("place")
     for name, count in (("data", 16), ("more", 20), ("others", 4)):
         classes = {f"{'other' * (name == 'others')}{letter}": count for letter in "abc"}
@@ -154,7 +179,9 @@ def test_a_start_that_fails_leaves_no_folder(place, ranks, monkeypatch):
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
 def test_a_start_that_fails_changes_no_run(place, ranks, monkeypatch):
     cases = [*OWN, ([AUTO, "-output=damaged"], "none of its 2 checkpoints is whole")]
-    assert_refused(place, cases, [["-output=run", *flags] for flags, _ in cases], ranks, monkeypatch)
+    assert_refused(
+        place, cases, [["-output=run", *flags] for flags, _ in cases], ranks, monkeypatch
+    )
 
 
 def test_a_rank_that_fails_alone_leaves_no_folder(place, tmp_path):
@@ -162,7 +189,10 @@ def test_a_rank_that_fails_alone_leaves_no_folder(place, tmp_path):
     shutil.copytree(place / "data", tmp_path / "data")
     port = free_ports(1)[0]
     flags = [CFG, "-output=new"]
-    started = [torchrun(tmp_path, 1, port, *flags, "-pretrained=nowhere"), torchrun(tmp_path, 0, port, *flags)]
+    started = [
+        torchrun(tmp_path, 1, port, *flags, "-pretrained=nowhere"),
+        torchrun(tmp_path, 0, port, *flags),
+    ]
     assert statuses(*started) == [2, 2]
     assert "error: no weights at nowhere" in printed(*started)
     assert not (tmp_path / "new").exists()
@@ -172,10 +202,14 @@ def test_ranks_that_were_told_different_things_end_in_a_line(place, tmp_path):
     shutil.copy(place / "small.yaml", tmp_path)
     shutil.copytree(place / "data", tmp_path / "data")
     port = free_ports(1)[0]
-    started = [torchrun(tmp_path, rank, port, CFG, "-output=new", f"-image_size={12 - 4 * rank}") for rank in (1, 0)]
+    started = [
+        torchrun(tmp_path, rank, port, CFG, "-output=new", f"-image_size={12 - 4 * rank}")
+        for rank in (1, 0)
+    ]
     assert statuses(*started) == [2, 2]
-    assert "error: rank 1 has DATA.IMAGE_SIZE 8, rank 0 has 12; give every rank the same flags, and" in printed(
-        *started
+    assert (
+        "error: rank 1 has DATA.IMAGE_SIZE 8, rank 0 has 12; give every rank the same flags, and"
+        in printed(*started)
     )
     assert not (tmp_path / "new").exists()
 
@@ -195,10 +229,15 @@ VALUES = "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): "
 
 @pytest.mark.parametrize(
     ("flags", "change", "message"),
-    [([], lose_an_image, IMAGES), (["-eval", "-pretrained=run/checkpoints/last"], take_other_weights, VALUES)],
+    [
+        ([], lose_an_image, IMAGES),
+        (["-eval", "-pretrained=run/checkpoints/last"], take_other_weights, VALUES),
+    ],
     ids=["images", "evaluated weights"],
 )
-def test_ranks_whose_machines_hold_other_files_end_in_a_line(place, tmp_path, flags, change, message):
+def test_ranks_whose_machines_hold_other_files_end_in_a_line(
+    place, tmp_path, flags, change, message
+):
     machines = [shutil.copytree(place, tmp_path / str(rank), symlinks=True) for rank in range(2)]
     change(machines[1])
     port = free_ports(1)[0]
@@ -229,7 +268,10 @@ def test_a_folder_in_which_another_run_writes_is_not_touched(place, tmp_path, mo
     shutil.copytree(place / "run" / "checkpoints", "run/checkpoints", symlinks=True)
     Path("run/.lock").write_text("process 4711 on there")
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, "run/.lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, "run/.lock"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as other:
         assert other.stdout.readline() == "locked\n"
         before = held("run")
@@ -256,7 +298,9 @@ def test_a_folder_that_another_run_took_meanwhile_is_left_to_it(tmp_path):
     before = held(tmp_path / "run")
     with pytest.raises(InputError, match="already holds a run"):
         second.begin()
-    with pytest.raises(InputError, match="run: another run was there meanwhile; give the command again"):
+    with pytest.raises(
+        InputError, match="run: another run was there meanwhile; give the command again"
+    ):
         going_on.begin()
     assert held(tmp_path / "run") == before
 
@@ -269,7 +313,9 @@ def test_two_runs_of_one_second_get_folders_of_their_own(tmp_path, monkeypatch):
         run.begin()
     names = [run.directory.name for run in runs]
     assert names == ["train-vit_digits-then", "train-vit_digits-then-1", "train-vit_digits-then-2"]
-    assert [run.checkpoints.parent for run in runs] == [tmp_path / "output" / name for name in names]
+    assert [run.checkpoints.parent for run in runs] == [
+        tmp_path / "output" / name for name in names
+    ]
 
 
 def test_what_was_told_before_the_folder_was_made_is_in_its_log(tmp_path, capsys):
@@ -279,15 +325,27 @@ def test_what_was_told_before_the_folder_was_made_is_in_its_log(tmp_path, capsys
     assert "told early\n" in capsys.readouterr().out
     run.begin()
     run.info("told late")
-    lines = [line[14:] for line in (tmp_path / "run" / "log.txt").read_text().splitlines() if line[:1].isdigit()]
-    assert lines == ["configuration, where it isn't the default:", "told early", f"run: {run.directory}", "told late"]
+    lines = [
+        line[14:]
+        for line in (tmp_path / "run" / "log.txt").read_text().splitlines()
+        if line[:1].isdigit()
+    ]
+    assert lines == [
+        "configuration, where it isn't the default:",
+        "told early",
+        f"run: {run.directory}",
+        "told late",
+    ]
     assert (tmp_path / "run" / "log_0.txt").read_text()[14:] == "this rank's own\n"
 
 
 @pytest.mark.parametrize(
     ("output", "message"),
     [
-        ("file", r"file: can't make the run's folder \(file is a file\); choose another with -output"),
+        (
+            "file",
+            r"file: can't make the run's folder \(file is a file\); choose another with -output",
+        ),
         ("file/in/it", r"file/in/it: can't make the run's folder \(.*file is a file\); choose"),
         ("x" * 300, r"OUTPUT is 'x+\.\.\.x+', expected a path of at most 3500 bytes, 200 a name"),
     ],
@@ -304,5 +362,7 @@ def test_a_single_process_that_was_launched_several_times_is_refused(monkeypatch
     monkeypatch.setattr("sys.argv", ["main_single_gpu.py", "-o", *tiny])
     monkeypatch.setattr(main_single_gpu.environment, "is_launched", lambda: True)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    with pytest.raises(InputError, match="is one process, but a launcher started several; launch main_multi_gpu.py"):
+    with pytest.raises(
+        InputError, match="is one process, but a launcher started several; launch main_multi_gpu.py"
+    ):
         main_single_gpu.main()

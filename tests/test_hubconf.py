@@ -64,7 +64,9 @@ BEFORE = """
 
 @pytest.fixture
 def theirs(tmp_path):
-    """A function that runs a program of another folder; returns what its variable ``told`` holds at its end."""
+    """A function that runs a program of another folder; returns what its variable ``told`` holds at
+    its end.
+    """
     for name, text in OWN.items():
         (tmp_path / "theirs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "theirs" / name).write_text(text)
@@ -82,7 +84,9 @@ def theirs(tmp_path):
 
 @pytest.mark.smoke
 def test_another_program_and_ours_keep_their_modules(theirs, tmp_path):
-    """Computing, loading, configurations, lazy imports, workers that are forked and spawned, pickles."""
+    """Computing, loading, configurations, lazy imports, workers that are forked and spawned,
+    pickles.
+    """
     model = create_model("vit_digits")
     model.head.weight.set_value(np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32))
     model.eval()
@@ -123,9 +127,13 @@ def test_another_program_and_ours_keep_their_modules(theirs, tmp_path):
                 spawned = pool.apply(count, [cfg])
             print(json.dumps([logits.numpy().tolist(), seen, len(dataset), spawned, theirs()]))
     """
-    logits, seen, length, spawned, named = theirs(program, tmp_path / "weights.safetensors", tmp_path / "images.npy")
+    logits, seen, length, spawned, named = theirs(
+        program, tmp_path / "weights.safetensors", tmp_path / "images.npy"
+    )
     with paddle.no_grad():
-        np.testing.assert_allclose(logits, model(paddle.to_tensor(images)).numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            logits, model(paddle.to_tensor(images)).numpy(), rtol=1e-5, atol=1e-5
+        )
     assert np.ptp(logits) > 1
     assert seen == length > 100
     assert (spawned, named) == (["VisionTransformer", len(OWN)], len(OWN))
@@ -157,7 +165,14 @@ def test_every_shipped_model_is_an_entry_with_a_text_and_overrides(theirs):
     assert lines[0].startswith("Swin-T (arXiv:2103.14030)")
     assert "images [B, 3, 224, 224] float32 -> [B, 1000]" in lines[2]
     words = {line.strip().partition(":")[0] for line in lines}
-    assert words >= {"pretrained", "num_classes", "image_size", "image_channels", "window_size", "droppath"}
+    assert words >= {
+        "pretrained",
+        "num_classes",
+        "image_size",
+        "image_channels",
+        "window_size",
+        "droppath",
+    }
     assert of_predictor.startswith("Returns a trained checkpoint that answers as ``-eval`` does")
     assert (shape, same, tagged, called) == ([1, 3], True, True, "PyramidVisionTransformerV2")
     wanted = (
@@ -172,8 +187,19 @@ def test_every_shipped_model_is_an_entry_with_a_text_and_overrides(theirs):
 
 def test_a_checkpoint_answers_as_here(theirs, tmp_path):
     """On photographs; given as the weights of a named model it is that model."""
-    size = ["DATA.IMAGE_SIZE", "32", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2"]
-    config = get_config("vit_tiny_patch16_224", [*size, "MODEL.NUM_CLASSES", "2", "MODEL.HEAD_INIT_SCALE", "1.0"])
+    size = [
+        "DATA.IMAGE_SIZE",
+        "32",
+        "MODEL.EMBED_DIM",
+        "16",
+        "MODEL.DEPTH",
+        "2",
+        "MODEL.NUM_HEADS",
+        "2",
+    ]
+    config = get_config(
+        "vit_tiny_patch16_224", [*size, "MODEL.NUM_CLASSES", "2", "MODEL.HEAD_INIT_SCALE", "1.0"]
+    )
     described = {METADATA: describe(config, ["bridge", "flower"]).to_json()}
     save_file(file_arrays(build_model(config)), tmp_path / "model.safetensors", described)
     files = [tmp_path / "china.jpg", tmp_path / "flower.jpg"]
@@ -192,7 +218,9 @@ def test_a_checkpoint_answers_as_here(theirs, tmp_path):
     expected = Predictor(tmp_path)(files)
     assert [answer[0] for answer in found] == list(map(str, files))
     assert [answer[2] for answer in found] == [answer.classes for answer in expected]
-    np.testing.assert_allclose([a[3] for a in found], [a.probabilities for a in expected], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        [a[3] for a in found], [a.probabilities for a in expected], rtol=0, atol=1e-6
+    )
 
 
 def test_two_copies_serve_one_program(theirs, tmp_path):
@@ -241,6 +269,10 @@ def test_the_dependencies_are_what_the_models_import():
     while new:
         needed |= new
         new = {other for name in new for other in imports()[name]} - needed
-    own = {name.partition("/")[0].removesuffix(".py") for name in imports()} | set(sys.stdlib_module_names)
-    names = {dotted.partition(".")[0] for name in needed for dotted in imported(tree_of(name))} - own
+    own = {name.partition("/")[0].removesuffix(".py") for name in imports()} | set(
+        sys.stdlib_module_names
+    )
+    names = {
+        dotted.partition(".")[0] for name in needed for dotted in imported(tree_of(name))
+    } - own
     assert names == set(hubconf.dependencies) | optional

@@ -38,7 +38,9 @@ def of_schedules(config):
 def of_updates(config):
     model = Small()
     train = config.TRAIN
-    ema = ModelEma(model, train.MODEL_EMA_DECAY, train.MODEL_EMA_WARMUP) if train.MODEL_EMA else None
+    ema = (
+        ModelEma(model, train.MODEL_EMA_DECAY, train.MODEL_EMA_WARMUP) if train.MODEL_EMA else None
+    )
     optimizer = build_optimizer(config, model)
     norms = []
     for update in range(3):
@@ -79,7 +81,9 @@ def of_batches(config):
 def of_losses(config):
     kind = config.TRAIN.DISTILLATION_TYPE
     logits = paddle.to_tensor(np.random.default_rng(1).normal(size=(6, 5)).astype("float32"))
-    return build_criterion(config, None, Fixed() if kind else None)(None, logits, paddle.arange(6) % 5).numpy()
+    return build_criterion(config, None, Fixed() if kind else None)(
+        None, logits, paddle.arange(6) % 5
+    ).numpy()
 
 
 def of_data(config):
@@ -88,7 +92,14 @@ def of_data(config):
     loader = get_dataloader(config, train, "train")
     order = [key for batch in loader.batch_sampler for key in batch]
     read = [*getattr(train, "paths", ()), *train.labels]
-    return [loader.slots, len(train), getattr(val, "exact", None), getattr(val, "root", None), order[:40], read]
+    return [
+        loader.slots,
+        len(train),
+        getattr(val, "exact", None),
+        getattr(val, "root", None),
+        order[:40],
+        read,
+    ]
 
 
 def of_evaluation(config):
@@ -199,7 +210,9 @@ def changed_by(config, **values):
     return with_values(config, **{key.replace(".", "__"): value for key, value in values.items()})
 
 
-@pytest.mark.parametrize(("effects", "keys", "places"), TRIED, ids=lambda of: getattr(of, "__name__", ""))
+@pytest.mark.parametrize(
+    ("effects", "keys", "places"), TRIED, ids=lambda of: getattr(of, "__name__", "")
+)
 def test_a_key_acts_where_it_says_and_nowhere_else(effects, keys, places, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in (".", "other"):
@@ -224,14 +237,20 @@ def test_a_key_acts_where_it_says_and_nowhere_else(effects, keys, places, tmp_pa
             acts = len(before) != len(after) or not all(map(np.array_equal, before, after))
             assert acts == met(key, dict(leaves(config)) | {key: value}), (place, key)
             seen.add((key, acts))
-    assert {key for key, acts in seen if acts} == {key for key, acts in seen if not acts} == set(keys)
+    assert (
+        {key for key, acts in seen if acts} == {key for key, acts in seen if not acts} == set(keys)
+    )
 
 
 def test_a_shard_shuffle_over_which_files_were_chosen_does_nothing(tmp_path):
     write_images(tmp_path / "train", {"a": 6, "b": 6})
     write_images(tmp_path / "val", {"a": 6, "b": 6})
-    (tmp_path / "recipe.yaml").write_text("DATA: {DATASET: shards, SHARD_SHUFFLE: 2, NUM_WORKERS: 0, BATCH_SIZE: 4}\n")
-    config = get_config(tmp_path / "recipe.yaml", ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path)])
+    (tmp_path / "recipe.yaml").write_text(
+        "DATA: {DATASET: shards, SHARD_SHUFFLE: 2, NUM_WORKERS: 0, BATCH_SIZE: 4}\n"
+    )
+    config = get_config(
+        tmp_path / "recipe.yaml", ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path)]
+    )
     assert of_data(config) == of_data(changed_by(config, **{"DATA.SHARD_SHUFFLE": None}))
 
 

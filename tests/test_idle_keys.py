@@ -28,7 +28,8 @@ def test_every_key_declares_what_it_needs():
     models = all_keys().keys()
     assert set(DEFAULTS) - models == set(NEEDS) - models
     assert set(NEEDS) <= set(DEFAULTS) | models
-    for one in architectures().values():  # an architecture that takes a key takes those that it needs
+    # an architecture that takes a key takes those that it needs
+    for one in architectures().values():
         needed = {key for key in one.arguments for need in NEEDS.get(key, ()) for key in need.keys}
         assert needed <= (set(DEFAULTS) - models) | one.arguments.keys()
 
@@ -39,7 +40,9 @@ def test_what_is_of_training_does_nothing_under_eval():
     evaluating = DEFAULTS | {"EVAL": True}
     idle = {key for key in DEFAULTS if key.startswith(("TRAIN.", "DIST.STRATEGY."))} - kept
     assert not any(met(key, evaluating) for key in idle)
-    assert all(met(key, evaluating) for key in [*kept, "AMP", "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"])
+    assert all(
+        met(key, evaluating) for key in [*kept, "AMP", "DATA.BATCH_SIZE", "DATA.BATCH_SIZE_EVAL"]
+    )
 
 
 @pytest.mark.parametrize("evaluating", [False, True])
@@ -54,7 +57,8 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
             get_config(None, [*mode, key, default])
             continue
         with pytest.raises(
-            InputError, match=rf"^command line: {key} does nothing (without|with|under) .*; leave it out"
+            InputError,
+            match=rf"^command line: {key} does nothing (without|with|under) .*; leave it out",
         ):
             get_config(None, [*mode, key, default])
         refused.add(key)
@@ -64,7 +68,9 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
         "DATA.SYNTHETIC_SIZE",
         "DIST.STRATEGY.sharding_configs.stage",
     }
-    assert refused >= of_both | ({"TRAIN.MIXUP_ALPHA", "TO_STATIC", "SAVE_FREQ"} if evaluating else {"EVAL_ENGINE"})
+    assert refused >= of_both | (
+        {"TRAIN.MIXUP_ALPHA", "TO_STATIC", "SAVE_FREQ"} if evaluating else {"EVAL_ENGINE"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,10 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
             ["TRAIN.TEACHER_PATH", "x"],
             "TEACHER_PATH does nothing without TRAIN.DISTILLATION_TYPE hard or soft or feature; leave",
         ),
-        (["TRAIN.BCE_SUM", "True"], "TRAIN.BCE_SUM does nothing without TRAIN.LOSS bce; leave it out, or set that"),
+        (
+            ["TRAIN.BCE_SUM", "True"],
+            "TRAIN.BCE_SUM does nothing without TRAIN.LOSS bce; leave it out, or set that",
+        ),
         (
             ["TRAIN.GRAD_CLIP_MODE", "agc"],
             "TRAIN.GRAD_CLIP_MODE does nothing without TRAIN.GRAD_CLIP; leave it out, or",
@@ -99,12 +108,18 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
             ["TRAIN.LAYER_DECAY_GROUPS", "timm"],
             "LAYER_DECAY_GROUPS does nothing without TRAIN.LAYER_DECAY; leave it out",
         ),
-        (["EVAL_ENGINE", "inference"], "EVAL_ENGINE does nothing without EVAL True; leave it out, or set that"),
+        (
+            ["EVAL_ENGINE", "inference"],
+            "EVAL_ENGINE does nothing without EVAL True; leave it out, or set that",
+        ),
         (
             ["EVAL", "True", "TRAIN.MIXUP_ALPHA", "0.2"],
             "command line: TRAIN.MIXUP_ALPHA does nothing under EVAL; leave",
         ),
-        (["DATA.DATASET", "digits", "DATA.DATA_PATH", "x"], "DATA.DATA_PATH does nothing with DATA.DATASET digits or"),
+        (
+            ["DATA.DATASET", "digits", "DATA.DATA_PATH", "x"],
+            "DATA.DATA_PATH does nothing with DATA.DATASET digits or",
+        ),
         (
             ["DATA.BATCH_SIZE", "8", "DATA.GLOBAL_BATCH", "16"],
             "BATCH_SIZE does nothing with DATA.GLOBAL_BATCH, of which",
@@ -137,9 +152,14 @@ def recipe(tmp_path) -> Path:
 
 def test_what_was_switched_off_over_a_key_is_meant(recipe):
     assert get_config(recipe, OFF).TRAIN.MIXUP_PROB == 0.5
-    (recipe.parent / "mine.yaml").write_text("BASE: recipe.yaml\nTRAIN: {MIXUP_ALPHA: 0, CUTMIX_ALPHA: 0}\n")
+    (recipe.parent / "mine.yaml").write_text(
+        "BASE: recipe.yaml\nTRAIN: {MIXUP_ALPHA: 0, CUTMIX_ALPHA: 0}\n"
+    )
     assert get_config(recipe.parent / "mine.yaml").TRAIN.MIXUP_PROB == 0.5
-    with pytest.raises(InputError, match=r"^command line: TRAIN.MIXUP_PROB does nothing without TRAIN.MIXUP_ALPHA or"):
+    with pytest.raises(
+        InputError,
+        match=r"^command line: TRAIN.MIXUP_PROB does nothing without TRAIN.MIXUP_ALPHA or",
+    ):
         get_config(recipe.parent / "mine.yaml", ["TRAIN.MIXUP_PROB", "0.5"])
     with pytest.raises(InputError, match=r"^command line: TRAIN.MIXUP_PROB does nothing"):
         get_config(recipe, [*OFF, "TRAIN.MIXUP_PROB", "1.0"])
@@ -149,7 +169,8 @@ def test_a_file_is_named_that_sets_an_idle_key(tmp_path):
     (tmp_path / "idle.yaml").write_text("TRAIN: {WARMUP_EPOCHS: 0, WARMUP_START_LR: 1e-6}\n")
     (tmp_path / "mine.yaml").write_text("BASE: idle.yaml\nTRAIN: {BASE_LR: 1.0}\n")
     with pytest.raises(
-        InputError, match=r"/idle.yaml: TRAIN.WARMUP_START_LR does nothing without TRAIN.WARMUP_EPOCHS above 0;"
+        InputError,
+        match=r"/idle.yaml: TRAIN.WARMUP_START_LR does nothing without TRAIN.WARMUP_EPOCHS above 0;",
     ):
         get_config(tmp_path / "mine.yaml")
 
@@ -164,7 +185,10 @@ def test_the_configuration_that_a_run_writes_is_taken_again(recipe, tmp_path):
     (tmp_path / "config.yaml").write_text(resolved_yaml(with_values(config, OUTPUT=None)))
     again = get_config(tmp_path / "config.yaml")
     assert with_values(again, OUTPUT="x") == config
-    assert value_sources(again)["TRAIN.MIXUP_PROB"].level < value_sources(again)["TRAIN.MIXUP_ALPHA"].level
+    assert (
+        value_sources(again)["TRAIN.MIXUP_PROB"].level
+        < value_sources(again)["TRAIN.MIXUP_ALPHA"].level
+    )
     (tmp_path / "config.yaml").write_text(resolved_yaml(again))  # and what that one writes
     get_config(tmp_path / "config.yaml", ["TRAIN.BASE_LR", "0.1"])
     with pytest.raises(InputError, match=r"^command line: TRAIN.MIXUP_PROB does nothing"):
@@ -176,7 +200,9 @@ def test_evaluating_takes_files_and_flags_of_a_training(recipe):
     assert config_from_arguments("main", [f"-cfg={recipe}", *flags]).DATA.BATCH_SIZE_EVAL == 4
     (recipe.parent / "eval.yaml").write_text(f"EVAL: true\nTO_STATIC: true\n{RECIPE}")
     assert get_config(recipe.parent / "eval.yaml").EVAL
-    with pytest.raises(InputError, match=r"command line: TRAIN.MIXUP_ALPHA does nothing under EVAL; leave it out$"):
+    with pytest.raises(
+        InputError, match=r"command line: TRAIN.MIXUP_ALPHA does nothing under EVAL; leave it out$"
+    ):
         config_from_arguments("main", [f"-cfg={recipe}", "-eval", "-o", "TRAIN.MIXUP_ALPHA", "0.2"])
 
 

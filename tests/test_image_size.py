@@ -1,4 +1,6 @@
-"""DATA.IMAGE_SIZE: one number or two, however it is written; what a model doesn't take is answered by what it takes."""
+"""DATA.IMAGE_SIZE: one number or two, however it is written; what a model doesn't take is answered
+by what it takes.
+"""
 
 import pytest
 
@@ -10,10 +12,20 @@ from training.command_line import config_from_arguments
 
 @pytest.mark.parametrize(
     ("word", "expected"),
-    [("96", 96), ("96x64", [96, 64]), ("[96, 64]", [96, 64]), ("96,64", [96, 64]), ("[96]", 96), ("96x96", 96)],
+    [
+        ("96", 96),
+        ("96x64", [96, 64]),
+        ("[96, 64]", [96, 64]),
+        ("96,64", [96, 64]),
+        ("[96]", 96),
+        ("96x96", 96),
+    ],
 )
 def test_an_image_size_is_one_number_or_height_and_width(tmp_path, word, expected):
-    given = [get_config(None, ["DATA.IMAGE_SIZE", word]), config_from_arguments("test", [f"-image_size={word}"])]
+    given = [
+        get_config(None, ["DATA.IMAGE_SIZE", word]),
+        config_from_arguments("test", [f"-image_size={word}"]),
+    ]
     (tmp_path / "sized.yaml").write_text(f"DATA:\n  IMAGE_SIZE: {word}\n")
     given.append(get_config(tmp_path / "sized.yaml"))
     assert [config.DATA.IMAGE_SIZE for config in given] == [expected] * 3
@@ -49,11 +61,31 @@ def test_no_other_image_size_is_taken(word, message):
             "100x64",
             "100 x 64 is not a multiple of PATCH_SIZE 16.* one that is: 96 x 64 or 112 x 64",
         ),
-        ("swin_tiny_patch4_window7_224", "2x64", "2 x 64 is not a multiple of PATCH_SIZE 4.* one that is: 4 x 64"),
-        ("levit_128", "230x150", "230 x 150 is not a multiple of 16; choose one that is: 224 x 144 or 240 x 160"),
-        ("coat_lite_tiny", "64x65", "64 x 65 is not a multiple of 32; choose one that is: 64 or 64 x 96"),
-        ("crossvit_15_224", "200x240", "200 x 240 times IMAGE_SCALES .* one that is: 120 x 240 or 240"),
-        ("convnext_tiny", "31x64", "is 31 x 64, ConvNeXt takes images of at least 32 x 32; choose a larger one"),
+        (
+            "swin_tiny_patch4_window7_224",
+            "2x64",
+            "2 x 64 is not a multiple of PATCH_SIZE 4.* one that is: 4 x 64",
+        ),
+        (
+            "levit_128",
+            "230x150",
+            "230 x 150 is not a multiple of 16; choose one that is: 224 x 144 or 240 x 160",
+        ),
+        (
+            "coat_lite_tiny",
+            "64x65",
+            "64 x 65 is not a multiple of 32; choose one that is: 64 or 64 x 96",
+        ),
+        (
+            "crossvit_15_224",
+            "200x240",
+            "200 x 240 times IMAGE_SCALES .* one that is: 120 x 240 or 240",
+        ),
+        (
+            "convnext_tiny",
+            "31x64",
+            "is 31 x 64, ConvNeXt takes images of at least 32 x 32; choose a larger one",
+        ),
     ],
 )
 def test_a_size_that_a_model_does_not_take_is_answered_by_those_that_fit(name, size, message):

@@ -33,7 +33,9 @@ def digits(tmp_path_factory):
     """A shortened digits run by run_train_multi.sh: (its folder, what it printed)."""
     folder = tmp_path_factory.mktemp("digits")
     command = ["sh", str(ROOT / "run_train_multi.sh"), "-output=run", *SHORT]
-    done = subprocess.run(command, cwd=folder, env=warm.environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=folder, env=warm.environment(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     return folder / "run", done.stdout
 
@@ -48,21 +50,46 @@ def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
     assert result["model"] == "vit_digits"
     assert result["weights"].endswith("epoch_0030")
     assert result["config"]["TRAIN"]["NUM_EPOCHS"] == 30
-    assert f'version = "{result["versions"]["toolkit"]}"' in (ROOT / "pyproject.toml").read_text().splitlines()
+    assert (
+        f'version = "{result["versions"]["toolkit"]}"'
+        in (ROOT / "pyproject.toml").read_text().splitlines()
+    )
     threads = max(1, num_cores() // 2)
-    assert f"2 processes over GLOO on cpu, cpu: {threads} thread{'s' * (threads > 1)} per process, stride" in printed
-    assert "global batch 32 x 2 = 64, accumulation 1, effective batch 64; learning rate 1e-06, after" in printed
-    assert re.search(rf"summary: acc1: {result['acc1']:.2f}, .*samples: 364, time: .* s, run: run\n", printed)
+    assert (
+        f"2 processes over GLOO on cpu, cpu: {threads} thread{'s' * (threads > 1)} per process, stride"
+        in printed
+    )
+    assert (
+        "global batch 32 x 2 = 64, accumulation 1, effective batch 64; learning rate 1e-06, after"
+        in printed
+    )
+    assert re.search(
+        rf"summary: acc1: {result['acc1']:.2f}, .*samples: 364, time: .* s, run: run\n", printed
+    )
     assert "TRAIN.NUM_EPOCHS: 300 -> 30" in printed
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     train = [r for r in records if r["split"] == "train"]
     assert [r["epoch"] for r in train] == list(range(1, 31))
-    keys = {"split", "step", "epoch", "samples", "lr", "loss", "acc1", "acc5", "grad_norm", "images_per_s"} | {
+    keys = {
+        "split",
+        "step",
+        "epoch",
+        "samples",
+        "lr",
+        "loss",
+        "acc1",
+        "acc5",
+        "grad_norm",
+        "images_per_s",
+    } | {
         "data_wait",
         "peak_memory",
     }
-    assert all(set(r) == keys and r["samples"] == 22 * 64 and 0 <= r["data_wait"] < 1 for r in train)
-    assert all(100 < r["peak_memory"] < 4000 for r in train)  # MB of one process, Paddle's import among them
+    assert all(
+        set(r) == keys and r["samples"] == 22 * 64 and 0 <= r["data_wait"] < 1 for r in train
+    )
+    # MB of one process, Paddle's import among them
+    assert all(100 < r["peak_memory"] < 4000 for r in train)
     assert train[-1]["step"] == 30 * 22
     assert (run / "log.txt").read_text().count("epoch 1/30 step 22") == 1
     assert (run / "log_0.txt").exists()
@@ -70,7 +97,10 @@ def test_the_digits_run_reaches_95_percent_and_leaves_its_record(digits):
     assert read(run, "classes.json") == [str(d) for d in range(10)]
     with Image.open(run / "curves.png") as picture:
         assert picture.size == (960, 1080)
-    assert f'top 1 (%)</th><td class="n">{result["acc1"]:.2f}</td>' in (run / "report.html").read_text()
+    assert (
+        f'top 1 (%)</th><td class="n">{result["acc1"]:.2f}</td>'
+        in (run / "report.html").read_text()
+    )
 
 
 @pytest.mark.long
@@ -81,8 +111,20 @@ def test_evaluation_repeats_the_runs_numbers_on_one_process_and_on_two(digits, p
     last = run / "checkpoints" / "last"
     forms = [
         ("run_eval_multi.sh", "-eval", f"-pretrained={last}"),
-        ("main_single_gpu.py", "-cfg=vit_digits", "-eval", "-batch_size=7", f"--pretrained={last}/model"),
-        ("main_multi_gpu.py", f"-cfg={run}/config.yaml", "-eval", "-ngpus=1", f"-pretrained={last}/model.safetensors"),
+        (
+            "main_single_gpu.py",
+            "-cfg=vit_digits",
+            "-eval",
+            "-batch_size=7",
+            f"--pretrained={last}/model",
+        ),
+        (
+            "main_multi_gpu.py",
+            f"-cfg={run}/config.yaml",
+            "-eval",
+            "-ngpus=1",
+            f"-pretrained={last}/model.safetensors",
+        ),
     ]
     for number, form in enumerate(forms):
         status, _, errors = program(*form, f"-output={number}")
@@ -95,9 +137,13 @@ def test_evaluation_repeats_the_runs_numbers_on_one_process_and_on_two(digits, p
 
 
 def two_at_a_time(program, commands):
-    """The exit status and stderr of main_multi_gpu.py with each list of flags: most of a start is waiting."""
+    """The exit status and stderr of main_multi_gpu.py with each list of flags: most of a start is
+    waiting.
+    """
     with ThreadPoolExecutor(2) as pool:
-        done = pool.map(lambda flags: program("main_multi_gpu.py", "-cfg=vit_digits", *flags), commands)
+        done = pool.map(
+            lambda flags: program("main_multi_gpu.py", "-cfg=vit_digits", *flags), commands
+        )
         return [(status, errors) for status, _, errors in done]
 
 
@@ -125,7 +171,9 @@ def test_an_evaluation_without_weights_or_with_others_is_an_error(program, digit
             "error: the weights were trained on the classes 0, 1, 2, 3, 4, ... (10), the data has others: cat, dog",
         ),
     ]
-    commands = [("-eval", f"-output=out{number}", *flags) for number, (flags, _) in enumerate(cases)]
+    commands = [
+        ("-eval", f"-output=out{number}", *flags) for number, (flags, _) in enumerate(cases)
+    ]
     for (_, message), (status, errors) in zip(cases, two_at_a_time(program, commands), strict=True):
         assert status == 2
         assert message in errors
@@ -146,10 +194,18 @@ def test_weights_of_the_hub_are_evaluated_as_they_were_made(digits, program, tmp
     run, _ = digits
     (tmp_path / "hub").mkdir()
     shutil.copy(run / "checkpoints" / "last" / "model.safetensors", tmp_path / "hub")
-    made_for = {"crop_pct": 0.75, "crop_mode": "squash", "interpolation": "bilinear", "mean": [0.5], "std": [0.25]}
+    made_for = {
+        "crop_pct": 0.75,
+        "crop_mode": "squash",
+        "interpolation": "bilinear",
+        "mean": [0.5],
+        "std": [0.25],
+    }
     stored = {"architecture": "vit_digits", "num_classes": 10, "pretrained_cfg": made_for}
     (tmp_path / "hub" / "config.json").write_text(json.dumps(stored))
-    status, _, errors = program("main_single_gpu.py", "-cfg=vit_digits", "-eval", "-pretrained=hub", "-output=out")
+    status, _, errors = program(
+        "main_single_gpu.py", "-cfg=vit_digits", "-eval", "-pretrained=hub", "-output=out"
+    )
     assert status == 0, errors
     data = read(tmp_path / "out", "result.json")["config"]["DATA"]
     found = [data[key] for key in ("CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_STD")]
@@ -162,12 +218,27 @@ def test_weights_of_the_hub_are_evaluated_as_they_were_made(digits, program, tmp
 
 def test_wrong_input_exits_with_2_before_anything_is_built(program, tmp_path):
     cases = [
-        (["-dataset=folder", "-data_path=nowhere"], "error: -data_path is nowhere, but there is no such folder"),
+        (
+            ["-dataset=folder", "-data_path=nowhere"],
+            "error: -data_path is nowhere, but there is no such folder",
+        ),
         (["-ngpus=99"], "error: NGPUS asks for 99 processes, found "),
-        (["-o", "TRAIN.ACCUM_ITER", "99"], "error: TRAIN.ACCUM_ITER is 99, but an epoch has 22 steps"),
-        (["-o", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"], "error: TRAIN.LOSS is 'cross_entropy'"),
-        (["-o", "TRAIN.AUTO_AUGMENT", "rnd-m9"], "error: TRAIN.AUTO_AUGMENT is 'rnd-m9'; expected rand-m9"),
-        (["-o", "TRAIN.FREEZE", "bloks.0.*"], "error: TRAIN.FREEZE: 'bloks.0.*' matches no parameter"),
+        (
+            ["-o", "TRAIN.ACCUM_ITER", "99"],
+            "error: TRAIN.ACCUM_ITER is 99, but an epoch has 22 steps",
+        ),
+        (
+            ["-o", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.LOSS", "cross_entropy"],
+            "error: TRAIN.LOSS is 'cross_entropy'",
+        ),
+        (
+            ["-o", "TRAIN.AUTO_AUGMENT", "rnd-m9"],
+            "error: TRAIN.AUTO_AUGMENT is 'rnd-m9'; expected rand-m9",
+        ),
+        (
+            ["-o", "TRAIN.FREEZE", "bloks.0.*"],
+            "error: TRAIN.FREEZE: 'bloks.0.*' matches no parameter",
+        ),
     ]
     commands = [flags for flags, _ in cases]
     for (_, message), (status, errors) in zip(cases, two_at_a_time(program, commands), strict=True):
@@ -185,7 +256,9 @@ def test_wrong_input_exits_with_2_before_anything_is_built(program, tmp_path):
 
 @pytest.fixture
 def long_run(tmp_path):
-    """A run with loader workers that takes long enough to be disturbed; killed at the test's end, whatever happens."""
+    """A run with loader workers that takes long enough to be disturbed; killed at the test's end,
+    whatever happens.
+    """
     workers = ["-o", "TRAIN.NUM_EPOCHS", "1000", "DATA.NUM_WORKERS", "1", "REPORT_FREQ", "1"]
     process = start(tmp_path, "-cfg=vit_digits", "-output=run", *workers)
     pids = wait_for_first_step(process, tmp_path / "run")
@@ -224,15 +297,32 @@ def test_a_rank_that_raises_ends_the_run_with_its_error_and_no_other(tmp_path, w
     (tmp_path / "data" / "train" / "b" / "7.png").write_bytes(b"\x89PNG cut")
     options = [word for word in TINY if word != "digits"]
     options[options.index("DATA.DATASET") :] = options[options.index("DATA.DATASET") + 1 :]
-    flags = ["-cfg=vit_digits", "-dataset=folder", "-data_path=data", "-output=run", "-batch_size=4", "-o", *options]
+    flags = [
+        "-cfg=vit_digits",
+        "-dataset=folder",
+        "-data_path=data",
+        "-output=run",
+        "-batch_size=4",
+        "-o",
+        *options,
+    ]
     started = time.time()
     process = start(
-        tmp_path, *flags, "DATA.NUM_WORKERS", workers, "TRAIN.NUM_EPOCHS", "500", "MODEL.NUM_CLASSES", "auto"
+        tmp_path,
+        *flags,
+        "DATA.NUM_WORKERS",
+        workers,
+        "TRAIN.NUM_EPOCHS",
+        "500",
+        "MODEL.NUM_CLASSES",
+        "auto",
     )
     _, errors = process.communicate(timeout=60)
     assert time.time() - started < 30  # start-up and an epoch included
     assert process.returncode == 1
-    assert re.search(r"^rank \d: error: data/train/b/7.png: it is of no known format; BMP", errors, re.MULTILINE)
+    assert re.search(
+        r"^rank \d: error: data/train/b/7.png: it is of no known format; BMP", errors, re.MULTILINE
+    )
     assert "Traceback" not in errors
     assert errors.count("error: ") == 1
 

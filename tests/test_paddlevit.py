@@ -1,6 +1,8 @@
-"""PaddleViT's YAML files mean here what they mean there; files of one's own aren't taken for PaddleViT's.
+"""PaddleViT's YAML files mean here what they mean there; files of one's own aren't taken for
+PaddleViT's.
 
-The expected values are those of BR-IDL/PaddleViT's config.py files (5ac7d89, and the trees of 2021-12 and 2022-03).
+The expected values are those of BR-IDL/PaddleViT's config.py files (5ac7d89, and the trees of
+2021-12 and 2022-03).
 """
 
 import numpy as np
@@ -38,9 +40,13 @@ def test_a_file_is_a_difference_to_its_familys_defaults(model, read):
     name, expected = FAMILIES[model]
     config = read(f"MODEL: {model if model[0] == '{' else f'{{{model}}}'}\n")
     assert {key: value(config, key) for key in expected} == expected
-    assert f"is read as PaddleViT's, with the defaults of configs/paddlevit/{name}.yaml" in notes(config)[0]
+    assert (
+        f"is read as PaddleViT's, with the defaults of configs/paddlevit/{name}.yaml"
+        in notes(config)[0]
+    )
     with paddle.LazyGuard():
-        build_model(config, head_init_scale=1.0)  # every key of MODEL is one that the architecture takes
+        # every key of MODEL is one that the architecture takes
+        build_model(config, head_init_scale=1.0)
 
 
 NO_MODEL = {  # of files whose models aren't here
@@ -62,15 +68,22 @@ def test_a_model_of_several_keys_that_is_not_here_is_refused(model, read):
 
 
 def test_the_multi_scale_samplers_sizes_are_the_images_by_quarters(read):
-    """The multiples of 32 below half, three quarters, ... of the images' sides (multi_scale_sampler.py:30-34)."""
-    for side, expected in ((256, [128, 192, 256, 320, 384]), (224, [96, 160, 224, 256, 320]), (64, [32, 64, 96])):
+    """The multiples of 32 below half, three quarters, ... of the images' sides
+    (multi_scale_sampler.py:30-34).
+    """
+    for side, expected in (
+        (256, [128, 192, 256, 320, 384]),
+        (224, [96, 160, 224, 256, 320]),
+        (64, [32, 64, 96]),
+    ):
         config = read(
             f"DATA: {{IMAGE_SIZE: {side}}}\nMODEL: {{TYPE: MobileViT}}\nTRAIN: {{MULTI_SCALE_SAMPLER_DDP: True}}\n"
         )
         found = config.DATA.MULTI_SCALE
         assert found == expected
     with pytest.raises(
-        InputError, match="MULTI_SCALE_SAMPLER_DDP is True, expected False, the only value that this toolkit has"
+        InputError,
+        match="MULTI_SCALE_SAMPLER_DDP is True, expected False, the only value that this toolkit has",
     ):
         read("MODEL: {TYPE: MobileOne}\nTRAIN: {MULTI_SCALE_SAMPLER_DDP: True}\n")
 
@@ -79,9 +92,14 @@ def test_what_the_file_says_holds_over_its_familys_defaults(read):
     config = read(
         "MODEL: {TYPE: swin, DROPPATH: 0.4}\nTRAIN: {BASE_LR: 2e-4, GRAD_CLIP: None, OPTIMIZER: {EPS: 1e-6}}\n"
     )
-    assert (config.MODEL.DROPPATH, config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP) == (0.4, 2e-4, None)
+    assert (config.MODEL.DROPPATH, config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP) == (
+        0.4,
+        2e-4,
+        None,
+    )
     assert config.TRAIN.OPTIMIZER.EPS == 1e-6
-    assert value_sources(config)["TRAIN.BASE_LR"].level == WRITTEN_OUT  # PaddleViT's files may hold what does nothing
+    # PaddleViT's files may hold what does nothing
+    assert value_sources(config)["TRAIN.BASE_LR"].level == WRITTEN_OUT
 
 
 @pytest.mark.parametrize(
@@ -101,17 +119,28 @@ def test_the_first_policy_that_is_on_replaces_the_colour_jitter(train, policy, j
 
 @pytest.mark.parametrize("name", ["cosine", "multi-step"])
 def test_a_schedule_of_2021_without_warmup_falls_to_zero(name, read):
-    config = read(f"MODEL: {{TYPE: swin}}\nTRAIN: {{END_LR: 0.1, LR_SCHEDULER: {{NAME: {name}}}}}\n")
+    config = read(
+        f"MODEL: {{TYPE: swin}}\nTRAIN: {{END_LR: 0.1, LR_SCHEDULER: {{NAME: {name}}}}}\n"
+    )
     assert (config.TRAIN.WARMUP_EPOCHS, config.TRAIN.END_LR) == (0, 0.0)
 
 
 def test_the_teacher_is_a_file_of_weights(read):
-    config = read("MODEL: {TYPE: deit}\nTRAIN: {DISTILLATION_TYPE: soft, TEACHER_MODEL: ./teacher}\n")
+    config = read(
+        "MODEL: {TYPE: deit}\nTRAIN: {DISTILLATION_TYPE: soft, TEACHER_MODEL: ./teacher}\n"
+    )
     assert config.MODEL.DISTILLED
-    assert (config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PATH) == ("regnety_160", "./teacher.pdparams")
+    assert (config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PATH) == (
+        "regnety_160",
+        "./teacher.pdparams",
+    )
     config = read("MODEL: {TYPE: deit}\nTRAIN: {DISTILLATION_TYPE: none}\n")
     assert not config.MODEL.DISTILLED
-    assert (config.TRAIN.DISTILLATION_TYPE, config.TRAIN.TEACHER_MODEL, config.TRAIN.TEACHER_PATH) == (None, None, None)
+    assert (
+        config.TRAIN.DISTILLATION_TYPE,
+        config.TRAIN.TEACHER_MODEL,
+        config.TRAIN.TEACHER_PATH,
+    ) == (None, None, None)
 
 
 def test_one_classifier_may_serve_both_losses(read):
@@ -131,9 +160,20 @@ def test_keys_that_paddlevit_doesnt_read_are_named_once(read):
 
 def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
     told = notes(read("MODEL: {TYPE: deit}\n"))[1]
-    for key in ("TRAIN.LR_SCHEDULER.PER_EPOCH True", "TRAIN.DECAY_ALL True", "TRAIN.MODEL_EMA_WARMUP False"):
+    for key in (
+        "TRAIN.LR_SCHEDULER.PER_EPOCH True",
+        "TRAIN.DECAY_ALL True",
+        "TRAIN.MODEL_EMA_WARMUP False",
+    ):
         assert key in told
-    own_way = ["TRAIN.LR_SCHEDULER.PER_EPOCH", "True", "TRAIN.DECAY_ALL", "True", "TRAIN.MODEL_EMA_WARMUP", "False"]
+    own_way = [
+        "TRAIN.LR_SCHEDULER.PER_EPOCH",
+        "True",
+        "TRAIN.DECAY_ALL",
+        "True",
+        "TRAIN.MODEL_EMA_WARMUP",
+        "False",
+    ]
     assert notes(read("MODEL: {TYPE: deit}\nTRAIN: {RAND_AUGMENT: False}\n", *own_way))[1:] == []
     assert len(notes(read("MODEL: {TYPE: deit}\n", "EVAL", "True"))) == 1
 
@@ -141,19 +181,34 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("MODEL: {TYPE: MAE, MAE_PRETRAIN: True}", "MAE_PRETRAIN is True, but MAE's pre-training isn't here"),
-        ("MODEL: {TYPE: swin, APE: True}", "MODEL.APE is True, expected False, the only value that this toolkit has"),
+        (
+            "MODEL: {TYPE: MAE, MAE_PRETRAIN: True}",
+            "MAE_PRETRAIN is True, but MAE's pre-training isn't here",
+        ),
+        (
+            "MODEL: {TYPE: swin, APE: True}",
+            "MODEL.APE is True, expected False, the only value that this toolkit has",
+        ),
         (
             "MODEL: {TYPE: xcit, USE_POS: False}",
             "MODEL.USE_POS is False, expected True, the only value that this toolkit has",
         ),
-        ("MODEL: {TYPE: convnext, STEM_TYPE: overlap}", "MODEL.STEM_TYPE is overlap, expected patch, the only"),
-        ("MODEL: {TYPE: swin}\nTRAIN: {BASELR: 1}", "unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR"),
+        (
+            "MODEL: {TYPE: convnext, STEM_TYPE: overlap}",
+            "MODEL.STEM_TYPE is overlap, expected patch, the only",
+        ),
+        (
+            "MODEL: {TYPE: swin}\nTRAIN: {BASELR: 1}",
+            "unknown key TRAIN.BASELR; did you mean TRAIN.BASE_LR",
+        ),
         (
             "MODEL: {TYPE: swin}\nTRAIN: {BASE_LR: fast}",
             "model.yaml: TRAIN.BASE_LR takes a number in PaddleViT's files, found 'fast'; a file with BASE is your own",
         ),
-        ("MODEL: {TYPE: MobileOne, NUM_BLOCKS: [2, 2, 8, 10, 1]}", "expected five numbers each: a stem of one block"),
+        (
+            "MODEL: {TYPE: MobileOne, NUM_BLOCKS: [2, 2, 8, 10, 1]}",
+            "expected five numbers each: a stem of one block",
+        ),
         (
             "MODEL: {TYPE: MobileOne, CHANNELS: [a, 1]}",
             r"CHANNELS \['a', 1\] x EXPANSIONS .*: expected five numbers each",
@@ -163,15 +218,39 @@ def test_training_tells_where_paddlevits_differs_until_its_way_is_chosen(read):
             "MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: False, AUTO_AUGMENT: rand-m9-mstd0.5-inc1}",
             "TRAIN.AUTO_AUGMENT takes True or False in PaddleViT's files, found 'rand-m9-mstd0.5-inc1'",
         ),
-        ("MODEL: {TYPE: swin, EMBED_DIM: [96]}", r"MODEL.EMBED_DIM takes a number in PaddleViT's files, found \[96\]"),
-        ("MODEL: {TYPE: pvtv2, EMBED_DIM: 32}", "MODEL.EMBED_DIM takes a list in PaddleViT's files, found 32"),
-        ("MODEL: {TYPE: deit}\nTRAIN: {TEACHER_MODEL: 5}", "TRAIN.TEACHER_MODEL takes a word in PaddleViT's files"),
-        ("MODEL: {TYPE: convmixer, CNN: {ACTIVATION: 5}}", "MODEL.CNN.ACTIVATION takes a word in PaddleViT's files"),
-        ("MODEL: {TYPE: swin}\nTRAIN: {OPTIMIZER: AdamW}", "TRAIN.OPTIMIZER is a section, which takes keys"),
+        (
+            "MODEL: {TYPE: swin, EMBED_DIM: [96]}",
+            r"MODEL.EMBED_DIM takes a number in PaddleViT's files, found \[96\]",
+        ),
+        (
+            "MODEL: {TYPE: pvtv2, EMBED_DIM: 32}",
+            "MODEL.EMBED_DIM takes a list in PaddleViT's files, found 32",
+        ),
+        (
+            "MODEL: {TYPE: deit}\nTRAIN: {TEACHER_MODEL: 5}",
+            "TRAIN.TEACHER_MODEL takes a word in PaddleViT's files",
+        ),
+        (
+            "MODEL: {TYPE: convmixer, CNN: {ACTIVATION: 5}}",
+            "MODEL.CNN.ACTIVATION takes a word in PaddleViT's files",
+        ),
+        (
+            "MODEL: {TYPE: swin}\nTRAIN: {OPTIMIZER: AdamW}",
+            "TRAIN.OPTIMIZER is a section, which takes keys",
+        ),
         # a key of PaddleViT's where its keys aren't taken; what nobody has is named before it
-        ("MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: True, BASELR: 1}", "unknown key TRAIN.BASELR; did you mean"),
-        ("MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: True, HFLIP: 1}", "swin has no TRAIN.HFLIP; say which defaults"),
-        ("BASE: paddlevit/swin.yaml\nAUG: {MIXUP: 1}", "unknown key AUG.MIXUP; it is PaddleViT's, for files with its"),
+        (
+            "MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: True, BASELR: 1}",
+            "unknown key TRAIN.BASELR; did you mean",
+        ),
+        (
+            "MODEL: {TYPE: swin}\nTRAIN: {RAND_AUGMENT: True, HFLIP: 1}",
+            "swin has no TRAIN.HFLIP; say which defaults",
+        ),
+        (
+            "BASE: paddlevit/swin.yaml\nAUG: {MIXUP: 1}",
+            "unknown key AUG.MIXUP; it is PaddleViT's, for files with its",
+        ),
     ],
 )
 def test_what_cant_be_meant_is_one_line(text, message, read):
@@ -180,7 +259,10 @@ def test_what_cant_be_meant_is_one_line(text, message, read):
 
 
 def test_sections_may_be_empty_as_paddlevits_are(read):
-    for text in ("MODEL: {TYPE: swin, TRANS: }\nAUG:\nTRAIN:\n", "MODEL: {TYPE: mae, TRANS: {ENCODER: , DECODER: }}\n"):
+    for text in (
+        "MODEL: {TYPE: swin, TRANS: }\nAUG:\nTRAIN:\n",
+        "MODEL: {TYPE: mae, TRANS: {ENCODER: , DECODER: }}\n",
+    ):
         assert "is read as PaddleViT's" in notes(read(text))[0]
 
 
@@ -195,15 +277,21 @@ def test_a_teacher_without_weights_is_no_file(read):
 def test_a_file_that_names_a_base_is_ones_own(read):
     for base in ("''", "['']", "[]"):
         config = read(f"BASE: {base}\nMODEL: {{TYPE: Swin}}\nDATA: {{CROP_PCT: 1.0}}\n")
-        assert (config.DATA.IMAGENET_MEAN, config.TRAIN.MIXUP_ALPHA, notes(config)) == (HALF, 0.0, [])
+        assert (config.DATA.IMAGENET_MEAN, config.TRAIN.MIXUP_ALPHA, notes(config)) == (
+            HALF,
+            0.0,
+            [],
+        )
 
 
 @pytest.mark.parametrize(
-    ("model", "own"), [("{TYPE: Swin}", "SAVE_MINUTES: 5"), ("{TYPE: vit, TRANS: {DEPTH: 3}}", "SAVE_MINUTES: 5")]
+    ("model", "own"),
+    [("{TYPE: Swin}", "SAVE_MINUTES: 5"), ("{TYPE: vit, TRANS: {DEPTH: 3}}", "SAVE_MINUTES: 5")],
 )
 def test_a_file_that_may_be_meant_in_two_ways_is_refused(model, own, read):
     with pytest.raises(
-        InputError, match="it names no BASE, as PaddleViT's files, but .* has no SAVE_MINUTES; say which"
+        InputError,
+        match="it names no BASE, as PaddleViT's files, but .* has no SAVE_MINUTES; say which",
     ):
         read(f"MODEL: {model}\n{own}\n")
     assert read(f"BASE: ''\nMODEL: {model}\n{own}\n").DATA.IMAGENET_MEAN == HALF
@@ -223,10 +311,16 @@ def test_a_type_that_paddlevit_lacks_makes_a_file_ones_own(model, read):
 
 
 def test_a_file_of_ones_own_may_be_based_on_a_family(read):
-    config = read("BASE: paddlevit/swin.yaml\nDATA: {INTERPOLATION: bilinear}\nTRAIN: {BASE_LR: 1e-4}\n")
+    config = read(
+        "BASE: paddlevit/swin.yaml\nDATA: {INTERPOLATION: bilinear}\nTRAIN: {BASE_LR: 1e-4}\n"
+    )
     assert config.MODEL.TYPE == "Swin"
     assert {key: value(config, key) for key in RECIPE} == RECIPE
-    assert (config.DATA.INTERPOLATION, config.DATA.CROP_PCT, config.TRAIN.BASE_LR) == ("bilinear", 0.9, 1e-4)
+    assert (config.DATA.INTERPOLATION, config.DATA.CROP_PCT, config.TRAIN.BASE_LR) == (
+        "bilinear",
+        0.9,
+        1e-4,
+    )
     assert "PaddleViT itself decays biases" in notes(config)[0]
 
 
@@ -240,7 +334,9 @@ def test_the_rate_of_an_epoch_is_that_of_paddlevits_scheduler(warmup):
     options += ["TRAIN.WARMUP_START_LR", "0.01"] if warmup else []
     schedule = build_schedule(get_config(None, options), 7, 1)
     lr = paddle.optimizer.lr
-    theirs = lr.CosineAnnealingDecay(0.5, T_max=10 - warmup, eta_min=0.002, last_epoch=0 if not warmup else -1)
+    theirs = lr.CosineAnnealingDecay(
+        0.5, T_max=10 - warmup, eta_min=0.002, last_epoch=0 if not warmup else -1
+    )
     if warmup:
         theirs = lr.LinearWarmup(theirs, warmup_steps=3, start_lr=0.01, end_lr=0.5, last_epoch=0)
     for epoch in range(10):
@@ -250,7 +346,10 @@ def test_the_rate_of_an_epoch_is_that_of_paddlevits_scheduler(warmup):
 
 
 def test_everything_decays_if_asked_to(tiny):
-    config = get_config(None, [*tiny, "TRAIN.DECAY_ALL", "True", "TRAIN.BASE_LR", "0.1", "TRAIN.WEIGHT_DECAY", "0.5"])
+    config = get_config(
+        None,
+        [*tiny, "TRAIN.DECAY_ALL", "True", "TRAIN.BASE_LR", "0.1", "TRAIN.WEIGHT_DECAY", "0.5"],
+    )
     model = build_model(config)
     names = [name for name, _ in model.named_parameters()]
     assert decayed_parameters(config, model) == names
@@ -259,7 +358,9 @@ def test_everything_decays_if_asked_to(tiny):
         parameter.grad = paddle.zeros_like(parameter)
     build_optimizer(config, model).step()
     for name, parameter in model.named_parameters():
-        np.testing.assert_allclose(parameter.numpy(), before[name] * (1 - 0.1 * 0.5), rtol=1e-6, atol=1e-12)
+        np.testing.assert_allclose(
+            parameter.numpy(), before[name] * (1 - 0.1 * 0.5), rtol=1e-6, atol=1e-12
+        )
 
 
 def test_a_run_takes_a_file_of_paddlevits_as_it_is(program, tmp_path):
@@ -273,11 +374,18 @@ def test_a_run_takes_a_file_of_paddlevits_as_it_is(program, tmp_path):
     flags = ["-cfg=swin.yaml", "-dataset=folder", "-data_path=data", "-batch_size=4", "-output=run"]
     status, out, err = program("main_single_gpu.py", *flags, "-o", "MODEL.NUM_CLASSES", "2")
     assert (status, err) == (0, "")
-    assert out.count("is read as PaddleViT's, with the defaults of configs/paddlevit/swin.yaml") == 1
+    assert (
+        out.count("is read as PaddleViT's, with the defaults of configs/paddlevit/swin.yaml") == 1
+    )
     assert "and ignored: MODEL.PATCH_NORM" in out
     assert out.count("PaddleViT itself decays biases") == 1
     assert "learning rate 3.91e-06" in out  # 5e-4 x 4 / 512
-    evaluation = ["-cfg=run/config.yaml", "-eval", "-pretrained=run/checkpoints/last", "-output=again"]
+    evaluation = [
+        "-cfg=run/config.yaml",
+        "-eval",
+        "-pretrained=run/checkpoints/last",
+        "-output=again",
+    ]
     status, out, err = program("main_single_gpu.py", *evaluation)
     assert (status, err) == (0, "")
     assert "samples: 5" in out

@@ -1,4 +1,6 @@
-"""A file of PaddleViT's whose family or task isn't here is refused for that, before its keys are read."""
+"""A file of PaddleViT's whose family or task isn't here is refused for that, before its keys are
+read.
+"""
 
 import pytest
 
@@ -9,7 +11,8 @@ from settings.architectures import architectures
 from settings.paddlevit.absent import FAMILIES
 from settings.paddlevit.reading import families
 
-# The TYPE of each family's files (of every year), one of its names, and a key that this toolkit doesn't have.
+# The TYPE of each family's files (of every year), one of its names, and a key that this toolkit
+# doesn't have.
 ABSENT = [
     ("BoTNet", "BoTNet", "botnet50", "DATA: {FMAP_SIZE: 14}"),
     ("ConvMLP", "ConvMLP", "convmlp_l", ""),
@@ -26,7 +29,12 @@ ABSENT = [
     ("RepMLP", "RepMLP_ResNet", "repmlp_b_256", ""),
     ("ResT", "ResT", "rest_base", ""),
     ("ResT", "ResT_V2", "restv2_small", ""),
-    ("Shuffle Transformer", "shuffle", "shuffle_vit_tiny_patch4_window7_224", "TRAIN: {NUM_EPOCHS: 300}"),
+    (
+        "Shuffle Transformer",
+        "shuffle",
+        "shuffle_vit_tiny_patch4_window7_224",
+        "TRAIN: {NUM_EPOCHS: 300}",
+    ),
     ("T2T-ViT", "T2T-ViT", "t2t_vit_7", "DATA: {CROP_PCT: 0.9}"),
     ("TopFormer", "TopFormer", "topformer_base", ""),
     ("ViP", "ViP", "vip_s7", "EVAL: maybe"),
@@ -37,7 +45,9 @@ ABSENT = [
 @pytest.mark.parametrize("base", ["", "BASE: ''\n"])
 def test_a_family_is_named_before_the_keys(family, kind, name, rest, base, tmp_path):
     file = tmp_path / "theirs.yaml"
-    file.write_text(f"{base}MODEL: {{TYPE: {kind}, NAME: {name}, NO_SUCH_KEY: 1, TRANS: {{DEPTH: [1]}}}}\n{rest}\n")
+    file.write_text(
+        f"{base}MODEL: {{TYPE: {kind}, NAME: {name}, NO_SUCH_KEY: 1, TRANS: {{DEPTH: [1]}}}}\n{rest}\n"
+    )
     with pytest.raises(InputError) as error:
         get_config(file)
     assert str(error.value) == (
@@ -88,5 +98,7 @@ def test_a_task_is_named_before_the_keys(text, tmp_path):
 def test_a_type_of_nobodys_is_named_before_the_keys(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("BASE: ''\nMODEL: {TYPE: vitt, DEPT: 3}\n")
-    with pytest.raises(InputError, match=r"mine.yaml: MODEL.TYPE is 'vitt', expected one of beit, "):
+    with pytest.raises(
+        InputError, match=r"mine.yaml: MODEL.TYPE is 'vitt', expected one of beit, "
+    ):
         get_config(file)

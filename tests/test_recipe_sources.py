@@ -31,10 +31,17 @@ def required(config):
     if train.OPTIMIZER.NAME in ("SGD", "LARS"):
         found |= {"TRAIN.OPTIMIZER.MOMENTUM"}
     else:
-        found |= {"TRAIN.OPTIMIZER.BETAS"} | ({"TRAIN.OPTIMIZER.EPS"} if train.OPTIMIZER.NAME != "Lion" else set())
+        found |= {"TRAIN.OPTIMIZER.BETAS"} | (
+            {"TRAIN.OPTIMIZER.EPS"} if train.OPTIMIZER.NAME != "Lion" else set()
+        )
     found |= {"TRAIN.CROP_SCALE"} if train.CROP == "random_resized" else set()
     found |= {"TRAIN.LR_SCALED"} if train.LINEAR_SCALED_LR else set()
-    if train.WARMUP_EPOCHS and train.LR_SCHEDULER.NAME in ("warmupcosine", "cosine", "linear", "poly"):
+    if train.WARMUP_EPOCHS and train.LR_SCHEDULER.NAME in (
+        "warmupcosine",
+        "cosine",
+        "linear",
+        "poly",
+    ):
         found |= {"TRAIN.LR_SCHEDULER.WARMUP_PREFIX"}
     if "droppath" in architecture(config).__init__.__annotations__:
         found |= {"MODEL.DROPPATH"}
@@ -48,7 +55,9 @@ def test_a_recipe_is_what_its_source_says(name):
     assert required(get_config(name)) - set(recipe.rows) == set()
     for key, row in recipe.rows.items():
         assert found[key] == pytest.approx(row.ours, rel=1e-6, abs=1e-12), f"{key} ({row.at})"
-        assert row.source == row.ours or row.remark, f"{key} differs from its source without a reason"
+        assert row.source == row.ours or row.remark, (
+            f"{key} differs from its source without a reason"
+        )
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -67,20 +76,30 @@ OURS = {"vit_digits", "lenet", "cifar10", "fashion_mnist", "small_data", "finetu
 
 def test_every_recipe_has_a_source():
     """A file that is the BASE of others is held by them."""
-    bases = {base for file in NAMES.values() for base in re.findall(r"([\w.]+)\.yaml", _base_of(file))}
-    ours = {name for name in NAMES if name in OURS or name.startswith(("small_data_", "finetune_vit"))}
+    bases = {
+        base for file in NAMES.values() for base in re.findall(r"([\w.]+)\.yaml", _base_of(file))
+    }
+    ours = {
+        name for name in NAMES if name in OURS or name.startswith(("small_data_", "finetune_vit"))
+    }
     assert set(SOURCES) - set(NAMES) == set()
     presets = {name for name, file in NAMES.items() if "recipes/finetune.yaml" in _base_of(file)}
-    # A variant has its family's recipe, which the rows of another file hold, if it changes nothing but how a batch is
-    # shared out, and whether there is a teacher. The head of coat_lite_medium_384 says that its recipe isn't its own.
+    # A variant has its family's recipe, which the rows of another file hold, if it changes nothing
+    # but how a batch is shared out, and whether there is a teacher. The head of
+    # coat_lite_medium_384 says that its recipe isn't its own.
     held = {_base_of(NAMES[name]) for name in SOURCES}
-    variants = {name for name, file in NAMES.items() if _base_of(file) in held and not _own_keys(file)}
+    variants = {
+        name for name, file in NAMES.items() if _base_of(file) in held and not _own_keys(file)
+    }
     variants |= {"coat_lite_medium_384"}
     assert set(NAMES) - set(SOURCES) - bases - ours - presets - variants == set()
 
 
 def _own_keys(file):
-    return set(yaml.safe_load(file.read_text()).get("TRAIN", {})) - {"ACCUM_ITER", "DISTILLATION_TYPE"}
+    return set(yaml.safe_load(file.read_text()).get("TRAIN", {})) - {
+        "ACCUM_ITER",
+        "DISTILLATION_TYPE",
+    }
 
 
 def _base_of(file):
@@ -113,10 +132,17 @@ def test_a_quotation_is_looked_up_at_its_line(tmp_path, monkeypatch):
     clone = tmp_path / "someone+theirs"
     clone.mkdir()
     (clone / "main.py").write_text("first\nlr = 5e-4\nlast\n")
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"]):
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one"],
+    ):
         subprocess.run(["git", "-C", clone, *words], check=True)
     asked = [
-        ("someone/theirs", "HEAD", "main.py", first, last, "lr = 5e-4") for first, last in ((2, 2), (1, 3), (3, 3))
+        ("someone/theirs", "HEAD", "main.py", first, last, "lr = 5e-4")
+        for first, last in ((2, 2), (1, 3), (3, 3))
     ]
     monkeypatch.setattr(recipe_sources, "quotations", lambda: iter(asked))
-    assert recipe_sources.differences(tmp_path) == ["someone/theirs@HEAD main.py:3-3 has no 'lr = 5e-4'"]
+    assert recipe_sources.differences(tmp_path) == [
+        "someone/theirs@HEAD main.py:3-3 has no 'lr = 5e-4'"
+    ]

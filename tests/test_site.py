@@ -1,4 +1,6 @@
-"""What mkdocs.yml makes a site of: pages made from the code, links out of docs/, and other toolkits' options."""
+"""What mkdocs.yml makes a site of: pages made from the code, links out of docs/, and other
+toolkits' options.
+"""
 
 import json
 import re
@@ -26,7 +28,9 @@ def text(name):
 @pytest.mark.smoke
 def test_the_page_of_keys_is_what_the_code_declares():
     page = keys_page.page()
-    assert text("keys.md") == page, "write it anew: PYTHONPATH=.:tests python tests/support/keys_page.py"
+    assert text("keys.md") == page, (
+        "write it anew: PYTHONPATH=.:tests python tests/support/keys_page.py"
+    )
     rows = re.findall(r"^\| `([A-Z][\w.]+)` \|", page, re.M)
     assert set(rows) == set(default_values())
     assert len(re.findall("^### ", page, re.M)) == len(architectures())
@@ -45,8 +49,16 @@ def test_every_page_is_in_the_sites_menu():
         ("index.md", "[a](docs/weights.md#what-fits)", "[a](weights.md#what-fits)"),
         ("index.md", "[a [b]](SECURITY.md), [c](LICENSE)", "[a [b]](SECURITY.md), c"),
         ("index.md", '<img src="docs/images/curves.png">', '<img src="images/curves.png">'),
-        ("gpu.md", "![a](images/batch.png) [b](../CONTRIBUTING.md)", "![a](images/batch.png) [b](CONTRIBUTING.md)"),
-        ("api/models.md", "[a](../weights.md) [b](../../README.md)", "[a](../weights.md) [b](../index.md)"),
+        (
+            "gpu.md",
+            "![a](images/batch.png) [b](../CONTRIBUTING.md)",
+            "![a](images/batch.png) [b](CONTRIBUTING.md)",
+        ),
+        (
+            "api/models.md",
+            "[a](../weights.md) [b](../../README.md)",
+            "[a](../weights.md) [b](../index.md)",
+        ),
         ("gpu.md", "[a](https://b.c/d) `[a](b)` [a](#b)", "[a](https://b.c/d) `[a](b)` [a](#b)"),
     ],
 )
@@ -84,8 +96,12 @@ def test_a_chinese_pages_menu_and_words_are_chinese(page, language, titles, monk
         def __init__(self, items, pages):
             super().__init__(items=items, pages=pages, homepage=None)
 
-    monkeypatch.setitem(sys.modules, "mkdocs.structure.nav", SimpleNamespace(Link=Link, Navigation=Navigation))
-    chinese = SimpleNamespace(title="中文", children=[Link("首页", "README_cn.html"), Link("GPU", "gpu_cn.html")])
+    monkeypatch.setitem(
+        sys.modules, "mkdocs.structure.nav", SimpleNamespace(Link=Link, Navigation=Navigation)
+    )
+    chinese = SimpleNamespace(
+        title="中文", children=[Link("首页", "README_cn.html"), Link("GPU", "gpu_cn.html")]
+    )
     menu = Navigation([Link("Home", "index.html"), chinese], [])
     config = SimpleNamespace(theme={"language": "en"})
     page = SimpleNamespace(file=SimpleNamespace(src_uri=page))
@@ -96,7 +112,9 @@ def test_a_chinese_pages_menu_and_words_are_chinese(page, language, titles, monk
 
 @pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
 def test_a_search_from_the_disk_finds_its_worker(tmp_path):
-    """The theme searches in a Worker, which a browser doesn't start from the disk; the shim stands for it."""
+    """The theme searches in a Worker, which a browser doesn't start from the disk; the shim stands
+    for it.
+    """
     shim = (ROOT / "docs" / "iframe-worker.js").as_uri()
     (tmp_path / "part.js").write_text("self.part = 20;")
     (tmp_path / "worker.js").write_text(
@@ -122,7 +140,9 @@ def test_a_link_to_a_file_outside_docs_leads_to_the_repository_or_is_an_error():
 
 
 def test_other_toolkits_options_are_theirs_and_ours_are_ours():
-    """golden/make_other_options.py read timm's and PaddleClas's own; test_documents.py asks for the keys."""
+    """golden/make_other_options.py read timm's and PaddleClas's own; test_documents.py asks for the
+    keys.
+    """
     page = text("timm.md")
     named = set(re.findall(r"`(--[\w-]+)`", page))
     assert len(named) > 120
@@ -136,9 +156,9 @@ def test_other_toolkits_options_are_theirs_and_ours_are_ours():
 
 def test_slurms_array_trains_a_seed_in_each_job(tmp_path):
     desk = Desk(tmp_path)
-    (tmp_path / "seeds.sh").write_text(snippets("docs/slurm.md", "bash")[0].replace(".venv/bin/python", "python"))
-    small = (
-        "-cfg=vit_digits -batch_size=128 -o REPORT=False DATA.NUM_WORKERS=0 TRAIN.WARMUP_EPOCHS=0 TRAIN.NUM_EPOCHS=1"
+    (tmp_path / "seeds.sh").write_text(
+        snippets("docs/slurm.md", "bash")[0].replace(".venv/bin/python", "python")
     )
+    small = "-cfg=vit_digits -batch_size=128 -o REPORT=False DATA.NUM_WORKERS=0 TRAIN.WARMUP_EPOCHS=0 TRAIN.NUM_EPOCHS=1"
     desk.type(f"SLURM_JOB_ID=7 SLURM_NTASKS=1 SLURM_ARRAY_TASK_ID=3 bash seeds.sh {small}")
     assert json.loads((tmp_path / "seeds/3/result.json").read_text())["config"]["SEED"] == 3

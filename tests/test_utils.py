@@ -42,7 +42,11 @@ def collectives():
         utils.reduce_dict({"same": paddle.ones([1 + r])})
     except RunError as error:
         seen["shapes"] = str(error)
-    objects = [None if r else "", {"rank": r, "list": list(range(1000 * r))}, np.arange(400_000 * (1 + r))]
+    objects = [
+        None if r else "",
+        {"rank": r, "list": list(range(1000 * r))},
+        np.arange(400_000 * (1 + r)),
+    ]
     gathered = [utils.all_gather(thing) for thing in objects]
     seen["empty"] = gathered[0]
     seen["dicts"] = [len(thing["list"]) for thing in gathered[1]]
@@ -67,7 +71,9 @@ def test_collectives_on_two_ranks():
 
 
 def exchanged():
-    """What this rank got of each rank: its length, whether of the same dtype, values. They are few, then many."""
+    """What this rank got of each rank: its length, whether of the same dtype, values. They are few,
+    then many.
+    """
     r = utils.rank()
     ranks = range(utils.world_size())
     told = []
@@ -76,7 +82,9 @@ def exchanged():
             parts = np.stack([np.full([2, length(r)], 10 * r + other, kind) for other in ranks])
             found = utils.all_to_all(parts, [*map(length, ranks)])
             assert {part.shape[0] for part in found} == {2}
-            told.append([(part.shape[1], part.dtype == kind, set(part.ravel().tolist())) for part in found])
+            told.append(
+                [(part.shape[1], part.dtype == kind, set(part.ravel().tolist())) for part in found]
+            )
     return told
 
 
@@ -84,13 +92,20 @@ def exchanged():
 def test_each_rank_gets_its_own_part_of_all(ranks):
     for own, told in enumerate(run_ranks(exchanged, ranks=ranks)):
         for turn, found in enumerate(told):
-            length = [lambda r: r, lambda r: 3 * (r + 1), lambda r: 400_000 * (2 - r % 2)][turn // 2]
-            assert found == [(length(r), True, {10 * r + own} if length(r) else set()) for r in range(ranks)]
+            length = [lambda r: r, lambda r: 3 * (r + 1), lambda r: 400_000 * (2 - r % 2)][
+                turn // 2
+            ]
+            assert found == [
+                (length(r), True, {10 * r + own} if length(r) else set()) for r in range(ranks)
+            ]
 
 
 def test_collectives_on_one_process():
     tensors = {"a": paddle.to_tensor(3.0), "b": paddle.to_tensor([2], dtype="int64")}
-    assert {key: value.tolist() for key, value in utils.reduce_dict(tensors).items()} == {"a": 3.0, "b": [2.0]}
+    assert {key: value.tolist() for key, value in utils.reduce_dict(tensors).items()} == {
+        "a": 3.0,
+        "b": [2.0],
+    }
     assert utils.reduce_dict({}) == {}
     assert utils.all_gather("x") == ["x"]
 
@@ -102,7 +117,9 @@ def test_more_processes_than_there_are_is_an_error():
     with pytest.raises(InputError, match=rf"asks for {cores + 6} processes, found {cores} cores"):
         utils.num_processes(cores + 6)
     for none in (0, -2):
-        with pytest.raises(InputError, match=f"asks for {none} processes, expected 1 or more; -1 takes all"):
+        with pytest.raises(
+            InputError, match=f"asks for {none} processes, expected 1 or more; -1 takes all"
+        ):
             utils.num_processes(none)
 
 
@@ -148,8 +165,14 @@ def test_free_memory_is_the_least_of_the_machines_and_its_containers(monkeypatch
     assert utils.free_memory() == sys.maxsize  # no /proc: unknown
     (group / "memory.current").write_text("20000\n")
     (group / "memory.stat").write_text("anon 5\nfile 7000\ninactive_file 300\nactive_file 700\n")
-    for available, limit, free in ((30, "40000", 21_000), (20, "40000", 20 * 1024), (30, "max", 30 * 1024)):
-        (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 90 kB\nMemFree: 10 kB\nMemAvailable: {available} kB\n")
+    for available, limit, free in (
+        (30, "40000", 21_000),
+        (20, "40000", 20 * 1024),
+        (30, "max", 30 * 1024),
+    ):
+        (tmp_path / "proc" / "meminfo").write_text(
+            f"MemTotal: 90 kB\nMemFree: 10 kB\nMemAvailable: {available} kB\n"
+        )
         (group / "memory.max").write_text(f"{limit}\n")
         assert utils.free_memory() == free
 
@@ -178,7 +201,9 @@ def test_a_log_line_holds_nothing_that_a_terminal_acts_on(tmp_path, capsys):
 
 
 def test_what_a_stranger_says_as_a_rank_is_not_unpickled(monkeypatch):
-    """It has no proof by the run's key; a rank's own words of another turn, or as another rank's, have a wrong one."""
+    """It has no proof by the run's key; a rank's own words of another turn, or as another rank's,
+    have a wrong one.
+    """
     monkeypatch.setattr(utils, "world_size", lambda: 2)
     monkeypatch.setattr(utils, "rank", lambda: 0)
 
@@ -213,7 +238,9 @@ def test_a_log_on_a_full_disk_is_told_once_and_ends_nothing(capsys, tmp_path):
 def test_programs_that_are_started_find_no_library_in_the_current_folder(path):
     environment = {**os.environ, "LD_LIBRARY_PATH": path, "PYTHONPATH": str(ROOT)}
     code = "import os, utils; print(os.environ['LD_LIBRARY_PATH'])"
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
     entries = found.stdout.splitlines()[-1].split(":")
     assert set(filter(None, path.split(":"))) <= set(entries)
     assert "" not in entries or entries == [""]

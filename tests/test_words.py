@@ -1,4 +1,6 @@
-"""Sentences have 25 words at most, in the documents and in what the code says of itself (words.py counts them)."""
+"""Sentences have 25 words at most, in the documents and in what the code says of itself (words.py
+counts them).
+"""
 
 import pytest
 from support.words import LIMIT, files, sentences

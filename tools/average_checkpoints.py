@@ -2,9 +2,10 @@
 
     python tools/average_checkpoints.py -output averaged.safetensors RUN/checkpoints/epoch_00[123]0
 
-Each checkpoint is a folder, or a file in timm's layout; names and shapes have to agree. Every real tensor becomes
-its mean (Izmailov et al. 2018, arXiv:1803.05407), taken in float64 and written as float32; others are the last file's.
-What the checkpoints say of their model, its classes and its images goes along, where they say the same.
+Each checkpoint is a folder, or a file in timm's layout; names and shapes have to agree. Every real
+tensor becomes its mean (Izmailov et al. 2018, arXiv:1803.05407), taken in float64 and written as
+float32; others are the last file's. What the checkpoints say of their model, its classes and its
+images goes along, where they say the same.
 """
 
 import contextlib
@@ -18,7 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
-from errors import InputError, reading, reporting  # noqa: E402  (first: it says what isn't installed)
+from errors import (  # noqa: E402  (first: it says what isn't installed)
+    InputError,
+    reading,
+    reporting,
+)
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -28,12 +33,15 @@ from settings.options import Parser  # noqa: E402
 
 @contextlib.contextmanager
 def average(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Yields the mean of the files' tensors, float32; integer and boolean tensors are the last file's.
+    """Yields the mean of the files' tensors, float32; integer and boolean tensors are the last
+    file's.
 
-    They are lazy: each is read from all files, and summed up, when it is written. So the files stay open meanwhile.
+    They are lazy: each is read from all files, and summed up, when it is written. So the files stay
+    open meanwhile.
 
     Raises:
-        InputError: an unreadable file, or tensors whose names, shapes or kinds differ; the first one is named.
+        InputError: an unreadable file, or tensors whose names, shapes or kinds differ; the first
+            one is named.
     """
     with contextlib.ExitStack() as opened:
         first, *others = found = [opened.enter_context(_open(file)) for file in files]
@@ -62,7 +70,11 @@ def _mean(arrays: Sequence[Any]) -> Any:
             total += np.asarray(array)
         return np.asarray(total / len(arrays), np.float32)
 
-    return LazyArray(arrays[0].shape, np.dtype(np.float32), read) if _is_float(arrays[0]) else arrays[-1]
+    return (
+        LazyArray(arrays[0].shape, np.dtype(np.float32), read)
+        if _is_float(arrays[0])
+        else arrays[-1]
+    )
 
 
 def _is_float(array: Any) -> bool:
@@ -91,14 +103,20 @@ def metadata_of(file: Path) -> dict[str, str]:
     found = read_metadata(file)
     with reading(file, "weights that describe themselves"):
         if METADATA in found:
-            found[METADATA] = replace(read_description(found[METADATA].encode()), thresholds=[]).to_json()
+            found[METADATA] = replace(
+                read_description(found[METADATA].encode()), thresholds=[]
+            ).to_json()
         return found
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("checkpoints", nargs="+", help="folders of checkpoints, or files in timm's layout")
-    parser.add_argument("-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write")
+    parser.add_argument(
+        "checkpoints", nargs="+", help="folders of checkpoints, or files in timm's layout"
+    )
+    parser.add_argument(
+        "-output", "--output", required=True, metavar="FILE", help="the .safetensors file to write"
+    )
     arguments = parser.parse_args()
     from weights import SUFFIX, find_weights  # after the command line: these import Paddle
     from weights.formats import write_weights
@@ -111,7 +129,9 @@ def main() -> None:
     with average(files) as arrays:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_weights(output, arrays, told if all(other == told for other in others) else None)
-    print(f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {', '.join(map(str, files))}")
+    print(
+        f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {', '.join(map(str, files))}"
+    )
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@
     python tools/benchmark.py serve [--clients 1 8 64] [--workers 1] [--seconds 20]
     python tools/benchmark.py growth [SUBJECT ...] [-quick]
 
-and with each: [-repeats N] [--threads N] [--json FILE]; with each but growth: [-cfg NAME] [-batch_size N]
-[-o KEY VALUE ...]
+and with each: [-repeats N] [--threads N] [--json FILE]; with each but growth: [-cfg NAME]
+[-batch_size N] [-o KEY VALUE ...]
 
-Each run is a process of its own, with a warm-up that doesn't count. The sides take turns, so that a machine whose speed
-drifts drifts for all of them. A table gives median, minimum and maximum over the runs, and ratios run by run. --json
-FILE keeps every value. --timm_python PATH names an interpreter that has torch and timm, if this one hasn't
-(tools/check_parity.py -h says how to make one). Everything runs on the CPU. The files in tools/benchmarks/ say what is
-measured.
+Each run is a process of its own, with a warm-up that doesn't count. The sides take turns, so that a
+machine whose speed drifts drifts for all of them. A table gives median, minimum and maximum over
+the runs, and ratios run by run. --json FILE keeps every value. --timm_python PATH names an
+interpreter that has torch and timm, if this one hasn't (tools/check_parity.py -h says how to make
+one). Everything runs on the CPU. The files in tools/benchmarks/ say what is measured.
 """
 
 import argparse
@@ -50,11 +50,30 @@ _VIT = "vit_small_patch16_224"
 # What is measured, by what, with which defaults; None: no such flag.
 _SUBJECTS = {
     "loader": (loader, {"cfg": _VIT, "batch_size": 64, "repeats": 5, "threads": 1, "against": []}),
-    "train": (train, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": 1, "against": ["default"]}),
+    "train": (
+        train,
+        {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": 1, "against": ["default"]},
+    ),
     "eval": (evaluation, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "against": []}),
-    "zoo": (zoo, {"cfg": ZOO, "batch_size": 8, "repeats": 3, "reports": 2, "batches": 10, "against": ["timm"]}),
-    "infer": (infer, {"cfg": MODELS, "batch_size": [1, 8], "repeats": 5, "threads": 2, "against": []}),
-    "scale": (scale, {"cfg": "vit_digits", "batch_size": None, "repeats": 5, "threads": 1, "processes": [1, 2]}),
+    "zoo": (
+        zoo,
+        {
+            "cfg": ZOO,
+            "batch_size": 8,
+            "repeats": 3,
+            "reports": 2,
+            "batches": 10,
+            "against": ["timm"],
+        },
+    ),
+    "infer": (
+        infer,
+        {"cfg": MODELS, "batch_size": [1, 8], "repeats": 5, "threads": 2, "against": []},
+    ),
+    "scale": (
+        scale,
+        {"cfg": "vit_digits", "batch_size": None, "repeats": 5, "threads": 1, "processes": [1, 2]},
+    ),
     "startup": (startup, {"cfg": _VIT, "batch_size": 8, "repeats": 5, "processes": [1, 2]}),
     "checkpoint": (checkpoint, {"cfg": "vit_base_patch16_224", "batch_size": 2, "repeats": 2}),
     "host": (host, {"cfg": _VIT, "batch_size": 2, "repeats": 5, "threads": 1}),
@@ -81,47 +100,98 @@ def main() -> None:
 
 def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
     def flag(name: str, default: object = None, kind: type = int, **how: Any) -> None:
-        command.add_argument(f"-{name}", f"--{name}", default=defaults.get(name, default), type=kind, **how)
+        command.add_argument(
+            f"-{name}", f"--{name}", default=defaults.get(name, default), type=kind, **how
+        )
 
     many: dict[str, Any] = {"nargs": "+"}
     flag("repeats", help="runs of each side")
     flag("json", kind=Path, metavar="FILE", help="where to write every value")
     if what != "growth":
-        flag("cfg", kind=str, help="YAML file, or a model's name", **(many if what in ("infer", "zoo") else {}))
+        flag(
+            "cfg",
+            kind=str,
+            help="YAML file, or a model's name",
+            **(many if what in ("infer", "zoo") else {}),
+        )
         flag("batch_size", help="per process", **(many if what == "infer" else {}))
-        flag("o", [], str, nargs="*", action="extend", metavar="KEY VALUE", help="any keys, for the toolkit's side")
+        flag(
+            "o",
+            [],
+            str,
+            nargs="*",
+            action="extend",
+            metavar="KEY VALUE",
+            help="any keys, for the toolkit's side",
+        )
     if what != "startup":
         cores = len(os.sched_getaffinity(0))
         flag("threads", cores, help="of each side; scale: of each process (default: %(default)s)")
     if what in _PEERS:
         # One word or several: whichever they are, a list.
         flag("against", kind=str, nargs="+" if what == "loader" else 1, choices=_PEERS[what])
-        flag("timm_python", sys.executable, str, metavar="PATH", help="an interpreter with torch and timm")
+        flag(
+            "timm_python",
+            sys.executable,
+            str,
+            metavar="PATH",
+            help="an interpreter with torch and timm",
+        )
     if "processes" in defaults:
         several: dict[str, Any] = {"nargs": "+"} if isinstance(defaults["processes"], list) else {}
         flag("processes", **several)
     if what == "loader":
-        flag("data_path", kind=str, metavar="FOLDER", help="train/<class>/*.jpg; default: tools/make_photographs.py's")
+        flag(
+            "data_path",
+            kind=str,
+            metavar="FOLDER",
+            help="train/<class>/*.jpg; default: tools/make_photographs.py's",
+        )
         flag("workers", 1)
         flag("images", 2048, help="in each run, for each of its figures")
-        flag("auto_augment", kind=str, metavar="POLICY", help="rand-m9-mstd0.5, 3a, trivial, augmix-m3, ..., for all")
+        flag(
+            "auto_augment",
+            kind=str,
+            metavar="POLICY",
+            help="rand-m9-mstd0.5, 3a, trivial, augmix-m3, ..., for all",
+        )
         flag("color_jitter", 0.0, float, metavar="SHARE", help="TRAIN.COLOR_JITTER, for all")
-        command.add_argument("-evaluation", "--evaluation", action="store_true", help="an evaluation's images")
+        command.add_argument(
+            "-evaluation", "--evaluation", action="store_true", help="an evaluation's images"
+        )
     if what == "growth":
         subjects = ", ".join(MEASURES)
-        command.add_argument("subjects", nargs="*", type=_subject, metavar="SUBJECT", help=f"of {subjects}; none: all")
-        command.add_argument("-quick", "--quick", action="store_true", help="small sizes, which show no exponent")
+        command.add_argument(
+            "subjects",
+            nargs="*",
+            type=_subject,
+            metavar="SUBJECT",
+            help=f"of {subjects}; none: all",
+        )
+        command.add_argument(
+            "-quick", "--quick", action="store_true", help="small sizes, which show no exponent"
+        )
     if what in ("train", "zoo"):
         flag("reports", 3, help="of two steps each, after the warm-up")
     if what in ("eval", "zoo"):
         flag("batches", 20, help="in each run")
     if what in ("train", "eval"):
-        command.add_argument("-amp", "--amp", action="store_true", help="bfloat16; train: beside float32")
+        command.add_argument(
+            "-amp", "--amp", action="store_true", help="bfloat16; train: beside float32"
+        )
     if what == "eval":
         flag("timm_modes", ["eager", "compile"], str, nargs="+", choices=("eager", "compile"))
     elif what == "infer":
         flag("seconds", 5.0, float, help="of each run")
-        flag("sides", list(SIDES), str, nargs="+", choices=SIDES, metavar="FORMAT, PRECISION", help="exports to run")
+        flag(
+            "sides",
+            list(SIDES),
+            str,
+            nargs="+",
+            choices=SIDES,
+            metavar="FORMAT, PRECISION",
+            help="exports to run",
+        )
         flag("timm_modes", list(MODES), str, nargs="+", choices=MODES)
     elif what == "scale":
         flag("epochs", 3, help="in each run, after the first")
@@ -134,7 +204,12 @@ def _add(command: argparse.ArgumentParser, what: str, defaults: dict) -> None:
         flag("seconds", 20, help="of each run")
     elif what == "checkpoint":
         flag("saves", 2, help="in each run")
-        flag("output", kind=Path, metavar="DIR", help="a folder on the disk to write to; default: the temporary one")
+        flag(
+            "output",
+            kind=Path,
+            metavar="DIR",
+            help="a folder on the disk to write to; default: the temporary one",
+        )
 
 
 def _subject(name: str) -> str:

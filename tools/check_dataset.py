@@ -3,17 +3,18 @@
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
 
-It tells what stops a run: images that can't be read or are too large, classes without images, labels outside the range.
-And it tells what spoils a run's numbers: images that are there twice, or look alike, in training and validation or
-under two labels.
+It tells what stops a run: images that can't be read or are too large, classes without images,
+labels outside the range. And it tells what spoils a run's numbers: images that are there twice, or
+look alike, in training and validation or under two labels.
 
---split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes train_list.txt,
-val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing is moved. Images that can't be read
-aren't listed. --groups keeps images together: a pattern of their paths, or a file of a path, a tab and a group on each
-line.
+--split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes
+train_list.txt, val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing
+is moved. Images that can't be read aren't listed. --groups keeps images together: a pattern of
+their paths, or a file of a path, a tab and a group on each line.
 
-Exit status: 0 if the data can be used, with or without remarks. 1 if a run with them would end in an error. With
---split, both are about the lists. 2 for a wrong command line, or data that can't be checked.
+Exit status: 0 if the data can be used, with or without remarks. 1 if a run with them would end in
+an error. With --split, both are about the lists. 2 for a wrong command line, or data that can't be
+checked.
 """
 
 import argparse
@@ -46,10 +47,13 @@ from settings.options import Configuration, Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
-LISTED = ("imagenet2012", "multilabel_list")  # what such lists are, of a label for each image or of several
+# what such lists are, of a label for each image or of several
+LISTED = ("imagenet2012", "multilabel_list")
 
 
-def check_images(config: Configuration, workers: int, limit: Any = "auto", listed: bool = False) -> Any:
+def check_images(
+    config: Configuration, workers: int, limit: Any = "auto", listed: bool = False
+) -> Any:
     """Looks at every image of DATA.DATASET; returns ``inference.look.data.Checked``.
 
     Args:
@@ -86,18 +90,35 @@ def check_images(config: Configuration, workers: int, limit: Any = "auto", liste
     for mode, source in sources.items():
         known = len(source.classes) or MOST_CLASSES
         labels = every_label(source.labels)
-        if len(labels) and not 0 <= labels.min() <= labels.max() < known:  # the reader of a list reports this itself
-            raise InputError(f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}")
+        # the reader of a list reports this itself
+        if len(labels) and not 0 <= labels.min() <= labels.max() < known:
+            raise InputError(
+                f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}"
+            )
         with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
-            parts[mode] = look_at(source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update)
+            parts[mode] = look_at(
+                source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update
+            )
     found, images, alike = findings(config, parts, problems, sorted(set(skipped)), listed)
     stops = sum(one.stops for one in found)
     remarks = f"{len(found) - stops} remark{'s' * (len(found) - stops != 1)}"
-    verdict = f"not usable: {stops} of what was found stop{'s' * (stops == 1)} a run" if stops else f"usable, {remarks}"
+    verdict = (
+        f"not usable: {stops} of what was found stop{'s' * (stops == 1)} a run"
+        if stops
+        else f"usable, {remarks}"
+    )
     own = "data_path" in datasets.components[data.DATASET].reads
     title = f"{data.DATASET}: {printable(data.DATA_PATH)}" if own else data.DATASET
     return Checked(
-        title, verdict, not stops, parts, found, images, pairs(images, alike), data.EXIF_ORIENTATION, data.MAX_PIXELS
+        title,
+        verdict,
+        not stops,
+        parts,
+        found,
+        images,
+        pairs(images, alike),
+        data.EXIF_ORIENTATION,
+        data.MAX_PIXELS,
     )
 
 
@@ -118,10 +139,12 @@ def screen(result: Any) -> str:
 
 
 def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
-    """Writes a list of each part, without the images that can't be read; returns a line that tells it.
+    """Writes a list of each part, without the images that can't be read; returns a line that tells
+    it.
 
     Args:
-        root: the folder that the images' paths begin at, which the lists' don't: theirs begin at ``output``.
+        root: the folder that the images' paths begin at, which the lists' don't: theirs begin at
+            ``output``.
     """
     from loading.class_names import FILE
     from loading.label_sets import LabelSets
@@ -137,18 +160,26 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
             labels = part.source.labels
             with writing_whole(output / LISTS[mode], "wb") as file:
                 for place in kept:
-                    path = os.path.join(os.path.realpath(root), os.path.relpath(part.source.name(place), root))
+                    path = os.path.join(
+                        os.path.realpath(root), os.path.relpath(part.source.name(place), root)
+                    )
                     listed = os.path.relpath(path, base)
                     if listed != listed.strip() or "\n" in listed:
-                        raise InputError(f"{printable(path)}: a name like this can't stand in a list; rename it")
-                    own = f"\t{','.join(map(str, labels.of(place)))}" if sets else f" {labels[place]}"
+                        raise InputError(
+                            f"{printable(path)}: a name like this can't stand in a list; rename it"
+                        )
+                    own = (
+                        f"\t{','.join(map(str, labels.of(place)))}" if sets else f" {labels[place]}"
+                    )
                     file.write(os.fsencode(f"{listed}{own}\n"))
             counts[mode] = len(kept)
         if classes := parts["train"].source.classes:
             with writing_whole(output / FILE) as file:
                 file.write("".join(f"{name}\n" for name in classes))
     except OSError as error:
-        raise RunError(f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}") from None
+        raise RunError(
+            f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}"
+        ) from None
     told = " and ".join(f"{count:,} in {LISTS[mode]}" for mode, count in counts.items())
     return f"{output}: {told}; train with -dataset={LISTED[sets]} -data_path={output}"
 
@@ -156,17 +187,23 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
 def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
     """Raises InputError where what is asked for can't be written: before all images are looked at."""
     if (options.output is None) != (options.split is None):
-        raise InputError("--split SHARE and -output DIR, where its lists go, are given together or not at all")
+        raise InputError(
+            "--split SHARE and -output DIR, where its lists go, are given together or not at all"
+        )
     if options.output and datasets.components[config.DATA.DATASET].returns != "Files":
         raise InputError(f"--split writes lists of files; DATASET {config.DATA.DATASET} has none")
     for name in (*LISTS.values(), "classes.txt") if options.output else ():
         if os.path.lexists(options.output / name):
-            raise InputError(f"{options.output / name} is there already; choose another -output, or remove it")
+            raise InputError(
+                f"{options.output / name} is there already; choose another -output, or remove it"
+            )
     if options.report:
         if options.report.suffix.lower() not in (".html", ".htm"):
             raise InputError(f"--report {options.report}: expected a file that ends in .html")
         if not options.report.parent.is_dir() or not os.access(options.report.parent, os.W_OK):
-            raise InputError(f"--report {options.report}: its folder isn't there, or can't be written to")
+            raise InputError(
+                f"--report {options.report}: its folder isn't there, or can't be written to"
+            )
 
 
 def build_config(options: argparse.Namespace) -> Configuration:
@@ -175,7 +212,9 @@ def build_config(options: argparse.Namespace) -> Configuration:
         "DATA.DATASET": options.dataset, "DATA.DATA_PATH": options.data_path, "DATA.VAL_SPLIT": options.split,
         "DATA.SPLIT_SEED": options.seed, "DATA.SPLIT_GROUPS": options.groups,
     }  # fmt: skip
-    given = [word for key, value in flags.items() if value is not None for word in (key, str(value))]
+    given = [
+        word for key, value in flags.items() if value is not None for word in (key, str(value))
+    ]
     return get_config(options.cfg, [*given, *options.o])
 
 
@@ -188,14 +227,38 @@ def parsed_arguments() -> argparse.Namespace:
 
     option("dataset", metavar="NAME", help=f"what -data_path holds: {', '.join(datasets.names())}")
     option("data_path", metavar="DIR", help="the dataset's folder")
-    option("cfg", metavar="FILE", help="YAML file, or a model's name, whose number of classes bounds the labels")
-    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well")
-    option("split", type=float, metavar="SHARE", help="of each class, for validation; needs -output")
+    option(
+        "cfg",
+        metavar="FILE",
+        help="YAML file, or a model's name, whose number of classes bounds the labels",
+    )
+    option(
+        "o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="any keys; KEY=VALUE as well",
+    )
+    option(
+        "split", type=float, metavar="SHARE", help="of each class, for validation; needs -output"
+    )
     option("groups", metavar="PATTERN|FILE", help="with --split: images that stay together")
     option("seed", type=int, metavar="N", help="with --split: chooses other images; default: 0")
     option("output", type=Path, metavar="DIR", help="where --split writes its lists")
-    option("report", type=Path, metavar="FILE.html", help="a page with pictures, and these beside it as FILE.png")
-    option("workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="default: one per core")
+    option(
+        "report",
+        type=Path,
+        metavar="FILE.html",
+        help="a page with pictures, and these beside it as FILE.png",
+    )
+    option(
+        "workers",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        metavar="N",
+        help="default: one per core",
+    )
     options = parser.parse_args()
     if options.workers < 1:
         parser.error(f"--workers is {options.workers}, expected 1 or more")
@@ -221,7 +284,9 @@ def main() -> None:
         try:
             drawn = write_report(options.report, result)
         except OSError as error:
-            raise RunError(f"--report {options.report} isn't written ({error.strerror}); {remedy(error)}") from None
+            raise RunError(
+                f"--report {options.report} isn't written ({error.strerror}); {remedy(error)}"
+            ) from None
         print(f"{options.report} and {drawn} are written")
     if not result.usable:
         raise SystemExit(1)

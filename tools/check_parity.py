@@ -1,21 +1,24 @@
-"""Holds every shipped model, full size, to timm's of the same weights: logits, features, intermediates, parameters.
+"""Holds every shipped model, full size, to timm's of the same weights: logits, features,
+intermediates, parameters.
 
     python tools/check_parity.py ["deit*"] [-python PYTHON] [-small]
 
-PYTHON is an interpreter that has torch and timm, by default this one; they need no GPU and no Paddle:
+PYTHON is an interpreter that has torch and timm, by default this one; they need no GPU and no
+Paddle:
 
     python -m venv reference
     reference/bin/pip install torch==2.13.0                     # the CPU build suffices
     reference/bin/pip install --no-deps timm==1.0.31 torchvision==0.28.0
     reference/bin/pip install huggingface_hub safetensors numpy pyyaml
 
-For each model timm makes random weights and the logits of two random images. ``load_weights`` reads the weights here,
-and the model gives logits again. The largest difference is printed as a share of the logits' range. So is the change
-from one image to the other, without which the difference would show nothing. Likewise the features that the classifier
-reads, and the intermediate that differs most of its own range; LeNet has none there.
+For each model timm makes random weights and the logits of two random images. ``load_weights`` reads
+the weights here, and the model gives logits again. The largest difference is printed as a share of
+the logits' range. So is the change from one image to the other, without which the difference would
+show nothing. Likewise the features that the classifier reads, and the intermediate that differs
+most of its own range; LeNet has none there.
 
--small is for models that the machine is too small for. They keep their widths. Plain ones have two blocks, ConvNeXt one
-block in each stage, and the others images of 128 x 128.
+-small is for models that the machine is too small for. They keep their widths. Plain ones have two
+blocks, ConvNeXt one block in each stage, and the others images of 128 x 128.
 """
 
 import contextlib
@@ -31,7 +34,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
-from errors import InputError, RunError, reporting  # noqa: E402  (first: it says what isn't installed)
+from errors import (  # noqa: E402  (first: it says what isn't installed)
+    InputError,
+    RunError,
+    reporting,
+)
 
 # isort: split
 from config import find_config, get_config  # noqa: E402
@@ -41,8 +48,17 @@ from settings.names import names  # noqa: E402
 from settings.options import Parser  # noqa: E402
 
 TOLERANCE = 1e-4  # of the range of logits and features
-WITHIN = 1e-3  # of an intermediate's: a single place holds the rounding that batch norms magnify, pooling averages it
-_DIGITS = {"img_size": 8, "patch_size": 2, "embed_dim": 64, "depth": 4, "num_heads": 4, "mlp_ratio": 2.0}
+# of an intermediate's: a single place holds the rounding that batch norms magnify, pooling averages
+# it
+WITHIN = 1e-3
+_DIGITS = {
+    "img_size": 8,
+    "patch_size": 2,
+    "embed_dim": 64,
+    "depth": 4,
+    "num_heads": 4,
+    "mlp_ratio": 2.0,
+}
 
 
 def reference(name: str) -> tuple[str, dict[str, Any]]:
@@ -50,11 +66,14 @@ def reference(name: str) -> tuple[str, dict[str, Any]]:
     if name == "vit_digits":
         return "vit_tiny_patch16_224", _DIGITS
     theirs = names(find_config(name)).get("timm", name)  # lenet has none
-    return theirs.partition(".")[0], {"global_pool": "avg"} if name.endswith("_finetune") else {}  # MAE's
+    # MAE's
+    return theirs.partition(".")[0], {"global_pool": "avg"} if name.endswith("_finetune") else {}
 
 
 def smaller(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what makes a model smaller: overrides of ``create_model``, and arguments of timm's constructor."""
+    """Returns what makes a model smaller: overrides of ``create_model``, and arguments of timm's
+    constructor.
+    """
     from models import ARCHITECTURES
 
     kind = get_config(name).MODEL.TYPE.lower()
@@ -65,10 +84,13 @@ def smaller(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return {"image_size": 128}, {} if ARCHITECTURES[kind].min_image_size else {"img_size": 128}
 
 
-def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path, small: bool = False) -> dict[str, Any]:
-    """Returns ``model`` (timm's name), ``parameters``, ``expected`` (timm's count) and ``versions``. ``difference`` is
-    that of the logits from timm's, ``change`` that from one image to the other; both over their range. ``features`` and
-    ``intermediates`` are the largest differences of those (0: timm has none).
+def compare(
+    name: str, timm: subprocess.Popen[str], python: str, folder: Path, small: bool = False
+) -> dict[str, Any]:
+    """Returns ``model`` (timm's name), ``parameters``, ``expected`` (timm's count) and
+    ``versions``. ``difference`` is that of the logits from timm's, ``change`` that from one image
+    to the other; both over their range. ``features`` and ``intermediates`` are the largest
+    differences of those (0: timm has none).
     """
     import numpy as np
     import paddle
@@ -93,20 +115,29 @@ def compare(name: str, timm: subprocess.Popen[str], python: str, folder: Path, s
         timm.stdin.flush()
         answer = json.loads(timm.stdout.readline())
     except (OSError, ValueError):
-        with contextlib.suppress(OSError):  # what it hasn't read can't be written when its input is closed, either
+        # what it hasn't read can't be written when its input is closed, either
+        with contextlib.suppress(OSError):
             timm.stdin.close()
-        raise RunError(f"{python} gave no logits of {theirs}: it needs torch and timm (this tool's -h)") from None
+        raise RunError(
+            f"{python} gave no logits of {theirs}: it needs torch and timm (this tool's -h)"
+        ) from None
     load_weights(model, folder / "weights.safetensors")
     outputs = np.load(folder / "outputs.npz")
     with paddle.no_grad():
         logits = model(paddle.to_tensor(outputs["images"])).numpy()
-        maps = model.forward_intermediates(paddle.to_tensor(outputs["images"]), norm=True, intermediates_only=True)
+        maps = model.forward_intermediates(
+            paddle.to_tensor(outputs["images"]), norm=True, intermediates_only=True
+        )
     parameters = sum(parameter.size for parameter in model.parameters())
     model.reset_classifier(0)
     with paddle.no_grad():
         features = model(paddle.to_tensor(outputs["images"])).numpy()
     change = float(np.abs(np.diff(outputs["logits"], axis=0)).max() / np.ptp(outputs["logits"]))
-    differences = {"difference": _difference(logits, outputs["logits"]), "features": 0.0, "intermediates": 0.0}
+    differences = {
+        "difference": _difference(logits, outputs["logits"]),
+        "features": 0.0,
+        "intermediates": 0.0,
+    }
     if answer["info"]:
         if answer["info"] != [[one["num_chs"], one["reduction"]] for one in model.feature_info]:
             raise RunError(f"{name}'s feature_info differs from timm's {answer['info']}")
@@ -127,8 +158,12 @@ def _difference(found: Any, expected: Any) -> float:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names")
-    parser.add_argument("-python", "--python", default=sys.executable, help="an interpreter with torch and timm")
-    parser.add_argument("-small", "--small", action="store_true", help="smaller models of the same widths")
+    parser.add_argument(
+        "-python", "--python", default=sys.executable, help="an interpreter with torch and timm"
+    )
+    parser.add_argument(
+        "-small", "--small", action="store_true", help="smaller models of the same widths"
+    )
     arguments = parser.parse_args()
     if not shutil.which(arguments.python):
         raise InputError(f"-python is {arguments.python}, but there is no such program")
@@ -139,7 +174,9 @@ def main() -> None:
 
     names = list_models(arguments.pattern)
     if not names:
-        raise InputError(f"no model matches {arguments.pattern!r}; without a pattern all are checked")
+        raise InputError(
+            f"no model matches {arguments.pattern!r}; without a pattern all are checked"
+        )
     tune_cpu(1)
     set_tf32(False)  # its 10 bits would differ from timm's by more than the tolerance
     failed = []
@@ -147,10 +184,16 @@ def main() -> None:
     with (
         temporary_folder() as folder,
         subprocess.Popen(
-            script, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
+            script,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=end_with_parent,
         ) as timm,
     ):
-        print("| model | timm's | parameters | difference | change | features | intermediates | s |")
+        print(
+            "| model | timm's | parameters | difference | change | features | intermediates | s |"
+        )
         print("|---|---|---|---|---|---|---|---|")
         for name in names:
             start = time.monotonic()
@@ -158,16 +201,23 @@ def main() -> None:
             same = found["parameters"] == found["expected"]
             count = f"{found['parameters']:,}" + ("" if same else f", timm's {found['expected']:,}")
             seconds = time.monotonic() - start
-            figures = f"{found['difference']:.1e} | {found['change']:.3f} | {found['features']:.1e} | "
+            figures = (
+                f"{found['difference']:.1e} | {found['change']:.3f} | {found['features']:.1e} | "
+            )
             figures += f"{found['intermediates']:.1e} | {seconds:.0f}"
             print(f"| {name} | {found['model']} | {count} | {figures} |", flush=True)
-            near = max(found["difference"], found["features"]) <= TOLERANCE and found["intermediates"] <= WITHIN
+            near = (
+                max(found["difference"], found["features"]) <= TOLERANCE
+                and found["intermediates"] <= WITHIN
+            )
             if not (same and near and found["change"] > TOLERANCE):
                 failed.append(name)
     tolerances = f"tolerance {TOLERANCE:g}, of intermediates {WITHIN:g}"
     print(f"\n{len(names)} models; paddle {paddle.__version__}, {found['versions']}; {tolerances}")
     if failed:
-        raise RunError(f"{len(failed)} of {len(names)} models differ from timm's: {', '.join(failed)}")
+        raise RunError(
+            f"{len(failed)} of {len(names)} models differ from timm's: {', '.join(failed)}"
+        )
 
 
 if __name__ == "__main__":

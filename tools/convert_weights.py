@@ -1,12 +1,14 @@
-"""Converts weights: any file that -pretrained takes, into timm's .safetensors, Paddle's .pdparams or Google's .npz.
+"""Converts weights: any file that -pretrained takes, into timm's .safetensors, Paddle's .pdparams
+or Google's .npz.
 
     python tools/convert_weights.py IN OUT [-cfg MODEL] [-o KEY VALUE ...]
 
-OUT's ending tells the kind. .safetensors has timm's names and layout; timm loads it as it is. .pdparams is what
-``paddle.load`` and this toolkit's ``model.set_state_dict`` take. .npz is for ViT and MLP-Mixer only, in Google's names,
-which timm's ``checkpoint_path`` takes. MODEL (a YAML file or a model's name) tells what the weights are of. It may be
-left out where IN itself, a config.json of timm's beside it, or its name says that. The weights have to be exactly that
-model's. A .safetensors file says what it is of, as a checkpoint's does.
+OUT's ending tells the kind. .safetensors has timm's names and layout; timm loads it as it is.
+.pdparams is what ``paddle.load`` and this toolkit's ``model.set_state_dict`` take. .npz is for ViT
+and MLP-Mixer only, in Google's names, which timm's ``checkpoint_path`` takes. MODEL (a YAML file or
+a model's name) tells what the weights are of. It may be left out where IN itself, a config.json of
+timm's beside it, or its name says that. The weights have to be exactly that model's. A .safetensors
+file says what it is of, as a checkpoint's does.
 """
 
 import sys
@@ -29,11 +31,13 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     Args:
         source: what ``weights.find_weights`` takes.
         target: a file with one of ``ENDINGS``.
-        cfg: the model's YAML file or name; None: what config.json beside the weights, or their name, tells.
+        cfg: the model's YAML file or name; None: what config.json beside the weights, or their
+            name, tells.
         options: keys and values of the configuration, such as ``["MODEL.NUM_CLASSES", "21843"]``.
 
     Raises:
-        InputError: the model isn't known, the weights aren't exactly its, or it has no file of that kind.
+        InputError: the model isn't known, the weights aren't exactly its, or it has no file of that
+            kind.
     """
     from config import get_config
     from models import build_model, with_switches
@@ -54,7 +58,9 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     adapter = config.MODEL.PRETRAINED_ADAPTER
     report = load_weights(model, source, adapter=adapter)
     if report.changes:
-        raise InputError(f"{report.file} isn't this model's ({'; '.join(report.changes)}); give its own by -cfg or -o")
+        raise InputError(
+            f"{report.file} isn't this model's ({'; '.join(report.changes)}); give its own by -cfg or -o"
+        )
     if target.suffix == ".pdparams":
         arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     else:
@@ -78,15 +84,21 @@ def _model_of(source: str) -> str:
     for name in (file.stem, file.parent.name):
         if name in known:
             return name
-    raise InputError(f"{file}: neither itself, nor a config.json, nor its name tells its model; add -cfg MODEL")
+    raise InputError(
+        f"{file}: neither itself, nor a config.json, nor its name tells its model; add -cfg MODEL"
+    )
 
 
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("source", metavar="IN", help="weights: a file, a folder or hf-hub:org/name")
-    parser.add_argument("target", metavar="OUT", type=Path, help=f"a file that ends in {', '.join(ENDINGS)}")
+    parser.add_argument(
+        "target", metavar="OUT", type=Path, help=f"a file that ends in {', '.join(ENDINGS)}"
+    )
     parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the model's YAML file or name")
-    parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    parser.add_argument(
+        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
+    )
     arguments = parser.parse_args()
     print(convert(arguments.source, arguments.target, arguments.cfg, arguments.o))
 

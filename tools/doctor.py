@@ -1,13 +1,15 @@
-"""Looks at this machine, and at how its processes reach each other: one screen, each line ok or what to do.
+"""Looks at this machine, and at how its processes reach each other: one screen, each line ok or
+what to do.
 
     python tools/doctor.py [-ngpus N] [-master HOST:PORT] [-cfg FILE] [-dataset NAME] [-data_path DIR] ...
     python -m paddle.distributed.launch --nnodes 2 --master HOST:PORT ... tools/doctor.py     (on each machine)
     python tools/doctor.py --gpu [--rehearse] [--only NAME ...] [-ngpus N]
 
-The first starts N ranks here (default: one per visible GPU, or 2) and times an all-reduce between them. Launched on
-several machines it is one of their ranks, and the all-reduce is over all; rank 0 tells what is wrong on any.
-With --gpu it makes the first steps on this machine's GPUs, in about ten minutes (docs/gpu.md); --rehearse makes them
-on the CPU, small. Exit status 0: all is well; 1: something is to do. On GPUs (NCCL) not run.
+The first starts N ranks here (default: one per visible GPU, or 2) and times an all-reduce between
+them. Launched on several machines it is one of their ranks, and the all-reduce is over all; rank 0
+tells what is wrong on any. With --gpu it makes the first steps on this machine's GPUs, in about ten
+minutes (docs/gpu.md); --rehearse makes them on the CPU, small. Exit status 0: all is well; 1:
+something is to do. On GPUs (NCCL) not run.
 """
 
 import argparse
@@ -44,7 +46,9 @@ HANG = "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAM
 
 
 def rank_of(answers: Any, told: list[str]) -> None:
-    """Runs as a rank, in a process of its own, which may hang: it joins, times, gathers what each host reported."""
+    """Runs as a rank, in a process of its own, which may hang: it joins, times, gathers what each
+    host reported.
+    """
     try:
         import paddle
         import paddle.distributed as dist
@@ -68,18 +72,23 @@ def rank_of(answers: Any, told: list[str]) -> None:
             start = time.perf_counter()
             if ranks > 1:
                 dist.all_reduce(tensor)
-            right = tensor[-1].item() == ranks * (ranks + 1) / 2 and right  # reading waits for the device
+            # reading waits for the device
+            right = tensor[-1].item() == ranks * (ranks + 1) / 2 and right
             times.append(time.perf_counter() - start)
         hosts = utils.all_gather((socket.gethostname(), told, time.time()))
         backend = dist.get_backend() if ranks > 1 else "nothing"
         answers.put((rank, (ranks, backend, statistics.median(times[1:]), right, hosts)))
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+            type(error).__name__
+        ]
         answers.put((int(os.environ.get("PADDLE_TRAINER_ID") or 0), RuntimeError(lines[-1])))
 
 
 def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
-    """Starts the ranks of this process, one if a launcher did; returns (their context, the queue of their answers)."""
+    """Starts the ranks of this process, one if a launcher did; returns (their context, the queue of
+    their answers).
+    """
     import paddle.distributed as dist
 
     spawn = multiprocessing.get_context("spawn")
@@ -90,14 +99,18 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     with environment.without_current_folder():
         answers = spawn.Queue()
         if spawns:
-            return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers  # they are of this host
+            # they are of this host
+            return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers
         own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
         own.start()
     return types.SimpleNamespace(processes=[own]), answers
 
 
-def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -> tuple[machine.Finding, list[tuple]]:
-    """Waits for the ranks, ``first`` and those that follow; returns the finding and what each rank's host reported.
+def all_reduce(
+    processes: list[Any], answers: Any, first: int, timeout: float
+) -> tuple[machine.Finding, list[tuple]]:
+    """Waits for the ranks, ``first`` and those that follow; returns the finding and what each
+    rank's host reported.
 
     A rank that doesn't answer within ``timeout`` seconds is named; all are ended.
     """
@@ -111,10 +124,16 @@ def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -
             except queue.Empty:
                 for place, process in enumerate(processes):
                     if code := process.exitcode:
-                        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+                        how = (
+                            f"was killed by {signal.Signals(-code).name}"
+                            if code < 0
+                            else f"ended with status {code}"
+                        )
                         return (False, f"rank {first + place} {how}"), []
                 if time.monotonic() > deadline:
-                    who = ", ".join(f"rank {rank} {state}" for rank, state in sorted(waiting.items()))
+                    who = ", ".join(
+                        f"rank {rank} {state}" for rank, state in sorted(waiting.items())
+                    )
                     return (False, f"no answer in {timeout:g} s: {who}; {HANG}"), []
                 continue
             if isinstance(answer, Exception):
@@ -131,8 +150,12 @@ def all_reduce(processes: list[Any], answers: Any, first: int, timeout: float) -
     return judge_all_reduce(*result), result[-1]
 
 
-def judge_all_reduce(ranks: int, backend: str, seconds: float, right: bool, hosts: list[tuple]) -> machine.Finding:
-    """Returns what to say of an all-reduce of so many seconds; ``hosts`` as ``rank_of`` gathers them."""
+def judge_all_reduce(
+    ranks: int, backend: str, seconds: float, right: bool, hosts: list[tuple]
+) -> machine.Finding:
+    """Returns what to say of an all-reduce of so many seconds; ``hosts`` as ``rank_of`` gathers
+    them.
+    """
     size = 4 * ELEMENTS
     found = f"{size / 1e6:.0f} MB between {ranks} ranks over {backend}: {1e3 * seconds:.1f} ms, median of {REPEATS}"
     found += f" ({size / seconds / 1e9:.3g} GB/s)"
@@ -158,13 +181,17 @@ def main() -> None:
     meeting = absent = None
     if environment.is_launched():
         try:
-            meeting = environment.meet(arguments.timeout)  # this tells gloo which network reaches rank 0
+            # this tells gloo which network reaches rank 0
+            meeting = environment.meet(arguments.timeout)
         except RunError as error:
             absent = str(error)
     rank = int(os.environ.get("PADDLE_TRAINER_ID") or 0)
-    several = int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) > int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
+    several = int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) > int(
+        os.environ.get("PADDLE_LOCAL_SIZE") or 1
+    )
     findings: dict[str, machine.Finding] = {}
-    if not int(os.environ.get("PADDLE_LOCAL_RANK") or 0):  # others of its machine would find the same
+    # others of its machine would find the same
+    if not int(os.environ.get("PADDLE_LOCAL_RANK") or 0):
         for name, finding in machine.checks(arguments, several):
             findings[name] = finding
             _tell(name, finding, aloud=rank == 0)
@@ -176,8 +203,11 @@ def main() -> None:
     else:
         if meeting:
             meeting.ready()
-        started, answers = start_ranks(arguments.ngpus, told)  # held: a starting rank needs its parent's queues
-        findings["all-reduce"], hosts = all_reduce(started.processes, answers, rank, arguments.timeout)
+        # held: a starting rank needs its parent's queues
+        started, answers = start_ranks(arguments.ngpus, told)
+        findings["all-reduce"], hosts = all_reduce(
+            started.processes, answers, rank, arguments.timeout
+        )
     _tell("all-reduce", findings["all-reduce"], aloud=rank == 0)
     for name, theirs, _ in hosts[1:]:
         if theirs:
@@ -205,17 +235,43 @@ def _arguments() -> argparse.Namespace:
 
     flag("ngpus", int, "ranks to start here; -1: one per GPU, or without one per core", None)
     flag("master", str, "is this port free (here) or reachable (elsewhere)?", metavar="HOST:PORT")
-    flag("timeout", float, "seconds after which the all-reduce is given up (default: %(default)s)", 60.0)
+    flag(
+        "timeout",
+        float,
+        "seconds after which the all-reduce is given up (default: %(default)s)",
+        60.0,
+    )
     flag("shm", str, "the folder of shared memory", "/dev/shm")
     flag("cfg", str, "what the loader is tried with (default: %(default)s)", "vit_digits")
     flag("dataset", str, "the loader's dataset")
     flag("data_path", str, "the dataset's folder")
-    flag("o", str, "any keys of config.py, for the loader", [], nargs="+", action="extend", metavar="KEY VALUE")
-    parser.add_argument("-gpu", "--gpu", action="store_true", help="make the first steps on this machine's GPUs")
-    parser.add_argument("-rehearse", "--rehearse", action="store_true", help="with --gpu: on the CPU instead, small")
-    flag("only", str, "with --gpu: these checks alone", nargs="+", metavar="NAME", choices=gpu_first_steps.CHECKS)
+    flag(
+        "o",
+        str,
+        "any keys of config.py, for the loader",
+        [],
+        nargs="+",
+        action="extend",
+        metavar="KEY VALUE",
+    )
+    parser.add_argument(
+        "-gpu", "--gpu", action="store_true", help="make the first steps on this machine's GPUs"
+    )
+    parser.add_argument(
+        "-rehearse", "--rehearse", action="store_true", help="with --gpu: on the CPU instead, small"
+    )
+    flag(
+        "only",
+        str,
+        "with --gpu: these checks alone",
+        nargs="+",
+        metavar="NAME",
+        choices=gpu_first_steps.CHECKS,
+    )
     arguments = parser.parse_args()
-    arguments.changed = [a for a in vars(arguments) if getattr(arguments, a) != parser.get_default(a)]
+    arguments.changed = [
+        a for a in vars(arguments) if getattr(arguments, a) != parser.get_default(a)
+    ]
     return arguments
 
 

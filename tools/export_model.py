@@ -1,16 +1,18 @@
-"""Exports a trained model, with what prepares its images, for Paddle Inference, ONNX Runtime or OpenVINO.
+"""Exports a trained model, with what prepares its images, for Paddle Inference, ONNX Runtime or
+OpenVINO.
 
     python tools/export_model.py -cfg MODEL -pretrained WEIGHTS -output DIR [-o KEY VALUE ...]
     python tools/export_model.py -pretrained CHECKPOINT -output DIR [-format openvino] [-precision bfloat16]
 
-DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits. It holds a graph that
-makes these images from pixels [B, H, W, C] uint8 of any size. And it holds what describes both: preprocess.json,
-labels.txt and timm's config.json. Before DIR is there, it is run and held to the model. -cfg is needed where the
-weights don't tell their model. int8 is calibrated on images of a training set: a run's own, or -dataset's at
--data_path.
+DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits. It
+holds a graph that makes these images from pixels [B, H, W, C] uint8 of any size. And it holds what
+describes both: preprocess.json, labels.txt and timm's config.json. Before DIR is there, it is run
+and held to the model. -cfg is needed where the weights don't tell their model. int8 is calibrated
+on images of a training set: a run's own, or -dataset's at -data_path.
 
--format paddlex and paddleclas are for PaddleX 3 and for PaddleClas's deployment. There DIR holds a graph that gives
-probabilities, and the settings that the client reads: inference.yml or paddleclas.yml.
+-format paddlex and paddleclas are for PaddleX 3 and for PaddleClas's deployment. There DIR holds a
+graph that gives probabilities, and the settings that the client reads: inference.yml or
+paddleclas.yml.
 """
 
 import argparse
@@ -32,17 +34,27 @@ _PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the model's YAML file or name")
-    parser.add_argument("-pretrained", "--pretrained", required=True, help="a file, a folder or hf-hub:org/name")
-    parser.add_argument("-output", "--output", required=True, type=Path, metavar="DIR", help="a folder that is new")
+    parser.add_argument(
+        "-pretrained", "--pretrained", required=True, help="a file, a folder or hf-hub:org/name"
+    )
+    parser.add_argument(
+        "-output", "--output", required=True, type=Path, metavar="DIR", help="a folder that is new"
+    )
     parser.add_argument("-format", "--format", choices=_FORMATS, default="paddle")
     parser.add_argument("-precision", "--precision", choices=_PRECISIONS, default="float32")
     dataset_help = "int8: one that main_single_gpu.py takes (default: the run's, or folder)"
     parser.add_argument("-dataset", "--dataset", help=dataset_help)
     path_help = "int8: where its training set is (default: the run's)"
     parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help=path_help)
-    parser.add_argument("-calibration_images", "--calibration_images", type=int, default=300, metavar="N")
-    parser.add_argument("-least_agreement", "--least_agreement", type=float, default=0.8, metavar="SHARE")
-    parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    parser.add_argument(
+        "-calibration_images", "--calibration_images", type=int, default=300, metavar="N"
+    )
+    parser.add_argument(
+        "-least_agreement", "--least_agreement", type=float, default=0.8, metavar="SHARE"
+    )
+    parser.add_argument(
+        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
+    )
     arguments = parser.parse_args()
     flags = _data(arguments)
     from config import default_values  # after the command line: these import Paddle
@@ -57,7 +69,8 @@ def main() -> None:
     refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     assert trained.model is not None
-    # CLIP's projection of images can be exported, though it isn't a classifier, but not as probabilities.
+    # CLIP's projection of images can be exported, though it isn't a classifier, but not as
+    # probabilities.
     if not trained.config.MODEL.NUM_CLASSES or arguments.format in ("paddlex", "paddleclas"):
         trained.check_classifier()
     print(trained.report)

@@ -2,11 +2,12 @@
 
     python tools/find_lr.py -output=DIR -cfg=NAME ... [-updates=N -low=RATE -high=RATE]
 
-The flags besides are main_multi_gpu.py's, with -o. The model, its data, loss and optimizer are the run's, and so is the
-effective batch, which this one process accumulates. DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve.
-With -output=FILE.png, the curve is written to that file, and the table to FILE.csv beside it. No checkpoint is
-written, and no run's folder changes. It prints two rates: where the loss falls fastest, and a tenth of where it is
-lowest. The lower one of both is suggested, as TRAIN.BASE_LR.
+The flags besides are main_multi_gpu.py's, with -o. The model, its data, loss and optimizer are the
+run's, and so is the effective batch, which this one process accumulates. DIR gets lr.csv (rate,
+loss, smoothed loss) and lr.png, the curve. With -output=FILE.png, the curve is written to that
+file, and the table to FILE.csv beside it. No checkpoint is written, and no run's folder changes. It
+prints two rates: where the loss falls fastest, and a tenth of where it is lowest. The lower one of
+both is suggested, as TRAIN.BASE_LR.
 """
 
 import argparse
@@ -29,14 +30,22 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         InputError: a flag is out of range.
     """
     parser = Parser(__doc__, passes_on=True)
-    parser.add_argument("-updates", "--updates", type=int, default=400, metavar="N", help="default: 400")
-    parser.add_argument("-low", "--low", type=float, default=1e-5, metavar="RATE", help="the first; default: 1e-5")
-    parser.add_argument("-high", "--high", type=float, default=1.0, metavar="RATE", help="the last; default: 1")
+    parser.add_argument(
+        "-updates", "--updates", type=int, default=400, metavar="N", help="default: 400"
+    )
+    parser.add_argument(
+        "-low", "--low", type=float, default=1e-5, metavar="RATE", help="the first; default: 1e-5"
+    )
+    parser.add_argument(
+        "-high", "--high", type=float, default=1.0, metavar="RATE", help="the last; default: 1"
+    )
     arguments, rest = parser.parse_known_args(words)
     if not 20 <= arguments.updates <= 100_000:
         raise InputError(f"-updates is {arguments.updates}, expected 20 to 100000")
     if not 0 < arguments.low < arguments.high < 1e6:
-        raise InputError(f"-low is {arguments.low:g} and -high {arguments.high:g}, expected 0 < low < high < 1000000")
+        raise InputError(
+            f"-low is {arguments.low:g} and -high {arguments.high:g}, expected 0 < low < high < 1000000"
+        )
     return arguments, rest
 
 
@@ -47,7 +56,9 @@ def main() -> None:
 
     config = config_from_arguments("tools/find_lr.py", rest, vars(arguments))
     if config.EVAL or config.MODEL.RESUME:
-        raise InputError("a rate is found for a training from its beginning; leave out -eval and -resume")
+        raise InputError(
+            "a rate is found for a training from its beginning; leave out -eval and -resume"
+        )
     if not config.OUTPUT:
         raise InputError("give -output=DIR, or -output=FILE.png")
     named = Path(config.OUTPUT)
@@ -67,7 +78,9 @@ def main() -> None:
 
     ranks = utils.num_processes(config.NGPUS)
     config = share_batch(config, ranks)
-    config = with_values(config, f"{ranks} processes' batch", TRAIN__ACCUM_ITER=config.TRAIN.ACCUM_ITER * ranks)
+    config = with_values(
+        config, f"{ranks} processes' batch", TRAIN__ACCUM_ITER=config.TRAIN.ACCUM_ITER * ranks
+    )
     set_device_flags(config, 1)
     config, train, _ = get_datasets(config)
     assert train is not None

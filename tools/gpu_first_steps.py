@@ -1,4 +1,6 @@
-"""``tools/doctor.py --gpu``: which checks are made, in which order, and what stands above them to be pasted."""
+"""``tools/doctor.py --gpu``: which checks are made, in which order, and what stands above them to
+be pasted.
+"""
 
 import argparse
 import platform
@@ -39,21 +41,28 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
     """Makes the checks and tells each as soon as it is made; returns the exit status.
 
     Args:
-        arguments: the doctor's: ``gpu``, ``rehearse``, ``only``, ``ngpus``; ``changed`` are those that were given.
+        arguments: the doctor's: ``gpu``, ``rehearse``, ``only``, ``ngpus``; ``changed`` are those
+            that were given.
 
     Raises:
         InputError: there is no GPU, or a flag that does nothing here.
     """
     if not arguments.gpu:
         raise InputError("--rehearse and --only go with --gpu; write that, too, or leave them out")
-    if idle := [flag for flag in arguments.changed if flag not in ("gpu", "rehearse", "only", "ngpus")]:
+    if idle := [
+        flag for flag in arguments.changed if flag not in ("gpu", "rehearse", "only", "ngpus")
+    ]:
         raise InputError(f"-{idle[0]} does nothing with --gpu; leave it out")
     if is_launched():
-        raise InputError("--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu")
+        raise InputError(
+            "--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu"
+        )
     try:
         tempfile.gettempdir()
     except OSError as error:
-        raise InputError(f"{error.strerror}; let TMPDIR name a folder that can be written") from None
+        raise InputError(
+            f"{error.strerror}; let TMPDIR name a folder that can be written"
+        ) from None
     begun = time.monotonic()
     todo = 0
     with temporary_folder() as folder:
@@ -73,13 +82,19 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
 
 def no_gpu(about: dict[str, Any]) -> str:
     """Returns the line that says what stands in the way of a GPU."""
-    advice = "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES" if about["built"] else "install paddlepaddle-gpu"
+    advice = (
+        "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES"
+        if about["built"]
+        else "install paddlepaddle-gpu"
+    )
     found = f"--gpu: Paddle {about['paddle']} sees no GPU, expected at least one"
     return f"{found}; {advice} (docs/gpu.md), or rehearse on the CPU with --gpu --rehearse"
 
 
 def run_check(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
-    """Returns what a check finds, within its time; a check that fails is something to do, and the others go on."""
+    """Returns what a check finds, within its time; a check that fails is something to do, and the
+    others go on.
+    """
     bench.deadline = time.monotonic() + LIMIT
     try:
         return check(bench)
@@ -94,14 +109,18 @@ def header(bench: Bench) -> list[str]:
     git = ("git", "-C", str(ROOT))
     commit = _output_of(*git, "rev-parse", "--short", "HEAD")
     changed = _output_of(*git, "status", "--porcelain", "--untracked-files=no")
-    told = {"toolkit": f"{commit}{', with changes' * bool(changed)}" if commit else "no git checkout"}
+    told = {
+        "toolkit": f"{commit}{', with changes' * bool(changed)}" if commit else "no git checkout"
+    }
     told["paddle"] = about["paddle"]
     if not bench.rehearsing:
         driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         told |= {"gpus": about["kinds"], "cuda": about["cuda"]}
         told["driver"] = ", ".join(sorted(set(driver.split()))) or "nvidia-smi isn't there"
     here = measure.machine()
-    told["host"] = f"Python {platform.python_version()}, {here['cpu']}, {here['cores']} cores, {platform.platform()}"
+    told["host"] = (
+        f"Python {platform.python_version()}, {here['cpu']}, {here['cores']} cores, {platform.platform()}"
+    )
     title = f"first steps on a GPU, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}"
     first = [f"{title}: {REHEARSAL}" if bench.rehearsing else title]
     return first + [f"      {name:10}  {text}" for name, text in told.items()]

@@ -1,7 +1,8 @@
 """What ``tools/doctor.py --gpu`` asks of a device: a question by its name, in a process of its own.
 
-Name and request (JSON) are its arguments; the answer, in JSON too, is the last line that it prints. A process of its
-own leaves no memory on the device, can be ended when it hangs, and takes nobody along when it crashes.
+Name and request (JSON) are its arguments; the answer, in JSON too, is the last line that it prints.
+A process of its own leaves no memory on the device, can be ended when it hangs, and takes nobody
+along when it crashes.
 """
 
 import collections
@@ -25,13 +26,38 @@ Answer = dict[str, Any]
 # Paddle's operators that compute attention in one kernel, by the names of ``paddle._C_ops``.
 BACKENDS = ("flash_attn", "flash_attn_v3", "memory_efficient_attention")
 TO_TENSOR = "_to_tensor_non_static"  # what paddle.to_tensor does, under all of its names
-# How a tensor's values come to the host, or a tensor to another place, and the operators that copy values from the host
-# or ask the device for a number.
-METHODS = ("numpy", "item", "tolist", "_getitem_from_offset", "__array__", "__float__", "__int__", "__index__")
+# How a tensor's values come to the host, or a tensor to another place, and the operators that copy
+# values from the host or ask the device for a number.
+METHODS = (
+    "numpy",
+    "item",
+    "tolist",
+    "_getitem_from_offset",
+    "__array__",
+    "__float__",
+    "__int__",
+    "__index__",
+)
 METHODS += ("__bool__", "__nonzero__", "_copy_to", "cpu", "cuda", "pin_memory", "set_value")
-OPERATORS = ("assign_value", "assign_value_", "nonzero", "masked_select", "unique", "unique_consecutive", "bincount")
-OPERATORS += ("histogram", "repeat_interleave_with_tensor_index", "memcpy_d2h", "memcpy_h2d", "allclose", "equal_all")
-INDEXED = ("__getitem__", "__setitem__")  # by a mask: the device is asked how many of its places are true
+OPERATORS = (
+    "assign_value",
+    "assign_value_",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "unique_consecutive",
+    "bincount",
+)
+OPERATORS += (
+    "histogram",
+    "repeat_interleave_with_tensor_index",
+    "memcpy_d2h",
+    "memcpy_h2d",
+    "allclose",
+    "equal_all",
+)
+# by a mask: the device is asked how many of its places are true
+INDEXED = ("__getitem__", "__setitem__")
 
 
 def about(request: Answer) -> Answer:
@@ -44,13 +70,17 @@ def about(request: Answer) -> Answer:
 
     built = paddle.device.is_compiled_with_cuda()
     how = f"built for CUDA {version.cuda()} and cuDNN {version.cudnn()}" if built else "a CPU build"
-    found = {"paddle": f"{version.full_version}, {how}, commit {version.commit[:10]}", "built": built}
+    found = {
+        "paddle": f"{version.full_version}, {how}, commit {version.commit[:10]}",
+        "built": built,
+    }
     found |= {"gpus": num_gpus(), "capability": 0.0, "precision": "float32"}
     if not found["gpus"]:
         return found
     gpus = [paddle.device.cuda.get_device_properties(number) for number in range(found["gpus"])]
     kinds = collections.Counter(
-        f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, {gpu.total_memory / 1e9:.1f} GB" for gpu in gpus
+        f"{gpu.name}, compute capability {gpu.major}.{gpu.minor}, {gpu.total_memory / 1e9:.1f} GB"
+        for gpu in gpus
     )
     return found | {
         "name": gpus[0].name,
@@ -67,7 +97,9 @@ def about(request: Answer) -> Answer:
 
 
 @contextlib.contextmanager
-def replacing(places: Iterable[tuple[Any, str]], by: Callable[[str, Callable], Callable]) -> Iterator[None]:
+def replacing(
+    places: Iterable[tuple[Any, str]], by: Callable[[str, Callable], Callable]
+) -> Iterator[None]:
     """Has the functions ``owner.name`` of ``places`` replaced by ``by(name, function)``."""
     kept = [(owner, name, getattr(owner, name)) for owner, name in places if hasattr(owner, name)]
     for owner, name, function in kept:
@@ -81,10 +113,11 @@ def replacing(places: Iterable[tuple[Any, str]], by: Callable[[str, Callable], C
 
 @contextlib.contextmanager
 def counting_copies() -> Iterator[collections.Counter]:
-    """Counts copies to the device and from it by who asks for them: "to_tensor loading/transforms/batch.py:61".
+    """Counts copies to the device and from it by who asks for them: "to_tensor
+    loading/transforms/batch.py:61".
 
-    Of calls within each other the outermost counts, and only this thread's: another one copies batches to a GPU. Copies
-    that Paddle makes in C++ for an operator aren't seen.
+    Of calls within each other the outermost counts, and only this thread's: another one copies
+    batches to a GPU. Copies that Paddle makes in C++ for an operator aren't seen.
     """
     import paddle
     from paddle import _C_ops
@@ -107,7 +140,9 @@ def counting_copies() -> Iterator[collections.Counter]:
         return counts
 
     places = [(paddle.tensor.creation, TO_TENSOR)]
-    places += [(paddle.Tensor, name) for name in METHODS + INDEXED] + [(_C_ops, name) for name in OPERATORS]
+    places += [(paddle.Tensor, name) for name in METHODS + INDEXED] + [
+        (_C_ops, name) for name in OPERATORS
+    ]
     with replacing(places, counting):
         yield count
 
@@ -159,13 +194,18 @@ def route(request: Answer) -> Answer:
 
     def noted(name: str, function: Callable) -> Callable:
         def note(q: paddle.Tensor, *others: Any, **keywords: Any) -> Any:
-            (backends if name in BACKENDS else types).append((name, str(q.dtype).removeprefix("paddle.")))
+            (backends if name in BACKENDS else types).append(
+                (name, str(q.dtype).removeprefix("paddle."))
+            )
             return function(q, *others, **keywords)
 
         return note
 
     images = paddle.rand([2, 3, *model.image_size])
-    places = [(paddle.nn.functional, "scaled_dot_product_attention"), *((_C_ops, name) for name in BACKENDS)]
+    places = [
+        (paddle.nn.functional, "scaled_dot_product_attention"),
+        *((_C_ops, name) for name in BACKENDS),
+    ]
     with replacing(places, noted):
         with autocast(config):
             logits = model(images)
@@ -180,13 +220,15 @@ def route(request: Answer) -> Answer:
 
 
 def sdpa(request: Answer) -> Answer:
-    """Measures time, memory and results of Paddle's ``scaled_dot_product_attention`` beside the plain products.
+    """Measures time, memory and results of Paddle's ``scaled_dot_product_attention`` beside the
+    plain products.
 
     Args:
         request: ``shape`` [batch, length, heads, channels of a head], ``dtype``, ``repeats``.
 
     Returns:
-        by way: ``ms`` of forward and backward, and ``MB`` kept for the backward pass (on a GPU). Also the largest
+        by way: ``ms`` of forward and backward, and ``MB`` kept for the backward pass (on a GPU).
+            Also the largest
         ``error`` of output and gradients, over the largest value of plain float32 products.
     """
     import paddle
@@ -194,7 +236,9 @@ def sdpa(request: Answer) -> Answer:
 
     def plain(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> paddle.Tensor:
         q, k, v = (x.transpose([0, 2, 1, 3]) for x in (q * q.shape[-1] ** -0.5, k, v))
-        return paddle.matmul(F.softmax(paddle.matmul(q, k, transpose_y=True), -1), v).transpose([0, 2, 1, 3])
+        return paddle.matmul(F.softmax(paddle.matmul(q, k, transpose_y=True), -1), v).transpose(
+            [0, 2, 1, 3]
+        )
 
     paddle.seed(0)
     exact = [paddle.randn(request["shape"]) for _ in range(4)]  # q, k, v and the output's gradient
@@ -209,13 +253,18 @@ def sdpa(request: Answer) -> Answer:
             if number in (1, request["repeats"] + 1):
                 found[-1].flatten()[0].item()  # waits for the device
         seconds = (time.perf_counter() - start) / request["repeats"]
-        worst = [((a.astype("float32") - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True)]
+        worst = [
+            ((a.astype("float32") - b).abs().max() / b.abs().max())
+            for a, b in zip(found, wanted, strict=True)
+        ]
         answer[name] = {"ms": 1e3 * seconds, "MB": kept / 1e6, "error": max(map(float, worst))}
     return answer
 
 
 def _both_ways(function: Callable, given: list) -> tuple[list, int]:
-    """([the output, the gradients of q, k, v], bytes that a GPU keeps between the forward and the backward pass)."""
+    """([the output, the gradients of q, k, v], bytes that a GPU keeps between the forward and the
+    backward pass).
+    """
     import paddle
 
     from utils import num_gpus
@@ -240,15 +289,19 @@ class Enough(Exception):
 
 
 def train(request: Answer) -> Answer:
-    """Makes the first steps of training runs, by the toolkit's own worker; they are given up before anything is saved.
+    """Makes the first steps of training runs, by the toolkit's own worker; they are given up before
+    anything is saved.
 
     Args:
-        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``steps``; ``keep``: the first batch
-            serves for all steps, and stays on the device; ``transfers``: to count them.
+        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``steps``; ``keep``:
+            the first batch serves for all steps, and stays on the device; ``transfers``: to count
+            them.
 
     Returns:
-        by name ``reports`` (the lines of metrics.jsonl), ``weights`` (a SHA-256 of each), ``transfers`` (per step, of
-        the later half: {where it comes from: number}), ``columns`` of a batch; or ``error``, one line.
+        by name ``reports`` (the lines of metrics.jsonl), ``weights`` (a SHA-256 of each),
+        ``transfers`` (per step, of
+        the later half: {where it comes from: number}), ``columns`` of a batch; or ``error``, one
+            line.
     """
     from main_multi_gpu import import_paddle, main_worker, read_datasets
 
@@ -261,13 +314,22 @@ def train(request: Answer) -> Answer:
         config = config_from_arguments("main_single_gpu.py", words)
         answer = answers[name] = {}
         try:
-            with replacing([(Window, "timed_batches")], lambda _, timed, told=answer: _limit(timed, request, told)):
+            with replacing(
+                [(Window, "timed_batches")],
+                lambda _, timed, told=answer: _limit(timed, request, told),
+            ):
                 main_worker(*read_datasets(config))
         except Enough:
             file = Path(config.OUTPUT) / "metrics.jsonl"
-            answer["reports"] = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+            answer["reports"] = (
+                [json.loads(line) for line in file.read_text().splitlines()]
+                if file.exists()
+                else []
+            )
         except Exception as error:
-            answer["error"] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1].strip()}"
+            answer["error"] = (
+                f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1].strip()}"
+            )
     return answers
 
 
@@ -278,7 +340,11 @@ def _limit(timed: Callable, request: Answer, answer: Answer) -> Callable:
         batches = timed(window, loader, step)
         batch = next(batches)
         answer["columns"] = len(batch)
-        with counting_copies() if request.get("transfers") else contextlib.nullcontext(collections.Counter()) as count:
+        with (
+            counting_copies()
+            if request.get("transfers")
+            else contextlib.nullcontext(collections.Counter()) as count
+        ):
             half = request["steps"] // 2  # which is even
             for number in range(2 * half):
                 if number == half:
@@ -287,22 +353,27 @@ def _limit(timed: Callable, request: Answer, answer: Answer) -> Callable:
                 batch = batch if request.get("keep") else next(batches)
             answer["transfers"] = {where: many / half for where, many in count.items()}
         state = window.training.model.state_dict()
-        answer["weights"] = {key: hashlib.sha256(t.numpy().tobytes()).hexdigest()[:16] for key, t in state.items()}
+        answer["weights"] = {
+            key: hashlib.sha256(t.numpy().tobytes()).hexdigest()[:16] for key, t in state.items()
+        }
         raise Enough
 
     return limited
 
 
 def logits(request: Answer) -> Answer:
-    """Computes logits of random weights: the CPU's, which are kept, or others, which are compared with those.
+    """Computes logits of random weights: the CPU's, which are kept, or others, which are compared
+    with those.
 
     Args:
-        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``folder``: where they are kept; ``cpu``:
-            on the CPU by Paddle's own operators. Without it, and without a GPU, by the toolkit's compiled operators.
+        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``folder``: where
+            they are kept; ``cpu``: on the CPU by Paddle's own operators. Without it, and without a
+            GPU, by the toolkit's compiled operators.
 
     Returns:
-        two figures by name. ``difference``: the largest one over the range of the kept logits. ``varies``: how much
-        they differ from image to image over that range, which has to be far above it.
+        two figures by name. ``difference``: the largest one over the range of the kept logits.
+        ``varies``: how much they differ from image to image over that range, which has to be far
+        above it.
     """
     import numpy as np
     import paddle
@@ -343,10 +414,16 @@ def _randomise(model: Any, draw: Any) -> None:
     for name, parameter in model.named_parameters():
         noise = draw.standard_normal(parameter.shape).astype(np.float32)
         if parameter.ndim > 1:
-            fan_in = parameter.shape[0] if parameter.ndim == 2 else max(1, parameter.size // parameter.shape[0])
+            fan_in = (
+                parameter.shape[0]
+                if parameter.ndim == 2
+                else max(1, parameter.size // parameter.shape[0])
+            )
             parameter.set_value(noise * np.float32(fan_in**-0.5))
         else:
-            parameter.set_value(np.float32(name.endswith(("weight", "variance"))) + np.float32(0.1) * noise)
+            parameter.set_value(
+                np.float32(name.endswith(("weight", "variance"))) + np.float32(0.1) * noise
+            )
 
 
 PROBES = {probe.__name__: probe for probe in (about, route, sdpa, train, logits)}

@@ -4,9 +4,9 @@
     python tools/list_models.py -family convnext -most 30
     python tools/list_models.py --keys vit_base_patch16_224
 
-GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them. (models/costs.py says
-what is counted; tools/model_info.py tells more of one model.) "=" stands for the name in the first column. --keys lists
-the keys of MODEL that the architecture of a model takes.
+GFLOPs are billions of multiply-adds of one image's forward pass, as papers and timm count them.
+(models/costs.py says what is counted; tools/model_info.py tells more of one model.) "=" stands for
+the name in the first column. --keys lists the keys of MODEL that the architecture of a model takes.
 """
 
 import argparse
@@ -31,13 +31,16 @@ TABLE = ROOT / "settings" / "costs.json"
 
 
 def content(file: Path) -> str:
-    """Returns a digest of a model's keys, without comments: the costs of another content are computed anew."""
+    """Returns a digest of a model's keys, without comments: the costs of another content are
+    computed anew.
+    """
     keys = [line for line in file.read_bytes().splitlines() if not line.startswith(b"#")]
     return hashlib.sha256(b"\n".join(keys)).hexdigest()[:12]
 
 
 def cost_row(file: Path) -> dict[str, Any]:
-    """Returns a row of settings/costs.json: ``content``, ``parameters``, ``macs``, ``images`` (C, H, W).
+    """Returns a row of settings/costs.json: ``content``, ``parameters``, ``macs``, ``images`` (C,
+    H, W).
 
     The model is traced, not run: a fraction of a second.
     """
@@ -74,7 +77,9 @@ def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         patterns = (f"{arguments.pattern}*", f"*{arguments.pattern}*")
         wider = [wide for wide in patterns if any(matches(file, wide) for file in files)]
         hint = f"; did you mean {wider[0]!r}?" if wider else instead(arguments.pattern, files)
-        raise InputError(f"no model matches {arguments.pattern!r}{hint}; without a pattern all {len(files)} are listed")
+        raise InputError(
+            f"no model matches {arguments.pattern!r}{hint}; without a pattern all {len(files)} are listed"
+        )
     rows = [describe(file) for file in found if arguments.family in (None, file.parent.name)]
     rows = [row for row in rows if not arguments.source or row[arguments.source] != "-"]
     least = 1e6 * arguments.least
@@ -86,13 +91,23 @@ def chosen_rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def print_keys(name: str) -> None:
-    """Prints the keys of MODEL that a model's architecture takes: type, default, its own value, meaning."""
+    """Prints the keys of MODEL that a model's architecture takes: type, default, its own value,
+    meaning.
+    """
     from settings.architectures import architecture
 
     model = get_config(name).MODEL
     rows = [("key", "takes", "default", "here", "")]
     for key, argument in sorted(architecture(model.TYPE).arguments.items()):
-        rows.append((key, argument.takes, argument.default, model[key.removeprefix("MODEL.")], argument.text))
+        rows.append(
+            (
+                key,
+                argument.takes,
+                argument.default,
+                model[key.removeprefix("MODEL.")],
+                argument.text,
+            )
+        )
     print_table(rows)
 
 
@@ -106,19 +121,34 @@ def print_table(rows: list[tuple]) -> None:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("pattern", nargs="?", default="*", help="a shell pattern of names: ours, timm's or PaddleViT's")
+    parser.add_argument(
+        "pattern",
+        nargs="?",
+        default="*",
+        help="a shell pattern of names: ours, timm's or PaddleViT's",
+    )
     parser.add_argument("-keys", "--keys", metavar="NAME", help="a model, or its YAML file")
     parser.add_argument("-family", "--family", help="a folder of configs/")
-    parser.add_argument("-source", "--source", choices=TOOLKITS, help="models that this toolkit has, too")
-    parser.add_argument("-least", "--least", type=float, default=0, metavar="M", help="million parameters at least")
-    parser.add_argument("-most", "--most", type=float, default=1e6, metavar="M", help="million parameters at most")
+    parser.add_argument(
+        "-source", "--source", choices=TOOLKITS, help="models that this toolkit has, too"
+    )
+    parser.add_argument(
+        "-least", "--least", type=float, default=0, metavar="M", help="million parameters at least"
+    )
+    parser.add_argument(
+        "-most", "--most", type=float, default=1e6, metavar="M", help="million parameters at most"
+    )
     arguments = parser.parse_args()
     if arguments.keys:
         print_keys(arguments.keys)
         return
     rows = [("name", "parameters", "GFLOPs", "images", *TOOLKITS, "source")]
     for row in chosen_rows(arguments):
-        sizes = (f"{row['parameters']:13,}", f"{row['macs'] / 1e9:7.2f}", "{} x {} x {}".format(*row["images"]))
+        sizes = (
+            f"{row['parameters']:13,}",
+            f"{row['macs'] / 1e9:7.2f}",
+            "{} x {} x {}".format(*row["images"]),
+        )
         rows.append((row["name"], *sizes, *(row[toolkit] for toolkit in TOOLKITS), row["source"]))
     print_table(rows)
 

@@ -1,4 +1,6 @@
-"""What tools/doctor.py looks at in one machine. A check returns (whether all is well, what was found or is to do)."""
+"""What tools/doctor.py looks at in one machine. A check returns (whether all is well, what was
+found or is to do).
+"""
 
 import argparse
 import ctypes
@@ -52,12 +54,19 @@ def paddle_package(found: dict[str, str]) -> Finding:
     """Paddle among the packages ``found`` (``gpu_ids``)."""
     builds = [name for name in PACKAGES[:2] if name in found]
     if len(builds) != 1:
-        what = "paddlepaddle and paddlepaddle-gpu, of which the last one installed wins" if builds else "no Paddle"
+        what = (
+            "paddlepaddle and paddlepaddle-gpu, of which the last one installed wins"
+            if builds
+            else "no Paddle"
+        )
         return False, f"found {what}; {'uninstall both, then ' * bool(builds)}make install"
     version = found[builds[0]]
     if _numbers(version) < (2, 6):
         return False, f"{builds[0]} {version}, expected 2.6.2 or 3.3.1; make install"
-    return True, f"{builds[0]} {version}{'' if version in ('2.6.2', '3.3.1') else ' (2.6.2 and 3.3.1 are tested)'}"
+    return (
+        True,
+        f"{builds[0]} {version}{'' if version in ('2.6.2', '3.3.1') else ' (2.6.2 and 3.3.1 are tested)'}",
+    )
 
 
 def libraries(found: dict[str, str]) -> Finding:
@@ -70,7 +79,10 @@ def libraries(found: dict[str, str]) -> Finding:
     if _numbers(paddle) < (3,) and _numbers(found["numpy"]) >= (2,):
         return False, f'{shown}: Paddle {paddle} was built against NumPy 1; pip install "numpy<2"'
     if _numbers(paddle) < (3,) and _numbers(found["protobuf"]) >= (7,):
-        return False, f'{shown}: Paddle {paddle}\'s fleet asks for what 7 has no more; pip install "protobuf<7"'
+        return (
+            False,
+            f'{shown}: Paddle {paddle}\'s fleet asks for what 7 has no more; pip install "protobuf<7"',
+        )
     return True, shown
 
 
@@ -97,11 +109,16 @@ def devices() -> Finding:
     gpus = num_gpus()
     build = "a GPU build" if paddle.device.is_compiled_with_cuda() else "a CPU build"
     if len(listed) > gpus:
-        names = f"CUDA_VISIBLE_DEVICES={visible} names {len(listed)} GPUs, Paddle ({build}) sees {gpus}"
+        names = (
+            f"CUDA_VISIBLE_DEVICES={visible} names {len(listed)} GPUs, Paddle ({build}) sees {gpus}"
+        )
         return False, f"{names}; name GPUs that nvidia-smi -L lists, or unset it"
     here = len(gpu_ids())
     if here and not paddle.device.is_compiled_with_cuda():
-        return False, f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (docs/quick_start.md)"
+        return (
+            False,
+            f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (docs/quick_start.md)",
+        )
     if not gpus:
         text = f"no GPU is visible to {build}: on the CPU, over gloo"
         # Paddle's launcher ends in an IndexError with "" and with "-1".
@@ -140,7 +157,10 @@ def cuda() -> Finding:
         core: Any = paddle.base.core
         nccl = core.nccl_version()
     except RuntimeError:
-        return False, "libnccl.so isn't found: no more than one GPU works; pip install nvidia-nccl-cu11 or -cu12"
+        return (
+            False,
+            "libnccl.so isn't found: no more than one GPU works; pip install nvidia-nccl-cu11 or -cu12",
+        )
     return True, f"Paddle is built for {built}, the driver is of {theirs}, NCCL {nccl}"
 
 
@@ -154,8 +174,15 @@ def interfaces() -> Finding:
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         chosen = os.environ.get(variable, "")
         # NCCL's may be a list of prefixes, or of what to leave out (^) or to take exactly (=).
-        if chosen and chosen[0] not in "^=" and not any(n.startswith(c) for c in chosen.split(",") for n in found):
-            return False, f"{variable}={chosen} names no interface with an address; there are {shown}"
+        if (
+            chosen
+            and chosen[0] not in "^="
+            and not any(n.startswith(c) for c in chosen.split(",") for n in found)
+        ):
+            return (
+                False,
+                f"{variable}={chosen} names no interface with an address; there are {shown}",
+            )
     return True, shown
 
 
@@ -168,21 +195,38 @@ def host(name: str, several: bool) -> Finding:
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
-        return False, f"{name} resolves to no address ({error.strerror}); name it in /etc/hosts, with its address"
+        return (
+            False,
+            f"{name} resolves to no address ({error.strerror}); name it in /etc/hosts, with its address",
+        )
     loopback = address.startswith("127.")
     if loopback and several and not os.environ.get("GLOO_SOCKET_IFNAME"):
-        reason = f"{name} resolves to {address}, where gloo would listen and no other machine reaches it"
-        return False, f"{reason}; give it its address in /etc/hosts, or set GLOO_SOCKET_IFNAME and launch with --host"
+        reason = (
+            f"{name} resolves to {address}, where gloo would listen and no other machine reaches it"
+        )
+        return (
+            False,
+            f"{reason}; give it its address in /etc/hosts, or set GLOO_SOCKET_IFNAME and launch with --host",
+        )
     if not loopback and address not in addresses().values():
-        return False, f"{name} resolves to {address}, which is no address of this machine; correct /etc/hosts or DNS"
-    told = f", but gloo listens at {os.environ.get('GLOO_SOCKET_IFNAME')}" if several else " (enough for one machine)"
+        return (
+            False,
+            f"{name} resolves to {address}, which is no address of this machine; correct /etc/hosts or DNS",
+        )
+    told = (
+        f", but gloo listens at {os.environ.get('GLOO_SOCKET_IFNAME')}"
+        if several
+        else " (enough for one machine)"
+    )
     return True, f"{name} is {address}{told * loopback}"
 
 
 def is_far(master: str | None) -> bool:
     """Whether HOST:PORT is meant for other machines, too: no loopback address."""
     try:
-        return bool(master) and not socket.gethostbyname(master.rpartition(":")[0]).startswith("127.")
+        return bool(master) and not socket.gethostbyname(master.rpartition(":")[0]).startswith(
+            "127."
+        )
     except OSError:
         return True
 
@@ -199,13 +243,19 @@ def port(master: str, timeout: float = 3.0) -> Finding:
     try:
         address = socket.gethostbyname(name)
     except OSError:
-        return False, f"{name} resolves to no address; give the master's address, or name it in /etc/hosts"
+        return (
+            False,
+            f"{name} resolves to no address; give the master's address, or name it in /etc/hosts",
+        )
     if address.startswith("127.") or address in addresses().values():
         with socket.socket() as tried:
             try:
                 tried.bind((address, int(number)))
             except OSError as error:
-                return False, f"{master} can't be used here ({error.strerror}); choose another port (ss -ltnp)"
+                return (
+                    False,
+                    f"{master} can't be used here ({error.strerror}); choose another port (ss -ltnp)",
+                )
         return True, f"{master} is free on this machine"
     try:
         socket.create_connection((address, int(number)), timeout).close()
@@ -241,14 +291,21 @@ def ranks_here(ngpus: int | None) -> int:
 
 
 def memory(processes: int, least: int = LEAST_MEMORY) -> Finding:
-    """Memory and cores left by the machine or its container, for so many processes of ``least`` bytes."""
+    """Memory and cores left by the machine or its container, for so many processes of ``least``
+    bytes.
+    """
     from utils import free_memory, num_cores
 
     free = free_memory()
     cores = num_cores()
-    found = f"{free / GB:.1f} GB free, {cores} cores, for {processes} process{'es' * (processes > 1)}"
+    found = (
+        f"{free / GB:.1f} GB free, {cores} cores, for {processes} process{'es' * (processes > 1)}"
+    )
     if free < processes * least:
-        return False, f"{found}: expected {least / GB:g} GB each; raise the container's limit, or lower -ngpus"
+        return (
+            False,
+            f"{found}: expected {least / GB:g} GB each; raise the container's limit, or lower -ngpus",
+        )
     return True, found
 
 
@@ -274,10 +331,15 @@ def operators() -> Finding:
     from ops import images
     from utils import num_gpus
 
-    missed = "" if images.load() else "; not those of images, which Pillow computes: python -m ops.build"
+    missed = (
+        "" if images.load() else "; not those of images, which Pillow computes: python -m ops.build"
+    )
     if num_gpus() or ops.load():
         return True, ("a GPU needs none" if num_gpus() else ops.library().parent.name) + missed
-    return False, "not compiled for this Paddle, which makes training slow (docs/performance.md); python -m ops.build"
+    return (
+        False,
+        "not compiled for this Paddle, which makes training slow (docs/performance.md); python -m ops.build",
+    )
 
 
 def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Finding:
@@ -286,7 +348,12 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
     from datasets import get_dataloader, get_dataset
     from settings.options import size_text
 
-    fixed = {"DATA__NUM_WORKERS": 1, "DATA__BATCH_SIZE": 32, "DATA__DROP_LAST": False, "TRAIN__NUM_EPOCHS": 1000000}
+    fixed = {
+        "DATA__NUM_WORKERS": 1,
+        "DATA__BATCH_SIZE": 32,
+        "DATA__DROP_LAST": False,
+        "TRAIN__NUM_EPOCHS": 1000000,
+    }
     try:
         config = with_values(get_config(cfg, options), **fixed)
         dataset = get_dataset(config, "train", alone=True)
@@ -303,7 +370,10 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
         return False, str(error)
     told = f"{config.DATA.DATASET}, {size_text(config.DATA.IMAGE_SIZE)} pixels: {rate:.0f} images/s per worker"
     if rate < least:
-        return False, f"{told}: few; pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)"
+        return (
+            False,
+            f"{told}: few; pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)",
+        )
     return True, told
 
 
@@ -317,7 +387,9 @@ def _batches(found: Any) -> Iterator[dict]:
 
 
 def checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, Finding]]:
-    """Yields (name, finding) of this machine; where packages are wrong, no more than those: Paddle may not import."""
+    """Yields (name, finding) of this machine; where packages are wrong, no more than those: Paddle
+    may not import.
+    """
     packages = installed_versions()
     found = {"python": python(), "paddle": paddle_package(packages)}
     found["libraries"] = libraries(packages)

@@ -2,9 +2,11 @@
 
     python tools/make_photographs.py -output DIR [--count 512] [--seed 0]
 
-The images are crops of the photographs that scikit-learn bundles (china, flower) and, where it is installed
-(requirements-benchmark.txt), scikit-image. They are scaled to about 500 x 375, half of them mirrored, JPEG of quality
-90. The layout is that of -dataset=folder. The classes are the photographs, and every eighth crop is for validation. The
+The images are crops of the photographs that scikit-learn bundles (china, flower) and, where it is
+installed (requirements-benchmark.txt), scikit-image. They are scaled to about 500 x 375, half of
+them mirrored, JPEG of quality
+90. The layout is that of -dataset=folder. The classes are the photographs, and every eighth crop is
+  for validation. The
 same sources, count, seed and Pillow make the same bytes.
 """
 
@@ -27,7 +29,10 @@ from settings.options import Parser  # noqa: E402
 
 _BUNDLED = {
     "sklearn": ("datasets/images", ("china.jpg", "flower.jpg")),
-    "skimage": ("data", ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")),
+    "skimage": (
+        "data",
+        ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg"),
+    ),
 }
 _WIDTH = 500
 _HEIGHT = 375
@@ -42,7 +47,8 @@ def photographs() -> dict[str, Image.Image]:
     """
     found = {}
     for package, (folder, names) in _BUNDLED.items():
-        spec = importlib.util.find_spec(package)  # importing it would take a second, for a few files
+        # importing it would take a second, for a few files
+        spec = importlib.util.find_spec(package)
         places = (spec and spec.submodule_search_locations) or []
         for name in names if places else ():
             with Image.open(Path(places[0]) / folder / name) as image:
@@ -56,23 +62,30 @@ def crop(image: Image.Image, rng: np.random.Generator) -> Image.Image:
     """Returns a crop of at least four fifths of what fits, about 500 x 375, mirrored or not."""
     width, height = (round(side * rng.uniform(0.9, 1.1)) for side in (_WIDTH, _HEIGHT))
     share = rng.uniform(0.8, 1) * min(image.width / width, image.height / height)
-    left, top = rng.uniform(0, image.width - share * width), rng.uniform(0, image.height - share * height)
+    left, top = (
+        rng.uniform(0, image.width - share * width),
+        rng.uniform(0, image.height - share * height),
+    )
     box = (left, top, left + share * width, top + share * height)
     image = image.resize((width, height), Image.Resampling.LANCZOS, box)
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else image
 
 
 def write(output: Path, count: int, seed: int) -> str:
-    """Writes ``count`` images below ``output``, which is there whole or not at all; returns what was made, in a line.
+    """Writes ``count`` images below ``output``, which is there whole or not at all; returns what
+    was made, in a line.
 
     Raises:
-        InputError: ``output`` exists, ``count`` leaves a class without images, or there are no photographs.
+        InputError: ``output`` exists, ``count`` leaves a class without images, or there are no
+            photographs.
     """
     sources = photographs()
     if output.exists():
         raise InputError(f"{output} exists; choose another -output, or remove it")
     if count < 2 * len(sources):
-        raise InputError(f"--count {count}: expected at least {2 * len(sources)}, two of each of the photographs")
+        raise InputError(
+            f"--count {count}: expected at least {2 * len(sources)}, two of each of the photographs"
+        )
     size = 0
     with making_folder(output) as temporary:
         for index in range(count):
@@ -82,7 +95,9 @@ def write(output: Path, count: int, seed: int) -> str:
             file.parent.mkdir(parents=True, exist_ok=True)
             crop(sources[name], np.random.default_rng([seed, index])).save(file, quality=_QUALITY)
             size += file.stat().st_size
-    return f"{output}: {count} images of {len(sources)} photographs, {size / count / 1000:.0f} kB each"
+    return (
+        f"{output}: {count} images of {len(sources)} photographs, {size / count / 1000:.0f} kB each"
+    )
 
 
 def main() -> None:

@@ -3,10 +3,11 @@
     python tools/make_shards.py -dataset folder -data_path IN -output OUT [--resize 256] [--workers 8]
     cd OUT && sha256sum -c SHA256SUMS
 
-OUT then holds <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of sample i - 1) and
-SHA256SUMS. It is whole or absent. Training images are packed in a random order, so that each shard is a mixture of
-classes. The index keeps the dataset's own order. So a run on the shards is, bit by bit, the run on the files, unless
-they were resized. The same files and options give the same bytes, with any number of workers.
+OUT then holds <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of
+sample i - 1) and SHA256SUMS. It is whole or absent. Training images are packed in a random order,
+so that each shard is a mixture of classes. The index keeps the dataset's own order. So a run on the
+shards is, bit by bit, the run on the files, unless they were resized. The same files and options
+give the same bytes, with any number of workers.
 """
 
 import argparse
@@ -32,7 +33,15 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 import launch.startup  # noqa: E402, F401  (signals and streams)
 
 # First: it says what isn't installed.
-from errors import InputError, RunError, Unreadable, open_file, reading, remedy, reporting  # noqa: E402
+from errors import (  # noqa: E402
+    InputError,
+    RunError,
+    Unreadable,
+    open_file,
+    reading,
+    remedy,
+    reporting,
+)
 
 # isort: split
 import numpy as np  # noqa: E402
@@ -49,16 +58,19 @@ _ADVICE = "; repair or remove it"
 _HEAD = 1 << 17
 
 
-def encode(path: str, resize: int | None, quality: int, most: int, channels: int | None = None) -> tuple[bytes, str]:
+def encode(
+    path: str, resize: int | None, quality: int, most: int, channels: int | None = None
+) -> tuple[bytes, str]:
     """Returns an image's file and the suffix of its format.
 
     Args:
-        resize: pixels of the short side. A larger image is reduced to them (antialiased bicubic). A JPEG stays a JPEG,
-            others become PNG, grey or RGB; of EXIF only the orientation is kept. None, or an image that is no larger:
-            the file as it is.
+        resize: pixels of the short side. A larger image is reduced to them (antialiased bicubic). A
+            JPEG stays a JPEG, others become PNG, grey or RGB; of EXIF only the orientation is kept.
+            None, or an image that is no larger: the file as it is.
         quality: of JPEG.
         most: pixels that an image may have.
-        channels: of files that are packed as they are (DATA.IMAGE_DTYPE float32); None: of colours or grey.
+        channels: of files that are packed as they are (DATA.IMAGE_DTYPE float32); None: of colours
+            or grey.
 
     Raises:
         InputError: the file can't be read as an image.
@@ -78,7 +90,9 @@ def encode(path: str, resize: int | None, quality: int, most: int, channels: int
             return data, suffix
         kind = "JPEG" if image.format == "JPEG" else "PNG"
         pixels = convert(image, "L" if image.mode.startswith(("1", "L", "I")) else "RGB")
-        pixels = pixels.resize([resize * side // short for side in image.size], Image.Resampling.BICUBIC)
+        pixels = pixels.resize(
+            [resize * side // short for side in image.size], Image.Resampling.BICUBIC
+        )
     file = io.BytesIO()
     notes = {}
     if (turn := orientation_of(data)) > 1:  # a later run says whether it counts
@@ -96,8 +110,8 @@ def write_shard(
     most: int,
     channels: int | None = None,
 ) -> tuple:
-    """Writes a shard of ``samples`` (index in the dataset, path, label, or an array of several); returns its SHA-256
-    and what ``shards.scan_shard`` reads of it.
+    """Writes a shard of ``samples`` (index in the dataset, path, label, or an array of several);
+    returns its SHA-256 and what ``shards.scan_shard`` reads of it.
     """
     from loading.shards import scan_shard
 
@@ -117,7 +131,10 @@ def write_shard(
             data, suffix = encode(path, resize, quality, most, channels)
             add(f"{index:09d}{suffix}", data)
             several = isinstance(label, np.ndarray)
-            add(f"{index:09d}.{'labels' if several else 'cls'}", ",".join(map(str, np.ravel(label))).encode())
+            add(
+                f"{index:09d}.{'labels' if several else 'cls'}",
+                ",".join(map(str, np.ravel(label))).encode(),
+            )
         write(bytes(2 * tarfile.BLOCKSIZE))
         write(bytes(-shard.tell() % tarfile.RECORDSIZE))
         shard.flush()
@@ -126,8 +143,8 @@ def write_shard(
 
 
 def inspect(path: str, most: int, channels: int | None = None) -> int:
-    """Returns an image's file size in bytes. Raises InputError for an image that can't be taken, by its header or, of
-    ``channels``, by all of it.
+    """Returns an image's file size in bytes. Raises InputError for an image that can't be taken, by
+    its header or, of ``channels``, by all of it.
     """
     from loading.files import contents
     from loading.layout import IMAGE_SUFFIXES
@@ -158,7 +175,9 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
 
 
 def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[int]]:
-    """Returns each shard's indices: ``order``, cut so that the ``sizes`` of a shard sum up to at most ``limit``."""
+    """Returns each shard's indices: ``order``, cut so that the ``sizes`` of a shard sum up to at
+    most ``limit``.
+    """
     shards = []
     filled = limit
     for index in order:
@@ -170,32 +189,46 @@ def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[in
     return shards
 
 
-def pack(mode: str, files: tuple, output: Path, pool: Executor, options: argparse.Namespace, most: int) -> list[str]:
-    """Writes the shards, index and list of one mode into ``output``; returns their lines of SHA256SUMS."""
+def pack(
+    mode: str, files: tuple, output: Path, pool: Executor, options: argparse.Namespace, most: int
+) -> list[str]:
+    """Writes the shards, index and list of one mode into ``output``; returns their lines of
+    SHA256SUMS.
+    """
     from loading.shards import make_index, write_index
 
     (root, paths, labels, classes), channels = files, options.channels
     full = [os.path.join(root, path) for path in paths]
     check = functools.partial(inspect, most=most, channels=channels)
     sizes = list(_progress(f"{mode}: checking", pool.map(check, full, chunksize=64), len(full)))
-    order = np.random.default_rng(options.seed).permutation(len(full)) if mode == "train" else np.arange(len(full))
+    order = (
+        np.random.default_rng(options.seed).permutation(len(full))
+        if mode == "train"
+        else np.arange(len(full))
+    )
     limit, counted = options.shard_size
     planned = plan([1] * len(full) if counted else sizes, order.tolist(), limit)
     shards = [output / f"{mode}-{number:06d}.tar" for number in range(len(planned))]
     label_of = getattr(labels, "of", labels.__getitem__)  # of one label an image, or of several
     samples = [[(index, full[index], label_of(index)) for index in shard] for shard in planned]
-    write = functools.partial(write_shard, resize=options.resize, quality=options.quality, most=most, channels=channels)
+    write = functools.partial(
+        write_shard, resize=options.resize, quality=options.quality, most=most, channels=channels
+    )
     done = list(_progress(f"{mode}: packing", pool.map(write, shards, samples), len(shards)))
     lines = [f"{digest}  {shard.name}\n" for shard, (digest, _) in zip(shards, done, strict=True)]
     index = output / f"{mode}.index.npz"
     listed = output / f"{mode}.txt"
     write_index(index, make_index(shards, [part for _, part in done], classes))
     listed.write_bytes(b"".join(os.fsencode(path) + b"\n" for path in paths))
-    return lines + [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in (index, listed)]
+    return lines + [
+        f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n"
+        for file in (index, listed)
+    ]
 
 
 def _progress(what: str, results: Iterable, total: int) -> Iterable:
-    return tqdm(results, what, total, disable=None, dynamic_ncols=True)  # None: where it is no terminal
+    # None: where it is no terminal
+    return tqdm(results, what, total, disable=None, dynamic_ncols=True)
 
 
 def make_shards(options: argparse.Namespace) -> str:
@@ -210,24 +243,37 @@ def make_shards(options: argparse.Namespace) -> str:
     if output.is_symlink():  # the user's own
         output = output.resolve()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise InputError(f"-output {output} is there already and isn't an empty folder; choose another")
+        raise InputError(
+            f"-output {output} is there already and isn't an empty folder; choose another"
+        )
     from config import get_config
     from loading.layout import skipped_text
     from loading.parts import part_of
     from loading.sources import Split
 
     limit = ["DATA.MAX_PIXELS", str(options.max_pixels)] if options.max_pixels else []
-    named = ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path, *limit, *options.o]
+    named = [
+        "DATA.DATASET",
+        options.dataset,
+        "DATA.DATA_PATH",
+        options.data_path,
+        *limit,
+        *options.o,
+    ]
     config = get_config(None, named)
     skipped: list[str] = []
     alone = "val" not in options.modes
     splits = {mode: Split(mode, alone=alone, skipped=skipped) for mode in options.modes}
     reader = datasets.choose(config)
-    files: dict[str, Any] = {mode: part_of(config.DATA, split, reader) for mode, split in splits.items()}
+    files: dict[str, Any] = {
+        mode: part_of(config.DATA, split, reader) for mode, split in splits.items()
+    }
     if skipped:
         print(skipped_text(sorted(set(skipped))), file=sys.stderr)
     fork = multiprocessing.get_context("fork")  # a spawned process would import Paddle
-    pool = ProcessPoolExecutor(options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN))
+    pool = ProcessPoolExecutor(
+        options.workers, fork, signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    )
     try:
         with making_folder(output) as temporary:
             lines = []
@@ -241,16 +287,22 @@ def make_shards(options: argparse.Namespace) -> str:
         raise RunError(f"{output} isn't written ({error}); {remedy(error)}") from None
     finally:
         pool.shutdown(cancel_futures=True)
-    images = " and ".join(f"{len(labels):,} {mode} images" for mode, (_, _, labels, _) in files.items())
+    images = " and ".join(
+        f"{len(labels):,} {mode} images" for mode, (_, _, labels, _) in files.items()
+    )
     shards = sum(".tar\n" in line for line in lines)
     return f"{output}: {images} in {shards} shards, {size / 1e6:,.1f} MB, {time.monotonic() - start:.1f} s"
 
 
 def shard_size(text: str) -> tuple[int, bool]:
-    """Returns (the most that a shard holds, whether images are counted, not bytes) of a word such as 1000MB or 5000."""
+    """Returns (the most that a shard holds, whether images are counted, not bytes) of a word such
+    as 1000MB or 5000.
+    """
     found = re.fullmatch(r"(\d+)(KB|MB|GB)?", text)
     if not found or not int(found[1]):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of images nor a size such as 1000MB")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of images nor a size such as 1000MB"
+        )
     return int(found[1]) * _UNITS[found[2]], found[2] is None
 
 
@@ -267,27 +319,74 @@ def main() -> None:
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("dataset", choices=datasets.names(returns=("Files",)), required=True, help="see docs/datasets.md")
-    option("data_path", required=True, metavar="IN", help="the dataset's folder")
-    option("output", required=True, metavar="OUT", help="a folder that isn't there yet, or is empty")
     option(
-        "o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys, such as DATA.VAL_SPLIT 0.2"
+        "dataset",
+        choices=datasets.names(returns=("Files",)),
+        required=True,
+        help="see docs/datasets.md",
     )
-    option("modes", nargs="+", choices=("train", "val"), default=["train", "val"], help="what to pack; default: both")
+    option("data_path", required=True, metavar="IN", help="the dataset's folder")
+    option(
+        "output", required=True, metavar="OUT", help="a folder that isn't there yet, or is empty"
+    )
+    option(
+        "o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="any keys, such as DATA.VAL_SPLIT 0.2",
+    )
+    option(
+        "modes",
+        nargs="+",
+        choices=("train", "val"),
+        default=["train", "val"],
+        help="what to pack; default: both",
+    )
     text = "the most that a shard holds: images (5000), or bytes of their files before --resize; default: 256MB"
     option("shard_size", type=shard_size, default="256MB", metavar="SIZE", help=text)
-    option("resize", type=positive, metavar="SIDE", help="pixels of the short side that larger images are reduced to")
-    option("quality", type=positive, default=95, help="of the JPEG images that are resized, to 100; default: 95")
+    option(
+        "resize",
+        type=positive,
+        metavar="SIDE",
+        help="pixels of the short side that larger images are reduced to",
+    )
+    option(
+        "quality",
+        type=positive,
+        default=95,
+        help="of the JPEG images that are resized, to 100; default: 95",
+    )
     text = "of files that DATA.IMAGE_DTYPE float32 reads, such as .npy: packed as they are; default: colours or grey"
     option("channels", type=positive, metavar="N", help=text)
-    option("max_pixels", type=positive, metavar="N", help="of an image, at most; default: DATA.MAX_PIXELS's")
-    option("workers", type=positive, default=len(os.sched_getaffinity(0)), help="processes; default: one per core")
-    option("seed", type=int, default=0, help="of the order in which training images are packed; default: 0")
+    option(
+        "max_pixels",
+        type=positive,
+        metavar="N",
+        help="of an image, at most; default: DATA.MAX_PIXELS's",
+    )
+    option(
+        "workers",
+        type=positive,
+        default=len(os.sched_getaffinity(0)),
+        help="processes; default: one per core",
+    )
+    option(
+        "seed",
+        type=int,
+        default=0,
+        help="of the order in which training images are packed; default: 0",
+    )
     options = parser.parse_args()
     if options.channels and options.resize:
-        parser.error("--resize makes 8-bit colours, --channels keeps files as they are; leave out one of them")
+        parser.error(
+            "--resize makes 8-bit colours, --channels keeps files as they are; leave out one of them"
+        )
     if options.quality > 100 or options.seed < 0:
-        parser.error(f"--quality is {options.quality}, --seed {options.seed}; expected 1 to 100, and 0 or more")
+        parser.error(
+            f"--quality is {options.quality}, --seed {options.seed}; expected 1 to 100, and 0 or more"
+        )
     print(make_shards(options))
 
 

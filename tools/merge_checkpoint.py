@@ -2,10 +2,11 @@
 
     python tools/merge_checkpoint.py RUN/checkpoints/epoch_0010 OUT
 
-A run goes on from either, with any number of processes. But earlier releases, and programs that read the optimizer's
-moments, expect one optimizer.safetensors. RUN alone stands for its newest whole checkpoint. OUT is a new folder. The
-checkpoint's other files are copied as they are. Its checksums are verified before, and OUT gets a SHA256SUMS of its
-own. The run's settings aren't in OUT: -cfg=RUN/config.yaml -resume=OUT goes on from there.
+A run goes on from either, with any number of processes. But earlier releases, and programs that
+read the optimizer's moments, expect one optimizer.safetensors. RUN alone stands for its newest
+whole checkpoint. OUT is a new folder. The checkpoint's other files are copied as they are. Its
+checksums are verified before, and OUT gets a SHA256SUMS of its own. The run's settings aren't in
+OUT: -cfg=RUN/config.yaml -resume=OUT goes on from there.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ from settings.options import Parser  # noqa: E402
 
 
 def merge(source: Path, target: Path) -> str:
-    """Writes the checkpoint ``source`` as the folder ``target`` and returns one line that tells what was done.
+    """Writes the checkpoint ``source`` as the folder ``target`` and returns one line that tells
+    what was done.
 
     Args:
         source: a checkpoint's folder, or a run's, which stands for its newest whole checkpoint.
@@ -41,7 +43,9 @@ def merge(source: Path, target: Path) -> str:
     names = folder.verify(source)
     shares = folder.shares_of(source)
     if not shares:
-        raise InputError(f"{source}: its optimizer's state is in one file already; there is nothing to merge")
+        raise InputError(
+            f"{source}: its optimizer's state is in one file already; there is nothing to merge"
+        )
     if os.path.lexists(target):
         raise InputError(f"{target} is there already; choose another folder")
     if source.resolve() in target.resolve().parents:
@@ -62,7 +66,11 @@ def merge(source: Path, target: Path) -> str:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("source", metavar="CHECKPOINT", help="a run's folder, or a checkpoint's: RUN/checkpoints/last")
+    parser.add_argument(
+        "source",
+        metavar="CHECKPOINT",
+        help="a run's folder, or a checkpoint's: RUN/checkpoints/last",
+    )
     parser.add_argument("target", metavar="OUT", help="the new folder")
     arguments = parser.parse_args()
     print(merge(Path(arguments.source), Path(arguments.target)))

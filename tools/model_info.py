@@ -1,16 +1,19 @@
-"""Tells what a model costs: parameters, multiply-adds, activations, memory, and what each layer has of them.
+"""Tells what a model costs: parameters, multiply-adds, activations, memory, and what each layer has
+of them.
 
     python tools/model_info.py vit_base_patch16_224
     python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json]
     python tools/model_info.py NAME -ranks 8 [-amp] [-recompute]
 
-NAME is a shipped model, or a YAML file, such as a run's config.yaml. Multiply-adds and activations are of one image,
-and counted as fvcore and timm count them (models/costs.py says what is). Memory is measured for a batch. One process
-evaluates it twice, another one trains on it twice, in float32, with AdamW. What is printed is the process's peak minus
-what it had before the model was built. On a CPU that is resident memory (VmHWM), on a GPU what Paddle allocated.
+NAME is a shipped model, or a YAML file, such as a run's config.yaml. Multiply-adds and activations
+are of one image, and counted as fvcore and timm count them (models/costs.py says what is). Memory
+is measured for a batch. One process evaluates it twice, another one trains on it twice, in float32,
+with AdamW. What is printed is the process's peak minus what it had before the model was built. On a
+CPU that is resident memory (VmHWM), on a GPU what Paddle allocated.
 
-With -ranks, memory is computed instead, by parts, for that many processes and each stage of sharding. It says how many
-GPUs of 24, 40 and 80 GB a training needs (models/memory.py says what is counted).
+With -ranks, memory is computed instead, by parts, for that many processes and each stage of
+sharding. It says how many GPUs of 24, 40 and 80 GB a training needs (models/memory.py says what is
+counted).
 """
 
 import json
@@ -31,7 +34,8 @@ from errors import InputError, RunError, reporting, reporting_memory  # noqa: E4
 from launch.environment import without_current_folder  # noqa: E402
 from settings.options import Parser  # noqa: E402
 
-COPIES = {"evaluation": 1, "training": 4}  # of the weights: themselves; their gradients and AdamW's two moments
+# of the weights: themselves; their gradients and AdamW's two moments
+COPIES = {"evaluation": 1, "training": 4}
 MOST_IMAGES = 100_000  # of a batch
 MIB = 1 << 20
 GPUS = (24, 40, 80)  # GiB of memory
@@ -57,9 +61,13 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
 
     config = get_config(name, options)
     before = _resident("VmRSS")
-    with reporting_memory(lambda: "a smaller -batch_size or -image_size takes less"), within_memory():
+    with (
+        reporting_memory(lambda: "a smaller -batch_size or -image_size takes less"),
+        within_memory(),
+    ):
         model = build_model(config)
-        tune_cpu(1)  # not before: the allocator would keep what the weights' initialisation has let go
+        # not before: the allocator would keep what the weights' initialisation has let go
+        tune_cpu(1)
         model.train() if training else model.eval()
         optimizer = paddle.optimizer.AdamW(1e-6, parameters=model.parameters())
         shape = (batch_size, model.in_channels, *model.image_size)
@@ -76,7 +84,9 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
             else:
                 with paddle.no_grad():
                     model(images)
-        return paddle.device.cuda.max_memory_allocated() if num_gpus() else _resident("VmHWM") - before
+        return (
+            paddle.device.cuda.max_memory_allocated() if num_gpus() else _resident("VmHWM") - before
+        )
 
 
 def _resident(field: str) -> int:
@@ -94,7 +104,9 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
         least = 4 * copies * parameters
         free = free_memory()
         if least > free:
-            found[kind] = f"not measured: it takes {least // MIB:,} MiB at least, {free // MIB:,} MiB are free"
+            found[kind] = (
+                f"not measured: it takes {least // MIB:,} MiB at least, {free // MIB:,} MiB are free"
+            )
             continue
         with without_current_folder():
             pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
@@ -110,7 +122,9 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
 
 
 def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dict[str, Any]]:
-    """Returns, for each stage of sharding, the bytes of each part of a process's memory, and the GPUs that it needs."""
+    """Returns, for each stage of sharding, the bytes of each part of a process's memory, and the
+    GPUs that it needs.
+    """
     from config import get_config
     from models.memory import Planned
 
@@ -126,7 +140,9 @@ def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dic
         for size in GPUS:
             most = USABLE * size * 1024 * MIB
             counts = [count for count in COUNTS if count <= len(planned.sizes)]
-            fits = (count for count in counts if sum(planned.memory(stage, count, batch_size)) <= most)
+            fits = (
+                count for count in counts if sum(planned.memory(stage, count, batch_size)) <= most
+            )
             needed[f"{size} GB"] = next(fits, None)
         found.append({"stage": stage, **parts, "sum": sum(parts.values()), "gpus": needed})
     return found
@@ -139,7 +155,11 @@ def show_plan(told: dict[str, Any]) -> None:
     for stage in told["plan"]:
         parts = [f"{stage[name] / MIB:,.0f}" for name in names]
         rows.append(
-            (f"stage {stage['stage']}" if stage["stage"] else "none", *parts, *map(_count, stage["gpus"].values()))
+            (
+                f"stage {stage['stage']}" if stage["stage"] else "none",
+                *parts,
+                *map(_count, stage["gpus"].values()),
+            )
         )
     print()
     print(
@@ -158,7 +178,11 @@ def _count(gpus: int | None) -> str:
 
 
 def describe(
-    name: str, image_size: str | None, batch_size: int, ranks: int | None = None, words: Sequence[str] = ()
+    name: str,
+    image_size: str | None,
+    batch_size: int,
+    ranks: int | None = None,
+    words: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns what -json prints.
 
@@ -174,8 +198,17 @@ def describe(
     options = ([] if image_size is None else ["DATA.IMAGE_SIZE", image_size]) + list(words)
     config = get_config(name, options)
     found = cost(config)
-    told = {"name": config.MODEL.NAME, "images": found.images, "parameters": found.parameters, "macs": found.macs}
-    told |= {"activations": found.activations, "batch_size": batch_size, "device": paddle.get_device()}
+    told = {
+        "name": config.MODEL.NAME,
+        "images": found.images,
+        "parameters": found.parameters,
+        "macs": found.macs,
+    }
+    told |= {
+        "activations": found.activations,
+        "batch_size": batch_size,
+        "device": paddle.get_device(),
+    }
     if ranks is None:
         told["memory"] = memory(name, options, batch_size, found.parameters)
     else:
@@ -187,7 +220,10 @@ def show(told: dict[str, Any], layers: bool) -> None:
     """Prints what ``describe`` returns, the table of layers where it is asked for."""
     weights = 4 * told["parameters"]
     rows = [("model", f"{told['name']}, images of {' x '.join(map(str, told['images']))}")]
-    rows += [("parameters", f"{told['parameters']:,}"), ("multiply-adds", f"{_with_unit(told['macs'])} per image")]
+    rows += [
+        ("parameters", f"{told['parameters']:,}"),
+        ("multiply-adds", f"{_with_unit(told['macs'])} per image"),
+    ]
     rows += [("activations", f"{_with_unit(told['activations'])} per image")]
     parts = {"evaluation": "weights", "training": "weights, gradients, AdamW's two moments"}
     for kind, bytes_ in told.get("memory", {}).items():
@@ -196,7 +232,12 @@ def show(told: dict[str, Any], layers: bool) -> None:
             text = f"{bytes_ // MIB:,} MiB, of which {COPIES[kind] * weights // MIB:,} MiB are {parts[kind]}"
         rows.append((f"memory, {kind}", text))
     if "memory" in told:
-        rows.append(("", f"measured for a batch of {told['batch_size']} in float32 on this {told['device']}"))
+        rows.append(
+            (
+                "",
+                f"measured for a batch of {told['batch_size']} in float32 on this {told['device']}",
+            )
+        )
     for what, text in rows:
         print(f"{what:20}{text}")
     if "plan" in told:
@@ -216,7 +257,14 @@ def print_table(told: dict[str, Any]) -> None:
     for layer in told["layers"]:
         share = f"{100 * layer['macs'] / told['macs']:.1f}"
         numbers = (f"{layer['parameters']:,}", f"{layer['macs'] / 1e6:,.2f}", share)
-        rows.append((layer["name"] or "(model)", layer["kind"], " x ".join(map(str, layer["output"])), *numbers))
+        rows.append(
+            (
+                layer["name"] or "(model)",
+                layer["kind"],
+                " x ".join(map(str, layer["output"])),
+                *numbers,
+            )
+        )
     rows.append(("all", "", "", f"{told['parameters']:,}", f"{told['macs'] / 1e6:,.2f}", "100.0"))
     _print_columns(rows, left=3)
 
@@ -225,33 +273,60 @@ def _print_columns(rows: Sequence[tuple[str, ...]], left: int) -> None:
     """Prints a table whose first ``left`` columns are aligned at the left, the others at the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        cells = [f"{cell:{'<' if place < left else '>'}{widths[place]}}" for place, cell in enumerate(row)]
+        cells = [
+            f"{cell:{'<' if place < left else '>'}{widths[place]}}"
+            for place, cell in enumerate(row)
+        ]
         print("  ".join(cells))
 
 
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("name", metavar="NAME", help="a shipped model, or a YAML file")
-    parser.add_argument("-image_size", "--image_size", help="pixels: a side, or 224x160 (default: the model's)")
-    parser.add_argument("-batch_size", "--batch_size", type=int, default=1, help="images, for the memory (default: 1)")
-    parser.add_argument("-layers", "--layers", action="store_true", help="a table of the layers, too")
-    parser.add_argument("-json", "--json", action="store_true", help="one JSON object, with the layers")
-    parser.add_argument("-ranks", "--ranks", type=int, metavar="N", help="compute the memory of N training processes")
+    parser.add_argument(
+        "-image_size", "--image_size", help="pixels: a side, or 224x160 (default: the model's)"
+    )
+    parser.add_argument(
+        "-batch_size",
+        "--batch_size",
+        type=int,
+        default=1,
+        help="images, for the memory (default: 1)",
+    )
+    parser.add_argument(
+        "-layers", "--layers", action="store_true", help="a table of the layers, too"
+    )
+    parser.add_argument(
+        "-json", "--json", action="store_true", help="one JSON object, with the layers"
+    )
+    parser.add_argument(
+        "-ranks",
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="compute the memory of N training processes",
+    )
     parser.add_argument("-amp", "--amp", action="store_true", help="with -ranks: in bfloat16 (AMP)")
-    parser.add_argument("-recompute", "--recompute", action="store_true", help="with -ranks: MODEL.RECOMPUTE")
+    parser.add_argument(
+        "-recompute", "--recompute", action="store_true", help="with -ranks: MODEL.RECOMPUTE"
+    )
     arguments = parser.parse_args()
     if arguments.ranks is None and (arguments.amp or arguments.recompute):
         raise InputError("-amp and -recompute need -ranks N")
     if arguments.ranks is not None and not 1 <= arguments.ranks <= MOST_RANKS:
         raise InputError(f"-ranks is {arguments.ranks}, expected 1 to {MOST_RANKS} processes")
     if not 1 <= arguments.batch_size <= MOST_IMAGES:
-        raise InputError(f"-batch_size is {arguments.batch_size}, expected 1 to {MOST_IMAGES} images")
+        raise InputError(
+            f"-batch_size is {arguments.batch_size}, expected 1 to {MOST_IMAGES} images"
+        )
     words = []
     if arguments.amp:
         words += ["AMP", "True"]
     if arguments.recompute:
         words += ["MODEL.RECOMPUTE", "True"]
-    told = describe(arguments.name, arguments.image_size, arguments.batch_size, arguments.ranks, words)
+    told = describe(
+        arguments.name, arguments.image_size, arguments.batch_size, arguments.ranks, words
+    )
     if arguments.json:
         print(json.dumps(told))
     else:

@@ -1,14 +1,16 @@
-"""Says what trained weights see in images: classes with their probabilities, as -eval computes them.
+"""Says what trained weights see in images: classes with their probabilities, as -eval computes
+them.
 
     python tools/predict.py CHECKPOINT IMAGE|FOLDER|"GLOB"|LIST.txt|- ... [-top 5] [-format csv] [-output FILE]
     python tools/predict.py CHECKPOINT FOLDER -ngpus 2 (or python -m paddle.distributed.launch ... tools/predict.py)
 
-CHECKPOINT is a run's folder (its best), a checkpoint, or its model.safetensors alone; of other weights -cfg says what
-they are of. A folder's images are taken at any depth, sorted. A list has a path on each line; "-" is one on standard
-input. The answers come in the images' order. EXIF turns an image where the model's DATA.EXIF_ORIENTATION says so.
+CHECKPOINT is a run's folder (its best), a checkpoint, or its model.safetensors alone; of other
+weights -cfg says what they are of. A folder's images are taken at any depth, sorted. A list has a
+path on each line; "-" is one on standard input. The answers come in the images' order. EXIF turns
+an image where the model's DATA.EXIF_ORIENTATION says so.
 
-Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong command line or input. 130 or 143 after
-Ctrl-C or SIGTERM; 141 if the reader of standard output left.
+Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong command line or input.
+130 or 143 after Ctrl-C or SIGTERM; 141 if the reader of standard output left.
 """
 
 import argparse
@@ -33,36 +35,95 @@ from config import default_values, get_config  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
 from settings.options import Configuration, Parser, pairs  # noqa: E402
 
-# An export's graph has no limit of its own. A batch of it takes this long at most, unless DIST.TIMEOUT says otherwise.
+# An export's graph has no limit of its own. A batch of it takes this long at most, unless
+# DIST.TIMEOUT says otherwise.
 EXPORT_SECONDS = 60.0
 EXPORT_SECONDS_PER_IMAGE = 10.0
 FORMATS = ("table", "csv", "jsonl", "pictures")
-_SUFFIXES = {".csv": "csv", ".jsonl": "jsonl", ".png": "pictures", ".jpg": "pictures", ".jpeg": "pictures"}
+_SUFFIXES = {
+    ".csv": "csv",
+    ".jsonl": "jsonl",
+    ".png": "pictures",
+    ".jpg": "pictures",
+    ".jpeg": "pictures",
+}
 
 
 def parsed_arguments() -> argparse.Namespace:
-    """Returns what the command line says; ``output`` and ``temporary`` are None for standard output."""
+    """Returns what the command line says; ``output`` and ``temporary`` are None for standard
+    output.
+    """
     parser = Parser(__doc__)
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="weights that -eval takes, or a run's folder")
-    parser.add_argument("inputs", nargs="+", metavar="IMAGES", help="files, folders, patterns, lists (.txt), or -")
+    parser.add_argument(
+        "checkpoint", metavar="CHECKPOINT", help="weights that -eval takes, or a run's folder"
+    )
+    parser.add_argument(
+        "inputs", nargs="+", metavar="IMAGES", help="files, folders, patterns, lists (.txt), or -"
+    )
 
     def option(name: str, **settings: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
-    option("cfg", metavar="FILE", help="the model's YAML file or name, where the weights don't tell it")
-    option("o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well")
-    option("classes", metavar="FILE", help="names of the model's outputs, one a line, or imagenet1k")
-    option("top", type=_number(1), metavar="K", help="classes per image; default: 5; several labels: all")
-    option("threshold", type=_share, metavar="P", help="of several labels, the least probability; default: trained")
+    option(
+        "cfg", metavar="FILE", help="the model's YAML file or name, where the weights don't tell it"
+    )
+    option(
+        "o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="any keys; KEY=VALUE as well",
+    )
+    option(
+        "classes", metavar="FILE", help="names of the model's outputs, one a line, or imagenet1k"
+    )
+    option(
+        "top",
+        type=_number(1),
+        metavar="K",
+        help="classes per image; default: 5; several labels: all",
+    )
+    option(
+        "threshold",
+        type=_share,
+        metavar="P",
+        help="of several labels, the least probability; default: trained",
+    )
     option("format", choices=FORMATS, help="default: what -output's ending says, or else table")
-    text = "where to write: a file, whole or absent; pictures: a new folder, or a .png or .jpg of all"
+    text = (
+        "where to write: a file, whole or absent; pictures: a new folder, or a .png or .jpg of all"
+    )
     option("output", type=Path, metavar="PATH", help=text)
     text = "average over views: flip (the mirror image, too), five (centre and corners), ten (both); default: flip"
     option("tta", nargs="?", const="flip", default="", choices=("flip", "five", "ten"), help=text)
-    option("batch_size", type=_number(1), default=32, metavar="N", help="images per device; default: 32")
-    option("workers", type=_number(0), default=2, metavar="N", help="processes that load, per device; default: 2")
-    option("ngpus", type=int, metavar="N", help="processes, one per device; -1: all devices; default: 1")
-    option("amp", nargs="?", const="True", metavar="BOOL", help="as -eval takes it: with -o AMP_EVAL True")
+    option(
+        "batch_size",
+        type=_number(1),
+        default=32,
+        metavar="N",
+        help="images per device; default: 32",
+    )
+    option(
+        "workers",
+        type=_number(0),
+        default=2,
+        metavar="N",
+        help="processes that load, per device; default: 2",
+    )
+    option(
+        "ngpus",
+        type=int,
+        metavar="N",
+        help="processes, one per device; -1: all devices; default: 1",
+    )
+    option(
+        "amp",
+        nargs="?",
+        const="True",
+        metavar="BOOL",
+        help="as -eval takes it: with -o AMP_EVAL True",
+    )
     arguments = parser.parse_args()
     ends = arguments.output.suffix.lower() if arguments.output else ""
     arguments.format = arguments.format or _SUFFIXES.get(ends, "table")
@@ -89,10 +150,14 @@ def _share(text: str) -> float:
 
 
 def _temporary(arguments: argparse.Namespace) -> Path | None:
-    """Where -output is written before it is whole, by whichever process; raises InputError where it can't be."""
+    """Where -output is written before it is whole, by whichever process; raises InputError where it
+    can't be.
+    """
     if arguments.output is None:
         if arguments.format == "pictures":
-            raise InputError("-format pictures needs -output: a new folder, or a file that ends in .png or .jpg")
+            raise InputError(
+                "-format pictures needs -output: a new folder, or a file that ends in .png or .jpg"
+            )
         return None
     arguments.named = arguments.output
     # The way to a file may have links, and a folder may be one.
@@ -113,7 +178,9 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
 
 
 class ReaderLeft(RunError):
-    """The reader of standard output left: a rank ends, and so does the process that watches it, without a line."""
+    """The reader of standard output left: a rank ends, and so does the process that watches it,
+    without a line.
+    """
 
     exit_status = 128 + signal.SIGPIPE
     prefix = ""
@@ -146,16 +213,21 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     how = {"workers": arguments.workers, "tta": arguments.tta}
     failed = 0
     with reporting_memory(lambda: f"lower -batch_size (now {arguments.batch_size})"):
-        predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size)
+        predictor = Predictor(
+            arguments.checkpoint, arguments.cfg, arguments.options, named, arguments.batch_size
+        )
         predictor.check_classifier()
         if predictor.warning and utils.rank() == 0:
             print(f"warning: {predictor.warning}", file=sys.stderr)
         several = predictor.task == "multilabel"
         if arguments.threshold is not None and not several:
-            raise InputError("-threshold is for models of several labels per image; -top says how many classes")
+            raise InputError(
+                "-threshold is for models of several labels per image; -top says how many classes"
+            )
         how["threshold"] = arguments.threshold
         outputs = predictor.config.MODEL.NUM_CLASSES
-        all_of_them = several and arguments.format != "pictures"  # whose captions have space for some only
+        # whose captions have space for some only
+        all_of_them = several and arguments.format != "pictures"
         how["top"] = top = min(outputs, arguments.top or (outputs if all_of_them else 5))
         if arguments.amp and utils.rank() == 0:
             print(f"computes in {precision_text(predictor.config)}", file=sys.stderr)
@@ -168,11 +240,15 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     signals.end_workers()
     if failed:
         where = "picture" if arguments.format == "pictures" else "row"
-        raise RunError(f"{failed} of {len(images)} images can't be read; each {where} says why", shared=True)
+        raise RunError(
+            f"{failed} of {len(images)} images can't be read; each {where} says why", shared=True
+        )
 
 
 @contextlib.contextmanager
-def writing(arguments: argparse.Namespace, predictor: Any, images: Any, top: int) -> Iterator[tuple[Any, Any]]:
+def writing(
+    arguments: argparse.Namespace, predictor: Any, images: Any, top: int
+) -> Iterator[tuple[Any, Any]]:
     """Gives what takes an answer, and a bar; other processes than the first have none."""
     from tqdm import tqdm
 
@@ -183,7 +259,8 @@ def writing(arguments: argparse.Namespace, predictor: Any, images: Any, top: int
         yield None, tqdm(disable=True)
         return
     config = predictor.config
-    path: Any = arguments.output  # a Path, and so is the temporary one; of standard output both are None
+    # a Path, and so is the temporary one; of standard output both are None
+    path: Any = arguments.output
     temporary: Any = arguments.temporary
     seen = not arguments.output and os.isatty(1)  # a bar would tear the lines
     with contextlib.ExitStack() as stack:
@@ -217,7 +294,9 @@ def spawned_rank(failed: Any, beats: Any, handed: spawned.Handed) -> None:
         answer(*handed.open())
 
 
-def launched_rank(arguments: argparse.Namespace, failed: Any, beats: Any, config: Configuration) -> None:
+def launched_rank(
+    arguments: argparse.Namespace, failed: Any, beats: Any, config: Configuration
+) -> None:
     """A rank that a launcher started; one of a machine finds the images."""
     with as_rank(failed, beats), _reporting_reader_left():
         from inference.inputs import check_output, paths_of
@@ -231,11 +310,18 @@ def launched_rank(arguments: argparse.Namespace, failed: Any, beats: Any, config
 
 def run(arguments: argparse.Namespace) -> None:
     """Answers in one process or in several, however they are started."""
-    own = [word for pair in pairs(arguments.o, default_values()) if pair[0].startswith("DIST.") for word in pair]
+    own = [
+        word
+        for pair in pairs(arguments.o, default_values())
+        if pair[0].startswith("DIST.")
+        for word in pair
+    ]
     config = get_config(None, ["EVAL", "True", *own])
     if environment.is_launched():
         if arguments.ngpus is not None:
-            raise InputError("-ngpus is for processes that this program starts; here a launcher did")
+            raise InputError(
+                "-ngpus is for processes that this program starts; here a launcher did"
+            )
         launched.watch(functools.partial(launched_rank, arguments), config)
     import_paddle()
     import utils
@@ -251,7 +337,9 @@ def run(arguments: argparse.Namespace) -> None:
         answer(arguments, images, config)
         return
     if exported and "DIST.TIMEOUT" not in own:
-        config = with_values(config, DIST__TIMEOUT=EXPORT_SECONDS + EXPORT_SECONDS_PER_IMAGE * arguments.batch_size)
+        config = with_values(
+            config, DIST__TIMEOUT=EXPORT_SECONDS + EXPORT_SECONDS_PER_IMAGE * arguments.batch_size
+        )
     if ranks > 1:
         environment.prepare_spawn()
 

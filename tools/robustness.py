@@ -1,12 +1,15 @@
-"""Measures what a model loses where images are corrupted: the benchmark of ImageNet-C (arXiv:1903.12261).
+"""Measures what a model loses where images are corrupted: the benchmark of ImageNet-C
+(arXiv:1903.12261).
 
     python tools/robustness.py -output=DIR -pretrained=RUN/checkpoints/best [-corruptions=LIST -severities=LIST]
 
-The flags besides are main_multi_gpu.py's, with -o. Each of 15 corruptions at each of five severities is an evaluation,
-in DIR/<corruption>-<severity>; DIR/clean is one without. What is done isn't repeated: the same command goes on.
--published=FOLDER evaluates the images of FOLDER/<corruption>/<severity>/<class>/, as ImageNet-C is published, instead
-of corrupting the validation set's. DIR/robustness.json and the table have the errors and their means; with ImageNet's
-1,000 classes also mCE and relative mCE, over AlexNet's errors. This process imports no Paddle: the evaluations do.
+The flags besides are main_multi_gpu.py's, with -o. Each of 15 corruptions at each of five
+severities is an evaluation, in DIR/<corruption>-<severity>; DIR/clean is one without. What is done
+isn't repeated: the same command goes on. -published=FOLDER evaluates the images of
+FOLDER/<corruption>/<severity>/<class>/, as ImageNet-C is published, instead of corrupting the
+validation set's. DIR/robustness.json and the table have the errors and their means; with ImageNet's
+1,000 classes also mCE and relative mCE, over AlexNet's errors. This process imports no Paddle: the
+evaluations do.
 """
 
 import argparse
@@ -31,7 +34,15 @@ from errors import InputError, install, reading, remedy, reporting  # noqa: E402
 from launch import signals  # noqa: E402
 from launch.files import refuse_links, removing_if_stopped, writing_whole  # noqa: E402
 from settings.options import Parser  # noqa: E402
-from settings.plain import Rule, check_form, is_real, is_whole, parsed_json, value_text, whole_file  # noqa: E402
+from settings.plain import (  # noqa: E402
+    Rule,
+    check_form,
+    is_real,
+    is_whole,
+    parsed_json,
+    value_text,
+    whole_file,
+)
 from settings.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
 from training.results import MOST_CLASSES, read_result  # noqa: E402
 
@@ -41,9 +52,15 @@ _LONGEST = 1 << 20  # bytes of it
 _REPEAT = "; remove it to repeat the evaluation"
 _DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
 _WRITTEN = {"asked": _DICTIONARY}
-_RESULT = {"acc1": Rule("a percentage", lambda value: is_real(value, 0, 100)), "config": _DICTIONARY}
-_MODEL = {"NUM_CLASSES": Rule("a number of classes", lambda value: is_whole(value, 1, MOST_CLASSES))}
-_PUBLISHED = ("DATA.CROP_PCT", "1.0", "DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null")  # all of their images, uncut
+_RESULT = {
+    "acc1": Rule("a percentage", lambda value: is_real(value, 0, 100)),
+    "config": _DICTIONARY,
+}
+_MODEL = {
+    "NUM_CLASSES": Rule("a number of classes", lambda value: is_whole(value, 1, MOST_CLASSES))
+}
+# all of their images, uncut
+_PUBLISHED = ("DATA.CROP_PCT", "1.0", "DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null")
 _FREE = ("OUTPUT", "NGPUS", "DATA.NUM_WORKERS", "DATA.PREFETCH")  # which change no figure
 
 
@@ -54,9 +71,18 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         InputError: a corruption or a severity that there isn't.
     """
     parser = Parser(__doc__, passes_on=True)
-    listed = functools.partial(parser.add_argument, type=lambda text: text.split(","), metavar="LIST")
-    listed("-corruptions", "--corruptions", default=[*BENCHMARK], help="default: the 15 of the benchmark")
-    listed("-severities", "--severities", default=[*map(str, SEVERITIES)], help="default: 1,2,3,4,5")
+    listed = functools.partial(
+        parser.add_argument, type=lambda text: text.split(","), metavar="LIST"
+    )
+    listed(
+        "-corruptions",
+        "--corruptions",
+        default=[*BENCHMARK],
+        help="default: the 15 of the benchmark",
+    )
+    listed(
+        "-severities", "--severities", default=[*map(str, SEVERITIES)], help="default: 1,2,3,4,5"
+    )
     parser.add_argument("-published", "--published", metavar="FOLDER", help="ImageNet-C's images")
     arguments, rest = parser.parse_known_args(words)
     for flag, known in (("corruptions", CORRUPTIONS), ("severities", [*map(str, SEVERITIES)])):
@@ -83,10 +109,19 @@ def evaluation_result(folder: Path, flags: list[str]) -> dict:
         SystemExit: it failed, and said why.
     """
     if not (folder / "result.json").exists():
-        command = [sys.executable, str(ROOT / "main_multi_gpu.py"), *flags, "-eval", f"-output={folder}"]
+        command = [
+            sys.executable,
+            str(ROOT / "main_multi_gpu.py"),
+            *flags,
+            "-eval",
+            f"-output={folder}",
+        ]
         dies = functools.partial(signals.die_with_parent, signal.SIGTERM)
         stopped = removing_if_stopped(None if folder.exists() else folder)
-        with stopped, subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=dies) as process:
+        with (
+            stopped,
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, preexec_fn=dies) as process,
+        ):
             status = process.wait()
         if status:
             raise SystemExit(status if status > 0 else 128 - status)
@@ -98,7 +133,8 @@ def evaluation_result(folder: Path, flags: list[str]) -> dict:
 
 
 def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
-    """Returns the clean evaluation's configuration; checks what the others need, before anything is evaluated.
+    """Returns the clean evaluation's configuration; checks what the others need, before anything is
+    evaluated.
 
     Raises:
         InputError: an evaluation would be refused.
@@ -107,15 +143,23 @@ def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
 
     config = config_from_arguments("tools/robustness.py", [*rest, "-eval"], vars(arguments))
     if not config.OUTPUT or config.DATA.CORRUPTION:
-        raise InputError("give -output=DIR" if not config.OUTPUT else "leave out DATA.CORRUPTION: -corruptions does it")
+        raise InputError(
+            "give -output=DIR"
+            if not config.OUTPUT
+            else "leave out DATA.CORRUPTION: -corruptions does it"
+        )
     if config.TASK != "classification":
-        raise InputError(f"TASK is {config.TASK}, expected classification, whose errors are counted")
+        raise InputError(
+            f"TASK is {config.TASK}, expected classification, whose errors are counted"
+        )
     if not (arguments.published or find_spec("imagecorruptions")):
         raise InputError(f"corruptions need imagecorruptions-imaug; {install('robustness')}")
     for _, _, flags in itertools.islice(cells(arguments), 1, None):
         path = config_from_arguments("tools/robustness.py", [*rest, "-eval", *flags]).DATA.DATA_PATH
         if arguments.published and not Path(path).is_dir():
-            raise InputError(f"-published: there is no folder {path}; expected <corruption>/<severity>/<class>/")
+            raise InputError(
+                f"-published: there is no folder {path}; expected <corruption>/<severity>/<class>/"
+            )
     return config
 
 
@@ -128,7 +172,9 @@ def main() -> None:
     output = Path(config.OUTPUT)
     errors = {}
     classes = 0
-    asked = {key: value for key, value in leaves(config) if key not in _FREE} | {"published": arguments.published}
+    asked = {key: value for key, value in leaves(config) if key not in _FREE} | {
+        "published": arguments.published
+    }
     if (output / _FILE).exists():
         with reading(output / _FILE, "what this command wrote", "; choose another -output"):
             found = parsed_json(whole_file(output / _FILE, _LONGEST))
@@ -141,10 +187,14 @@ def main() -> None:
     new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     try:
-        names = [f"{name}-{severity}" if severity else name for name, severity, _ in cells(arguments)]
+        names = [
+            f"{name}-{severity}" if severity else name for name, severity, _ in cells(arguments)
+        ]
         refuse_links(output, "|".join(map(re.escape, [_FILE, *names])))
     except OSError as error:
-        raise InputError(f"{error.filename}: {error.strerror}; {remedy(error)}, or choose another -output") from None
+        raise InputError(
+            f"{error.filename}: {error.strerror}; {remedy(error)}, or choose another -output"
+        ) from None
 
     def write(found: dict) -> None:
         with writing_whole(output / _FILE) as file:
@@ -153,10 +203,13 @@ def main() -> None:
     write({})
     clean = 0.0
     for name, severity, flags in cells(arguments):
-        begun = removing_if_stopped(output if new and name == CLEAN else None)  # until there is a result
+        # until there is a result
+        begun = removing_if_stopped(output if new and name == CLEAN else None)
         try:
             with begun:
-                result = evaluation_result(output / (f"{name}-{severity}" if severity else name), [*rest, *flags])
+                result = evaluation_result(
+                    output / (f"{name}-{severity}" if severity else name), [*rest, *flags]
+                )
         except SystemExit:
             if not any(output.glob("*/result.json")):  # nothing is done: nothing is left
                 (output / _FILE).unlink()
@@ -165,7 +218,11 @@ def main() -> None:
             raise
         error = 100 - result["acc1"]
         classes = result["config"]["MODEL"]["NUM_CLASSES"]
-        print(f"{name} {severity or ''}".rstrip() + f": error {error:.2f}, samples {result['num_samples']}", flush=True)
+        print(
+            f"{name} {severity or ''}".rstrip()
+            + f": error {error:.2f}, samples {result['num_samples']}",
+            flush=True,
+        )
         if severity:
             errors.setdefault(name, {})[severity] = error
         else:

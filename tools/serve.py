@@ -2,9 +2,10 @@
 
     python tools/serve.py CHECKPOINT|EXPORT [-port 8000] [-workers 1] [-batch_size 32] [-o KEY VALUE ...]
 
-A browser finds a page at /, which takes an image. Programs find /predict (POST: uploads, or base64 in JSON), /attention
-(a picture of where the model looks), /docs, /openapi.json, /health, /ready and /metrics. The server is reached from
-this machine alone, unless -host says otherwise. -token_file, or PADDLE_VIT_TOKEN, makes it ask for a token.
+A browser finds a page at /, which takes an image. Programs find /predict (POST: uploads, or base64
+in JSON), /attention (a picture of where the model looks), /docs, /openapi.json, /health, /ready and
+/metrics. The server is reached from this machine alone, unless -host says otherwise. -token_file,
+or PADDLE_VIT_TOKEN, makes it ask for a token.
 """
 
 import importlib.util
@@ -25,12 +26,18 @@ _LEAST = 16  # characters of a token
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("path", help="a checkpoint's or run's folder, a weight file, or an export's folder")
+    parser.add_argument(
+        "path", help="a checkpoint's or run's folder, a weight file, or an export's folder"
+    )
 
     def flag(name: str, default: object, kind: type, text: str) -> None:
-        parser.add_argument(f"-{name}", f"--{name}", default=default, type=kind, help=f"{text} (%(default)s)")
+        parser.add_argument(
+            f"-{name}", f"--{name}", default=default, type=kind, help=f"{text} (%(default)s)"
+        )
 
-    parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="of weights that don't tell: YAML file or name")
+    parser.add_argument(
+        "-cfg", "--cfg", metavar="MODEL", help="of weights that don't tell: YAML file or name"
+    )
     names = "names of the model's outputs, one a line, or imagenet1k"
     parser.add_argument("-classes", "--classes", metavar="FILE", help=names)
     flag("host", "127.0.0.1", str, "address to listen at; 0.0.0.0: all")
@@ -43,10 +50,16 @@ def main() -> None:
     flag("max_request_mb", 32.0, float, "MiB of one request")
     flag("timeout", 30.0, float, "seconds until an answer; beyond them: 504")
     formats = "images that are taken besides GIF, JPEG, PNG and WebP: bmp, npy, ppm, tiff"
-    parser.add_argument("-formats", "--formats", nargs="+", default=[], metavar="NAME", help=formats)
-    parser.add_argument("-token_file", "--token_file", metavar="FILE", help="holds the token that requests bear")
+    parser.add_argument(
+        "-formats", "--formats", nargs="+", default=[], metavar="NAME", help=formats
+    )
+    parser.add_argument(
+        "-token_file", "--token_file", metavar="FILE", help="holds the token that requests bear"
+    )
     parser.add_argument("-quiet", "--quiet", action="store_true", help="no line per request")
-    parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    parser.add_argument(
+        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
+    )
     arguments = vars(parser.parse_args())
     arguments["formats"] = ",".join(arguments["formats"]).split(",") if arguments["formats"] else []
     if lacking := [name for name in _EXTRA if not importlib.util.find_spec(name)]:

@@ -1,4 +1,5 @@
-"""Trains once for each point of a YAML file of keys and values, side by side on the devices there are.
+"""Trains once for each point of a YAML file of keys and values, side by side on the devices there
+are.
 
     python tools/sweep.py FILE [-n]
 
@@ -8,13 +9,14 @@ FILE, for example, with four runs:
     keys:
       TRAIN.BASE_LR: [3e-4, 1e-3, 3e-3, 1e-2]
 
-docs/own_data.md lists its other keys: random draws, Optuna, seeds, runs side by side. The configuration of every point
-is read before the first run starts. The same command again goes on: a run that is done isn't repeated, one that was
-killed or failed goes on from its checkpoint. The sweep's folder gets a folder and a file of what was printed for each
-run, sweep.csv and sweep.png. -n (--dry-run) prints the commands that would run.
+docs/own_data.md lists its other keys: random draws, Optuna, seeds, runs side by side. The
+configuration of every point is read before the first run starts. The same command again goes on: a
+run that is done isn't repeated, one that was killed or failed goes on from its checkpoint. The
+sweep's folder gets a folder and a file of what was printed for each run, sweep.csv and sweep.png.
+-n (--dry-run) prints the commands that would run.
 
-Exit status: 0 if all runs are done; 1 if one failed; 2 for a wrong file. 130 and 143 after SIGINT and SIGTERM, which
-the runs get, too: they save.
+Exit status: 0 if all runs are done; 1 if one failed; 2 for a wrong file. 130 and 143 after SIGINT
+and SIGTERM, which the runs get, too: they save.
 """
 
 import functools
@@ -71,7 +73,8 @@ class Progress:
 class Session:
     """This call of the tool: what of a sweep it finds done, and does.
 
-    Each result is read once, and each run looked at when it ends: a sweep's last points cost what its first ones do.
+    Each result is read once, and each run looked at when it ends: a sweep's last points cost what
+    its first ones do.
 
     Args:
         plan: all points of the sweep; none, of Optuna's.
@@ -80,7 +83,12 @@ class Session:
     """
 
     def __init__(
-        self, sweep: Sweep, plan: list[Point], points: list[Point], metric: str, places: list[dict[str, str]]
+        self,
+        sweep: Sweep,
+        plan: list[Point],
+        points: list[Point],
+        metric: str,
+        places: list[dict[str, str]],
     ) -> None:
         self.sweep = sweep
         self.plan = plan
@@ -107,12 +115,18 @@ class Session:
         todo = [row for row in self.rows[self.asked :] if not row.outcome]
         self.asked = len(self.rows)
         return [
-            Command(row.name, self.sweep.command(row.name, row.point, row.seed), self.sweep.output / f"{row.name}.txt")
+            Command(
+                row.name,
+                self.sweep.command(row.name, row.point, row.seed),
+                self.sweep.output / f"{row.name}.txt",
+            )
             for row in todo
         ]
 
     def next_points(self) -> list[Point]:
-        """Returns the points that come next: all that are left, or as many of Optuna's as run at a time."""
+        """Returns the points that come next: all that are left, or as many of Optuna's as run at a
+        time.
+        """
         if self.sweep.method != "optuna":
             return self.plan[len(self.points) :]
         sign = -1 if self.metric.endswith("loss") else 1
@@ -159,7 +173,9 @@ class Session:
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("file", metavar="FILE", type=Path)
-    parser.add_argument("-n", "-dry-run", "--dry-run", dest="dry", action="store_true", help="print the commands")
+    parser.add_argument(
+        "-n", "-dry-run", "--dry-run", dest="dry", action="store_true", help="print the commands"
+    )
     arguments = parser.parse_args()
     sweep = read_sweep(arguments.file)
     plan = [] if sweep.method == "optuna" else plan_points(sweep)
@@ -167,17 +183,26 @@ def main() -> int:
     metric = check(sweep, tried, Progress(len(tried), "configurations are checked"))
     places = side_by_side.places(sweep.processes, sweep.side_by_side)
     if not places:
-        raise InputError(f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible")
+        raise InputError(
+            f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible"
+        )
     lock = None if arguments.dry else results.lock(sweep.output)
     session = Session(sweep, plan, results.read_points(sweep, plan), metric, places)
     if lock is None:
         session.add(session.next_points())
         for command in session.commands():
-            print(shlex.join([*(f"{name}={value}" for name, value in places[0].items()), *command.words]))
+            print(
+                shlex.join(
+                    [*(f"{name}={value}" for name, value in places[0].items()), *command.words]
+                )
+            )
         return 0
     done = sum(row.outcome is not None for row in session.rows)
     shared = ", ".join(f"{name}={value}" for name, value in places[0].items())
-    print(f"{sweep.output}: {done} runs are done; {len(places)} side by side ({shared} ...)", flush=True)
+    print(
+        f"{sweep.output}: {done} runs are done; {len(places)} side by side ({shared} ...)",
+        flush=True,
+    )
     try:
         stop = session.run(lock)
         rows = session.rows
@@ -189,7 +214,11 @@ def main() -> int:
     if best := results.best(rows, sweep, metric):
         print(f"best {metric}: {best[0].name}; {sweep.output}/sweep.csv, sweep.png")
     if stop:
-        print(f"stopped by {signal.Signals(stop).name}; the same command goes on", file=sys.stderr, flush=True)
+        print(
+            f"stopped by {signal.Signals(stop).name}; the same command goes on",
+            file=sys.stderr,
+            flush=True,
+        )
         return 128 + stop
     return int(any(row.outcome is None for row in rows))
 

@@ -1,9 +1,11 @@
-"""timm's side of tools/check_parity.py, in a process of its own: it needs torch and timm, and no Paddle.
+"""timm's side of tools/check_parity.py, in a process of its own: it needs torch and timm, and no
+Paddle.
 
-Each line of the input is a JSON object: ``model`` (timm's name, or "lenet"), ``options`` (of its constructor),
-``images`` (C, H, W) and ``folder``. There it leaves weights.safetensors, random, and outputs.npz: images, logits,
-features (what the classifier reads), and intermediates by their number. The line that it answers holds ``parameters``,
-``info`` (channels and reduction of each intermediate) and the versions.
+Each line of the input is a JSON object: ``model`` (timm's name, or "lenet"), ``options`` (of its
+constructor), ``images`` (C, H, W) and ``folder``. There it leaves weights.safetensors, random, and
+outputs.npz: images, logits, features (what the classifier reads), and intermediates by their
+number. The line that it answers holds ``parameters``, ``info`` (channels and reduction of each
+intermediate) and the versions.
 """
 
 import importlib
@@ -14,7 +16,9 @@ import types
 from pathlib import Path
 from typing import Any
 
-if lacks := [name for name in ("numpy", "torch", "timm", "safetensors") if not importlib.util.find_spec(name)]:
+if lacks := [
+    name for name in ("numpy", "torch", "timm", "safetensors") if not importlib.util.find_spec(name)
+]:
     sys.exit(f"{sys.executable} lacks {', '.join(lacks)}")
 
 import numpy as np
@@ -23,7 +27,8 @@ from safetensors.torch import save_file
 
 try:
     import timm  # pyright: ignore[reportMissingImports]: likewise
-except (RuntimeError, ImportError):  # torchvision's compiled operators don't load beside a torch without CUDA
+except (RuntimeError, ImportError):
+    # torchvision's compiled operators don't load beside a torch without CUDA
     for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
         del sys.modules[name]
     for name in ("torchvision._meta_registrations", "torchvision._autograd_registrations"):
@@ -37,17 +42,24 @@ def build(name: str, options: dict[str, Any]) -> torch.nn.Module:
         return timm.create_model(name, **options)
     nn = torch.nn
     model = nn.Module()
-    convolutions = [nn.Conv2d(options["in_chans"], 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5)]
+    convolutions = [
+        nn.Conv2d(options["in_chans"], 6, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5),
+    ]
     model.features = nn.Sequential(*convolutions, nn.ReLU(), nn.MaxPool2d(2))
-    model.fc = nn.Sequential(nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, options["num_classes"]))
+    model.fc = nn.Sequential(
+        nn.Linear(400, 120), nn.Linear(120, 84), nn.Linear(84, options["num_classes"])
+    )
     model.forward = lambda x: model.fc(model.features(x).flatten(1))
     return model
 
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module, images: torch.Tensor) -> None:
-    """Gives random values to what starts at zero, one or nearly so, and the images' statistics to batch norm. Every
-    path has to matter, and the images have to matter to the end.
+    """Gives random values to what starts at zero, one or nearly so, and the images' statistics to
+    batch norm. Every path has to matter, and the images have to matter to the end.
     """
     for name, tensor in model.state_dict().items():
         if "running_" in name:
@@ -59,18 +71,26 @@ def randomise(model: torch.nn.Module, images: torch.Tensor) -> None:
                 tensor.normal_(0, 0.05)
             else:  # layer scale
                 tensor.uniform_(0.1, 1)
-        elif tensor.is_floating_point() and tensor.std() < 5e-3:  # tokens, tables, gates, classifiers
+        elif tensor.is_floating_point() and tensor.std() < 5e-3:
+            # tokens, tables, gates, classifiers
             tensor.normal_(0, 0.05)
-    norms = [layer for layer in model.modules() if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)]
+    norms = [
+        layer
+        for layer in model.modules()
+        if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)
+    ]
     for norm in norms:
-        norm.momentum = 0.98  # with 1, ConvMixer's 32 blocks magnify rounding to 5e-4: timm's own against float64
+        # with 1, ConvMixer's 32 blocks magnify rounding to 5e-4: timm's own against float64
+        norm.momentum = 0.98
     if norms:
         model.train()(images)
         model.eval()
 
 
 def outputs(model: torch.nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns the features that the classifier reads, and the intermediates with the last norm; of LeNet nothing."""
+    """Returns the features that the classifier reads, and the intermediates with the last norm; of
+    LeNet nothing.
+    """
     if not hasattr(model, "forward_intermediates"):
         return {}
     try:
@@ -89,7 +109,9 @@ def main() -> None:
         model = build(request["model"], request["options"]).eval()
         channels, height, width = request["images"]
         # Noise alone looks the same to what averages places.
-        coarse = torch.nn.functional.interpolate(torch.randn(2, channels, 4, 4), (height, width), mode="bilinear")
+        coarse = torch.nn.functional.interpolate(
+            torch.randn(2, channels, 4, 4), (height, width), mode="bilinear"
+        )
         images = coarse + 0.3 * torch.randn(2, channels, height, width)
         randomise(model, images)
         with torch.no_grad():
@@ -97,12 +119,20 @@ def main() -> None:
             kept = outputs(model, images)
         # Layers of CoaT share tensors, which save_file refuses: each name gets a copy.
         save_file(
-            {name: t.clone().contiguous() for name, t in model.state_dict().items()}, folder / "weights.safetensors"
+            {name: t.clone().contiguous() for name, t in model.state_dict().items()},
+            folder / "weights.safetensors",
         )
         arrays = {"images": images, "logits": logits, **kept}
-        np.savez(folder / "outputs.npz", **{name: tensor.numpy() for name, tensor in arrays.items()})
-        answer = {"parameters": sum(p.numel() for p in model.parameters()), "timm": timm.__version__}
-        answer["info"] = [(one["num_chs"], one["reduction"]) for one in getattr(model, "feature_info", ())]
+        np.savez(
+            folder / "outputs.npz", **{name: tensor.numpy() for name, tensor in arrays.items()}
+        )
+        answer = {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "timm": timm.__version__,
+        }
+        answer["info"] = [
+            (one["num_chs"], one["reduction"]) for one in getattr(model, "feature_info", ())
+        ]
         print(json.dumps(answer | {"torch": torch.__version__}), flush=True)
 
 

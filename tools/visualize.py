@@ -10,13 +10,15 @@ embeddings   images of a folder in the plane, by t-SNE, with classes
 positions    what was learnt of places; needs no image
 predictions  a grid of images with their classes, or of -mistakes
 
-attention: ViT, DeiT, BEiT, EVA-02, DINOv3, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, HaloNet, PVTv2, VOLO, Hiera,
-CAFormer, MobileViT. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3. positions: ViT, DeiT, BEiT, EVA-02, CaiT, PiT, XCiT,
-CrossViT, Swin, Swin V2, VOLO, Hiera. The other pictures can be drawn for every architecture.
+attention: ViT, DeiT, BEiT, EVA-02, DINOv3, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, HaloNet,
+PVTv2, VOLO, Hiera, CAFormer, MobileViT. rollout: ViT, DeiT, BEiT, EVA-02, DINOv3. positions: ViT,
+DeiT, BEiT, EVA-02, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, VOLO, Hiera. The other pictures can be
+drawn for every architecture.
 
-IMAGES are files, folders, patterns and lists, as of tools/predict.py. An image's true class is the outermost folder
-around it that is one of the model's classes. So train/ and val/ don't count.
--output is one picture, FILE.png, or a new folder that gets one for each image. The model runs in float32.
+IMAGES are files, folders, patterns and lists, as of tools/predict.py. An image's true class is the
+outermost folder around it that is one of the model's classes. So train/ and val/ don't count.
+-output is one picture, FILE.png, or a new folder that gets one for each image. The model runs in
+float32.
 """
 
 import argparse
@@ -53,7 +55,8 @@ ON_A_SHEET = 16  # images, at most
 
 
 def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Returns the image files that words stand for, and for each file the folders between the word and the file.
+    """Returns the image files that words stand for, and for each file the folders between the word
+    and the file.
 
     Raises:
         InputError: a word stands for nothing.
@@ -71,7 +74,8 @@ def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 
 def true_class(folders: Sequence[str], classes: Collection[str]) -> str | None:
-    """Returns the class of an image: the first of its folders that is one of ``classes``, or else the first folder.
+    """Returns the class of an image: the first of its folders that is one of ``classes``, or else
+    the first folder.
 
     Args:
         folders: the image's folders, outermost first; if there are none, the class is None.
@@ -90,16 +94,22 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, outp
     whole = output.suffix == ".png"
     if len(files) > ON_A_SHEET and (whole or kind == "features"):
         advice = "give fewer" if kind == "features" else "give -output a folder: a picture for each"
-        raise InputError(f"found {len(files)} images, a picture shows {ON_A_SHEET} at most; {advice}")
+        raise InputError(
+            f"found {len(files)} images, a picture shows {ON_A_SHEET} at most; {advice}"
+        )
     panels: dict[str, Callable] = {
         "attention": maps.attention_panels,
         "rollout": maps.rollout_panels,
         "cam": maps.cam_panels,
     }
     if kind == "features":
-        drawn = iter(maps.feature_panels(predictor, [sight(predictor, file) for file in files], asked))
+        drawn = iter(
+            maps.feature_panels(predictor, [sight(predictor, file) for file in files], asked)
+        )
     else:
-        drawn = (panels[kind](predictor, sight(predictor, file, asked.original), asked) for file in files)
+        drawn = (
+            panels[kind](predictor, sight(predictor, file, asked.original), asked) for file in files
+        )
     if whole:
         rows = list(drawn)
         _write(output, sheet(rows, *maps.title_of(kind, predictor, asked)))
@@ -136,7 +146,9 @@ def _names(files: Sequence[str]) -> list[str]:
     return names
 
 
-def together(arguments: argparse.Namespace, predictor: Any, files: Sequence[str], truth: Sequence[str | None]) -> str:
+def together(
+    arguments: argparse.Namespace, predictor: Any, files: Sequence[str], truth: Sequence[str | None]
+) -> str:
     """Draws one picture of all images, or of the model alone; returns where it is."""
     from inference.look.embeddings import embeddings, predictions
     from inference.look.positions import positions
@@ -177,7 +189,9 @@ def _reporting_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunError(f"{path} isn't written ({error.strerror}); {remedy(error)}, or choose another -output") from None
+        raise RunError(
+            f"{path} isn't written ({error.strerror}); {remedy(error)}, or choose another -output"
+        ) from None
 
 
 def _count(number: int, what: str) -> str:
@@ -189,18 +203,41 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("kind", choices=[*ONE_BY_ONE, *TOGETHER], metavar="WHAT", help="see above")
     parser.add_argument("checkpoint", help="a checkpoint's folder or file, or a run's folder")
     parser.add_argument("images", nargs="*", help="files and folders")
-    parser.add_argument("-output", "--output", required=True, type=Path, metavar="FILE.png|DIR", help="what is new")
-    parser.add_argument("-cfg", "--cfg", metavar="MODEL", help="the YAML file or name, if the weights don't tell")
-    parser.add_argument("-block", "--block", type=int, metavar="N", help="a block, from 0; -1: the last")
-    parser.add_argument("-class", "--class", dest="output_class", metavar="NAME|N", help="default: the predicted one")
+    parser.add_argument(
+        "-output", "--output", required=True, type=Path, metavar="FILE.png|DIR", help="what is new"
+    )
+    parser.add_argument(
+        "-cfg", "--cfg", metavar="MODEL", help="the YAML file or name, if the weights don't tell"
+    )
+    parser.add_argument(
+        "-block", "--block", type=int, metavar="N", help="a block, from 0; -1: the last"
+    )
+    parser.add_argument(
+        "-class",
+        "--class",
+        dest="output_class",
+        metavar="NAME|N",
+        help="default: the predicted one",
+    )
     methods = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in METHODS.items())
     parser.add_argument("-method", "--method", help=methods)
-    parser.add_argument("-original", "--original", action="store_true", help="draw on the image as it is in the file")
-    parser.add_argument("-mistakes", "--mistakes", action="store_true", help="wrong ones alone, most certain first")
+    parser.add_argument(
+        "-original",
+        "--original",
+        action="store_true",
+        help="draw on the image as it is in the file",
+    )
+    parser.add_argument(
+        "-mistakes", "--mistakes", action="store_true", help="wrong ones alone, most certain first"
+    )
     parser.add_argument("-most", "--most", type=int, metavar="N", help="images of a grid (28)")
     parser.add_argument("-seed", "--seed", type=int, help="of the places in the plane (0)")
-    parser.add_argument("-workers", "--workers", type=int, default=0, help="processes that load images (0)")
-    parser.add_argument("-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys")
+    parser.add_argument(
+        "-workers", "--workers", type=int, default=0, help="processes that load images (0)"
+    )
+    parser.add_argument(
+        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys"
+    )
     return parser
 
 
@@ -217,11 +254,17 @@ def check(arguments: argparse.Namespace) -> None:
             name = "class" if flag == "output_class" else flag
             raise InputError(f"-{name} does nothing for {kind}; it is for {', '.join(kinds)}")
     if arguments.method is not None and arguments.method not in methods:
-        expected = f"expected {', '.join(methods)}" if methods else f"{kind} has no methods; leave it out"
+        expected = (
+            f"expected {', '.join(methods)}" if methods else f"{kind} has no methods; leave it out"
+        )
         raise InputError(f"-method is {arguments.method!r}, {expected}")
     arguments.method = arguments.method or (methods[0] if methods else "")
     if bool(arguments.images) == (kind == "positions"):
-        raise InputError("positions takes no images; leave them out" if arguments.images else f"{kind} needs images")
+        raise InputError(
+            "positions takes no images; leave them out"
+            if arguments.images
+            else f"{kind} needs images"
+        )
     for flag, least in (("most", 1), ("seed", 0), ("workers", 0)):
         value = getattr(arguments, flag)
         if value is not None and not least <= value < 1 << 32:
@@ -233,7 +276,9 @@ def check(arguments: argparse.Namespace) -> None:
         raise InputError(f"-output is {output}, which is there already; choose a new name")
     above = next(folder for folder in output.absolute().parents if os.path.lexists(folder))
     if not above.is_dir() or not os.access(above, os.W_OK):
-        raise InputError(f"-output is {output}, but {above} is no folder that can be written to; choose another")
+        raise InputError(
+            f"-output is {output}, but {above} is no folder that can be written to; choose another"
+        )
 
 
 def main() -> None:
@@ -247,7 +292,10 @@ def main() -> None:
     from inference.folder import refuse_export
     from inference.look.maps import Asked
 
-    refuse_export(arguments.checkpoint, ", which has no layers to look into; give the checkpoint that it was made from")
+    refuse_export(
+        arguments.checkpoint,
+        ", which has no layers to look into; give the checkpoint that it was made from",
+    )
     predictor = Predictor(arguments.checkpoint, arguments.cfg, arguments.o)
     if arguments.kind in TOGETHER:
         classes = set(predictor.classes)

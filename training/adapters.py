@@ -1,6 +1,8 @@
-"""Training a few parameters beside a frozen model: what TRAIN.ADAPTER.NAME chooses. The classifier always trains.
+"""Training a few parameters beside a frozen model: what TRAIN.ADAPTER.NAME chooses. The classifier
+always trains.
 
-An adapter is a function (model) -> the structured names of the parameters that train besides the classifier's.
+An adapter is a function (model) -> the structured names of the parameters that train besides the
+classifier's.
 """
 
 from collections.abc import Sequence
@@ -54,7 +56,9 @@ def lora(
     for name in (name for name in layers if name in chosen):
         least = min(layers[name].weight.shape)
         if rank > least:
-            raise InputError(f"TRAIN.ADAPTER.RANK is {rank}, {name} takes 1 to {least}, its smaller side")
+            raise InputError(
+                f"TRAIN.ADAPTER.RANK is {rank}, {name} takes 1 to {least}, its smaller side"
+            )
         adapt(layers[name], rank, alpha, dropout)
     if dropout:
         call_by_layer(model)
@@ -70,7 +74,9 @@ def prompt(model: ImageModel) -> set[str]:
     """
     names = {name for name, _ in model.named_parameters() if name == "prompt_tokens"}
     if not names:
-        raise InputError("TRAIN.ADAPTER.NAME is prompt, but the model has no prompt tokens; set MODEL.PROMPT_TOKENS 10")
+        raise InputError(
+            "TRAIN.ADAPTER.NAME is prompt, but the model has no prompt tokens; set MODEL.PROMPT_TOKENS 10"
+        )
     return names
 
 
@@ -83,5 +89,7 @@ def bitfit(model: ImageModel) -> set[str]:
     """
     names = {name for name, p in model.named_parameters() if p.ndim == 1 and name.endswith("bias")}
     if not any(not within(name, model.classifier_names()) for name in names):
-        raise InputError(f"TRAIN.ADAPTER.NAME is bitfit, but {type(model).__name__} has no biases but the classifier's")
+        raise InputError(
+            f"TRAIN.ADAPTER.NAME is bitfit, but {type(model).__name__} has no biases but the classifier's"
+        )
     return names

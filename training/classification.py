@@ -1,4 +1,6 @@
-"""The task of classifiers: pixels and labels, a cross-entropy, hits in the first one and the first five."""
+"""The task of classifiers: pixels and labels, a cross-entropy, hits in the first one and the first
+five.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -39,13 +41,19 @@ class Classification(Task):
         "best": "acc1: {acc1:.2f}",
         "result": "acc1: {acc1:.2f}, acc5: {acc5:.2f}, mean_class_acc: {mean_class_acc:.2f}, loss: {loss:.4f}",
     }
-    curves: ClassVar[dict[str, str]] = {"loss": "loss", "acc1": "top-1 accuracy (%)", "lr": "learning rate"}
+    curves: ClassVar[dict[str, str]] = {
+        "loss": "loss",
+        "acc1": "top-1 accuracy (%)",
+        "lr": "learning rate",
+    }
 
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         super().__init__(config, classes)
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
         if config.MODEL.NUM_CLASSES < 5:
-            self.note = f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes"
+            self.note = (
+                f"acc5 counts the first {config.MODEL.NUM_CLASSES}: there are no five classes"
+            )
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
         """Builds the batches' transform and the loss, with its teacher.
@@ -54,7 +62,9 @@ class Classification(Task):
             InputError: the teacher or the keys of the loss don't fit.
         """
         teacher = build_teacher(self.config, run, model)
-        model.distilled_training = teacher is not None and self.config.TRAIN.DISTILLATION_TYPE != FEATURE
+        model.distilled_training = (
+            teacher is not None and self.config.TRAIN.DISTILLATION_TYPE != FEATURE
+        )
         self.transform = BatchTransform(self.config)
         self.criterion = build_criterion(self.config, train.labels, teacher)
         if reads_tokens(self.criterion.base):
@@ -75,10 +85,11 @@ class Classification(Task):
         return {"loss": losses, **hits(logits.detach(), targets)}
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
-        """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and ``num_samples``.
+        """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and
+        ``num_samples``.
 
-        ``class_acc`` is by name, with None for a class without a sample; ``mean_class_acc`` the mean over the others.
-        An image of several labels counts for each of them.
+        ``class_acc`` is by name, with None for a class without a sample; ``mean_class_acc`` the
+        mean over the others. An image of several labels counts for each of them.
         """
         criterion = CrossEntropy()
         outputs = self.config.MODEL.NUM_CLASSES
@@ -89,7 +100,11 @@ class Classification(Task):
             logits = forward(self.normalize(batch["pixels"]))
             labels = batch["labels"]
             several = labels.ndim == 2  # any of them is right (DATA.LABELS, DATA.CLASSES)
-            found = any_of(logits, labels) if several else {"loss": criterion(logits, labels), **hits(logits, labels)}
+            found = (
+                any_of(logits, labels)
+                if several
+                else {"loss": criterion(logits, labels), **hits(logits, labels)}
+            )
             total += sum_of_each(found | {"count": paddle.ones_like(found["acc1"])})
             if self.config.REPORT:
                 self.predictions.add(**_outcomes(logits, labels))
@@ -101,11 +116,16 @@ class Classification(Task):
                 by_class = paddle.index_add(by_class, labels, 0, counted)
         reduced = all_reduce_sum(paddle.concat([total, by_class.flatten()])).numpy()
         (count, right, counts) = (reduced[3], *reduced[4:].reshape(-1, 2).T)
-        metrics: dict[str, float] = dict(zip(("loss", "acc1", "acc5"), (reduced[:3] / count).tolist(), strict=True))
+        metrics: dict[str, float] = dict(
+            zip(("loss", "acc1", "acc5"), (reduced[:3] / count).tolist(), strict=True)
+        )
         shares = [100 * float(h / n) if n else None for h, n in zip(right, counts, strict=True)]
         metrics["mean_class_acc"] = float(np.mean([share for share in shares if share is not None]))
         names = self.classes or map(str, range(outputs))
-        return metrics | {"num_samples": int(count), "class_acc": dict(zip(names, shares, strict=False))}
+        return metrics | {
+            "num_samples": int(count),
+            "class_acc": dict(zip(names, shares, strict=False)),
+        }
 
     def score(self, metrics: Metrics) -> float:
         key = self.best if self.config.BEST_METRIC == "auto" else self.config.BEST_METRIC
@@ -113,8 +133,9 @@ class Classification(Task):
 
 
 def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
-    """Returns, by name, which samples are right in the first guess and in the first five (or all, of fewer classes).
-    Each is [B] float32, 100 or 0. Of equal logits the lowest class comes first, and NaN comes before all numbers.
+    """Returns, by name, which samples are right in the first guess and in the first five (or all,
+    of fewer classes). Each is [B] float32, 100 or 0. Of equal logits the lowest class comes first,
+    and NaN comes before all numbers.
 
     Args:
         targets: labels [B], or distributions [B, K], whose largest share counts as the label.
@@ -122,7 +143,8 @@ def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
     labels = (targets if targets.ndim == 1 else targets.argmax(1)).unsqueeze(1)
     logits = logits.astype("float32")
     classes = logits.shape[1]
-    # The classes before the label are counted, because topk takes any of equal logits. NaN counts as before it.
+    # The classes before the label are counted, because topk takes any of equal logits. NaN counts
+    # as before it.
     own = paddle.take_along_axis(logits, labels, 1)
     not_before = (logits < own) | ((logits == own) & (paddle.arange(classes) >= labels))
     place = classes - not_before.astype("int64").sum(1)
@@ -134,17 +156,21 @@ def _percent(right: paddle.Tensor) -> paddle.Tensor:
 
 
 def best_class(logits: paddle.Tensor) -> paddle.Tensor:
-    """Returns the class of the highest logit, the lowest class of equal ones: logits [B, K] -> [B] int64."""
+    """Returns the class of the highest logit, the lowest class of equal ones: logits [B, K] -> [B]
+    int64.
+    """
     # On a GPU argmax is -1 where all are NaN.
     return logits.astype("float32").argmax(1).clip(min=0)
 
 
 def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
-    """Returns what an evaluation counts if any of several labels is right, each [B] float32. ``acc1`` and ``acc5`` are
-    as in ``hits``; ``loss`` is minus the logarithm of the labels' probability together. Of one label all are as usual.
+    """Returns what an evaluation counts if any of several labels is right, each [B] float32.
+    ``acc1`` and ``acc5`` are as in ``hits``; ``loss`` is minus the logarithm of the labels'
+    probability together. Of one label all are as usual.
 
     Args:
-        labels: [B, K] of 0 and 1; at least one is 1 for each image (Beyer et al. 2020, arXiv:2006.07159).
+        labels: [B, K] of 0 and 1; at least one is 1 for each image (Beyer et al. 2020,
+            arXiv:2006.07159).
     """
     logits = logits.astype("float32")
     of_labels = logits + (labels.astype("float32") - 1) * LOW
@@ -153,7 +179,9 @@ def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
 
 
 def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
-    """Returns what is kept of samples: of several labels the predicted one, if that is right, or else the first."""
+    """Returns what is kept of samples: of several labels the predicted one, if that is right, or
+    else the first.
+    """
     predicted = best_class(logits)
     logits = logits.astype("float32")
     probability = (logits.max(1) - paddle.logsumexp(logits, 1)).exp()
@@ -165,7 +193,8 @@ def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
 
 
 def add_projection(config: Configuration, model: ImageModel) -> None:
-    """Adds the projection that TRAIN.DISTILLATION_TYPE feature needs (``make_student``), before the teacher is built.
+    """Adds the projection that TRAIN.DISTILLATION_TYPE feature needs (``make_student``), before the
+    teacher is built.
 
     Raises:
         InputError: as ``build_teacher``.
@@ -215,5 +244,7 @@ def _teachers(config: Configuration) -> Configuration:
         ("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS, theirs.DATA.IMAGE_CHANNELS),
     ):
         if own != other and (key, train.DISTILLATION_TYPE) != ("MODEL.NUM_CLASSES", FEATURE):
-            raise InputError(f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them equal")
+            raise InputError(
+                f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them equal"
+            )
     return theirs

@@ -1,4 +1,5 @@
-"""What a command line asks for: its flags, the configuration that it names or means, what to write for unknown flags.
+"""What a command line asks for: its flags, the configuration that it names or means, what to write
+for unknown flags.
 
 Without -cfg it is that of the run the command is about, or a script's own.
 """
@@ -36,17 +37,30 @@ from settings.registry import datasets
 
 FILE = "config.yaml"  # in a run's folder
 AUTO = "auto"
-CHECKPOINT = "the checkpoint, which has the weights"  # takes the place of MODEL.PRETRAINED, whose file may be gone
+# takes the place of MODEL.PRETRAINED, whose file may be gone
+CHECKPOINT = "the checkpoint, which has the weights"
 FLAGS: dict[str, tuple[str, type, str]] = {
     "dataset": ("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
     "data_path": ("DATA.DATA_PATH", str, "the dataset's folder"),
     "output": ("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
-    "batch_size": ("DATA.BATCH_SIZE", int, "training samples per device; with -eval alone, evaluation's"),
+    "batch_size": (
+        "DATA.BATCH_SIZE",
+        int,
+        "training samples per device; with -eval alone, evaluation's",
+    ),
     "batch_size_eval": ("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
     "image_size": ("DATA.IMAGE_SIZE", str, "pixels: a side, or height x width as 224x160"),
     "accum_iter": ("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
-    "pretrained": ("MODEL.PRETRAINED", str, "weights to start from or to evaluate: a file, a run's best, hf-hub:..."),
-    "resume": ("MODEL.RESUME", str, "a checkpoint, or a run's newest, to go on from; auto: the newest in -output"),
+    "pretrained": (
+        "MODEL.PRETRAINED",
+        str,
+        "weights to start from or to evaluate: a file, a run's best, hf-hub:...",
+    ),
+    "resume": (
+        "MODEL.RESUME",
+        str,
+        "a checkpoint, or a run's newest, to go on from; auto: the newest in -output",
+    ),
     "last_epoch": ("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
     "ngpus": ("NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"),
     "eval": ("EVAL", bool, "evaluate only"),
@@ -64,13 +78,19 @@ def config_from_arguments(
 
     Args:
         argv: its words; None: the process's.
-        own: names of flags that the program takes itself. The error for an unknown flag may suggest one of them.
-        read: as ``asked_config``'s: the files of one configuration are read once for many command lines.
+        own: names of flags that the program takes itself. The error for an unknown flag may suggest
+            one of them.
+        read: as ``asked_config``'s: the files of one configuration are read once for many command
+            lines.
     """
     read = {} if read is None else read
     arguments = parse_command_line(program, argv, own)
     given = {flag: getattr(arguments, flag) for flag in FLAGS}
-    flags = [Option(FLAGS[flag][0], value, f"{FLAG}{flag}") for flag, value in given.items() if value is not None]
+    flags = [
+        Option(FLAGS[flag][0], value, f"{FLAG}{flag}")
+        for flag, value in given.items()
+        if value is not None
+    ]
     named = [Option(key, value, NAMED) for key, value in pairs(arguments.o, default_values())]
     asked = {option.key: option.value for option in (*flags, *named)}
     default = arguments.default_cfg if arguments.cfg is None else None
@@ -85,18 +105,35 @@ def config_from_arguments(
         flags.append(Option("MODEL.PRETRAINED", None, CHECKPOINT))
     config = asked_config(choice.file, [*flags, *named], read)
     before = len(flags)
-    other_base = asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"} and len(config.origins["MODEL.PRETRAINED"]) > 1
+    other_base = (
+        asked.keys() & _WEIGHTS == {"MODEL.PRETRAINED"}
+        and len(config.origins["MODEL.PRETRAINED"]) > 1
+    )
     if config.MODEL.PRETRAINED_ADAPTER and other_base:
-        flags.append(Option("MODEL.PRETRAINED_ADAPTER", None, "-pretrained, in the place of the adapter's base"))
+        flags.append(
+            Option(
+                "MODEL.PRETRAINED_ADAPTER", None, "-pretrained, in the place of the adapter's base"
+            )
+        )
     other_data = asked.keys() & {"DATA.DATASET", "DATA.DATA_PATH"}
     fine_tunes = choice.of_run and not (config.EVAL or config.MODEL.RESUME)
     if fine_tunes and other_data and "MODEL.NUM_CLASSES" not in asked:
-        flags.append(Option("MODEL.NUM_CLASSES", "auto", "-pretrained, of a run whose data may have other classes"))
+        flags.append(
+            Option(
+                "MODEL.NUM_CLASSES",
+                "auto",
+                "-pretrained, of a run whose data may have other classes",
+            )
+        )
     if choice.of_run and (config.EVAL or program == "main_single_gpu.py") and "NGPUS" not in asked:
         flags.append(Option("NGPUS", -1, "this command, which counts the devices itself"))
     # The guide's evaluation command gives -batch_size alone; it is the evaluation's batch there.
     if config.EVAL and arguments.batch_size is not None and arguments.batch_size_eval is None:
-        flags.append(Option("DATA.BATCH_SIZE_EVAL", arguments.batch_size, f"{FLAG}batch_size, as -eval is given"))
+        flags.append(
+            Option(
+                "DATA.BATCH_SIZE_EVAL", arguments.batch_size, f"{FLAG}batch_size, as -eval is given"
+            )
+        )
     if len(flags) > before:
         config = asked_config(choice.file, [*flags, *named], read)
     if choice.note:
@@ -118,18 +155,23 @@ _WEIGHTS = {"MODEL.PRETRAINED", "MODEL.PRETRAINED_ADAPTER"}
 
 
 class Choice(NamedTuple):
-    """A configuration's file, or its name (None: config.py's defaults), and the line that says why it was taken."""
+    """A configuration's file, or its name (None: config.py's defaults), and the line that says why
+    it was taken.
+    """
 
     file: str | Path | None
     note: str = ""
     of_run: bool = False
 
 
-def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Mapping[str, str]) -> Choice:
+def choose(
+    cfg: str | None, default: str | None, own_data: str | None, asked: Mapping[str, str]
+) -> Choice:
     """Returns the configuration to read.
 
-    ``-cfg`` counts if it is given. Otherwise it is the configuration of the run to go on with (MODEL.RESUME). Otherwise
-    it is that of the run whose weights are asked for (MODEL.PRETRAINED), otherwise ``default``.
+    ``-cfg`` counts if it is given. Otherwise it is the configuration of the run to go on with
+    (MODEL.RESUME). Otherwise it is that of the run whose weights are asked for (MODEL.PRETRAINED),
+    otherwise ``default``.
 
     Args:
         cfg, default: what -cfg and -default_cfg give.
@@ -137,30 +179,47 @@ def choose(cfg: str | None, default: str | None, own_data: str | None, asked: Ma
         asked: the values of flags and -o, by dotted key.
 
     Raises:
-        InputError: there is no run to go on with, or what is asked for isn't what ``default`` is made for.
+        InputError: there is no run to go on with, or what is asked for isn't what ``default`` is
+            made for.
     """
     if cfg is not None:
         return Choice(cfg)
-    words = {key: value for key, value in asked.items() if str(value).lower() not in ("none", "null")}
+    words = {
+        key: value for key, value in asked.items() if str(value).lower() not in ("none", "null")
+    }
     resume = words.get("MODEL.RESUME")
     pretrained = words.get("MODEL.PRETRAINED")
     if resume and (found := _resumed_run(resume, words.get("OUTPUT"))):
-        return Choice(found, f"configuration: {found}, of the run that goes on (no -cfg is given)", of_run=True)
+        return Choice(
+            found,
+            f"configuration: {found}, of the run that goes on (no -cfg is given)",
+            of_run=True,
+        )
     if resume and resume != AUTO:
         if not os.path.lexists(resume):
-            raise InputError(f"-resume={resume}: there is no such folder; give a run's, or one of its checkpoints")
+            raise InputError(
+                f"-resume={resume}: there is no such folder; give a run's, or one of its checkpoints"
+            )
         run = Path(resume).parent
         advice = f"give {run}" if (run / FILE).is_file() else "give -cfg"
-        raise InputError(f"-resume={resume}: no {FILE} of its run (RUN, RUN/checkpoints/...) is there; {advice}")
+        raise InputError(
+            f"-resume={resume}: no {FILE} of its run (RUN, RUN/checkpoints/...) is there; {advice}"
+        )
     if pretrained and (found := run_file(pretrained)):
         return Choice(
-            found, f"configuration: {found}, of the run that -pretrained names (no -cfg is given)", of_run=True
+            found,
+            f"configuration: {found}, of the run that -pretrained names (no -cfg is given)",
+            of_run=True,
         )
     if pretrained and (Path(pretrained) / FILE).is_file():
-        raise InputError(f"-pretrained={pretrained} is the folder of a run that has no checkpoints; give weights")
+        raise InputError(
+            f"-pretrained={pretrained} is the folder of a run that has no checkpoints; give weights"
+        )
     output = words.get("OUTPUT")
     if resume and output and (default is None or (Path(output) / "checkpoints").exists()):
-        raise InputError(f"-resume=auto: no {FILE} in {output} to go on with; give -cfg, as for a first start")
+        raise InputError(
+            f"-resume=auto: no {FILE} in {output} to go on with; give -cfg, as for a first start"
+        )
     if default is None:
         return Choice(None)
     for key, flag in (
@@ -192,11 +251,17 @@ def run_file(path: str | os.PathLike) -> Path | None:
 
 
 def weights_recipe(config: Configuration) -> str:
-    """Returns the name of the shipped recipe that sets keys of TRAIN and is for weights that were trained before.
+    """Returns the name of the shipped recipe that sets keys of TRAIN and is for weights that were
+    trained before.
 
-    Its file says so: the command behind "# Train:" has ``-pretrained``. It is "" if there is no such recipe.
+    Its file says so: the command behind "# Train:" has ``-pretrained``. It is "" if there is no
+    such recipe.
     """
-    sources = {where.source: None for key, where in value_sources(config).items() if key.startswith("TRAIN.")}
+    sources = {
+        where.source: None
+        for key, where in value_sources(config).items()
+        if key.startswith("TRAIN.")
+    }
     return next((Path(source).stem for source in sources if _needs_weights(source)), "")
 
 
@@ -216,7 +281,9 @@ def _resumed_run(resume: str, output: str | None) -> Path | None:
     if not output or not file.is_file():
         return None
     if read_yaml(file).get("EVAL"):
-        raise InputError(f"{file} is an evaluation's: there is no training to go on with; choose another -output")
+        raise InputError(
+            f"{file} is an evaluation's: there is no training to go on with; choose another -output"
+        )
     return file
 
 
@@ -254,25 +321,43 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
         " rate TRAIN.BASE_LR, the classes MODEL.NUM_CLASSES. A flag of timm's, PaddleClas's or PaddleViT's that isn't"
         " here is answered by what to write instead.",
     )
-    parser.add_argument("-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/")
+    parser.add_argument(
+        "-cfg", "--cfg", metavar="FILE", help="YAML file, or a model's name under configs/"
+    )
     default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
     for flag, (_, kind, text) in FLAGS.items():
         takes: dict[str, Any] = (
-            {"nargs": "?", "const": "True", "metavar": "BOOL"} if kind is bool else {"metavar": kind.__name__.upper()}
+            {"nargs": "?", "const": "True", "metavar": "BOOL"}
+            if kind is bool
+            else {"metavar": kind.__name__.upper()}
         )
         parser.add_argument(f"-{flag}", f"--{flag}", help=text, **takes)
     parser.add_argument(
-        "-o", "--o", nargs="+", action="extend", default=[], metavar="KEY VALUE", help="any keys; KEY=VALUE as well"
+        "-o",
+        "--o",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY VALUE",
+        help="any keys; KEY=VALUE as well",
     )
     parser.add_argument(
-        "-explain", "--explain", nargs="+", action="extend", metavar="KEY", help="print where values came from, and end"
+        "-explain",
+        "--explain",
+        nargs="+",
+        action="extend",
+        metavar="KEY",
+        help="print where values came from, and end",
     )
     return parser
 
 
-def parse_command_line(program: str, argv: Sequence[str] | None, own: Iterable[str] = ()) -> argparse.Namespace:
-    """Returns what a command line says: ``cfg``, each flag, or None, and ``o``, the list of words after -o.
+def parse_command_line(
+    program: str, argv: Sequence[str] | None, own: Iterable[str] = ()
+) -> argparse.Namespace:
+    """Returns what a command line says: ``cfg``, each flag, or None, and ``o``, the list of words
+    after -o.
 
     A flag may have one dash or two, and dashes for underscores within.
 
@@ -289,14 +374,18 @@ def parse_command_line(program: str, argv: Sequence[str] | None, own: Iterable[s
     if rest:
         example = "; write -o before KEY=VALUE" if "=" in rest[0] else ""
         # Text programs make such dashes of hyphens.
-        if rest[0].startswith(("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")):
+        if rest[0].startswith(
+            ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
+        ):
             example = "; it begins with a typographic dash: write -, as on the keyboard"
         raise InputError(f"command line: no flag takes the word {rest[0]!r}{example}")
     return parsed
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raises InputError for mistakes of scripts: at continued lines, at line ends, with variables that aren't set."""
+    """Raises InputError for mistakes of scripts: at continued lines, at line ends, with variables
+    that aren't set.
+    """
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word.endswith(("\r", "\\")) or (word and not word.strip()):
@@ -311,8 +400,12 @@ def _check_words(words: Sequence[str]) -> None:
             )
 
 
-def _instead(name: str, values: list[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
-    """What to write instead of a flag of somebody else's: "; write -o TRAIN.NUM_EPOCHS 10", or nothing."""
+def _instead(
+    name: str, values: list[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]
+) -> str:
+    """What to write instead of a flag of somebody else's: "; write -o TRAIN.NUM_EPOCHS 10", or
+    nothing.
+    """
     meant = equivalent_key(name, defaults)
     if meant is None:
         return ""
@@ -325,7 +418,9 @@ def _instead(name: str, values: list[str], flag_of: Mapping[str, str], defaults:
         value = value or values[0] if values else "True" if isinstance(default, bool) else "VALUE"
     value = shlex.quote(value) if values else value
     if meant in flag_of:
-        return f"; write -{flag_of[meant]}" + ("" if isinstance(default, bool) and value == "True" else f"={value}")
+        return f"; write -{flag_of[meant]}" + (
+            "" if isinstance(default, bool) and value == "True" else f"={value}"
+        )
     if meant in defaults:
         return f"; write -o {meant} {value}"
     return f"; write {'-o ' if meant.split()[0] in defaults else ''}{meant.format(value)}"

@@ -13,14 +13,17 @@ from training.results import LARGEST
 from utils import writing_whole
 
 _TIME = 50e-6  # seconds of a core that a record may take
-_RECORD = {"split": str, "epoch": int, "step": int}  # what a line of metrics.jsonl has, besides its numbers
+# what a line of metrics.jsonl has, besides its numbers
+_RECORD = {"split": str, "epoch": int, "step": int}
 
 
 def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a one.
+    """Yields each line of metrics.jsonl that is a record, with the record: a crash leaves half a
+    one.
 
     Raises:
-        InputError: it can't be read, or takes more than ``Allowance``'s time and 50 us for each record.
+        InputError: it can't be read, or takes more than ``Allowance``'s time and 50 us for each
+            record.
     """
     with reading(metrics, "a run's records", "; move it away"), open_file(metrics) as file:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
@@ -28,7 +31,9 @@ def records(metrics: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             allowance.take(0)  # of time alone: a line is parsed in a memory of its own
             with contextlib.suppress(ValueError, RecursionError):
                 record = parsed_json(line, finite=False)
-                if type(record) is dict and all(type(record.get(key)) is kind for key, kind in _RECORD.items()):
+                if type(record) is dict and all(
+                    type(record.get(key)) is kind for key, kind in _RECORD.items()
+                ):
                     allowance.until += _TIME
                     yield line.decode().rstrip() + "\n", record
 
@@ -37,8 +42,11 @@ _COLOURS = {"train": "C0", "val": "C1", "ema": "C2"}
 Points = tuple[array, array]  # steps, values: [n] each
 
 
-def points(metrics: Path, splits: Sequence[str], keys: Sequence[str]) -> dict[str, dict[str, Points]]:
-    """Returns what metrics.jsonl holds of these keys, by split and key; nothing of what isn't there.
+def points(
+    metrics: Path, splits: Sequence[str], keys: Sequence[str]
+) -> dict[str, dict[str, Points]]:
+    """Returns what metrics.jsonl holds of these keys, by split and key; nothing of what isn't
+    there.
 
     Raises:
         InputError: it can't be read.
@@ -46,19 +54,38 @@ def points(metrics: Path, splits: Sequence[str], keys: Sequence[str]) -> dict[st
     found: dict[str, dict[str, Points]] = {}
     for _, record in records(metrics):
         for key in keys if record["split"] in splits else ():
-            if isinstance(value := record.get(key), int | float) and max(abs(value), record["step"]) < LARGEST:
-                steps, values = found.setdefault(record["split"], {}).setdefault(key, (array("d"), array("d")))
+            if (
+                isinstance(value := record.get(key), int | float)
+                and max(abs(value), record["step"]) < LARGEST
+            ):
+                steps, values = found.setdefault(record["split"], {}).setdefault(
+                    key, (array("d"), array("d"))
+                )
                 steps.append(record["step"])
                 values.append(value)
     return found
 
 
-def draw(axis: Any, curves: dict[str, dict[str, Points]], key: str, label: str, prefix: str = "", **how: Any) -> None:
-    """Draws the splits' values of one key over the steps; a split's name follows ``prefix`` in the legend."""
+def draw(
+    axis: Any,
+    curves: dict[str, dict[str, Points]],
+    key: str,
+    label: str,
+    prefix: str = "",
+    **how: Any,
+) -> None:
+    """Draws the splits' values of one key over the steps; a split's name follows ``prefix`` in the
+    legend.
+    """
     for split, own in curves.items():
         if key in own:
             marker = "." if split != "train" or len(own[key][0]) == 1 else None
-            axis.plot(*own[key], label=f"{prefix}{split}", marker=marker, **{"color": _COLOURS.get(split), **how})
+            axis.plot(
+                *own[key],
+                label=f"{prefix}{split}",
+                marker=marker,
+                **{"color": _COLOURS.get(split), **how},
+            )
     axis.set_ylabel(label)
     axis.ticklabel_format(useOffset=False, axis="y")
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)  # no step 1.5
@@ -66,15 +93,21 @@ def draw(axis: Any, curves: dict[str, dict[str, Points]], key: str, label: str, 
 
 
 def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
-    """Draws values over steps from metrics.jsonl into a PNG; ``curves`` gives the axis' label of each."""
-    from training.pages.figures import Figure, figure_png  # takes a third of a second to import, once, at a run's end
+    """Draws values over steps from metrics.jsonl into a PNG; ``curves`` gives the axis' label of
+    each.
+    """
+    # takes a third of a second to import, once, at a run's end
+    from training.pages.figures import Figure, figure_png
 
     found = points(metrics, ("train", "val", "ema"), tuple(curves))
     rows = len(curves)
     figure = Figure((8, 3 * rows))
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False)
-    # In inches: 1.1 and 0.2 beside, 0.5 below, 0.3 above. Matplotlib's own layout takes as long as the drawing.
-    figure.subplots_adjust(1.1 / 8, 0.5 / (3 * rows), 1 - 0.2 / 8, 1 - 0.3 / (3 * rows), hspace=0.12)
+    # In inches: 1.1 and 0.2 beside, 0.5 below, 0.3 above. Matplotlib's own layout takes as long as
+    # the drawing.
+    figure.subplots_adjust(
+        1.1 / 8, 0.5 / (3 * rows), 1 - 0.2 / 8, 1 - 0.3 / (3 * rows), hspace=0.12
+    )
     for axis, (key, label) in zip(axes[:, 0], curves.items(), strict=True):
         draw(axis, found, key, label)
         if axis.lines:

@@ -1,7 +1,9 @@
-"""What ends a run: its epochs, a budget of time (TRAIN.MAX_MINUTES), evaluations without gain (TRAIN.EARLY_STOP).
+"""What ends a run: its epochs, a budget of time (TRAIN.MAX_MINUTES), evaluations without gain
+(TRAIN.EARLY_STOP).
 
-A rate is a function of the step, so a budget becomes a number of updates: once, early in the run, by all ranks
-together. What was decided is in ``Progress``, and so in each checkpoint: a run that goes on has the same end.
+A rate is a function of the step, so a budget becomes a number of updates: once, early in the run,
+by all ranks together. What was decided is in ``Progress``, and so in each checkpoint: a run that
+goes on has the same end.
 """
 
 import bisect
@@ -18,7 +20,8 @@ from utils import all_gather, num_gpus
 
 MEASURED = 0.02  # share of the budget after which the run's length is fixed
 RESERVE = 0.03  # share of the budget that stays free: for the last save, and a pace that isn't even
-FORWARD = 1 / 3  # what evaluating an image costs, where no evaluation was seen yet, in trainings of one
+# what evaluating an image costs, where no evaluation was seen yet, in trainings of one
+FORWARD = 1 / 3
 
 
 class Ending:
@@ -69,7 +72,11 @@ class Ending:
     @property
     def total(self) -> int:
         """Returns the run's updates."""
-        return round(self.progress.length[1] * self.updates) if self.progress.length else self.planned * self.updates
+        return (
+            round(self.progress.length[1] * self.updates)
+            if self.progress.length
+            else self.planned * self.updates
+        )
 
     @property
     def epochs(self) -> int:
@@ -81,8 +88,8 @@ class Ending:
         return min(self.steps, (self.total - (epoch - 1) * self.updates) * self.accum)
 
     def pace(self, schedule: Callable[[float], float]) -> Callable[[int], float]:
-        """Returns the schedule of a run that may be shortened. From where its length was fixed, the rest of the plan
-        passes in the rest of the run.
+        """Returns the schedule of a run that may be shortened. From where its length was fixed, the
+        rest of the plan passes in the rest of the run.
         """
 
         def rate(update: int) -> float:
@@ -100,10 +107,15 @@ class Ending:
     def num_updates(self) -> int:
         """Updates that were made."""
         progress = self.progress
-        return progress.epoch * self.updates - (progress.epoch * self.steps - progress.step) // self.accum
+        return (
+            progress.epoch * self.updates
+            - (progress.epoch * self.steps - progress.step) // self.accum
+        )
 
     def after_step(self, updated: bool) -> None:
-        """Takes the time where a step ``updated``, after 2, 4, 8, ... updates: on a GPU the host has to wait there."""
+        """Takes the time where a step ``updated``, after 2, 4, 8, ... updates: on a GPU the host
+        has to wait there.
+        """
         if self.minutes is None or self.progress.length or not updated:
             return
         self.progress.seconds = time.monotonic() - self.started
@@ -129,7 +141,9 @@ class Ending:
             return
         pace = (now - sum(self.evaluations) - self.mark[1]) / (done - self.mark[0])
         evaluation = max(self.evaluations, default=FORWARD * self.evaluation * pace)
-        used, pace, evaluation = map(max, zip(*all_gather((now - self.started, pace, evaluation)), strict=True))
+        used, pace, evaluation = map(
+            max, zip(*all_gather((now - self.started, pace, evaluation)), strict=True)
+        )
         budget = 60 * self.minutes
         if used < MEASURED * budget:
             return
@@ -164,7 +178,11 @@ class Ending:
         progress = self.progress
         if self.patience and scores:
             marks = progress.marks
-            better = {split: s for split, s in scores.items() if split not in marks or s > marks[split] + self.least}
+            better = {
+                split: s
+                for split, s in scores.items()
+                if split not in marks or s > marks[split] + self.least
+            }
             marks |= better
             progress.stale = 0 if better else progress.stale + 1
         if self.minutes is not None and not (progress.length or self.over):
@@ -173,7 +191,9 @@ class Ending:
     @property
     def over(self) -> bool:
         """Returns whether the run is over."""
-        return self.progress.epoch >= self.epochs or bool(self.patience and self.progress.stale >= self.patience)
+        return self.progress.epoch >= self.epochs or bool(
+            self.patience and self.progress.stale >= self.patience
+        )
 
     @property
     def reason(self) -> str:

@@ -1,8 +1,8 @@
 """The loop: ``fit`` trains and evaluates, ``train_one_epoch`` and ``evaluate`` are its two halves.
 
-What a batch is, its loss, and what an evaluation computes, is the task's (``task.Task``). One process is N processes
-with N = 1. Nothing leaves the device between reports: sums are kept there, reduced over the processes once, and divided
-once.
+What a batch is, its loss, and what an evaluation computes, is the task's (``task.Task``). One
+process is N processes with N = 1. Nothing leaves the device between reports: sums are kept there,
+reduced over the processes once, and divided once.
 """
 
 import contextlib
@@ -32,7 +32,14 @@ from training.checkpoint.folder import BEST, BEST_EMA, check_shared
 from training.checkpoint.resume import resume, settle
 from training.curves import plot_curves
 from training.optim import clip_gradients
-from training.parallel import ShardedOptimizer, broadcast_weights, gathered, reduce_gradients, share_out, without_sync
+from training.parallel import (
+    ShardedOptimizer,
+    broadcast_weights,
+    gathered,
+    reduce_gradients,
+    share_out,
+    without_sync,
+)
 from training.requests import Keeper, Requests, Stopped
 from training.run import Run
 from training.setup import Training, load_pretrained, precision, precision_text, prepare
@@ -49,7 +56,8 @@ def fit(
     run: Run,
     kind: type[Task] | None = None,
 ) -> None:
-    """Trains ``network`` (what ``parallel.wrap_model`` returned) and leaves checkpoints, metrics and a result.
+    """Trains ``network`` (what ``parallel.wrap_model`` returned) and leaves checkpoints, metrics
+    and a result.
 
     Args:
         kind: of training; None: what TASK names.
@@ -61,7 +69,8 @@ def fit(
     task: Task = (kind or tasks.choose(config))(config, val.classes)
     training = prepare(task, network, train, run)
     (progress, chosen), ending = resume(training), training.ending
-    # Everything is loaded now. A checkpoint within an epoch has statistics of batch norm for each rank: they stay.
+    # Everything is loaded now. A checkpoint within an epoch has statistics of batch norm for each
+    # rank: they stay.
     for model in training.evaluated_models.values():
         broadcast_weights(model, without=own_statistics(model) if chosen else ())
     share_out(training.optimizer)
@@ -73,7 +82,9 @@ def fit(
     if config.MODEL.RESUME:
         settle(training, progress, chosen)
     progress.count_steps(training.loader)
-    saver = Saver(config, run, training.evaluated_models, training.optimizer, training.scaler, train)
+    saver = Saver(
+        config, run, training.evaluated_models, training.optimizer, training.scaler, train
+    )
     saver.begin(progress)
     keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
     if task.note:
@@ -97,7 +108,13 @@ def fit(
         if epoch % config.VALIDATE_FREQ == 0 or epoch == ending.epochs:
             metrics = _evaluate_models(training, val_loader, keeper)
             for split, found in metrics.items():
-                run.report(split, task.line("val", found), step=progress.step, epoch=epoch, **numbers(found))
+                run.report(
+                    split,
+                    task.line("val", found),
+                    step=progress.step,
+                    epoch=epoch,
+                    **numbers(found),
+                )
         progress.end_epoch(epoch)
         improved = _keep_best(task, progress, metrics)
         ending.after_epoch({split: task.score(found) for split, found in metrics.items()})
@@ -109,7 +126,9 @@ def fit(
 
 
 def _evaluation_cost(training: Training, images: int) -> float:
-    """What an evaluation has to do, over an update: images that pass through the model and its average."""
+    """What an evaluation has to do, over an update: images that pass through the model and its
+    average.
+    """
     batch = training.config.DATA.BATCH_SIZE * world_size() * training.config.TRAIN.ACCUM_ITER
     return len(training.evaluated_models) * images / batch
 
@@ -127,13 +146,21 @@ def _evaluate_models(training: Training, loader: Loader, keeper: Keeper) -> dict
 
 def _keep_best(task: Task, progress: Progress, metrics: dict[str, Metrics]) -> tuple[str, ...]:
     """Keeps the best evaluations; returns the splits whose best it is."""
-    return progress.keep_best({split: numbers(found) for split, found in metrics.items()}, task.score)
+    return progress.keep_best(
+        {split: numbers(found) for split, found in metrics.items()}, task.score
+    )
 
 
 def _conclude(
-    training: Training, val: ImageDataset, progress: Progress, metrics: dict[str, Metrics], saver: Saver
+    training: Training,
+    val: ImageDataset,
+    progress: Progress,
+    metrics: dict[str, Metrics],
+    saver: Saver,
 ) -> None:
-    """Leaves the last predictions, draws the curves, tells the best evaluations, and writes the result."""
+    """Leaves the last predictions, draws the curves, tells the best evaluations, and writes the
+    result.
+    """
     run = training.run
     task = training.task
     predictions.leave(run, val, training.predictions)
@@ -160,13 +187,17 @@ def _conclude(
 
 
 def train_one_epoch(
-    training: Training, progress: Progress, after_step: Callable[[Window, dict, bool], None] = lambda *_: None
+    training: Training,
+    progress: Progress,
+    after_step: Callable[[Window, dict, bool], None] = lambda *_: None,
 ) -> None:
-    """Trains the rest of the epoch that ``progress`` is in, reported every REPORT_FREQ steps and at its end.
+    """Trains the rest of the epoch that ``progress`` is in, reported every REPORT_FREQ steps and at
+    its end.
 
     Args:
-        after_step: is called after each step but the last with the window, this rank's statistics and whether the step
-            made an update. The state that it may save is that of the last update.
+        after_step: is called after each step but the last with the window, this rank's statistics
+            and whether the step made an update. The state that it may save is that of the last
+            update.
 
     Raises:
         RunError: on every rank, when a loss is not finite; it names the first such step.
@@ -192,11 +223,14 @@ def train_one_epoch(
         for name, t in own_statistics(model).items()
     }
     held = _copy_statistics(statistics, accum)
-    for index, batch in enumerate(window.timed_batches(loader, (epoch - 1) * steps + first + 1), first):
+    for index, batch in enumerate(
+        window.timed_batches(loader, (epoch - 1) * steps + first + 1), first
+    ):
         step = (epoch - 1) * steps + index + 1
         last = ending.steps_of(epoch)  # a budget may be fixed within the epoch
         group = index // accum
-        # This rank's samples in the update: an epoch's last group may be short, and the first after a resume.
+        # This rank's samples in the update: an epoch's last group may be short, and the first after
+        # a resume.
         begin, end = max(group * accum, first), min((group + 1) * accum, last)
         group_samples = (sampler.samples_taken(end) - sampler.samples_taken(begin)) // world_size()
         closes = index + 1 == end
@@ -220,9 +254,11 @@ def train_one_epoch(
         _average_statistics(model)
 
 
-def _accumulate(training: Training, batch: Batch, epoch: int, group_samples: int, closes: bool) -> Batch:
-    """Adds a batch's gradients to those of its update, of ``group_samples`` on this rank; returns what the task's
-    ``step`` gave.
+def _accumulate(
+    training: Training, batch: Batch, epoch: int, group_samples: int, closes: bool
+) -> Batch:
+    """Adds a batch's gradients to those of its update, of ``group_samples`` on this rank; returns
+    what the task's ``step`` gave.
 
     Args:
         closes: the update follows: now the ranks bring their gradients together.
@@ -241,13 +277,16 @@ def _copy_statistics(statistics: dict[str, paddle.Tensor], accum: int) -> dict[s
 
 
 def _update(training: Training, update: int) -> paddle.Tensor:
-    """Makes one update of the gradients that were accumulated; returns their global norm, before clipping."""
+    """Makes one update of the gradients that were accumulated; returns their global norm, before
+    clipping.
+    """
     reduce_gradients(training.network, training.optimizer)
     training.scaler.unscale(training.trained_parameters)
     norm = clip_gradients(training.config, training.model, training.trained_parameters)
     training.optimizer.set_lr(training.schedule(update))
     training.scaler.step(training.optimizer, norm)
-    training.optimizer.clear_grad(False)  # zeros would cost each parameter a kernel, and an addition later
+    # zeros would cost each parameter a kernel, and an addition later
+    training.optimizer.clear_grad(False)
     if training.ema:
         training.ema.update(training.model, update)
     trim_buffers()
@@ -255,8 +294,8 @@ def _update(training: Training, update: int) -> paddle.Tensor:
 
 
 def _average_statistics(model: nn.Layer) -> None:
-    """Gives every rank the mean of the ranks' batch norm statistics, as timm's ``--dist-bn reduce`` does: else each
-    would evaluate, and the first would save, what it saw alone.
+    """Gives every rank the mean of the ranks' batch norm statistics, as timm's ``--dist-bn reduce``
+    does: else each would evaluate, and the first would save, what it saw alone.
     """
     own = own_statistics(model)
     if own and world_size() > 1:
@@ -272,8 +311,8 @@ def evaluate(
 ) -> Metrics:
     """Returns the task's metrics of ``model``, in evaluation mode if it is a layer.
 
-    Every sample of all processes' loaders counts once, whatever the number of processes and the batch size: sums are
-    reduced, then divided.
+    Every sample of all processes' loaders counts once, whatever the number of processes and the
+    batch size: sums are reduced, then divided.
 
     Args:
         model: not wrapped: ranks may take different numbers of batches.
@@ -294,9 +333,14 @@ def evaluate(
     found = metrics["num_samples"]
     expected = len(loader.dataset)
     if found != expected:
-        raise RunError(f"evaluation counted {found} samples, the dataset has {expected}", shared=True)
+        raise RunError(
+            f"evaluation counted {found} samples, the dataset has {expected}", shared=True
+        )
     if not math.isfinite(metrics["loss"]):
-        raise RunError(f"the evaluation's loss is {metrics['loss']}: the weights give no finite logits", shared=True)
+        raise RunError(
+            f"the evaluation's loss is {metrics['loss']}: the weights give no finite logits",
+            shared=True,
+        )
     return metrics
 
 
@@ -312,7 +356,11 @@ def _watch(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]:
 
 
 def evaluate_only(
-    config: Configuration, model: ImageModel, val: ImageDataset, run: Run, kind: type[Task] | None = None
+    config: Configuration,
+    model: ImageModel,
+    val: ImageDataset,
+    run: Run,
+    kind: type[Task] | None = None,
 ) -> None:
     """Does the run of ``-eval``: loads MODEL.PRETRAINED, evaluates, leaves result.json.
 
@@ -352,14 +400,24 @@ def evaluate_only(
 
 
 def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
-    return {**metrics, "model": task.config.MODEL.NAME, "weights": weights, "config": plain(task.config)}
+    return {
+        **metrics,
+        "model": task.config.MODEL.NAME,
+        "weights": weights,
+        "config": plain(task.config),
+    }
 
 
 def autocast(config: Configuration, evaluation: bool = False) -> contextlib.AbstractContextManager:
-    """Returns the forward pass's context: level O1 (softmax, norms and losses stay in float32), or none for float32. On
-    a CPU the compiled operators have it instead of Paddle's autocast, which does nothing there.
+    """Returns the forward pass's context: level O1 (softmax, norms and losses stay in float32), or
+    none for float32. On a CPU the compiled operators have it instead of Paddle's autocast, which
+    does nothing there.
     """
     dtype: Any = precision(config, evaluation)
     if not num_gpus():
         return ops.multiplying(half=dtype == "bfloat16")
-    return contextlib.nullcontext() if dtype == "float32" else paddle.amp.auto_cast(dtype=dtype, level="O1")
+    return (
+        contextlib.nullcontext()
+        if dtype == "float32"
+        else paddle.amp.auto_cast(dtype=dtype, level="O1")
+    )

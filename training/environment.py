@@ -15,16 +15,33 @@ from utils import num_gpus
 def device() -> str:
     """Returns what this process computes on: "cpu", or "gpu:0 (NVIDIA A100-SXM4-80GB)"."""
     name = paddle.device.get_device()
-    return f"{name} ({paddle.device.cuda.get_device_name()})" if num_gpus() and name.startswith("gpu") else name
+    return (
+        f"{name} ({paddle.device.cuda.get_device_name()})"
+        if num_gpus() and name.startswith("gpu")
+        else name
+    )
 
 
 def commit() -> str | None:
-    """Returns the toolkit's commit, with "-dirty" where files differ from it; None where git doesn't tell."""
+    """Returns the toolkit's commit, with "-dirty" where files differ from it; None where git
+    doesn't tell.
+    """
     root = Path(__file__).parents[1]
     if (root / ".git").exists():  # else it would tell of a repository that the toolkit is put into
-        git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+        git = [
+            "git",
+            "-C",
+            str(root),
+            "describe",
+            "--always",
+            "--dirty",
+            "--exclude=*",
+            "--abbrev=12",
+        ]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+            return subprocess.run(
+                git, capture_output=True, text=True, timeout=10, check=True
+            ).stdout.strip()
     return None
 
 

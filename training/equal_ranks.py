@@ -1,8 +1,9 @@
 """The comparison of what all ranks of a run must have in common: settings, data and loaded weights.
 
-Ranks that a launcher started read their own files. On another machine these may be stale, incomplete or renamed, and
-nothing would fail: the ranks would train from different weights, or on other labels. Images are compared by their names
-relative to the data's folder. Absolute paths and times of change don't count: the data may lie in different places.
+Ranks that a launcher started read their own files. On another machine these may be stale,
+incomplete or renamed, and nothing would fail: the ranks would train from different weights, or on
+other labels. Images are compared by their names relative to the data's folder. Absolute paths and
+times of change don't count: the data may lie in different places.
 """
 
 import functools
@@ -23,9 +24,10 @@ from settings.options import Configuration, leaves
 from training.environment import versions
 from utils import all_gather, world_size
 
-# Every setting has to be the same, also those that change no result: ranks that report, evaluate or save at other steps
-# wait for each other in vain. But where data lie, and what loads them, may differ from machine to machine. So may the
-# places of files with weights, which are compared when they are loaded, and what a machine does by itself.
+# Every setting has to be the same, also those that change no result: ranks that report, evaluate or
+# save at other steps wait for each other in vain. But where data lie, and what loads them, may
+# differ from machine to machine. So may the places of files with weights, which are compared when
+# they are loaded, and what a machine does by itself.
 _MAY_DIFFER = (
     "BASE",
     "SAVE",
@@ -46,9 +48,11 @@ _MAY_DIFFER = (
     "TRAIN.TEACHER_MODEL",
     "TRAIN.TEACHER_PATH",
 )
-# Settings that may follow from the data. They are compared after the data, whose difference says more.
+# Settings that may follow from the data. They are compared after the data, whose difference says
+# more.
 _FROM_DATA = ("MODEL.NUM_CLASSES",)
-# The number of blocks into which items are divided, again and again, to find the first that differs.
+# The number of blocks into which items are divided, again and again, to find the first that
+# differs.
 _BLOCKS = 256
 _LONGEST_NAME = 80  # characters of an item's name in a message
 
@@ -78,14 +82,20 @@ class _Items(NamedTuple):
         return hashed.digest()
 
 
-def check_same(config: Configuration, train: ImageDataset | None = None, val: ImageDataset | None = None) -> None:
-    """Raises InputError, on every rank, where ranks have different versions, configurations or data.
+def check_same(
+    config: Configuration, train: ImageDataset | None = None, val: ImageDataset | None = None
+) -> None:
+    """Raises InputError, on every rank, where ranks have different versions, configurations or
+    data.
 
-    Configurations may differ though the command is the same: a run's folder, which a machine may not see, decides, too.
+    Configurations may differ though the command is the same: a run's folder, which a machine may
+    not see, decides, too.
     """
     if world_size() == 1:
         return
-    _check_versions(all_gather({name: version for name, version in versions().items() if name != "python"}))
+    _check_versions(
+        all_gather({name: version for name, version in versions().items() if name != "python"})
+    )
     own = {key: value for key, value in leaves(config) if key not in _MAY_DIFFER}
     items: list[_Items] = []
     if train:
@@ -94,7 +104,9 @@ def check_same(config: Configuration, train: ImageDataset | None = None, val: Im
         items += _items_of(val, "validation")
     told = all_gather((own, [(each.count, each.digest(0, each.count)) for each in items]))
     settings = [theirs for theirs, _ in told]
-    _check_settings([{key: value for key, value in each.items() if key not in _FROM_DATA} for each in settings])
+    _check_settings(
+        [{key: value for key, value in each.items() if key not in _FROM_DATA} for each in settings]
+    )
     for place, each in enumerate(items):
         shares = [theirs[place] for _, theirs in told]
         if set(shares) != {shares[0]}:
@@ -189,16 +201,22 @@ def _difference(items: _Items, told: Sequence[tuple[int, bytes]]) -> str:
 
 
 def _first_difference(items: _Items, count: int) -> int:
-    """Returns the number of the first of ``count`` items that differs between ranks; ``count`` if none does.
+    """Returns the number of the first of ``count`` items that differs between ranks; ``count`` if
+    none does.
 
-    Each turn compares up to 256 blocks, and the next turn divides the first block that differs: three for ImageNet.
+    Each turn compares up to 256 blocks, and the next turn divides the first block that differs:
+    three for ImageNet.
     """
     first, last = 0, count
     while first < last:
         size = -(-(last - first) // _BLOCKS)
         blocks = [(begin, min(begin + size, last)) for begin in range(first, last, size)]
         told = all_gather([items.digest(*block) for block in blocks])
-        differing = [block for block, *digests in zip(blocks, *told, strict=True) if set(digests) != {digests[0]}]
+        differing = [
+            block
+            for block, *digests in zip(blocks, *told, strict=True)
+            if set(digests) != {digests[0]}
+        ]
         if not differing:
             return count
         first, last = differing[0]
@@ -229,7 +247,9 @@ def _listed(what: str, values: list[Any]) -> _Items:
 
 
 def _content(dataset: ImageDataset, names: Names, first: int, last: int) -> list[Any]:
-    """Returns the labels of images, and their names or, of images without names, their pixels: to be hashed."""
+    """Returns the labels of images, and their names or, of images without names, their pixels: to
+    be hashed.
+    """
     labels = dataset.labels
     pixels = _pixels(dataset)
     parts: list[Any] = []
@@ -256,7 +276,11 @@ def _shown(dataset: ImageDataset, names: Names, index: int) -> str:
     labels = dataset.labels
     told = labels.of(index).tolist() if isinstance(labels, LabelSets) else labels[index]
     if names is not None:
-        size = f" and {dataset.shards.lengths[index]} bytes" if isinstance(dataset, ShardDataset) else ""
+        size = (
+            f" and {dataset.shards.lengths[index]} bytes"
+            if isinstance(dataset, ShardDataset)
+            else ""
+        )
         return f"{_quoted(os.fsdecode(names[index]))} of label {told}{size}"
     if (pixels := _pixels(dataset)) is not None:
         return f"of label {told} (CRC-32 of its pixels {zlib.crc32(np.ascontiguousarray(pixels[index]).data):08x})"

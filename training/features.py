@@ -1,7 +1,9 @@
-"""Feature distillation: a student's last map learns to be its teacher's (Wei et al. 2022, arXiv:2205.14141, "FD").
+"""Feature distillation: a student's last map learns to be its teacher's (Wei et al. 2022,
+arXiv:2205.14141, "FD").
 
-The teacher's features are whitened: a layer norm without weights. So their scale, which differs from model to model,
-plays no part. A Linear takes the student's channels to the teacher's. Their distance is a smooth L1 with beta 2.
+The teacher's features are whitened: a layer norm without weights. So their scale, which differs
+from model to model, plays no part. A Linear takes the student's channels to the teacher's. Their
+distance is a smooth L1 with beta 2.
 """
 
 from typing import Any
@@ -32,7 +34,9 @@ class LastMap(nn.Layer):
 
 
 class _Student:
-    """An ``ImageModel`` that in training gives (logits [B, K], its last map, projected: [B, h, w, channels])."""
+    """An ``ImageModel`` that in training gives (logits [B, K], its last map, projected: [B, h, w,
+    channels]).
+    """
 
     def forward(self: Any, x: paddle.Tensor) -> Any:
         if not self.training:
@@ -42,8 +46,8 @@ class _Student:
 
 
 def make_student(model: ImageModel, channels: int) -> None:
-    """Lets training project the last map of ``model`` to the teacher's channels, in place; no weight file holds the
-    projection. It comes before ``paddle.DataParallel``.
+    """Lets training project the last map of ``model`` to the teacher's channels, in place; no
+    weight file holds the projection. It comes before ``paddle.DataParallel``.
     """
     kind = type(model)
     setattr(model, PROJECTION, Linear(model.feature_info[-1]["num_chs"], channels))
@@ -69,7 +73,9 @@ def feature_distance(found: paddle.Tensor, wanted: paddle.Tensor) -> paddle.Tens
 
 @paddle.no_grad()
 def check_alignment(student: ImageModel, teacher: ImageModel) -> None:
-    """Raises InputError where one model's map is a single place and the other's isn't; both are in eval mode then."""
+    """Raises InputError where one model's map is a single place and the other's isn't; both are in
+    eval mode then.
+    """
     images: Any = paddle.zeros([1, student.in_channels, *student.image_size])
     for model in (student, teacher):
         model.eval()  # no statistics change

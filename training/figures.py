@@ -1,6 +1,7 @@
 """Figures of images of several classes: what ranks them, and what answers yes from a threshold on.
 
-They are functions of pairs of probability and truth, of whatever order: the same on any number of processes.
+They are functions of pairs of probability and truth, of whatever order: the same on any number of
+processes.
 """
 
 from typing import NamedTuple
@@ -23,7 +24,9 @@ class Ranked(NamedTuple):
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Returns the probability of each logit, in float64; of large negative ones, too, they stay apart."""
+    """Returns the probability of each logit, in float64; of large negative ones, too, they stay
+    apart.
+    """
     exact = logits.astype(np.float64)
     # Of the distance from 0, which can't overflow.
     falling = np.exp(-np.abs(exact))
@@ -37,8 +40,8 @@ def rank_images(shares: np.ndarray, truth: np.ndarray) -> Ranked:
         shares: [n] probabilities, float64; one that isn't a number counts as 0.
         truth: [n] bool: whether an image has the class.
     """
-    # The bits of a probability are a whole number that grows with it, and leave room for the truth. Sorting these
-    # takes a tenth of the time that an argsort of probabilities takes.
+    # The bits of a probability are a whole number that grows with it, and leave room for the truth.
+    # Sorting these takes a tenth of the time that an argsort of probabilities takes.
     keys = (np.fmax(shares, 0.0).view(np.int64) << 1) | truth
     keys.sort()
     keys = keys[::-1]
@@ -48,9 +51,11 @@ def rank_images(shares: np.ndarray, truth: np.ndarray) -> Ranked:
 
 
 def average_precision(ranked: Ranked) -> float | None:
-    """Returns the mean of the precisions, each by the recall that it adds; None of a class that no image has.
+    """Returns the mean of the precisions, each by the recall that it adds; None of a class that no
+    image has.
 
-    scikit-learn's ``average_precision_score``: nothing is interpolated, equal probabilities count at once.
+    scikit-learn's ``average_precision_score``: nothing is interpolated, equal probabilities count
+    at once.
     """
     _, hits, taken = ranked
     if not hits[-1]:
@@ -59,9 +64,11 @@ def average_precision(ranked: Ranked) -> float | None:
 
 
 def best_threshold(ranked: Ranked) -> float:
-    """Returns the threshold with the highest F1, of equally good ones the highest; 0.5 of a class that no image has.
+    """Returns the threshold with the highest F1, of equally good ones the highest; 0.5 of a class
+    that no image has.
 
-    It lies halfway to the next lower probability: rounding elsewhere, as of an export, changes no answer.
+    It lies halfway to the next lower probability: rounding elsewhere, as of an export, changes no
+    answer.
     """
     levels, hits, taken = ranked
     if not hits[-1]:
@@ -73,7 +80,9 @@ def best_threshold(ranked: Ranked) -> float:
 
 
 def count_answers(ranked: Ranked, threshold: float) -> tuple[int, int, int]:
-    """Returns the numbers of true positives, of images predicted to have the class, and of images that have it."""
+    """Returns the numbers of true positives, of images predicted to have the class, and of images
+    that have it.
+    """
     levels, hits, taken = ranked
     reached = len(levels) - int(np.searchsorted(levels[::-1], threshold))
     if not reached:
@@ -82,5 +91,7 @@ def count_answers(ranked: Ranked, threshold: float) -> tuple[int, int, int]:
 
 
 def f1(right: np.ndarray, told: np.ndarray, have: np.ndarray) -> np.ndarray:
-    """Returns F1, of ``count_answers``'s numbers or their sums; 0 if no image has the class or is predicted to."""
+    """Returns F1, of ``count_answers``'s numbers or their sums; 0 if no image has the class or is
+    predicted to.
+    """
     return 2 * right / np.maximum(told + have, 1)

@@ -1,4 +1,6 @@
-"""The task of images that have any number of classes each: a yes or a no for each class, its average precision."""
+"""The task of images that have any number of classes each: a yes or a no for each class, its
+average precision.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -12,7 +14,15 @@ from settings.options import Configuration
 from settings.registry import tasks
 from training.checkpoint import thresholds_of
 from training.classification import Classification
-from training.figures import Ranked, average_precision, best_threshold, count_answers, f1, rank_images, sigmoid
+from training.figures import (
+    Ranked,
+    average_precision,
+    best_threshold,
+    count_answers,
+    f1,
+    rank_images,
+    sigmoid,
+)
 from training.losses import binary_cross_entropy
 from training.predictions import Predictions
 from training.task import Batch, Metrics
@@ -26,8 +36,8 @@ _PIECE = 1 << 22  # scores of all images that a rank holds at a time, besides it
 class MultiLabel(Classification):
     """Images of any number of classes each.
 
-    A class's threshold is that of the highest F1 on the validation set. It travels with the weights, and an evaluation
-    of them uses it. Weights that have none get 0.5.
+    A class's threshold is that of the highest F1 on the validation set. It travels with the
+    weights, and an evaluation of them uses it. Weights that have none get 0.5.
     """
 
     best = "mAP"
@@ -37,7 +47,11 @@ class MultiLabel(Classification):
         "best": "mAP: {mAP:.2f}",
         "result": "mAP: {mAP:.2f}, f1_micro: {f1_micro:.2f}, f1_macro: {f1_macro:.2f}, loss: {loss:.4f}",
     }
-    curves: ClassVar[dict[str, str]] = {"loss": "loss", "mAP": "mean average precision (%)", "lr": "learning rate"}
+    curves: ClassVar[dict[str, str]] = {
+        "loss": "loss",
+        "mAP": "mean average precision (%)",
+        "lr": "learning rate",
+    }
 
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         super().__init__(config, classes)
@@ -45,10 +59,16 @@ class MultiLabel(Classification):
         weights = config.MODEL
         told = thresholds_of(weights.PRETRAINED, weights.PRETRAINED_ADAPTER) if config.EVAL else []
         if told and len(told) != outputs:
-            raise InputError(f"{config.MODEL.PRETRAINED} has {len(told)} thresholds, the model {outputs} outputs")
+            raise InputError(
+                f"{config.MODEL.PRETRAINED} has {len(told)} thresholds, the model {outputs} outputs"
+            )
         self.thresholds = np.array(told or [_HALF] * outputs) if config.EVAL else None
         which = "the weights' own" if told else "0.5 of each class: the weights have none"
-        which = which if config.EVAL else "of the highest F1 on the validation set, chosen anew at each evaluation"
+        which = (
+            which
+            if config.EVAL
+            else "of the highest F1 on the validation set, chosen anew at each evaluation"
+        )
         self.note = f"thresholds: {which}; an evaluation holds {5 * outputs:,} bytes for each image of a process"
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
@@ -56,11 +76,13 @@ class MultiLabel(Classification):
         return {"loss": self.criterion(images, network(images), targets)}
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
-        """Returns ``loss`` (the classes' mean binary cross-entropy), ``mAP``, ``f1_micro`` and ``f1_macro``, these two
-        at 0.5 as well (``_at_half``), in percent, and ``num_samples``; ``class_ap``, ``class_f1``, ``thresholds``.
+        """Returns ``loss`` (the classes' mean binary cross-entropy), ``mAP``, ``f1_micro`` and
+        ``f1_macro``, these two at 0.5 as well (``_at_half``), in percent, and ``num_samples``;
+        ``class_ap``, ``class_f1``, ``thresholds``.
 
-        ``class_ap`` and ``class_f1`` are by name, None for a class that no image has; ``mAP`` and ``f1_macro`` are the
-        means over the others, ``f1_micro`` is of all answers together. ``thresholds`` are by output.
+        ``class_ap`` and ``class_f1`` are by name, None for a class that no image has; ``mAP`` and
+        ``f1_macro`` are the means over the others, ``f1_micro`` is of all answers together.
+        ``thresholds`` are by output.
         """
         outputs = self.config.MODEL.NUM_CLASSES
         total = paddle.zeros([2], "float64")
@@ -87,10 +109,20 @@ class MultiLabel(Classification):
         thresholds = found.pop("thresholds")
         self.predictions = self._rows_of(scores, truths, np.array(thresholds))
         by_name = {name: dict(zip(names, values, strict=False)) for name, values in found.items()}
-        return {"loss": loss / count, **numbers, "num_samples": int(count), **by_name, "thresholds": thresholds}
+        return {
+            "loss": loss / count,
+            **numbers,
+            "num_samples": int(count),
+            **by_name,
+            "thresholds": thresholds,
+        }
 
-    def _rows_of(self, scores: list[np.ndarray], truths: list[np.ndarray], thresholds: np.ndarray) -> Predictions:
-        """Returns the predictions for this rank's images: a batch at a time, as probabilities take 8 bytes."""
+    def _rows_of(
+        self, scores: list[np.ndarray], truths: list[np.ndarray], thresholds: np.ndarray
+    ) -> Predictions:
+        """Returns the predictions for this rank's images: a batch at a time, as probabilities take
+        8 bytes.
+        """
         kept = Predictions()
         for logits, there in zip(scores, truths, strict=True) if self.config.REPORT else ():
             shares = sigmoid(logits)
@@ -100,11 +132,13 @@ class MultiLabel(Classification):
             kept.add(**bits, worst=worst, probability=probability)
         return kept
 
-    def _by_class(self, scores: list[np.ndarray], truths: list[np.ndarray], count: int) -> dict[str, Any]:
+    def _by_class(
+        self, scores: list[np.ndarray], truths: list[np.ndarray], count: int
+    ) -> dict[str, Any]:
         """Returns the figures of all ranks' images, which are ``count``.
 
-        Each rank computes those of its share of the classes. They depend on no order, so they are the same bits for
-        every number of ranks.
+        Each rank computes those of its share of the classes. They depend on no order, so they are
+        the same bits for every number of ranks.
 
         Args:
             scores: this rank's batches of logits, [B, K] each.
@@ -117,33 +151,59 @@ class MultiLabel(Classification):
         found = {}
         for first in range(0, outputs, several * world_size()):
             each = min(several, -(-(outputs - first) // world_size()))
-            # The first class of each rank. The last ranks may compute some classes that others compute, too.
+            # The first class of each rank. The last ranks may compute some classes that others
+            # compute, too.
             begins = [min(first + place * each, outputs - each) for place in range(world_size())]
-            logits, truth = (_of_all_images(batches, begins, each, lengths) for batches in (scores, truths))
-            for label, column, there in zip(range(begins[rank()], outputs), logits, truth, strict=False):
+            logits, truth = (
+                _of_all_images(batches, begins, each, lengths) for batches in (scores, truths)
+            )
+            for label, column, there in zip(
+                range(begins[rank()], outputs), logits, truth, strict=False
+            ):
                 found[label] = self._of_class(label, rank_images(sigmoid(column), there))
         for own in all_gather(found):
             found |= own
-        precisions, thresholds, counts, halves = zip(*(found[label] for label in range(outputs)), strict=True)
+        precisions, thresholds, counts, halves = zip(
+            *(found[label] for label in range(outputs)), strict=True
+        )
         numbers = {"mAP": 100 * _mean(precisions)}
         for ending, at in (("", np.array(counts).T), ("_at_half", np.array(halves).T)):
             numbers[f"f1_micro{ending}"] = 100 * float(f1(*at.sum(1)))
             numbers[f"f1_macro{ending}"] = 100 * float(f1(*at)[at[2] > 0].mean())
         each = f1(*np.array(counts).T)
         percent = [None if ap is None else 100 * ap for ap in precisions]
-        shares = [None if ap is None else 100 * float(own) for ap, own in zip(precisions, each, strict=True)]
-        return {"numbers": numbers, "class_ap": percent, "class_f1": shares, "thresholds": [*thresholds]}
+        shares = [
+            None if ap is None else 100 * float(own)
+            for ap, own in zip(precisions, each, strict=True)
+        ]
+        return {
+            "numbers": numbers,
+            "class_ap": percent,
+            "class_f1": shares,
+            "thresholds": [*thresholds],
+        }
 
     def _of_class(self, label: int, ranked: Ranked) -> tuple[Any, ...]:
-        """Returns a class's average precision, its threshold, the answers at that, and those at 0.5."""
-        threshold = best_threshold(ranked) if self.thresholds is None else float(self.thresholds[label])
-        return average_precision(ranked), threshold, count_answers(ranked, threshold), count_answers(ranked, _HALF)
+        """Returns a class's average precision, its threshold, the answers at that, and those at
+        0.5.
+        """
+        threshold = (
+            best_threshold(ranked) if self.thresholds is None else float(self.thresholds[label])
+        )
+        return (
+            average_precision(ranked),
+            threshold,
+            count_answers(ranked, threshold),
+            count_answers(ranked, _HALF),
+        )
 
     def description_of(self, metrics: Metrics) -> dict[str, Any]:
         return {"thresholds": metrics["thresholds"]}
 
 
-def _of_all_images(batches: list[np.ndarray], begins: list[int], each: int, lengths: Sequence[int]) -> np.ndarray:
+def _of_all_images(
+    batches: list[np.ndarray], begins: list[int], each: int, lengths: Sequence[int]
+) -> np.ndarray:
     """Returns this rank's classes of all ranks' batches, [each, n]; every rank calls it.
 
     Args:

@@ -1,7 +1,8 @@
-"""How the processes of a run train one model: DIST.ENGINE. Other packages see only a network and an optimizer.
+"""How the processes of a run train one model: DIST.ENGINE. Other packages see only a network and an
+optimizer.
 
-"data_parallel" is ``paddle.DataParallel``. "fleet" is ``paddle.distributed.fleet``, with the options DIST.STRATEGY. A
-run of one process uses neither.
+"data_parallel" is ``paddle.DataParallel``. "fleet" is ``paddle.distributed.fleet``, with the
+options DIST.STRATEGY. A run of one process uses neither.
 """
 
 import contextlib
@@ -30,7 +31,9 @@ UNDER_WAY = 2  # buckets that are sent at the same time, at most: this bounds th
 
 
 def init(config: Configuration) -> None:
-    """Connects this process to the other processes of the run, which the environment variables name."""
+    """Connects this process to the other processes of the run, which the environment variables
+    name.
+    """
     if world_size() == 1:
         return
     # Without Paddle's banner, and its warnings about groups.
@@ -50,7 +53,8 @@ def init(config: Configuration) -> None:
 def _groups_of_gloo() -> Iterator[None]:
     """Gives fleet the run's own group whenever it wants a new group of all ranks.
 
-    With three or more, gloo often can't connect a further group ("Connection refused", in Paddle 2.6 and 3.3).
+    With three or more, gloo often can't connect a further group ("Connection refused", in Paddle
+    2.6 and 3.3).
     """
     new_group = dist.new_group
     everyone = list(range(world_size()))
@@ -70,15 +74,20 @@ def _strategy(config: Configuration) -> fleet.DistributedStrategy:
     strategy.fuse_grad_size_in_MB = options.fuse_grad_size_in_MB
     strategy.find_unused_parameters = options.find_unused_parameters
     if options.sharding:
-        strategy.hybrid_configs = {"dp_degree": 1, "mp_degree": 1, "pp_degree": 1, "sharding_degree": world_size()}
+        strategy.hybrid_configs = {
+            "dp_degree": 1,
+            "mp_degree": 1,
+            "pp_degree": 1,
+            "sharding_degree": world_size(),
+        }
     return strategy
 
 
 def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
     """Returns the network to train. Freeze parameters before this call.
 
-    Paddle sends rank 0's values to all ranks here. For values that are loaded later, call ``broadcast_weights`` after
-    all loading.
+    Paddle sends rank 0's values to all ranks here. For values that are loaded later, call
+    ``broadcast_weights`` after all loading.
 
     Raises:
         InputError: TRAIN.SYNC_BN isn't possible here.
@@ -90,7 +99,9 @@ def wrap_model(config: Configuration, model: nn.Layer) -> nn.Layer:
     if config.DIST.ENGINE == "fleet":
         return fleet.distributed_model(model)
     network: Any = paddle.DataParallel(model)
-    network.shared = share_gradients([parameter for parameter in model.parameters() if not parameter.stop_gradient])
+    network.shared = share_gradients(
+        [parameter for parameter in model.parameters() if not parameter.stop_gradient]
+    )
     network.grad_need_sync = network.shared is None
     return network
 
@@ -113,24 +124,31 @@ def without_sync(network: nn.Layer, optimizer: Any) -> contextlib.AbstractContex
     """Returns a context for a backward pass without an update after it: its gradients stay local."""
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer.accumulating()
-    return network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext()
+    return (
+        network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext()
+    )
 
 
-def wrap_optimizer(config: Configuration, optimizer: paddle.optimizer.Optimizer, model: nn.Layer | None = None) -> Any:
+def wrap_optimizer(
+    config: Configuration, optimizer: paddle.optimizer.Optimizer, model: nn.Layer | None = None
+) -> Any:
     """Returns the optimizer to train with, which has a ``paddle.optimizer.Optimizer``'s methods.
 
     Args:
         model: not wrapped; stage 3 of sharding needs it.
 
     Raises:
-        InputError: there are more processes than parameters to share out, or stage 3 doesn't know the model's blocks.
+        InputError: there are more processes than parameters to share out, or stage 3 doesn't know
+            the model's blocks.
     """
     if world_size() == 1 or config.DIST.ENGINE != "fleet":
         return optimizer
     if config.DIST.STRATEGY.sharding:
         options = config.DIST.STRATEGY
         stage = options.sharding_configs.stage
-        return ShardedOptimizer(optimizer, stage, options.fuse_grad_size_in_MB, _blocks(model) if stage == 3 else ())
+        return ShardedOptimizer(
+            optimizer, stage, options.fuse_grad_size_in_MB, _blocks(model) if stage == 3 else ()
+        )
     return fleet.distributed_optimizer(optimizer)
 
 
@@ -150,10 +168,12 @@ def _blocks(model: Any) -> list[nn.Layer]:
 
 
 class _Bucket:
-    """Parameters of one owner and one data type. Their gradients, and later their values, are sent as one tensor.
+    """Parameters of one owner and one data type. Their gradients, and later their values, are sent
+    as one tensor.
 
-    Every rank makes the same buckets, and sends each of them in each step. A gradient that a rank lacks is sent as
-    zeros. After the gradients follows, for each parameter, the number of ranks that have its gradient.
+    Every rank makes the same buckets, and sends each of them in each step. A gradient that a rank
+    lacks is sent as zeros. After the gradients follows, for each parameter, the number of ranks
+    that have its gradient.
 
     Attributes:
         waiting: names of the parameters whose gradients the backward pass hasn't computed yet.
@@ -180,22 +200,31 @@ class _Bucket:
             for gradient, size in zip(gradients, self.sizes, strict=True)
         ]
         # Made on the device, except in the rare case that one is missing.
-        counts = paddle.ones([len(there)], self.dtype) if all(there) else paddle.to_tensor(there).astype(self.dtype)
+        counts = (
+            paddle.ones([len(there)], self.dtype)
+            if all(there)
+            else paddle.to_tensor(there).astype(self.dtype)
+        )
         self.flat = paddle.concat([*pieces, counts])
         self.task = dist.reduce(self.flat, self.owner, sync_op=False)
         if not self.own:
             for parameter in self.parameters:
-                parameter.clear_gradient(False)  # False: set_to_zero, which Paddle ignores as a keyword
+                # False: set_to_zero, which Paddle ignores as a keyword
+                parameter.clear_gradient(False)
 
     def end_reduce(self, scale: float) -> None:
-        """Gives the owner's parameters the sum of the ranks' gradients, times ``scale``, if any has one."""
+        """Gives the owner's parameters the sum of the ranks' gradients, times ``scale``, if any has
+        one.
+        """
         self.task.wait()
         if self.own:
             *pieces, counts = paddle.split(self.flat, [*self.sizes, len(self.sizes)])
             absent = [parameter.grad is None for parameter in self.parameters]
             # Only if a gradient is missing here, wait for the counts: the others exist for certain.
             found = counts.astype("float32").numpy() > 0 if any(absent) else [True] * len(absent)
-            for parameter, piece, new, known in zip(self.parameters, pieces, absent, found, strict=True):
+            for parameter, piece, new, known in zip(
+                self.parameters, pieces, absent, found, strict=True
+            ):
                 if known:
                     piece = piece.reshape(parameter.shape).scale_(scale)
                     if new:
@@ -216,14 +245,19 @@ class _Bucket:
         """Sets the other ranks' parameters to the owner's values."""
         self.task.wait()
         if not self.own:
-            for parameter, piece in zip(self.parameters, paddle.split(self.flat, self.sizes), strict=True):
+            for parameter, piece in zip(
+                self.parameters, paddle.split(self.flat, self.sizes), strict=True
+            ):
                 paddle.assign(piece.reshape(parameter.shape), parameter)
         self.flat = self.task = None
 
 
-def _buckets(parameters: list[paddle.Tensor], owners: dict[str, int], megabytes: float) -> list[_Bucket]:
-    """Returns the buckets (each of up to ``megabytes``, or one larger parameter) in the order in which a backward pass
-    completes them. It computes gradients from the last parameter to the first.
+def _buckets(
+    parameters: list[paddle.Tensor], owners: dict[str, int], megabytes: float
+) -> list[_Bucket]:
+    """Returns the buckets (each of up to ``megabytes``, or one larger parameter) in the order in
+    which a backward pass completes them. It computes gradients from the last parameter to the
+    first.
     """
     filling: dict[Any, list[int]] = {}
     full = []
@@ -236,28 +270,35 @@ def _buckets(parameters: list[paddle.Tensor], owners: dict[str, int], megabytes:
             members.clear()
         members.append(index)
     ordered = sorted([*full, *filling.values()], key=min, reverse=True)
-    return [_Bucket(owners[parameters[m[0]].name], [parameters[index] for index in m]) for m in ordered]
+    return [
+        _Bucket(owners[parameters[m[0]].name], [parameters[index] for index in m]) for m in ordered
+    ]
 
 
 class ShardedOptimizer:
-    """An optimizer whose state is distributed over the ranks: ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054).
+    """An optimizer whose state is distributed over the ranks: ZeRO (Rajbhandari et al. 2020,
+    arXiv:1910.02054).
 
-    Each parameter has an owner, one of the ranks. fleet's ``DygraphShardingOptimizer`` chooses owners by the sizes. The
-    owner gets the mean gradient, and the other ranks free theirs. Only the owner updates the parameter, and then sends
-    its value to all. Stage 1 sends gradients before an update. Stage 2 sends them during the backward pass, so that no
-    rank holds all of them. ``group_sharded_parallel`` does so, too, but not on CPUs.
+    Each parameter has an owner, one of the ranks. fleet's ``DygraphShardingOptimizer`` chooses
+    owners by the sizes. The owner gets the mean gradient, and the other ranks free theirs. Only the
+    owner updates the parameter, and then sends its value to all. Stage 1 sends gradients before an
+    update. Stage 2 sends them during the backward pass, so that no rank holds all of them.
+    ``group_sharded_parallel`` does so, too, but not on CPUs.
 
-    Gradients and values are sent in buckets, during the computation, at most ``UNDER_WAY`` at a time. Their order is
-    the same on all ranks, in whatever order gradients are computed: a bucket waits for those before it. Gradients that
-    a backward pass didn't compute are sent after it.
+    Gradients and values are sent in buckets, during the computation, at most ``UNDER_WAY`` at a
+    time. Their order is the same on all ranks, in whatever order gradients are computed: a bucket
+    waits for those before it. Gradients that a backward pass didn't compute are sent after it.
 
-    fleet's own step would average gradients too late, after norms and clipping. It also accepts no regularizers.
+    fleet's own step would average gradients too late, after norms and clipping. It also accepts no
+    regularizers.
 
     Args:
-        optimizer: of the trained parameters. It has to update each parameter by that parameter's gradient only.
+        optimizer: of the trained parameters. It has to update each parameter by that parameter's
+            gradient only.
         stage: 1, 2 or 3.
         megabytes: the largest size of a bucket, unless one parameter is larger.
-        blocks: with stage 3, the layers whose weights are shared out, too, in the order in which they are called.
+        blocks: with stage 3, the layers whose weights are shared out, too, in the order in which
+            they are called.
 
     Raises:
         InputError: there are more processes than parameters.
@@ -297,7 +338,9 @@ class ShardedOptimizer:
         if stage == 2:
             for bucket in self.buckets:
                 for parameter in bucket.parameters:
-                    parameter._register_backward_hook(functools.partial(self._collect, bucket, parameter.name))
+                    parameter._register_backward_hook(
+                        functools.partial(self._collect, bucket, parameter.name)
+                    )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -305,7 +348,8 @@ class ShardedOptimizer:
     @paddle.no_grad()
     def _collect(self, bucket: _Bucket, name: str) -> None:
         """Records that a gradient is there, and sends the buckets that are complete and next."""
-        if name not in bucket.waiting:  # its bucket may be sent; Paddle would make a SystemError of an error here
+        # its bucket may be sent; Paddle would make a SystemError of an error here
+        if name not in bucket.waiting:
             self.twice = name
         bucket.waiting.discard(name)
         while self.begun < len(self.buckets) and not self.buckets[self.begun].waiting:
@@ -340,7 +384,9 @@ class ShardedOptimizer:
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Returns a context for a backward pass without an update after it. From stage 2 on, owners keep the sums."""
+        """Returns a context for a backward pass without an update after it. From stage 2 on, owners
+        keep the sums.
+        """
         self.scale = self.blocks.scale = 1.0
         yield
         if self.stage >= 2:
@@ -349,7 +395,9 @@ class ShardedOptimizer:
 
     @paddle.no_grad()
     def step(self) -> None:
-        """Updates this rank's own parameters, and receives the others from their owners, but for those of blocks."""
+        """Updates this rank's own parameters, and receives the others from their owners, but for
+        those of blocks.
+        """
         self.inner.step()
         for place, bucket in enumerate(self.buckets):
             if place >= UNDER_WAY:
@@ -367,11 +415,16 @@ def share_out(optimizer: Any) -> None:
 
 def gathered(optimizer: Any) -> contextlib.AbstractContextManager:
     """Returns a context in which every rank holds all weights."""
-    return optimizer.blocks.gathered() if isinstance(optimizer, ShardedOptimizer) else contextlib.nullcontext()
+    return (
+        optimizer.blocks.gathered()
+        if isinstance(optimizer, ShardedOptimizer)
+        else contextlib.nullcontext()
+    )
 
 
 def block_weights(optimizer: Any, keep: bool) -> dict[str, np.ndarray]:
-    """Returns by Paddle's names the weights that stage 3 shares out, if this rank wants to ``keep`` them, else {}.
+    """Returns by Paddle's names the weights that stage 3 shares out, if this rank wants to ``keep``
+    them, else {}.
 
     Every rank calls it.
     """
@@ -379,7 +432,9 @@ def block_weights(optimizer: Any, keep: bool) -> dict[str, np.ndarray]:
 
 
 def reduce_gradients(network: nn.Layer, optimizer: Any) -> None:
-    """Averages gradients that the backward pass left local: a ``ShardedOptimizer``'s, or those of shared memory."""
+    """Averages gradients that the backward pass left local: a ``ShardedOptimizer``'s, or those of
+    shared memory.
+    """
     if isinstance(optimizer, ShardedOptimizer):
         optimizer.reduce_gradients()
     elif shared := getattr(network, "shared", None):

@@ -1,4 +1,6 @@
-"""What an evaluation says of each sample: kept on the device, gathered once at a run's end, written as a table."""
+"""What an evaluation says of each sample: kept on the device, gathered once at a run's end, written
+as a table.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +16,8 @@ from utils import all_gather, rank, writing_whole
 
 FILE = "predictions.csv"  # of the model's weights; of the averaged ones predictions_ema.csv
 ONE = ("image", "label", "predicted", "probability")
-SEVERAL = ("image", "labels", "predicted", "worst", "worst_probability")  # of an image of several classes
+# of an image of several classes
+SEVERAL = ("image", "labels", "predicted", "worst", "worst_probability")
 
 
 def file_of(split: str) -> str:
@@ -25,8 +28,8 @@ def file_of(split: str) -> str:
 class Predictions:
     """This rank's samples of an evaluation, in the order in which its loader gave them.
 
-    A classifier keeps 20 bytes of each, as tensors: no batch waits for the device. Of an image of several classes, K in
-    all, it is K / 4 + 16.
+    A classifier keeps 20 bytes of each, as tensors: no batch waits for the device. Of an image of
+    several classes, K in all, it is K / 4 + 16.
     """
 
     def __init__(self) -> None:
@@ -38,13 +41,16 @@ class Predictions:
             self.columns.setdefault(name, []).append(values)
 
     def gather(self) -> dict[str, np.ndarray]:
-        """Returns all ranks' samples, each once, in the dataset's order; nothing where nothing was kept.
+        """Returns all ranks' samples, each once, in the dataset's order; nothing where nothing was
+        kept.
 
-        Every rank calls it. Rank r of R has every R-th sample from the r-th on (``EvalBatchSampler``).
+        Every rank calls it. Rank r of R has every R-th sample from the r-th on
+        (``EvalBatchSampler``).
         """
         parts = all_gather({name: _join(values) for name, values in self.columns.items()})
         found = {}
-        for name, first in parts[0].items():  # there is no evaluation without a sample, and rank 0 has the first
+        # there is no evaluation without a sample, and rank 0 has the first
+        for name, first in parts[0].items():
             count = sum(len(part.get(name, ())) for part in parts)
             found[name] = np.empty((count, *first.shape[1:]), first.dtype)
             for place, part in enumerate(parts):
@@ -54,11 +60,16 @@ class Predictions:
 
 
 def _join(values: list[Any]) -> np.ndarray:
-    return paddle.concat(values).numpy() if isinstance(values[0], paddle.Tensor) else np.concatenate(values)
+    return (
+        paddle.concat(values).numpy()
+        if isinstance(values[0], paddle.Tensor)
+        else np.concatenate(values)
+    )
 
 
 def leave(run: Run, dataset: ImageDataset, kept: Mapping[str, Predictions]) -> None:
-    """Writes the table of each split into the run's folder; every rank calls it. A failure is logged, and ends no run.
+    """Writes the table of each split into the run's folder; every rank calls it. A failure is
+    logged, and ends no run.
 
     Args:
         dataset: whose samples they are.
@@ -73,8 +84,9 @@ def leave(run: Run, dataset: ImageDataset, kept: Mapping[str, Predictions]) -> N
 def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, root: str) -> None:
     """Writes a table with a row for each sample, in the dataset's order.
 
-    Of one class per image: ``ONE``, and where classes have names these two, too. Of several: ``SEVERAL``: labels and
-    predicted ones are numbers with spaces between, the worst is the class whose probability is farthest from the truth.
+    Of one class per image: ``ONE``, and where classes have names these two, too. Of several:
+    ``SEVERAL``: labels and predicted ones are numbers with spaces between, the worst is the class
+    whose probability is farthest from the truth.
 
     Args:
         found: ``Predictions.gather``'s.
@@ -95,9 +107,17 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
         for index, (first, second, *rest) in enumerate(zip(*columns, strict=True)):
             name = dataset.name(index).removeprefix(prefix)
             if several:
-                out.write(csv_line(name, _numbers(first), _numbers(second), rest[0], round(float(rest[1]), 6)))
+                out.write(
+                    csv_line(
+                        name, _numbers(first), _numbers(second), rest[0], round(float(rest[1]), 6)
+                    )
+                )
             else:
-                names = [classes[label] if label < len(classes) else label for label in (first, second) if classes]
+                names = [
+                    classes[label] if label < len(classes) else label
+                    for label in (first, second)
+                    if classes
+                ]
                 out.write(csv_line(name, first, second, round(rest[0], 6), *names))
 
 

@@ -1,5 +1,5 @@
-"""The learning rate range test (Smith 2017, arXiv:1506.01186). The rate rises from update to update. The loss tells
-where learning begins, is fastest, and ends.
+"""The learning rate range test (Smith 2017, arXiv:1506.01186). The rate rises from update to
+update. The loss tells where learning begins, is fastest, and ends.
 """
 
 import dataclasses
@@ -50,7 +50,9 @@ class _Curve:
     def report(self, split: str, shown: str, **values: Any) -> None:
         self.rates.append(values["lr"])
         self.losses.append(values["loss"])
-        self.recent = values["loss"] if len(self.losses) == 1 else 0.9 * self.recent + 0.1 * values["loss"]
+        self.recent = (
+            values["loss"] if len(self.losses) == 1 else 0.9 * self.recent + 0.1 * values["loss"]
+        )
         self.lowest = min(self.lowest, self.recent)
         if len(self.losses) > self.updates or self.recent > _DIVERGED * self.lowest:
             raise _Enough
@@ -60,8 +62,8 @@ class Found(NamedTuple):
     """What a sweep tells.
 
     Args:
-        rates, losses, smooth: of each update, [n]: its rate, the loss of the batch that follows it, that loss averaged
-            over its neighbours.
+        rates, losses, smooth: of each update, [n]: its rate, the loss of the batch that follows it,
+            that loss averaged over its neighbours.
         steepest: rate at which the loss falls fastest.
         lowest: rate at which it is lowest.
     """
@@ -73,8 +75,11 @@ class Found(NamedTuple):
     lowest: float
 
 
-def sweep(config: Configuration, train: ImageDataset, updates: int, low: float, high: float) -> Found:
-    """Trains as a run of this configuration does, by rates that rise exponentially from ``low`` to ``high``.
+def sweep(
+    config: Configuration, train: ImageDataset, updates: int, low: float, high: float
+) -> Found:
+    """Trains as a run of this configuration does, by rates that rise exponentially from ``low`` to
+    ``high``.
 
     It ends early where the loss isn't finite, or rises to four times its lowest.
 
@@ -85,7 +90,12 @@ def sweep(config: Configuration, train: ImageDataset, updates: int, low: float, 
     # each has an update at least
     accum = config.TRAIN.ACCUM_ITER
     epochs = max(config.TRAIN.NUM_EPOCHS, updates + 1)
-    off = {"TRAIN__MODEL_EMA": False, "TRAIN__MAX_MINUTES": None, "TRAIN__NUM_EPOCHS": epochs, "REPORT_FREQ": accum}
+    off = {
+        "TRAIN__MODEL_EMA": False,
+        "TRAIN__MAX_MINUTES": None,
+        "TRAIN__NUM_EPOCHS": epochs,
+        "REPORT_FREQ": accum,
+    }
     config = with_values(config, "the sweep of rates", **off)
     seed_everything(config.SEED)
     model = build_model(config)
@@ -94,7 +104,9 @@ def sweep(config: Configuration, train: ImageDataset, updates: int, low: float, 
     task: Task = tasks.choose(config)(config, train.classes)
     training = prepare(task, parallel.wrap_model(config, model), train, curve)
     ratio = math.log(high / low) / max(1, updates - 1)
-    training = dataclasses.replace(training, schedule=lambda update: low * math.exp(ratio * min(update, updates - 1)))
+    training = dataclasses.replace(
+        training, schedule=lambda update: low * math.exp(ratio * min(update, updates - 1))
+    )
     progress = Progress()
     try:
         while True:
@@ -115,11 +127,15 @@ def judge_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
         RunError: they are too few.
     """
     if len(rates) < 10:
-        raise RunError(f"the loss went out of bounds after {len(rates)} of {updates} updates; give a lower -low")
+        raise RunError(
+            f"the loss went out of bounds after {len(rates)} of {updates} updates; give a lower -low"
+        )
     width = max(1.0, _SMOOTH * updates)
     reach = round(3 * width)
     bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    total, weight = (np.convolve(values, bell)[reach:-reach] for values in (losses, np.ones(len(losses))))
+    total, weight = (
+        np.convolve(values, bell)[reach:-reach] for values in (losses, np.ones(len(losses)))
+    )
     smooth = total / weight
     lowest = int(smooth.argmin())
     slopes = np.gradient(smooth, np.log(rates))[: max(2, lowest + 1)]
@@ -127,8 +143,11 @@ def judge_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
 
 
 def write(found: Found, table: Path, picture: Path) -> None:
-    """Writes the sweep's values to ``table``, as CSV, and its curve to ``picture``, a PNG beside it."""
-    from training.pages.figures import figure, figure_png, set_log_scale  # takes a third of a second to import
+    """Writes the sweep's values to ``table``, as CSV, and its curve to ``picture``, a PNG beside
+    it.
+    """
+    # takes a third of a second to import
+    from training.pages.figures import figure, figure_png, set_log_scale
 
     rows = zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)
     drawn = figure(8, 4)

@@ -1,7 +1,8 @@
-"""Where a run's records can be shown: VisualDL, TensorBoard, Weights & Biases and MLflow, behind one interface.
+"""Where a run's records can be shown: VisualDL, TensorBoard, Weights & Biases and MLflow, behind
+one interface.
 
-None of them is needed, and none is imported but by ``training.tracking``, the process that follows a run's
-metrics.jsonl. All of them are offline: what they write lies in the run's folder.
+None of them is needed, and none is imported but by ``training.tracking``, the process that follows
+a run's metrics.jsonl. All of them are offline: what they write lies in the run's folder.
 """
 
 import os
@@ -25,15 +26,16 @@ OFFLINE = {
 
 
 class Tracker:
-    """A place where records are shown. Whatever a method raises turns this tracker off, and nothing else.
+    """A place where records are shown. Whatever a method raises turns this tracker off, and nothing
+    else.
 
     Args:
         folder: the tracker's own, in the run's.
         config: the run's configuration, as nested dicts.
 
     Attributes:
-        written: a pattern of the names that it gives to what it writes there. Those entries are removed where a run
-            goes on.
+        written: a pattern of the names that it gives to what it writes there. Those entries are
+            removed where a run goes on.
     """
 
     written = ".*"
@@ -46,18 +48,27 @@ class Tracker:
         raise NotImplementedError
 
     def end(self, final: Mapping[str, float]) -> None:
-        """Ends, with the numbers of result.json by name; none, where the run didn't come to its end."""
+        """Ends, with the numbers of result.json by name; none, where the run didn't come to its
+        end.
+        """
         raise NotImplementedError
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration by dotted key: single numbers and texts, as all of them take hyper-parameters."""
-    return {key: value if type(value) in (int, float) else str(value) for key, value in leaves(dict(config))}
+    """Returns a configuration by dotted key: single numbers and texts, as all of them take
+    hyper-parameters.
+    """
+    return {
+        key: value if type(value) in (int, float) else str(value)
+        for key, value in leaves(dict(config))
+    }
 
 
 def final_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numbers of result.json by name: acc1, best/acc1, ema/acc1, ema/best/acc1."""
-    found = leaves({key: value for key, value in result.items() if key not in ("config", "versions")})
+    found = leaves(
+        {key: value for key, value in result.items() if key not in ("config", "versions")}
+    )
     return {key.replace(".", "/"): value for key, value in found if type(value) in (int, float)}
 
 
@@ -106,7 +117,8 @@ class TensorBoard(Tracker):
             self.writer.add_scalar(name, value, 0)
         file = self.writer.file_writer
         assert file is not None  # it is open
-        for summary in hparams(self.config, results):  # not add_hparams, which makes a second run of it
+        # not add_hparams, which makes a second run of it
+        for summary in hparams(self.config, results):
             file.add_summary(summary)
         self.writer.close()
 
@@ -121,9 +133,18 @@ class WeightsAndBiases(Tracker):
         import wandb  # pyright: ignore[reportMissingImports]: an extra
 
         name = folder.parent.name
-        settings = wandb.Settings(console="off", disable_git=True, save_code=False, x_disable_stats=True)
-        self.run = wandb.init(mode="offline", dir=str(folder.parent), name=name, config=dict(config), settings=settings)
-        self.run.define_metric("*", step_metric="step")  # its own steps may not go back; ours, of other batches, may
+        settings = wandb.Settings(
+            console="off", disable_git=True, save_code=False, x_disable_stats=True
+        )
+        self.run = wandb.init(
+            mode="offline",
+            dir=str(folder.parent),
+            name=name,
+            config=dict(config),
+            settings=settings,
+        )
+        # its own steps may not go back; ours, of other batches, may
+        self.run.define_metric("*", step_metric="step")
 
     def add(self, split: str, step: int, values: Mapping[str, float]) -> None:
         self.run.log({"step": step} | {f"{split}/{name}": value for name, value in values.items()})
@@ -135,7 +156,9 @@ class WeightsAndBiases(Tracker):
 
 @trackers.register("mlflow", package="mlflow", extra="trackers")
 class MLflow(Tracker):
-    """MLflow's file store: ``mlflow ui --backend-store-uri RUN/mlflow`` shows it. MLFLOW_EXPERIMENT_NAME names it."""
+    """MLflow's file store: ``mlflow ui --backend-store-uri RUN/mlflow`` shows it.
+    MLFLOW_EXPERIMENT_NAME names it.
+    """
 
     written = r"[0-9]+|\.trash|models"
 
@@ -144,13 +167,19 @@ class MLflow(Tracker):
         from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]: an extra
 
         self.metric, self.client = Metric, MlflowClient(tracking_uri=folder.absolute().as_uri())
-        experiment = self.client.create_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runs")
+        experiment = self.client.create_experiment(
+            os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runs"
+        )
         self.run = self.client.create_run(experiment, run_name=folder.parent.name).info.run_id
-        self.client.log_batch(self.run, params=[Param(key, str(value)[:500]) for key, value in flat(config).items()])
+        self.client.log_batch(
+            self.run, params=[Param(key, str(value)[:500]) for key, value in flat(config).items()]
+        )
 
     def add(self, split: str, step: int, values: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
-        self.client.log_batch(self.run, [self.metric(f"{split}/{name}", v, now, step) for name, v in values.items()])
+        self.client.log_batch(
+            self.run, [self.metric(f"{split}/{name}", v, now, step) for name, v in values.items()]
+        )
 
     def end(self, final: Mapping[str, float]) -> None:
         self.add("result", 0, final)

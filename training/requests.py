@@ -1,4 +1,6 @@
-"""What signals and the clock ask of a run: about once a second all ranks agree on what any of them was asked."""
+"""What signals and the clock ask of a run: about once a second all ranks agree on what any of them
+was asked.
+"""
 
 import signal
 import time
@@ -27,7 +29,8 @@ class Stopped(RunError):
 class Requests:
     """What signals and the clock ask of a run, the same on every rank.
 
-    Ranks meet in one small collective about every SECONDS; how many steps that is, they measure and agree on with it.
+    Ranks meet in one small collective about every SECONDS; how many steps that is, they measure and
+    agree on with it.
 
     Args:
         save_minutes: between two saves; None: no clock asks.
@@ -63,7 +66,11 @@ class Requests:
         if self.steps < self.until_meeting and world_size() > 1:
             return None
         now = time.monotonic()
-        due = rank() == 0 and self.save_minutes is not None and now - self.last_save >= 60 * self.save_minutes
+        due = (
+            rank() == 0
+            and self.save_minutes is not None
+            and now - self.last_save >= 60 * self.save_minutes
+        )
         saving = due or signals.received.pop(signal.SIGUSR1, None) is not None
         asked = [*(number in signals.received for number in STOPS), saving, failed, now - self.met]
         if world_size() > 1:
@@ -80,8 +87,8 @@ class Requests:
 class Keeper:
     """Saves a run where that is asked for, or due, and ends it, saved, where a signal asks that.
 
-    Every rank calls its methods, equally often: after each step but an epoch's last, at each epoch's end, and after
-    evaluated batches.
+    Every rank calls its methods, equally often: after each step but an epoch's last, at each
+    epoch's end, and after evaluated batches.
 
     Raises:
         Stopped: on every rank, when the run was asked to stop; it is saved.
@@ -94,7 +101,9 @@ class Keeper:
         self.requests = requests
         self.problem = ""  # why the run has to end, saved, if no signal asks for it
 
-    def after_step(self, window: Window, statistics: dict[str, paddle.Tensor], updated: bool) -> None:
+    def after_step(
+        self, window: Window, statistics: dict[str, paddle.Tensor], updated: bool
+    ) -> None:
         """Saves, at the last update, and stops.
 
         Args:
@@ -115,7 +124,9 @@ class Keeper:
         """Stops; the evaluation will be done anew."""
         self.after_epoch()
 
-    def end_epoch(self, improved: tuple[str, ...], wanted: bool, described: dict[str, dict[str, Any]]) -> None:
+    def end_epoch(
+        self, improved: tuple[str, ...], wanted: bool, described: dict[str, dict[str, Any]]
+    ) -> None:
         """Saves where the evaluation gave a best one, where that is ``wanted``, asked for, or due."""
         if improved or wanted or self.due:
             self._save(None, improved=improved, described=described)

@@ -1,10 +1,21 @@
-"""result.json: what a run tells of its last evaluation, held to a declared form. Paddle isn't imported here."""
+"""result.json: what a run tells of its last evaluation, held to a declared form. Paddle isn't
+imported here.
+"""
 
 from pathlib import Path
 from typing import Any
 
 from errors import reading
-from settings.plain import Form, Rule, check_form, is_list, is_real, is_whole, parsed_json, whole_file
+from settings.plain import (
+    Form,
+    Rule,
+    check_form,
+    is_list,
+    is_real,
+    is_whole,
+    parsed_json,
+    whole_file,
+)
 
 FILE = "result.json"
 LARGEST = 1e30  # of a number: a figure can't be drawn, nor a mean computed, near the largest ones

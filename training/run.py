@@ -1,4 +1,6 @@
-"""What a run leaves behind: its folder with config.yaml, classes.json, logs, metrics.jsonl, result.json and more."""
+"""What a run leaves behind: its folder with config.yaml, classes.json, logs, metrics.jsonl,
+result.json and more.
+"""
 
 import contextlib
 import errno
@@ -29,7 +31,15 @@ from utils import all_gather, get_loggers, num_cores, open_logs, rank, writing_w
 LOCK = ".lock"  # in a run's folder
 CHECKPOINTS = "checkpoints"
 # What a run's last line names.
-FILES = ("config.yaml", "result.json", "metrics.jsonl", "curves.png", "predictions.csv", "confusion.csv", "report.html")
+FILES = (
+    "config.yaml",
+    "result.json",
+    "metrics.jsonl",
+    "curves.png",
+    "predictions.csv",
+    "confusion.csv",
+    "report.html",
+)
 FILES += ("checkpoints/best", "checkpoints/best_ema.safetensors", "checkpoints/last")
 _REPLACED = {*FILES, "classes.json", "confusion.png"}
 # Names of what a run changes where it lies.
@@ -44,17 +54,20 @@ def is_own(name: str) -> bool:
 
 
 class Run:
-    """A run's folder and voice. Every process makes one; rank 0 alone writes shared files and speaks on the console.
+    """A run's folder and voice. Every process makes one; rank 0 alone writes shared files and
+    speaks on the console.
 
-    Nothing is written before ``begin``, not even the folder: a start that fails leaves none, and changes none.
+    Nothing is written before ``begin``, not even the folder: a start that fails leaves none, and
+    changes none.
 
     Args:
-        config: the resolved configuration; OUTPUT is the folder, or SAVE/<train|eval>-<model>-<time>.
+        config: the resolved configuration; OUTPUT is the folder, or
+            SAVE/<train|eval>-<model>-<time>.
         classes: class names to keep with the run; empty: none are known.
 
     Raises:
-        InputError: on every rank, when the folder can't be written, already holds a training run, or another run
-            writes there.
+        InputError: on every rank, when the folder can't be written, already holds a training run,
+            or another run writes there.
     """
 
     def __init__(self, config: Configuration, classes: list[str]) -> None:
@@ -66,7 +79,8 @@ class Run:
         self._named = Path()
         self._descriptor = -1
         self._agree(self.folder.check if self.folder else None)
-        self.problem = ""  # why metrics.jsonl can't be written, on rank 0: the run has to end, saved
+        # why metrics.jsonl can't be written, on rank 0: the run has to end, saved
+        self.problem = ""
         self.tracking = Tracking([] if config.EVAL else config.TRACKERS or [])
         self._agree(self.tracking.missing_packages if self.folder else None)
         self.devices = all_gather(device())
@@ -79,15 +93,21 @@ class Run:
         self.clock = 0.0
         self.workers = config.DATA.NUM_WORKERS
         self.epochs = config.TRAIN.NUM_EPOCHS
-        self.awaited: tuple[int, float, float] | None = None  # epoch, its seconds of waiting, its seconds
+        # epoch, its seconds of waiting, its seconds
+        self.awaited: tuple[int, float, float] | None = None
         self.told_input_bound = False
         for note in notes(config):
             self.info(note)
         changed = differences(config)
-        self.info("configuration, where it isn't the default:" + "".join(f"\n  {line}" for line in changed))
+        self.info(
+            "configuration, where it isn't the default:"
+            + "".join(f"\n  {line}" for line in changed)
+        )
 
     def _agree(self, action: Callable[[], str | None] | None) -> None:
-        """Lets rank 0 do ``action``, which returns what stands against it; all ranks learn of that, and the folder."""
+        """Lets rank 0 do ``action``, which returns what stands against it; all ranks learn of that,
+        and the folder.
+        """
         problem = action() if action else None
         problem, directory = all_gather((problem, self.folder and str(self.folder.path)))[0]
         if problem:
@@ -112,14 +132,17 @@ class Run:
         return self.directory / CHECKPOINTS
 
     def begin(self) -> None:
-        """Makes the folder, with the lines so far; every rank calls it, once all that can be checked was checked.
+        """Makes the folder, with the lines so far; every rank calls it, once all that can be
+        checked was checked.
 
         Raises:
-            InputError: on every rank, when the folder can't be made, or another run has taken it meanwhile.
+            InputError: on every rank, when the folder can't be made, or another run has taken it
+                meanwhile.
         """
         all_gather(None)  # unless every rank came this far, there is no run
         self._agree(self.folder.make if self.folder else None)
-        self._named.mkdir(parents=True, exist_ok=True)  # on another machine, whose disk isn't shared
+        # on another machine, whose disk isn't shared
+        self._named.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self._named, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if rank() == 0:
             for path, name in leftovers(self.directory):
@@ -139,21 +162,29 @@ class Run:
         self.main.info(message)
 
     def start_bar(self, total: int, done: int) -> None:
-        """Begins the steps, or goes on after those in metrics.jsonl. From now on, on rank 0, trackers follow that file,
-        and a terminal shows a progress bar over ``total`` steps.
+        """Begins the steps, or goes on after those in metrics.jsonl. From now on, on rank 0,
+        trackers follow that file, and a terminal shows a progress bar over ``total`` steps.
         """
         if rank() == 0 and (problem := self.tracking.begin(self.directory)):
             self.info(problem)
         self.total, self.first, self.clock = total, done, time.monotonic()
         hidden = rank() != 0 or not sys.stderr.isatty()
-        self.bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, disable=hidden, smoothing=0.1)
+        self.bar = tqdm(
+            total=total,
+            initial=done,
+            unit="step",
+            dynamic_ncols=True,
+            disable=hidden,
+            smoothing=0.1,
+        )
 
     def set_length(self, epochs: int, steps: int) -> None:
         """Notes how many epochs and steps the run has."""
         self.epochs, self.total, self.bar.total = epochs, steps, steps
 
     def report(self, split: str, shown: str, **values: Any) -> None:
-        """Adds a line to metrics.jsonl and shows the metrics, which are ``shown`` in the task's words.
+        """Adds a line to metrics.jsonl and shows the metrics, which are ``shown`` in the task's
+        words.
 
         Args:
             split: "train", "val", or "ema": the averaged weights.
@@ -162,7 +193,10 @@ class Run:
             return
         record = {
             "split": split,
-            **{k: round(v, 6) if isinstance(v, float) and k != "lr" else v for k, v in values.items()},
+            **{
+                k: round(v, 6) if isinstance(v, float) and k != "lr" else v
+                for k, v in values.items()
+            },
         }
         self._append(json.dumps(record) + "\n")
         if split == "train":
@@ -176,23 +210,29 @@ class Run:
                 f"wait: {values['data_wait']:.0%}",
             ]
             parts += self._time_left(values["step"])
-            self.info(f"epoch {values['epoch']}/{self.epochs} step {values['step']}: {', '.join(parts)}")
+            self.info(
+                f"epoch {values['epoch']}/{self.epochs} step {values['step']}: {', '.join(parts)}"
+            )
             self._tell_input_bound(values)
         else:
             kind = "validation" if split == "val" else "validation of the average"
             self.info(f"epoch {values['epoch']}/{self.epochs} {kind}: {shown}")
 
     def _time_left(self, step: int) -> list[str]:
-        """The time that is left, as if each step, with its share of evaluations and saves, took as long as so far."""
+        """The time that is left, as if each step, with its share of evaluations and saves, took as
+        long as so far.
+        """
         if not self.first < step < self.total:
             return []
         seconds = (time.monotonic() - self.clock) / (step - self.first) * (self.total - step)
         hours, minutes = divmod(round(seconds / 60), 60)
-        return [f"left: {f'{hours} h {minutes} min' if hours else f'{minutes} min' if minutes else f'{seconds:.0f} s'}"]
+        return [
+            f"left: {f'{hours} h {minutes} min' if hours else f'{minutes} min' if minutes else f'{seconds:.0f} s'}"
+        ]
 
     def _tell_input_bound(self, values: dict[str, Any]) -> None:
-        """Says once in a run that an epoch waits for its data; the run's first report, in which workers start and
-        compilers and caches warm up, doesn't count.
+        """Says once in a run that an epoch waits for its data; the run's first report, in which
+        workers start and compilers and caches warm up, doesn't count.
         """
         if self.awaited is None:
             self.awaited = (values["epoch"], 0.0, 0.0)
@@ -223,36 +263,56 @@ class Run:
                 if size is not None:  # no half line
                     os.truncate(file, size)
             if self.on_error == "stop":
-                self.problem = self.problem or f"{file} can't be written ({error.strerror}): {remedy(error)}"
+                self.problem = (
+                    self.problem or f"{file} can't be written ({error.strerror}): {remedy(error)}"
+                )
                 return
             self.info(f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)")
 
     def rewind(self, epoch: int, step: int) -> None:
-        """Takes out of metrics.jsonl what came after ``epoch``, but for the next one's training up to ``step``.
-        Steps of other epochs aren't compared: they may have been of another batch size.
+        """Takes out of metrics.jsonl what came after ``epoch``, but for the next one's training up
+        to ``step``. Steps of other epochs aren't compared: they may have been of another batch
+        size.
         """
         file = self.directory / "metrics.jsonl"
         if file.exists():
             with writing_whole(file) as rewound:
                 for line, record in records(file):
-                    over = epoch if record["split"] != "train" or record["step"] > step else epoch + 1
+                    over = (
+                        epoch if record["split"] != "train" or record["step"] > step else epoch + 1
+                    )
                     if record["epoch"] <= over:
                         rewound.write(line)
 
     def result(self, result: dict[str, Any], shown: str) -> None:
-        """Writes result.json, the last evaluation, and prints the summary, with its metrics as ``shown``."""
+        """Writes result.json, the last evaluation, and prints the summary, with its metrics as
+        ``shown``.
+        """
         self.bar.close()
         self.bar = tqdm(disable=True)
         if rank() != 0:
             return
-        environment = {"devices": self.devices, "cores": num_cores(), "system": platform.platform(), "commit": commit()}
-        result |= {"seconds": round(time.time() - self.started, 1), "versions": versions(), "environment": environment}
-        told = f"samples: {result['num_samples']}, time: {result['seconds']} s, run: {self.directory}"
+        environment = {
+            "devices": self.devices,
+            "cores": num_cores(),
+            "system": platform.platform(),
+            "commit": commit(),
+        }
+        result |= {
+            "seconds": round(time.time() - self.started, 1),
+            "versions": versions(),
+            "environment": environment,
+        }
+        told = (
+            f"samples: {result['num_samples']}, time: {result['seconds']} s, run: {self.directory}"
+        )
         self.info(f"summary: {shown}; {told}")
         try:
             self._write_json("result.json", result)
         except OSError as error:
-            again = "the same command" if self.config.EVAL else f"-resume=auto -output={self.directory}"
+            again = (
+                "the same command" if self.config.EVAL else f"-resume=auto -output={self.directory}"
+            )
             problem = f"{error.filename} isn't written ({error.strerror}: {remedy(error)})"
             raise RunError(f"{problem}; {again} writes it again") from None
         if problem := self.tracking.end():
@@ -295,7 +355,9 @@ def _is_at(folder: os.stat_result, path: Path) -> bool:
 
 
 def for_others(config: Configuration) -> Configuration:
-    """Returns what a run's file says, by itself: where the run lies and what it went on from are its command's."""
+    """Returns what a run's file says, by itself: where the run lies and what it went on from are
+    its command's.
+    """
     config = with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0)
     found = config.origins.get("MODEL.PRETRAINED", ())
     if len(found) > 1 and found[-1].first == CHECKPOINT:
@@ -309,14 +371,16 @@ def for_others(config: Configuration) -> Configuration:
 
 
 class RunFolder:
-    """The folder of a run on rank 0: chosen and looked at by ``check``, made and locked by ``make``.
+    """The folder of a run on rank 0: chosen and looked at by ``check``, made and locked by
+    ``make``.
 
     Attributes:
         path: the folder.
     """
 
     def __init__(self, config: Configuration) -> None:
-        model = re.sub(r"[^\w.-]", "_", config.MODEL.NAME)  # which a stranger's config.yaml may have chosen
+        # which a stranger's config.yaml may have chosen
+        model = re.sub(r"[^\w.-]", "_", config.MODEL.NAME)
         name = f"{'eval' if config.EVAL else 'train'}-{model}-{time.strftime('%Y%m%d-%H-%M-%S')}"
         self.named, self.resumes = bool(config.OUTPUT), bool(config.MODEL.RESUME)
         self.path = self.base = Path(config.OUTPUT) if config.OUTPUT else Path(config.SAVE) / name
@@ -324,9 +388,13 @@ class RunFolder:
         self.new = False
 
     def check(self) -> str | None:
-        """Returns what stands against a run here; changes nothing. A run's folder is locked from now on."""
+        """Returns what stands against a run here; changes nothing. A run's folder is locked from
+        now on.
+        """
         try:
-            there = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+            there = next(
+                place for place in (self.path, *self.path.absolute().parents) if place.exists()
+            )
             if not there.is_dir():
                 return self._cannot("make", f"{there} is a file")
             if self.path.is_symlink() and not self.path.exists():
@@ -363,12 +431,18 @@ class RunFolder:
         return self._sign()
 
     def _check_content(self) -> str | None:
-        """Returns what of the folder's content a run can't write, or would replace though no run made it."""
+        """Returns what of the folder's content a run can't write, or would replace though no run
+        made it.
+        """
         names = os.listdir(self.path)
         own = sorted(filter(is_own, names))
         for name in own:
             problem = obstacle(self.path / name)
-            if problem is None and _KEPT.fullmatch(name) and not os.access(self.path / name, os.W_OK):
+            if (
+                problem is None
+                and _KEPT.fullmatch(name)
+                and not os.access(self.path / name, os.W_OK)
+            ):
                 problem = OSError(errno.EACCES, os.strerror(errno.EACCES))
             if problem:
                 return f"{self.path / name}: {problem.strerror}; {remedy(problem)}, or choose another -output"
@@ -383,10 +457,15 @@ class RunFolder:
         return None
 
     def _is_runs(self) -> bool:
-        """Whether a run made what the folder holds: it signed the lock, or left checkpoints or records."""
+        """Whether a run made what the folder holds: it signed the lock, or left checkpoints or
+        records.
+        """
         if any((self.path / CHECKPOINTS).glob("epoch_*")):
             return True
-        with contextlib.suppress(FileNotFoundError, Unreadable), open_file(self.path / LOCK) as lock:
+        with (
+            contextlib.suppress(FileNotFoundError, Unreadable),
+            open_file(self.path / LOCK) as lock,
+        ):
             if re.fullmatch(_SIGNATURE, lock.read(1000)):
                 return True
         with contextlib.suppress(InputError):
@@ -394,7 +473,9 @@ class RunFolder:
         return False
 
     def _check_free(self) -> str | None:
-        if self.resumes or not any((self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")):
+        if self.resumes or not any(
+            (self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")
+        ):
             return None
         return f"{self.path} already holds a run; go on from it with -resume, or choose another -output"
 

@@ -1,4 +1,6 @@
-"""What a training run is made of, built from its configuration, checked and logged: sizes, rates, what decays."""
+"""What a training run is made of, built from its configuration, checked and logged: sizes, rates,
+what decays.
+"""
 
 import contextlib
 import functools
@@ -31,13 +33,16 @@ from training.task import Task
 from utils import num_gpus, rank, world_size
 from weights import load_weights
 
-_DEFAULT_BATCH = 4096  # what config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3)
+# what config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3)
+_DEFAULT_BATCH = 4096
 _FAR = 4  # a batch so many times larger or smaller than the recipe's asks for another rate
 
 
 @dataclass
 class Training:
-    """The parts of a training run; ``network`` is ``model``, or what ``parallel`` wrapped it in, as the optimizer."""
+    """The parts of a training run; ``network`` is ``model``, or what ``parallel`` wrapped it in, as
+    the optimizer.
+    """
 
     config: Configuration
     task: Task
@@ -50,12 +55,13 @@ class Training:
     scaler: LossScaler
     loader: Loader
     run: Run
-    predictions: dict[str, Predictions] = field(default_factory=dict)  # of the last evaluation, by split
+    # of the last evaluation, by split
+    predictions: dict[str, Predictions] = field(default_factory=dict)
 
     @functools.cached_property
     def trained_parameters(self) -> list[paddle.Tensor]:
-        """Returns the parameters that aren't frozen; walking the model's layers takes as long as measuring their
-        gradients.
+        """Returns the parameters that aren't frozen; walking the model's layers takes as long as
+        measuring their gradients.
         """
         return [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
 
@@ -85,14 +91,19 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     steps = len(loader)
     accum = config.TRAIN.ACCUM_ITER
     if accum > steps:
-        raise InputError(f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update")
-    schedule = build_schedule(config, -(-steps // accum), config.DATA.BATCH_SIZE * world_size() * accum)
+        raise InputError(
+            f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update"
+        )
+    schedule = build_schedule(
+        config, -(-steps // accum), config.DATA.BATCH_SIZE * world_size() * accum
+    )
     ending = Ending(config, steps)
     scaler = LossScaler(enabled=precision(config) == "float16")
     _tell_model(config, model, run)
     _tell_steps(config, len(train), steps, schedule, run)
     settings = (config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
-    ema = ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None  # a copy, made before the model is traced
+    # a copy, made before the model is traced
+    ema = ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None
     if config.TO_STATIC:
         _trace(model)
     optimizer = wrap_optimizer(config, build_optimizer(config, model), model)
@@ -113,11 +124,12 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
 
 
 def _trace(model: nn.Layer) -> None:
-    """Makes the model's forward pass a graph, traced at its first batch of a shape. Its random operators may draw in
-    another order.
+    """Makes the model's forward pass a graph, traced at its first batch of a shape. Its random
+    operators may draw in another order.
     """
     with contextlib.suppress(ValueError):  # Paddle 2.6 hasn't got it
-        # It takes two equal calls of a random operator for one: all drop paths of a rate would drop the same samples.
+        # It takes two equal calls of a random operator for one: all drop paths of a rate would drop
+        # the same samples.
         paddle.set_flags({"FLAGS_enable_cse_in_dy2st": False})
     paddle.jit.to_static(model, full_graph=True)
 
@@ -125,7 +137,8 @@ def _trace(model: nn.Layer) -> None:
 def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: bool) -> None:
     """Loads MODEL.PRETRAINED, if it is set.
 
-    Log lines say what was loaded, and where images are prepared in another way than the weights were made for.
+    Log lines say what was loaded, and where images are prepared in another way than the weights
+    were made for.
 
     Raises:
         InputError: the weights don't fit, or another rank has loaded other weights, or none.
@@ -137,7 +150,9 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
     allow = settings.PRETRAINED_ALLOW
     order = settings.PRETRAINED_CLASSES
     adapter = settings.PRETRAINED_ADAPTER
-    report = load_weights(model, settings.PRETRAINED, strict, allow, order, adapter, checksums=world_size() > 1)
+    report = load_weights(
+        model, settings.PRETRAINED, strict, allow, order, adapter, checksums=world_size() > 1
+    )
     files = f"{report.file} and {adapter}" if adapter else report.file
     check_loaded("MODEL.PRETRAINED", files, report.checksums)
     run.info(str(report))
@@ -169,7 +184,9 @@ def precision(config: Configuration, evaluation: bool = False) -> str:
 
 
 def precision_text(config: Configuration) -> str:
-    """Returns ``precision`` of a training, or with EVAL of an evaluation, with the reason where AMP asks for more."""
+    """Returns ``precision`` of a training, or with EVAL of an evaluation, with the reason where AMP
+    asks for more.
+    """
     told = precision(config, config.EVAL)
     reason = ""
     if config.AMP and not num_gpus() and (lacks := _lacks_bfloat16(config)):
@@ -184,7 +201,9 @@ def precision_text(config: Configuration) -> str:
 
 def _lacks_bfloat16(config: Configuration) -> str:
     """Returns why a CPU computes in float32 with AMP, in words; "": it doesn't."""
-    return "a CPU has none in a traced graph (TO_STATIC)" if config.TO_STATIC else ops.bfloat16_lacks()
+    return (
+        "a CPU has none in a traced graph (TO_STATIC)" if config.TO_STATIC else ops.bfloat16_lacks()
+    )
 
 
 def _tell_model(config: Configuration, model: nn.Layer, run: Run) -> None:
@@ -199,16 +218,21 @@ def _tell_model(config: Configuration, model: nn.Layer, run: Run) -> None:
     )
 
 
-def _tell_shares(network: nn.Layer, optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: Run) -> None:
+def _tell_shares(
+    network: nn.Layer, optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: Run
+) -> None:
     if getattr(network, "shared", None):
         run.info("gradients are averaged in memory that the ranks share")
     if isinstance(optimizer, ShardedOptimizer):
         shares = ", ".join(f"{size:,}" for size in optimizer.sizes)
-        run.info(f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {shares} parameters")
+        run.info(
+            f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {shares} parameters"
+        )
 
 
 def share_batch(config: Configuration, ranks: int) -> Configuration:
-    """Returns the configuration whose DATA.BATCH_SIZE is one of ``ranks`` shares of DATA.GLOBAL_BATCH, if that is set.
+    """Returns the configuration whose DATA.BATCH_SIZE is one of ``ranks`` shares of
+    DATA.GLOBAL_BATCH, if that is set.
 
     Raises:
         InputError: it can't be shared out equally.
@@ -217,21 +241,33 @@ def share_batch(config: Configuration, ranks: int) -> Configuration:
     if batch is None:
         return config
     if batch % ranks:
-        raise InputError(f"DATA.GLOBAL_BATCH is {batch}, found {ranks} processes; make it a multiple of their number")
-    return with_values(config, f"DATA.GLOBAL_BATCH, shared by {ranks}", DATA__BATCH_SIZE=batch // ranks)
+        raise InputError(
+            f"DATA.GLOBAL_BATCH is {batch}, found {ranks} processes; make it a multiple of their number"
+        )
+    return with_values(
+        config, f"DATA.GLOBAL_BATCH, shared by {ranks}", DATA__BATCH_SIZE=batch // ranks
+    )
 
 
-def _tell_steps(config: Configuration, images: int, steps: int, schedule: Callable[[int], float], run: Run) -> None:
+def _tell_steps(
+    config: Configuration, images: int, steps: int, schedule: Callable[[int], float], run: Run
+) -> None:
     train = config.TRAIN
     accum = config.TRAIN.ACCUM_ITER
     batch = config.DATA.BATCH_SIZE
     updates = -(-steps // accum)
     effective = batch * world_size() * accum
-    rates = [f"{schedule(epoch * updates):.3g}" for epoch in (0, train.WARMUP_EPOCHS, train.NUM_EPOCHS)]
+    rates = [
+        f"{schedule(epoch * updates):.3g}" for epoch in (0, train.WARMUP_EPOCHS, train.NUM_EPOCHS)
+    ]
     kept = "GLOBAL_BATCH" if config.DATA.GLOBAL_BATCH else "BATCH_SIZE"
     how = {"linear": "linearly", "sqrt": "by the square root"}[train.LR_SCALING]
     which = "the rates scale" if train.LR_SCALED == "all" else "BASE_LR scales"
-    scaled = f"{which} {how} from a batch of {train.LINEAR_SCALED_LR}" if train.LINEAR_SCALED_LR else "the rates stay"
+    scaled = (
+        f"{which} {how} from a batch of {train.LINEAR_SCALED_LR}"
+        if train.LINEAR_SCALED_LR
+        else "the rates stay"
+    )
     run.info(
         f"{images:,} images, {steps} steps an epoch, the tail {'dropped' if config.DATA.DROP_LAST else 'padded'};"
         f" global batch {batch} x {world_size()} = {batch * world_size()}, accumulation {accum},"
@@ -257,9 +293,15 @@ def far_batch(config: Configuration, effective: int) -> str:
 
 
 def rising(config: Configuration, effective: int) -> str:
-    """Returns a warning if BASE_LR, which alone scales, is below END_LR for the effective batch, else ""."""
+    """Returns a warning if BASE_LR, which alone scales, is below END_LR for the effective batch,
+    else "".
+    """
     train = config.TRAIN
-    if not train.LINEAR_SCALED_LR or train.LR_SCALED == "all" or train.LR_SCHEDULER.NAME == "constant":
+    if (
+        not train.LINEAR_SCALED_LR
+        or train.LR_SCALED == "all"
+        or train.LR_SCHEDULER.NAME == "constant"
+    ):
         return ""
     ratio = effective / train.LINEAR_SCALED_LR
     rate = train.BASE_LR * (ratio**0.5 if train.LR_SCALING == "sqrt" else ratio)
@@ -272,12 +314,16 @@ def rising(config: Configuration, effective: int) -> str:
 
 
 def recipe_batch(config: Configuration) -> int | None:
-    """Returns the batch that rates which don't scale are for; None where they do, or where nobody said it.
+    """Returns the batch that rates which don't scale are for; None where they do, or where nobody
+    said it.
 
     A rate that the user wrote is the user's: for the batch at hand.
     """
     train = config.TRAIN
     if train.LINEAR_SCALED_LR or is_users(config, "TRAIN.BASE_LR"):
         return None
-    from_recipe = "TRAIN.BASE_LR" in explicit_sources(config) or default_values()["TRAIN.BASE_LR"] != train.BASE_LR
+    from_recipe = (
+        "TRAIN.BASE_LR" in explicit_sources(config)
+        or default_values()["TRAIN.BASE_LR"] != train.BASE_LR
+    )
     return train.RECIPE_BATCH or (None if from_recipe else _DEFAULT_BATCH)

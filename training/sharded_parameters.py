@@ -1,9 +1,11 @@
-"""Weights that the ranks share out, too: stage 3 of ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054).
+"""Weights that the ranks share out, too: stage 3 of ZeRO (Rajbhandari et al. 2020,
+arXiv:1910.02054).
 
-Each weight of a block is with its owner alone, whose optimizer's state and gradient it has, too. Before a block
-computes, the owners send its weights to all ranks, which free them after it. MODEL.RECOMPUTE keeps nothing of a block:
-its backward pass computes it anew, with weights that are sent once more. What isn't in a block (the embedding, the last
-norm, the classifier) stays with every rank. ``GroupShardedStage3`` of Paddle does so, too, but not on CPUs.
+Each weight of a block is with its owner alone, whose optimizer's state and gradient it has, too.
+Before a block computes, the owners send its weights to all ranks, which free them after it.
+MODEL.RECOMPUTE keeps nothing of a block: its backward pass computes it anew, with weights that are
+sent once more. What isn't in a block (the embedding, the last norm, the classifier) stays with
+every rank. ``GroupShardedStage3`` of Paddle does so, too, but not on CPUs.
 """
 
 import contextlib
@@ -88,7 +90,8 @@ class ShardedBlock:
 
 
 class ShardedBlocks:
-    """The blocks of a model. Their gradients are reduced in the order of the backward pass, the same on every rank.
+    """The blocks of a model. Their gradients are reduced in the order of the backward pass, the
+    same on every rank.
 
     Args:
         blocks: layers and their buckets, in the order in which they are called.
@@ -97,7 +100,8 @@ class ShardedBlocks:
     def __init__(self, blocks: list[tuple[nn.Layer, list[Any]]]) -> None:
         self.blocks = [ShardedBlock(layer, buckets, self) for layer, buckets in blocks]
         self.live: list[ShardedBlock] = []  # whose backward pass has begun
-        self.last: list[ShardedBlock] = []  # whose weights stay from the forward pass to the end of the backward pass
+        # whose weights stay from the forward pass to the end of the backward pass
+        self.last: list[ShardedBlock] = []
         self.scale = 1 / world_size()
 
     def begin_backward(self, block: ShardedBlock) -> None:
@@ -132,7 +136,8 @@ class ShardedBlocks:
         self.share_out()
 
     def arrays(self, keep: bool) -> dict[str, np.ndarray]:
-        """Returns the blocks' weights by Paddle's names, one block after the other. Every rank calls it.
+        """Returns the blocks' weights by Paddle's names, one block after the other. Every rank
+        calls it.
 
         Args:
             keep: this rank wants them; else it returns {}.

@@ -1,4 +1,5 @@
-"""What kinds of training differ in. The rest the loop (``engine``) knows: a loss, updates, windows, evaluations.
+"""What kinds of training differ in. The rest the loop (``engine``) knows: a loss, updates, windows,
+evaluations.
 
 A task defines ``step`` and ``evaluate``; one with a loss alone (pre-training) needs no more.
 """
@@ -25,13 +26,17 @@ class Task:
         classes: names of the validation set's classes; empty: none are known.
 
     Attributes:
-        lines: how metrics are shown: "train" of a report, "val" of an evaluation within a run, "best", "result".
+        lines: how metrics are shown: "train" of a report, "val" of an evaluation within a run,
+            "best", "result".
         curves: what curves.png draws over the steps, with the axis' label.
         note: what a run tells at its beginning; "": nothing.
-        predictions: what the last ``evaluate`` kept of this rank's samples; None: the task keeps nothing.
+        predictions: what the last ``evaluate`` kept of this rank's samples; None: the task keeps
+            nothing.
     """
 
-    lines: ClassVar[dict[str, str]] = dict.fromkeys(("train", "val", "best", "result"), "loss: {loss:.4f}")
+    lines: ClassVar[dict[str, str]] = dict.fromkeys(
+        ("train", "val", "best", "result"), "loss: {loss:.4f}"
+    )
     curves: ClassVar[dict[str, str]] = {"loss": "loss", "lr": "learning rate"}
     note = ""
 
@@ -44,8 +49,9 @@ class Task:
         """Builds what a training needs besides: an evaluation does without."""
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
-        """Returns what a batch gives, by name, each [B] float32. "loss" is what training makes less; the means of the
-        others over the samples are reported beside it. It is called within autocast, and may not wait for the device.
+        """Returns what a batch gives, by name, each [B] float32. "loss" is what training makes
+        less; the means of the others over the samples are reported beside it. It is called within
+        autocast, and may not wait for the device.
 
         Args:
             batch: the loader's columns by name.
@@ -60,7 +66,8 @@ class Task:
 
         Args:
             forward: the model, within autocast.
-            batches: this rank's; ranks may have different numbers of them: no collective before the last.
+            batches: this rank's; ranks may have different numbers of them: no collective before the
+                last.
         """
         raise NotImplementedError
 
@@ -69,7 +76,9 @@ class Task:
         return -metrics["loss"]
 
     def description_of(self, metrics: Metrics) -> dict[str, Any]:
-        """Returns what of an evaluation travels with the evaluated weights: entries of their ``Description``."""
+        """Returns what of an evaluation travels with the evaluated weights: entries of their
+        ``Description``.
+        """
         return {}
 
     def line(self, place: str, metrics: Metrics) -> str:

@@ -1,10 +1,12 @@
-"""The process that follows a run's metrics.jsonl for its trackers (TRACKERS), and rank 0's hold on it.
+"""The process that follows a run's metrics.jsonl for its trackers (TRACKERS), and rank 0's hold on
+it.
 
-Nothing of a tracker comes into the run's own processes: no import, thread, signal handler, network, crash or wait. A
-tracker shows what metrics.jsonl has. A run that goes on removes from it what came after its checkpoint. Then every
-tracker's folder is written anew, so its curves have no step twice.
+Nothing of a tracker comes into the run's own processes: no import, thread, signal handler, network,
+crash or wait. A tracker shows what metrics.jsonl has. A run that goes on removes from it what came
+after its checkpoint. Then every tracker's folder is written anew, so its curves have no step twice.
 
-A pipe reports the run's end: a word, where there is a result; or its closing, however the run ended.
+A pipe reports the run's end: a word, where there is a result; or its closing, however the run
+ended.
 """
 
 import contextlib
@@ -31,7 +33,8 @@ from settings.registry import ROOT, trackers
 from training.records import OFFLINE, Tracker, final_numbers
 from training.results import read_result
 
-LOG = "log_trackers.txt"  # in a run's folder: what trackers print, and the tracebacks of what they raise
+# in a run's folder: what trackers print, and the tracebacks of what they raise
+LOG = "log_trackers.txt"
 LOCK = ".lock_trackers"  # it names the newest such process
 MADE = ".trackers"  # it has a line for each tracker whose folder the run has made
 EVERY = 1.0  # seconds between two looks at the records
@@ -58,20 +61,35 @@ class Tracking:
             given = trackers.components[name].given
             if not _is_installed(given["package"]):
                 lacking.append(f"{name} needs {given['package']}")
-                commands.append(install(given["extra"]) if "extra" in given else f"pip install {given['package']}")
+                commands.append(
+                    install(given["extra"])
+                    if "extra" in given
+                    else f"pip install {given['package']}"
+                )
         if not lacking:
             return ""
         advice = f"{' and '.join(dict.fromkeys(commands))}, or leave it out of TRACKERS"
         return f"TRACKERS: {', '.join(lacking)}, which isn't installed; {advice}"
 
     def begin(self, folder: Path) -> str:
-        """Starts it, once metrics.jsonl is as the run goes on with it; returns why it couldn't, or nothing."""
+        """Starts it, once metrics.jsonl is as the run goes on with it; returns why it couldn't, or
+        nothing.
+        """
         if not self.names:
             return ""
         turn = str(time.time_ns())
-        command = [sys.executable, "-m", "training.tracking", str(folder.absolute()), turn, *self.names]
+        command = [
+            sys.executable,
+            "-m",
+            "training.tracking",
+            str(folder.absolute()),
+            turn,
+            *self.names,
+        ]
         quiet = {**os.environ, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
-        try:  # a session of its own: what is sent to the run's group isn't for it, which sees the run's end
+        # a session of its own: what is sent to the run's group isn't for it, which sees the run's
+        # end
+        try:
             if not (folder / MADE).exists():
                 # Earlier releases made no such file, and a copy may lack hidden ones.
                 before = (folder / LOCK).exists() or (folder / LOG).exists()
@@ -82,7 +100,12 @@ class Tracking:
                 lock.truncate()
                 lock.write(turn)
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=quiet,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
             )
         except OSError as error:
             return f"TRACKERS: not started ({error.strerror}); the run goes on without"
@@ -97,13 +120,19 @@ class Tracking:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.communicate()
-            return f"TRACKERS: not done {PATIENCE} s after the run's end, and ended; {LOG} may say why"
+            return (
+                f"TRACKERS: not done {PATIENCE} s after the run's end, and ended; {LOG} may say why"
+            )
         status = self.process.returncode
-        return f"TRACKERS: their process {how_it_ended(status)}; {LOG} may say why" if status else ""
+        return (
+            f"TRACKERS: their process {how_it_ended(status)}; {LOG} may say why" if status else ""
+        )
 
 
 def _is_installed(package: str) -> bool:
-    """Whether it is installed; a folder of that name, which a tracker leaves where it works, is no package."""
+    """Whether it is installed; a folder of that name, which a tracker leaves where it works, is no
+    package.
+    """
     found = importlib.util.find_spec(package)
     return found is not None and found.origin is not None
 
@@ -174,7 +203,11 @@ class Follower:
                 self.read += len(line)
                 with contextlib.suppress(ValueError, RecursionError):  # half a line, of a crash
                     record = parsed_json(line, finite=False)
-                    if type(record) is dict and type(record.get("split")) is str and is_whole(record.get("step")):
+                    if (
+                        type(record) is dict
+                        and type(record.get("split")) is str
+                        and is_whole(record.get("step"))
+                    ):
                         yield record
 
     def _guard(self, name: str, action: Callable[[], None]) -> None:
@@ -183,7 +216,11 @@ class Follower:
         except Exception as error:
             traceback.print_exc()
             self.live.pop(name, None)
-            self.say(one_line(f"TRACKERS: {name} is off ({type(error).__name__}: {error}); the run goes on"))
+            self.say(
+                one_line(
+                    f"TRACKERS: {name} is off ({type(error).__name__}: {error}); the run goes on"
+                )
+            )
 
 
 def _made(file: Path) -> list[str]:

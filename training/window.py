@@ -1,4 +1,6 @@
-"""What the training loop reports: sums over the steps since the last report, reduced and divided once."""
+"""What the training loop reports: sums over the steps since the last report, reduced and divided
+once.
+"""
 
 import itertools
 import math
@@ -23,26 +25,35 @@ class NotFinite(RunError):
 
 
 class Record:
-    """What a rank has summed up since the last report, by name: ``means`` as [sum, count], ``totals`` as a sum.
+    """What a rank has summed up since the last report, by name: ``means`` as [sum, count],
+    ``totals`` as a sum.
 
-    The ranks' records add up: what is the same on all ranks (an update's gradients) is in rank 0's, beside zeros.
+    The ranks' records add up: what is the same on all ranks (an update's gradients) is in rank 0's,
+    beside zeros.
 
     Args:
         state: what ``state`` returned, or what a release of format 1 wrote.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
-        state = _record_by_name(state) if state and "sums" in state else state or {"means": {}, "totals": {}}
+        state = (
+            _record_by_name(state)
+            if state and "sums" in state
+            else state or {"means": {}, "totals": {}}
+        )
         self.means = {name: tuple(pair) for name, pair in state["means"].items()}
         self.totals = dict(state["totals"])
 
     @classmethod
     def of_rank(cls, states: list[dict[str, Any]]) -> "Record":
-        """Returns the record that this rank goes on with, from those of all ranks. If their number was another one, the
-        sum goes on at rank 0.
+        """Returns the record that this rank goes on with, from those of all ranks. If their number
+        was another one, the sum goes on at rank 0.
         """
         if states and "sums" in states[0]:  # format 1: each rank had the gradients'
-            states = [states[0], *({**own, "norm_sum": 0.0, "finite": 0, "updates": 0} for own in states[1:])]
+            states = [
+                states[0],
+                *({**own, "norm_sum": 0.0, "finite": 0, "updates": 0} for own in states[1:]),
+            ]
         records = [cls(state) for state in states]
         if len(records) == world_size():
             return records[rank()]
@@ -56,7 +67,9 @@ class Record:
         return whole
 
     def add_mean(self, name: str, numbers: Iterable[float], count: float) -> None:
-        """Takes in the sums of ``count`` things, one after the other: the same bits wherever that was interrupted."""
+        """Takes in the sums of ``count`` things, one after the other: the same bits wherever that
+        was interrupted.
+        """
         total, before = self.means.get(name, (0.0, 0))
         self.means[name] = float(np.cumsum([total, *numbers])[-1]), before + count
 
@@ -69,12 +82,16 @@ class Record:
         return {"means": self.means, "totals": self.totals}
 
     def over_ranks(self, highest: dict[str, float]) -> dict[str, float]:
-        """Returns what all ranks' records come to, by one collective: means (of a count that isn't 0), totals, and the
-        ranks' ``highest``.
+        """Returns what all ranks' records come to, by one collective: means (of a count that isn't
+        0), totals, and the ranks' ``highest``.
         """
-        own = [number for pair in self.means.values() for number in pair] + list(self.totals.values())
+        own = [number for pair in self.means.values() for number in pair] + list(
+            self.totals.values()
+        )
         # Each rank's has its own place among zeros: one collective serves sums and maxima.
-        own += [high * (place == rank()) for high in highest.values() for place in range(world_size())]
+        own += [
+            high * (place == rank()) for high in highest.values() for place in range(world_size())
+        ]
         reduced = iter(all_reduce_sum(paddle.to_tensor(own, dtype="float64")).numpy().tolist())
         pairs = {name: (next(reduced), next(reduced)) for name in self.means}
         found = {name: total / count for name, (total, count) in pairs.items() if count}
@@ -92,8 +109,8 @@ def _record_by_name(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class Step(NamedTuple):
-    """Holds what a step leaves on the device until the report. These are sums by name, the norm of an update's
-    gradients, and with SKIP_BROKEN which images were skipped.
+    """Holds what a step leaves on the device until the report. These are sums by name, the norm of
+    an update's gradients, and with SKIP_BROKEN which images were skipped.
     """
 
     number: int
@@ -104,8 +121,8 @@ class Step(NamedTuple):
 
 
 class Window:
-    """The steps since the last report. A value more to report is an entry more of what ``Task.step`` returns, for each
-    sample, or of ``_record``.
+    """The steps since the last report. A value more to report is an entry more of what
+    ``Task.step`` returns, for each sample, or of ``_record``.
 
     Args:
         epoch: the one that is trained.
@@ -113,7 +130,9 @@ class Window:
         states: what ``gather`` returned when the run was saved within a window.
     """
 
-    def __init__(self, training: Training, epoch: int, step: int, states: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, training: Training, epoch: int, step: int, states: list[dict[str, Any]]
+    ) -> None:
         self.training = training
         self.epoch = epoch
         self.step = step
@@ -128,7 +147,9 @@ class Window:
         self.wait, self.start = 0.0, time.perf_counter()
 
     def timed_batches(self, loader: Iterable, step: int) -> Iterator:
-        """Yields the loader's batches and keeps the time spent waiting for them; the first is of ``step``."""
+        """Yields the loader's batches and keeps the time spent waiting for them; the first is of
+        ``step``.
+        """
         source = iter(loader)
         while True:
             asked = time.perf_counter()
@@ -142,7 +163,11 @@ class Window:
             step += 1
 
     def add(
-        self, step: int, values: Batch, norm: paddle.Tensor | None = None, skipped: paddle.Tensor | None = None
+        self,
+        step: int,
+        values: Batch,
+        norm: paddle.Tensor | None = None,
+        skipped: paddle.Tensor | None = None,
     ) -> None:
         """Takes in a step: what ``Task.step`` returned, and what ``Step`` says."""
         self.step, self.names = step, tuple(values)
@@ -153,7 +178,8 @@ class Window:
         self.marked = self.carried, self.names, self.steps, len(self.steps)
 
     def gather(self) -> list[dict[str, Any]]:
-        """Returns every rank's record at the last mark, as plain numbers, by rank; every rank calls it.
+        """Returns every rank's record at the last mark, as plain numbers, by rank; every rank calls
+        it.
 
         Raises:
             RunError: on every rank, when a loss is not finite.
@@ -172,7 +198,11 @@ class Window:
             for name, sums in zip(names, _fetch([step.sums for step in steps]).T, strict=True):
                 record.add_mean(name, sums, samples)
             record.add_total("samples", samples)
-        norms = _fetch([step.norm for step in steps if step.norm is not None]) if rank() == 0 else np.zeros(0)
+        norms = (
+            _fetch([step.norm for step in steps if step.norm is not None])
+            if rank() == 0
+            else np.zeros(0)
+        )
         finite = norms[np.isfinite(norms)]  # those that float16 held
         record.add_mean("grad_norm", finite, len(finite))
         record.add_total("skipped_updates", len(norms) - len(finite))
@@ -195,8 +225,15 @@ class Window:
         found = record.over_ranks(_peaks())
         if not math.isfinite(found["loss"]):
             self._raise_not_finite()
-        values = {"step": self.step, "epoch": self.epoch, "samples": int(found.pop("samples")), "lr": lr}
-        images, updates, fresh = (found.pop(name) for name in ("skipped", "skipped_updates", "fresh"))
+        values = {
+            "step": self.step,
+            "epoch": self.epoch,
+            "samples": int(found.pop("samples")),
+            "lr": lr,
+        }
+        images, updates, fresh = (
+            found.pop(name) for name in ("skipped", "skipped_updates", "fresh")
+        )
         values |= found | {"images_per_s": fresh / elapsed}
         if scaler.enabled:
             values |= {"loss_scale": scaler.loss_scale, "skipped_updates": int(updates)}
@@ -210,7 +247,9 @@ class Window:
         self._restart(Record())
 
     def _raise_not_finite(self) -> None:
-        """Raises RunError that names the first step of this window whose loss isn't finite; every rank calls it."""
+        """Raises RunError that names the first step of this window whose loss isn't finite; every
+        rank calls it.
+        """
         place = self.names.index("loss")
         losses = [(step.number, rank(), float(step.sums[place])) for step in self.steps]
         first = next((own for own in losses if not math.isfinite(own[-1])), None)
@@ -230,7 +269,9 @@ def peak_memory() -> float:
 
 def _peaks() -> dict[str, float]:
     """This rank's peak of memory in MB, and on a GPU its peak there."""
-    on_gpu = {"peak_memory_gpu": paddle.device.cuda.max_memory_allocated() / 1e6} if num_gpus() else {}
+    on_gpu = (
+        {"peak_memory_gpu": paddle.device.cuda.max_memory_allocated() / 1e6} if num_gpus() else {}
+    )
     return {"peak_memory": peak_memory(), **on_gpu}
 
 
@@ -242,4 +283,8 @@ def _fetch(tensors: list[paddle.Tensor]) -> np.ndarray:
 def _skipped_images(steps: list[Step]) -> list[int]:
     """The images that were skipped, of all the steps at once."""
     columns = [step.skipped for step in steps if step.skipped is not None]
-    return [index for index in (paddle.concat(columns).numpy().tolist() if columns else []) if index >= 0]
+    return [
+        index
+        for index in (paddle.concat(columns).numpy().tolist() if columns else [])
+        if index >= 0
+    ]

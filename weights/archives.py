@@ -1,4 +1,6 @@
-"""Zip archives of arrays: torch's .pth and NumPy's .npz. What the archive's directory says is a claim."""
+"""Zip archives of arrays: torch's .pth and NumPy's .npz. What the archive's directory says is a
+claim.
+"""
 
 import io
 import math
@@ -25,7 +27,9 @@ LONGEST_HEADER = 10_000  # bytes; NumPy's own limit
 
 
 class _Counted:
-    """A file whose reads are taken from an allowance ``factor`` times, for a library that unfolds what it reads."""
+    """A file whose reads are taken from an allowance ``factor`` times, for a library that unfolds
+    what it reads.
+    """
 
     def __init__(self, file: BufferedIOBase, allowance: Allowance, factor: int) -> None:
         self.file = file
@@ -57,12 +61,15 @@ class Member(Span):
         begin = self.offset + start
         end = self.offset + start + count
         place = 0
-        with self.archive.open(self.info) as stream:  # read to its end, where the checksum is compared
+        # read to its end, where the checksum is compared
+        with self.archive.open(self.info) as stream:
             while piece := stream.read(PIECE):
                 self.allowance.take(0)
                 first, last = max(begin, place), min(end, place + len(piece))
                 if first < last:
-                    data[first - begin : last - begin] = np.frombuffer(piece, np.uint8)[first - place : last - place]
+                    data[first - begin : last - begin] = np.frombuffer(piece, np.uint8)[
+                        first - place : last - place
+                    ]
                 place += len(piece)
         if place < end:
             raise Unreadable("it ends early")
@@ -86,7 +93,9 @@ def read_zip(file: BufferedIOBase, allowance: Allowance) -> tuple[Any, str]:
     if len(roots) == 1:
         return _read_torch(file, allowance, archive, members, roots[0]), "torch"
     if members and all(name.endswith(".npy") for name in members):
-        return {name[: -len(".npy")]: _npy(archive, info, allowance) for name, info in members.items()}, "jax"
+        return {
+            name[: -len(".npy")]: _npy(archive, info, allowance) for name, info in members.items()
+        }, "jax"
     raise Unreadable("it is a zip archive with neither torch's data.pkl nor .npy arrays")
 
 
@@ -106,7 +115,9 @@ def _read_torch(
         if key not in spans:
             spans[key] = _stored_span(file, members[f"{root}data/{key}"])
         if spans[key].length != length:
-            raise Unreadable(f"its storage {printable(key)} has {spans[key].length} bytes instead of {length}")
+            raise Unreadable(
+                f"its storage {printable(key)} has {spans[key].length} bytes instead of {length}"
+            )
         return spans[key]
 
     program = _content(archive, members[root + "data.pkl"], allowance)
@@ -114,9 +125,13 @@ def _read_torch(
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) -> Member:
-    """Describes a whole member. zipfile bounds what deflate unpacks, but not what bzip2 and LZMA do."""
+    """Describes a whole member. zipfile bounds what deflate unpacks, but not what bzip2 and LZMA
+    do.
+    """
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise Unreadable(f"{printable(info.filename)} is compressed in a way that neither torch nor NumPy writes")
+        raise Unreadable(
+            f"{printable(info.filename)} is compressed in a way that neither torch nor NumPy writes"
+        )
     file: Any = archive.fp
     return Member(file, 0, info.file_size, archive=archive, info=info, allowance=allowance)
 
@@ -130,13 +145,16 @@ def _stored_span(file: BufferedIOBase, info: zipfile.ZipInfo) -> Span:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         raise Unreadable("its tensors are compressed or encrypted, which torch doesn't write")
     file.seek(info.header_offset)
-    header = file.read(30)  # of the member; it ends with the lengths of the name and of the extra field after it
+    # of the member; it ends with the lengths of the name and of the extra field after it
+    header = file.read(30)
     start = info.header_offset + 30 + sum(struct.unpack("<2H", header[26:]))
     return Span(file, start, info.file_size, crc=info.CRC)
 
 
 def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) -> Array:
-    """Describes a .npy member. NumPy's own reader has Python parse the header's text, and makes any dtype of it."""
+    """Describes a .npy member. NumPy's own reader has Python parse the header's text, and makes any
+    dtype of it.
+    """
     name = printable(info.filename)
     member = _member(archive, info, allowance)
     allowance.take(3000)
@@ -145,7 +163,9 @@ def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) 
         width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(head[:8], 0)
         start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
         if not width or start > LONGEST_HEADER:
-            raise Unreadable(f"{name} is no .npy array of version 1.0 or 2.0, or has a header of {start} bytes")
+            raise Unreadable(
+                f"{name} is no .npy array of version 1.0 or 2.0, or has a header of {start} bytes"
+            )
         told = _NPY.fullmatch((head + stream.read(start - 12))[8 + width : start])
     if not told:
         raise Unreadable(f"{name} has a header that NumPy doesn't write")

@@ -59,14 +59,15 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
 
 
 def native(array: np.ndarray, is_bfloat16: bool = False) -> np.ndarray:
-    """Returns floats as float32 (``is_bfloat16``: from their 16 bits), others in this machine's byte order; in C's
-    order of axes. One copy is made at most.
+    """Returns floats as float32 (``is_bfloat16``: from their 16 bits), others in this machine's
+    byte order; in C's order of axes. One copy is made at most.
     """
     if is_bfloat16:
         bits = array.astype(np.uint32, order="C")
         bits <<= 16
         return bits.view(np.float32)
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, which is refused as such
+    # float64 beyond float32 becomes infinite, which is refused as such
+    with np.errstate(over="ignore"):
         dtype = np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
         return array.astype(dtype, order="C", copy=False)
 
@@ -106,7 +107,9 @@ def from_latin1(text: str) -> np.ndarray:
 
 @dataclass(eq=False, slots=True)
 class Array:
-    """Describes an array by its numbers' type and place; strides and ``first`` count elements of ``data``."""
+    """Describes an array by its numbers' type and place; strides and ``first`` count elements of
+    ``data``.
+    """
 
     dtype: str = ""
     shape: tuple[int, ...] = ()
@@ -120,11 +123,15 @@ class Array:
         if not isinstance(self.data, Span) or self.data.is_text:  # its length shows when it is read
             return
         if (self.first + self.extent()) * item_size(self.dtype) > self.data.length:
-            raise Unreadable(f"it holds an array of shape {list(self.shape)} that reaches beyond its storage")
+            raise Unreadable(
+                f"it holds an array of shape {list(self.shape)} that reaches beyond its storage"
+            )
 
     def extent(self) -> int:
         """Returns how many elements of ``data`` lie from the first used one to the last."""
-        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        last = sum(
+            (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
+        )
         return 1 + last if all(self.shape) else 0
 
     def num_bytes(self) -> int:
@@ -152,28 +159,36 @@ class Array:
         size = item_size(self.dtype)
         extent = self.extent()
         data = (
-            from_latin1(self.data) if isinstance(self.data, str) else self.data.read(self.first * size, extent * size)
+            from_latin1(self.data)
+            if isinstance(self.data, str)
+            else self.data.read(self.first * size, extent * size)
         )
         if data.size != extent * size:
-            raise Unreadable(f"it holds an array of shape {list(self.shape)} with {data.size} bytes")
+            raise Unreadable(
+                f"it holds an array of shape {list(self.shape)} with {data.size} bytes"
+            )
         is_bfloat16 = self.dtype == "bfloat16"
         flat = data.view("<u2" if is_bfloat16 else self.dtype)
-        strided = np.lib.stride_tricks.as_strided(flat, self.shape, [stride * size for stride in self.strides])
+        strided = np.lib.stride_tricks.as_strided(
+            flat, self.shape, [stride * size for stride in self.strides]
+        )
         return native(strided, is_bfloat16)
 
 
 class LazyArray:
-    """An array whose numbers are read each time they are needed, and never kept. A model's weights are then handled as
-    arrays, while one tensor at a time is in memory.
+    """An array whose numbers are read each time they are needed, and never kept. A model's weights
+    are then handled as arrays, while one tensor at a time is in memory.
 
-    Shape and type are known without reading. ``T``, ``transpose``, ``reshape`` and indexing return lazy arrays. NumPy's
-    functions, and all other attributes of arrays, read it.
+    Shape and type are known without reading. ``T``, ``transpose``, ``reshape`` and indexing return
+    lazy arrays. NumPy's functions, and all other attributes of arrays, read it.
 
     Args:
         read: returns the array.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]
+    ) -> None:
         # It has the shape and the type, and takes the memory of one number.
         self._form = np.broadcast_to(np.zeros((), dtype), shape)
         self.shape, self.dtype, self.ndim, self.size = shape, dtype, len(shape), self._form.size
@@ -196,7 +211,11 @@ class LazyArray:
 
     def __getitem__(self, key: Any) -> Any:
         # A number is no array any more.
-        return self.changed(lambda array: array[key]) if np.ndim(self._form[key]) else np.asarray(self)[key]
+        return (
+            self.changed(lambda array: array[key])
+            if np.ndim(self._form[key])
+            else np.asarray(self)[key]
+        )
 
     def transpose(self, *axes: Any) -> "LazyArray":
         return self.changed(lambda array: array.transpose(*axes))

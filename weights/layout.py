@@ -32,8 +32,12 @@ def sublayer(model: Any, name: str) -> Any:
 
 
 def linear_weights(model: Any) -> set[str]:
-    """Returns the structured names of the Linear weights: [in, out] here, [out, in] in PyTorch and in weight files."""
-    return {f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)}
+    """Returns the structured names of the Linear weights: [in, out] here, [out, in] in PyTorch and
+    in weight files.
+    """
+    return {
+        f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)
+    }
 
 
 def numpy_dtype(tensor: paddle.Tensor) -> np.dtype:
@@ -42,5 +46,7 @@ def numpy_dtype(tensor: paddle.Tensor) -> np.dtype:
 
 
 def file_name(name: str) -> str:
-    """Returns the name that a tensor has in PyTorch and in weight files; it differs for batch norm's statistics."""
+    """Returns the name that a tensor has in PyTorch and in weight files; it differs for batch
+    norm's statistics.
+    """
     return name.replace("._mean", ".running_mean").replace("._variance", ".running_var")

@@ -1,7 +1,8 @@
 """adapter_config.json: what peft says of a LoRA, and which tensors there have to be beside it.
 
-The rules are those of peft 0.21 (``tuners/tuners_utils.py``, ``utils/save_and_load.py``). Where peft only warns about a
-missing tensor, or ignores one that it doesn't expect, this is an error here.
+The rules are those of peft 0.21 (``tuners/tuners_utils.py``, ``utils/save_and_load.py``). Where
+peft only warns about a missing tensor, or ignores one that it doesn't expect, this is an error
+here.
 """
 
 import json
@@ -37,8 +38,12 @@ _LONGEST = 1 << 20  # bytes of the file
 _PATIENCE = 4  # seconds that a regular expression may take
 
 _NAMES = Rule("a list of layers' names", lambda value: is_list(value, is_name))
-_PATTERN = Rule("a list of layers' names, or a pattern", lambda value: _NAMES.holds(value) or is_name(value, 4096))
-# The others ("pissa", "olora", "corda", "loftq", "lora_ga") change the base's weights before the training.
+_PATTERN = Rule(
+    "a list of layers' names, or a pattern",
+    lambda value: _NAMES.holds(value) or is_name(value, 4096),
+)
+# The others ("pissa", "olora", "corda", "loftq", "lora_ga") change the base's weights before the
+# training.
 _STARTS = ("gaussian", "orthogonal", "eva")
 _FORM: Form = {
     "peft_type": Rule("LORA, the type that is computed here", lambda value: value == "LORA"),
@@ -47,7 +52,9 @@ _FORM: Form = {
     "use_rslora": FLAG,
     "target_modules": _PATTERN,
     "exclude_modules": optional(_PATTERN),
-    "layers_to_transform": optional(Rule("block numbers", lambda v: is_whole(v) or is_list(v, is_whole))),
+    "layers_to_transform": optional(
+        Rule("block numbers", lambda v: is_whole(v) or is_list(v, is_whole))
+    ),
     "layers_pattern": optional(Rule("layers' names", lambda v: is_name(v) or _NAMES.holds(v))),
     "modules_to_save": optional(_NAMES),
     "bias": Rule("none, all or lora_only", lambda value: value in ("none", "all", "lora_only")),
@@ -100,7 +107,11 @@ def read_contents(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> Conten
                 f"its {CONFIG} has {printable(name, 60)} {value_text(value)}, which isn't computed here; take an"
                 " adapter without it, or remove the entry if it changes nothing"
             )
-    layers = [name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and shape[1:]]
+    layers = [
+        name.removesuffix(".weight")
+        for name, shape in shapes.items()
+        if name.endswith(".weight") and shape[1:]
+    ]
     saved = _within(shapes, told.get("modules_to_save") or [])
     targets = {layer for layer in _targets(told, layers) if f"{layer}.weight" not in saved}
     _check_targets(told["target_modules"], targets)
@@ -123,10 +134,18 @@ def _targets(told: dict[str, Any], layers: list[str]) -> set[str]:
         return found
     lists = told.get("layers_pattern") or []
     lists = [lists] if type(lists) is str else lists
-    numbered = rf"(?:^|.*?\.)(?:{'|'.join(map(re.escape, lists))})\.(\d+)\." if lists else r".*?\.[^.]*\.(\d+)\."
+    numbered = (
+        rf"(?:^|.*?\.)(?:{'|'.join(map(re.escape, lists))})\.(\d+)\."
+        if lists
+        else r".*?\.[^.]*\.(\d+)\."
+    )
     chosen = {blocks} if type(blocks) is int else set(blocks)
     numbers = {layer: re.match(numbered, layer) for layer in found}
-    return {layer for layer, number in numbers.items() if layer in modules or (number and int(number[1]) in chosen)}
+    return {
+        layer
+        for layer, number in numbers.items()
+        if layer in modules or (number and int(number[1]) in chosen)
+    }
 
 
 def _check_targets(modules: str | list[str], targets: set[str]) -> None:
@@ -142,9 +161,11 @@ def _check_targets(modules: str | list[str], targets: set[str]) -> None:
 
 
 def _matching(modules: str | list[str], layers: list[str]) -> set[str]:
-    """Returns those of the ``layers`` that ``modules`` names by their last parts, or matches as a regular expression.
+    """Returns those of the ``layers`` that ``modules`` names by their last parts, or matches as a
+    regular expression.
 
-    An expression may take Python years. It runs in a process of its own, which is ended after some seconds.
+    An expression may take Python years. It runs in a process of its own, which is ended after some
+    seconds.
     """
     if not isinstance(modules, str):
         wanted = set(modules)
@@ -159,14 +180,20 @@ def _matching(modules: str | list[str], layers: list[str]) -> set[str]:
             timeout=_PATIENCE,
         )
     except subprocess.TimeoutExpired:
-        raise Unreadable(f"its {CONFIG}'s {printable(modules, 80)} takes too long to match; list the names") from None
+        raise Unreadable(
+            f"its {CONFIG}'s {printable(modules, 80)} takes too long to match; list the names"
+        ) from None
     if done.returncode:
-        raise Unreadable(f"its {CONFIG}'s {printable(modules, 80)} is no regular expression; list the names")
+        raise Unreadable(
+            f"its {CONFIG}'s {printable(modules, 80)} is no regular expression; list the names"
+        )
     return set(parsed_json(done.stdout))
 
 
 def _within(tensors: Iterable[str], modules: list[str]) -> set[str]:
-    """Returns those of the ``tensors`` that are in a layer which ``modules`` names by its last parts."""
+    """Returns those of the ``tensors`` that are in a layer which ``modules`` names by its last
+    parts.
+    """
     wanted = set(modules)
     found = set()
     for tensor in tensors:

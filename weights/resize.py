@@ -1,4 +1,6 @@
-"""Weights for another resolution, window, patch size or number of channels; results are timm 1.0.31's."""
+"""Weights for another resolution, window, patch size or number of channels; results are timm
+1.0.31's.
+"""
 
 import math
 
@@ -13,7 +15,8 @@ def resize_pos_embed(
     grid_size: int | tuple[int, int],
     old_grid: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Resizes a position embedding to another grid, as ``resample_abs_pos_embed`` does: bicubic, antialiased.
+    """Resizes a position embedding to another grid, as ``resample_abs_pos_embed`` does: bicubic,
+    antialiased.
 
     Args:
         pos_embed: [1, prefix + h * w, D].
@@ -33,17 +36,22 @@ def resize_pos_embed(
     new = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
     if not patches.shape[1] == math.prod(old) > 0:
         expected = "{} x {}".format(*old) if old_grid else "a square"
-        raise InputError(f"a position embedding has {patches.shape[1]} patches, expected {expected}; give their grid")
+        raise InputError(
+            f"a position embedding has {patches.shape[1]} patches, expected {expected}; give their grid"
+        )
     rows, columns = map(bicubic_matrix, old, new)
     resized = rows @ patches[0].T.reshape(-1, *old) @ columns.T
     return np.concatenate([prefix, _rows(resized)[None]], axis=1)
 
 
-def resize_rel_pos_bias_table(table: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]) -> np.ndarray:
+def resize_rel_pos_bias_table(
+    table: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]
+) -> np.ndarray:
     """Resizes a table of relative position biases, as timm's filters for Swin and BEiT do.
 
-    That is ``resize_rel_pos_bias_table`` as it is unless TIMM_USE_SCIPY_INTERP is set. It uses BEiT's geometric
-    progression of points, finer in the middle. But it is linear between them, where BEiT's own code has cubic splines.
+    That is ``resize_rel_pos_bias_table`` as it is unless TIMM_USE_SCIPY_INTERP is set. It uses
+    BEiT's geometric progression of points, finer in the middle. But it is linear between them,
+    where BEiT's own code has cubic splines.
 
     Args:
         table: [(2h - 1)(2w - 1) + extra, heads]; BEiT's 3 extra rows, at the end, stay as they are.
@@ -69,8 +77,11 @@ def resize_rel_pos_bias_table(table: np.ndarray, window: tuple[int, int], new_wi
     return np.concatenate([biases, extra])
 
 
-def resize_attention_biases(biases: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]) -> np.ndarray:
-    """Resizes a table of biases by distance, as timm's ``resize_rel_pos_bias_table_levit`` does: bicubically.
+def resize_attention_biases(
+    biases: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]
+) -> np.ndarray:
+    """Resizes a table of biases by distance, as timm's ``resize_rel_pos_bias_table_levit`` does:
+    bicubically.
 
     Args:
         biases: [heads, h w].
@@ -86,9 +97,11 @@ def resize_attention_biases(biases: np.ndarray, window: tuple[int, int], new_win
 
 
 def resample_patch_kernel(weight: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resizes the kernel that embeds patches, as ``resample_patch_embed`` does (FlexiViT, arXiv:2212.08013).
+    """Resizes the kernel that embeds patches, as ``resample_patch_embed`` does (FlexiViT,
+    arXiv:2212.08013).
 
-    The pseudo-inverse of the bicubic resizing: patches that are enlarged with their image are embedded as before.
+    The pseudo-inverse of the bicubic resizing: patches that are enlarged with their image are
+    embedded as before.
 
     Args:
         weight: [out, in, h, w].
@@ -97,14 +110,18 @@ def resample_patch_kernel(weight: np.ndarray, size: tuple[int, int]) -> np.ndarr
     Returns:
         [out, in, H, W], float32.
     """
-    rows, columns = (np.linalg.pinv(bicubic_matrix(*sides)).T for sides in zip(weight.shape[2:], size, strict=True))
+    rows, columns = (
+        np.linalg.pinv(bicubic_matrix(*sides)).T
+        for sides in zip(weight.shape[2:], size, strict=True)
+    )
     return (rows @ weight @ columns.T).astype(np.float32)
 
 
 def adapt_input_channels(weight: np.ndarray, in_channels: int) -> np.ndarray:
     """Makes a convolution of 3 channels read another number, as ``adapt_input_conv`` does.
 
-    One channel gets the kernels' sum; several get the three kernels in turn, scaled by 3 / in_channels.
+    One channel gets the kernels' sum; several get the three kernels in turn, scaled by 3 /
+    in_channels.
 
     Args:
         weight: [out, in, h, w].
@@ -120,7 +137,9 @@ def adapt_input_channels(weight: np.ndarray, in_channels: int) -> np.ndarray:
     if found == in_channels:
         return weight
     if found != 3:
-        raise InputError(f"the first convolution reads {found} channels, expected 3 to make them {in_channels}")
+        raise InputError(
+            f"the first convolution reads {found} channels, expected 3 to make them {in_channels}"
+        )
     if in_channels == 1:
         return weight.sum(axis=1, keepdims=True)
     return weight[:, np.arange(in_channels) % 3] * np.float32(3 / in_channels)
@@ -129,8 +148,9 @@ def adapt_input_channels(weight: np.ndarray, in_channels: int) -> np.ndarray:
 def bicubic_matrix(old: int, new: int) -> np.ndarray:
     """Returns the [new, old] weights that resize ``old`` samples to ``new``, each row's sum 1.
 
-    The kernel is Keys's cubic with a = -0.5, stretched by old / new where that is above 1 (antialiasing) and cut off at
-    the borders: PyTorch's ``interpolate(mode="bicubic", antialias=True, align_corners=False)``.
+    The kernel is Keys's cubic with a = -0.5, stretched by old / new where that is above 1
+    (antialiasing) and cut off at the borders: PyTorch's ``interpolate(mode="bicubic",
+    antialias=True, align_corners=False)``.
     """
     scale = old / new
     centers = (np.arange(new) + 0.5) * scale
@@ -142,10 +162,12 @@ def bicubic_matrix(old: int, new: int) -> np.ndarray:
 
 
 def _geometric_matrix(old: int, new: int) -> np.ndarray:
-    """Returns the [new, old] weights of linear interpolation from ``old`` offsets to ``new``, both odd numbers.
+    """Returns the [new, old] weights of linear interpolation from ``old`` offsets to ``new``, both
+    odd numbers.
 
-    New offsets are whole numbers around 0. Old ones lie at 0, +-1, +-(1 + q), +-(1 + q + q^2) ..., with q between 1.01
-    and 1.5 such that the ends meet if they can; beyond the ends the last value holds.
+    New offsets are whole numbers around 0. Old ones lie at 0, +-1, +-(1 + q), +-(1 + q + q^2) ...,
+    with q between 1.01 and 1.5 such that the ends meet if they can; beyond the ends the last value
+    holds.
     """
     low, high = 1.01, 1.5
     while high - low > 1e-6:

@@ -1,9 +1,10 @@
 """Reads pickles as data: nothing that a file names is imported, called or built.
 
-Python's own pickle machine imports and calls what a file tells it to. This one makes text, numbers, lists, tuples and
-dictionaries by itself. A global is only a label, looked up in a closed table (``ADMITTED``) of functions written here.
-They describe arrays, or leave a blank for plain data that isn't needed. An array is described, not read, so a
-checkpoint's other tensors (its optimizer's) cost nothing. Opcodes: CPython's pickletools, protocols 2 to 5.
+Python's own pickle machine imports and calls what a file tells it to. This one makes text, numbers,
+lists, tuples and dictionaries by itself. A global is only a label, looked up in a closed table
+(``ADMITTED``) of functions written here. They describe arrays, or leave a blank for plain data that
+isn't needed. An array is described, not read, so a checkpoint's other tensors (its optimizer's)
+cost nothing. Opcodes: CPython's pickletools, protocols 2 to 5.
 """
 
 import struct
@@ -13,12 +14,23 @@ from io import BufferedIOBase
 from typing import Any
 
 from errors import Allowance, Unreadable, printable
-from weights.arrays import NUMPY_CODES, STORAGES, TORCH_DTYPES, Array, Span, contiguous, is_count, item_size, sizes
+from weights.arrays import (
+    NUMPY_CODES,
+    STORAGES,
+    TORCH_DTYPES,
+    Array,
+    Span,
+    contiguous,
+    is_count,
+    item_size,
+    sizes,
+)
 
 # bytes that they take at most; of ViT-B with its optimizer there are 20,000 and 3,000
 OPCODE = 160
 CALL = 2000
-LONGEST_TEXT = 1 << 16  # bytes; longer texts are an array's content in protocol 2, and stay in the file
+# bytes; longer texts are an array's content in protocol 2, and stay in the file
+LONGEST_TEXT = 1 << 16
 
 Places = Callable[[str, int], Span]
 
@@ -62,7 +74,11 @@ class DataUnpickler:
     """
 
     def __init__(
-        self, file: BufferedIOBase, end: int, storage: Places | None = None, allowance: Allowance | None = None
+        self,
+        file: BufferedIOBase,
+        end: int,
+        storage: Places | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.file = file
         self.end = end
@@ -73,10 +89,12 @@ class DataUnpickler:
         self.memo: dict[int, Any] = {}
 
     def load(self) -> Any:
-        """Returns dictionaries of their text keys alone, lists (sets too), tuples, text, numbers, ``Array``, blanks.
+        """Returns dictionaries of their text keys alone, lists (sets too), tuples, text, numbers,
+        ``Array``, blanks.
 
         Raises:
-            Unreadable: the pickle names what isn't admitted, uses an opcode that no arrays need, or takes too much.
+            Unreadable: the pickle names what isn't admitted, uses an opcode that no arrays need, or
+                takes too much.
             Exception: of other kinds, for damaged ones.
         """
         while (opcode := self._take(1)) != b".":
@@ -117,7 +135,9 @@ class DataUnpickler:
     def _span(self, length: int) -> Span:
         offset = self.file.tell()
         if length > self.end - offset:
-            raise Unreadable(f"it ends early: {length} bytes are announced, {self.end - offset} are left")
+            raise Unreadable(
+                f"it ends early: {length} bytes are announced, {self.end - offset} are left"
+            )
         self.file.seek(length, 1)
         return Span(self.file, offset, length)
 
@@ -154,8 +174,13 @@ class DataUnpickler:
 
     def _set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        if type(target) is dict:  # other keys than text name no weights, and hashing them could take for ever
-            target.update((key, value) for key, value in zip(items[::2], items[1::2], strict=True) if type(key) is str)
+        # other keys than text name no weights, and hashing them could take for ever
+        if type(target) is dict:
+            target.update(
+                (key, value)
+                for key, value in zip(items[::2], items[1::2], strict=True)
+                if type(key) is str
+            )
         elif type(target) is not _Blank:
             raise Unreadable("its pickle sets items of what is no dictionary")
 
@@ -196,23 +221,34 @@ class DataUnpickler:
 
     def _persistent(self) -> None:
         name = self.stack.pop()
-        if self.storage is None or type(name) is not tuple or len(name) not in (5, 6) or name[5:] not in ((), (None,)):
-            raise Unreadable("its pickle refers to an object outside of it that is no tensor's storage")
+        if (
+            self.storage is None
+            or type(name) is not tuple
+            or len(name) not in (5, 6)
+            or name[5:] not in ((), (None,))
+        ):
+            raise Unreadable(
+                "its pickle refers to an object outside of it that is no tensor's storage"
+            )
         kind, of, key, _, count = name[:5]
         dtype = STORAGES.get(of.label) if type(of) is _Name else None
         if kind != "storage" or dtype is None or type(key) is not str or not is_count(count):
-            raise Unreadable("its pickle refers to an object outside of it that is no tensor's storage")
+            raise Unreadable(
+                "its pickle refers to an object outside of it that is no tensor's storage"
+            )
         self.stack.append(_Storage(dtype, self.storage(key, count * item_size(dtype))))
 
 
 _SKIPPED = {b"\x80": 1, b"\x95": 8}  # PROTO, FRAME
 _CALLS = b"R\x81bQ"
 _FIXED = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
-_NEW = {b"]": list, b"}": dict, b"\x8f": list}  # the last is EMPTY_SET: what would be hashed is only listed
+# the last is EMPTY_SET: what would be hashed is only listed
+_NEW = {b"]": list, b"}": dict, b"\x8f": list}
 _NUMBERS = {b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}
 _TEXTS = {
     b"\x8c": ("<B", "utf-8"), b"X": ("<I", "utf-8"), b"\x8d": ("<Q", "utf-8"),
-    b"U": ("<B", "latin-1"), b"T": ("<I", "latin-1"), b"C": ("<B", "latin-1"),  # Python 2's; short bytes may be a key
+    # Python 2's; short bytes may be a key
+    b"U": ("<B", "latin-1"), b"T": ("<I", "latin-1"), b"C": ("<B", "latin-1"),
 }  # fmt: skip
 _BYTES = {b"B": "<I", b"\x8e": "<Q", b"\x96": "<Q"}
 _TUPLES = {b"\x85": 1, b"\x86": 2, b"\x87": 3}
@@ -229,7 +265,8 @@ _ACTIONS: dict[bytes, Callable[[DataUnpickler], Any]] = {
     b"\x90": lambda machine: machine._extend(machine._since_mark()),  # ADDITEMS
     b"s": lambda machine: machine._set_items([machine.stack.pop(-2), machine.stack.pop()]),
     b"u": lambda machine: machine._set_items(machine._since_mark()),
-    b"\x94": lambda machine: machine.memo.__setitem__(len(machine.memo), machine.stack[-1]),  # MEMOIZE
+    # MEMOIZE
+    b"\x94": lambda machine: machine.memo.__setitem__(len(machine.memo), machine.stack[-1]),
     b"\x8a": DataUnpickler._long,
     b"c": DataUnpickler._global,
     b"\x93": DataUnpickler._stack_global,
@@ -247,7 +284,8 @@ _SCRIPTED = "__torch__."  # where TorchScript has the classes of a program
 
 def _describe(function: Any, arguments: Any) -> Any:
     if type(function) is _Name and function.label.startswith(_SCRIPTED):
-        # It is a module, or a member of an enumeration, which has its value in place of the arguments.
+        # It is a module, or a member of an enumeration, which has its value in place of the
+        # arguments.
         return Script()
     if type(function) is not _Name or type(arguments) is not tuple:
         raise Unreadable("its pickle calls what is no admitted name")
@@ -260,16 +298,26 @@ def _describe(function: Any, arguments: Any) -> Any:
 def _fill_array(array: Array, state: Any) -> None:
     _, shape, dtype, fortran, data = state
     if type(dtype) is not _DType or dtype.code not in NUMPY_CODES:
-        raise Unreadable(f"it holds an array of dtype {printable(getattr(dtype, 'code', 'unknown'))}; expected numbers")
+        raise Unreadable(
+            f"it holds an array of dtype {printable(getattr(dtype, 'code', 'unknown'))}; expected numbers"
+        )
     if type(data) not in (Span, str):
         raise Unreadable("it holds an array without content")
     array.__init__(dtype.order + dtype.code, shape, contiguous(sizes(shape), fortran is True), data)
-    if type(data) is Span and not data.is_text and array.extent() * item_size(array.dtype) != data.length:
+    if (
+        type(data) is Span
+        and not data.is_text
+        and array.extent() * item_size(array.dtype) != data.length
+    ):
         raise Unreadable(f"it holds an array of shape {list(shape)} with {data.length} bytes")
 
 
 def _fill_dtype(dtype: _DType, state: Any) -> None:
-    if type(state) is not tuple or type(state[1]) is not str or state[1] not in ("<", ">", "|", "="):
+    if (
+        type(state) is not tuple
+        or type(state[1]) is not str
+        or state[1] not in ("<", ">", "|", "=")
+    ):
         raise Unreadable("it holds a dtype without a byte order")
     dtype.order = state[1]
 
@@ -286,7 +334,9 @@ def _array_from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> Array:
     return array
 
 
-def _tensor(storage: Any, first: Any, shape: Any, strides: Any, *_: Any, dtype: str | None = None) -> Array:
+def _tensor(
+    storage: Any, first: Any, shape: Any, strides: Any, *_: Any, dtype: str | None = None
+) -> Array:
     if type(storage) is not _Storage:
         raise Unreadable("it holds a tensor without a storage")
     return Array(dtype or storage.dtype, shape, strides, storage.data, first)
@@ -307,11 +357,13 @@ def _dictionary(*arguments: Any) -> dict[str, Any]:
     return {}  # its items follow
 
 
-def _first(first: Any = "", *_: Any) -> Any:  # no copies: a list that is copied again and again would fill the memory
+# no copies: a list that is copied again and again would fill the memory
+def _first(first: Any = "", *_: Any) -> Any:
     return first
 
 
-def _encode(text: Any, encoding: Any) -> Any:  # bytes in protocol 2: an array takes the text for them
+# bytes in protocol 2: an array takes the text for them
+def _encode(text: Any, encoding: Any) -> Any:
     if encoding not in ("latin1", "latin-1"):
         raise Unreadable("it holds bytes in an encoding other than Latin-1")
     return text
@@ -323,9 +375,16 @@ def _blank(*_: Any) -> _Blank:
 
 _RENAMED = {
     "__builtin__": "builtins", "numpy.core.multiarray": "numpy._core.multiarray",
-    "numpy.core.numeric": "numpy._core.numeric", "pathlib._local": "pathlib",  # the last: Python 3.13's
+    # the last: Python 3.13's
+    "numpy.core.numeric": "numpy._core.numeric", "pathlib._local": "pathlib",
 }  # fmt: skip
-_SCRIPT_LISTS = ("build_intlist", "build_doublelist", "build_boollist", "build_tensorlist", "restore_type_tag")
+_SCRIPT_LISTS = (
+    "build_intlist",
+    "build_doublelist",
+    "build_boollist",
+    "build_tensorlist",
+    "restore_type_tag",
+)
 _PLAIN_DATA = (
     "argparse.Namespace", "yacs.config.CfgNode", "collections.Counter", "datetime.datetime", "pathlib.Path",
     "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.WindowsPath", "pathlib.PureWindowsPath",
@@ -338,7 +397,8 @@ _LABELS = (
     "numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter", "typing.Any", "builtins.dict", "builtins.list",
     "builtins.int", "builtins.long", "builtins.float", "builtins.str", "builtins.bool", *STORAGES, *TORCH_DTYPES,
 )  # fmt: skip
-# Every name that a file may use, and the function of this file that says what a call of it means; None: no call.
+# Every name that a file may use, and the function of this file that says what a call of it means;
+# None: no call.
 ADMITTED: dict[str, Callable[..., Any] | None] = {
     **dict.fromkeys(_LABELS),
     **dict.fromkeys(_PLAIN_DATA, _blank),
@@ -355,5 +415,7 @@ ADMITTED: dict[str, Callable[..., Any] | None] = {
     "torch._utils._rebuild_tensor_v3": _typed_tensor,
     "torch._utils._rebuild_parameter": _first,
     "torch._utils._rebuild_parameter_with_state": _first,
-    "torch._tensor._rebuild_from_type_v2": lambda function, _, arguments, state: _describe(function, arguments),
+    "torch._tensor._rebuild_from_type_v2": lambda function, _, arguments, state: _describe(
+        function, arguments
+    ),
 }

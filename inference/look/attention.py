@@ -1,5 +1,5 @@
-"""Where a model attends to: maps of its attention weights, and attention rollout (Abnar & Zuidema 2020,
-arXiv:2005.00928).
+"""Where a model attends to: maps of its attention weights, and attention rollout (Abnar & Zuidema
+2020, arXiv:2005.00928).
 """
 
 import numpy as np
@@ -24,7 +24,9 @@ def attends(model: ImageModel) -> bool:
 
 
 def rolls_out(model: ImageModel) -> bool:
-    """Returns whether rollout is defined: each block attends from all tokens to all, and all have the same ones."""
+    """Returns whether rollout is defined: each block attends from all tokens to all, and all have
+    the same ones.
+    """
     one_grid = len({one["reduction"] for one in model.feature_info}) == 1
     of_one = any(isinstance(layer, ClassAttention) for layer in attention_layers(model).values())
     return attends(model) and model.layout == "NLC" and one_grid and not of_one
@@ -33,17 +35,22 @@ def rolls_out(model: ImageModel) -> bool:
 def queries(model: ImageModel) -> str:
     """Returns whose attention ``attention`` gives, in words."""
     if getattr(model, "global_pool", None) == "token":
-        return "of the class and distillation tokens" if getattr(model, "distilled", False) else "of the class token"
+        return (
+            "of the class and distillation tokens"
+            if getattr(model, "distilled", False)
+            else "of the class token"
+        )
     return "of the mean token"
 
 
 def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.ndarray:
     """Returns how much each head attends to each place of an image: [H, rows, columns] float32.
 
-    The queries are the tokens that the classifier reads: the class token (and the distillation token), or else all
-    patches, on average. Windows (Swin) and mask units (Hiera) share the map. Each holds what its own tokens give, so
-    each has the same sum. The places of one kind within patches (MobileViT) share it, too. Where windows overlap
-    (HaloNet) they are added. Keys of several places (PVTv2) give their weight to each.
+    The queries are the tokens that the classifier reads: the class token (and the distillation
+    token), or else all patches, on average. Windows (Swin) and mask units (Hiera) share the map.
+    Each holds what its own tokens give, so each has the same sum. The places of one kind within
+    patches (MobileViT) share it, too. Where windows overlap (HaloNet) they are added. Keys of
+    several places (PVTv2) give their weight to each.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -54,18 +61,24 @@ def attention(model: ImageModel, image: paddle.Tensor, block: int = -1) -> np.nd
     """
     names = list(attention_layers(model))
     if not names:
-        raise InputError(f"{type(model).__name__} has no attention that can be drawn; cam shows what it looks at, too")
+        raise InputError(
+            f"{type(model).__name__} has no attention that can be drawn; cam shows what it looks at, too"
+        )
     if not -len(names) <= block < len(names):
-        raise InputError(f"-block is {block}, the model has {len(names)}: give 0 to {len(names) - 1}, or -1: the last")
+        raise InputError(
+            f"-block is {block}, the model has {len(names)}: give 0 to {len(names) - 1}, or -1: the last"
+        )
     name = names[block]
     weights, grid = _weights(model, image, [name])
     return _received_weights(model, name, weights[name], grid[name])
 
 
 def rollout(model: ImageModel, image: paddle.Tensor) -> np.ndarray:
-    """Returns the attention of all blocks together, from the tokens that the classifier reads: [rows, columns] float32.
+    """Returns the attention of all blocks together, from the tokens that the classifier reads:
+    [rows, columns] float32.
 
-    With W_i the mean of the heads' weights in block i, it is the product of (W_i + 1) / 2 over the blocks.
+    With W_i the mean of the heads' weights in block i, it is the product of (W_i + 1) / 2 over the
+    blocks.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -87,7 +100,9 @@ def rollout(model: ImageModel, image: paddle.Tensor) -> np.ndarray:
 
 
 def rollout_matrix(weights: list[np.ndarray]) -> np.ndarray:
-    """Returns the product of (W + 1) / 2 over W of the first block to the last, each [N, N]: float64."""
+    """Returns the product of (W + 1) / 2 over W of the first block to the last, each [N, N]:
+    float64.
+    """
     product = np.eye(len(weights[0]))
     for one in weights:
         product = (one.astype(np.float64) + np.eye(len(one))) / 2 @ product
@@ -104,7 +119,8 @@ def _weights(
         shapes[name] = tuple(x.shape)
 
     hooks = [
-        sublayer(model, name).register_forward_pre_hook(lambda _, x, name=name: note(name, x[0])) for name in names
+        sublayer(model, name).register_forward_pre_hook(lambda _, x, name=name: note(name, x[0]))
+        for name in names
     ]
     try:
         with paddle.no_grad(), kept_weights(model, names) as kept:
@@ -115,8 +131,12 @@ def _weights(
             hook.remove()
 
 
-def _received_weights(model: ImageModel, name: str, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """What each place gets of one image's weights [B, H, queries, keys], by a layer that reads ``shape``."""
+def _received_weights(
+    model: ImageModel, name: str, weights: np.ndarray, shape: tuple[int, ...]
+) -> np.ndarray:
+    """What each place gets of one image's weights [B, H, queries, keys], by a layer that reads
+    ``shape``.
+    """
     layer = sublayer(model, name)
     if isinstance(layer, WindowAttention):
         return _join_windows(sublayer(model, name.rpartition(".")[0]), weights.mean(2))
@@ -138,24 +158,32 @@ def _read_by_head(model: ImageModel, weights: np.ndarray) -> np.ndarray:
     Shape: [H, N, N], or [H, 1, N] of a class token's queries alone (CaiT) -> [H, rows, columns].
     """
     rows, columns = model.grid(weights.shape[2] - model.num_prefix_tokens)
-    prefix = weights.shape[2] - rows * columns  # 0 in CaiT's blocks without a class token: all patches are read
+    # 0 in CaiT's blocks without a class token: all patches are read
+    prefix = weights.shape[2] - rows * columns
     class_token = prefix and (model.global_pool == "token" or weights.shape[1] == 1)
-    tokens = slice(0, 1 + getattr(model, "distilled", False)) if class_token else slice(prefix, None)
+    tokens = (
+        slice(0, 1 + getattr(model, "distilled", False)) if class_token else slice(prefix, None)
+    )
     return weights[:, tokens, prefix:].mean(1).reshape(-1, rows, columns)
 
 
 def _join_windows(block: nn.Layer, windows: np.ndarray) -> np.ndarray:
-    """Puts windows of a block of Swin [windows, H, height * width] to their places: [H, rows, columns]."""
+    """Puts windows of a block of Swin [windows, H, height * width] to their places: [H, rows,
+    columns].
+    """
     (rows, columns), (height, width) = block.resolution, block.window_size
     down = -(-rows // height)
     across = -(-columns // width)
     maps = windows.reshape(down, across, -1, height, width).transpose(2, 0, 3, 1, 4)
-    maps = maps.reshape(-1, down * height, across * width)[:, :rows, :columns]  # without the padding
+    # without the padding
+    maps = maps.reshape(-1, down * height, across * width)[:, :rows, :columns]
     return np.roll(maps, block.shift_size, axis=(1, 2))
 
 
 def _overlaid(layer: HaloAttention, windows: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
-    """Adds up the overlapping windows [H, blocks, keys] of a map: [H, rows, columns]; what is beyond it is left out."""
+    """Adds up the overlapping windows [H, blocks, keys] of a map: [H, rows, columns]; what is
+    beyond it is left out.
+    """
     (rows, columns), side, halo = grid, layer.block_size, layer.halo_size
     maps = np.zeros((len(windows), rows + 2 * halo, columns + 2 * halo), np.float32)
     for block, window in enumerate(windows.transpose(1, 0, 2)):
@@ -166,13 +194,17 @@ def _overlaid(layer: HaloAttention, windows: np.ndarray, grid: tuple[int, ...]) 
 
 
 def _interleave(weights: np.ndarray, rows: int, columns: int) -> np.ndarray:
-    """Puts what the places of a patch [places, H, patches] give, each of its own kind, together: [H, rows, columns]."""
+    """Puts what the places of a patch [places, H, patches] give, each of its own kind, together:
+    [H, rows, columns].
+    """
     maps = weights.reshape(PATCH, PATCH, -1, rows, columns).transpose(2, 3, 0, 4, 1)
     return maps.reshape(-1, rows * PATCH, columns * PATCH)
 
 
 def _spread_keys(layer: ReducedAttention, keys: np.ndarray, grid: tuple[int, ...]) -> np.ndarray:
-    """Gives each place of ``grid`` the weight of its key: [H, keys] -> [H, rows, columns]; 0 where there is none."""
+    """Gives each place of ``grid`` the weight of its key: [H, keys] -> [H, rows, columns]; 0 where
+    there is none.
+    """
     rows, columns = grid
     if not layer.reduces:
         return keys.reshape(-1, rows, columns)

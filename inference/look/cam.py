@@ -25,7 +25,9 @@ def layer_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
 
 
 def grad_cam_pp(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Weighs positive gradients by their place's share (Grad-CAM++, Chattopadhay et al. 2018, arXiv:1710.11063)."""
+    """Weighs positive gradients by their place's share (Grad-CAM++, Chattopadhay et al. 2018,
+    arXiv:1710.11063).
+    """
     squared = gradients**2
     cubed = gradients**3
     shares = squared / (2 * squared + activations.sum((0, 1)) * cubed + 1e-6)
@@ -41,11 +43,15 @@ METHODS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def cam(model: ImageModel, image: paddle.Tensor, output: int | None = None, method: str = "gradcam") -> np.ndarray:
-    """Returns how much each place of an image speaks for a class: [rows, columns] float32, 0 or more.
+def cam(
+    model: ImageModel, image: paddle.Tensor, output: int | None = None, method: str = "gradcam"
+) -> np.ndarray:
+    """Returns how much each place of an image speaks for a class: [rows, columns] float32, 0 or
+    more.
 
-    It is taken where the classifier's pooling reads. If the model reads a class token, it is taken at the last block's
-    first norm: after it, patches matter only for the class token. All are 0 where nothing speaks for the class.
+    It is taken where the classifier's pooling reads. If the model reads a class token, it is taken
+    at the last block's first norm: after it, patches matter only for the class token. All are 0
+    where nothing speaks for the class.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -56,10 +62,16 @@ def cam(model: ImageModel, image: paddle.Tensor, output: int | None = None, meth
         InputError: the model has no classifier, or not so many outputs.
     """
     if not model.num_classes:
-        raise InputError("the model has no classifier (NUM_CLASSES 0): no class has a map; use attention or features")
+        raise InputError(
+            "the model has no classifier (NUM_CLASSES 0): no class has a map; use attention or features"
+        )
     if output is not None and not 0 <= output < model.num_classes:
-        raise InputError(f"-class is {output}, the model has the outputs 0 to {model.num_classes - 1}")
-    activations, gradients = (_places(model, x)[0] for x in _output_and_gradient(model, image, output))
+        raise InputError(
+            f"-class is {output}, the model has the outputs 0 to {model.num_classes - 1}"
+        )
+    activations, gradients = (
+        _places(model, x)[0] for x in _output_and_gradient(model, image, output)
+    )
     return np.maximum(METHODS[method](activations, gradients), 0).astype(np.float32)
 
 

@@ -79,7 +79,9 @@ def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
         for one in checked.findings
     )
     twins = "".join(
-        "<br><small>{}</small>".format(text(" | ".join(name_of(checked.parts, checked.images, one) for one in pair)))
+        "<br><small>{}</small>".format(
+            text(" | ".join(name_of(checked.parts, checked.images, one) for one in pair))
+        )
         for pair in checked.alike
     )
     rows = [(name, *values) for name, values in table(checked.parts)]
@@ -98,17 +100,25 @@ def _classes(parts: Mapping[str, Part]) -> str:
     counts = _counts(parts)
     classes = next(iter(parts.values())).source.classes
     labels = range(min(_ROWS, counts.shape[1]))
-    rows = [(class_name(classes, label), *(f"{count:,}" for count in counts[:, label])) for label in labels]
-    more = page.paragraph(f"and {counts.shape[1] - _ROWS:,} more") if counts.shape[1] > _ROWS else ""
+    rows = [
+        (class_name(classes, label), *(f"{count:,}" for count in counts[:, label]))
+        for label in labels
+    ]
+    more = (
+        page.paragraph(f"and {counts.shape[1] - _ROWS:,} more") if counts.shape[1] > _ROWS else ""
+    )
     return page.scroll_box(page.table(["class", *parts], rows) + more)
 
 
 def _counts(parts: Mapping[str, Part]) -> np.ndarray:
     """Images by part and label."""
     known = max(
-        max(len(part.source.classes), every_label(part.source.labels).max(initial=-1) + 1) for part in parts.values()
+        max(len(part.source.classes), every_label(part.source.labels).max(initial=-1) + 1)
+        for part in parts.values()
     )
-    return np.stack([np.bincount(every_label(part.source.labels), minlength=known) for part in parts.values()])
+    return np.stack(
+        [np.bincount(every_label(part.source.labels), minlength=known) for part in parts.values()]
+    )
 
 
 def _figure(drawings: Mapping[str, Callable[[Any], None]]) -> bytes:
@@ -130,12 +140,16 @@ def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
     if len(order) > _BARS:
         for mode, own in zip(parts, counts, strict=True):
             axis.plot(np.sort(own)[::-1], label=mode, color=_COLOURS[mode])
-        axis.set(xlabel="classes, from the largest to the smallest", ylabel="images", ylim=(0, None))
+        axis.set(
+            xlabel="classes, from the largest to the smallest", ylabel="images", ylim=(0, None)
+        )
     else:
         left = np.zeros(len(order))
         names = [shorten(class_name(classes, label)) for label in order.tolist()]
         for mode, own in zip(parts, counts, strict=True):
-            axis.barh(np.arange(len(order)), own[order], left=left, label=mode, color=_COLOURS[mode])
+            axis.barh(
+                np.arange(len(order)), own[order], left=left, label=mode, color=_COLOURS[mode]
+            )
             left += own[order]
         axis.set_yticks(np.arange(len(order)), names, fontsize=8 if len(order) < 25 else 5)
         axis.invert_yaxis()
@@ -144,11 +158,22 @@ def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
 
 
 def _draw_sizes(axis: Any, parts: Mapping[str, Part]) -> None:
-    sides = {mode: np.minimum(part.records["width"], part.records["height"]) for mode, part in parts.items()}
+    sides = {
+        mode: np.minimum(part.records["width"], part.records["height"])
+        for mode, part in parts.items()
+    }
     sides = {mode: own[own > 0] for mode, own in sides.items()}
-    low, high = (choose([choose(own) for own in sides.values() if len(own)] or [1]) for choose in (min, max))
+    low, high = (
+        choose([choose(own) for own in sides.values() if len(own)] or [1]) for choose in (min, max)
+    )
     bins = np.geomspace(low, high + 1, 40)
-    axis.hist(list(sides.values()), bins, stacked=True, label=list(sides), color=[_COLOURS[mode] for mode in sides])
+    axis.hist(
+        list(sides.values()),
+        bins,
+        stacked=True,
+        label=list(sides),
+        color=[_COLOURS[mode] for mode in sides],
+    )
     axis.set(xlabel="pixels", ylabel="images")
     set_log_scale(axis)
     axis.minorticks_off()
@@ -181,14 +206,21 @@ def _tiles(checked: Checked) -> np.ndarray:
     chosen = order[np.argsort(place, kind="stable")][:_GRID]
     tiles = [_tile(checked, index) for index in chosen.tolist()]
     tiles += [np.full((_TILE, _TILE, 3), 255, np.uint8)] * (-len(tiles) % 6 if tiles else 6)
-    return np.concatenate([np.concatenate(tiles[row : row + 6], 1) for row in range(0, len(tiles), 6)])
+    return np.concatenate(
+        [np.concatenate(tiles[row : row + 6], 1) for row in range(0, len(tiles), 6)]
+    )
 
 
 def _twins(checked: Checked) -> np.ndarray:
     gap = np.full((_TILE, _TILE // 4, 3), 255, np.uint8)
-    found = [np.concatenate([*(_tile(checked, index) for index in pair), gap], 1) for pair in checked.alike]
+    found = [
+        np.concatenate([*(_tile(checked, index) for index in pair), gap], 1)
+        for pair in checked.alike
+    ]
     found += [np.full_like(found[0], 255)] * (len(found) % 2)
-    return np.concatenate([np.concatenate(found[row : row + 2], 1) for row in range(0, len(found), 2)])
+    return np.concatenate(
+        [np.concatenate(found[row : row + 2], 1) for row in range(0, len(found), 2)]
+    )
 
 
 def _tile(checked: Checked, index: int) -> np.ndarray:
@@ -199,7 +231,9 @@ def _tile(checked: Checked, index: int) -> np.ndarray:
         image = picture(part.source, place, checked.most)[0]
     except RunError:  # it could be read a moment ago
         return tile
-    image = TURNS[int(part.records[place]["turn"]) if checked.oriented else 1].image(image.convert("RGB"))
+    image = TURNS[int(part.records[place]["turn"]) if checked.oriented else 1].image(
+        image.convert("RGB")
+    )
     image.thumbnail((_TILE - 4, _TILE - 4), Image.Resampling.BOX)
     left, top = ((_TILE - side) // 2 for side in image.size)
     tile[top : top + image.height, left : left + image.width] = np.asarray(image)

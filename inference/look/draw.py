@@ -33,8 +33,8 @@ class Panel(NamedTuple):
 
 
 def enlarge(pixels: np.ndarray) -> np.ndarray:
-    """Returns an image [H, W] or [H, W, C] as [H', W', 3] uint8, of floats what is ``visible`` of them. Each pixel is
-    repeated until LEAST is reached, or the longer side would be beyond LONGEST.
+    """Returns an image [H, W] or [H, W, C] as [H', W', 3] uint8, of floats what is ``visible`` of
+    them. Each pixel is repeated until LEAST is reached, or the longer side would be beyond LONGEST.
     """
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     pixels = pixels if pixels.dtype == np.uint8 else visible(pixels)
@@ -48,8 +48,11 @@ def resize_map(values: np.ndarray, height: int, width: int) -> np.ndarray:
     return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
 
 
-def heat(base: np.ndarray, values: np.ndarray, box: Box | None = None, least: float = 0.0) -> np.ndarray:
-    """Returns an image [H, W, 3] uint8 in grey with a map [h, w] over it, from 0 to its largest value.
+def heat(
+    base: np.ndarray, values: np.ndarray, box: Box | None = None, least: float = 0.0
+) -> np.ndarray:
+    """Returns an image [H, W, 3] uint8 in grey with a map [h, w] over it, from 0 to its largest
+    value.
 
     Args:
         box: where of the image the map lies; None: everywhere. The rest is darkened.
@@ -75,20 +78,27 @@ def png(image: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: int = 7, side: float = 1.9) -> bytes:
-    """Returns a PNG of panels: each row begins on a new line, and goes on in the next after ``columns`` at most.
+def sheet(
+    rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: int = 7, side: float = 1.9
+) -> bytes:
+    """Returns a PNG of panels: each row begins on a new line, and goes on in the next after
+    ``columns`` at most.
 
     Args:
         bar: what the colours of maps say; "": there are none.
         side: of a panel, in inches.
     """
-    columns = max(math.ceil(len(row) / math.ceil(len(row) / columns)) for row in rows)  # lines of one length
+    # lines of one length
+    columns = max(math.ceil(len(row) / math.ceil(len(row) / columns)) for row in rows)
     lines = [row[start : start + columns] for row in rows for start in range(0, len(row), columns)]
     width = max(columns * side, 4.5)
     words = textwrap.fill(title, int(13 * width))
     told = textwrap.fill(bar, int(15 * width))
     texts = [0.1 + 0.15 * max(panel.title.count("\n") + 1 for panel in line) for line in lines]
-    highs = [side * min(2, max(panel.image.shape[0] / panel.image.shape[1] for panel in line)) for line in lines]
+    highs = [
+        side * min(2, max(panel.image.shape[0] / panel.image.shape[1] for panel in line))
+        for line in lines
+    ]
     above = 0.15 + 0.18 * (words.count("\n") + 1)
     below = 0.6 + 0.15 * told.count("\n") if bar else 0.1
     high = above + sum(texts) + sum(highs) + below
@@ -103,7 +113,9 @@ def sheet(rows: Sequence[Sequence[Panel]], title: str, bar: str = "", columns: i
             _draw(panel, drawn.add_axes(place, anchor="N"))
     if bar:
         axis = drawn.add_axes((0.5 - 1.2 / width, (below - 0.2) / high, 2.4 / width, 0.1 / high))
-        made = drawn.colorbar(ScalarMappable(cmap=COLOURS), cax=axis, orientation="horizontal", ticks=[0, 1])
+        made = drawn.colorbar(
+            ScalarMappable(cmap=COLOURS), cax=axis, orientation="horizontal", ticks=[0, 1]
+        )
         made.ax.set_xticklabels(["0", "most"], fontsize=8)
         made.set_label(told, fontsize=8, labelpad=1)
     return figure_png(drawn)

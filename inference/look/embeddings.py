@@ -1,4 +1,6 @@
-"""Many images at once: their pooled features in the plane, and a grid of what the model says of them."""
+"""Many images at once: their pooled features in the plane, and a grid of what the model says of
+them.
+"""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -20,12 +22,15 @@ FEWEST = 5  # images that t-SNE can tell apart
 # blue and vermilion: distinct for the colour-blind
 RIGHT = "#0072B2"
 WRONG = "#D55E00"
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")  # Okabe & Ito's palette
+# Okabe & Ito's palette
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 _MARKERS = "osD^v*"  # of another length than the colours: 42 pairs
 _NAMED = 24  # classes of a legend, at most
 
 
-def pooled_features(predictor: Predictor, files: Sequence[str], workers: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def pooled_features(
+    predictor: Predictor, files: Sequence[str], workers: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns what the classifier reads of each image [n, channels], and the probabilities [n, K].
 
     Raises:
@@ -34,7 +39,9 @@ def pooled_features(predictor: Predictor, files: Sequence[str], workers: int = 0
     model = model_of(predictor)
     kept = []
     classifier = sublayer(model, model.classifier_names()[0])
-    hook = classifier.register_forward_pre_hook(lambda _, x: kept.append(x[0].astype("float32").numpy()))
+    hook = classifier.register_forward_pre_hook(
+        lambda _, x: kept.append(x[0].astype("float32").numpy())
+    )
     shares = []
     try:
         for batch in predictor.batches(Pictures(predictor.config, files), workers):
@@ -47,10 +54,12 @@ def pooled_features(predictor: Predictor, files: Sequence[str], workers: int = 0
 
 
 def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarray:
-    """Returns a place in the plane for each of [n, channels]: [n, 2]; near ones were near. The seed decides alone.
+    """Returns a place in the plane for each of [n, channels]: [n, 2]; near ones were near. The seed
+    decides alone.
 
     Args:
-        method: "tsne" (van der Maaten & Hinton 2008) or "umap" (McInnes et al. 2018), of umap-learn.
+        method: "tsne" (van der Maaten & Hinton 2008) or "umap" (McInnes et al. 2018), of
+            umap-learn.
 
     Raises:
         InputError: too few images, or umap-learn isn't installed.
@@ -59,15 +68,20 @@ def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarr
         raise InputError(f"found {len(features)} images, expected {FEWEST} or more to compare")
     if method == "umap":
         if not find_spec("umap"):
-            raise InputError("umap-learn isn't installed; pip install umap-learn, or take -method tsne")
+            raise InputError(
+                "umap-learn isn't installed; pip install umap-learn, or take -method tsne"
+            )
         from umap import UMAP  # pyright: ignore[reportMissingImports]: nothing installs it
 
-        return UMAP(n_neighbors=min(15, len(features) - 1), random_state=seed).fit_transform(features)
+        return UMAP(n_neighbors=min(15, len(features) - 1), random_state=seed).fit_transform(
+            features
+        )
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(features) - 1) / 3)
     found = TSNE(perplexity=perplexity, init="random", random_state=seed)
-    with threadpool_limits(1):  # its steps are short: threads that wait for each other took 10 s instead of 1
+    # its steps are short: threads that wait for each other took 10 s instead of 1
+    with threadpool_limits(1):
         return found.fit_transform(features.astype(np.float64))
 
 
@@ -79,7 +93,9 @@ def embeddings(
     seed: int = 0,
     workers: int = 0,
 ) -> bytes:
-    """Returns a PNG: each image's pooled features as a point, coloured by class: its folder's, or the predicted one."""
+    """Returns a PNG: each image's pooled features as a point, coloured by class: its folder's, or
+    the predicted one.
+    """
     if method == "umap" or len(files) < FEWEST:
         plane(np.zeros((min(len(files), FEWEST), 2)), "umap" if len(files) >= FEWEST else "tsne")
     features, shares = pooled_features(predictor, files, workers)
@@ -95,10 +111,21 @@ def embeddings(
         label = legend_name(name) if number < _NAMED else None
         marker = _MARKERS[number % len(_MARKERS)]
         colour = _COLOURS[number % len(_COLOURS)]
-        axis.scatter(own[:, 0], own[:, 1], s=32, alpha=0.8, linewidths=0, label=label, marker=marker, color=colour)
+        axis.scatter(
+            own[:, 0],
+            own[:, 1],
+            s=32,
+            alpha=0.8,
+            linewidths=0,
+            label=label,
+            marker=marker,
+            color=colour,
+        )
     if len(classes) > _NAMED:
         axis.scatter([], [], s=0, label=f"... and {len(classes) - _NAMED} more")
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title="class" if known else "predicted")
+    axis.legend(
+        loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title="class" if known else "predicted"
+    )
     axis.set(xticks=[], yticks=[])
     what = {"tsne": "t-SNE", "umap": "UMAP"}[method]
     channels = f"{features.shape[1]} pooled features"
@@ -118,7 +145,8 @@ def predictions(
     """Returns a PNG of images with what the model says, and a line that sums up.
 
     Args:
-        truth: the classes' names, where they are known: right ones get a blue frame, wrong ones one of vermilion.
+        truth: the classes' names, where they are known: right ones get a blue frame, wrong ones one
+            of vermilion.
         mistakes: wrong ones alone, those first of which the model was most certain.
 
     Raises:
@@ -127,17 +155,30 @@ def predictions(
     """
     _check_classes(predictor, truth, mistakes)
     _, shares = pooled_features(predictor, files, workers)
-    said = [predictor.prediction_of(file, row, 1, threshold=0) for file, row in zip(files, shares, strict=True)]
+    said = [
+        predictor.prediction_of(file, row, 1, threshold=0)
+        for file, row in zip(files, shares, strict=True)
+    ]
     wrong = [i for i, one in enumerate(said) if truth[i] is not None and one.classes[0] != truth[i]]
-    chosen = sorted(wrong, key=lambda i: -said[i].probabilities[0]) if mistakes else list(range(len(said)))
+    chosen = (
+        sorted(wrong, key=lambda i: -said[i].probabilities[0])
+        if mistakes
+        else list(range(len(said)))
+    )
     known = sum(name is not None for name in truth)
-    line = f"{known - len(wrong)} of {known} right" if known else f"{len(said)} images without a class"
+    line = (
+        f"{known - len(wrong)} of {known} right" if known else f"{len(said)} images without a class"
+    )
     if not chosen:
         raise InputError(f"there is no mistake to show: {line}")
     panels = []
     for i in chosen[:most]:
         told = f"{shorten(said[i].classes[0], 18)} ({said[i].probabilities[0]:.0%})"
-        under = f"it is {shorten(truth[i] or '', 18)}" if i in wrong else shorten(Path(said[i].name).name)
+        under = (
+            f"it is {shorten(truth[i] or '', 18)}"
+            if i in wrong
+            else shorten(Path(said[i].name).name)
+        )
         colour = "" if truth[i] is None else (WRONG if i in wrong else RIGHT)
         panels.append(Panel(f"{told}\n{under}", enlarge(predictor.pixels(files[i])), colour))
     shown_of = f", {len(panels)} of {len(chosen)} shown" if len(chosen) > most else ""
@@ -148,8 +189,12 @@ def predictions(
 def _check_classes(predictor: Predictor, truth: Sequence[str | None], mistakes: bool) -> None:
     names = sorted({name for name in truth if name is not None})
     if mistakes and not names:
-        raise InputError("-mistakes needs the true classes; give a folder that has a subfolder for each class")
+        raise InputError(
+            "-mistakes needs the true classes; give a folder that has a subfolder for each class"
+        )
     if predictor.classes and (strange := [name for name in names if name not in predictor.classes]):
         meant = nearest(strange[0], predictor.classes)
         found = f"the folder has the class '{printable(strange[0])}', which the model doesn't know{meant}"
-        raise InputError(found if meant else f"{found}; give the folder that holds the classes' folders")
+        raise InputError(
+            found if meant else f"{found}; give the folder that holds the classes' folders"
+        )

@@ -22,7 +22,9 @@ _BRIGHTEST = "attention, from 0 to the most in its panel (at least twice the mea
 
 
 class Asked(NamedTuple):
-    """What somebody asked for: ``block`` of all that there are, ``method`` of a class's map, ``output``: its name."""
+    """What somebody asked for: ``block`` of all that there are, ``method`` of a class's map,
+    ``output``: its name.
+    """
 
     block: int | None = None
     method: str = ""
@@ -36,8 +38,8 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
     The model is looked into meanwhile: no other thread may use it.
 
     Args:
-        kind: "attention" (the last block's, the mean of its heads), "rollout", "cam" (Grad-CAM of the predicted
-            class), or "auto": attention where there is any, otherwise cam.
+        kind: "attention" (the last block's, the mean of its heads), "rollout", "cam" (Grad-CAM of
+            the predicted class), or "auto": attention where there is any, otherwise cam.
 
     Raises:
         InputError: the kind isn't defined for the architecture, or the model is an exported one.
@@ -50,13 +52,19 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
         raise InputError(f"kind is {kind!r}, expected auto, attention, rollout or cam")
     if kind == "cam":
         return png(heat(seen.base, cam(model, seen.image)))
-    values = rollout(model, seen.image) if kind == "rollout" else attention(model, seen.image).mean(0)
+    values = (
+        rollout(model, seen.image) if kind == "rollout" else attention(model, seen.image).mean(0)
+    )
     return png(_attention_panel(seen, values))
 
 
 def named_panel(seen: Sight) -> Panel:
     """Returns the image itself, with its name and the most probable class."""
-    said = f"{shorten(seen.said.classes[0], 18)} ({seen.said.probabilities[0]:.0%})" if seen.said.classes else ""
+    said = (
+        f"{shorten(seen.said.classes[0], 18)} ({seen.said.probabilities[0]:.0%})"
+        if seen.said.classes
+        else ""
+    )
     return Panel(f"{shorten(Path(seen.name).name)}\n{said}", seen.base)
 
 
@@ -64,12 +72,17 @@ def attention_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Pa
     """Returns the mean of a block's heads, and each."""
     maps = attention(model_of(predictor), seen.image, -1 if asked.block is None else asked.block)
     mean = Panel("mean of the heads", _attention_panel(seen, maps.mean(0)))
-    heads = [Panel(f"head {number}", _attention_panel(seen, one)) for number, one in enumerate(maps)]
+    heads = [
+        Panel(f"head {number}", _attention_panel(seen, one)) for number, one in enumerate(maps)
+    ]
     return [named_panel(seen), mean, *(heads if len(heads) > 1 else ())]
 
 
 def rollout_panels(predictor: Predictor, seen: Sight, _: Asked) -> list[Panel]:
-    return [named_panel(seen), Panel("rollout", _attention_panel(seen, rollout(model_of(predictor), seen.image)))]
+    return [
+        named_panel(seen),
+        Panel("rollout", _attention_panel(seen, rollout(model_of(predictor), seen.image))),
+    ]
 
 
 def _attention_panel(seen: Sight, values: np.ndarray) -> np.ndarray:
@@ -102,25 +115,48 @@ def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
             _BRIGHTEST,
         )
     if kind == "features":
-        stages = ", ".join(model.feature_info[stage]["module"] for stage in _stages(len(model.feature_info), asked))
-        what = "channels that vary most" if asked.method == "channels" else "principal components as colours"
+        stages = ", ".join(
+            model.feature_info[stage]["module"] for stage in _stages(len(model.feature_info), asked)
+        )
+        what = (
+            "channels that vary most"
+            if asked.method == "channels"
+            else "principal components as colours"
+        )
         return f"{name}: {what}, {stages}", ""
-    words = {"gradcam": "Grad-CAM", "hirescam": "HiResCAM", "gradcam++": "Grad-CAM++", "layercam": "LayerCAM"}
-    return f"{name}: {words[asked.method]}", "how much speaks for the class, from 0 to the most in its panel"
+    words = {
+        "gradcam": "Grad-CAM",
+        "hirescam": "HiResCAM",
+        "gradcam++": "Grad-CAM++",
+        "layercam": "LayerCAM",
+    }
+    return (
+        f"{name}: {words[asked.method]}",
+        "how much speaks for the class, from 0 to the most in its panel",
+    )
 
 
-def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) -> list[list[Panel]]:
-    """Returns each image and, stage by stage, the three principal components of its features as red, green and blue.
+def feature_panels(
+    predictor: Predictor, sights: Sequence[Sight], asked: Asked
+) -> list[list[Panel]]:
+    """Returns each image and, stage by stage, the three principal components of its features as
+    red, green and blue.
 
-    The components are of all images together, as DINOv2's pictures (Oquab et al. 2023, arXiv:2304.07193): one colour
-    means the same in each. Method "channels": the channels of one stage that vary most, each by itself.
+    The components are of all images together, as DINOv2's pictures (Oquab et al. 2023,
+    arXiv:2304.07193): one colour means the same in each. Method "channels": the channels of one
+    stage that vary most, each by itself.
     """
     model = model_of(predictor)
     count = len(model.feature_info)
     stages = _stages(count, asked)
     with paddle.no_grad():
-        found = [model.forward_intermediates(seen.image, stages, intermediates_only=True) for seen in sights]
-    maps = [[one[0].transpose([1, 2, 0]).astype("float32").numpy() for one in image] for image in found]
+        found = [
+            model.forward_intermediates(seen.image, stages, intermediates_only=True)
+            for seen in sights
+        ]
+    maps = [
+        [one[0].transpose([1, 2, 0]).astype("float32").numpy() for one in image] for image in found
+    ]
     rows = [[named_panel(seen)] for seen in sights]
     for place, stage in enumerate(stages):
         name = model.feature_info[stage]["module"]
@@ -130,14 +166,19 @@ def feature_panels(predictor: Predictor, sights: Sequence[Sight], asked: Asked) 
             continue
         for row, colours in zip(rows, principal([one[place] for one in maps]), strict=True):
             height, width = colours.shape[:2]
-            row.append(Panel(f"{name}\n{height} x {width}", enlarge((255 * colours + 0.5).astype(np.uint8))))
+            row.append(
+                Panel(
+                    f"{name}\n{height} x {width}", enlarge((255 * colours + 0.5).astype(np.uint8))
+                )
+            )
     return rows
 
 
 def principal(maps: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns the first three principal components of maps [h, w, C], each from 0 to 1: [h, w, 3].
 
-    The largest weight of a component is positive; a hundredth of the values at either end is cut off.
+    The largest weight of a component is positive; a hundredth of the values at either end is cut
+    off.
     """
     flat = np.concatenate([one.reshape(-1, one.shape[-1]) for one in maps]).astype(np.float64)
     flat -= flat.mean(0)
@@ -147,18 +188,26 @@ def principal(maps: Sequence[np.ndarray]) -> list[np.ndarray]:
     low, high = np.quantile(values, [0.01, 0.99], axis=0)
     shares = np.clip((values - low) / np.maximum(high - low, 1e-12), 0, 1)
     ends = np.cumsum([one.shape[0] * one.shape[1] for one in maps])[:-1]
-    return [part.reshape(*one.shape[:2], 3) for part, one in zip(np.split(shares, ends), maps, strict=True)]
+    return [
+        part.reshape(*one.shape[:2], 3)
+        for part, one in zip(np.split(shares, ends), maps, strict=True)
+    ]
 
 
 def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
-    """The channels that vary most over all maps [h, w, C], each from its smallest value in them to its largest."""
+    """The channels that vary most over all maps [h, w, C], each from its smallest value in them to
+    its largest.
+    """
     flat = np.concatenate([one.reshape(-1, one.shape[-1]) for one in maps])
     low = flat.min(0)
     span = np.maximum(np.ptp(flat, 0), 1e-12)
     chosen = sorted(np.argsort(-flat.std(0), kind="stable")[:most].tolist())
     return [
         [
-            Panel(f"channel {c}", enlarge((255 * to_colours((one[:, :, c] - low[c]) / span[c])).astype(np.uint8)))
+            Panel(
+                f"channel {c}",
+                enlarge((255 * to_colours((one[:, :, c] - low[c]) / span[c])).astype(np.uint8)),
+            )
             for c in chosen
         ]
         for one in maps
@@ -168,7 +217,9 @@ def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
 def _stages(count: int, asked: Asked) -> list[int]:
     if asked.block is not None:
         if not -count <= asked.block < count:
-            raise InputError(f"-block is {asked.block}, the model has {count} intermediates: give 0 to {count - 1}")
+            raise InputError(
+                f"-block is {asked.block}, the model has {count} intermediates: give 0 to {count - 1}"
+            )
         return [asked.block % count]
     if asked.method == "channels":
         return [count - 1]

@@ -1,4 +1,6 @@
-"""What a model has learnt of places: how alike its position embeddings are, and its tables of relative positions."""
+"""What a model has learnt of places: how alike its position embeddings are, and its tables of
+relative positions.
+"""
 
 import training.pages.plain_matplotlib  # noqa: F401
 
@@ -23,15 +25,19 @@ _BLOCKS = 12
 
 
 def similarities(model: ImageModel) -> np.ndarray:
-    """Returns the cosine similarity of each place's embedding to each other's: [rows, columns, rows, columns]."""
+    """Returns the cosine similarity of each place's embedding to each other's: [rows, columns,
+    rows, columns].
+    """
     learnt = model.pos_embed
     with paddle.no_grad():
-        learnt = learnt(*model.patch_embed.grid_size) if isinstance(learnt, nn.Layer) else learnt  # XCiT's
+        # XCiT's
+        learnt = learnt(*model.patch_embed.grid_size) if isinstance(learnt, nn.Layer) else learnt
     embedding = learnt.numpy()[0].astype(np.float64)
     if model.pos_embed_layout == "NCHW":
         embedding = embedding.transpose(1, 2, 0)
     if model.pos_embed_layout == "NLC":
-        grid = sublayer(model, model.first_conv.partition(".proj")[0]).grid_size  # CrossViT: of its fine patches
+        # CrossViT: of its fine patches
+        grid = sublayer(model, model.first_conv.partition(".proj")[0]).grid_size
         places = embedding[len(embedding) - grid[0] * grid[1] :]
     else:
         grid = embedding.shape[:2]
@@ -43,7 +49,8 @@ def similarities(model: ImageModel) -> np.ndarray:
 def tables(model: ImageModel) -> dict[str, np.ndarray]:
     """Returns each table of relative positions by its layer's name: [H, 2 rows - 1, 2 columns - 1].
 
-    The middle is a token itself; a row above it is a key below the query. A class token's entries are left out.
+    The middle is a token itself; a row above it is a key below the query. A class token's entries
+    are left out.
     """
     found = {}
     for name, layer in model.named_sublayers():
@@ -55,7 +62,8 @@ def tables(model: ImageModel) -> dict[str, np.ndarray]:
 
 
 def positions(predictor: Predictor, block: int | None = None) -> bytes:
-    """Returns a PNG: the figure 7 of the ViT paper (arXiv:2010.11929), or the tables of relative positions.
+    """Returns a PNG: the figure 7 of the ViT paper (arXiv:2010.11929), or the tables of relative
+    positions.
 
     Args:
         block: the table of one block, from 0, also of a model that has position embeddings besides.
@@ -68,7 +76,9 @@ def positions(predictor: Predictor, block: int | None = None) -> bytes:
     name = predictor.config.MODEL.NAME
     if getattr(model, "pos_embed", None) is not None and (block is None or not kept):
         if block is not None:
-            raise InputError("-block is for tables of relative positions; the model has position embeddings alone")
+            raise InputError(
+                "-block is for tables of relative positions; the model has position embeddings alone"
+            )
         return _embedding(similarities(model), f"{name}: cosine similarity of position embeddings")
     if not kept:
         raise InputError(
@@ -78,10 +88,17 @@ def positions(predictor: Predictor, block: int | None = None) -> bytes:
     chosen = list(kept)
     if block is not None:
         if not -len(chosen) <= block < len(chosen):
-            raise InputError(f"-block is {block}, the model has {len(chosen)} tables: give 0 to {len(chosen) - 1}")
+            raise InputError(
+                f"-block is {block}, the model has {len(chosen)} tables: give 0 to {len(chosen) - 1}"
+            )
         chosen = [chosen[block]]
-    chosen = [chosen[i] for i in sorted({round(i) for i in np.linspace(0, len(chosen) - 1, _BLOCKS)})]
-    return _tables({one: kept[one][:_HEADS] for one in chosen}, f"{name}: bias by relative position, head by head")
+    chosen = [
+        chosen[i] for i in sorted({round(i) for i in np.linspace(0, len(chosen) - 1, _BLOCKS)})
+    ]
+    return _tables(
+        {one: kept[one][:_HEADS] for one in chosen},
+        f"{name}: bias by relative position, head by head",
+    )
 
 
 def _embedding(alike: np.ndarray, title: str) -> bytes:
@@ -95,13 +112,17 @@ def _embedding(alike: np.ndarray, title: str) -> bytes:
     drawn = figure(7.4, 5.6 * down / across + 0.7)
     axis = drawn.subplots()
     picture = axis.imshow(whole, cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-    axis.set_xticks(np.arange(across) * columns + columns / 2 - 1, _numbers(across, step), fontsize=8)
+    axis.set_xticks(
+        np.arange(across) * columns + columns / 2 - 1, _numbers(across, step), fontsize=8
+    )
     axis.set_yticks(np.arange(down) * rows + rows / 2 - 1, _numbers(down, step), fontsize=8)
     axis.tick_params(length=0)
     axis.set_xlabel("column of the patch")
     axis.set_ylabel("row of the patch")
     axis.set_title(title, fontsize=10)
-    drawn.colorbar(picture, ax=axis, shrink=0.8, label="cosine similarity to the patch of each tile")
+    drawn.colorbar(
+        picture, ax=axis, shrink=0.8, label="cosine similarity to the patch of each tile"
+    )
     return figure_png(drawn)
 
 
@@ -119,7 +140,9 @@ def _tables(kept: dict[str, np.ndarray], title: str) -> bytes:
             if number >= len(table):
                 axis.axis("off")
                 continue
-            axis.imshow(table[number], cmap="cividis", vmin=-largest, vmax=largest, interpolation="nearest")
+            axis.imshow(
+                table[number], cmap="cividis", vmin=-largest, vmax=largest, interpolation="nearest"
+            )
             axis.set(xticks=[], yticks=[])
             axis.set_title(f"head {number}", fontsize=7)
         places[0].set_ylabel(name.removesuffix(".attn"), fontsize=7)

@@ -1,4 +1,6 @@
-"""An image as somebody looks at it: what the model sees, what it says, and where that lies in the original."""
+"""An image as somebody looks at it: what the model sees, what it says, and where that lies in the
+original.
+"""
 
 from typing import NamedTuple
 
@@ -17,11 +19,14 @@ from settings.options import nearest, pair
 
 _EXPORT = "an exported model has no layers to look into; give the checkpoint that it was made from"
 _WIDEST = 800  # pixels along the longer side of an original that is drawn
-_LONGEST = 8  # times as long as it is wide: of a longer one the middle is drawn; a squashed one is drawn wider
+# times as long as it is wide: of a longer one the middle is drawn; a squashed one is drawn wider
+_LONGEST = 8
 
 
 class Sight(NamedTuple):
-    """An image: ``base`` [H, W, 3] uint8 to draw on, where the model's part of it lies (``box``), and what it says."""
+    """An image: ``base`` [H, W, 3] uint8 to draw on, where the model's part of it lies (``box``),
+    and what it says.
+    """
 
     name: str
     image: paddle.Tensor  # [1, C, H, W], normalised
@@ -66,7 +71,8 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     whole = whole.picture() if isinstance(whole, Bands) else whole
     data = predictor.config.DATA
     most = _LONGEST * min(whole.size)
-    if data.CROP_MODE != "squash" and max(whole.size) > most:  # else a hair: of its middle one sees something
+    # else a hair: of its middle one sees something
+    if data.CROP_MODE != "squash" and max(whole.size) > most:
         whole = ImageOps.fit(whole, (min(whole.width, most), min(whole.height, most)))
     size = whole.size
     crop = pair(data.IMAGE_SIZE)

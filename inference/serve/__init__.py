@@ -1,8 +1,9 @@
 """A trained model behind HTTP.
 
-One process speaks HTTP (FastAPI and uvicorn; no Paddle in it). ``workers`` processes decode and compute, each with its
-own model. LitServe stands on the same two libraries and batches, too. What is wanted besides would have to be built
-around it: an error per image, a lost worker replaced, a drain, limits on everything. So it would save little.
+One process speaks HTTP (FastAPI and uvicorn; no Paddle in it). ``workers`` processes decode and
+compute, each with its own model. LitServe stands on the same two libraries and batches, too. What
+is wanted besides would have to be built around it: an error per image, a lost worker replaced, a
+drain, limits on everything. So it would save little.
 
     server     the socket, signals, the order of start and end;  protocol: HTTP/1.1 of a connection
     gate       what every request goes through: token, limits, times, log, counts

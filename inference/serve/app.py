@@ -19,8 +19,13 @@ from inference.serve.metrics import Metrics
 from inference.serve.settings import Settings
 from inference.serve.workers import Pool
 
-Top = Annotated[int | None, Query(ge=1, le=100_000, description="classes per image; default: 5, multi-label: all")]
-Threshold = Annotated[float | None, Query(ge=0, le=1, description="multi-label: least probability; default: trained")]
+Top = Annotated[
+    int | None,
+    Query(ge=1, le=100_000, description="classes per image; default: 5, multi-label: all"),
+]
+Threshold = Annotated[
+    float | None, Query(ge=0, le=1, description="multi-label: least probability; default: trained")
+]
 
 
 class Predicted(BaseModel):
@@ -64,18 +69,23 @@ _UPLOADS = {
     "properties": {"image": {"type": "array", "items": _BINARY, "minItems": 1}},
     "required": ["image"],
 }
-# An image's own type is taken, too. It isn't listed: generators of clients don't know ranges such as image/*.
+# An image's own type is taken, too. It isn't listed: generators of clients don't know ranges such
+# as image/*.
 _RAW = {"application/octet-stream": {"schema": _BINARY}}
 _FORMS = {
     "multipart/form-data": {"schema": {"$ref": "#/components/schemas/Uploads"}},
     "application/json": {"schema": {"$ref": "#/components/schemas/Encoded"}},
 }
 _IMAGES = {"requestBody": {"required": True, "content": _FORMS | _RAW}}
-# Forms are taken, too. They aren't listed: a client of openapi-python-client 0.29 can't be imported if a path has
-# several kinds of bodies and no other parameter.
+# Forms are taken, too. They aren't listed: a client of openapi-python-client 0.29 can't be imported
+# if a path has several kinds of bodies and no other parameter.
 _IMAGE = {"requestBody": {"required": True, "content": _RAW}}
 _PICTURE: Any = {200: {"content": {"image/png": {"schema": _BINARY}} | _RAW}}
-_TOKEN = {"type": "http", "scheme": "bearer", "description": "the token that the server was started with (-token_file)"}
+_TOKEN = {
+    "type": "http",
+    "scheme": "bearer",
+    "description": "the token that the server was started with (-token_file)",
+}
 _PROBLEMS: Any = {
     status: {"model": Problem, "description": text}
     for status, text in {
@@ -117,7 +127,10 @@ def create_app(
 def _description(app: FastAPI, token: bool) -> dict[str, Any]:
     """Returns the OpenAPI description. FastAPI's own lacks the bodies with images, and the token."""
     described = FastAPI.openapi(app)
-    described["components"]["schemas"] |= {"Encoded": Encoded.model_json_schema(), "Uploads": _UPLOADS}
+    described["components"]["schemas"] |= {
+        "Encoded": Encoded.model_json_schema(),
+        "Uploads": _UPLOADS,
+    }
     described["components"]["securitySchemes"] = {"token": _TOKEN}
     for path in GUARDED if token else ():
         for said in described["paths"][path].values():
@@ -125,21 +138,29 @@ def _description(app: FastAPI, token: bool) -> dict[str, Any]:
     return described
 
 
-def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics) -> None:
+def _answering(
+    app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics
+) -> None:
     """What images are sent to (``gate.WORK``)."""
 
     async def asked(
         request: Request, kind: str, top: int | None, threshold: float | None
     ) -> list[tuple[Upload, dict, bytes]]:
         most = settings.max_images if kind == "predict" else 1
-        uploads = await images_of(request.scope.pop("body"), request.headers.get("content-type", ""), most)
+        uploads = await images_of(
+            request.scope.pop("body"), request.headers.get("content-type", ""), most
+        )
         request.scope["images"] = f"{len(uploads)} image{'s' * (len(uploads) > 1)}"
         loop = asyncio.get_running_loop()
         words = {"kind": kind, "top": top, "threshold": threshold}
         client = request.scope["client"][0]
         problems = [kinds.problem(data, settings.formats) for _, data in uploads]
-        taken = [data for (_, data), problem in zip(uploads, problems, strict=True) if problem is None]
-        items = [Item(data, words, loop.create_future(), client, kind != "predict") for data in taken]
+        taken = [
+            data for (_, data), problem in zip(uploads, problems, strict=True) if problem is None
+        ]
+        items = [
+            Item(data, words, loop.create_future(), client, kind != "predict") for data in taken
+        ]
         found = iter(await _answers(items, batcher, settings.timeout))
         answers: list[tuple[dict[str, Any], bytes]] = []
         for problem in problems:
@@ -162,9 +183,13 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
         # The page reads it, to show an image as the model sees it.
         return JSONResponse(content, status, {"x-exif-orientation": str(pool.oriented).lower()})
 
-    @app.post("/attention", response_class=Response, responses=_PROBLEMS | _PICTURE, openapi_extra=_IMAGE)
+    @app.post(
+        "/attention", response_class=Response, responses=_PROBLEMS | _PICTURE, openapi_extra=_IMAGE
+    )
     async def attention(request: Request) -> Response:
-        """Answers with a PNG of one image, coloured where the model looks. Takes an image as /predict does."""
+        """Answers with a PNG of one image, coloured where the model looks. Takes an image as
+        /predict does.
+        """
         [(upload, answer, picture)] = await asked(request, "attention", 1, 0.0)
         if "error" in answer:
             status, line = _unreadable([{"name": upload.name, **answer}])
@@ -174,7 +199,12 @@ def _answering(app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, m
 
 
 def _telling(
-    app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, measured: Metrics, draining: Callable[[], bool]
+    app: FastAPI,
+    settings: Settings,
+    batcher: Batcher,
+    pool: Pool,
+    measured: Metrics,
+    draining: Callable[[], bool],
 ) -> None:
     """What tells of the server, and the pages."""
 
@@ -183,7 +213,11 @@ def _telling(
         """Returns whether the server is alive."""
         return {"status": "alive"}
 
-    @app.get("/ready", response_model=Ready, responses={503: {"model": Ready, "description": "loading or ending"}})
+    @app.get(
+        "/ready",
+        response_model=Ready,
+        responses={503: {"model": Ready, "description": "loading or ending"}},
+    )
     async def ready() -> Response:
         """Returns whether requests are taken."""
         status = "draining" if draining() else "ready" if pool.ready() else "loading"
@@ -201,18 +235,23 @@ def _telling(
 
     @app.get("/", include_in_schema=False)
     async def first() -> HTMLResponse:
-        return HTMLResponse(page.HTML.replace("FORMATS", kinds.listed(settings.formats)), headers=page.HEADERS)
+        return HTMLResponse(
+            page.HTML.replace("FORMATS", kinds.listed(settings.formats)), headers=page.HEADERS
+        )
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         return HTMLResponse(page.document(app.openapi()), headers=page.HEADERS)
 
 
-async def _answers(items: list[Item], batcher: Batcher, timeout: float) -> list[tuple[dict[str, Any], bytes]]:
+async def _answers(
+    items: list[Item], batcher: Batcher, timeout: float
+) -> list[tuple[dict[str, Any], bytes]]:
     if not items:
         return []
     together = asyncio.gather(*(item.answer for item in items))
-    together.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # or asyncio says nobody asked
+    # or asyncio says nobody asked
+    together.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         batcher.put(items)
         return await asyncio.wait_for(together, timeout)
@@ -246,9 +285,12 @@ def _problems(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        return refusal(Refused(422, f"{printable(str(first['loc'][-1]), 60)}: {printable(first['msg'], 200)}"))
+        return refusal(
+            Refused(422, f"{printable(str(first['loc'][-1]), 60)}: {printable(first['msg'], 200)}")
+        )
 
-    @app.exception_handler(Exception)  # starlette's own answer is plain text; the gate logs the error
+    # starlette's own answer is plain text; the gate logs the error
+    @app.exception_handler(Exception)
     async def failed(_: Request, error: Exception) -> Response:
         return refusal(Refused(500, FAILED))
 

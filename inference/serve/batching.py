@@ -1,6 +1,8 @@
-"""Images that wait for a worker, and batches of them: by count, and by how long the first has waited.
+"""Images that wait for a worker, and batches of them: by count, and by how long the first has
+waited.
 
-Each client (an address) has a line of its own, and the lines take turns: who sends thousands waits behind himself.
+Each client (an address) has a line of its own, and the lines take turns: who sends thousands waits
+behind himself.
 """
 
 import asyncio
@@ -35,11 +37,12 @@ class Item:
 
     Attributes:
         data: the image's file.
-        asked: what a worker is to do with it: "kind" ("predict" or "attention"), "top", "threshold". The images of
-            a request have the same object.
+        asked: what a worker is to do with it: "kind" ("predict" or "attention"), "top",
+            "threshold". The images of a request have the same object.
         answer: (what the worker says, in JSON's terms; a picture).
         client: who asks.
-        alone: it is computed by itself, as a map is, or an image that was being computed as its worker ended.
+        alone: it is computed by itself, as a map is, or an image that was being computed as its
+            worker ended.
         tried: a worker ended that was computing it.
     """
 
@@ -66,7 +69,8 @@ class Batcher:
         self.max_delay = max_delay
         self.most = most
         self.rate = 1.0  # images per second, of late
-        self._lines: dict[str, collections.deque[Item]] = {}  # none is empty; the first has its turn
+        # none is empty; the first has its turn
+        self._lines: dict[str, collections.deque[Item]] = {}
         self._again: collections.deque[Item] = collections.deque()  # before all others
         self._arrived, self._one = asyncio.Event(), asyncio.Lock()
 
@@ -76,7 +80,8 @@ class Batcher:
     def put(self, items: Sequence[Item]) -> None:
         """Lets the images of a request wait, all or none.
 
-        If the queue is full, the last images of the longest line lose their places to those of a shorter one.
+        If the queue is full, the last images of the longest line lose their places to those of a
+        shorter one.
 
         Raises:
             Full: the queue has no places for them.
@@ -117,7 +122,9 @@ class Batcher:
             await self._arrived.wait()
 
     async def _others(self, until: float) -> None:
-        """Waits until the batch is full or the time has come; an image that comes alone isn't waited for."""
+        """Waits until the batch is full or the time has come; an image that comes alone isn't
+        waited for.
+        """
         while len(self) < self.batch_size and (left := until - time.monotonic()) > 0:
             self._arrived.clear()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -140,7 +147,9 @@ class Batcher:
         return self._again or next(iter(self._lines.values()))
 
     def _next(self) -> Item:
-        """Takes the first image of the line that has its turn; the others have theirs before it has another."""
+        """Takes the first image of the line that has its turn; the others have theirs before it has
+        another.
+        """
         if self._again:
             return self._again.popleft()
         client = next(iter(self._lines))
@@ -152,7 +161,10 @@ class Batcher:
 
     def _drop_given_up(self) -> None:
         self._again = collections.deque(item for item in self._again if not item.answer.done())
-        left = {client: [item for item in line if not item.answer.done()] for client, line in self._lines.items()}
+        left = {
+            client: [item for item in line if not item.answer.done()]
+            for client, line in self._lines.items()
+        }
         self._lines = {client: collections.deque(line) for client, line in left.items() if line}
 
     def record_rate(self, images: int, seconds: float) -> None:

@@ -38,7 +38,9 @@ class Encoded(BaseModel):
     """Images in JSON."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    images: list[str] = Field(description="each an image file (JPEG, PNG, ...) in base64", min_length=1)
+    images: list[str] = Field(
+        description="each an image file (JPEG, PNG, ...) in base64", min_length=1
+    )
 
 
 async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Upload]:
@@ -60,7 +62,9 @@ async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Uploa
         found = [Upload("image 0", bytes(body))] if body else []
     else:
         known = "multipart/form-data, application/json or an image's own type"
-        raise Refused(415, f"the Content-Type is {printable(kind, 60) or 'missing'}, expected {known}")
+        raise Refused(
+            415, f"the Content-Type is {printable(kind, 60) or 'missing'}, expected {known}"
+        )
     if not found:
         raise Refused(400, "the request holds no image")
     if len(found) > most:
@@ -69,7 +73,9 @@ async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Uploa
 
 
 class _Form(MultiPartParser):
-    """starlette's, which takes a form that was cut off for a whole one, and a file without a plain name for text."""
+    """starlette's, which takes a form that was cut off for a whole one, and a file without a plain
+    name for text.
+    """
 
     whole = False
 
@@ -94,28 +100,35 @@ async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload
             await asyncio.sleep(0)
 
     try:
-        parser = _Form(Headers({"content-type": kind}), chunks(), max_files=most + 1, max_fields=_FIELDS)
+        parser = _Form(
+            Headers({"content-type": kind}), chunks(), max_files=most + 1, max_fields=_FIELDS
+        )
         parser.spool_max_size = len(body) + 1  # nothing is written to a disk
         form = await parser.parse()
     except MultiPartException as error:
         if "Too many files" in error.message:
-            raise Refused(413, f"the request holds more images than the {most} that are taken") from None
+            raise Refused(
+                413, f"the request holds more images than the {most} that are taken"
+            ) from None
         raise Refused(400, f"the form can't be read ({printable(error.message, 100)})") from None
-    except (ValueError, KeyError, AssertionError):  # a boundary, or a head of a part, that isn't one
+    except (ValueError, KeyError, AssertionError):
+        # a boundary, or a head of a part, that isn't one
         raise Refused(400, "the form can't be read") from None
     if not parser.whole:
         await form.close()
         raise Refused(400, "the form ends before its last boundary")
     files = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
     found = [
-        Upload(printable(file.filename or f"image {place}"), await file.read()) for place, file in enumerate(files)
+        Upload(printable(file.filename or f"image {place}"), await file.read())
+        for place, file in enumerate(files)
     ]
     await form.close()
     return found
 
 
 def _encoded_images(body: bytes | bytearray, most: int) -> list[Upload]:
-    # A text of a million small values takes a hundred times its size in memory. Base64 has none of these characters.
+    # A text of a million small values takes a hundred times its size in memory. Base64 has none of
+    # these characters.
     if sum(map(body.count, (b",", b"[", b"{", b":"))) > most + 100:
         raise Refused(413, f"the JSON holds more than the {most} images that are taken")
     try:
@@ -123,7 +136,9 @@ def _encoded_images(body: bytes | bytearray, most: int) -> list[Upload]:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise Refused(400, f"the JSON can't be taken: {place and f'{printable(place, 60)}: '}{first['msg']}") from None
+        raise Refused(
+            400, f"the JSON can't be taken: {place and f'{printable(place, 60)}: '}{first['msg']}"
+        ) from None
     found = []
     for place, text in enumerate(texts):
         try:

@@ -1,8 +1,9 @@
 """What a computing process does: it loads the model, decodes images, computes batches, and answers.
 
-A thread decodes the next batch while this one computes. The server starts it by its path, with two words: the number
-of its end of a socket, and what to load, in JSON. It ends with the server, however that ends, and by no other signal:
-the server has blocked those to stop before it started this process.
+A thread decodes the next batch while this one computes. The server starts it by its path, with two
+words: the number of its end of a socket, and what to load, in JSON. It ends with the server,
+however that ends, and by no other signal: the server has blocked those to stop before it started
+this process.
 """
 
 import hashlib
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)  # not this folder: its names are the package's
+    # not this folder: its names are the package's
+    sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
     from launch.signals import die_with_parent
 
     die_with_parent()  # before the other imports, which take a second
@@ -55,13 +57,20 @@ def main() -> None:
         loaded = {"model": predictor.config.MODEL.NAME, "task": predictor.task}
         oriented = predictor.config.DATA.EXIF_ORIENTATION
         total = fingerprint(predictor, told["path"])
-        loaded = {"loaded": loaded, "oriented": oriented, "sum": total, "warning": predictor.warning}
+        loaded = {
+            "loaded": loaded,
+            "oriented": oriented,
+            "sum": total,
+            "warning": predictor.warning,
+        }
         loaded = frames.pack(loaded)
     except Exception as error:
         if not isinstance(error, RunError):
             traceback.print_exc()
         said = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
-        _send(end, frames.pack({"error": one_line(said), "status": getattr(error, "exit_status", 1)}))
+        _send(
+            end, frames.pack({"error": one_line(said), "status": getattr(error, "exit_status", 1)})
+        )
         os._exit(getattr(error, "exit_status", 1))
     _silence_libraries()
     _send(end, loaded)
@@ -77,7 +86,8 @@ def main() -> None:
 
 
 def _silence_libraries() -> None:
-    """Keeps what decoders say of damaged files out of the log: libtiff has a line for each of a file's tiles.
+    """Keeps what decoders say of damaged files out of the log: libtiff has a line for each of a
+    file's tiles.
 
     They write to descriptor 2. Python's own errors are still told.
     """
@@ -95,7 +105,9 @@ def _send(end: socket.socket, data: bytes) -> None:
 
 
 def fingerprint(predictor: Predictor, path: str) -> str:
-    """Returns a sum of all that answers depend on: who answers beside others has to have loaded the same."""
+    """Returns a sum of all that answers depend on: who answers beside others has to have loaded the
+    same.
+    """
     told = describe(predictor.config, predictor.classes, predictor.task, predictor.thresholds)
     total = hashlib.sha256(told.to_json().encode())
     if predictor.model is None:
@@ -109,7 +121,9 @@ def fingerprint(predictor: Predictor, path: str) -> str:
 
 
 def load(told: dict[str, Any]) -> Predictor:
-    """Returns the model that a server was started with; it computes on a GPU, in turn, or its share of the cores."""
+    """Returns the model that a server was started with; it computes on a GPU, in turn, or its share
+    of the cores.
+    """
     import paddle  # not before errors, which silences a warning of its import
 
     if gpus := num_gpus():
@@ -123,13 +137,16 @@ def load(told: dict[str, Any]) -> Predictor:
     return predictor
 
 
-def _decode(predictor: Predictor, end: socket.socket, batches: queue.Queue, progress: Progress) -> None:
+def _decode(
+    predictor: Predictor, end: socket.socket, batches: queue.Queue, progress: Progress
+) -> None:
     file: Any = end.makefile("rb", 1 << 20)
     try:
         while True:
             head, parts = frames.read(file)
             maps = [asked["kind"] == "attention" for asked in head["asked"]]
-            # A map's picture is decoded where it is drawn: here only whether it can be is found out.
+            # A map's picture is decoded where it is drawn: here only whether it can be is found
+            # out.
             pixels = []
             for place, part in enumerate(parts):
                 progress.begin(READING, head["id"], place)
@@ -172,7 +189,10 @@ def _size(data: bytes, most: int) -> int:
 
 
 def answer_batch(
-    predictor: Predictor, asked: list[dict[str, Any]], pixels: list[np.ndarray | str], parts: list[bytes]
+    predictor: Predictor,
+    asked: list[dict[str, Any]],
+    pixels: list[np.ndarray | str],
+    parts: list[bytes],
 ) -> tuple[list[dict[str, Any]], list[bytes]]:
     """Returns what is said of each image of a batch, and a picture of each, which may be empty."""
     answers = [{"error": found} if isinstance(found, str) else {} for found in pixels]
@@ -184,13 +204,17 @@ def answer_batch(
                 pictures[place] = overlay(predictor, parts[place])
             give_back()  # of its picture, which is decoded anew
         elif good:
-            shares = predictor.probabilities(predictor.logits(np.stack([pixels[place] for place in good])))
+            shares = predictor.probabilities(
+                predictor.logits(np.stack([pixels[place] for place in good]))
+            )
             for place, row in zip(good, shares, strict=True):
                 answers[place] = _answer_of(predictor, row, asked[place])
     except Exception as error:
         if not isinstance(error, RunError):
             traceback.print_exc()
-        line = out_of_memory(error) or (str(error) if isinstance(error, RunError) else "the model failed")
+        line = out_of_memory(error) or (
+            str(error) if isinstance(error, RunError) else "the model failed"
+        )
         for place in good:
             answers[place] = {"failed": line}
     return answers, pictures
@@ -200,7 +224,11 @@ def _answer_of(predictor: Predictor, shares: np.ndarray, asked: dict[str, Any]) 
     if not np.isfinite(shares).all():
         return {"failed": "the model's outputs for it aren't finite"}
     found = predictor.prediction_of("", shares, asked["top"], asked["threshold"])
-    return {"outputs": found.outputs, "classes": found.classes, "probabilities": found.probabilities}
+    return {
+        "outputs": found.outputs,
+        "classes": found.classes,
+        "probabilities": found.probabilities,
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""What the HTTP process and a computing one send each other: a head in JSON, then parts of bytes. Nothing is unpickled.
+"""What the HTTP process and a computing one send each other: a head in JSON, then parts of bytes.
+Nothing is unpickled.
 
-On the socket: the length of the head (4 bytes), the head, whose "sizes" are the parts' lengths, and the parts.
+On the socket: the length of the head (4 bytes), the head, whose "sizes" are the parts' lengths, and
+the parts.
 """
 
 import asyncio

@@ -1,4 +1,6 @@
-"""What every request goes through before the app sees it, and its answer after: token, limits, times, log, counts."""
+"""What every request goes through before the app sees it, and its answer after: token, limits,
+times, log, counts.
+"""
 
 import asyncio
 import contextlib
@@ -27,7 +29,8 @@ GUARDED = (*WORK, "/metrics")
 FAILED = "the server failed; its log says why"
 _OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")
 _BODY = 30.0  # seconds that a body may take
-_LINGER = 10.0  # seconds in which what a refused client still sends is read: it would miss the answer
+# seconds in which what a refused client still sends is read: it would miss the answer
+_LINGER = 10.0
 _GONE = 499  # in the log and the counts alone: nobody is there to read it
 _CLOSE = [(b"connection", b"close")]
 
@@ -48,7 +51,9 @@ class Gate:
         draining: no new ones of WORK are taken.
     """
 
-    def __init__(self, app: Any, settings: Settings, metrics: Metrics, loaded: Callable[[], bool]) -> None:
+    def __init__(
+        self, app: Any, settings: Settings, metrics: Metrics, loaded: Callable[[], bool]
+    ) -> None:
         self.app = app
         self.settings = settings
         self.metrics = metrics
@@ -93,7 +98,10 @@ class Gate:
             images = scope.get("images", "")
             asked = f"{scope['client'][0]} {printable(scope['method'], 16)} {printable(scope['path'], 80)}"
             when = time.strftime("%Y-%m-%d %H:%M:%S")
-            print(one_line(f"{when} {asked} {status} {1000 * seconds:.1f} ms {images}").rstrip(), flush=True)
+            print(
+                one_line(f"{when} {asked} {status} {1000 * seconds:.1f} ms {images}").rstrip(),
+                flush=True,
+            )
 
     async def _let_in(self, scope: Any, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -123,24 +131,37 @@ class Gate:
             scope.pop("body", None)  # whose request was refused while it came
 
     def _check_host(self, host: str) -> None:
-        """Refuses what a browser asks for a foreign site, whose name was made to lead to this machine."""
+        """Refuses what a browser asks for a foreign site, whose name was made to lead to this
+        machine.
+        """
         name = re.sub(r":\d*$", "", host).strip("[]").lower()
         if self.settings.private and host and name not in LOOPBACK:
             said = f"found the Host {printable(host, 80)}, expected localhost or 127.0.0.1"
-            raise Refused(403, f"{said}; to be asked by another name, start the server with -host or a token")
+            raise Refused(
+                403, f"{said}; to be asked by another name, start the server with -host or a token"
+            )
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
-        """Refuses what a page of a foreign site makes a browser send: such a page could keep the model busy."""
+        """Refuses what a page of a foreign site makes a browser send: such a page could keep the
+        model busy.
+        """
         origin = headers.get(b"origin", b"")
         own = b"http://" + headers.get(b"host", b"")
         foreign = origin and origin.lower() != own.lower()
         if self.settings.private and (foreign or headers.get(b"sec-fetch-site") == b"cross-site"):
-            found = f"found the Origin {printable(origin.decode('latin-1'), 80) or 'of a foreign site'}"
-            raise Refused(403, f"{found}, expected this server's own page; for others, start the server with a token")
+            found = (
+                f"found the Origin {printable(origin.decode('latin-1'), 80) or 'of a foreign site'}"
+            )
+            raise Refused(
+                403,
+                f"{found}, expected this server's own page; for others, start the server with a token",
+            )
 
     def _check_token(self, given: bytes) -> None:
         kind, _, token = given.partition(b" ")
-        if self.token and not (hmac.compare_digest(token.strip(), self.token) and kind.lower() == b"bearer"):
+        if self.token and not (
+            hmac.compare_digest(token.strip(), self.token) and kind.lower() == b"bearer"
+        ):
             raise Refused(401, "this server needs a token: send Authorization: Bearer TOKEN")
 
     def _check(self, headers: dict[bytes, bytes]) -> None:
@@ -159,7 +180,9 @@ class Gate:
         return f"the request has {found}, at most {self.settings.largest_body} are taken"
 
     async def _read(self, scope: Any, receive: Receive) -> None:
-        """Reads the body into the scope, out of which the app takes it: nobody holds it for longer than needed."""
+        """Reads the body into the scope, out of which the app takes it: nobody holds it for longer
+        than needed.
+        """
         more = True
         while more:
             message = await receive()
@@ -170,7 +193,11 @@ class Gate:
             if scope["size"] + len(part) > self.settings.largest_body:
                 raise Refused(413, self._too_large("more bytes than that"))
             if self.held + len(part) > HELD:
-                raise Refused(429, "the requests that are being received take all the memory there is for them", 1)
+                raise Refused(
+                    429,
+                    "the requests that are being received take all the memory there is for them",
+                    1,
+                )
             scope["body"] += part
             scope["size"] += len(part)
             self.held += len(part)
@@ -196,9 +223,11 @@ class Gate:
 
 
 def _client_of(scope: Any) -> tuple[str, int]:
-    """Returns a request's client, whose address may be what a proxy on this machine says (X-Forwarded-For).
+    """Returns a request's client, whose address may be what a proxy on this machine says
+    (X-Forwarded-For).
 
-    uvicorn takes any text from such a proxy. Here one that is no address becomes "-": it would forge lines of the log.
+    uvicorn takes any text from such a proxy. Here one that is no address becomes "-": it would
+    forge lines of the log.
     """
     host, port = scope.get("client") or ("-", 0)
     try:
@@ -208,7 +237,9 @@ def _client_of(scope: Any) -> tuple[str, int]:
 
 
 async def _refuse(refused: Refused, scope: Any, receive: Receive, send: Send) -> None:
-    """Sends an answer of one line; where the body hasn't been read, reads it for a while, and closes."""
+    """Sends an answer of one line; where the body hasn't been read, reads it for a while, and
+    closes.
+    """
     response = refusal(refused)
     if scope.get("read"):
         await response(scope, receive, send)

@@ -1,4 +1,6 @@
-"""Formats of images that the server takes, as the HTTP process knows them, which imports no decoder."""
+"""Formats of images that the server takes, as the HTTP process knows them, which imports no
+decoder.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,6 @@
-"""Memory that isn't needed any more goes back to the system: of its own, glibc keeps ever more of it."""
+"""Memory that isn't needed any more goes back to the system: of its own, glibc keeps ever more of
+it.
+"""
 
 import ctypes
 import platform

@@ -11,8 +11,12 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         own = {"registry": self.registry, "namespace": "paddle_vit"}
-        self.requests = Counter("requests", "Requests that were answered.", ["path", "status"], **own)
-        self.seconds = Histogram("request_seconds", "From head to answer.", ["path"], buckets=_SECONDS, **own)
+        self.requests = Counter(
+            "requests", "Requests that were answered.", ["path", "status"], **own
+        )
+        self.seconds = Histogram(
+            "request_seconds", "From head to answer.", ["path"], buckets=_SECONDS, **own
+        )
         self.images = Counter("images", "Images, by what became of them.", ["outcome"], **own)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128)
         self.batches = Histogram("batch_images", "Images of a batch.", buckets=sizes, **own)

@@ -18,7 +18,8 @@ _COLOUR = np.array([230, 30, 60])
 def overlay(predictor: Predictor, data: bytes) -> bytes:
     """Returns a PNG: the image as the model sees it, in grey, and over it where the model looks.
 
-    Attention, or Grad-CAM of a model without any; of an exported model, which shows neither, ``occlusion``.
+    Attention, or Grad-CAM of a model without any; of an exported model, which shows neither,
+    ``occlusion``.
 
     Raises:
         RunError: the image can't be read.
@@ -29,11 +30,13 @@ def overlay(predictor: Predictor, data: bytes) -> bytes:
 def occlusion(predictor: Predictor, data: bytes) -> bytes:
     """Returns a PNG: the image in grey, and red where the first class depends on it.
 
-    Red is how far the class's probability falls where a grey square hides the image (Zeiler and Fergus 2014,
-    arXiv:1311.2901).
+    Red is how far the class's probability falls where a grey square hides the image (Zeiler and
+    Fergus 2014, arXiv:1311.2901).
     """
     pixels = predictor.pixels(data)
-    rows, columns = (np.linspace(0, side, min(_CELLS, side) + 1).astype(int) for side in pixels.shape[:2])
+    rows, columns = (
+        np.linspace(0, side, min(_CELLS, side) + 1).astype(int) for side in pixels.shape[:2]
+    )
     hidden = [pixels]
     grey = 127 if pixels.dtype == np.uint8 else pixels.mean((0, 1))
     for top, bottom in pairwise(rows):

@@ -1,4 +1,6 @@
-"""What a browser sees: the page at / and the list of paths at /docs. Nothing is loaded from elsewhere."""
+"""What a browser sees: the page at / and the list of paths at /docs. Nothing is loaded from
+elsewhere.
+"""
 
 import base64
 import hashlib
@@ -20,20 +22,33 @@ def _hash(text: str) -> str:
 # A browser runs this page's own script and no other, whatever a class or a file is called.
 _POLICY = f"default-src 'none'; script-src {_hash(_SCRIPT)}; style-src {_hash(_STYLE)}; img-src blob: data:"
 _POLICY += "; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-HEADERS = {"content-security-policy": _POLICY, "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
 
 
 def document(described: dict[str, Any]) -> str:
     """Returns a page of an OpenAPI description: each path, what it takes and what it answers."""
-    parts = [f"<h1>{escape(described['info']['title'])}</h1><p>{escape(described['info']['description'])} "]
+    parts = [
+        f"<h1>{escape(described['info']['title'])}</h1><p>{escape(described['info']['description'])} "
+    ]
     parts.append('<a href="openapi.json">openapi.json</a> says the same to programs.</p>')
     for path, methods in described["paths"].items():
         for method, said in methods.items():
-            parts.append(f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(said.get('description', ''))}</p>")
+            parts.append(
+                f"<h2>{method.upper()} {escape(path)}</h2><p>{escape(said.get('description', ''))}</p>"
+            )
             parts.append(_rows(_parameters_of(said, described["components"]["schemas"]), "takes"))
-            answers = [(status, answer.get("description", ""), "") for status, answer in said["responses"].items()]
+            answers = [
+                (status, answer.get("description", ""), "")
+                for status, answer in said["responses"].items()
+            ]
             parts.append(_rows(answers, "answers"))
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    )
     head += f"<title>Paths for programs</title><style>{_STYLE}</style>"
     return f'<!doctype html><html lang="en"><head>{head}</head><body><main>{"".join(parts)}</main></body></html>'
 
@@ -44,7 +59,9 @@ def _parameters_of(said: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[
         # The schema of a parameter that may be missing has a second type, null.
         kinds = one["schema"].get("anyOf", [one["schema"]])
         form = next(kind for kind in kinds if kind.get("type") != "null")
-        bounds = f"{form['minimum']} to {form['maximum']}" if "minimum" in form else form.get("type", "")
+        bounds = (
+            f"{form['minimum']} to {form['maximum']}" if "minimum" in form else form.get("type", "")
+        )
         rows.append((f"?{one['name']}=", one.get("description", ""), bounds))
     for kind, content in said.get("requestBody", {}).get("content", {}).items():
         form = content["schema"]
@@ -58,5 +75,7 @@ def _parameters_of(said: dict[str, Any], schemas: dict[str, Any]) -> list[tuple[
 def _rows(rows: list[tuple[str, str, str]], head: str) -> str:
     if not rows:
         return ""
-    cells = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    cells = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    )
     return f"<table><caption>{head}</caption>{cells}</table>"

@@ -1,6 +1,8 @@
-"""What a computing process is at, in memory that it shares with the server: it can be read once the process has died.
+"""What a computing process is at, in memory that it shares with the server: it can be read once the
+process has died.
 
-A note takes a microsecond. As a message for each image it would take fifty in the process that speaks HTTP.
+A note takes a microsecond. As a message for each image it would take fifty in the process that
+speaks HTTP.
 """
 
 import mmap

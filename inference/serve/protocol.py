@@ -1,4 +1,6 @@
-"""HTTP/1.1 of a connection: uvicorn's, as h11 parses it, but strict, and with limits on size and time."""
+"""HTTP/1.1 of a connection: uvicorn's, as h11 parses it, but strict, and with limits on size and
+time.
+"""
 
 import json
 import re
@@ -17,8 +19,8 @@ _AT_ONCE = 1 << 14  # bytes of a connection that are read before others have the
 _CHUNKS = 256
 _LEAST_CHUNK = 256
 _CHUNK_LINE = 256  # bytes of the line before a chunk, with its extensions
-# What no line of a head, a chunk or a trailer has in it: a line that doesn't end in CRLF, one that goes on in the next
-# line (obs-fold), and control characters. h11 takes all of them.
+# What no line of a head, a chunk or a trailer has in it: a line that doesn't end in CRLF, one that
+# goes on in the next line (obs-fold), and control characters. h11 takes all of them.
 _LOOSE = re.compile(rb"(?<!\r)\n|\r[^\n]|\n[ \t]|[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LENGTH = re.compile(rb"content-length:[ \t]*[0-9]{1,20}[ \t]*", re.I)
 
@@ -32,22 +34,28 @@ def _plain(head: str, error: str) -> bytes:
     )
 
 
-_FULL = _plain("503 Service Unavailable\r\nretry-after: 1", "as many clients are connected as may; try again in 1 s")
+_FULL = _plain(
+    "503 Service Unavailable\r\nretry-after: 1",
+    "as many clients are connected as may; try again in 1 s",
+)
 _NO_REQUEST = _plain("400 Bad Request", "this is no HTTP request that can be read")
 _CRUMBS = _plain("400 Bad Request", "the body comes in too many small chunks")
 
 
 class Lines(ReceiveBuffer):
-    """h11's buffer, which takes lines that proxies in front of it may read otherwise: here they are refused.
+    """h11's buffer, which takes lines that proxies in front of it may read otherwise: here they are
+    refused.
 
-    Two readers of one connection that disagree where a request ends let a client smuggle a second one past the first.
+    Two readers of one connection that disagree where a request ends let a client smuggle a second
+    one past the first.
     """
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Returns the lines of a head or of a trailer, once they are there.
 
         Raises:
-            h11.LocalProtocolError: a line is malformed, all are too long, or there are several Content-Length.
+            h11.LocalProtocolError: a line is malformed, all are too long, or there are several
+                Content-Length.
         """
         start = max(0, self._multiple_lines_search - 1)
         if self._data.startswith(b"\r\n"):
@@ -71,7 +79,9 @@ class Lines(ReceiveBuffer):
         return super().maybe_extract_next_line()
 
     def _end(self, mark: bytes, start: int) -> int:
-        """Returns where the lines end, with the mark; what is there so far counts if they don't end yet."""
+        """Returns where the lines end, with the mark; what is there so far counts if they don't end
+        yet.
+        """
         found = self._data.find(mark, start)
         return len(self._data) if found < 0 else found + len(mark)
 
@@ -109,14 +119,20 @@ class Connection(h11.Connection):
 
 
 def _plain_request(request: h11.Request) -> bool:
-    """Whether it is of HTTP/1.0 or 1.1, asks for a path, and says in one way where it ends (RFC 9112, 6.1)."""
+    """Whether it is of HTTP/1.0 or 1.1, asks for a path, and says in one way where it ends (RFC
+    9112, 6.1).
+    """
     names = {name for name, _ in request.headers}
-    ends = b"transfer-encoding" not in names or (b"content-length" not in names and request.http_version == b"1.1")
+    ends = b"transfer-encoding" not in names or (
+        b"content-length" not in names and request.http_version == b"1.1"
+    )
     return ends and request.http_version in (b"1.0", b"1.1") and request.target.startswith(b"/")
 
 
 class Protocol(H11Protocol):
-    """uvicorn's, which lets clients take as long as they like; here who is slow or silent loses the connection."""
+    """uvicorn's, which lets clients take as long as they like; here who is slow or silent loses the
+    connection.
+    """
 
     metrics: Metrics
     most: int  # connections
@@ -136,7 +152,9 @@ class Protocol(H11Protocol):
             self._refuse(503, _FULL)
 
     def eof_received(self) -> bool:
-        """Returns whether the connection stays: a client that closed its side may wait for an answer."""
+        """Returns whether the connection stays: a client that closed its side may wait for an
+        answer.
+        """
         cycle = self.cycle
         self._ended = cycle is not None and not cycle.more_body and not cycle.response_complete
         return self._ended

@@ -59,11 +59,15 @@ def serve(settings: Settings) -> int:
     print(f"serving {settings.path} at http://{shown}:{port}/", flush=True)
     if settings.host not in LOOPBACK and not settings.token:
         log(f"warning: whoever reaches {shown}:{port} may ask; -token_file asks for a token")
-    return asyncio.run(_serve(dataclasses.replace(settings, path=_real_folder(settings.path)), listener))
+    return asyncio.run(
+        _serve(dataclasses.replace(settings, path=_real_folder(settings.path)), listener)
+    )
 
 
 def _real_folder(path: str) -> str:
-    """Returns the folder of a checkpoint itself: links to it, as "best", lead elsewhere once training has gone on."""
+    """Returns the folder of a checkpoint itself: links to it, as "best", lead elsewhere once
+    training has gone on.
+    """
     # As weights.hub names them; this process imports no Paddle.
     for folder in (os.path.join(path, "checkpoints", "best"), path):
         if os.path.isdir(folder):
@@ -75,7 +79,8 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_QUEUE)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections have it, too
+        # its connections have it, too
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
         said = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
@@ -114,7 +119,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
         for ended in (pool.ended, serving):
             if ended.done():
                 ended.result()
-        log(f"stopped by {signal.Signals(stopped.result()).name}: {gate.active} requests are answered first")
+        log(
+            f"stopped by {signal.Signals(stopped.result()).name}: {gate.active} requests are answered first"
+        )
         await _drain(gate, settings.timeout)
     finally:
         told.cancel()
@@ -125,7 +132,9 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
 
 
 def _accept_error_handler() -> Any:
-    """Returns what a loop does with its mistakes: of connections that it can't accept it tells once a minute."""
+    """Returns what a loop does with its mistakes: of connections that it can't accept it tells once
+    a minute.
+    """
     last = -60.0
 
     def told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -134,13 +143,17 @@ def _accept_error_handler() -> Any:
             loop.default_exception_handler(context)
         elif time.monotonic() - last >= 60:
             last = time.monotonic()
-            log(f"warning: connections can't be accepted ({one_line(str(context.get('exception')))})")
+            log(
+                f"warning: connections can't be accepted ({one_line(str(context.get('exception')))})"
+            )
 
     return told
 
 
 def _stop_signal() -> asyncio.Future[int]:
-    """Returns what gets the number of the first signal to stop. A second one ends the process at once."""
+    """Returns what gets the number of the first signal to stop. A second one ends the process at
+    once.
+    """
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[int] = loop.create_future()
 
@@ -160,7 +173,10 @@ async def _tell(pool: Pool) -> None:
     while not pool.ready():
         await asyncio.sleep(0.05)
     about = pool.about
-    print(f"ready after {time.monotonic() - started:.1f} s: {about['model']}, {about['task']}", flush=True)
+    print(
+        f"ready after {time.monotonic() - started:.1f} s: {about['model']}, {about['task']}",
+        flush=True,
+    )
 
 
 async def _drain(gate: Gate, timeout: float) -> None:
@@ -169,4 +185,5 @@ async def _drain(gate: Gate, timeout: float) -> None:
     until = time.monotonic() + timeout + 1
     while gate.active and time.monotonic() < until:
         await asyncio.sleep(0.02)
-    await asyncio.sleep(0.05)  # the last answers are written; who connected meanwhile is answered, too
+    # the last answers are written; who connected meanwhile is answered, too
+    await asyncio.sleep(0.05)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from errors import InputError, printable
 from inference.serve.kinds import ALWAYS, OTHERS
 
-LARGEST = 50_000_000  # pixels of an image, unless -o DATA.MAX_PIXELS: decoding takes up to 8 bytes for each
+# pixels of an image, unless -o DATA.MAX_PIXELS: decoding takes up to 8 bytes for each
+LARGEST = 50_000_000
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # hosts that no stranger reaches
 WORKERS = 1024
 HELD = 128 << 20  # bytes of all requests that are being received or answered
@@ -50,7 +51,13 @@ class Settings:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        least = {"workers": 1, "batch_size": 1, "max_delay_ms": 0, "max_images": 1, "max_queue": self.max_images}
+        least = {
+            "workers": 1,
+            "batch_size": 1,
+            "max_delay_ms": 0,
+            "max_images": 1,
+            "max_queue": self.max_images,
+        }
         for name, low in least.items():
             if not low <= getattr(self, name) < 1_000_000:
                 raise InputError(f"-{name} is {getattr(self, name)}, expected {low} or more")
@@ -58,10 +65,14 @@ class Settings:
             raise InputError(f"-workers is {self.workers}, expected {WORKERS} at most")
         for name, high in {"max_request_mb": HELD >> 20, "timeout": 3600}.items():
             if not 0 < getattr(self, name) <= high:
-                raise InputError(f"-{name} is {getattr(self, name)}, expected more than 0, at most {high}")
+                raise InputError(
+                    f"-{name} is {getattr(self, name)}, expected more than 0, at most {high}"
+                )
         for name in self.formats:
             if name not in OTHERS:
-                expected = f"expected any of {', '.join(OTHERS)}; {', '.join(ALWAYS)} are always taken"
+                expected = (
+                    f"expected any of {', '.join(OTHERS)}; {', '.join(ALWAYS)} are always taken"
+                )
                 raise InputError(f"-formats has {printable(name, 20)}, {expected}")
         if not 0 <= self.port < 1 << 16:
             raise InputError(f"-port is {self.port}, expected 0 to 65535 (0: any that is free)")

@@ -1,4 +1,6 @@
-"""The processes that compute, as the HTTP process sees them: started, given batches, replaced when they end."""
+"""The processes that compute, as the HTTP process sees them: started, given batches, replaced when
+they end.
+"""
 
 import asyncio
 import contextlib
@@ -69,10 +71,11 @@ class Worker:
         return self.pending[batch][1] if batch else []
 
     def culprits(self) -> list[Item]:
-        """Returns the images over which it ended: the one that it was reading, or what it computed for a second time.
+        """Returns the images over which it ended: the one that it was reading, or what it computed
+        for a second time.
 
-        An image ends a process by being read; a map's is read once more where it is computed. Somebody else may have
-        ended a process that computed a batch, so it is tried again.
+        An image ends a process by being read; a map's is read once more where it is computed.
+        Somebody else may have ended a process that computed a batch, so it is tried again.
         """
         if reading := self.reading():
             return [reading[0]]
@@ -84,7 +87,8 @@ class Pool:
 
     Attributes:
         about: what the model says of itself ("model", "task"), once one is loaded.
-        oriented: whether the model sees photographs rotated as their EXIF says (DATA.EXIF_ORIENTATION).
+        oriented: whether the model sees photographs rotated as their EXIF says
+            (DATA.EXIF_ORIENTATION).
         ended: gets an exception once the server can't go on.
     """
 
@@ -100,12 +104,16 @@ class Pool:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._deaths = 0
         self._sent = 0
-        self._tasks = [asyncio.ensure_future(self._keep(place)) for place in range(settings.workers)]
+        self._tasks = [
+            asyncio.ensure_future(self._keep(place)) for place in range(settings.workers)
+        ]
         self._tasks.append(asyncio.ensure_future(self._watch()))
 
     @property
     def reading_limit(self) -> float:
-        """Returns seconds that reading an image may take: others, which wait meanwhile, have time left."""
+        """Returns seconds that reading an image may take: others, which wait meanwhile, have time
+        left.
+        """
         return self.settings.timeout / 5
 
     def ready(self) -> int:
@@ -129,22 +137,44 @@ class Pool:
                 unfit = unfit + 1 if worker.unfit else 0
                 self._record_death(worker, code)
                 again = max(unfit, self._deaths - 1)
-                await asyncio.sleep(min(60.0 if unfit else 15.0, 0.25 * 2 ** min(again, 10)) if again else 0)
+                await asyncio.sleep(
+                    min(60.0 if unfit else 15.0, 0.25 * 2 ** min(again, 10)) if again else 0
+                )
         except Exception as error:  # no process can be started
-            self._end(RunError(f"a worker can't be started ({one_line(str(error))}); is memory short?"))
+            self._end(
+                RunError(f"a worker can't be started ({one_line(str(error))}); is memory short?")
+            )
 
     async def _start(self, place: int) -> Worker:
         ours, theirs = socket.socketpair()
         memory = Progress.create()
         with theirs, open(memory, "rb"):
             settings = self.settings
-            told = {key: getattr(settings, key) for key in ("path", "cfg", "classes", "workers", "batch_size")}
-            told |= {"options": list(settings.options), "place": place, "server": os.getpid(), "progress": memory}
-            words = [sys.executable, "-X", "utf8", str(_PROGRAM), str(theirs.fileno()), json.dumps(told)]
-            # A signal to the whole group is for the server, which still needs the worker: so they stay blocked there.
+            told = {
+                key: getattr(settings, key)
+                for key in ("path", "cfg", "classes", "workers", "batch_size")
+            }
+            told |= {
+                "options": list(settings.options),
+                "place": place,
+                "server": os.getpid(),
+                "progress": memory,
+            }
+            words = [
+                sys.executable,
+                "-X",
+                "utf8",
+                str(_PROGRAM),
+                str(theirs.fileno()),
+                json.dumps(told),
+            ]
+            # A signal to the whole group is for the server, which still needs the worker: so they
+            # stay blocked there.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
             try:
-                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), memory])
+                process = subprocess.Popen(
+                    words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), memory]
+                )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             progress = Progress(memory)
@@ -165,7 +195,9 @@ class Pool:
         return code
 
     async def _listen(self, worker: Worker) -> None:
-        """Takes what a worker says: first that it has loaded the model, which may not take for ever."""
+        """Takes what a worker says: first that it has loaded the model, which may not take for
+        ever.
+        """
         limit = max(START_UP, 2 * self.settings.timeout)
         try:
             self._heard(worker, *await asyncio.wait_for(frames.receive(worker.reader), limit))
@@ -187,7 +219,9 @@ class Pool:
             worker.send(self._sent, items)
 
     def _can_wait(self, worker: Worker) -> bool:
-        """Whether a busy worker's next batch may still grow: it is needed once the one before is half computed."""
+        """Whether a busy worker's next batch may still grow: it is needed once the one before is
+        half computed.
+        """
         early = time.monotonic() < worker.heard + worker.usual / 2
         return bool(worker.pending) and early and len(self.batcher) < self.batcher.batch_size
 
@@ -226,25 +260,41 @@ class Pool:
             self._end((RunError if self.about or not wrong else InputError)(line))
         elif self._told != line:
             self._told = line
-            print(f"error: a worker can't be replaced, {self.ready()} go on: {line}", file=sys.stderr, flush=True)
+            print(
+                f"error: a worker can't be replaced, {self.ready()} go on: {line}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _record_death(self, worker: Worker, code: int) -> None:
-        """Notes an end. The request over which it ended is given up, and the other images wait anew.
+        """Notes an end. The request over which it ended is given up, and the other images wait
+        anew.
 
-        Ends of processes that had nothing to do end the server where there are too many in a row: requests can't.
+        Ends of processes that had nothing to do end the server where there are too many in a row:
+        requests can't.
         """
         self.metrics.restarts.inc()
         if worker.unfit and (self.ready() or self.ended.done()):  # it was reported
             return
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        how = (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"ended with exit status {code}"
+        )
         culprits = worker.culprits()
         if worker.stuck:
             lost = Lost(f"reading an image took more than {self.reading_limit:g} s", 504)
         else:
-            lost = Lost(f"the process that worked on an image {how}; the image isn't tried again", 500)
-        left = [item for _, items in worker.pending.values() for item in items if not item.answer.done()]
+            lost = Lost(
+                f"the process that worked on an image {how}; the image isn't tried again", 500
+            )
+        left = [
+            item for _, items in worker.pending.values() for item in items if not item.answer.done()
+        ]
         # All images of their requests that this process has: none of them ends another one.
-        given_up = [item for item in left if any(item.asked is culprit.asked for culprit in culprits)]
+        given_up = [
+            item for item in left if any(item.asked is culprit.asked for culprit in culprits)
+        ]
         for item in given_up:
             item.answer.set_exception(lost)
         again = [item for item in left if not item.answer.done()]
@@ -253,19 +303,29 @@ class Pool:
                 item.alone = item.tried = True
         self.batcher.put_back(again)
         over = f" on an image from {culprits[0].client}" if culprits else ""
-        print(f"a worker {how}{over}; another one starts, {len(again)} images go to it", file=sys.stderr, flush=True)
+        print(
+            f"a worker {how}{over}; another one starts, {len(again)} images go to it",
+            file=sys.stderr,
+            flush=True,
+        )
         if worker.pending:
             return
         self._deaths = 1 if time.monotonic() - worker.born > _LASTING else self._deaths + 1
         if self._deaths > 3 * self.settings.workers + 2:
-            self._end(RunError(f"{self._deaths} workers ended in a row, the last one {how}; is memory short?"))
+            self._end(
+                RunError(
+                    f"{self._deaths} workers ended in a row, the last one {how}; is memory short?"
+                )
+            )
 
     def _end(self, error: RunError) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
 
     async def _watch(self) -> None:
-        """Kills a worker that reads one image for too long, or answers nothing for twice the time of a request."""
+        """Kills a worker that reads one image for too long, or answers nothing for twice the time
+        of a request.
+        """
         while True:
             await asyncio.sleep(0.5)
             now = time.monotonic()

@@ -1,1 +1,3 @@
-"""Whether a dataset can be trained on: each image looked at, duplicates, labels, described in words."""
+"""Whether a dataset can be trained on: each image looked at, duplicates, labels, described in
+words.
+"""

@@ -16,9 +16,10 @@ _KEPT = 8
 def perceptual_hashes(images: np.ndarray) -> np.ndarray:
     """Returns what images look like: [n, S, S, 3] uint8 -> [n] uint64. S is a multiple of 32.
 
-    The hash is pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash functions"). It takes the
-    cosine transform of the grey image at 32 x 32. Each of the lowest 8 x 8 frequencies gives a bit: whether it is above
-    their median. Scaling, compression and brightness change few bits; crops, turns and mirrors change many.
+    The hash is pHash (Zauner 2010, "Implementation and benchmarking of perceptual image hash
+    functions"). It takes the cosine transform of the grey image at 32 x 32. Each of the lowest 8 x
+    8 frequencies gives a bit: whether it is above their median. Scaling, compression and brightness
+    change few bits; crops, turns and mirrors change many.
     """
     count = len(images)
     side = images.shape[1] // _SIDE
@@ -31,12 +32,16 @@ def perceptual_hashes(images: np.ndarray) -> np.ndarray:
     return np.packbits(bits, axis=1).view(">u8")[:, 0].astype(np.uint64)
 
 
-def near(hashes: np.ndarray, meet: Callable[[np.ndarray, np.ndarray], None], distance: int = DISTANCE) -> int:
-    """Calls ``meet(i, j)`` with the places of hashes that differ in ``distance`` bits at most: all pairs, some twice.
+def near(
+    hashes: np.ndarray, meet: Callable[[np.ndarray, np.ndarray], None], distance: int = DISTANCE
+) -> int:
+    """Calls ``meet(i, j)`` with the places of hashes that differ in ``distance`` bits at most: all
+    pairs, some twice.
 
-    Cut into two parts more than ``distance``, two such hashes agree in at least two parts. So a hash is compared only
-    with hashes that share two parts with it, up to _MOST for each two parts. A million random hashes are compared three
-    million times; with one part in common, it would be 370 million.
+    Cut into two parts more than ``distance``, two such hashes agree in at least two parts. So a
+    hash is compared only with hashes that share two parts with it, up to _MOST for each two parts.
+    A million random hashes are compared three million times; with one part in common, it would be
+    370 million.
 
     Args:
         hashes: [n] uint64, each once.
@@ -65,7 +70,9 @@ def near(hashes: np.ndarray, meet: Callable[[np.ndarray, np.ndarray], None], dis
 
 def ones(values: np.ndarray) -> np.ndarray:
     """Returns how many bits are set: [n] uint64 -> [n] uint64 (NumPy 1 has no function for it)."""
-    pairs, fours, eights, sums = map(np.uint64, (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F, _SUMS))
+    pairs, fours, eights, sums = map(
+        np.uint64, (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F, _SUMS)
+    )
     one, two, four, most = map(np.uint64, (1, 2, 4, 56))
     values = values - ((values >> one) & pairs)
     values = (values & fours) + ((values >> two) & fours)

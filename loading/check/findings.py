@@ -23,7 +23,9 @@ _PAIRS = 8
 
 
 class Finding(NamedTuple):
-    """A line, and some of the images that it is about. ``stops``: a run with these data ends in an error."""
+    """A line, and some of the images that it is about. ``stops``: a run with these data ends in an
+    error.
+    """
 
     text: str
     examples: Sequence[str]
@@ -31,9 +33,11 @@ class Finding(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Those of all parts that can be read, one after the other: [n] each, but for the names of the parts.
+    """Those of all parts that can be read, one after the other: [n] each, but for the names of the
+    parts.
 
-    ``mode`` and ``place`` say where an image is from, ``labels`` which have the same label, or set of labels.
+    ``mode`` and ``place`` say where an image is from, ``labels`` which have the same label, or set
+    of labels.
     """
 
     modes: list[str]
@@ -46,8 +50,8 @@ class Images(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """Which of the images are there more than once, [n] bool: ``same`` in their part, ``leaked`` from training into
-    validation, ``torn`` between labels.
+    """Which of the images are there more than once, [n] bool: ``same`` in their part, ``leaked``
+    from training into validation, ``torn`` between labels.
     """
 
     same: np.ndarray
@@ -59,10 +63,14 @@ def images_of(parts: Mapping[str, Part]) -> Images:
     """Returns the images that can be read."""
     kept = [np.flatnonzero(part.records["readable"]) for part in parts.values()]
     columns = [
-        np.concatenate([part.records[name][own] for part, own in zip(parts.values(), kept, strict=True)])
+        np.concatenate(
+            [part.records[name][own] for part, own in zip(parts.values(), kept, strict=True)]
+        )
         for name in ("content", "look", "blank")
     ]
-    labels = [kinds(part.source.labels)[own] for part, own in zip(parts.values(), kept, strict=True)]
+    labels = [
+        kinds(part.source.labels)[own] for part, own in zip(parts.values(), kept, strict=True)
+    ]
     mode = np.repeat(np.arange(len(parts)), [len(own) for own in kept])
     return Images(list(parts), mode, np.concatenate(kept), np.concatenate(labels), *columns)
 
@@ -77,9 +85,11 @@ def copies(images: Images) -> Alike:
 
 
 def lookalikes(images: Images) -> tuple[Alike, int]:
-    """Returns which images look like another one of other bytes, and how many comparisons were left out.
+    """Returns which images look like another one of other bytes, and how many comparisons were left
+    out.
 
-    Blank ones aren't compared. Where an image has a copy in the other part, it isn't reported again.
+    Blank ones aren't compared. Where an image has a copy in the other part, it isn't reported
+    again.
     """
     first, group = np.unique(images.content, return_index=True, return_inverse=True)[1:]
     train, val, low, high = _counts(group, images)
@@ -113,15 +123,24 @@ def _is_val(images: Images) -> np.ndarray:
     return np.array([mode == "val" for mode in images.modes])[images.mode]
 
 
-def _counts(group: np.ndarray, images: Images) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _counts(
+    group: np.ndarray, images: Images
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """By group: training images, validation images, the lowest label, the highest."""
     is_val = _is_val(images)
     count = group.max(initial=-1) + 1
     low, high = _bounds(group, images.labels, images.labels, count)
-    return np.bincount(group[~is_val], minlength=count), np.bincount(group[is_val], minlength=count), low, high
+    return (
+        np.bincount(group[~is_val], minlength=count),
+        np.bincount(group[is_val], minlength=count),
+        low,
+        high,
+    )
 
 
-def _bounds(group: np.ndarray, low: np.ndarray, high: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+def _bounds(
+    group: np.ndarray, low: np.ndarray, high: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
     lowest = np.full(count, np.iinfo(np.int64).max)
     highest = np.full(count, -1)
     np.minimum.at(lowest, group, low)
@@ -130,7 +149,9 @@ def _bounds(group: np.ndarray, low: np.ndarray, high: np.ndarray, count: int) ->
 
 
 def pairs(images: Images, alike: Alike) -> list[tuple[int, int]]:
-    """Returns examples of images that look alike, across the parts first: [(index, index of the most alike)]."""
+    """Returns examples of images that look alike, across the parts first: [(index, index of the
+    most alike)].
+    """
     is_val = _is_val(images)
     found = []
     for flagged, across in ((alike.leaked, True), (alike.torn, False), (alike.same, False)):
@@ -166,7 +187,11 @@ def findings(
             stops = not listed or mode not in parts
             found.append(Finding(text, said[1:_EXAMPLES], stops))
     if skipped:
-        found.append(Finding(f"hidden or system entries, skipped: {len(skipped):,}", skipped[:_EXAMPLES], False))
+        found.append(
+            Finding(
+                f"hidden or system entries, skipped: {len(skipped):,}", skipped[:_EXAMPLES], False
+            )
+        )
     for mode, part in parts.items():
         broken = ~part.records["readable"]
         if broken.any():
@@ -179,14 +204,20 @@ def findings(
         narrow = too_narrow(config, part.records) if mode == "val" else np.zeros(0, bool)
         if narrow.any():
             names = list(map(part.source.name, np.flatnonzero(narrow)[:_EXAMPLES].tolist()))
-            found.append(Finding(f"{NAMES[mode]} images too narrow to be resized: {narrow.sum():,}", names, True))
+            found.append(
+                Finding(
+                    f"{NAMES[mode]} images too narrow to be resized: {narrow.sum():,}", names, True
+                )
+            )
     found += _labels(config, parts, listed)
     images = images_of(parts)
     same, (like, missed) = copies(images), lookalikes(images)
     found += _repeats(parts, images, same, "are the same file as")
     found += _repeats(parts, images, like, "look like")
     if missed:
-        found.append(Finding(f"comparisons of images that may look alike, left out: {missed:,}", [], False))
+        found.append(
+            Finding(f"comparisons of images that may look alike, left out: {missed:,}", [], False)
+        )
     found += _findings(parts, images, images.blank, "images of one colour")
     turned = sum(int((part.records["turn"] > 1).sum()) for part in parts.values())
     if turned:
@@ -198,16 +229,31 @@ def findings(
 
 
 def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
-    """Returns which images have more than MAX_PIXELS once they are resized, as ``EvalTransform`` does."""
-    data, (widths, heights) = config.DATA, (np.maximum(records[side], 1).tolist() for side in ("width", "height"))
+    """Returns which images have more than MAX_PIXELS once they are resized, as ``EvalTransform``
+    does.
+    """
+    data, (widths, heights) = (
+        config.DATA,
+        (np.maximum(records[side], 1).tolist() for side in ("width", "height")),
+    )
     to = before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)
     sides = zip(widths, heights, strict=True)
-    resized = np.array([math.prod(covering(width, height, to)) for width, height in sides], np.int64)
-    return (resized > max(most_resized(config), math.prod(to))) & (data.CROP_MODE != "squash") & records["readable"]
+    resized = np.array(
+        [math.prod(covering(width, height, to)) for width, height in sides], np.int64
+    )
+    return (
+        (resized > max(most_resized(config), math.prod(to)))
+        & (data.CROP_MODE != "squash")
+        & records["readable"]
+    )
 
 
 def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Finding:
-    said = [part.messages[place] for place in np.flatnonzero(flagged)[:_EXAMPLES].tolist() if place in part.messages]
+    said = [
+        part.messages[place]
+        for place in np.flatnonzero(flagged)[:_EXAMPLES].tolist()
+        if place in part.messages
+    ]
     return Finding(f"{text}: {flagged.sum():,}", said, stops)
 
 
@@ -219,18 +265,25 @@ def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> l
     if counts.keys() >= {"train", "val"}:
         classes = parts["train"].source.classes
         size = max(len(classes), *map(len, counts.values()))
-        train, val = (np.pad(counts[mode], (0, size - len(counts[mode]))) > 0 for mode in ("train", "val"))
+        train, val = (
+            np.pad(counts[mode], (0, size - len(counts[mode]))) > 0 for mode in ("train", "val")
+        )
         for flagged, text, stops in (
             (~(train | val), "classes without an image", False),
             (val & ~train, "classes that have validation images alone", not several),
             (train & ~val, "classes without a validation image", False),
         ):
             if flagged.any():
-                names = [class_name(classes, label) for label in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
+                names = [
+                    class_name(classes, label)
+                    for label in np.flatnonzero(flagged)[:_EXAMPLES].tolist()
+                ]
                 found.append(Finding(f"{text}: {flagged.sum():,}", names, stops))
         present = np.flatnonzero(train | val)
         source = parts["train"].source
-        if not several and (problem := one_class(present, classes, config.DATA.DATA_PATH, source.paths)):
+        if not several and (
+            problem := one_class(present, classes, config.DATA.DATA_PATH, source.paths)
+        ):
             found.append(Finding(problem, [], True))
     source = parts["train"].source
     remark = ""
@@ -250,18 +303,26 @@ def _images_by_class(part: Part, listed: bool) -> np.ndarray:
 
 
 def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, verb: str) -> list[Finding]:
-    found = _findings(parts, images, alike.leaked, f"validation images that {verb} a training image")
+    found = _findings(
+        parts, images, alike.leaked, f"validation images that {verb} a training image"
+    )
     found += _findings(parts, images, alike.torn, f"images that {verb} one that has another label")
     for number, mode in enumerate(images.modes):
         own = alike.same & (images.mode == number)
-        found += _findings(parts, images, own, f"{NAMES[mode]} images that {verb} another {NAMES[mode]} image")
+        found += _findings(
+            parts, images, own, f"{NAMES[mode]} images that {verb} another {NAMES[mode]} image"
+        )
     return found
 
 
-def _findings(parts: Mapping[str, Part], images: Images, flagged: np.ndarray, text: str) -> list[Finding]:
+def _findings(
+    parts: Mapping[str, Part], images: Images, flagged: np.ndarray, text: str
+) -> list[Finding]:
     if not flagged.any():
         return []
-    examples = [name_of(parts, images, index) for index in np.flatnonzero(flagged)[:_EXAMPLES].tolist()]
+    examples = [
+        name_of(parts, images, index) for index in np.flatnonzero(flagged)[:_EXAMPLES].tolist()
+    ]
     return [Finding(f"{text}: {flagged.sum():,}", examples, False)]
 
 
@@ -285,7 +346,9 @@ def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
             "images per class": f"{held.min(initial=len(records)):,} to {held.max(initial=0):,}",
             "megabytes": f"{records['bytes'].sum() / 1e6:,.1f}",
             "can't be read": f"{(~records['readable']).sum():,}",
-            "shorter side": f"{short.min():,} to {short.max():,}, median {np.median(short):,.0f}" if len(short) else "",
+            "shorter side": f"{short.min():,} to {short.max():,}, median {np.median(short):,.0f}"
+            if len(short)
+            else "",
             "largest": _largest(known),
             "formats": _kinds(known["format"]),
             "modes": _kinds(known["mode"]),

@@ -1,4 +1,6 @@
-"""Each image of a dataset, decoded in full by several processes; what is kept of each takes 60 bytes."""
+"""Each image of a dataset, decoded in full by several processes; what is kept of each takes 60
+bytes.
+"""
 
 import functools
 import hashlib
@@ -48,8 +50,9 @@ _RECORD = np.dtype([
 class Source(NamedTuple):
     """Where the images of a part come from: ``name`` and ``data`` (a file's bytes) by their place.
 
-    Of images that are in memory, ``pixels`` are there and no data. ``mode``: as of ``pixel_mode``; of grey RGB serves.
-    ``paths`` are relative to the data's folder; of images that aren't files there are none.
+    Of images that are in memory, ``pixels`` are there and no data. ``mode``: as of ``pixel_mode``;
+    of grey RGB serves. ``paths`` are relative to the data's folder; of images that aren't files
+    there are none.
     """
 
     name: Callable[[int], str]
@@ -66,9 +69,9 @@ class Part(NamedTuple):
 
     Attributes:
         source: the images.
-        records: [n]. A record holds size, bytes, format, mode and EXIF's orientation. It also holds hashes of the
-            file's bytes (``content``) and of what it shows (``look``). And it says whether the image is blank, can be
-            read, and was read with a decoder's warning.
+        records: [n]. A record holds size, bytes, format, mode and EXIF's orientation. It also holds
+            hashes of the file's bytes (``content``) and of what it shows (``look``). And it says
+            whether the image is blank, can be read, and was read with a decoder's warning.
         messages: what is wrong with single images, by their place; of the first MESSAGES, about.
         mean: [SIDE, SIDE, 3], of the images that can be read; grey levels.
     """
@@ -96,13 +99,27 @@ def source_of(found: Any, most: int, mode: str | int = "RGB") -> Source:
             return os.path.join(root, paths[index])
 
         largest = largest_file(most)
-        return Source(path, lambda index: contents(path(index), largest), labels, classes, mode=mode, paths=paths)
+        return Source(
+            path,
+            lambda index: contents(path(index), largest),
+            labels,
+            classes,
+            mode=mode,
+            paths=paths,
+        )
     if isinstance(found, Shards):
         data = functools.partial(_of_shards, found, largest_file(most))
         return Source(found.name, data, found.labels, found.classes, mode=mode)
     if isinstance(found, Arrays):
         decoded: Decoded = found.read()
-        return Source(lambda index: f"image {index}", None, np.asarray(decoded[1]), decoded[2], decoded[0], mode)
+        return Source(
+            lambda index: f"image {index}",
+            None,
+            np.asarray(decoded[1]),
+            decoded[2],
+            decoded[0],
+            mode,
+        )
     raise InputError("DATASET synthetic: its images are drawn at random; there is nothing to check")
 
 
@@ -111,7 +128,11 @@ def _of_shards(shards: Shards, most: int, index: int) -> bytes:
 
 
 def look_at(
-    source: Source, most: int, oriented: bool, workers: int, progress: Callable[[int], Any] = lambda _: None
+    source: Source,
+    most: int,
+    oriented: bool,
+    workers: int,
+    progress: Callable[[int], Any] = lambda _: None,
 ) -> Part:
     """Decodes every image.
 
@@ -141,7 +162,9 @@ def look_at(
             total += added
             progress(len(chunk))
     except BrokenProcessPool:
-        raise RunError("a process that decodes was killed; is memory short? Fewer --workers need less") from None
+        raise RunError(
+            "a process that decodes was killed; is memory short? Fewer --workers need less"
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
     return Part(source, records, messages, total / max(1, records["readable"].sum()))
@@ -155,7 +178,9 @@ def _begin(source: Source) -> None:
     _own[:] = [source]
 
 
-def _look_at_some(places: range, most: int, oriented: bool) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
+def _look_at_some(
+    places: range, most: int, oriented: bool
+) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
     """Returns (records, what is wrong, the sum of the small copies) of some images."""
     records = np.zeros(len(places), _RECORD)
     messages = {}
@@ -165,7 +190,9 @@ def _look_at_some(places: range, most: int, oriented: bool) -> tuple[np.ndarray,
             image, flaw = picture(_own[0], place, most, records[row])
             image = image if image.mode == "RGB" else image.convert("RGB")
             copy = image.resize((SIDE, SIDE), Image.Resampling.BOX)
-            small[row] = TURNS[int(records[row]["turn"]) if oriented else 1].pixels(np.asarray(copy))
+            small[row] = TURNS[int(records[row]["turn"]) if oriented else 1].pixels(
+                np.asarray(copy)
+            )
             records[row]["readable"], records[row]["flawed"] = True, bool(flaw)
         except RunError as error:
             flaw = str(error)
@@ -177,7 +204,8 @@ def _look_at_some(places: range, most: int, oriented: bool) -> tuple[np.ndarray,
 
 
 def picture(source: Source, place: int, most: int, record: Any = None) -> tuple[Image.Image, str]:
-    """Returns an image, decoded in full, as it is stored, and what its decoder warned of ("": of nothing).
+    """Returns an image, decoded in full, as it is stored, and what its decoder warned of ("": of
+    nothing).
 
     Args:
         record: takes what is found.
@@ -190,14 +218,25 @@ def picture(source: Source, place: int, most: int, record: Any = None) -> tuple[
     if source.pixels is not None:
         pixels = source.pixels[place]
         record["height"], record["width"] = pixels.shape[:2]
-        record["bytes"], record["content"], record["turn"] = pixels.nbytes, _content(pixels.tobytes()), 1
+        record["bytes"], record["content"], record["turn"] = (
+            pixels.nbytes,
+            _content(pixels.tobytes()),
+            1,
+        )
         return _as_picture(pixels, source.mode, name), ""
     with readable(name, RunError):
         data = source.data(place) if source.data else b""
-        record["bytes"], record["content"], record["turn"] = len(data), _content(data), orientation_of(data)
+        record["bytes"], record["content"], record["turn"] = (
+            len(data),
+            _content(data),
+            orientation_of(data),
+        )
         if isinstance(source.mode, int):
             bands = bands_of(data, source.mode, name, most)
-            record["format"], record["mode"] = kind_of(data).encode(), f"{bands.values.dtype}".encode()
+            record["format"], record["mode"] = (
+                kind_of(data).encode(),
+                f"{bands.values.dtype}".encode(),
+            )
             record["width"], record["height"] = bands.size
             return bands.picture(), ""
         image, data = opened_image(data, most)

@@ -1,8 +1,16 @@
-"""File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes (``batch``)."""
+"""File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes
+(``batch``).
+"""
 
 from loading.transforms.band_files import Encoded, bands_of, encoded_image
 from loading.transforms.bands import Bands, image_of, most_resized, pixel_dtype, pixel_mode, visible
-from loading.transforms.batch import BatchTransform, Mixup, Normalize, gives_distributions, smooth_one_hot
+from loading.transforms.batch import (
+    BatchTransform,
+    Mixup,
+    Normalize,
+    gives_distributions,
+    smooth_one_hot,
+)
 from loading.transforms.decode import Broken, EncodedImage, convert, readable, scaling_problem
 from loading.transforms.erase import RandomErasing
 from loading.transforms.formats import largest_file, opened_image

@@ -1,4 +1,6 @@
-"""Augmentation policies by name, in timm's language: RandAugment, AutoAugment, TrivialAugment, 3-Augment, AugMix."""
+"""Augmentation policies by name, in timm's language: RandAugment, AutoAugment, TrivialAugment,
+3-Augment, AugMix.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -86,9 +88,10 @@ _POLICIES = {
 def build_auto_augment(config: Configuration) -> Policy:
     """Returns the policy (image, generator) -> image of TRAIN.AUTO_AUGMENT.
 
-    Behaviour is that of timm's ``transforms_imagenet_train``: the colour from outside is the mean colour, geometric
-    operations resample as the crop does. ``trivial`` is torchvision's TrivialAugmentWide (Mueller and Hutter 2021,
-    arXiv:2103.10158), which takes the nearest pixel and fills with black.
+    Behaviour is that of timm's ``transforms_imagenet_train``: the colour from outside is the mean
+    colour, geometric operations resample as the crop does. ``trivial`` is torchvision's
+    TrivialAugmentWide (Mueller and Hutter 2021, arXiv:2103.10158), which takes the nearest pixel
+    and fills with black.
 
     Raises:
         InputError: no such policy, or a setting that it doesn't have.
@@ -104,20 +107,33 @@ def build_auto_augment(config: Configuration) -> Policy:
         _settings(text, settings, ())
         return TrivialAugmentWide()
     if name == "rand":
-        return _rand(_settings(text, settings, ("m", "n", "p", "mstd", "mmax", "inc", "t")), text, resampling, fill)
+        return _rand(
+            _settings(text, settings, ("m", "n", "p", "mstd", "mmax", "inc", "t")),
+            text,
+            resampling,
+            fill,
+        )
     if name == "augmix":
-        return _augmix(_settings(text, settings, ("m", "w", "d", "a", "b", "mstd")), resampling, fill)
+        return _augmix(
+            _settings(text, settings, ("m", "w", "d", "a", "b", "mstd")), resampling, fill
+        )
     if name in _POLICIES:
         std = float(_settings(text, settings, ("mstd",)).get("mstd", 0))
-        augment = partial(Augment, level_std=std, level_max=10.0, resampling=resampling, fill=fill, translate=0.45)
+        augment = partial(
+            Augment, level_std=std, level_max=10.0, resampling=resampling, fill=fill, translate=0.45
+        )
         return AutoAugment([_augments(line, augment) for line in _POLICIES[name].split(",")])
     raise _unknown(text)
 
 
 class RandAugment:
-    """Applies ``n`` operations, chosen alike, or by weight and once each (Cubuk et al. 2019, arXiv:1909.13719)."""
+    """Applies ``n`` operations, chosen alike, or by weight and once each (Cubuk et al. 2019,
+    arXiv:1909.13719).
+    """
 
-    def __init__(self, augments: Sequence[Augment], n: int, weights: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, augments: Sequence[Augment], n: int, weights: Sequence[float] | None = None
+    ) -> None:
         self.augments = augments
         self.n = n
         self.probabilities = None if weights is None else np.asarray(weights) / np.sum(weights)
@@ -155,16 +171,20 @@ class TrivialAugmentWide:
         return self.apply(image, name, step, -1 if rng.integers(2) else 1)
 
     def apply(self, image: Picture, name: str, step: int, sign: int) -> Picture:
-        """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of ``sign``.
+        """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of
+        ``sign``.
 
-        torchvision's magnitudes are float32, ours exact: at step 15 it shifts by 15.99.. cut to 15 pixels, we by 16.
+        torchvision's magnitudes are float32, ours exact: at step 15 it shifts by 15.99.. cut to 15
+        pixels, we by 16.
         """
         how = (Image.Resampling.NEAREST, 0)
         share = step / 30
         if name in ("ShearX", "ShearY"):
             return (shear_x if name == "ShearX" else shear_y)(image, sign * 0.99 * share, *how)
         if name in ("TranslateX", "TranslateY"):
-            return (translate_x if name == "TranslateX" else translate_y)(image, -sign * (32 * step // 30), *how)
+            return (translate_x if name == "TranslateX" else translate_y)(
+                image, -sign * (32 * step // 30), *how
+            )
         if name == "Rotate":
             return rotate(image, sign * 135 * share, *how)
         if name == "Posterize":
@@ -175,15 +195,19 @@ class TrivialAugmentWide:
 
 
 class AugMix:
-    """Mixes ``width`` chains of operations with the image (Hendrycks et al. 2020, arXiv:1912.02781), as timm does.
+    """Mixes ``width`` chains of operations with the image (Hendrycks et al. 2020,
+    arXiv:1912.02781), as timm does.
 
     Args:
         depth: operations of a chain; 0: 1 to 3, drawn.
         alpha: of the Dirichlet and Beta distributions of the shares.
-        blended: blend each chain into the result in turn, without floating point: faster, a few levels apart.
+        blended: blend each chain into the result in turn, without floating point: faster, a few
+            levels apart.
     """
 
-    def __init__(self, augments: Sequence[Augment], width: int, depth: int, alpha: float, blended: bool) -> None:
+    def __init__(
+        self, augments: Sequence[Augment], width: int, depth: int, alpha: float, blended: bool
+    ) -> None:
         self.augments = augments
         self.width = width
         self.depth = depth
@@ -201,9 +225,13 @@ class AugMix:
             for chain, own, left in zip(chains, share * shares, rest, strict=True):
                 mixed = blend(mixed, chain, float(own / left))
             return mixed
-        total = sum(own * np.asarray(chain, np.float32) for own, chain in zip(shares, chains, strict=True))
+        total = sum(
+            own * np.asarray(chain, np.float32) for own, chain in zip(shares, chains, strict=True)
+        )
         mixed = np.clip(total, 0, 255).astype(np.uint8)
-        return blend(image, mixed if isinstance(image, np.ndarray) else Image.fromarray(mixed), float(share))
+        return blend(
+            image, mixed if isinstance(image, np.ndarray) else Image.fromarray(mixed), float(share)
+        )
 
     def _chain(self, image: Picture, rng: np.random.Generator) -> Picture:
         depth = self.depth or rng.integers(1, 4)
@@ -215,7 +243,10 @@ class AugMix:
 def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> RandAugment:
     increasing = int(given.get("inc", 0))
     kind = given.get("t")
-    sets = {None: _INCREASING if increasing else _RAND, "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur")}
+    sets = {
+        None: _INCREASING if increasing else _RAND,
+        "3a": ("SolarizeIncreasing", "Desaturate", "GaussianBlur"),
+    }
     names = (sets | _WEIGHTED).get(kind) or str(kind).split("+")
     if other := [name for name in names if name not in operations.names()]:
         raise _unknown(text, f"t{kind}", nearest(other[0], [*operations.names(), *_WEIGHTED]))
@@ -242,20 +273,29 @@ def _rand(given: dict[str, str], text: str, resampling: tuple, fill: Fill) -> Ra
 def _augmix(given: dict[str, str], resampling: tuple, fill: Fill) -> AugMix:
     std = float(given.get("mstd", "inf"))
     level = float(given.get("m", 3))
-    augments = [Augment(name, 1.0, level, std, 10.0, resampling, fill, translate=0.3) for name in _AUGMIX]
+    augments = [
+        Augment(name, 1.0, level, std, 10.0, resampling, fill, translate=0.3) for name in _AUGMIX
+    ]
     depth = int(given.get("d", 0))
     alpha = float(given.get("a", 1))
-    return AugMix(augments, int(given.get("w", 3)), depth, alpha, blended=bool(int(given.get("b", 0))))
+    return AugMix(
+        augments, int(given.get("w", 3)), depth, alpha, blended=bool(int(given.get("b", 0)))
+    )
 
 
 def _augments(line: str, augment: Callable[..., Augment]) -> list[Augment]:
     words = line.split()
     found = zip(words[::3], words[1::3], words[2::3], strict=True)
-    return [augment(name, probability=int(tenths) / 10, level=float(level)) for name, tenths, level in found]
+    return [
+        augment(name, probability=int(tenths) / 10, level=float(level))
+        for name, tenths, level in found
+    ]
 
 
 def _settings(text: str, parts: list[str], known: tuple[str, ...]) -> dict[str, str]:
-    """Returns the settings of a policy, ``["m9", "mstd0.5"]``, by letter: ``{"m": "9", "mstd": "0.5"}``."""
+    """Returns the settings of a policy, ``["m9", "mstd0.5"]``, by letter: ``{"m": "9", "mstd":
+    "0.5"}``.
+    """
     found = {}
     for part in parts:
         named = re.fullmatch(r"(t)([\w+]+)|([a-z]+)(\d+(?:\.\d+)?)", part)

@@ -1,7 +1,8 @@
 """Files of any number of channels in full depth: TIFF, NumPy's arrays, and what Pillow reads.
 
-Pillow can't open a TIFF of many channels. But it can open the same data with other tags. They say one channel that is
-as wide as all channels of a row together, or one plane after the other. So libtiff decodes it, within Pillow's bounds.
+Pillow can't open a TIFF of many channels. But it can open the same data with other tags. They say
+one channel that is as wide as all channels of a row together, or one plane after the other. So
+libtiff decodes it, within Pillow's bounds.
 """
 
 import math
@@ -14,15 +15,25 @@ from errors import Unreadable
 from loading.transforms import tiff
 from loading.transforms.bands import UNITS, Bands, check_channels, of_array
 from loading.transforms.decode import EncodedImage, readable
-from loading.transforms.formats import BYTES_PER_PIXEL, NPY, check_size, decoded, kind_of, opened_image, opened_plain
+from loading.transforms.formats import (
+    BYTES_PER_PIXEL,
+    NPY,
+    check_size,
+    decoded,
+    kind_of,
+    opened_image,
+    opened_plain,
+)
 from loading.transforms.orientation import TURNS, orientation_of
 from loading.transforms.tiff import Directory, Tag
 
 # By TIFF's bits and format of a sample.
 _KINDS = {(8, 1): np.dtype(np.uint8), (16, 1): np.dtype(np.uint16), (32, 3): np.dtype(np.float32)}
-_MODES = {"1": "L", "P": "RGB", "PA": "RGB"}  # Pillow's, as which others are taken; of the rest these:
+# Pillow's, as which others are taken; of the rest these:
+_MODES = {"1": "L", "P": "RGB", "PA": "RGB"}
 _TAKEN = ("L", "LA", "RGB", "RGBA", "I", "I;16", "I;16B")
-# TIFF's compressions that work on bytes, whatever the channels; of those that Pillow reads the predictor too.
+# TIFF's compressions that work on bytes, whatever the channels; of those that Pillow reads the
+# predictor too.
 _PLAIN = (1, 32773)
 _PREDICTED = (5, 8, 32946, 34925, 50000)
 _INTEGERS = 2  # the predictor of whole numbers
@@ -98,9 +109,11 @@ def _array(data: bytes, channels: int, most: int) -> np.ndarray:
 
 
 def _npy_header(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype, int]:
-    """Returns (the shape, whether it is in Fortran's order, the type, where the values begin) of a .npy file.
+    """Returns (the shape, whether it is in Fortran's order, the type, where the values begin) of a
+    .npy file.
 
-    NumPy parses it as Python does, which takes half a minute for 10 kB of spaces, and prints warnings.
+    NumPy parses it as Python does, which takes half a minute for 10 kB of spaces, and prints
+    warnings.
     """
     width = {b"\1\0": 2, b"\2\0": 4}.get(data[6:8])
     if width is None:
@@ -120,7 +133,9 @@ def _picture(data: bytes, channels: int, most: int) -> np.ndarray:
     if mode not in _TAKEN:
         raise Unreadable(f"its pixels are Pillow's {mode}, expected grey, RGB, or these with alpha")
     check_channels(1 if mode.startswith("I") else len(mode), channels)
-    deep = (image.format == "PNG" and data[24] == 16) or (image.format == "PPM" and image.tile[0][0] != "raw")
+    deep = (image.format == "PNG" and data[24] == 16) or (
+        image.format == "PPM" and image.tile[0][0] != "raw"
+    )
     if deep and not mode.startswith("I"):
         raise Unreadable("Pillow keeps 8 bits of its colours; save it as TIFF")
     image.info.pop("transparency", None)
@@ -142,32 +157,55 @@ def _tiff(directory: Directory, channels: int, most: int) -> tuple[np.ndarray, i
     height = number(tiff.HEIGHT)
     found = number(tiff.SAMPLES, 1)
     check_channels(found, channels)
-    forms = {(bits, form) for bits in directory.numbers(tiff.BITS, 1) for form in directory.numbers(tiff.FORMAT, 1)}
+    forms = {
+        (bits, form)
+        for bits in directory.numbers(tiff.BITS, 1)
+        for form in directory.numbers(tiff.FORMAT, 1)
+    }
     kind = _KINDS.get(next(iter(forms))) if len(forms) == 1 else None
     meaning = number(tiff.PHOTOMETRIC, -1)
     if kind is None or meaning not in _MEANINGS or (meaning == 0 and kind.kind == "f"):
-        bits = "channels of {} bits".format(" and ".join(sorted({str(bits) for bits, _ in forms})[:4]))
-        raise Unreadable(f"it has {bits}, kind {meaning}; expected plain ones of uint8, uint16 or float32")
+        bits = "channels of {} bits".format(
+            " and ".join(sorted({str(bits) for bits, _ in forms})[:4])
+        )
+        raise Unreadable(
+            f"it has {bits}, kind {meaning}; expected plain ones of uint8, uint16 or float32"
+        )
     compression = number(tiff.COMPRESSION, 1)
     predictor = number(tiff.PREDICTOR, 1)
     planes = found > 1 and number(tiff.PLANAR, 1) == 2
     joined = found if found > 1 and not planes else 1  # channels in a row
     if compression in _PLAIN:
         predictor = 1
-    elif compression not in _PREDICTED or (joined > 1 and predictor > (1 if kind.kind == "f" else _INTEGERS)):
+    elif compression not in _PREDICTED or (
+        joined > 1 and predictor > (1 if kind.kind == "f" else _INTEGERS)
+    ):
         how = f"compression {compression}, predictor {predictor}"
-        raise Unreadable(f"it is packed by TIFF's {how}; save it with LZW or deflate, without a predictor")
+        raise Unreadable(
+            f"it is packed by TIFF's {how}; save it with LZW or deflate, without a predictor"
+        )
     tile = number(tiff.TILE_WIDTH), number(tiff.TILE_HEIGHT)
     for sides in ((width, height), tile):
         _check_bytes(*sides, found * kind.itemsize, most)
-    tags = {tag: own for tag, own in directory.tags.items() if tag not in (tiff.EXTRA, tiff.ORIENTATION, tiff.PLANAR)}
-    ours = {tiff.WIDTH: width * joined, tiff.TILE_WIDTH: tile[0] * joined, tiff.SAMPLES: 1, tiff.PHOTOMETRIC: 1}
+    tags = {
+        tag: own
+        for tag, own in directory.tags.items()
+        if tag not in (tiff.EXTRA, tiff.ORIENTATION, tiff.PLANAR)
+    }
+    ours = {
+        tiff.WIDTH: width * joined,
+        tiff.TILE_WIDTH: tile[0] * joined,
+        tiff.SAMPLES: 1,
+        tiff.PHOTOMETRIC: 1,
+    }
     ours |= {tiff.BITS: 8 * kind.itemsize, tiff.FORMAT: 3 if kind.kind == "f" else 1}
     if joined > 1:
         tags.pop(tiff.PREDICTOR, None)
     tags |= {tag: directory.long(value) for tag, value in ours.items() if tag in tags}
     if planes:
-        values = np.stack([_decode(directory, tags | part) for part in _planes(directory, found)], 2)
+        values = np.stack(
+            [_decode(directory, tags | part) for part in _planes(directory, found)], 2
+        )
     else:
         values = _decode(directory, tags).reshape(height, width, found)
         if joined > 1 and predictor == _INTEGERS:
@@ -182,19 +220,29 @@ def _planes(directory: Directory, count: int) -> list[dict[int, Tag]]:
     if any(directory.tags[tag].count % count for tag in found):
         raise Unreadable(f"its strips or tiles aren't {count} times as many")
     each = {tag: directory.tags[tag].count // count for tag in found}
-    return [{tag: directory.part(tag, plane * each[tag], each[tag]) for tag in found} for plane in range(count)]
+    return [
+        {tag: directory.part(tag, plane * each[tag], each[tag]) for tag in found}
+        for plane in range(count)
+    ]
 
 
 def _decode(directory: Directory, tags: dict[int, Tag]) -> np.ndarray:
     """The pixels [H, W] of the file with these tags, in the machine's order of bytes."""
     pixels = np.asarray(decoded(opened_plain(directory.to_bytes(tags), "TIFF")))
-    if pixels.dtype.kind == "f" and directory.order == ">" and directory.numbers(tiff.COMPRESSION, 1) != (1,):
-        return pixels.byteswap()  # libtiff gives the machine's order, of which Pillow knows for whole numbers alone
+    if (
+        pixels.dtype.kind == "f"
+        and directory.order == ">"
+        and directory.numbers(tiff.COMPRESSION, 1) != (1,)
+    ):
+        # libtiff gives the machine's order, of which Pillow knows for whole numbers alone
+        return pixels.byteswap()
     return pixels.astype(pixels.dtype.newbyteorder("="), copy=False)
 
 
 def _undo_differencing(values: np.ndarray, tile: int) -> np.ndarray:
     """Undoes horizontal differencing, which begins anew in each tile: modulo the type's range."""
     starts = range(0, values.shape[1], tile)
-    parts = [np.add.accumulate(values[:, start : start + tile], 1, values.dtype) for start in starts]
+    parts = [
+        np.add.accumulate(values[:, start : start + tile], 1, values.dtype) for start in starts
+    ]
     return np.concatenate(parts, 1)

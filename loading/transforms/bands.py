@@ -40,9 +40,9 @@ class Bands:
     def resized_crop(
         self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
     ) -> np.ndarray:
-        """Returns the part in ``box`` at ``size`` (width, height), or the box ``window`` of that: [H, W, C] float32.
-        Values of 8 and 16 bits become shares of their largest value. Each channel is what Pillow makes of it in mode F:
-        nothing is rounded or cut off.
+        """Returns the part in ``box`` at ``size`` (width, height), or the box ``window`` of that:
+        [H, W, C] float32. Values of 8 and 16 bits become shares of their largest value. Each
+        channel is what Pillow makes of it in mode F: nothing is rounded or cut off.
         """
         left, top, right, bottom = box
         found = np.empty((size[1], size[0], self.values.shape[2]), np.float32)
@@ -55,7 +55,9 @@ class Bands:
 
 
 def pixel_mode(config: Configuration) -> str | int:
-    """Returns what images are read as: Pillow's mode "RGB" or "L", or the number of channels of ``Bands``."""
+    """Returns what images are read as: Pillow's mode "RGB" or "L", or the number of channels of
+    ``Bands``.
+    """
     channels = config.DATA.IMAGE_CHANNELS
     return channels if float_pixels(config.DATA) else "L" if channels == 1 else "RGB"
 
@@ -68,11 +70,16 @@ def pixel_dtype(config: Configuration) -> type:
 def most_resized(config: Configuration) -> int:
     """Returns how many pixels an image may be resized to: DATA.MAX_PIXELS, or of many floats fewer."""
     data = config.DATA
-    return min(data.MAX_PIXELS, 2 * data.MAX_PIXELS // data.IMAGE_CHANNELS) if float_pixels(data) else data.MAX_PIXELS
+    return (
+        min(data.MAX_PIXELS, 2 * data.MAX_PIXELS // data.IMAGE_CHANNELS)
+        if float_pixels(data)
+        else data.MAX_PIXELS
+    )
 
 
 def image_of(values: np.ndarray, mode: str | int) -> "Image.Image | Bands":
-    """Returns the image of an array [H, W] or [H, W, C]: ``Bands``, or in a ``mode`` of Pillow's of [H, W(, 3)] uint8.
+    """Returns the image of an array [H, W] or [H, W, C]: ``Bands``, or in a ``mode`` of Pillow's of
+    [H, W(, 3)] uint8.
 
     Raises:
         Unreadable: it is another one; as ``of_array``.
@@ -80,7 +87,9 @@ def image_of(values: np.ndarray, mode: str | int) -> "Image.Image | Bands":
     if isinstance(mode, int):
         return of_array(values, mode)
     if values.dtype != np.uint8 or values.shape[2:] not in ((), (3,)):
-        raise Unreadable(f"it is {values.dtype} of the shape {list(values.shape)}, which is no picture of 8 bits")
+        raise Unreadable(
+            f"it is {values.dtype} of the shape {list(values.shape)}, which is no picture of 8 bits"
+        )
     image = Image.fromarray(values)
     return image if image.mode == mode else image.convert(mode)
 
@@ -103,8 +112,9 @@ def of_array(values: np.ndarray, channels: int) -> Bands:
 
 
 def visible(values: np.ndarray) -> np.ndarray:
-    """Returns a picture of an image [H, W, C], [H, W, 3 or 1] uint8. Its first three channels are red, green and blue;
-    of fewer than three the first is grey. Each is stretched from its least value to its largest.
+    """Returns a picture of an image [H, W, C], [H, W, 3 or 1] uint8. Its first three channels are
+    red, green and blue; of fewer than three the first is grey. Each is stretched from its least
+    value to its largest.
     """
     height, width, channels = values.shape
     found = np.empty((height, width, shown := 3 if channels >= 3 else 1), np.uint8)
@@ -118,4 +128,6 @@ def visible(values: np.ndarray) -> np.ndarray:
 def check_channels(found: int, channels: int) -> None:
     """Raises Unreadable where an image has other channels than DATA.IMAGE_CHANNELS."""
     if found != channels:
-        raise Unreadable(f"it has {found} channel{'s' * (found != 1)}, DATA.IMAGE_CHANNELS is {channels}")
+        raise Unreadable(
+            f"it has {found} channel{'s' * (found != 1)}, DATA.IMAGE_CHANNELS is {channels}"
+        )

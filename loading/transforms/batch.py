@@ -17,28 +17,36 @@ _MIXUP_TAG = 0x6D69787570  # keeps the seeds of these draws apart from the sampl
 
 
 def gives_distributions(config: Configuration) -> bool:
-    """Returns whether training targets are [B, K], distributions or a yes or no for each class, not labels [B]."""
+    """Returns whether training targets are [B, K], distributions or a yes or no for each class, not
+    labels [B].
+    """
     taken = losses.components[config.TRAIN.LOSS].given.get("takes")
     return mixes(config) or config.TASK == "multilabel" or taken == "distributions"
 
 
 def smooth_one_hot(labels: paddle.Tensor, num_classes: int, smoothing: float) -> paddle.Tensor:
-    """Turns labels [B] into distributions [B, K] float32: 1 - smoothing on the label, plus smoothing / K everywhere."""
+    """Turns labels [B] into distributions [B, K] float32: 1 - smoothing on the label, plus
+    smoothing / K everywhere.
+    """
     return F.one_hot(labels, num_classes) * (1 - smoothing) + smoothing / num_classes
 
 
 class Normalize:
-    """Pixels [B, H, W, C] uint8 -> (pixels / 255 - mean) / std as [B, C, H, W] float32; float32: not / 255.
+    """Pixels [B, H, W, C] uint8 -> (pixels / 255 - mean) / std as [B, C, H, W] float32; float32:
+    not / 255.
 
     Args:
-        mean, std: one value per channel, or one for all, of pixels in 0..1, or in the unit of floats.
+        mean, std: one value per channel, or one for all, of pixels in 0..1, or in the unit of
+            floats.
     """
 
     def __init__(self, mean: list[float], std: list[float]) -> None:
         scale = 1 / (255 * np.asarray(std))
         shift = -np.asarray(mean) / np.asarray(std)
         self.scale = paddle.to_tensor(scale, dtype="float32").reshape([1, -1, 1, 1])
-        self.scale_of_floats = paddle.to_tensor(1 / np.asarray(std), dtype="float32").reshape([1, -1, 1, 1])
+        self.scale_of_floats = paddle.to_tensor(1 / np.asarray(std), dtype="float32").reshape(
+            [1, -1, 1, 1]
+        )
         self.shift = paddle.to_tensor(shift, dtype="float32").reshape([1, -1, 1, 1])
         levels = paddle.arange(256, dtype="float32") * self.scale + self.shift
         self.levels = levels.reshape([-1, 256])  # what each of a byte's values becomes, by channel
@@ -51,7 +59,9 @@ class Normalize:
 
 
 class BatchTransform:
-    """Normalises, erases and mixes a training batch; all that is random came with it, drawn by the loader."""
+    """Normalises, erases and mixes a training batch; all that is random came with it, drawn by the
+    loader.
+    """
 
     def __init__(self, config: Configuration) -> None:
         self.normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
@@ -62,14 +72,16 @@ class BatchTransform:
         self.num_classes = config.MODEL.NUM_CLASSES
         self.smoothing = config.TRAIN.SMOOTHING
 
-    def __call__(self, batch: dict[str, paddle.Tensor], epoch: int) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Returns images [B, C, H, W] float32 and targets: labels [B], or distributions [B, K] float32 where
-        ``gives_distributions(config)``.
+    def __call__(
+        self, batch: dict[str, paddle.Tensor], epoch: int
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Returns images [B, C, H, W] float32 and targets: labels [B], or distributions [B, K]
+        float32 where ``gives_distributions(config)``.
 
         Args:
-            batch: the loader's columns by their names: "pixels" [B, H, W, C], "labels" [B] int64, or of
-                several classes an image [B, K] uint8; "erased",
-                ``RandomErasing.draw`` of each sample, where RANDOM_ERASE_PROB isn't 0; "mixed", ``Mixup.draw``, where
+            batch: the loader's columns by their names: "pixels" [B, H, W, C], "labels" [B] int64,
+                or of several classes an image [B, K] uint8; "erased", ``RandomErasing.draw`` of
+                each sample, where RANDOM_ERASE_PROB isn't 0; "mixed", ``Mixup.draw``, where
                 ``mixes(config)``.
             epoch: from 1.
         """
@@ -87,17 +99,17 @@ class BatchTransform:
 
 
 class Mixup:
-    """Mixup (Zhang et al. 2017, arXiv:1710.09412) and CutMix (Yun et al. 2019, arXiv:1905.04899), with the options and
-    distributions of timm's ``Mixup``.
+    """Mixup (Zhang et al. 2017, arXiv:1710.09412) and CutMix (Yun et al. 2019, arXiv:1905.04899),
+    with the options and distributions of timm's ``Mixup``.
 
-    CutMix's share is corrected to the area of its box once that is clipped. There are two deliberate differences from
-    timm.
-    (a) Sample i is mixed with its neighbour i ^ 1, not with B - 1 - i.
-    (b) Every draw is made on the host for the whole global batch, from (SEED, epoch, step). Each rank takes its part of
-    it. Thus the mixed samples are the same for every number of processes. In mode "batch" one draw serves the global
-    batch, where timm's serves one process's.
+    CutMix's share is corrected to the area of its box once that is clipped. There are two
+    deliberate differences from timm. (a) Sample i is mixed with its neighbour i ^ 1, not with B - 1
+    - i. (b) Every draw is made on the host for the whole global batch, from (SEED, epoch, step).
+    Each rank takes its part of it. Thus the mixed samples are the same for every number of
+    processes. In mode "batch" one draw serves the global batch, where timm's serves one process's.
 
-    The loader draws, and the draws travel to the device with the pixels: a copy within the step would hold it up.
+    The loader draws, and the draws travel to the device with the pixels: a copy within the step
+    would hold it up.
     """
 
     def __init__(self, config: Configuration) -> None:
@@ -135,9 +147,10 @@ class Mixup:
     ) -> np.ndarray:
         """Returns how to mix a batch: float32 [B, 7].
 
-        A row begins with the number of the other sample. This sample's share of the target follows, then its share of
-        the pixels outside of its box. Then comes the box (top, left, bottom, right) that it takes from the other, empty
-        without CutMix. The last of an odd number of samples stays as it is.
+        A row begins with the number of the other sample. This sample's share of the target follows,
+        then its share of the pixels outside of its box. Then comes the box (top, left, bottom,
+        right) that it takes from the other, empty without CutMix. The last of an odd number of
+        samples stays as it is.
 
         Args:
             epoch, step: from 1.
@@ -169,7 +182,9 @@ class Mixup:
         alpha = np.where(cut, self.cutmix_alpha, self.mixup_alpha)
         lam = np.where(mixed, rng.beta(alpha, alpha), 1.0)
         if self.minmax:
-            low, high = (np.array([int(side * share) for side in self.size]) for share in self.minmax)
+            low, high = (
+                np.array([int(side * share) for side in self.size]) for share in self.minmax
+            )
             sides = rng.integers(low, np.maximum(high, low + 1), (count, 2))
             start = rng.integers(np.array(self.size) - sides + 1)
             boxes = np.concatenate([start, start + sides], 1)
@@ -185,21 +200,25 @@ class Mixup:
 
         Args:
             images: [B, C, H, W] float32.
-            targets: [B, K] float32: of several classes an image, too, each class has the mean by the shares.
+            targets: [B, K] float32: of several classes an image, too, each class has the mean by
+                the shares.
             drawn: [B, 7] float32: ``draw`` of the batch.
         """
         other = drawn[:, 0].astype("int64")
         share = drawn[:, 1:2]
         targets = targets * share + paddle.gather(targets, other) * (1 - share)
         weight = drawn[:, 2].reshape([-1, 1, 1, 1])
-        if self.cutmix_alpha > 0:  # else no box is ever drawn; to ask these draws would wait for the device
+        # else no box is ever drawn; to ask these draws would wait for the device
+        if self.cutmix_alpha > 0:
             weight = (1 - box_mask(drawn[:, 3:], self.size).astype("float32")) * weight
-        weight = weight.expand(images.shape)  # on a CPU, products of unequal shapes take five times as long
+        # on a CPU, products of unequal shapes take five times as long
+        weight = weight.expand(images.shape)
         return images * weight + paddle.gather(images, other) * (1 - weight), targets
 
 
 def cutmix_boxes(lam: np.ndarray, centres: np.ndarray, size: Sequence[int]) -> np.ndarray:
-    """Returns CutMix's boxes [n, 4] (top, left, bottom, right): share 1 - lam of the image, clipped at its border.
+    """Returns CutMix's boxes [n, 4] (top, left, bottom, right): share 1 - lam of the image, clipped
+    at its border.
 
     Args:
         lam: [n], the share that an image keeps.
@@ -207,7 +226,9 @@ def cutmix_boxes(lam: np.ndarray, centres: np.ndarray, size: Sequence[int]) -> n
         size: (height, width) of the image, in pixels.
     """
     sides = (np.array(size) * np.sqrt(1 - lam)[:, None]).astype(np.int64)
-    return np.clip(np.concatenate([centres - sides // 2, centres + (sides + 1) // 2], 1), 0, [*size, *size])
+    return np.clip(
+        np.concatenate([centres - sides // 2, centres + (sides + 1) // 2], 1), 0, [*size, *size]
+    )
 
 
 def areas(boxes: np.ndarray) -> np.ndarray:

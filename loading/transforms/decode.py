@@ -1,9 +1,10 @@
 """Encoded images, decoded no further than a crop needs.
 
-libjpeg-turbo (simplejpeg) decodes a plain JPEG into an array, without the rows below the crop. If the crop is much
-larger than its result, it decodes at 1/2, 1/4 or 1/8 of the size. Pillow's filters in SIMD (cykooz_resizer) resize it.
-Both work in the calling thread. Pillow decodes, or refuses, anything else. Where exactly Pillow's pixels are asked for,
-libjpeg-turbo decodes the whole image, as it does for Pillow. Then ``ops.images`` resizes it by Pillow's arithmetic.
+libjpeg-turbo (simplejpeg) decodes a plain JPEG into an array, without the rows below the crop. If
+the crop is much larger than its result, it decodes at 1/2, 1/4 or 1/8 of the size. Pillow's filters
+in SIMD (cykooz_resizer) resize it. Both work in the calling thread. Pillow decodes, or refuses,
+anything else. Where exactly Pillow's pixels are asked for, libjpeg-turbo decodes the whole image,
+as it does for Pillow. Then ``ops.images`` resizes it by Pillow's arithmetic.
 """
 
 import math
@@ -13,7 +14,15 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg, ResizeOptions, Resizer
+from cykooz_resizer import (
+    CropBox,
+    FilterType,
+    ImageData,
+    PixelType,
+    ResizeAlg,
+    ResizeOptions,
+    Resizer,
+)
 from PIL import Image
 
 from errors import RunError, reading
@@ -28,19 +37,22 @@ _ALGORITHMS = {
     Image.Resampling.BILINEAR: ResizeAlg.convolution(FilterType.bilinear),
     Image.Resampling.NEAREST: ResizeAlg.nearest(),
 }
-# What the decoder leaves for the filter, at least: pixels per pixel of the result. The worst photograph is then 1.0
-# grey level from its full decode, in the mean; at 2 it is 1.4, at 1.5 2.0.
+# What the decoder leaves for the filter, at least: pixels per pixel of the result. The worst
+# photograph is then 1.0 grey level from its full decode, in the mean; at 2 it is 1.4, at 1.5 2.0.
 _GAP = 2.5
 _MARGIN = 16  # more rows than the upsampling of colour reaches below a crop
-_SIXTEEN_BITS = ("PPM", "PNG")  # formats of which Pillow's mode I is 0..65535 (PNG: before Pillow 11)
+# formats of which Pillow's mode I is 0..65535 (PNG: before Pillow 11)
+_SIXTEEN_BITS = ("PPM", "PNG")
 # TIFF's
 _WHITE_IS_ZERO = 0
 _TIFF_ALPHA = (1, 2)
-_TIFF_COLOURS = {2: 3, 5: 4, 6: 3, 8: 3}  # TIFF's channels by photometric interpretation; of others one
+# TIFF's channels by photometric interpretation; of others one
+_TIFF_COLOURS = {2: 3, 5: 4, 6: 3, 8: 3}
 # markers: frames that are coded row by row, the start of the pixels
 _BASELINE = (0xC0, 0xC1)
 _SCAN = 0xDA
-# The one warning that a shortened image deserves: its other rows, up to the end of the file, without a flaw before.
+# The one warning that a shortened image deserves: its other rows, up to the end of the file,
+# without a flaw before.
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
 
@@ -67,7 +79,13 @@ class EncodedImage:
     """
 
     def __init__(
-        self, data: bytes, mode: str, name: str, most: int, oriented: bool = False, exact: bool = False
+        self,
+        data: bytes,
+        mode: str,
+        name: str,
+        most: int,
+        oriented: bool = False,
+        exact: bool = False,
     ) -> None:
         self.mode = mode
         self._name = name
@@ -87,8 +105,8 @@ class EncodedImage:
     def resized_crop(
         self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
     ) -> np.ndarray:
-        """Does as the function, of a plain JPEG within 1.5 grey levels in the mean unless ``exact``, of all else
-        exactly.
+        """Does as the function, of a plain JPEG within 1.5 grey levels in the mean unless
+        ``exact``, of all else exactly.
         """
         if self._exact:
             return self._exactly(box, size, resample, window)
@@ -107,13 +125,16 @@ class EncodedImage:
             left, top, right, bottom = window or (0, 0, *size)
             return pixels[top:bottom, left:right]
 
-    def _exactly(self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None) -> np.ndarray:
+    def _exactly(
+        self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None
+    ) -> np.ndarray:
         left, top, right, bottom = box
         height, width = bottom - top, right - left
         own = resample in images.FILTERS and not height > max(
             100 * width, size[1]
         )  # Pillow resizes a strip in two steps
-        if own and self._image.mode in ("L", self.mode) and images.load():  # of colours libjpeg makes another grey
+        # of colours libjpeg makes another grey
+        if own and self._image.mode in ("L", self.mode) and images.load():
             with readable(self._name):
                 pixels = self._jpeg(self._image.size[1], 1)
             if pixels is not None:
@@ -122,7 +143,9 @@ class EncodedImage:
         return resized_crop(self.decode(), box, size, resample, window)
 
     def _jpeg(self, rows: int, scale: int) -> np.ndarray | None:
-        """Returns at least the first ``rows`` at 1 / ``scale``, [H, W, C] uint8, or None if this is no sound JPEG."""
+        """Returns at least the first ``rows`` at 1 / ``scale``, [H, W, C] uint8, or None if this is
+        no sound JPEG.
+        """
         if self._image.format != "JPEG" or self._image.mode not in ("RGB", "L"):
             return None
         width, height = self._image.size
@@ -140,7 +163,8 @@ def resized_crop(
     resample: Image.Resampling,
     window: Box | None = None,
 ) -> np.ndarray:
-    """Returns Pillow's ``image.crop(box).resize(size, resample)``, [H, W] or [H, W, 3] uint8; of ``Bands`` as they say.
+    """Returns Pillow's ``image.crop(box).resize(size, resample)``, [H, W] or [H, W, 3] uint8; of
+    ``Bands`` as they say.
 
     Args:
         size: (width, height) in pixels.
@@ -156,7 +180,9 @@ def resized_crop(
 
 
 def scaling_problem(image: Image.Image) -> str | None:
-    """Returns why the values of an image that was opened can't become 8 bits, and what to do; None where they can."""
+    """Returns why the values of an image that was opened can't become 8 bits, and what to do; None
+    where they can.
+    """
     if lost := _lost_channels(image):
         return lost
     kind = {"I": "32-bit integers", "F": "floats"}.get(image.mode)
@@ -166,7 +192,9 @@ def scaling_problem(image: Image.Image) -> str | None:
 
 
 def _lost_channels(image: Any) -> str | None:
-    """What is said of a TIFF whose channels are more than colours and alpha: Pillow leaves the others out."""
+    """What is said of a TIFF whose channels are more than colours and alpha: Pillow leaves the
+    others out.
+    """
     if image.format != "TIFF":
         return None
     tags = image.tag_v2
@@ -180,9 +208,9 @@ def _lost_channels(image: Any) -> str | None:
 def convert(image: Image.Image, mode: str) -> Image.Image:
     """Returns an image as Pillow converts it, which drops alpha; but of 16-bit grey the high byte.
 
-    Pillow, and timm with it, clips 16-bit grey at 255: almost all of it is white. Of 16-bit colours Pillow takes the
-    high byte: so a picture is the same stored as grey or as colours. 8 bits that were widened, times 256 or times 257,
-    come back as they were.
+    Pillow, and timm with it, clips 16-bit grey at 255: almost all of it is white. Of 16-bit colours
+    Pillow takes the high byte: so a picture is the same stored as grey or as colours. 8 bits that
+    were widened, times 256 or times 257, come back as they were.
 
     Args:
         image: opened, and nothing that ``scaling_problem`` finds a reason in.
@@ -192,7 +220,8 @@ def convert(image: Image.Image, mode: str) -> Image.Image:
     image = decoded(image)
     image.info.pop("transparency", None)  # Pillow warns where it can't keep it
     if image.mode.startswith("I"):
-        pixels = np.asarray(image) >> (tags.get(tiff.BITS, (16,))[0] - 8)  # of 12 bits Pillow leaves 0..4095
+        # of 12 bits Pillow leaves 0..4095
+        pixels = np.asarray(image) >> (tags.get(tiff.BITS, (16,))[0] - 8)
         if tags.get(tiff.PHOTOMETRIC) == _WHITE_IS_ZERO:  # which Pillow turns of 8 bits alone
             pixels = 255 - pixels
         image = Image.fromarray(pixels.astype(np.uint8))
@@ -205,9 +234,13 @@ def readable(name: str, kind: type[RunError] = Broken) -> AbstractContextManager
 
 
 def _decode(data: bytes, size: tuple[int, int], mode: str, scale: int) -> np.ndarray | None:
-    """Returns a JPEG of the given (height, width) at 1 / ``scale``, or None if it isn't that or has a flaw."""
+    """Returns a JPEG of the given (height, width) at 1 / ``scale``, or None if it isn't that or has
+    a flaw.
+    """
     height, width = (math.ceil(side / scale) for side in size)
-    least: dict[str, Any] = {"min_height": height, "min_width": width, "min_factor": scale} if scale > 1 else {}
+    least: dict[str, Any] = (
+        {"min_height": height, "min_width": width, "min_factor": scale} if scale > 1 else {}
+    )
     pixels = np.empty((height, width, len(mode)), np.uint8)
     try:
         if simplejpeg.decode_jpeg_header(data, **least)[:2] != (height, width):
@@ -219,7 +252,9 @@ def _decode(data: bytes, size: tuple[int, int], mode: str, scale: int) -> np.nda
 
 
 def _cut_jpeg(data: bytes, rows: int) -> bytes:
-    """Returns a baseline JPEG with ``rows`` in its header, where the decoder then stops; any other unchanged."""
+    """Returns a baseline JPEG with ``rows`` in its header, where the decoder then stops; any other
+    unchanged.
+    """
     place = 2
     marker = 0
     while place + 7 <= len(data) and data[place] == 0xFF and marker != _SCAN:
@@ -231,11 +266,17 @@ def _cut_jpeg(data: bytes, rows: int) -> bytes:
     return data
 
 
-def _resize_box(pixels: np.ndarray, box: CropBox, size: tuple[int, int], resample: Image.Resampling) -> np.ndarray:
+def _resize_box(
+    pixels: np.ndarray, box: CropBox, size: tuple[int, int], resample: Image.Resampling
+) -> np.ndarray:
     height, width, channels = pixels.shape
     kind = PixelType.U8x3 if channels == 3 else PixelType.U8
     source = ImageData(width, height, kind, np.ascontiguousarray(pixels).tobytes())
     result = ImageData(*size, kind)
-    Resizer().resize(source, result, ResizeOptions(_ALGORITHMS[resample], use_alpha=False, crop_box=box))
+    Resizer().resize(
+        source, result, ResizeOptions(_ALGORITHMS[resample], use_alpha=False, crop_box=box)
+    )
     pixels = np.frombuffer(result.get_buffer(), np.uint8)
-    return pixels.reshape(size[1], size[0], 3) if channels == 3 else pixels.reshape(size[1], size[0])
+    return (
+        pixels.reshape(size[1], size[0], 3) if channels == 3 else pixels.reshape(size[1], size[0])
+    )

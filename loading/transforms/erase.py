@@ -1,4 +1,6 @@
-"""Random erasing: boxes are drawn on the host with their sample, and filled on the device, the whole batch at once."""
+"""Random erasing: boxes are drawn on the host with their sample, and filled on the device, the
+whole batch at once.
+"""
 
 import copy
 import functools
@@ -17,14 +19,15 @@ _TABLE_TAG = 0x6E6F697365  # keeps the table's seed apart from the samples'
 
 
 class RandomErasing:
-    """Erases up to RANDOM_ERASE_COUNT boxes of an image, with probability RANDOM_ERASE_PROB (Zhong et al. 2017,
-    arXiv:1708.04896), in the manner of timm's ``RandomErasing``.
+    """Erases up to RANDOM_ERASE_COUNT boxes of an image, with probability RANDOM_ERASE_PROB (Zhong
+    et al. 2017, arXiv:1708.04896), in the manner of timm's ``RandomErasing``.
 
-    An erased image gets 1 to RANDOM_ERASE_COUNT boxes, each number equally likely, which share the area. A box has ten
-    attempts to be smaller than the image in both directions; if all fail, it is left out. RANDOM_ERASE_MODE "const"
-    fills it with 0, the mean colour. "rand" fills it with one standard normal per channel. "pixel" fills it with one
-    per pixel and channel, read from a fixed table (of SEED) at a place that is drawn with the box. So what is erased is
-    a function of the sample's generator alone.
+    An erased image gets 1 to RANDOM_ERASE_COUNT boxes, each number equally likely, which share the
+    area. A box has ten attempts to be smaller than the image in both directions; if all fail, it is
+    left out. RANDOM_ERASE_MODE "const" fills it with 0, the mean colour. "rand" fills it with one
+    standard normal per channel. "pixel" fills it with one per pixel and channel, read from a fixed
+    table (of SEED) at a place that is drawn with the box. So what is erased is a function of the
+    sample's generator alone.
     """
 
     def __init__(self, config: Configuration) -> None:
@@ -50,10 +53,12 @@ class RandomErasing:
         return self._others[size]
 
     def draw(self, rng: np.random.Generator, size: int | Sequence[int] | None = None) -> np.ndarray:
-        """Returns what to erase of one image, of ``size`` or IMAGE_SIZE: float32 [RANDOM_ERASE_COUNT, K].
+        """Returns what to erase of one image, of ``size`` or IMAGE_SIZE: float32
+        [RANDOM_ERASE_COUNT, K].
 
-        A row begins with a box (top, left, bottom, right), which is empty where nothing is erased. In mode "rand" a
-        colour per channel follows. In mode "pixel" the row of the table follows at which the noise begins.
+        A row begins with a box (top, left, bottom, right), which is empty where nothing is erased.
+        In mode "rand" a colour per channel follows. In mode "pixel" the row of the table follows at
+        which the noise begins.
         """
         if size is not None and pair(size) != self.size:
             return self.at(size).draw(rng)
@@ -77,7 +82,10 @@ class RandomErasing:
             ratio = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
             height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if height < rows and width < columns:
-                top, left = int(rng.integers(rows - height + 1)), int(rng.integers(columns - width + 1))
+                top, left = (
+                    int(rng.integers(rows - height + 1)),
+                    int(rng.integers(columns - width + 1)),
+                )
                 return top, left, top + height, left + width
         return 0, 0, 0, 0
 
@@ -98,7 +106,9 @@ class RandomErasing:
             return paddle.zeros([1])
         if self.mode == "rand":
             return drawn.unsqueeze([2, 3])
-        rows = (drawn.astype("int64") + paddle.arange(self.channels * self.size[0])) % self.table_rows
+        rows = (
+            drawn.astype("int64") + paddle.arange(self.channels * self.size[0])
+        ) % self.table_rows
         return paddle.gather(self._table, rows.flatten()).reshape([-1, self.channels, *self.size])
 
     @functools.cached_property
@@ -109,8 +119,8 @@ class RandomErasing:
 
 
 def box_mask(boxes: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
-    """Returns bool [B, 1, H, W], True inside of the boxes [B, 4] (top, left, bottom, right; the last two excluded).
-    ``size`` is (H, W).
+    """Returns bool [B, 1, H, W], True inside of the boxes [B, 4] (top, left, bottom, right; the
+    last two excluded). ``size`` is (H, W).
     """
     y, x = (paddle.arange(side, dtype=boxes.dtype) for side in size)
     top, left, bottom, right = boxes.unsqueeze(2).unbind(1)

@@ -1,8 +1,10 @@
-"""Image files that strangers wrote, as a decoder may see them: of a known format, of few enough pixels, without notes.
+"""Image files that strangers wrote, as a decoder may see them: of a known format, of few enough
+pixels, without notes.
 
-Pillow parses a file's notes (EXIF, ICC, XMP, comments, text) before the pixels can be counted. 400 kB of EXIF take 12
-GB; a comment of 8 MB takes seconds. No pixel depends on them, so they are removed before Pillow opens the file. Only
-the formats that people train on are opened. An EPS file, for example, would be run by Ghostscript.
+Pillow parses a file's notes (EXIF, ICC, XMP, comments, text) before the pixels can be counted. 400
+kB of EXIF take 12 GB; a comment of 8 MB takes seconds. No pixel depends on them, so they are
+removed before Pillow opens the file. Only the formats that people train on are opened. An EPS file,
+for example, would be run by Ghostscript.
 """
 
 import io
@@ -19,13 +21,15 @@ from loading import signatures
 from loading.transforms.isolated import decode_isolated
 from loading.transforms.tiff import SAMPLES, Directory, check_parts
 
-# Pillow's own limit is MAX_PIXELS here: it would warn at 89 million, and refuse twice that whatever the key says.
+# Pillow's own limit is MAX_PIXELS here: it would warn at 89 million, and refuse twice that whatever
+# the key says.
 Image.MAX_IMAGE_PIXELS = None
 # What Pillow logs about a file is part of the one line that says why it can't be read.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 LONGEST_SIDE = 1_000_000  # pixels; Pillow takes 12 bytes for each row besides its pixels
-SCANS = 10  # of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all blocks of 8 x 8
+# of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all blocks of 8 x 8
+SCANS = 10
 MOST_SCANS = 1000  # of any JPEG
 BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
 NPY = "NPY"
@@ -34,15 +38,17 @@ _PNG_LONGEST = 768  # bytes of a PNG's chunk that isn't IDAT: a palette of 256 c
 # WebP's chunks that make an image: a frame of an animation holds those of one.
 _WEBP_IMAGE = (b"ALPH", b"VP8 ", b"VP8L")
 _WEBP_NEEDED = (*_WEBP_IMAGE, b"VP8X", b"ANIM", b"ANMF")
-_GIF_TRANSPARENT = 1  # of a graphic control extension's flags: one of its bytes is the transparent colour
+# of a graphic control extension's flags: one of its bytes is the transparent colour
+_GIF_TRANSPARENT = 1
 _GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
-# JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and Adobe's colours), and
-# the frames that are coded in one scan where it holds all channels.
+# JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and
+# Adobe's colours), and the frames that are coded in one scan where it holds all channels.
 _ALONE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))
 _END = (0xD8, 0xD9)
 _SCAN = 0xDA
 _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
-# A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold few of these.
+# A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold
+# few of these.
 _SCANS = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
 _JPEG_NEEDED = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE))
 _SEQUENTIAL = (0xC0, 0xC1)
@@ -59,7 +65,9 @@ _TOO_MANY = "it is in too many parts; save it again"
 
 
 def check_size(size: tuple[int, int], most: int) -> None:
-    """Raises Unreadable where an image (width, height) has more than ``most`` pixels, or a longer side than is read."""
+    """Raises Unreadable where an image (width, height) has more than ``most`` pixels, or a longer
+    side than is read.
+    """
     if size[0] * size[1] > most:
         raise Unreadable(f"it has {size[0]} x {size[1]} pixels, DATA.MAX_PIXELS is {most}")
     if max(size) > LONGEST_SIDE:
@@ -72,7 +80,8 @@ def largest_file(most: int) -> int:
 
 
 def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
-    """Returns (the image, of which the header alone was read; its file without what no pixel depends on).
+    """Returns (the image, of which the header alone was read; its file without what no pixel
+    depends on).
 
     Args:
         data: the file.
@@ -119,11 +128,14 @@ def opened_plain(data: bytes, kind: str) -> Image.Image:
         image = Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
     except UnidentifiedImageError:  # its text has the buffer's address
         if kind == "TIFF" and (count := Directory(data).numbers(SAMPLES, 1)[0]) > 1:
-            raise Unreadable(f"its {count} channels are no colours; DATA.IMAGE_CHANNELS {count} reads them") from None
+            raise Unreadable(
+                f"its {count} channels are no colours; DATA.IMAGE_CHANNELS {count} reads them"
+            ) from None
         raise Unreadable(f"its {kind} header is damaged") from None
     opened: Any = image
     if len(opened.tile) == 1:
-        # In one piece: of smaller ones a decoder may take none, and Pillow would copy all that it has read for each.
+        # In one piece: of smaller ones a decoder may take none, and Pillow would copy all that it
+        # has read for each.
         opened.decodermaxblock = max(opened.decodermaxblock, len(data))
     return image
 
@@ -131,16 +143,19 @@ def opened_plain(data: bytes, kind: str) -> Image.Image:
 def decoded(image: Any) -> Image.Image:
     """Returns an image that was opened with its pixels.
 
-    If a decoder without a limit of its own makes them, another process does (``isolated``), and a palette becomes RGB.
+    If a decoder without a limit of its own makes them, another process does (``isolated``), and a
+    palette becomes RGB.
 
     Raises:
-        Unreadable, Exception: it can't be decoded, or that costs too much: within ``errors.reading``.
+        Unreadable, Exception: it can't be decoded, or that costs too much: within
+            ``errors.reading``.
     """
     file = getattr(image, "fp", None)
     if isinstance(file, _Counted):
         data = file.getvalue()
         codec = image.tile[0].codec_name if image.tile else ""
-        # Of lossless pixels and of alpha libwebp makes up to 65,536 sets of Huffman tables, 6 kB each.
+        # Of lossless pixels and of alpha libwebp makes up to 65,536 sets of Huffman tables, 6 kB
+        # each.
         lossless = image.format == "WEBP" and (b"VP8L" in data or b"ALPH" in data)
         large = codec == "zip" and len(data) > _LARGE_PNG
         if lossless or large or codec in _UNLIMITED:
@@ -150,7 +165,9 @@ def decoded(image: Any) -> Image.Image:
 
 
 def kind_of(data: bytes) -> str:
-    """Returns the format of a file, by its first bytes; raises Unreadable where it is none that is read."""
+    """Returns the format of a file, by its first bytes; raises Unreadable where it is none that is
+    read.
+    """
     if kind := signatures.kind_of(data):
         return kind
     raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
@@ -200,10 +217,13 @@ def _jpeg(data: bytes) -> tuple[bytes, bool]:
         elif marker in _FRAMES:
             channels = data[place + 9] if place + 9 < len(data) else 0
             if marker not in _HUFFMAN:
-                raise Unreadable("it is a JPEG with arithmetic or lossless coding, which isn't read; save it again")
+                raise Unreadable(
+                    "it is a JPEG with arithmetic or lossless coding, which isn't read; save it again"
+                )
             if frames or end != place + 10 + 3 * channels:
                 raise Unreadable("its JPEG header is damaged")
-            frames.append(channels if marker in _SEQUENTIAL else 0)  # 0: there may be several scans of each
+            # 0: there may be several scans of each
+            frames.append(channels if marker in _SEQUENTIAL else 0)
         place = end
     raise Unreadable(_TOO_MANY)
 
@@ -234,7 +254,8 @@ def _gif(data: bytes) -> bytes:
     head = data[:place]
     control = b""
     left = _PARTS + len(data) // 16  # blocks, and pieces of blocks of up to 255 bytes
-    while (found := _GIF_BLOCK.search(data, place)) and found[0] == b"!":  # Pillow skips what stands between blocks
+    # Pillow skips what stands between blocks
+    while (found := _GIF_BLOCK.search(data, place)) and found[0] == b"!":
         start = found.start()
         place = found.start() + 2
         left -= 1
@@ -245,7 +266,8 @@ def _gif(data: bytes) -> bytes:
             raise Unreadable(_TOO_MANY)
         place += 1
         if data[start + 1 : start + 2] == b"\xf9":
-            # How a frame is disposed of concerns the next one. Pillow would fill an image of its size at once.
+            # How a frame is disposed of concerns the next one. Pillow would fill an image of its
+            # size at once.
             flags = bytes(flag & _GIF_TRANSPARENT for flag in data[start + 3 : start + 4])
             control = data[start : start + 3] + flags + data[start + 4 : place]
     if not found or found[0] != b",":
@@ -254,13 +276,17 @@ def _gif(data: bytes) -> bytes:
 
 
 def _behind_palette(data: bytes, flags: int) -> int:
-    """The header ends with ``flags``, a background and a ratio; then the palette follows, if there is one."""
+    """The header ends with ``flags``, a background and a ratio; then the palette follows, if there
+    is one.
+    """
     bits = int.from_bytes(data[flags : flags + 1], "big")
     return flags + 3 + (3 * (2 << (bits & 7)) if bits & 0x80 else 0)
 
 
 def _webp(data: bytes) -> bytes:
-    """Returns the chunks of the first image: libwebp takes up to 104 bytes for each chunk and frame."""
+    """Returns the chunks of the first image: libwebp takes up to 104 bytes for each chunk and
+    frame.
+    """
     claimed = 8 + int.from_bytes(data[4:8], "little")
     # A file that is cut short goes on claiming its length, so it isn't read.
     missing = max(0, claimed - len(data))
@@ -279,7 +305,9 @@ def _webp(data: bytes) -> bytes:
 
 
 def _webp_chunks(data: bytes, place: int, limit: int) -> Iterator[tuple[bytes, int, int]]:
-    """Yields the chunks up to the first image: their kind, where they start and where they should end."""
+    """Yields the chunks up to the first image: their kind, where they start and where they should
+    end.
+    """
     for _ in range(_PARTS):
         if place + 8 > limit:
             return
@@ -301,7 +329,9 @@ def _tiff(data: bytes) -> bytes:
 
 
 def _ppm(data: bytes) -> bytes:
-    """Returns the file; raises Unreadable where it is text with many comments: for each Pillow copies a block."""
+    """Returns the file; raises Unreadable where it is text with many comments: for each Pillow
+    copies a block.
+    """
     if data[1:2] in b"123" and (count := data.count(b"#")) > _COMMENTS:
         raise Unreadable(f"it is a PPM with {count} comments; save it in binary form")
     return data

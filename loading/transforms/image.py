@@ -1,4 +1,5 @@
-"""Transforms of one image: a Pillow image, an encoded one or ``Bands`` in, pixels [H, W, C] uint8 or float32 out.
+"""Transforms of one image: a Pillow image, an encoded one or ``Bands`` in, pixels [H, W, C] uint8
+or float32 out.
 
 Pixels stay uint8 until they are on the device: a quarter of the bytes through the loader's pipes.
 """
@@ -30,25 +31,31 @@ RESAMPLING = {
 
 
 class TrainTransform:
-    """Crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter, all drawn from the generator that is passed in.
-    A call may ask for another size than IMAGE_SIZE. Of a size of two sides neither the boxes' ratio nor what is drawn
-    depends (timm 1.0.31).
+    """Crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter, all drawn from the
+    generator that is passed in. A call may ask for another size than IMAGE_SIZE. Of a size of two
+    sides neither the boxes' ratio nor what is drawn depends (timm 1.0.31).
 
-    CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et al. 2014). It makes
-    ten attempts at an area and a ratio (log-uniform), then takes the largest central crop of a permitted ratio.
-    "random_resized_once" is that of BYOL (Grill et al. 2020) and of MAE's linear probe: the first box, clipped to the
-    image. "simple" is DeiT-III's (arXiv:2204.07118): the short side at the crop's size, 4 mirrored pixels around, a
-    crop at random. "short_side" and "squash" resize the short side, or both, to IMAGE_SIZE / CROP_PCT and crop at
-    random.
+    CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et
+    al. 2014). It makes ten attempts at an area and a ratio (log-uniform), then takes the largest
+    central crop of a permitted ratio. "random_resized_once" is that of BYOL (Grill et al. 2020) and
+    of MAE's linear probe: the first box, clipped to the image. "simple" is DeiT-III's
+    (arXiv:2204.07118): the short side at the crop's size, 4 mirrored pixels around, a crop at
+    random. "short_side" and "squash" resize the short side, or both, to IMAGE_SIZE / CROP_PCT and
+    crop at random.
 
     Raises:
         InputError: an AUTO_AUGMENT that there isn't.
-        Unreadable: from a call: an image so narrow that it would have more than MAX_PIXELS, resized.
+        Unreadable: from a call: an image so narrow that it would have more than MAX_PIXELS,
+            resized.
     """
 
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
-        self.size, self.crop, self.most = pair(config.DATA.IMAGE_SIZE), train.CROP, most_resized(config)
+        self.size, self.crop, self.most = (
+            pair(config.DATA.IMAGE_SIZE),
+            train.CROP,
+            most_resized(config),
+        )
         self.resize_share = 1.0 if self.crop == "simple" else train.CROP_PCT
         self.resize_to = before_crop(self.size, self.resize_share)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
@@ -68,7 +75,9 @@ class TrainTransform:
         other.resize_to = before_crop(other.size, self.resize_share)
         return other
 
-    def __call__(self, image: Picture, rng: np.random.Generator, size: int | Size | None = None) -> np.ndarray:
+    def __call__(
+        self, image: Picture, rng: np.random.Generator, size: int | Size | None = None
+    ) -> np.ndarray:
         if size is not None and pair(size) != self.size:
             return self.at(size)(image, rng)
         pixels = self._crop(image, rng)
@@ -93,14 +102,23 @@ class TrainTransform:
         return np.asarray(image)
 
     def _crop(self, image: Picture, rng: np.random.Generator) -> np.ndarray:
-        resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
+        resample = self.resampling[
+            rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0
+        ]
         if self.crop.startswith("random_resized"):
-            return resized_crop(image, self._crop_box(*image.size, rng), (self.size[1], self.size[0]), resample)
-        pixels = (_squash if self.crop == "squash" else _cover)(image, self.resize_to, resample, self.most)
+            return resized_crop(
+                image, self._crop_box(*image.size, rng), (self.size[1], self.size[0]), resample
+            )
+        pixels = (_squash if self.crop == "squash" else _cover)(
+            image, self.resize_to, resample, self.most
+        )
         if self.crop == "simple":
             border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
             pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
-        top, left = (int(rng.integers(had - side + 1)) for had, side in zip(pixels.shape[:2], self.size, strict=True))
+        top, left = (
+            int(rng.integers(had - side + 1))
+            for had, side in zip(pixels.shape[:2], self.size, strict=True)
+        )
         return pixels[top : top + self.size[0], left : left + self.size[1]]
 
     def _crop_box(self, width: int, height: int, rng: np.random.Generator) -> Box:
@@ -120,7 +138,9 @@ class TrainTransform:
         return left, top, left + w, top + h
 
     def draw(self, width: int, height: int, rng: np.random.Generator) -> tuple[Box, bool, bool]:
-        """Draws (the crop's box, whether it is flipped horizontally, vertically), as a call does that does no more."""
+        """Draws (the crop's box, whether it is flipped horizontally, vertically), as a call does
+        that does no more.
+        """
         box = self._crop_box(width, height, rng)
         return box, rng.random() < self.hflip, self.vflip > 0 and rng.random() < self.vflip
 
@@ -130,7 +150,8 @@ class TrainTransform:
         (height, width), moved = self.size, rng.uniform(-shift, shift, 2)
         dx, dy = moved * (width, height)
         scale = 1 / (1 + rng.uniform(-scaling, scaling))
-        # Pillow maps output to input: the inverse rotation and scaling about the centre, then the shift.
+        # Pillow maps output to input: the inverse rotation and scaling about the centre, then the
+        # shift.
         cos = math.cos(angle) * scale
         sin = math.sin(angle) * scale
         x = width / 2
@@ -147,8 +168,9 @@ class TrainTransform:
 class EvalTransform:
     """Resizes to IMAGE_SIZE / CROP_PCT and cuts the centre, as timm and torchvision do.
 
-    CROP_MODE "center" keeps the ratio (``covering``). "squash" resizes both sides: at CROP_PCT 1.0 nothing of the image
-    is lost (the evaluation of Swin and ConvNeXt at 384). DATA.CORRUPTION draws from the generator.
+    CROP_MODE "center" keeps the ratio (``covering``). "squash" resizes both sides: at CROP_PCT 1.0
+    nothing of the image is lost (the evaluation of Swin and ConvNeXt at 384). DATA.CORRUPTION draws
+    from the generator.
 
     Raises:
         InputError: DATA.CORRUPTION needs what isn't installed.
@@ -174,10 +196,11 @@ def before_crop(size: Size, share: float) -> Size:
 
 
 def covering(width: int, height: int, to: Size) -> tuple[int, int]:
-    """Returns the (width, height) of an image that is resized, its ratio kept, until it just covers ``to``.
+    """Returns the (width, height) of an image that is resized, its ratio kept, until it just covers
+    ``to``.
 
-    As timm 1.0.31: torchvision cuts off what is left of a pixel where ``to`` is a square; otherwise it is rounded, in
-    double precision.
+    As timm 1.0.31: torchvision cuts off what is left of a pixel where ``to`` is a square; otherwise
+    it is rounded, in double precision.
     """
     if to[0] == to[1]:
         short = min(width, height)
@@ -186,7 +209,9 @@ def covering(width: int, height: int, to: Size) -> tuple[int, int]:
     return round(width / ratio), round(height / ratio)
 
 
-def _cover(image: Picture, to: Size, resample: Image.Resampling, most: int, centre: Size | None = None) -> np.ndarray:
+def _cover(
+    image: Picture, to: Size, resample: Image.Resampling, most: int, centre: Size | None = None
+) -> np.ndarray:
     width, height = covering(*image.size, to)
     if width * height > max(most, math.prod(to)):
         sides = f"{image.size[0]} x {image.size[1]} pixels"
@@ -195,11 +220,15 @@ def _cover(image: Picture, to: Size, resample: Image.Resampling, most: int, cent
     return _resize(image, (width, height), resample, centre)
 
 
-def _squash(image: Picture, to: Size, resample: Image.Resampling, _: int, centre: Size | None = None) -> np.ndarray:
+def _squash(
+    image: Picture, to: Size, resample: Image.Resampling, _: int, centre: Size | None = None
+) -> np.ndarray:
     return _resize(image, (to[1], to[0]), resample, centre)
 
 
-def _resize(image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None) -> np.ndarray:
+def _resize(
+    image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None
+) -> np.ndarray:
     """The image at ``size`` (width, height), or of that the ``centre`` (height, width) alone."""
     window = None
     if centre is not None:

@@ -1,9 +1,10 @@
-"""Decoders that have no limit of their own, in a process of their own, where the kernel limits their time and memory.
+"""Decoders that have no limit of their own, in a process of their own, where the kernel limits
+their time and memory.
 
-libtiff inflates, allocates and prints as much as a file tells it to. Pillow's decoder of BMP's run lengths allocates up
-to 255 rows for two bytes of a file. libwebp makes tables for each block of lossless pixels. Nothing in this process can
-stop them while they work. In another process the kernel does, what they print is dropped, and their crash ends nothing
-else.
+libtiff inflates, allocates and prints as much as a file tells it to. Pillow's decoder of BMP's run
+lengths allocates up to 255 rows for two bytes of a file. libwebp makes tables for each block of
+lossless pixels. Nothing in this process can stop them while they work. In another process the
+kernel does, what they print is dropped, and their crash ends nothing else.
 """
 
 import atexit
@@ -68,9 +69,16 @@ class _Process:
     """A process that decodes one file after the other. It ends with the process that started it."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-IS", isolated_process.__file__, str(os.getpid()), *filter(None, sys.path)]
+        command = [
+            sys.executable,
+            "-IS",
+            isolated_process.__file__,
+            str(os.getpid()),
+            *filter(None, sys.path),
+        ]
         try:
-            # In a session of its own: Ctrl-C is meant for a run, which goes on until its state is saved.
+            # In a session of its own: Ctrl-C is meant for a run, which goes on until its state is
+            # saved.
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
@@ -85,7 +93,9 @@ class _Process:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def answer(self, kind: str, seconds: int, memory: int, data: bytes) -> tuple[int, str, tuple[int, int], bytes]:
+    def answer(
+        self, kind: str, seconds: int, memory: int, data: bytes
+    ) -> tuple[int, str, tuple[int, int], bytes]:
         """Returns (what it is, its mode, its size, its content), of ``isolated_process``.
 
         Raises:

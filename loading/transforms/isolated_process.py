@@ -1,4 +1,5 @@
-"""The process of ``loading/transforms/isolated.py``: reads image files from stdin, and writes their pixels to stdout.
+"""The process of ``loading/transforms/isolated.py``: reads image files from stdin, and writes their
+pixels to stdout.
 
 It is started by its path and imports Pillow alone, so it takes 20 MB and a tenth of a second.
 """
@@ -12,17 +13,21 @@ import struct
 import sys
 import time
 
-REQUEST = struct.Struct("<8sQQQ")  # format, seconds, bytes of memory, bytes of the file, which follows
+# format, seconds, bytes of memory, bytes of the file, which follows
+REQUEST = struct.Struct("<8sQQQ")
 ANSWER = struct.Struct("<B8sIIQ")  # one of these, mode, width, height, bytes of what follows
 DECODED, FAILED, TOO_MUCH_MEMORY = range(3)  # pixels, or the error's text, or nothing follows
 _LOOK = 2.0  # seconds between two looks at whether the parent lives
-_AT_START = {what: resource.getrlimit(what)[0] for what in (resource.RLIMIT_CPU, resource.RLIMIT_AS)}
+_AT_START = {
+    what: resource.getrlimit(what)[0] for what in (resource.RLIMIT_CPU, resource.RLIMIT_AS)
+}
 _PAGE = resource.getpagesize()
 
 
 def _main() -> None:
     parent, sys.path[:] = int(sys.argv[1]), sys.argv[2:]
-    # A loader's worker ignores the signal of the limit on CPU time, a server's blocks it: both are inherited.
+    # A loader's worker ignores the signal of the limit on CPU time, a server's blocks it: both are
+    # inherited.
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -74,7 +79,9 @@ def _limit(seconds: int | None, memory: int | None) -> None:
     """Limits what this process may use from now on; None: no more than at its start."""
     most = dict(_AT_START)
     if seconds is not None:
-        most[resource.RLIMIT_CPU] = _least(_AT_START[resource.RLIMIT_CPU], int(time.process_time()) + 1 + seconds)
+        most[resource.RLIMIT_CPU] = _least(
+            _AT_START[resource.RLIMIT_CPU], int(time.process_time()) + 1 + seconds
+        )
     if memory is not None and sys.platform == "linux":
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * _PAGE

@@ -1,8 +1,10 @@
-"""The operations that augmentation policies choose from, named and scaled as in timm: an image in, another out.
+"""The operations that augmentation policies choose from, named and scaled as in timm: an image in,
+another out.
 
-Each works on mode RGB and on mode L, where Color and Desaturate change nothing. Its ``scale`` gives the value that a
-level means; without one it takes none. An image is Pillow's. Where the operation is registered with ``arrays=True``, it
-may be an array of pixels, [H, W] or [H, W, 3] uint8. ``ops.images`` then computes the same bits.
+Each works on mode RGB and on mode L, where Color and Desaturate change nothing. Its ``scale`` gives
+the value that a level means; without one it takes none. An image is Pillow's. Where the operation
+is registered with ``arrays=True``, it may be an array of pixels, [H, W] or [H, W, 3] uint8.
+``ops.images`` then computes the same bits.
 """
 
 import math
@@ -108,7 +110,8 @@ def rotate(image: Picture, degrees: float, resample: Image.Resampling, fill: Fil
     return _affine(image, (cos, sin, x + width / 2, -sin, cos, y + height / 2), resample, fill)
 
 
-@operations.register("Posterize", scale=lambda share, *_: _bits(share), arrays=True)  # TPU's: all bits go at level 0
+# TPU's: all bits go at level 0
+@operations.register("Posterize", scale=lambda share, *_: _bits(share), arrays=True)
 @operations.register("PosterizeIncreasing", scale=lambda share, *_: 4 - _bits(share), arrays=True)
 @operations.register("PosterizeOriginal", scale=lambda share, *_: 4 + _bits(share), arrays=True)
 def posterize(image: Picture, bits: float, *_: object) -> Picture:
@@ -120,7 +123,9 @@ def posterize(image: Picture, bits: float, *_: object) -> Picture:
 
 
 @operations.register("Solarize", scale=lambda share, *_: _threshold(share), arrays=True)
-@operations.register("SolarizeIncreasing", scale=lambda share, *_: 256 - _threshold(share), arrays=True)
+@operations.register(
+    "SolarizeIncreasing", scale=lambda share, *_: 256 - _threshold(share), arrays=True
+)
 def solarize(image: Picture, threshold: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
         return images.apply_tables(image, np.where(threshold > _RAMP, _RAMP, ~_RAMP))
@@ -146,13 +151,17 @@ def shear_y(image: Picture, factor: float, resample: Image.Resampling, fill: Fil
 
 
 @operations.register("TranslateXRel", scale=_translation, arrays=True)
-def translate_x_rel(image: Picture, share: float, resample: Image.Resampling, fill: Fill) -> Picture:
+def translate_x_rel(
+    image: Picture, share: float, resample: Image.Resampling, fill: Fill
+) -> Picture:
     width = image.shape[1] if isinstance(image, np.ndarray) else image.width
     return translate_x(image, share * width, resample, fill)
 
 
 @operations.register("TranslateYRel", scale=_translation, arrays=True)
-def translate_y_rel(image: Picture, share: float, resample: Image.Resampling, fill: Fill) -> Picture:
+def translate_y_rel(
+    image: Picture, share: float, resample: Image.Resampling, fill: Fill
+) -> Picture:
     height = image.shape[0] if isinstance(image, np.ndarray) else image.height
     return translate_y(image, share * height, resample, fill)
 
@@ -170,7 +179,8 @@ def gaussian_blur(image: Picture, radius: float, *_: object) -> Picture:
     return image.filter(ImageFilter.GaussianBlur(radius))
 
 
-@operations.register("Color", scale=_enhancement, arrays=True)  # as of the next: 0 takes all away, 1 changes nothing
+# as of the next: 0 takes all away, 1 changes nothing
+@operations.register("Color", scale=_enhancement, arrays=True)
 @operations.register("ColorIncreasing", scale=_increasing, arrays=True)
 def color(image: Picture, factor: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
@@ -226,7 +236,9 @@ def blend(first: Picture, second: Picture, share: float) -> Picture:
     return images.blend(np.asarray(first), np.asarray(second), share)
 
 
-def apply(name: str, image: Picture, value: float, resample: Image.Resampling, fill: Fill) -> Picture:
+def apply(
+    name: str, image: Picture, value: float, resample: Image.Resampling, fill: Fill
+) -> Picture:
     """Returns an image as a registered operation changes it."""
     operation, given = operations.load(name)
     if isinstance(image, np.ndarray) and not given.get("arrays"):
@@ -271,5 +283,7 @@ class Augment:
             level = rng.normal(level, self.level_std)
         (_, given), share = operations.load(self.name), max(0.0, min(level, self.level_max)) / 10
         value = given["scale"](share, rng, self.translate) if "scale" in given else 0.0
-        resample = self.resampling[rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0]
+        resample = self.resampling[
+            rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0
+        ]
         return apply(self.name, image, value, resample, self.fill)

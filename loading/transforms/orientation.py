@@ -1,7 +1,8 @@
 """How a photograph is to be turned: the orientation of its EXIF, read from the file's bytes.
 
-Pillow would take all notes apart for this one number, which can cost gigabytes (``formats``). Of a TIFF file the
-orientation is a tag of the image itself: Pillow turns it as it decodes, whatever is asked here.
+Pillow would take all notes apart for this one number, which can cost gigabytes (``formats``). Of a
+TIFF file the orientation is a tag of the image itself: Pillow turns it as it decodes, whatever is
+asked here.
 """
 
 import re
@@ -11,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-Box = tuple[int, int, int, int]  # left, top, right and bottom in pixels; right and bottom are outside
+# left, top, right and bottom in pixels; right and bottom are outside
+Box = tuple[int, int, int, int]
 # of the orientation; types in which writers store it
 TAG = 274
 _FORMS = {1: "B", 3: "H", 4: "I"}
@@ -25,7 +27,9 @@ _NOTES = 0xE1
 
 
 class Turn(NamedTuple):
-    """From the pixels of a file to the picture that is shown: rows become columns, then both axes may be mirrored."""
+    """From the pixels of a file to the picture that is shown: rows become columns, then both axes
+    may be mirrored.
+    """
 
     swapped: bool = False
     across: bool = False
@@ -68,8 +72,8 @@ _METHODS = {
 
 
 def orientation_of(data: bytes) -> int:
-    """Returns EXIF's orientation of a JPEG, PNG or WebP file, 1 to 8; 1, as it is stored, where nothing readable
-    tells it.
+    """Returns EXIF's orientation of a JPEG, PNG or WebP file, 1 to 8; 1, as it is stored, where
+    nothing readable tells it.
     """
     try:
         if data.startswith(b"\xff\xd8\xff"):
@@ -93,7 +97,9 @@ def orientation_in(exif: bytes) -> int:
         (start,) = struct.unpack_from(f"{order}I", exif, 4)
         (count,) = struct.unpack_from(f"{order}H", exif, start)
         entries = exif[start + 2 : start + 2 + 12 * count]
-        for tag, kind, _, value in struct.iter_unpack(f"{order}HHI4s", entries[: len(entries) // 12 * 12]):
+        for tag, kind, _, value in struct.iter_unpack(
+            f"{order}HHI4s", entries[: len(entries) // 12 * 12]
+        ):
             if tag == TAG and kind in _FORMS:
                 (turn,) = struct.unpack_from(order + _FORMS[kind], value)
                 return turn if turn in TURNS else 1
@@ -117,7 +123,9 @@ def _of_jpeg(data: bytes) -> bytes:
 
 
 def _of_chunks(data: bytes, place: int, form: str, wanted: bytes, check: int) -> bytes:
-    """The content of a chunk, whose head has ``form``; ``check`` bytes follow each; WebP's have even lengths."""
+    """The content of a chunk, whose head has ``form``; ``check`` bytes follow each; WebP's have
+    even lengths.
+    """
     for _ in range(_PARTS):
         head = struct.unpack_from(form, data, place)
         name, length = head if isinstance(head[0], bytes) else head[::-1]

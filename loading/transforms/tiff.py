@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from errors import Unreadable
 
-# Bytes per value by type; tags that lead elsewhere, or are text, EXIF, ICC, XMP and the like, aren't needed.
+# Bytes per value by type; tags that lead elsewhere, or are text, EXIF, ICC, XMP and the like,
+# aren't needed.
 _BYTES = {1: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 16: 8, 17: 8}
 _NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # types of whole numbers
 _PRIVATE = 700
@@ -32,7 +33,8 @@ STRIP_ROWS = 278
 STRIP_BYTES = 279
 TILES = 324
 TILE_BYTES = 325
-PLACES = (STRIPS, STRIP_BYTES, TILES, TILE_BYTES)  # where strips and tiles begin, and how long they are
+# where strips and tiles begin, and how long they are
+PLACES = (STRIPS, STRIP_BYTES, TILES, TILE_BYTES)
 # Where a TIFF has no tag of its orientation, Pillow takes XMP's, and turns the image.
 _TURNED = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 _VALUES = 500_000  # of all tags: a palette's 196,608, and the places of 150,000 strips or tiles
@@ -41,13 +43,16 @@ _RATIONALS = (5, 10)
 _RATIONAL_COST = 20
 
 
-# A picture's strips or tiles together may hold four times its pixels, and a tile of 4,096 x 4,096 besides.
+# A picture's strips or tiles together may hold four times its pixels, and a tile of 4,096 x 4,096
+# besides.
 _REPEATED = 4
 _FREE_PIXELS = 1 << 24
 
 
 class Tag(NamedTuple):
-    """A tag's values: their type and number, and their bytes where these are few, or else where they stand."""
+    """A tag's values: their type and number, and their bytes where these are few, or else where
+    they stand.
+    """
 
     kind: int
     count: int
@@ -125,18 +130,27 @@ class Directory:
         found = self.tags[tag]
         size = _BYTES[found.kind]
         if found.count * size <= self._width:
-            return Tag(found.kind, count, found.value[start * size :][: count * size].ljust(self._width, b"\0"))
+            return Tag(
+                found.kind,
+                count,
+                found.value[start * size :][: count * size].ljust(self._width, b"\0"),
+            )
         place = self._place(found.value) + start * size
         if count * size <= self._width:
-            return Tag(found.kind, count, self.data[place : place + count * size].ljust(self._width, b"\0"))
+            return Tag(
+                found.kind, count, self.data[place : place + count * size].ljust(self._width, b"\0")
+            )
         return Tag(found.kind, count, struct.pack(self.order + self._offset, place))
 
     def to_bytes(self, tags: Mapping[int, Tag]) -> bytes:
         """Returns the file with these tags alone, at most as many as it had.
 
-        They stand where they stood: bytes behind the end would be read as pixels of a file that is cut short.
+        They stand where they stood: bytes behind the end would be read as pixels of a file that is
+        cut short.
         """
-        entries = b"".join(struct.pack(self.order + self._entry, tag, *tags[tag]) for tag in sorted(tags))
+        entries = b"".join(
+            struct.pack(self.order + self._entry, tag, *tags[tag]) for tag in sorted(tags)
+        )
         directory = struct.pack(self.order + self._count, len(tags)) + entries + bytes(self._width)
         return self.data[: self.start] + directory + self.data[self.start + len(directory) :]
 
@@ -150,7 +164,9 @@ def check_parts(directory: Directory) -> None:
     width, height, samples = (directory.numbers(tag, 1)[0] for tag in (WIDTH, HEIGHT, SAMPLES))
     tiled = TILES in directory.tags
     if tiled:
-        part_width, part_height = (directory.numbers(tag, 1)[0] for tag in (TILE_WIDTH, TILE_HEIGHT))
+        part_width, part_height = (
+            directory.numbers(tag, 1)[0] for tag in (TILE_WIDTH, TILE_HEIGHT)
+        )
     else:
         part_width = width
         part_height = min(height, directory.numbers(STRIP_ROWS, height)[0])
@@ -158,7 +174,9 @@ def check_parts(directory: Directory) -> None:
         raise Unreadable("its size is 0")
     planes = samples if directory.numbers(PLANAR, 1)[0] == 2 else 1
     needed = planes * math.ceil(width / part_width) * math.ceil(height / part_height)
-    if wrong := [tag for tag in PLACES if tag in directory.tags and directory.tags[tag].kind not in _NUMBERS]:
+    if wrong := [
+        tag for tag in PLACES if tag in directory.tags and directory.tags[tag].kind not in _NUMBERS
+    ]:
         raise Unreadable(f"its tag {wrong[0]} isn't of whole numbers")
     places = directory.tags.get(TILES if tiled else STRIPS)
     count = max(needed, places.count if places else 0)

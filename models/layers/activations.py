@@ -1,4 +1,6 @@
-"""Activations, by the compiled operators (ops/) where there are any: functions, and the layers of ``paddle.nn``."""
+"""Activations, by the compiled operators (ops/) where there are any: functions, and the layers of
+``paddle.nn``.
+"""
 
 import paddle
 from paddle import nn

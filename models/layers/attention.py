@@ -25,13 +25,15 @@ def attend_heads(
     halves: bool = False,
     flash: bool = False,
 ) -> paddle.Tensor:
-    """Returns softmax(q k^T scale + bias + mask) v of each head, by one operator where there is one.
+    """Returns softmax(q k^T scale + bias + mask) v of each head, by one operator where there is
+    one.
 
     Args:
         parts: [q, k, v in one], [q, k and v], or [q, k, v]: each [B, tokens, channels].
         heads, width: heads H; channels of a head's queries and keys.
         scale: a number; or [H, 1, 1], of the cosines of queries and keys.
-        drop: dropout of the weights; where it drops some, or a hook reads them (``kept_weights``), it gets them.
+        drop: dropout of the weights; where it drops some, or a hook reads them (``kept_weights``),
+            it gets them.
         bias: [H, N, M]; or each item's own: [B, H, N, M].
         mask: [windows, N, M], for items that are the windows of one image after the other.
         by_head: a tensor has its parts head by head, instead of part by part all heads.
@@ -43,7 +45,9 @@ def attend_heads(
     """
     if in_one(parts[0], drop):
         all_biases = bias if bias is None or bias.ndim == 4 else bias.unsqueeze(0)
-        return ops.attention(parts, heads, width, scale, all_biases, mask, by_head, turns=turns, halves=halves)
+        return ops.attention(
+            parts, heads, width, scale, all_biases, mask, by_head, turns=turns, halves=halves
+        )
     length = parts[0].shape[1]
     if flash and not _has_hooks(drop) and ops.flash_attention_takes(parts[-1], width):
         q, k, v = _rotate_parts(_heads(parts, heads, width, by_head, first=False), turns, halves)
@@ -56,7 +60,9 @@ def attend_heads(
     if turns is None:
         q, k, v = _heads(parts, heads, width, by_head, first=True)
     else:
-        tokens_first = _rotate_parts(_heads(parts, heads, width, by_head, first=False), turns, halves)
+        tokens_first = _rotate_parts(
+            _heads(parts, heads, width, by_head, first=False), turns, halves
+        )
         q, k, v = [part.transpose([0, 2, 1, 3]) for part in tokens_first]
     weights = F.softmax(_scores(q, k, scale, bias, mask), axis=-1)
     if mask is not None:
@@ -66,7 +72,9 @@ def attend_heads(
 
 
 def in_one(x: paddle.Tensor, drop: nn.Layer | None) -> bool:
-    """Returns whether one operator may compute with ``x``, and nothing asks for the weights: see ``attend_heads``."""
+    """Returns whether one operator may compute with ``x``, and nothing asks for the weights: see
+    ``attend_heads``.
+    """
     return ops.usable(x) and not _has_hooks(drop) and not _drop_rate(drop)
 
 
@@ -81,12 +89,15 @@ def _drop_rate(drop: nn.Layer | None) -> float:
 def _heads(
     parts: Sequence[paddle.Tensor], heads: int, width: int, by_head: bool, first: bool
 ) -> Sequence[paddle.Tensor]:
-    """Returns queries, keys and values, each [B, N, H, channels], or with ``first`` [B, H, N, channels]."""
+    """Returns queries, keys and values, each [B, N, H, channels], or with ``first`` [B, H, N,
+    channels].
+    """
     found: list[paddle.Tensor] = []
     for i, part in enumerate(parts):
         length = part.shape[1]
         channels = part.shape[2] // heads
-        count = 4 - len(parts) if i == len(parts) - 1 else 1  # the last tensor has what the others haven't
+        # the last tensor has what the others haven't
+        count = 4 - len(parts) if i == len(parts) - 1 else 1
         if count > 1 and not by_head:
             part = part.reshape([-1, length, count, heads, width])
             found += part.transpose([2, 0, 3, 1, 4]).unbind(0) if first else part.unbind(2)
@@ -98,7 +109,9 @@ def _heads(
     return found
 
 
-def _rotate_parts(qkv: Sequence[paddle.Tensor], turns: Table | None, halves: bool) -> Sequence[paddle.Tensor]:
+def _rotate_parts(
+    qkv: Sequence[paddle.Tensor], turns: Table | None, halves: bool
+) -> Sequence[paddle.Tensor]:
     q, k, v = qkv
     return qkv if turns is None else (rotate(q, turns, halves), rotate(k, turns, halves), v)
 
@@ -129,7 +142,8 @@ class Heads(nn.Layer):
     Args:
         num_heads: heads H.
         head_dim: channels d of a head.
-        qk_norm: whether each head's queries and keys are normalised (Dehghani et al. 2023, arXiv:2302.05442).
+        qk_norm: whether each head's queries and keys are normalised (Dehghani et al. 2023,
+            arXiv:2302.05442).
         attn_drop: dropout of the attention weights.
 
     Attributes:
@@ -155,11 +169,14 @@ class Heads(nn.Layer):
         if self.qk_norm:
             q, k, v = qkv.reshape([-1, qkv.shape[1], 3, self.num_heads, self.head_dim]).unbind(2)
             parts = [part.flatten(2) for part in (self.q_norm(q), self.k_norm(k), v)]
-        return attend_heads(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop, flash=True)
+        return attend_heads(
+            parts, self.num_heads, self.head_dim, self.scale, self.attn_drop, flash=True
+        )
 
 
 class Attention(Heads):
-    """Multi-head self-attention (Vaswani et al. 2017) with one fused projection, as in timm's ``Attention``.
+    """Multi-head self-attention (Vaswani et al. 2017) with one fused projection, as in timm's
+    ``Attention``.
 
     Args:
         dim: channels D of the tokens.
@@ -193,8 +210,8 @@ class Attention(Heads):
 def unit(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
     """Returns vectors along ``axis`` of length 1; zeros stay zeros.
 
-    Keys of padding are zeros. Their gradient is 0 here. PyTorch's is 1e12 times the output's, which float16 can't hold;
-    it meets zeros alone.
+    Keys of padding are zeros. Their gradient is 0 here. PyTorch's is 1e12 times the output's, which
+    float16 can't hold; it meets zeros alone.
     """
     x = in_float32(x)
     square = (x * x).sum(axis=axis, keepdim=True)
@@ -202,24 +219,34 @@ def unit(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
 
 
 def attention_layers(model: nn.Layer) -> dict[str, nn.Layer]:
-    """Returns the layers that attend, by name, in the order of depth: those that have an ``attn_drop``."""
-    return {name: layer for name, layer in model.named_sublayers() if "attn_drop" in layer._sub_layers}
+    """Returns the layers that attend, by name, in the order of depth: those that have an
+    ``attn_drop``.
+    """
+    return {
+        name: layer for name, layer in model.named_sublayers() if "attn_drop" in layer._sub_layers
+    }
 
 
 @contextlib.contextmanager
 def kept_weights(model: nn.Layer, names: Collection[str]) -> Iterator[dict[str, paddle.Tensor]]:
-    """Yields a dictionary that fills with the attention weights [B, H, queries, keys] of ``names`` as the model runs.
+    """Yields a dictionary that fills with the attention weights [B, H, queries, keys] of ``names``
+    as the model runs.
 
-    They are what weighs the values: the softmax's output before dropout; in CaiT mixed between heads. Swin's B counts
-    the windows of each image, HaloNet's its heads and H its blocks; a class token by itself is one query. Every kind of
-    attention hands them to its ``attn_drop``, where a hook reads them. Without this context nothing is kept.
+    They are what weighs the values: the softmax's output before dropout; in CaiT mixed between
+    heads. Swin's B counts the windows of each image, HaloNet's its heads and H its blocks; a class
+    token by itself is one query. Every kind of attention hands them to its ``attn_drop``, where a
+    hook reads them. Without this context nothing is kept.
     """
     kept: dict[str, paddle.Tensor] = {}
     layers = {name: layer for name, layer in attention_layers(model).items() if name in names}
     hooks = []
     try:
         for name, layer in layers.items():
-            hooks.append(layer.attn_drop.register_forward_pre_hook(lambda _, x, name=name: kept.update({name: x[0]})))
+            hooks.append(
+                layer.attn_drop.register_forward_pre_hook(
+                    lambda _, x, name=name: kept.update({name: x[0]})
+                )
+            )
         yield kept
     finally:
         for hook in hooks:

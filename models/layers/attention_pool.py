@@ -10,7 +10,8 @@ from models.layers.mlp import hidden_width, make_mlp
 
 
 class AttentionPool(nn.Layer):
-    """A learnt query attends to all tokens, then x + mlp(norm(x)) (Lee et al. 2019, arXiv:1810.00825, as SigLIP's).
+    """A learnt query attends to all tokens, then x + mlp(norm(x)) (Lee et al. 2019,
+    arXiv:1810.00825, as SigLIP's).
 
     It is timm's ``AttentionPoolLatent`` with one latent. Shape: [B, N, D] -> [B, D].
 
@@ -21,11 +22,15 @@ class AttentionPool(nn.Layer):
         epsilon: of the norm.
     """
 
-    def __init__(self, dim: int, num_heads: int, mlp_ratio: float, epsilon: float, act: str) -> None:
+    def __init__(
+        self, dim: int, num_heads: int, mlp_ratio: float, epsilon: float, act: str
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
-        self.latent = self.create_parameter([1, 1, dim], default_initializer=TruncatedNormal(std=dim**-0.5))
+        self.latent = self.create_parameter(
+            [1, 1, dim], default_initializer=TruncatedNormal(std=dim**-0.5)
+        )
         self.q = Linear(dim, dim)
         self.kv = Linear(dim, 2 * dim)
         self.proj = Linear(dim, dim)
@@ -34,5 +39,7 @@ class AttentionPool(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         q = self.q(self.latent.expand([x.shape[0], -1, -1]))
-        x = self.proj(attend_heads([q, self.kv(x)], self.num_heads, self.head_dim, self.head_dim**-0.5)[:, 0])
+        x = self.proj(
+            attend_heads([q, self.kv(x)], self.num_heads, self.head_dim, self.head_dim**-0.5)[:, 0]
+        )
         return x + self.mlp(self.norm(x))

@@ -10,7 +10,8 @@ from models.layers.scale import LayerScale
 
 
 class Block(nn.Layer):
-    """A pre-norm transformer block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x))), each branch with drop path.
+    """A pre-norm transformer block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x))), each
+    branch with drop path.
 
     Shape: [B, N, D] -> [B, N, D].
     """

@@ -8,7 +8,8 @@ from models.layers.linear import Linear
 
 
 class ClassAttention(nn.Layer):
-    """Multi-head attention of the class token to all tokens, itself among them (timm's ``ClassAttn``).
+    """Multi-head attention of the class token to all tokens, itself among them (timm's
+    ``ClassAttn``).
 
     Args:
         dim, num_heads: channels D, heads.
@@ -24,7 +25,12 @@ class ClassAttention(nn.Layer):
     projections = ("q", "k", "v")
 
     def __init__(
-        self, dim: int, num_heads: int, qkv_bias: bool = True, attn_drop: float = 0.0, proj_drop: float = 0.0
+        self,
+        dim: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -40,4 +46,8 @@ class ClassAttention(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         query, key, value = [getattr(self, name) for name in self.projections]
         parts = [query(x[:, :1]), key(x), value(x)]
-        return self.proj_drop(self.proj(attend_heads(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)))
+        return self.proj_drop(
+            self.proj(
+                attend_heads(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)
+            )
+        )

@@ -7,10 +7,11 @@ from errors import InputError
 
 
 class ClassifierNorm(nn.Layer):
-    """Batch norm of what a classifier reads, [B, C], without scale and shift; each process's images by themselves.
+    """Batch norm of what a classifier reads, [B, C], without scale and shift; each process's images
+    by themselves.
 
-    It is PyTorch's ``BatchNorm1d(C, affine=False, eps=1e-6)``, of plain operators: Paddle Inference crashes on a batch
-    norm that has no scale.
+    It is PyTorch's ``BatchNorm1d(C, affine=False, eps=1e-6)``, of plain operators: Paddle Inference
+    crashes on a batch norm that has no scale.
     """
 
     def __init__(self, num_features: int) -> None:
@@ -43,4 +44,7 @@ class ClassifierNorm(nn.Layer):
                 " DATA.BATCH_SIZE; if it is an epoch's last batch, DATA.DROP_LAST True"
             )
         paddle.assign(self._mean.lerp(mean, 1 - self._momentum), self._mean)
-        paddle.assign(self._variance.lerp(variance * (count / (count - 1)), 1 - self._momentum), self._variance)
+        paddle.assign(
+            self._variance.lerp(variance * (count / (count - 1)), 1 - self._momentum),
+            self._variance,
+        )

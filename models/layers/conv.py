@@ -1,6 +1,6 @@
 """Convolution and max pooling."""
 
-from typing import Any
+from typing import Any, cast
 
 import paddle
 from paddle import nn
@@ -22,18 +22,26 @@ class Conv2D(nn.Conv2D):
             return self._run_compiled(x, last)
         x = channels_first(x) if last else x
         # Paddle's stub lets _padding be any string; it is what nn.Conv2D checked.
-        product = F.conv2d(x, self.weight, None, self._stride, self._padding, self._dilation, self._groups)  # pyright: ignore[reportArgumentType]
-        product = product if self.bias is None else add_bias(product, self.bias.reshape([1, -1, 1, 1]))
+        padding = cast(Any, self._padding)
+        product = F.conv2d(
+            x, self.weight, None, self._stride, padding, self._dilation, self._groups
+        )
+        product = (
+            product if self.bias is None else add_bias(product, self.bias.reshape([1, -1, 1, 1]))
+        )
         return channels_last(product) if last else product
 
     def _run_compiled(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
         padding: Any = [self._padding] * 2 if isinstance(self._padding, int) else self._padding
-        return ops.convolution(x, self.weight, self.bias, self._stride, padding, self._dilation, self._groups, last)
+        return ops.convolution(
+            x, self.weight, self.bias, self._stride, padding, self._dilation, self._groups, last
+        )
 
 
 class MaxPool2D(nn.MaxPool2D):
-    """``paddle.nn.MaxPool2D``, in float32 whatever the type of x. For bfloat16 cuDNN has no gradient in Paddle.
-    Paddle's own gradient adds in no fixed order, also where DETERMINISTIC is set.
+    """``paddle.nn.MaxPool2D``, in float32 whatever the type of x. For bfloat16 cuDNN has no
+    gradient in Paddle. Paddle's own gradient adds in no fixed order, also where DETERMINISTIC is
+    set.
     """
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

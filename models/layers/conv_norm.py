@@ -31,7 +31,9 @@ class ConvNorm(nn.Layer):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.conv = Conv2D(in_dim, dim, kernel_size, padding=kernel_size // 2, bias_attr=False, **options)
+        self.conv = Conv2D(
+            in_dim, dim, kernel_size, padding=kernel_size // 2, bias_attr=False, **options
+        )
         self.bn = BatchNorm2D(dim)
         self.act = act
 
@@ -40,7 +42,9 @@ class ConvNorm(nn.Layer):
 
 
 class SqueezeExcite(nn.Layer):
-    """Scales each channel by a factor in 0..1 that all channels' means decide (Hu et al. 2018, arXiv:1709.01507)."""
+    """Scales each channel by a factor in 0..1 that all channels' means decide (Hu et al. 2018,
+    arXiv:1709.01507).
+    """
 
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""Differential attention (Ye et al. 2024, arXiv:2410.05258): what two attention maps have in common is noise, and one
-is taken from the other.
+"""Differential attention (Ye et al. 2024, arXiv:2410.05258): what two attention maps have in common
+is noise, and one is taken from the other.
 """
 
 import math
@@ -17,7 +17,9 @@ _LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 
 
 class RMSNorm(nn.Layer):
-    """x / sqrt(mean(x ** 2) + epsilon) * weight, over the last axis (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+    """x / sqrt(mean(x ** 2) + epsilon) * weight, over the last axis (Zhang and Sennrich 2019,
+    arXiv:1910.07467).
+    """
 
     def __init__(self, dim: int, epsilon: float) -> None:
         super().__init__()
@@ -30,7 +32,8 @@ class RMSNorm(nn.Layer):
 
 
 class DifferentialHeads(Heads):
-    """Each head weighs its values by one map less a share of another; the share is learnt. Then comes an RMS norm.
+    """Each head weighs its values by one map less a share of another; the share is learnt. Then
+    comes an RMS norm.
 
     It stands before another class of Heads. ``begin`` is called once, after the constructor.
     """
@@ -38,11 +41,15 @@ class DifferentialHeads(Heads):
     maps = 2
 
     def begin(self, block: int) -> None:
-        """Adds the parameters. The share begins at 0.8 - 0.6 exp(-0.3 block), the blocks counted from 0."""
+        """Adds the parameters. The share begins at 0.8 - 0.6 exp(-0.3 block), the blocks counted
+        from 0.
+        """
         self.first_share = 0.8 - 0.6 * math.exp(-0.3 * block)
         for name in _LAMBDAS:
             width = [self.head_dim // self.maps]
-            self.add_parameter(name, self.create_parameter(width, default_initializer=Normal(std=0.1)))
+            self.add_parameter(
+                name, self.create_parameter(width, default_initializer=Normal(std=0.1))
+            )
         self.sub_norm = RMSNorm(self.head_dim, 1e-5)
 
     def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
@@ -50,11 +57,15 @@ class DifferentialHeads(Heads):
         heads = self.num_heads
         width = self.head_dim
         qkv = qkv.reshape([-1, length, 3, heads, width])
-        halves = qkv[:, :, :2].reshape([-1, length, 2, 2 * heads, width // 2]).transpose([2, 0, 3, 1, 4])
+        halves = (
+            qkv[:, :, :2].reshape([-1, length, 2, 2 * heads, width // 2]).transpose([2, 0, 3, 1, 4])
+        )
         weights = self._weights(halves[0], halves[1]).reshape([-1, heads, 2, length, length])
         q1, k1, q2, k2 = (getattr(self, name) for name in _LAMBDAS)
         share = paddle.exp((q1 * k1).sum()) - paddle.exp((q2 * k2).sum()) + self.first_share
-        x = paddle.matmul(weights[:, :, 0] - share * weights[:, :, 1], qkv[:, :, 2].transpose([0, 2, 1, 3]))
+        x = paddle.matmul(
+            weights[:, :, 0] - share * weights[:, :, 1], qkv[:, :, 2].transpose([0, 2, 1, 3])
+        )
         x = self.sub_norm(x) * (1 - self.first_share)
         return x.transpose([0, 2, 1, 3]).reshape([-1, length, heads * width])
 
@@ -69,6 +80,8 @@ class DifferentialAttention(DifferentialHeads, Attention):
 
 
 class DifferentialParallelBlock(DifferentialHeads, ParallelBlock):
-    """``ParallelBlock`` of differential heads, with one projection of both branches: timm's block of this name."""
+    """``ParallelBlock`` of differential heads, with one projection of both branches: timm's block
+    of this name.
+    """
 
     joined = True

@@ -7,14 +7,18 @@ from models.layers.scale import add_branch, times_samples
 
 
 class DropPath(nn.Layer):
-    """Drops a residual branch per sample with probability ``drop_prob`` (Huang et al. 2016) and rescales the rest."""
+    """Drops a residual branch per sample with probability ``drop_prob`` (Huang et al. 2016) and
+    rescales the rest.
+    """
 
     def __init__(self, drop_prob: float = 0.0) -> None:
         super().__init__()
         self.drop_prob = drop_prob
 
     def forward(self, x: paddle.Tensor, onto: paddle.Tensor | None = None) -> paddle.Tensor:
-        """[B, ...] -> the same; with ``onto``, of the same shape, their sum: a residual connection in one pass."""
+        """[B, ...] -> the same; with ``onto``, of the same shape, their sum: a residual connection
+        in one pass.
+        """
         factors = self._factors(x)
         if onto is not None:
             return add_branch(onto, x, factors)
@@ -29,10 +33,11 @@ class DropPath(nn.Layer):
 
 
 class PatchDropout(nn.Layer):
-    """Leaves out a random share ``drop_prob`` of each sample's patch tokens in training (Liu et al. 2022).
+    """Leaves out a random share ``drop_prob`` of each sample's patch tokens in training (Liu et al.
+    2022).
 
-    The first ``num_prefix_tokens`` tokens stay in front. As in timm's ``PatchDropout``, every sample keeps the same
-    number of patches, at least one and in random order, unscaled.
+    The first ``num_prefix_tokens`` tokens stay in front. As in timm's ``PatchDropout``, every
+    sample keeps the same number of patches, at least one and in random order, unscaled.
 
     Shape: [B, prefix + patches, D] -> [B, prefix + kept, D].
     """

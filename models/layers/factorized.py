@@ -14,7 +14,8 @@ from models.layers.scale import add_branch, multiply
 
 
 class ConvPosEnc(nn.Layer):
-    """Adds a 3 x 3 depthwise convolution of the places, which tells where they are; a class token stays as it is.
+    """Adds a 3 x 3 depthwise convolution of the places, which tells where they are; a class token
+    stays as it is.
 
     Shape: [B, 1 + rows * columns, D] -> the same.
     """
@@ -57,8 +58,9 @@ class ConvRelPosEnc(nn.Layer):
 
 
 class FactorizedAttention(nn.Layer):
-    """Attention whose time is linear in the tokens. A softmax of the keys over all tokens brings the values together to
-    one matrix per head, and queries are multiplied by it. Relative positions come from ``ConvRelPosEnc``.
+    """Attention whose time is linear in the tokens. A softmax of the keys over all tokens brings
+    the values together to one matrix per head, and queries are multiplied by it. Relative positions
+    come from ``ConvRelPosEnc``.
 
     Shape: [B, N, D] -> the same.
     """
@@ -74,15 +76,20 @@ class FactorizedAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor, crpe: ConvRelPosEnc) -> paddle.Tensor:
         batch, tokens, dim = x.shape
-        q, k, v = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)  # each [B, D, N]: each channel's tokens side by side
+        # each [B, D, N]: each channel's tokens side by side
+        q, k, v = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)
         heads = [batch, self.num_heads, self.head_dim, tokens]
         brought = matmul(softmax(k).reshape(heads), v.reshape(heads), transpose_y=True)
-        attended = matmul(brought, q.reshape(heads), transpose_x=True, scale=self.scale).reshape([batch, dim, tokens])
+        attended = matmul(brought, q.reshape(heads), transpose_x=True, scale=self.scale).reshape(
+            [batch, dim, tokens]
+        )
         return self.proj_drop(self.proj(swap_axes(add_branch(attended, crpe(q, v)))))
 
 
 def as_map(x: paddle.Tensor, grid: tuple[int, int]) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns of tokens [B, 1 + rows * columns, D] the class token [B, 1, D] and the places [B, D, rows, columns]."""
+    """Returns of tokens [B, 1 + rows * columns, D] the class token [B, 1, D] and the places [B, D,
+    rows, columns].
+    """
     token, places = split(x, [1, x.shape[1] - 1], axis=1)
     return token, swap_axes(places).reshape([x.shape[0], x.shape[2], *grid])
 

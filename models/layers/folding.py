@@ -1,4 +1,5 @@
-"""Layers that fold for inference. A batch norm and the layer beside it are one product and one sum then.
+"""Layers that fold for inference. A batch norm and the layer beside it are one product and one sum
+then.
 
 Parameter names are those of timm's LeViT.
 """
@@ -18,7 +19,8 @@ _Layer = TypeVar("_Layer", bound="nn.Conv2D | nn.Linear")
 
 
 def fold(model: _Model) -> _Model:
-    """Returns a copy of ``model`` for evaluation, where each layer that has ``fold()`` is what that returns.
+    """Returns a copy of ``model`` for evaluation, where each layer that has ``fold()`` is what that
+    returns.
 
     A model without such layers is returned itself.
     """
@@ -35,7 +37,9 @@ def fold(model: _Model) -> _Model:
 
 @paddle.no_grad()
 def scale_and_shift(norm: BatchNorm2D) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns what a batch norm multiplies a channel by in evaluation, and what it adds then: each [C]."""
+    """Returns what a batch norm multiplies a channel by in evaluation, and what it adds then: each
+    [C].
+    """
     scale = norm.weight / (norm._variance + norm._epsilon).sqrt()
     return scale, norm.bias - norm._mean * scale
 
@@ -49,7 +53,9 @@ def fill(layer: _Layer, weight: paddle.Tensor, bias: paddle.Tensor) -> _Layer:
 
 
 class ConvNorm(nn.Layer):
-    """3 x 3 convolution of stride 2 without a bias, then batch norm. [B, in_dim, H, W] -> [B, dim, H / 2, W / 2]."""
+    """3 x 3 convolution of stride 2 without a bias, then batch norm. [B, in_dim, H, W] -> [B, dim,
+    H / 2, W / 2].
+    """
 
     def __init__(self, in_dim: int, dim: int) -> None:
         super().__init__()
@@ -106,4 +112,6 @@ class NormLinear(nn.Layer):
     def fold(self) -> nn.Layer:
         scale, shift = scale_and_shift(self.bn)
         weight = self.linear.weight
-        return fill(Linear(*weight.shape), weight * scale.unsqueeze(1), shift @ weight + self.linear.bias)
+        return fill(
+            Linear(*weight.shape), weight * scale.unsqueeze(1), shift @ weight + self.linear.bias
+        )

@@ -7,14 +7,17 @@ from paddle.nn.initializer import Constant
 import ops
 from models.layers.linear import in_float32
 
-_LEAST = 1e-30  # of a sum of squares: the root has no gradient at 0, where a channel may be on every place
+# of a sum of squares: the root has no gradient at 0, where a channel may be on every place
+_LEAST = 1e-30
 
 
 class GlobalResponseNorm(nn.Layer):
-    """Channels that respond more than the others of an image are raised (Woo et al. 2023, arXiv:2301.00808).
+    """Channels that respond more than the others of an image are raised (Woo et al. 2023,
+    arXiv:2301.00808).
 
-    x + weight * x * n + bias, where n is a channel's Euclidean norm over the places over the channels' mean of it. Both
-    parameters start at 0. It computes in float32 under autocast, as timm does.
+    x + weight * x * n + bias, where n is a channel's Euclidean norm over the places over the
+    channels' mean of it. Both parameters start at 0. It computes in float32 under autocast, as timm
+    does.
 
     Args:
         dim: channels.

@@ -18,11 +18,15 @@ _DEVIATION_OF_CUT = 0.87962566103423978
 
 def fan_in(layer: nn.Layer) -> int:
     """Returns how many inputs an output of a convolution or Linear reads."""
-    return layer.weight.shape[0] if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
+    return (
+        layer.weight.shape[0] if isinstance(layer, nn.Linear) else math.prod(layer.weight.shape[1:])
+    )
 
 
 def init_as_torch(layer: nn.Layer) -> None:
-    """Initialises a convolution or Linear as PyTorch does by itself: uniform within 1 / sqrt(fan in), its bias too."""
+    """Initialises a convolution or Linear as PyTorch does by itself: uniform within 1 / sqrt(fan
+    in), its bias too.
+    """
     if isinstance(layer, (nn.Conv2D, nn.Linear)):
         bound = fan_in(layer) ** -0.5
         for parameter in layer.parameters():
@@ -30,8 +34,8 @@ def init_as_torch(layer: nn.Layer) -> None:
 
 
 def init_lecun(layer: nn.Layer) -> None:
-    """Initialises a convolution or Linear as Flax does by itself. Weights are normal, of deviation 1 / sqrt(fan in),
-    cut at two deviations of the uncut; the bias is 0.
+    """Initialises a convolution or Linear as Flax does by itself. Weights are normal, of deviation
+    1 / sqrt(fan in), cut at two deviations of the uncut; the bias is 0.
     """
     if isinstance(layer, (nn.Conv2D, nn.Linear)):
         deviation = fan_in(layer) ** -0.5 / _DEVIATION_OF_CUT
@@ -44,7 +48,8 @@ def init_lecun(layer: nn.Layer) -> None:
 
 
 def init_branches(blocks: Iterable[Any], flax: bool = False) -> None:
-    """Draws what the i-th block adds to its input smaller by sqrt(2 i), i from 1 (BEiT, arXiv:2106.08254).
+    """Draws what the i-th block adds to its input smaller by sqrt(2 i), i from 1 (BEiT,
+    arXiv:2106.08254).
 
     Args:
         flax: of ``init_as_flax``'s weights; else of those that are N(0, 0.02).
@@ -58,20 +63,24 @@ def init_branches(blocks: Iterable[Any], flax: bool = False) -> None:
 
 
 def init_convolution(layer: nn.Layer) -> None:
-    """Initialises a convolution for the ReLU after it (He et al. 2015, arXiv:1502.01852). Its weights get the variance
-    2 / fan out, its bias stays at Paddle's 0. Other layers stay as they are.
+    """Initialises a convolution for the ReLU after it (He et al. 2015, arXiv:1502.01852). Its
+    weights get the variance 2 / fan out, its bias stays at Paddle's 0. Other layers stay as they
+    are.
     """
     if isinstance(layer, nn.Conv2D):
         out_channels, _, *kernel = layer.weight.shape
-        Normal(std=math.sqrt(2.0 * layer._groups / (out_channels * math.prod(kernel))))(layer.weight)
+        Normal(std=math.sqrt(2.0 * layer._groups / (out_channels * math.prod(kernel))))(
+            layer.weight
+        )
 
 
 @paddle.no_grad()
 def init_as_flax(layer: nn.Layer) -> None:
-    """Initialises one layer as timm's ``init_weight_jax``; of a layer that has others, it comes after them.
+    """Initialises one layer as timm's ``init_weight_jax``; of a layer that has others, it comes
+    after them.
 
-    Linears are uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), convolutions ``init_lecun``'s.
-    Biases are 0, those of an MLP N(0, 1e-6).
+    Linears are uniform with variance 2 / (fan in + fan out) (Glorot and Bengio 2010), convolutions
+    ``init_lecun``'s. Biases are 0, those of an MLP N(0, 1e-6).
     """
     if isinstance(layer, nn.Linear):
         _glorot(layer, *layer.weight.shape)
@@ -83,7 +92,8 @@ def init_as_flax(layer: nn.Layer) -> None:
 
 
 def init_as_big_vision(layer: nn.Layer) -> None:
-    """Initialises one layer of a ViT as Flax does in big_vision; of a layer that has others, it comes after them.
+    """Initialises one layer of a ViT as Flax does in big_vision; of a layer that has others, it
+    comes after them.
 
     It is ``init_as_flax``, but queries, keys and values are drawn each by themselves.
     """
@@ -92,7 +102,9 @@ def init_as_big_vision(layer: nn.Layer) -> None:
         _glorot(layer.qkv, layer.qkv.weight.shape[0], layer.qkv.weight.shape[1] // 3)
 
 
-def _glorot(linear: nn.Linear, fan_in: int, fan_out: int, scale: float = 1.0, bias: bool = True) -> None:
+def _glorot(
+    linear: nn.Linear, fan_in: int, fan_out: int, scale: float = 1.0, bias: bool = True
+) -> None:
     bound = scale * math.sqrt(6 / (fan_in + fan_out))
     Uniform(-bound, bound)(linear.weight)
     if bias and linear.bias is not None:

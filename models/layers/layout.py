@@ -1,4 +1,6 @@
-"""The order of a map's axes, and parts along one, by the compiled operators (ops/) where there are any."""
+"""The order of a map's axes, and parts along one, by the compiled operators (ops/) where there are
+any.
+"""
 
 from collections.abc import Sequence
 
@@ -34,7 +36,11 @@ def channels_first(x: paddle.Tensor) -> paddle.Tensor:
 
 def split(x: paddle.Tensor, sizes: Sequence[int], axis: int) -> list[paddle.Tensor]:
     """Returns the parts of x along an axis, of these sizes."""
-    return parts.split(x, sizes, axis) if ops.usable(x) and 2 <= len(sizes) <= 3 else x.split(sizes, axis)
+    return (
+        parts.split(x, sizes, axis)
+        if ops.usable(x) and 2 <= len(sizes) <= 3
+        else x.split(sizes, axis)
+    )
 
 
 def concat(tensors: Sequence[paddle.Tensor], axis: int) -> paddle.Tensor:
@@ -44,7 +50,7 @@ def concat(tensors: Sequence[paddle.Tensor], axis: int) -> paddle.Tensor:
 
 
 def mean_of_places(x: paddle.Tensor) -> paddle.Tensor:
-    """The mean of each channel: [B, C, H, W] -> [B, C]. Paddle's gradient of a mean over two axes takes forty times as
-    long on a CPU.
+    """The mean of each channel: [B, C, H, W] -> [B, C]. Paddle's gradient of a mean over two axes
+    takes forty times as long on a CPU.
     """
     return x.flatten(2).mean(axis=-1)

@@ -18,7 +18,9 @@ def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) 
     return (ops.frozen_linear if frozen else ops.linear)(x, weight, bias)
 
 
-def plain_linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
+def plain_linear(
+    x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None
+) -> paddle.Tensor:
     """``linear`` by Paddle's own operators."""
     if bias is None or _bias_is_fused():
         return F.linear(x, weight, bias)
@@ -33,7 +35,9 @@ def matmul(
     scale: float = 1.0,
     bias: paddle.Tensor | None = None,
 ) -> paddle.Tensor:
-    """Products of scale * [..., M, K] and [..., K, N], or of one [M, K] and all of y, plus a bias [M] of their rows."""
+    """Products of scale * [..., M, K] and [..., K, N], or of one [M, K] and all of y, plus a bias
+    [M] of their rows.
+    """
     if ops.usable(x):
         return ops.matmul(x, y, transpose_x, transpose_y, scale, bias)
     product = paddle.matmul(x if scale == 1 else x * scale, y, transpose_x, transpose_y)
@@ -41,24 +45,28 @@ def matmul(
 
 
 def add_bias(product: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
-    """Returns product + bias in the product's type, as PyTorch's Linear and convolutions do under autocast.
+    """Returns product + bias in the product's type, as PyTorch's Linear and convolutions do under
+    autocast.
 
-    Under Paddle's autocast a half product plus a float32 bias would be float32. Flash attention refuses that, and all
-    that follows would take twice the memory.
+    Under Paddle's autocast a half product plus a float32 bias would be float32. Flash attention
+    refuses that, and all that follows would take twice the memory.
     """
     return product + (bias if bias.dtype == product.dtype else bias.astype(product.dtype))
 
 
 def in_float32(x: paddle.Tensor) -> paddle.Tensor:
-    """Returns x, autocast's half types as float32: for what blocks add to, where no norm or float32 position comes
-    between a Linear and the blocks. PyTorch's autocast would round each sum to half there.
+    """Returns x, autocast's half types as float32: for what blocks add to, where no norm or float32
+    position comes between a Linear and the blocks. PyTorch's autocast would round each sum to half
+    there.
     """
     return x.astype("float32") if x.dtype in (paddle.float16, paddle.bfloat16) else x
 
 
 @functools.cache
 def _bias_is_fused() -> bool:
-    """Whether F.linear is one operator that autocast casts whole: Paddle 3.3's on GPUs. Before, it is two."""
+    """Whether F.linear is one operator that autocast casts whole: Paddle 3.3's on GPUs. Before, it
+    is two.
+    """
     try:
         [legacy] = paddle.get_flags("FLAGS_use_legacy_linear").values()
     except ValueError:  # a Paddle that hasn't got it
@@ -67,7 +75,9 @@ def _bias_is_fused() -> bool:
 
 
 class Linear(nn.Linear):
-    """x [..., in_features] -> [..., out_features], as ``paddle.nn.Linear``; a ``bias`` counts in place of its own."""
+    """x [..., in_features] -> [..., out_features], as ``paddle.nn.Linear``; a ``bias`` counts in
+    place of its own.
+    """
 
     def forward(self, x: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
         return linear(x, self.weight, self.bias if bias is None else bias)
@@ -82,8 +92,8 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.layer_norm(x, self.weight, self.bias, self._epsilon)
-        # On a CPU, Paddle's gradient of x leaves the weight out where nobody wants the weight's: if it is frozen, or if
-        # paddle.grad is asked for x alone.
+        # On a CPU, Paddle's gradient of x leaves the weight out where nobody wants the weight's: if
+        # it is frozen, or if paddle.grad is asked for x alone.
         on_cpu = paddle.in_dynamic_mode() and x.place.is_cpu_place()
         if not x.stop_gradient and (on_cpu or self.weight.stop_gradient):
             x = F.layer_norm(x, self._normalized_shape, None, None, self._epsilon) * self.weight

@@ -26,7 +26,8 @@ class StarReLU(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.star_relu(x, self.scale, self.bias)
-        return self.scale * relu(x).square() + self.bias  # in float32 under autocast: squares outgrow float16
+        # in float32 under autocast: squares outgrow float16
+        return self.scale * relu(x).square() + self.bias
 
 
 ACTIVATIONS: dict[str, Callable[[], nn.Layer]] = {
@@ -42,7 +43,9 @@ def hidden_width(dim: int, ratio: float) -> int:
     """Returns the channels between an MLP's two layers; raises InputError where there are none."""
     width = int(dim * ratio)
     if not width:
-        raise InputError(f"MODEL.MLP_RATIO is {ratio:g}, which leaves nothing of {dim} channels; raise it")
+        raise InputError(
+            f"MODEL.MLP_RATIO is {ratio:g}, which leaves nothing of {dim} channels; raise it"
+        )
     return width
 
 
@@ -52,8 +55,8 @@ class Mlp(nn.Layer):
     Args:
         dim, hidden_dim: channels outside and between.
         drop: dropout after each Linear.
-        act: "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu": ``QuickGELU``; "silu";
-            "star_relu": ``StarReLU``.
+        act: "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu": ``QuickGELU``;
+            "silu"; "star_relu": ``StarReLU``.
         conv: both are 1 x 1 convolutions instead of Linears.
         grn: a global response norm follows the activation; x is [B, H, W, dim] then.
         bias: whether both layers have one.
@@ -74,11 +77,19 @@ class Mlp(nn.Layer):
         super().__init__()
         self.fused = act == "gelu" and not conv and not grn and bias
         has = None if bias else False
-        self.fc1 = Conv2D(dim, hidden_dim, 1, bias_attr=has) if conv else Linear(dim, hidden_dim, bias_attr=has)
+        self.fc1 = (
+            Conv2D(dim, hidden_dim, 1, bias_attr=has)
+            if conv
+            else Linear(dim, hidden_dim, bias_attr=has)
+        )
         self.act = ACTIVATIONS[act]()
         self.drop = nn.Dropout(drop)
         self.grn = GlobalResponseNorm(hidden_dim, channels_first=conv) if grn else nn.Identity()
-        self.fc2 = Conv2D(hidden_dim, dim, 1, bias_attr=has) if conv else Linear(hidden_dim, dim, bias_attr=has)
+        self.fc2 = (
+            Conv2D(hidden_dim, dim, 1, bias_attr=has)
+            if conv
+            else Linear(hidden_dim, dim, bias_attr=has)
+        )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if self.fused and ops.usable(x) and not (self.training and self.drop.p):
@@ -87,7 +98,8 @@ class Mlp(nn.Layer):
 
 
 class GatedMlp(nn.Layer):
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202): ``fc1`` gives two halves, of which SiLU of the first scales the second.
+    """SwiGLU (Shazeer 2020, arXiv:2002.05202): ``fc1`` gives two halves, of which SiLU of the first
+    scales the second.
 
     It is timm's ``SwiGLUPacked``. Shape: [..., dim] -> [..., dim].
 
@@ -102,7 +114,9 @@ class GatedMlp(nn.Layer):
     def __init__(self, dim: int, hidden_dim: int, drop: float = 0.0) -> None:
         super().__init__()
         if hidden_dim % 2:
-            raise InputError(f"MODEL.MLP_RATIO makes {hidden_dim} channels, a gated MLP takes an even number")
+            raise InputError(
+                f"MODEL.MLP_RATIO makes {hidden_dim} channels, a gated MLP takes an even number"
+            )
         self.fc1 = Linear(dim, hidden_dim)
         self.drop = nn.Dropout(drop)
         self.fc2 = Linear(hidden_dim // 2, dim)

@@ -1,4 +1,6 @@
-"""A block whose attention and MLP read the same tokens, side by side (Dehghani et al. 2023, arXiv:2302.05442)."""
+"""A block whose attention and MLP read the same tokens, side by side (Dehghani et al. 2023,
+arXiv:2302.05442).
+"""
 
 import paddle
 from paddle import nn
@@ -12,7 +14,8 @@ from models.layers.scale import LayerScale
 
 
 class ParallelBlock(Heads):
-    """x + ls(attention + mlp), both of in_norm(x), as timm's ``ParallelScalingBlock``; their first layers are one.
+    """x + ls(attention + mlp), both of in_norm(x), as timm's ``ParallelScalingBlock``; their first
+    layers are one.
 
     Args:
         dim: channels D of the tokens.

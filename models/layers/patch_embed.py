@@ -13,7 +13,8 @@ from models.layers.sizes import check_multiples
 
 
 class PatchEmbed(nn.Layer):
-    """Cuts an image into patches and projects each, by the weights of a strided convolution (timm's ``PatchEmbed``).
+    """Cuts an image into patches and projects each, by the weights of a strided convolution (timm's
+    ``PatchEmbed``).
 
     Shape: [B, C, H, W] -> [B, (H / patch_size) * (W / patch_size), embed_dim].
 
@@ -50,7 +51,8 @@ class PatchEmbed(nn.Layer):
         self.patch_size = patch_size
         self.grid_size = (height // patch_size, width // patch_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
-        bound = (in_channels * patch_size**2) ** -0.5  # PyTorch's default for a convolution, which timm leaves as it is
+        # PyTorch's default for a convolution, which timm leaves as it is
+        bound = (in_channels * patch_size**2) ** -0.5
         uniform = paddle.ParamAttr(initializer=Uniform(-bound, bound))
         self.proj = Conv2D(
             in_channels,
@@ -65,13 +67,25 @@ class PatchEmbed(nn.Layer):
         (height, width), size, channels = x.shape[2:], self.patch_size, x.shape[1]
         if self.any_size:
             if not (height and width) or height % size or width % size:
-                raise InputError(f"the model takes multiples of {size} pixels, found images of {height} x {width}")
+                raise InputError(
+                    f"the model takes multiples of {size} pixels, found images of {height} x {width}"
+                )
             self.grid_size = (height // size, width // size)
         elif (height, width) != self.image_size:
             takes = "{} x {}".format(*self.image_size)
             raise InputError(f"the model takes images of {takes}, found {height} x {width}")
         rows, columns = self.grid_size
-        x = x[:, :, : rows * size, : columns * size] if (rows * size, columns * size) != (height, width) else x
-        patches = x.reshape([x.shape[0], channels, rows, size, columns, size]).transpose([0, 2, 4, 1, 3, 5])
+        x = (
+            x[:, :, : rows * size, : columns * size]
+            if (rows * size, columns * size) != (height, width)
+            else x
+        )
+        patches = x.reshape([x.shape[0], channels, rows, size, columns, size]).transpose(
+            [0, 2, 4, 1, 3, 5]
+        )
         weight = self.proj.weight.flatten(1).t()
-        return linear(patches.reshape([x.shape[0], rows * columns, channels * size**2]), weight, self.proj.bias)
+        return linear(
+            patches.reshape([x.shape[0], rows * columns, channels * size**2]),
+            weight,
+            self.proj.bias,
+        )

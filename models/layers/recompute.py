@@ -1,4 +1,6 @@
-"""Activations that are computed again instead of kept. Paddle has that in ``paddle.distributed``; nothing is sent."""
+"""Activations that are computed again instead of kept. Paddle has that in ``paddle.distributed``;
+nothing is sent.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -15,9 +17,9 @@ def recompute(
     *args: paddle.Tensor,
     again: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
 ) -> Any:
-    """Returns ``function(*args)``, whose activations aren't kept: the backward pass computes them again within
-    ``again()``, drawing the same random numbers. Where no argument needs a gradient (what came before is frozen) they
-    are kept.
+    """Returns ``function(*args)``, whose activations aren't kept: the backward pass computes them
+    again within ``again()``, drawing the same random numbers. Where no argument needs a gradient
+    (what came before is frozen) they are kept.
     """
     if all(tensor.stop_gradient for tensor in args):  # Paddle would warn at each step
         return function(*args)
@@ -36,5 +38,6 @@ def recompute(
         finally:
             paddle.set_rng_state(state)
 
-    # Reentrant, parameters would be hidden from DataParallel, which fails; and Paddle 2.6 keeps no state on a CPU.
+    # Reentrant, parameters would be hidden from DataParallel, which fails; and Paddle 2.6 keeps no
+    # state on a CPU.
     return paddle_recompute(replayed, *args, use_reentrant=False, preserve_rng_state=False)

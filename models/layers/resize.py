@@ -7,10 +7,11 @@ import paddle
 
 
 def resize_evenly(x: paddle.Tensor, grid: Sequence[int], size: Sequence[int]) -> paddle.Tensor:
-    """Returns maps [B, D, *grid] resized bilinearly to multiples or even fractions of both sides, as PyTorch's
-    ``interpolate`` does without aligned corners.
+    """Returns maps [B, D, *grid] resized bilinearly to multiples or even fractions of both sides,
+    as PyTorch's ``interpolate`` does without aligned corners.
 
-    Paddle's own takes the first of the places that a single row stands for, and its gradient adds in no order on a GPU.
+    Paddle's own takes the first of the places that a single row stands for, and its gradient adds
+    in no order on a GPU.
     """
     for axis in (2, 3):
         old, new = grid[axis - 2], size[axis - 2]
@@ -25,8 +26,13 @@ def _enlarge(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Te
     padded = paddle.concat([ends[0], x, ends[1]], axis)
     before, after = (paddle.slice(padded, [axis], [start], [start + length]) for start in (0, 2))
     offsets = [(2 * i + 1) / (2 * factor) - 0.5 for i in range(factor)]
-    parts = [x * (1 - abs(offset)) + (before if offset < 0 else after) * abs(offset) for offset in offsets]
-    return paddle.stack(parts, axis + 1).reshape([*shape[:axis], length * factor, *shape[axis + 1 :]])
+    parts = [
+        x * (1 - abs(offset)) + (before if offset < 0 else after) * abs(offset)
+        for offset in offsets
+    ]
+    return paddle.stack(parts, axis + 1).reshape(
+        [*shape[:axis], length * factor, *shape[axis + 1 :]]
+    )
 
 
 def _reduce(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Tensor:
@@ -39,8 +45,8 @@ def _reduce(x: paddle.Tensor, axis: int, length: int, factor: int) -> paddle.Ten
 
 
 def interpolate(x: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
-    """Returns maps [B, D, H, W] resized bilinearly to any ``size``, as PyTorch's ``interpolate`` without aligned
-    corners.
+    """Returns maps [B, D, H, W] resized bilinearly to any ``size``, as PyTorch's ``interpolate``
+    without aligned corners.
 
     By products with matrices, whose gradients add in one order on a GPU.
     """

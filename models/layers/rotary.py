@@ -1,4 +1,6 @@
-"""Rotary position embeddings of a grid (RoPE: Su et al. 2021, arXiv:2104.09864): places turn queries and keys."""
+"""Rotary position embeddings of a grid (RoPE: Su et al. 2021, arXiv:2104.09864): places turn
+queries and keys.
+"""
 
 from typing import Literal
 
@@ -15,19 +17,22 @@ Table = tuple[paddle.Tensor, paddle.Tensor]
 
 
 class RotaryEmbedding(nn.Layer):
-    """Cosines and sines of the angles by which the places of a grid turn the pairs of a head's channels.
+    """Cosines and sines of the angles by which the places of a grid turn the pairs of a head's
+    channels.
 
-    Half of the pairs turn by the row, half by the column. Tokens before the places aren't turned. Nothing is learnt,
-    and weight files have nothing of it.
+    Half of the pairs turn by the row, half by the column. Tokens before the places aren't turned.
+    Nothing is learnt, and weight files have nothing of it.
 
     Args:
-        kind: "cat": angles by the number of rows and columns (EVA-02, arXiv:2303.11331, timm's ``RotaryEmbeddingCat``).
-            "dinov3": by the share of the image, from -1 to 1 (DINOv3, arXiv:2508.10104, timm's
-            ``RotaryEmbeddingDinoV3``).
-        grid_size: (rows, columns) whose table is kept; that of another grid is made anew at each call.
+        kind: "cat": angles by the number of rows and columns (EVA-02, arXiv:2303.11331, timm's
+            ``RotaryEmbeddingCat``). "dinov3": by the share of the image, from -1 to 1 (DINOv3,
+            arXiv:2508.10104, timm's ``RotaryEmbeddingDinoV3``).
+        grid_size: (rows, columns) whose table is kept; that of another grid is made anew at each
+            call.
         head_dim: channels d of a head.
         temperature: frequencies or periods are powers of it.
-        reference: rows and columns that another grid's are scaled to (kind "cat"); None: they aren't scaled.
+        reference: rows and columns that another grid's are scaled to (kind "cat"); None: they
+            aren't scaled.
         prefix: tokens before the places.
         bfloat16: the periods are rounded to bfloat16 (kind "dinov3").
 
@@ -71,14 +76,21 @@ class RotaryEmbedding(nn.Layer):
         return paddle.to_tensor(cosines), paddle.to_tensor(sines)
 
     def _table(self, grid_size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """As ``forward``. Each step is rounded to float32, as in timm: its angles are large numbers."""
+        """As ``forward``. Each step is rounded to float32, as in timm: its angles are large
+        numbers.
+        """
         quarter = self.head_dim // 4
         one = np.float32(1)
-        powers = np.float32(self.temperature) ** (np.arange(quarter, dtype=np.float32) / np.float32(quarter))
+        powers = np.float32(self.temperature) ** (
+            np.arange(quarter, dtype=np.float32) / np.float32(quarter)
+        )
         axes = [np.arange(count, dtype=np.float32) for count in grid_size]
         if self.kind == "dinov3":
             powers = to_bfloat16(powers) if self.rounded else powers
-            axes = [np.float32(2) * ((axis + np.float32(0.5)) / np.float32(len(axis))) - one for axis in axes]
+            axes = [
+                np.float32(2) * ((axis + np.float32(0.5)) / np.float32(len(axis))) - one
+                for axis in axes
+            ]
             turns = [np.float32(2 * np.pi) * axis[:, None] / powers for axis in axes]
         else:
             if self.reference is not None:
@@ -96,10 +108,14 @@ def rotate(x: paddle.Tensor, table: Table, halves: bool) -> paddle.Tensor:
     Args:
         x: [B, N, H, d].
         table: what ``RotaryEmbedding`` gives for N tokens.
-        halves: a pair is a channel of the first half and its counterpart in the second; else two neighbours.
+        halves: a pair is a channel of the first half and its counterpart in the second; else two
+            neighbours.
     """
     (length, heads, channels), axis = x.shape[1:], -2 if halves else -1
     pairs = [2, channels // 2] if halves else [channels // 2, 2]
-    (one, other), (cosines, sines) = in_float32(x).reshape([-1, length, heads, *pairs]).unbind(axis), table
+    (one, other), (cosines, sines) = (
+        in_float32(x).reshape([-1, length, heads, *pairs]).unbind(axis),
+        table,
+    )
     turned = paddle.stack([one * cosines - other * sines, other * cosines + one * sines], axis)
     return turned.reshape([-1, length, heads, channels]).astype(x.dtype)

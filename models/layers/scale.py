@@ -7,15 +7,21 @@ from paddle.nn.initializer import Constant
 import ops
 
 
-def scale_channels(x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None) -> paddle.Tensor:
-    """Returns x [..., N] times factors [N], plus shift [N], by the compiled operator where there is one."""
+def scale_channels(
+    x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """Returns x [..., N] times factors [N], plus shift [N], by the compiled operator where there is
+    one.
+    """
     if ops.usable(x):
         return ops.scale_channels(x, factors, shift)
     return x * factors if shift is None else x * factors + shift
 
 
 def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
-    """Returns x [B, C, H, W] times factors [C, 1, 1] or [B, C, 1, 1], by the compiled operator where there is one."""
+    """Returns x [B, C, H, W] times factors [C, 1, 1] or [B, C, 1, 1], by the compiled operator
+    where there is one.
+    """
     return ops.scale_planes(x, factors) if ops.usable(x) and ops.usable(factors) else x * factors
 
 
@@ -24,8 +30,12 @@ def times_samples(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
     return x * factors.reshape([-1] + [1] * (x.ndim - 1)).astype(x.dtype)
 
 
-def add_branch(x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None) -> paddle.Tensor:
-    """Returns x + branch, both [B, ...]; branch is multiplied by a factor of each sample [B] before, if given."""
+def add_branch(
+    x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """Returns x + branch, both [B, ...]; branch is multiplied by a factor of each sample [B]
+    before, if given.
+    """
     if ops.usable(x) and ops.usable(branch):
         return ops.residual(x, branch, factors)
     return x + (branch if factors is None else times_samples(branch, factors))
@@ -42,7 +52,9 @@ def multiply(x: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
 
 
 class LayerScale(nn.Layer):
-    """Multiplies each channel by a learnt factor (Touvron et al. 2021, CaiT). Shape: [..., dim] -> [..., dim]."""
+    """Multiplies each channel by a learnt factor (Touvron et al. 2021, CaiT). Shape: [..., dim] ->
+    [..., dim].
+    """
 
     def __init__(self, dim: int, init_value: float) -> None:
         super().__init__()

@@ -9,7 +9,8 @@ _LARGEST = 10_000  # pixels along a side: DATA.IMAGE_SIZE's range
 
 
 def check_multiples(image_size: Sequence[int], unit: int, of: str) -> None:
-    """Raises InputError, naming the nearest sizes that fit, unless (height, width) are multiples of ``unit`` pixels.
+    """Raises InputError, naming the nearest sizes that fit, unless (height, width) are multiples of
+    ``unit`` pixels.
 
     Args:
         of: what the unit is, in words.
@@ -29,5 +30,9 @@ def check_sides(image_size: Sequence[int], fits: Callable[[int], bool], found: s
         [next(filter(fits, sides), 0) for sides in (range(side, 0, -1), range(side, _LARGEST + 1))]
         for side in image_size
     ]
-    known = " or ".join(dict.fromkeys(size_text(size) for size in zip(*nearest, strict=True) if min(size)))
-    raise InputError(f"IMAGE_SIZE {size_text(image_size)} {found}; choose one that is{known and f': {known}'}")
+    known = " or ".join(
+        dict.fromkeys(size_text(size) for size in zip(*nearest, strict=True) if min(size))
+    )
+    raise InputError(
+        f"IMAGE_SIZE {size_text(image_size)} {found}; choose one that is{known and f': {known}'}"
+    )

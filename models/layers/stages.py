@@ -19,7 +19,9 @@ def check_counts(stages: int, **numbers: Sequence[float]) -> None:
     """Raises InputError unless each of the keys has as many numbers as STAGE_DEPTHS has stages."""
     for key, values in numbers.items():
         if len(values) != stages:
-            raise InputError(f"{key} is {list(values)}, expected {stages} numbers: one per stage of STAGE_DEPTHS")
+            raise InputError(
+                f"{key} is {list(values)}, expected {stages} numbers: one per stage of STAGE_DEPTHS"
+            )
 
 
 def drop_path_rates(rate: float, depths: Sequence[int], shape: str = "linear") -> list[list[float]]:
@@ -34,13 +36,18 @@ def drop_path_rates(rate: float, depths: Sequence[int], shape: str = "linear") -
         return [[rate] * depth for depth in depths]
     last = max(1, sum(depths) - 1)
     starts = [sum(depths[:stage]) for stage in range(len(depths))]
-    return [[rate * (start + i) / last for i in range(depth)] for start, depth in zip(starts, depths, strict=True)]
+    return [
+        [rate * (start + i) / last for i in range(depth)]
+        for start, depth in zip(starts, depths, strict=True)
+    ]
 
 
 def feature_info(
     modules: Sequence[str], channels: int | Sequence[int], reductions: int | Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Returns ``ImageModel.feature_info`` of what ``modules`` give: one number for all of them, or one for each."""
+    """Returns ``ImageModel.feature_info`` of what ``modules`` give: one number for all of them, or
+    one for each.
+    """
     count = len(modules)
     columns = ([one] * count if isinstance(one, int) else one for one in (channels, reductions))
     return [
@@ -50,26 +57,31 @@ def feature_info(
 
 
 def groups_by_block(stem: str, name: str, stages: Iterable[Any]) -> list[tuple[str, ...]]:
-    """Returns the stem, then each block of each stage, the first with what downsamples before it: timm's layers of a
-    rate, without the head.
+    """Returns the stem, then each block of each stage, the first with what downsamples before it:
+    timm's layers of a rate, without the head.
 
     Args:
         name: of the list of stages in the model.
     """
     groups: list[tuple[str, ...]] = [(stem,)]
     for i, stage in enumerate(stages):
-        blocks: list[tuple[str, ...]] = [(f"{name}.{i}.blocks.{j}",) for j in range(len(stage.blocks))]
+        blocks: list[tuple[str, ...]] = [
+            (f"{name}.{i}.blocks.{j}",) for j in range(len(stage.blocks))
+        ]
         blocks[0] += (f"{name}.{i}.downsample",)
         groups += blocks
     return groups
 
 
 def groups_of_twelve(model: nn.Layer, classifier: str) -> list[tuple[str, ...]]:
-    """Returns twelve parameters after twelve, whatever they belong to, then the classifier: timm's layers of a rate
-    where it has no groups for an architecture.
+    """Returns twelve parameters after twelve, whatever they belong to, then the classifier: timm's
+    layers of a rate where it has no groups for an architecture.
 
     Args:
         classifier: name of the layer that timm calls so.
     """
     names = [name for name, _ in model.named_parameters() if not name.startswith(f"{classifier}.")]
-    return [*(tuple(names[first : first + 12]) for first in range(0, len(names), 12)), (classifier,)]
+    return [
+        *(tuple(names[first : first + 12]) for first in range(0, len(names), 12)),
+        (classifier,),
+    ]

@@ -26,7 +26,9 @@ class SwiGLU(nn.Layer):
         drop: dropout before the norm and at the end.
     """
 
-    def __init__(self, dim: int, hidden_dim: int, epsilon: float | None = None, drop: float = 0.0) -> None:
+    def __init__(
+        self, dim: int, hidden_dim: int, epsilon: float | None = None, drop: float = 0.0
+    ) -> None:
         super().__init__()
         self.fc1_g = Linear(dim, hidden_dim)
         self.fc1_x = Linear(dim, hidden_dim)
@@ -40,7 +42,9 @@ class SwiGLU(nn.Layer):
 
 
 class PackedSwiGLU(nn.Layer):
-    """``SwiGLU`` without a norm, both first layers in one, the gate first (timm's ``SwiGLUPacked``)."""
+    """``SwiGLU`` without a norm, both first layers in one, the gate first (timm's
+    ``SwiGLUPacked``).
+    """
 
     def __init__(self, dim: int, hidden_dim: int, drop: float = 0.0) -> None:
         super().__init__()

@@ -3,7 +3,8 @@
 import re
 from collections.abc import Collection
 
-# The family, what MODEL.TYPE is in its files of any year, and what the names of its models begin with.
+# The family, what MODEL.TYPE is in its files of any year, and what the names of its models begin
+# with.
 _FAMILIES = (
     ("BoTNet", "botnet", "botnet50"),
     ("ConvMLP", "convmlp", "convmlp_"),
@@ -22,7 +23,8 @@ _FAMILIES = (
     ("TopFormer", "topformer", "topformer_"),
     ("ViP", "vip", "vip_"),
 )
-# The task, and what only PaddleViT's files for it have: values of MODEL.TYPE (a pattern), and keys or sections.
+# The task, and what only PaddleViT's files for it have: values of MODEL.TYPE (a pattern), and keys
+# or sections.
 _TASKS = (
     ("GANs", "transgan|styleformer", ("DATA.MAX_GEN_NUM",)),
     ("object detection", "detr|pvtv2_det", ("FPN.", "MODEL.NUM_QUERIES")),
@@ -56,7 +58,11 @@ def absent_task(keys: Collection[str]) -> str:
         keys: the dotted keys that the file sets.
     """
     for task, _, marks in _TASKS:
-        if any(key == mark or (mark[-1] == "." and key.startswith(mark)) for key in keys for mark in marks):
+        if any(
+            key == mark or (mark[-1] == "." and key.startswith(mark))
+            for key in keys
+            for mark in marks
+        ):
             return _task_line(task)
     # Its files for classification all have a TYPE; those for detection with Swin have none.
     if "MODEL.TRANS.WINDOW_SIZE" in keys and "MODEL.TYPE" not in keys:

@@ -1,4 +1,6 @@
-"""Small parts of PaddleViT's ``utils`` that programs take from there; this toolkit itself uses none of them."""
+"""Small parts of PaddleViT's ``utils`` that programs take from there; this toolkit itself uses none
+of them.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,9 +12,11 @@ __all__ = ["WarmupCosineScheduler", "get_exclude_from_weight_decay_fn", "skip_we
 
 
 class WarmupCosineScheduler(LRScheduler):
-    """A rate for each epoch: linear from ``warmup_start_lr`` to ``start_lr``, then along a cosine to ``end_lr``.
+    """A rate for each epoch: linear from ``warmup_start_lr`` to ``start_lr``, then along a cosine
+    to ``end_lr``.
 
-    Runs of this toolkit have ``training.optim.build_schedule``, whose rate is a function of the update.
+    Runs of this toolkit have ``training.optim.build_schedule``, whose rate is a function of the
+    update.
 
     Args:
         learning_rate: of no effect, as in PaddleViT.
@@ -46,16 +50,22 @@ class WarmupCosineScheduler(LRScheduler):
         if self.last_epoch < self.warmup_epochs:
             share = self.last_epoch / self.warmup_epochs
             return self.warmup_start_lr + share * (self.start_lr - self.warmup_start_lr)
-        share = (self.last_epoch - self.warmup_epochs) / max(1, self.total_epochs - self.warmup_epochs)
+        share = (self.last_epoch - self.warmup_epochs) / max(
+            1, self.total_epochs - self.warmup_epochs
+        )
         height = 0.5 * (1 + math.cos(2 * math.pi * self.cycles * share))
         return max(0.0, self.end_lr + height * (self.start_lr - self.end_lr))
 
 
-def get_exclude_from_weight_decay_fn(exclude_list: Sequence[str] = ()) -> Callable[[str], bool] | None:
-    """Returns a function that tells from a parameter's name whether it decays; None for an empty list.
+def get_exclude_from_weight_decay_fn(
+    exclude_list: Sequence[str] = (),
+) -> Callable[[str], bool] | None:
+    """Returns a function that tells from a parameter's name whether it decays; None for an empty
+    list.
 
-    A parameter doesn't decay if its name ends with an entry of the list. The names are those of ``named_parameters``.
-    AdamW asks with other names (``linear_0.b_0``). ``skip_weight_decay_fn`` knows both.
+    A parameter doesn't decay if its name ends with an entry of the list. The names are those of
+    ``named_parameters``. AdamW asks with other names (``linear_0.b_0``). ``skip_weight_decay_fn``
+    knows both.
     """
     endings = tuple(exclude_list)
     if not endings:
@@ -66,9 +76,11 @@ def get_exclude_from_weight_decay_fn(exclude_list: Sequence[str] = ()) -> Callab
 def skip_weight_decay_fn(
     model: nn.Layer, skip_list: Sequence[str] = (), filter_bias_and_bn: bool = True
 ) -> Callable[[str], bool] | None:
-    """Returns AdamW's ``apply_decay_param_fun``, which tells whether a parameter decays; None if all do.
+    """Returns AdamW's ``apply_decay_param_fun``, which tells whether a parameter decays; None if
+    all do.
 
-    PaddleViT's function compares names of two kinds, so that it excludes no parameter. This one knows both kinds.
+    PaddleViT's function compares names of two kinds, so that it excludes no parameter. This one
+    knows both kinds.
 
     Args:
         skip_list: names of parameters, as ``model.named_parameters()`` has them, that don't decay.

@@ -1,4 +1,5 @@
-"""For programs that were written for PaddleViT: the names that its ``config``, ``datasets`` and ``utils`` have.
+"""For programs that were written for PaddleViT: the names that its ``config``, ``datasets`` and
+``utils`` have.
 
 Names that have a counterpart here work. For the others, the error says what to write instead.
 """
@@ -64,18 +65,24 @@ _MODELS += " poolformer pvtv2 regnet resmlp swin transformer vit volo xcit"
 
 
 def instead(module: str, name: str) -> NoReturn:
-    """Raises AttributeError for a name that ``module`` doesn't have, and ImportError for one of PaddleViT's.
+    """Raises AttributeError for a name that ``module`` doesn't have, and ImportError for one of
+    PaddleViT's.
 
     ``from module import name`` would replace the text of an AttributeError.
     """
     for theirs, ours in _INSTEAD.get(module, {}).items():
         if name == theirs or name.startswith(f"{theirs}_"):
-            raise ImportError(f"{module} has no {name}; for PaddleViT's, write {ours}: docs/paddlevit.md", name=module)
+            raise ImportError(
+                f"{module} has no {name}; for PaddleViT's, write {ours}: docs/paddlevit.md",
+                name=module,
+            )
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 class ModuleFinder(importlib.abc.MetaPathFinder):
-    """Finds no module: for one of PaddleViT's that isn't here, it raises an error that says what to write."""
+    """Finds no module: for one of PaddleViT's that isn't here, it raises an error that says what to
+    write.
+    """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
         hint = _MODULES.get(fullname)
@@ -113,7 +120,9 @@ def options_of(arguments: Any, evaluates: bool) -> Iterator[Option]:
 
 
 class Section(CfgNode):
-    """A section of the configuration's tree, whose keys can be read by PaddleViT's names, too: MODEL.TRANS.DEPTH."""
+    """A section of the configuration's tree, whose keys can be read by PaddleViT's names, too:
+    MODEL.TRANS.DEPTH.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -131,7 +140,9 @@ class Section(CfgNode):
 
 
 class _Group:
-    """A group of keys that PaddleViT has within MODEL, such as MODEL.TRANS. Its keys can only be read."""
+    """A group of keys that PaddleViT has within MODEL, such as MODEL.TRANS. Its keys can only be
+    read.
+    """
 
     def __init__(self, model: Section, prefix: str) -> None:
         self.__dict__.update(model=model, prefix=prefix)
@@ -144,7 +155,9 @@ class _Group:
         return _own_value(self.model, f"{self.prefix}{key}")
 
     def __setattr__(self, key: str, value: Any) -> NoReturn:
-        raise AttributeError(f"{self.prefix}{key} can only be read; set {reading.own_key(self.prefix + key, value)}")
+        raise AttributeError(
+            f"{self.prefix}{key} can only be read; set {reading.own_key(self.prefix + key, value)}"
+        )
 
 
 def _own_value(section: Section, theirs: str) -> Any:

@@ -1,6 +1,7 @@
 """PaddleViT's YAML files, read with the meaning that they have there.
 
-A file of PaddleViT's is a difference to its family's ``config.py``. The YAML files in configs/paddlevit are data:
+A file of PaddleViT's is a difference to its family's ``config.py``. The YAML files in
+configs/paddlevit are data:
 
 LIKE      another of them, whose parts this one adds to
 TYPES     the MODEL.TYPE of its files, in lower case; without it, a file only serves others
@@ -11,8 +12,8 @@ AUGMENT   switches under TRAIN, the first that is on counts, and the policy (AUT
 HERE      what PaddleViT's code does and none of its keys says, in this toolkit's keys
 DIFFERS   where its training differs from this toolkit's (``difference_lines``)
 
-``NAME_2021.yaml`` holds the keys as they were named in 2021. Of a family's files, the newest whose keys include all of
-a file's keys is the one that it is a difference to.
+``NAME_2021.yaml`` holds the keys as they were named in 2021. Of a family's files, the newest whose
+keys include all of a file's keys is the one that it is a difference to.
 """
 
 import functools
@@ -37,7 +38,9 @@ _ALIASES = {
     "ACTIVATION": "ACT", "HEADS": "NUM_HEADS", "ETA": "INIT_VALUES", "CLS_ATTN_LAYERS": "DEPTH_TOKEN_ONLY",
 }  # fmt: skip
 PLACE = "it is PaddleViT's, for files with its keys alone and no BASE: docs/paddlevit.md names the key for others"
-_OTHERWISE = {  # what PaddleViT's training does otherwise: (whether it matters, in words and with the key for its way)
+# what PaddleViT's training does otherwise: (whether it matters, in words and with the key for its
+# way)
+_OTHERWISE = {
     "rate": (
         lambda train: not train.LR_SCHEDULER.PER_EPOCH,
         "changes the rate once an epoch (TRAIN.LR_SCHEDULER.PER_EPOCH True does so here)",
@@ -62,7 +65,9 @@ _OTHERWISE = {  # what PaddleViT's training does otherwise: (whether it matters,
 
 
 class Family(NamedTuple):
-    """One of the YAML files beside this module, with what it is LIKE: see the module's head for the parts."""
+    """One of the YAML files beside this module, with what it is LIKE: see the module's head for the
+    parts.
+    """
 
     name: str
     types: tuple[str, ...]
@@ -78,7 +83,9 @@ class Family(NamedTuple):
 def family(name: str) -> Family:
     """Returns the family file ``NAME.yaml``."""
     content = read_yaml(FOLDER / f"{name}.yaml")
-    like = family(content["LIKE"]) if "LIKE" in content else Family(name, (), {}, (), {}, {}, {}, ())
+    like = (
+        family(content["LIKE"]) if "LIKE" in content else Family(name, (), {}, (), {}, {}, {}, ())
+    )
     return Family(
         name,
         tuple(content.get("TYPES", ())),
@@ -130,7 +137,8 @@ class Reading(NamedTuple):
 def read(
     path: Path, content: dict[str, Any], own: dict[str, Any], others: dict[str, Any]
 ) -> tuple[Reading | None, str]:
-    """Returns (what a file of PaddleViT's, or a family's of this folder, comes to, a line to tell), or (None, "").
+    """Returns (what a file of PaddleViT's, or a family's of this folder, comes to, a line to tell),
+    or (None, "").
 
     Args:
         path, content: of the file, which names no BASE.
@@ -146,8 +154,13 @@ def read(
         return Reading(one.name, translate(one, own, path)[0]), ""
     one, foreign = family_of(content, own)
     if one is None:
-        nobodys = [key for key in own if key not in others and not has_key(key)]  # it is named as unknown
-        if foreign and not nobodys and _matters(newest := families(content["MODEL"]["TYPE"])[0], own, others):
+        # it is named as unknown
+        nobodys = [key for key in own if key not in others and not has_key(key)]
+        if (
+            foreign
+            and not nobodys
+            and _matters(newest := families(content["MODEL"]["TYPE"])[0], own, others)
+        ):
             raise InputError(
                 f"{path}: it names no BASE, as PaddleViT's files, but PaddleViT's {newest.name} has {foreign}; say"
                 f" which defaults hold: BASE: paddlevit/{newest.name}.yaml (PaddleViT's) or BASE: '' (config.py's)"
@@ -157,29 +170,37 @@ def read(
     told = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
     unsaid = translate(one, {}, path)[0]
     said = {own_key(key, value) for key, value in own.items()}
-    defaults = frozenset(key for key, value in values.items() if key not in said and unsaid.get(key) == value)
+    defaults = frozenset(
+        key for key, value in values.items() if key not in said and unsaid.get(key) == value
+    )
     return Reading(one.name, values, defaults), (
         f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{told}"
     )
 
 
 def _matters(newest: Family, own: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Whether a file that isn't all PaddleViT's means something else by its defaults than by config.py's (``others``).
+    """Whether a file that isn't all PaddleViT's means something else by its defaults than by
+    config.py's (``others``).
 
     For ViT both are the same, unless the file has keys that only PaddleViT has.
     """
     values, _ = translate(newest, {}, FOLDER)
     seen = {
-        key: value for key, value in values.items() if key.startswith(("TRAIN.", "DATA.IMAGENET_", "DATA.CROP_PCT"))
+        key: value
+        for key, value in values.items()
+        if key.startswith(("TRAIN.", "DATA.IMAGENET_", "DATA.CROP_PCT"))
     }
-    return any(key not in others for key in own) or any(value != others[key] for key, value in seen.items())
+    return any(key not in others for key in own) or any(
+        value != others[key] for key, value in seen.items()
+    )
 
 
 def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | None, str | None]:
     """Returns the family that a YAML file is a difference to: (the family, None).
 
-    A file is PaddleViT's if it names no BASE, its MODEL.TYPE is one of PaddleViT's, and PaddleViT has all its keys.
-    If only the last doesn't hold, (None, what PaddleViT doesn't have, in words) is returned; else (None, None).
+    A file is PaddleViT's if it names no BASE, its MODEL.TYPE is one of PaddleViT's, and PaddleViT
+    has all its keys. If only the last doesn't hold, (None, what PaddleViT doesn't have, in words)
+    is returned; else (None, None).
 
     Args:
         content: of the file.
@@ -196,7 +217,8 @@ def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | 
     foreign = [key for key in keys if not any(key in one.defaults for one in candidates)]
     if foreign:
         return None, f"no {foreign[0]}"
-    # Each key is of one format, but none has them all: one key that the newest lacks, one that the others lack.
+    # Each key is of one format, but none has them all: one key that the newest lacks, one that the
+    # others lack.
     lacking = [next(key for key in keys if key not in one.defaults) for one in candidates]
     return None, f"no format with both {' and '.join(dict.fromkeys(reversed(lacking)))}"
 
@@ -212,11 +234,15 @@ def translate(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, A
     Raises:
         InputError: a value that PaddleViT takes and this toolkit doesn't have.
     """
-    settings = {key: parse_value(v) if isinstance(v, str) else v for key, v in (one.defaults | own).items()}
+    settings = {
+        key: parse_value(v) if isinstance(v, str) else v for key, v in (one.defaults | own).items()
+    }
     for key in own:
         _check_kind(key, settings[key], one.defaults[key], path)
     if settings.get("MODEL.MAE_PRETRAIN") and "MODEL.MAE_PRETRAIN" in own:
-        raise InputError(f"{path}: MAE_PRETRAIN is True, but MAE's pre-training isn't here; give a fine-tuning's file")
+        raise InputError(
+            f"{path}: MAE_PRETRAIN is True, but MAE's pre-training isn't here; give a fine-tuning's file"
+        )
     idle = {key for key in settings if any(fnmatchcase(key, pattern) for pattern in one.ignored)}
     settings = {key: value for key, value in settings.items() if key not in idle}
     for key in settings.keys() & one.only.keys():
@@ -227,14 +253,18 @@ def translate(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, A
     values, unused = _of_training(one, settings)
     values |= of_models(settings, own, path)
     for key, value in settings.items():
-        values.setdefault(own_key(key, value), value.lower() if value and key == "MODEL.CNN.ACTIVATION" else value)
+        values.setdefault(
+            own_key(key, value), value.lower() if value and key == "MODEL.CNN.ACTIVATION" else value
+        )
     if values["DATA.BATCH_SIZE_EVAL"] is None:  # there it is -batch_size
         del values["DATA.BATCH_SIZE_EVAL"]
     return values | one.here, sorted((idle | unused) & own.keys())
 
 
 def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
-    """Raises InputError where a value isn't of its default's kind, as PaddleViT does; "auto" is this toolkit's."""
+    """Raises InputError where a value isn't of its default's kind, as PaddleViT does; "auto" is
+    this toolkit's.
+    """
     found = _kind(value)
     expected = _kind(parse_value(default) if isinstance(default, str) else default)
     if None in (value, default) or value == "auto" or found == expected:
@@ -246,7 +276,13 @@ def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
 
 
 def _kind(value: Any) -> str:
-    kinds = {bool: "True or False", int: "a number", float: "a number", list: "a list", tuple: "a list"}
+    kinds = {
+        bool: "True or False",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        tuple: "a list",
+    }
     return kinds.get(type(value), "a word")
 
 
@@ -260,24 +296,39 @@ def own_key(key: str, value: Any = None) -> str:
     name = _ALIASES.get(name, name)
     if name == "IN_CHANNELS":
         return "DATA.IMAGE_CHANNELS"
-    by_stage = {"EMBED_DIM": "EMBED_DIMS", "DEPTH": "STAGE_DEPTHS"} if isinstance(value, list) else {}
+    by_stage = (
+        {"EMBED_DIM": "EMBED_DIMS", "DEPTH": "STAGE_DEPTHS"} if isinstance(value, list) else {}
+    )
     return f"MODEL.{by_stage.get(name, name)}"
 
 
 def difference_lines(name: str, config: Configuration) -> list[str]:
-    """Returns one line, or none: where PaddleViT's training of a family differs, with the keys for its way."""
+    """Returns one line, or none: where PaddleViT's training of a family differs, with the keys for
+    its way.
+    """
     told = [*family(name).differs, "average", "policy"]
-    lines = [line for what, (matters, line) in _OTHERWISE.items() if what in told and matters(config.TRAIN)]
+    lines = [
+        line
+        for what, (matters, line) in _OTHERWISE.items()
+        if what in told and matters(config.TRAIN)
+    ]
     return [f"PaddleViT itself {'; '.join(lines)}: docs/paddlevit.md"] if lines else []
 
 
 def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """Takes out of ``settings`` what has no key of its own here; returns what that comes to, and what is unused."""
+    """Takes out of ``settings`` what has no key of its own here; returns what that comes to, and
+    what is unused.
+    """
     values: dict[str, Any] = {}
-    train = {key.removeprefix("TRAIN."): value for key, value in settings.items() if key.startswith("TRAIN.")}
+    train = {
+        key.removeprefix("TRAIN."): value
+        for key, value in settings.items()
+        if key.startswith("TRAIN.")
+    }
     if train.get("OPTIMIZER.NAME") == "AdamWDL":  # AdamW with rates by layer
         values["TRAIN.OPTIMIZER.NAME"] = "AdamW"
-    if train.get("LR_SCHEDULER.NAME", "warmupcosine") != "warmupcosine":  # the others take neither key there
+    # the others take neither key there
+    if train.get("LR_SCHEDULER.NAME", "warmupcosine") != "warmupcosine":
         values |= {"TRAIN.WARMUP_EPOCHS": 0, "TRAIN.END_LR": 0.0}
     policy = next((policy for switch, policy in one.augment.items() if train.get(switch)), "")
     values["TRAIN.AUTO_AUGMENT"] = policy.format(**train) or None
@@ -287,7 +338,10 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
         values["TRAIN.COLOR_JITTER"] = 0.0
         unused.add("TRAIN.COLOR_JITTER")
     if "DISTILLATION_TYPE" in train:  # TEACHER_MODEL is the teacher's weights there
-        distils = settings.pop("MODEL.DISTILL", True) and train["DISTILLATION_TYPE"] not in (None, "none")
+        distils = settings.pop("MODEL.DISTILL", True) and train["DISTILLATION_TYPE"] not in (
+            None,
+            "none",
+        )
         file = train["TEACHER_MODEL"]
         weights = file and f"{file.removesuffix('.pdparams')}.pdparams"
         if "MODEL.DISTILLED" not in one.ignored:
@@ -295,8 +349,12 @@ def _of_training(one: Family, settings: dict[str, Any]) -> tuple[dict[str, Any],
         values["TRAIN.DISTILLATION_TYPE"] = train["DISTILLATION_TYPE"] if distils else None
         values["TRAIN.TEACHER_MODEL"] = "regnety_160" if distils else None
         values["TRAIN.TEACHER_PATH"] = weights if distils else None
-    if settings.pop("TRAIN.MULTI_SCALE_SAMPLER_DDP", False):  # five sizes, from half of the images' to half more
-        sides = (int(settings["DATA.IMAGE_SIZE"] * quarters / 4) // 32 * 32 for quarters in (2, 3, 4, 5, 6))
+    # five sizes, from half of the images' to half more
+    if settings.pop("TRAIN.MULTI_SCALE_SAMPLER_DDP", False):
+        sides = (
+            int(settings["DATA.IMAGE_SIZE"] * quarters / 4) // 32 * 32
+            for quarters in (2, 3, 4, 5, 6)
+        )
         values["DATA.MULTI_SCALE"] = list(dict.fromkeys(sides))
     for name in numbers | one.augment.keys():
         settings.pop(f"TRAIN.{name}", None)

@@ -1,4 +1,6 @@
-"""The machine's clock is set while a run goes on: nothing in it goes by that clock, but what it writes as the time."""
+"""The machine's clock is set while a run goes on: nothing in it goes by that clock, but what it
+writes as the time.
+"""
 
 import os
 import re
@@ -59,7 +61,16 @@ def clock(tmp_path_factory):
         pytest.skip("a clock that is set needs gcc")
     folder = tmp_path_factory.mktemp("clock")
     (folder / "shifted.c").write_text(SHIFTED)
-    words = ["gcc", "-shared", "-fPIC", "-O1", "-o", folder / "shifted.so", folder / "shifted.c", "-ldl"]
+    words = [
+        "gcc",
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-o",
+        folder / "shifted.so",
+        folder / "shifted.c",
+        "-ldl",
+    ]
     subprocess.run(words, check=True)
     return {"LD_PRELOAD": str(folder / "shifted.so"), "SHIFT": str(folder / "shift")}
 

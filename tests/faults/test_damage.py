@@ -1,4 +1,6 @@
-"""Checkpoints whose files are damaged: named, refused, and under -resume=auto left for the one before."""
+"""Checkpoints whose files are damaged: named, refused, and under -resume=auto left for the one
+before.
+"""
 
 import hashlib
 import json
@@ -18,7 +20,13 @@ from support.training_runs import assert_same_run, train
 from errors import InputError, RunError
 from training.checkpoint.folder import find_checkpoints, verify
 
-FILES = ["model.safetensors", "ema.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS"]
+FILES = [
+    "model.safetensors",
+    "ema.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "SHA256SUMS",
+]
 OPTIONS = [
     "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "2", "TRAIN.MODEL_EMA", "True", "SAVE_STEPS", "1", "KEEP_LAST", "1000",
     "REPORT_FREQ", "3",
@@ -79,11 +87,15 @@ def delete(file):
 
 @pytest.mark.parametrize("damage", [truncate, flip, delete])
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_named_and_auto_takes_the_checkpoint_before(damaged, whole, tmp_path, tiny, name, damage):
+def test_a_damaged_file_is_named_and_auto_takes_the_checkpoint_before(
+    damaged, whole, tmp_path, tiny, name, damage
+):
     chosen = damaged / "checkpoints" / "epoch_0002_sample_000000016"
     what = damage(chosen / name)
     expected = f"{chosen}: damaged checkpoint: {name}: {what}"
-    with pytest.raises(InputError, match=rf"^{re.escape(expected)}; take an earlier one, or -resume=auto, which"):
+    with pytest.raises(
+        InputError, match=rf"^{re.escape(expected)}; take an earlier one, or -resume=auto, which"
+    ):
         train([*tiny, *OPTIONS, "MODEL.RESUME", str(chosen)], tmp_path / "other", 32)
     train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)
     told = [line[14:] for line in (damaged / "log.txt").read_text().splitlines()]
@@ -120,7 +132,9 @@ def test_the_statistics_of_each_rank_are_verified(tmp_path):
     shutil.copytree(chosen, spare)
     for damage in (truncate, delete, flip):
         shutil.copy(spare / "statistics.safetensors", chosen)
-        expected = re.escape(f"damaged checkpoint: statistics.safetensors: {damage(chosen / 'statistics.safetensors')}")
+        expected = re.escape(
+            f"damaged checkpoint: statistics.safetensors: {damage(chosen / 'statistics.safetensors')}"
+        )
         with pytest.raises(InputError, match=expected):
             train([*BATCH_NORM, "MODEL.RESUME", str(chosen)], tmp_path / "other", 64)
     run_ranks(train, [*BATCH_NORM, "MODEL.RESUME", "auto"], tmp_path / "run", 64)
@@ -136,7 +150,10 @@ def test_auto_goes_back_as_far_as_it_has_to_and_no_further(damaged, whole, tiny)
         train([*tiny, *OPTIONS, "MODEL.RESUME", str(damaged / "checkpoints" / "last")], damaged, 32)
     train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)
     told = (damaged / "log.txt").read_text()
-    assert told.count("damaged checkpoint: optimizer.safetensors: it isn't what was written") == len(found) - 1
+    assert (
+        told.count("damaged checkpoint: optimizer.safetensors: it isn't what was written")
+        == len(found) - 1
+    )
     assert f"resumed after epoch 0, 8 samples into the next, from {found[0]}\n" in told
     assert_same_run(whole, damaged)
 
@@ -146,7 +163,9 @@ def test_where_all_are_damaged_nothing_begins_afresh_by_itself(damaged, tiny):
     for folder in found:
         flip(folder / "model.safetensors")
     expected = rf"checkpoints: none of its {len(found)} checkpoints is whole \(.*{found[-1].name}: damaged checkpoint: "
-    with pytest.raises(InputError, match=expected + r"model\.saf.*\); remove them to start afresh$"):
+    with pytest.raises(
+        InputError, match=expected + r"model\.saf.*\); remove them to start afresh$"
+    ):
         train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)
     assert find_checkpoints(damaged / "checkpoints") == found
 
@@ -154,7 +173,9 @@ def test_where_all_are_damaged_nothing_begins_afresh_by_itself(damaged, tiny):
 def test_the_link_to_the_last_may_dangle(damaged, whole, tiny):
     newest = find_checkpoints(damaged / "checkpoints")[-1]
     shutil.rmtree(newest)
-    with pytest.raises(InputError, match=f"no checkpoint at {newest}: expected a folder that holds state.json"):
+    with pytest.raises(
+        InputError, match=f"no checkpoint at {newest}: expected a folder that holds state.json"
+    ):
         train([*tiny, *OPTIONS, "MODEL.RESUME", str(damaged / "checkpoints" / "last")], damaged, 32)
     train([*tiny, *OPTIONS, "MODEL.RESUME", "auto"], damaged, 32)
     assert_same_run(whole, damaged)
@@ -203,14 +224,18 @@ def test_a_checkpoint_that_holds_nan_is_refused(damaged, tmp_path, tiny, name):
     arrays[key] = np.full_like(arrays[key], np.nan)
     save_file(arrays, chosen / name)
     lines = [line.split("  ")[1] for line in (chosen / "SHA256SUMS").read_text().splitlines()]
-    sums = [f"{hashlib.sha256((chosen / line).read_bytes()).hexdigest()}  {line}\n" for line in lines]
+    sums = [
+        f"{hashlib.sha256((chosen / line).read_bytes()).hexdigest()}  {line}\n" for line in lines
+    ]
     (chosen / "SHA256SUMS").write_text("".join(sums))
     with pytest.raises(InputError, match=rf"{name}.*{re.escape(key)}.* NaN or infinite"):
         train([*tiny, *OPTIONS, "MODEL.RESUME", str(chosen)], tmp_path / "other", 32)
 
 
 def test_no_checkpoint_holds_nan(tmp_path, tiny):
-    with pytest.raises(RunError, match=r"the loss is nan at step \d|isn't saved: .* holds NaN or infinite values"):
+    with pytest.raises(
+        RunError, match=r"the loss is nan at step \d|isn't saved: .* holds NaN or infinite values"
+    ):
         train([*tiny, *OPTIONS, "TRAIN.BASE_LR", "1e6", "TRAIN.WEIGHT_DECAY", "1e6"], tmp_path, 32)
     for folder in find_checkpoints(tmp_path / "checkpoints"):
         verify(folder)
@@ -225,4 +250,6 @@ def test_the_command_refuses_in_one_line(damaged):
     expected = re.escape(
         f"{damaged}/checkpoints/epoch_0002_sample_000000016: damaged checkpoint: ema.safetensors: {what};"
     )
-    assert_fails(start(damaged.parent, *flags), 2, re.compile(f"error: {expected} take an earlier one, .*\n"))
+    assert_fails(
+        start(damaged.parent, *flags), 2, re.compile(f"error: {expected} take an earlier one, .*\n")
+    )

@@ -1,7 +1,8 @@
-"""A disk that is full, or becomes read-only: one line, the checkpoint before whole, and the run goes on from it.
+"""A disk that is full, or becomes read-only: one line, the checkpoint before whole, and the run
+goes on from it.
 
-A limit on a file's size (``ulimit -f``) makes a write fail at a chosen file, in a chosen process, at any moment; the
-small file systems need root.
+A limit on a file's size (``ulimit -f``) makes a write fail at a chosen file, in a chosen process,
+at any moment; the small file systems need root.
 """
 
 import re
@@ -31,7 +32,9 @@ def disk(tmp_path):
     """A file system of 6 MB: room for two checkpoints of the short run, not for three."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], capture_output=True
+    ).returncode:
         pytest.skip("mounting a file system needs root")
     yield folder
     subprocess.run(["umount", "-R", "-l", folder], check=True)
@@ -74,8 +77,11 @@ def test_a_checkpoint_that_does_not_fit_ends_the_run(tmp_path, whole):
 @pytest.mark.slow
 def test_the_first_checkpoint_does_not_fit(tmp_path, whole):
     process = start(tmp_path, *RUN)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LOGS_ALONE, resource.RLIM_INFINITY))  # its ranks inherit it
-    none = NOT_SAVED.format(*FULL, "").replace("the last whole checkpoint is ", "there is none before it")
+    # its ranks inherit it
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (LOGS_ALONE, resource.RLIM_INFINITY))
+    none = NOT_SAVED.format(*FULL, "").replace(
+        "the last whole checkpoint is ", "there is none before it"
+    )
     assert_fails(process, 1, re.compile(f"error: {none}\n"))
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
     assert_ends_like(whole, tmp_path)
@@ -86,7 +92,9 @@ def test_save_on_error_continue_goes_on_until_there_is_room(tmp_path, whole):
     process, _ = saving(tmp_path, "SAVE_ON_ERROR", "continue")
     limit_files(process, LOGS_ALONE)
     log = tmp_path / "run" / "log.txt"
-    told = re.compile(NOT_SAVED.format(*FULL, rf"{tmp_path}/run/checkpoints/epoch_\w+") + "; the run goes on")
+    told = re.compile(
+        NOT_SAVED.format(*FULL, rf"{tmp_path}/run/checkpoints/epoch_\w+") + "; the run goes on"
+    )
     assert wait_for(lambda: told.search(log.read_text()), process)
     assert_whole(tmp_path / "run")
     limit_files(process, resource.RLIM_INFINITY)
@@ -124,13 +132,18 @@ def test_logs_and_metrics_that_do_not_fit_are_told_and_the_run_goes_on(tmp_path)
     metrics = tmp_path / "run" / "metrics.jsonl"
     limit_files(process, 1)
     written = metrics.stat().st_size
-    while "run/metrics.jsonl: a line is lost (File too large); the run goes on" not in process.stdout.readline():
+    while (
+        "run/metrics.jsonl: a line is lost (File too large); the run goes on"
+        not in process.stdout.readline()
+    ):
         assert process.poll() is None
     assert metrics.stat().st_size == written
     limit_files(process, resource.RLIM_INFINITY)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
-    assert re.fullmatch(r"(\S+run/log(_0)?\.txt: not written \(File too large\); the run goes on\n){1,2}", errors)
+    assert re.fullmatch(
+        r"(\S+run/log(_0)?\.txt: not written \(File too large\); the run goes on\n){1,2}", errors
+    )
     assert "summary: acc1: " in log.read_text()
 
 
@@ -143,14 +156,19 @@ def test_curves_that_do_not_fit_are_drawn_by_the_next_start(tmp_path, whole):
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
     printed, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert "curves.png isn't written (File too large: raise the limit on a file's size); -resume=auto " in printed
+    assert (
+        "curves.png isn't written (File too large: raise the limit on a file's size); -resume=auto "
+        in printed
+    )
     assert not [name for name in (tmp_path / "run").iterdir() if "curves" in name.name]
     assert_ends_like(whole, tmp_path)
 
 
 @pytest.mark.slow
 def test_a_small_file_system_fills_up(disk, whole):
-    expected = NOT_SAVED.format(28, "No space left on device", "free some space", rf"{disk}/run/checkpoints/epoch_\w+")
+    expected = NOT_SAVED.format(
+        28, "No space left on device", "free some space", rf"{disk}/run/checkpoints/epoch_\w+"
+    )
     assert_fails(start(disk, *RUN), 1, re.compile(f"error: {expected}\n"))
     assert_whole(disk / "run")
     subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
@@ -183,9 +201,12 @@ def test_a_read_only_file_system_is_refused(disk):
 def test_a_file_system_becomes_read_only(disk, whole, part):
     subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
     process, pids = saving(disk)
-    # Over the folder, since the logs are open for writing: a file system in use isn't made read-only by request.
+    # Over the folder, since the logs are open for writing: a file system in use isn't made
+    # read-only by request.
     subprocess.run(["mount", "--bind", disk / part, disk / part], check=True)
-    while subprocess.run(["mount", "-o", "remount,ro,bind", disk / part], capture_output=True).returncode:
+    while subprocess.run(
+        ["mount", "-o", "remount,ro,bind", disk / part], capture_output=True
+    ).returncode:
         assert process.poll() is None  # a checkpoint was being written
     saved = r"it is saved in run-saved/checkpoints/epoch_\w+, from where -resume goes on with a new -output"
     message = rf"epoch_\w+ wasn't saved \(\[Errno 30\] Read-only file system: '\S+'\): make it writable; {saved}"

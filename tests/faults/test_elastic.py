@@ -1,4 +1,5 @@
-"""Runs that go on by themselves after a rank or a machine was lost, and what a launcher's console tells.
+"""Runs that go on by themselves after a rank or a machine was lost, and what a launcher's console
+tells.
 
 Elastic runs under Paddle's launcher need requirements-elastic.txt; they are skipped without it.
 """
@@ -18,7 +19,14 @@ from pathlib import Path
 import pytest
 from support import programs
 from support.fault_runs import RUN, finish
-from support.programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
+from support.programs import (
+    assert_none_left,
+    descendants,
+    ranks_of,
+    start,
+    wait_for,
+    wait_for_first_step,
+)
 from support.ranks import free_ports
 from support.training_runs import assert_same_run
 
@@ -28,11 +36,15 @@ LONG = [
     "REPORT_FREQ", "11", "SAVE_STEPS", "20", "SAVE_FREQ", "0", "SAVE_MINUTES", "none",
 ]  # fmt: skip
 ETCD = Path(sys.executable).with_name("etcd")
-needs_etcd = pytest.mark.skipif(not (importlib.util.find_spec("etcd3") and ETCD.exists()), reason="no etcd")
+needs_etcd = pytest.mark.skipif(
+    not (importlib.util.find_spec("etcd3") and ETCD.exists()), reason="no etcd"
+)
 
 
 def launch(folder, name, *flags):
-    """Starts Paddle's launcher on main_multi_gpu.py; returns the process, whose console is the file ``name``."""
+    """Starts Paddle's launcher on main_multi_gpu.py; returns the process, whose console is the file
+    ``name``.
+    """
     command = [sys.executable, "-m", "paddle.distributed.launch", f"--log_dir=log_{name}"]
     command += [flag for flag in flags if flag.startswith("--")] + [MAIN]
     return started(folder, name, [*command, *(flag for flag in flags if not flag.startswith("--"))])
@@ -42,15 +54,21 @@ def launch_elastic(folder, name, *flags, **environment):
     """Starts run_train_multi_node.sh; returns the process, whose console is the file ``name``."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment |= {"PATH": path, "VIRTUAL_ENV": "1", "LOG_DIR": f"log_{name}"}
-    return started(folder, name, ["sh", str(programs.ROOT / "run_train_multi_node.sh"), *flags], **environment)
+    return started(
+        folder, name, ["sh", str(programs.ROOT / "run_train_multi_node.sh"), *flags], **environment
+    )
 
 
 def started(folder, name, command, **environment):
-    environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | environment
+    environment = {
+        key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"
+    } | environment
     environment["OMP_NUM_THREADS"] = "1"
     with open(folder / name, "w") as console:
         streams = {"stdout": console, "stderr": console}
-        process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, start_new_session=True, **streams
+        )
     programs.started.append(process)
     return process
 
@@ -114,7 +132,9 @@ def test_a_lost_rank_is_started_again_and_the_run_ends_in_the_same_bits(tmp_path
     assert process.returncode == 0, errors
     lost = r"rank \d was killed by SIGKILL \(is memory short\?\) at step \d+"
     where = r"\(DIST\.MAX_RESTART\) with 2 processes from run/checkpoints/epoch_\w+\n"
-    assert re.fullmatch(rf"{lost}; restart 1 of 2 {where}{lost}; restart 2 of 2 {where}", errors), errors
+    assert re.fullmatch(rf"{lost}; restart 1 of 2 {where}{lost}; restart 2 of 2 {where}", errors), (
+        errors
+    )
     assert (tmp_path / "run" / "log.txt").read_text().count("; restart ") == 2
     assert_same_run(whole, tmp_path / "run")
     assert set(samples_by_epoch(tmp_path / "run").values()) == {1408}
@@ -126,12 +146,18 @@ def test_a_lost_rank_is_started_again_and_the_run_ends_in_the_same_bits(tmp_path
 def test_a_restart_takes_as_many_processes_as_there_are_devices(tmp_path, whole):
     process = start(tmp_path, *LONG, "DIST.MAX_RESTART", "2")
     wait_for_save(process, tmp_path / "run")
-    os.sched_setaffinity(process.pid, [min(os.sched_getaffinity(0))])  # without a GPU, cores are the devices
+    # without a GPU, cores are the devices
+    os.sched_setaffinity(process.pid, [min(os.sched_getaffinity(0))])
     os.kill(ranks_of(process)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert "with 1 process instead of 2, as many as there are devices now, from run/checkpoints/epoch_" in errors
-    assert "\n1 process on cpu" in re.sub(r"(?m)^\d{4} [\d:]+ ", "", (tmp_path / "run" / "log.txt").read_text())
+    assert (
+        "with 1 process instead of 2, as many as there are devices now, from run/checkpoints/epoch_"
+        in errors
+    )
+    assert "\n1 process on cpu" in re.sub(
+        r"(?m)^\d{4} [\d:]+ ", "", (tmp_path / "run" / "log.txt").read_text()
+    )
     assert set(samples_by_epoch(tmp_path / "run").values()) == {1408}
     print(f"acc1 {result(tmp_path / 'run')['acc1']:.2f}, left alone {result(whole)['acc1']:.2f}")
 
@@ -148,7 +174,8 @@ def test_a_launchers_console_tells_the_cause(tmp_path):
     assert process.wait(60) == 1
     (told,) = losses(tmp_path / "console")
     assert re.fullmatch(
-        rf"error: rank 1 \(process {victim} on \S+\) was killed by SIGKILL \(is memory short\?\) at step \d+", told
+        rf"error: rank 1 \(process {victim} on \S+\) was killed by SIGKILL \(is memory short\?\) at step \d+",
+        told,
     )
     assert "terminate called" not in (tmp_path / "console").read_text()
     assert_none_left(pids)
@@ -167,7 +194,9 @@ def test_a_suspended_rank_is_named_under_a_launcher(tmp_path, rank, patience):
     assert process.wait(60) == 1
     who = rf"rank {rank} \(process {victim} on \S+\) is suspended \(SIGSTOP, or a debugger\) at step \d+"
     stalled = rf"error: no progress in 15 s \(DIST\.TIMEOUT\): {who}"
-    expected = stalled if patience == "15" else f"error: {who}, and the others waited for it in vain"
+    expected = (
+        stalled if patience == "15" else f"error: {who}, and the others waited for it in vain"
+    )
     (told,) = losses(tmp_path / "console")
     assert re.fullmatch(expected, told)
     assert time.time() - asked < (25 if patience == "15" else 45)
@@ -190,8 +219,22 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
 def etcd(tmp_path_factory):
     """The environment of run_train_multi_node.sh for a server of our own; each call is another job."""
     client, peer = (f"http://127.0.0.1:{port}" for port in free_ports(2))
-    flags = ["--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer]
-    command = [str(ETCD), "--data-dir", str(tmp_path_factory.mktemp("etcd")), "--log-level", "error", *flags]
+    flags = [
+        "--listen-client-urls",
+        client,
+        "--advertise-client-urls",
+        client,
+        "--listen-peer-urls",
+        peer,
+    ]
+    command = [
+        str(ETCD),
+        "--data-dir",
+        str(tmp_path_factory.mktemp("etcd")),
+        "--log-level",
+        "error",
+        *flags,
+    ]
     server = subprocess.Popen(command, start_new_session=True)
     jobs = itertools.count()
     common = {"MASTER": client.replace("http", "etcd"), "ELASTIC_TIMEOUT": "10"}
@@ -214,11 +257,14 @@ def test_a_rank_that_is_killed_is_started_again_by_the_launcher(tmp_path, whole,
     assert process.wait(120) == 0
     (told,) = losses(tmp_path / "console")
     assert re.fullmatch(
-        rf"error: rank 1 \(process {killed} on \S+\) was killed by SIGKILL \(is memory short\?\) at step \d+", told
+        rf"error: rank 1 \(process {killed} on \S+\) was killed by SIGKILL \(is memory short\?\) at step \d+",
+        told,
     )
     assert_same_run(whole, tmp_path / "run")
     assert set(samples_by_epoch(tmp_path / "run").values()) == {1408}
-    print(f"went on after {took:.0f} s, acc1 {result(tmp_path / 'run')['acc1']:.2f}, the same bits as left alone")
+    print(
+        f"went on after {took:.0f} s, acc1 {result(tmp_path / 'run')['acc1']:.2f}, the same bits as left alone"
+    )
 
 
 @needs_etcd
@@ -234,7 +280,10 @@ def test_a_node_that_is_lost_and_comes_back(tmp_path, etcd, node):
 
     def went_on(words):
         began = time.time()
-        assert wait_for(lambda: log.read_text().rpartition("configuration, where")[2].count(words), nodes[1 - lost])
+        assert wait_for(
+            lambda: log.read_text().rpartition("configuration, where")[2].count(words),
+            nodes[1 - lost],
+        )
         wait_for_first_step(nodes[1 - lost], tmp_path / "run")
         moments.append(time.time() - began)
 
@@ -248,9 +297,12 @@ def test_a_node_that_is_lost_and_comes_back(tmp_path, etcd, node):
     assert [process.wait(240) for process in nodes] == [0, 0]
     taken = samples_by_epoch(tmp_path / "run")
     assert list(taken) == list(range(1, 41))
-    # Where the global batch changed within an epoch, its tail is what doesn't fill a batch of the new size.
+    # Where the global batch changed within an epoch, its tail is what doesn't fill a batch of the
+    # new size.
     changed = [samples for samples in taken.values() if samples != 1408]
     assert len(changed) <= 2
     assert all(1433 - 64 < samples <= 1433 for samples in changed)
     waited = " and ".join(f"{seconds:.0f}" for seconds in moments)
-    print(f"rank {node}'s node: went on after {waited} s, acc1 {result(tmp_path / 'run')['acc1']:.2f}")
+    print(
+        f"rank {node}'s node: went on after {waited} s, acc1 {result(tmp_path / 'run')['acc1']:.2f}"
+    )

@@ -1,4 +1,5 @@
-"""Runs that are killed and stopped at random moments, resumed until they end, and compared with one left alone.
+"""Runs that are killed and stopped at random moments, resumed until they end, and compared with one
+left alone.
 
 python -m pytest -m slow tests/faults/test_kills.py -s    the campaign of 25 faults, a line for each
 """
@@ -15,7 +16,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from support.programs import assert_none_left, ranks_of, start, wait_for, wait_for_first_step, workers_of
+from support.programs import (
+    assert_none_left,
+    ranks_of,
+    start,
+    wait_for,
+    wait_for_first_step,
+    workers_of,
+)
 from support.training_runs import assert_same_run, records
 
 from training.checkpoint import folder
@@ -31,7 +39,9 @@ SEED = 5
 
 
 class Fault(NamedTuple):
-    """``number`` is sent to one of ``victims(process)``; the run ends with ``status`` and says ``message``."""
+    """``number`` is sent to one of ``victims(process)``; the run ends with ``status`` and says
+    ``message``.
+    """
 
     name: str
     number: signal.Signals
@@ -56,7 +66,11 @@ KILL = signal.SIGKILL
 TERM = signal.SIGTERM
 LOST_WORKER = r"rank \d: error: loader worker \d+ was killed by SIGKILL; is memory short\?\n"
 KILL_RANK = Fault(
-    "kill a rank", KILL, ranks_of, 1, r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n"
+    "kill a rank",
+    KILL,
+    ranks_of,
+    1,
+    r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n",
 )
 KILL_PARENT = Fault("kill the parent", KILL, the_parent, -KILL, "")
 TERMINATE = Fault("SIGTERM", TERM, the_parent, 143, stopped("SIGTERM"))
@@ -91,7 +105,9 @@ def newest(run):
 
 def assert_went_on(run, checkpoint):
     """The last start took up ``checkpoint``."""
-    taken = re.findall(r"resumed after .*, from .*/(\w+)\n|the run (starts) afresh", (run / "log.txt").read_text())
+    taken = re.findall(
+        r"resumed after .*, from .*/(\w+)\n|the run (starts) afresh", (run / "log.txt").read_text()
+    )
     assert taken[-1] == ((checkpoint, "") if checkpoint != "nothing" else ("", "starts"))
 
 
@@ -101,11 +117,15 @@ def writing(run):
 
 
 def saved_and_going_on(process, run):
-    """After SIGUSR1: waits for a checkpoint within an epoch, which nothing else asks for, and for steps after it."""
+    """After SIGUSR1: waits for a checkpoint within an epoch, which nothing else asks for, and for
+    steps after it.
+    """
     log = run / "log_0.txt"
     before = log.read_text().count("_sample_")
     process.send_signal(signal.SIGUSR1)
-    return wait_for(lambda: log.read_text().count("_sample_") > before, process) and wait_for_first_step(process, run)
+    return wait_for(
+        lambda: log.read_text().count("_sample_") > before, process
+    ) and wait_for_first_step(process, run)
 
 
 def inject(place, fault, rng, delay):
@@ -136,8 +156,11 @@ def inject(place, fault, rng, delay):
         asked = time.time()
         if alive:
             names = writing(run)
-            with contextlib.suppress(ProcessLookupError):  # the run may have come to its end meanwhile
-                os.kill(*((process.pid, KILL) if fault is SAVE else (rng.choice(victims), fault.number)))
+            # the run may have come to its end meanwhile
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(
+                    *((process.pid, KILL) if fault is SAVE else (rng.choice(victims), fault.number))
+                )
         within = bool(names & writing(run))  # before the signal and after it
         _, errors = process.communicate(timeout=60)
         took = time.time() - asked
@@ -158,7 +181,9 @@ def inject(place, fault, rng, delay):
     when = "aimed" if delay is None else f"{delay:.1f} s"
     when += ", in a save" * within
     cut = "a writing cut short; " if writing(run) else ""
-    print(f"{fault.name:16} {when:18} {took:4.1f} s  {cut}goes on from step {step}  {errors.strip()}")
+    print(
+        f"{fault.name:16} {when:18} {took:4.1f} s  {cut}goes on from step {step}  {errors.strip()}"
+    )
     return within
 
 
@@ -218,5 +243,7 @@ def test_twenty_five_faults(tmp_path, whole):
         runs += 1
         assert runs < 25, f"the runs end without obeying '{fault.name}'"
     finish(place, whole)
-    print(f"{len(hits)} faults, {sum(hits)} of them in a save, in {runs} runs: the same bits as one left alone")
+    print(
+        f"{len(hits)} faults, {sum(hits)} of them in a save, in {runs} runs: the same bits as one left alone"
+    )
     assert sum(hits) > 3

@@ -1,4 +1,5 @@
-"""Each process of a run, killed at each moment of it: one line that names the cause, nothing left, the same bits.
+"""Each process of a run, killed at each moment of it: one line that names the cause, nothing left,
+the same bits.
 
 python -m pytest -m slow tests/faults/test_processes.py -s    every process at every moment, a line for each
 """
@@ -40,7 +41,12 @@ def found(process):
 
 
 def maps(process, what):
-    return [pid for rank in ("rank 0", "rank 1") for pid in found(process)[rank] if what in read(f"/proc/{pid}/maps")]
+    return [
+        pid
+        for rank in ("rank 0", "rank 1")
+        for pid in found(process)[rank]
+        if what in read(f"/proc/{pid}/maps")
+    ]
 
 
 def says(text):
@@ -48,7 +54,9 @@ def says(text):
 
 
 def saves(number):
-    return lambda _, run: any(f"epoch_{number:04d}" in path.name for path in run.glob("checkpoints/.epoch_*"))
+    return lambda _, run: any(
+        f"epoch_{number:04d}" in path.name for path in run.glob("checkpoints/.epoch_*")
+    )
 
 
 MOMENTS = {
@@ -78,8 +86,8 @@ def expected(role, moment):
 
 
 def strike(folder, role, moment, number):
-    """Starts the run, and sends ``number`` to its ``role`` at ``moment``: (status, stderr, seconds), or None if the run
-    ended before that.
+    """Starts the run, and sends ``number`` to its ``role`` at ``moment``: (status, stderr,
+    seconds), or None if the run ended before that.
     """
     process = start(folder, *FLAGS)
     if not wait_for(lambda: MOMENTS[moment](process, folder / "run"), process):
@@ -112,5 +120,7 @@ def test_a_process_is_killed(tmp_path, whole, role, moment):
     print(f"\n{role}, {moment}: {struck or 'it ended before that'}")
     if struck:
         status, errors, _ = struck
-        assert any(status == code and re.fullmatch(line, errors) for code, line in expected(role, moment)), struck
+        assert any(
+            status == code and re.fullmatch(line, errors) for code, line in expected(role, moment)
+        ), struck
     assert_ends_like(whole, tmp_path, FLAGS)

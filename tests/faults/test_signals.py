@@ -1,4 +1,6 @@
-"""Signals from terminals, launchers and the system, streams that fail in a whole run, and a short memory."""
+"""Signals from terminals, launchers and the system, streams that fail in a whole run, and a short
+memory.
+"""
 
 import contextlib
 import os
@@ -12,7 +14,14 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from support.fault_runs import RUN, assert_ends_like, assert_fails, finish
-from support.programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
+from support.programs import (
+    assert_none_left,
+    descendants,
+    ranks_of,
+    start,
+    wait_for,
+    wait_for_first_step,
+)
 from support.ranks import free_ports
 from test_launched_runs import MAIN, torchrun
 from test_launched_runs import start as launch
@@ -29,7 +38,9 @@ def whole(tmp_path_factory):
 
 
 def training(folder, *flags):
-    """Starts the short run and waits for its first steps; (the process, the pids of all that belongs to it)."""
+    """Starts the short run and waits for its first steps; (the process, the pids of all that
+    belongs to it).
+    """
     process = start(folder, *RUN, *flags)
     pids = wait_for_first_step(process, folder / "run")
     assert pids
@@ -52,7 +63,9 @@ def test_a_terminal_that_is_closed(tmp_path, whole, how):
     status = ended(pid)
     assert_none_left(pids)
     assert status == (129 if how == "the script" else -signal.SIGHUP)
-    assert re.search("stopped by SIGHUP after step .*, saved in", (tmp_path / "run" / "log_0.txt").read_text())
+    assert re.search(
+        "stopped by SIGHUP after step .*, saved in", (tmp_path / "run" / "log_0.txt").read_text()
+    )
     assert_ends_like(whole, tmp_path)
 
 
@@ -87,7 +100,11 @@ def test_a_run_that_is_suspended_by_ctrl_z_goes_on(tmp_path, whole, seconds):
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGXCPU"])
 def test_signals_that_save_and_stop(tmp_path, whole, name, to):
     process, pids = training(tmp_path)
-    pid = {"the main process": process.pid, "the group": -process.pid, "a rank": ranks_of(process)[0]}[to]
+    pid = {
+        "the main process": process.pid,
+        "the group": -process.pid,
+        "a rank": ranks_of(process)[0],
+    }[to]
     os.kill(pid, getattr(signal, name))
     assert_fails(process, 128 + getattr(signal, name), re.compile(STOPPED.format(name)), pids)
     assert_ends_like(whole, tmp_path)
@@ -98,7 +115,11 @@ def test_signals_that_save_and_stop(tmp_path, whole, name, to):
 def test_ctrl_backslash_ends_a_run_at_once(tmp_path, whole, to):
     process, pids = training(tmp_path)
     os.kill(-process.pid if to == "the group" else ranks_of(process)[0], signal.SIGQUIT)
-    status, line = (-signal.SIGQUIT, "") if to == "the group" else (1, r"error: rank \d was killed by SIGQUIT at .*\n")
+    status, line = (
+        (-signal.SIGQUIT, "")
+        if to == "the group"
+        else (1, r"error: rank \d was killed by SIGQUIT at .*\n")
+    )
     assert_fails(process, status, re.compile(line), pids)
     assert_ends_like(whole, tmp_path)
 
@@ -115,11 +136,23 @@ sys.exit(max(rank.wait() for rank in ranks))
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["torchrun", "paddle"])
 def test_ranks_of_a_launcher_that_is_killed_save_and_end(tmp_path, kind):
-    given = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
+    given = {
+        "WORLD_SIZE": 2,
+        "LOCAL_WORLD_SIZE": 2,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": free_ports(1)[0],
+    }
     command = [sys.executable, "-c", LAUNCHER, *MAIN]
     given["TORCHELASTIC_RUN_ID"] = "none"
     if kind == "paddle":
-        command = [sys.executable, "-m", "paddle.distributed.launch", "--devices=0,1", "--log_dir=log", MAIN[1]]
+        command = [
+            sys.executable,
+            "-m",
+            "paddle.distributed.launch",
+            "--devices=0,1",
+            "--log_dir=log",
+            MAIN[1],
+        ]
         given = {"CUDA_VISIBLE_DEVICES": "0,1"}
     process, _ = launch(tmp_path, *command, *RUN, "TRAIN.NUM_EPOCHS", "100", **given)
     run = tmp_path / "run"
@@ -144,27 +177,45 @@ def test_the_watcher_of_a_launched_rank_is_killed(tmp_path, rank):
     said = "".join(log.read_text() for _, log in both)
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, errors
-    assert re.match(rf"error: rank {rank} .*was lost \(its machine went down, or its launcher killed it\)", errors[0])
+    assert re.match(
+        rf"error: rank {rank} .*was lost \(its machine went down, or its launcher killed it\)",
+        errors[0],
+    )
 
 
 # ------------------------------------------------------------ whole streams
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("streams", ["| head -1", ">&-", "<&- >&- 2>&-", ">/dev/full 2>&1", "| sleep 200"])
+@pytest.mark.parametrize(
+    "streams", ["| head -1", ">&-", "<&- >&- 2>&-", ">/dev/full 2>&1", "| sleep 200"]
+)
 def test_a_run_goes_on_whatever_becomes_of_its_output(tmp_path, whole, streams):
     command = " ".join(f"'{word}'" for word in [*SCRIPT, *RUN])
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-    shell = ["bash", "-c", f"{command} {streams.replace('|', '2>errors |')}; exit ${{PIPESTATUS[0]}}"]
+    shell = [
+        "bash",
+        "-c",
+        f"{command} {streams.replace('|', '2>errors |')}; exit ${{PIPESTATUS[0]}}",
+    ]
     if "sleep" in streams:
         shell[2] = f"({command} 2>errors; echo $? >status) {streams}"
-    given = {"env": os.environ | {"PATH": path, "VIRTUAL_ENV": "1"}, "cwd": tmp_path, "start_new_session": True}
+    given = {
+        "env": os.environ | {"PATH": path, "VIRTUAL_ENV": "1"},
+        "cwd": tmp_path,
+        "start_new_session": True,
+    }
     with contextlib.ExitStack() as last:
-        process = subprocess.Popen(shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **given)
+        process = subprocess.Popen(
+            shell, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **given
+        )
         last.enter_context(process)  # which waits, and closes its pipes, after the following:
         last.callback(lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
         if "sleep" in streams:
-            assert wait_for(lambda: (tmp_path / "status").exists() and (tmp_path / "status").read_text(), process)
+            assert wait_for(
+                lambda: (tmp_path / "status").exists() and (tmp_path / "status").read_text(),
+                process,
+            )
             assert (tmp_path / "status").read_text() == "0\n"
         else:
             printed, errors = process.communicate(timeout=120)
@@ -197,20 +248,25 @@ def memory_group():
 def test_where_memory_is_short_a_rank_is_named(tmp_path, memory_group, whole):
     limit, used = (memory_group / name for name in ("memory.max", "memory.current"))
     if not limit.exists():
-        limit, used = (memory_group / name for name in ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+        limit, used = (
+            memory_group / name for name in ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
 
     def limit_to_what_is_used():
         with contextlib.suppress(OSError):  # it has grown meanwhile
             return limit.write_text(used.read_text())
 
-    # All that the run takes counts, from its first page on: whom the kernel kills depends on each one's share of it.
+    # All that the run takes counts, from its first page on: whom the kernel kills depends on each
+    # one's share of it.
     (memory_group / "cgroup.procs").write_text(str(os.getpid()))
     try:
         process, pids = training(tmp_path)
     finally:
         (memory_group.parent / "cgroup.procs").write_text(str(os.getpid()))
     (rank,) = ranks_of(process)[:1]
-    scores = {pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (process.pid, rank)}
+    scores = {
+        pid: int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in (process.pid, rank)
+    }
     assert scores[rank] == 500 > scores[process.pid]
     assert wait_for(limit_to_what_is_used, process)
     line = r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n"

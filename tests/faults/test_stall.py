@@ -11,7 +11,14 @@ import pytest
 from conftest import write_images
 from safetensors.numpy import load_file
 from support.fault_runs import RUN, assert_ends_like, assert_fails, finish
-from support.programs import assert_none_left, descendants, ranks_of, start, wait_for, wait_for_first_step
+from support.programs import (
+    assert_none_left,
+    descendants,
+    ranks_of,
+    start,
+    wait_for,
+    wait_for_first_step,
+)
 
 from training.checkpoint.folder import find_checkpoints, verify
 
@@ -20,7 +27,8 @@ IMAGES = [
     "8", "TRAIN.NUM_EPOCHS", "4", "VALIDATE_FREQ", "2", "REPORT_FREQ", "1", "SAVE_STEPS", "3", "SAVE_FREQ", "0",
     "DATA.NUM_WORKERS", "2", "MODEL.NUM_CLASSES", "2", "TRAIN.WARMUP_EPOCHS", "2",
 ]  # fmt: skip
-TIMEOUT = ["DIST.TIMEOUT", "15"]  # seconds: a busy machine takes some to start, gloo gives up after 30
+# seconds: a busy machine takes some to start, gloo gives up after 30
+TIMEOUT = ["DIST.TIMEOUT", "15"]
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +71,9 @@ def test_a_suspended_rank_is_named_within_the_timeout(tmp_path, whole, rank):
     asked = time.time()
     os.kill(pid, signal.SIGSTOP)
     who = rf"rank {rank} \(process {pid}\) is suspended \(SIGSTOP, or a debugger\) at step \d+"
-    assert_fails(process, 1, re.compile(rf"error: no progress in 15 s \(DIST\.TIMEOUT\): {who}\n"), pids)
+    assert_fails(
+        process, 1, re.compile(rf"error: no progress in 15 s \(DIST\.TIMEOUT\): {who}\n"), pids
+    )
     assert 14 < time.time() - asked < 25
     assert_ends_like(whole, tmp_path)
 
@@ -75,7 +85,9 @@ def test_a_suspended_rank_is_named_where_gloo_loses_patience_first(tmp_path):
     asked = time.time()
     os.kill(pid, signal.SIGSTOP)
     who = rf"rank 1 \(process {pid}\) is suspended \(SIGSTOP, or a debugger\) at step \d+"
-    assert_fails(process, 1, re.compile(rf"error: {who}, and the others waited for it in vain\n"), pids, 120)
+    assert_fails(
+        process, 1, re.compile(rf"error: {who}, and the others waited for it in vain\n"), pids, 120
+    )
     assert time.time() - asked < 60
 
 
@@ -89,7 +101,9 @@ def test_a_rank_whose_images_stop_coming_is_named(tmp_path, images, rank):
     for pid in workers:
         os.kill(pid, signal.SIGSTOP)  # as a network file system that hangs
     who = rf"rank {rank} \(process {own}\) is waiting for data at step \d+"
-    assert_fails(process, 1, re.compile(rf"error: no progress in 15 s \(DIST\.TIMEOUT\): {who}\n"), pids)
+    assert_fails(
+        process, 1, re.compile(rf"error: no progress in 15 s \(DIST\.TIMEOUT\): {who}\n"), pids
+    )
     assert_ends_like(images / "run", tmp_path, IMAGES)
 
 
@@ -118,7 +132,16 @@ def test_a_rate_that_gives_nan_ends_the_run_and_no_checkpoint_holds_it(tmp_path,
     process.communicate(timeout=60)
     before = find_checkpoints(tmp_path / "run" / "checkpoints")[-1]
     process = start(
-        tmp_path, *RUN, "TRAIN.BASE_LR", rate, "TRAIN.WEIGHT_DECAY", rate, "SAVE_STEPS", "1", "KEEP_LAST", "9"
+        tmp_path,
+        *RUN,
+        "TRAIN.BASE_LR",
+        rate,
+        "TRAIN.WEIGHT_DECAY",
+        rate,
+        "SAVE_STEPS",
+        "1",
+        "KEEP_LAST",
+        "9",
     )
     told = r"the loss is (nan|inf) at step \d+ \(epoch \d, rank [01]\)|epoch_\w+ isn't saved: \S+ of \S+ holds .*"
     assert_fails(process, 1, re.compile(rf"error: ({told}); lower TRAIN\.BASE_LR.*\n"), pids)

@@ -1,4 +1,5 @@
-"""Runs that are stopped or killed in their first seconds: the status, the one line, and nothing is left.
+"""Runs that are stopped or killed in their first seconds: the status, the one line, and nothing is
+left.
 
 python -m pytest -m slow tests/faults/test_start.py -s    every start, stopped at many moments, a line for each
 """
@@ -60,7 +61,9 @@ def builds(_, log):
 
 
 def stop(started, moment, number, victims=lambda process: [process.pid]):
-    """Sends ``number`` at a moment to ``victims(process)``; (exit status, what was printed), once nothing is left."""
+    """Sends ``number`` at a moment to ``victims(process)``; (exit status, what was printed), once
+    nothing is left.
+    """
     process, log = started
     deadline = time.monotonic() + 120
     while not moment(process, log):
@@ -80,7 +83,10 @@ def stop(started, moment, number, victims=lambda process: [process.pid]):
 def left(session):
     """The command lines of a session's processes."""
     command = ["ps", "-eww", "-o", "sid=,stat=,args="]
-    rows = [line.split(None, 2) for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()]
+    rows = [
+        line.split(None, 2)
+        for line in subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
+    ]
     return [row[-1] for row in rows if row[0] == str(session) and not row[1].startswith("Z")]
 
 
@@ -116,9 +122,12 @@ def test_a_run_that_is_stopped_before_its_first_step_says_so(tmp_path):
         return folder, stop(start(folder, *command), moment, signalled, *given)
 
     with ThreadPoolExecutor(2) as pool:
-        for case, (folder, (status, printed)) in zip(STOPS, pool.map(stopped, enumerate(STOPS)), strict=True):
+        for case, (folder, (status, printed)) in zip(
+            STOPS, pool.map(stopped, enumerate(STOPS)), strict=True
+        ):
             number = case[2]
-            told = [line for line in printed.splitlines() if not re.match(r"\d{4} \d\d:|  ", line)]  # but the log's
+            # but the log's
+            told = [line for line in printed.splitlines() if not re.match(r"\d{4} \d\d:|  ", line)]
             said = f"stopped by {number.name} before the first step: nothing to save"
             assert (status, told) == (128 + number, [said]), case
             assert not (folder / "run" / "checkpoints").exists()
@@ -165,7 +174,9 @@ def test_a_rank_that_is_killed_as_it_starts_ends_the_run(tmp_path):
     """Its arguments, of more than a pipe holds, aren't waited for."""
     status, printed = stop(start(tmp_path, *SPAWNED), starts_ranks, KILL, last_rank)
     assert status == 1
-    assert re.fullmatch(r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step 0\n", printed)
+    assert re.fullmatch(
+        r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step 0\n", printed
+    )
 
 
 @pytest.mark.slow
@@ -180,18 +191,26 @@ def test_without_the_environment_every_program_says_how_to_get_it():
     """-S: without what is installed beside Python."""
 
     def printed(words):
-        done = subprocess.run([sys.executable, "-S", *words], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-S", *words], cwd=ROOT, capture_output=True, text=True
+        )
         return done.returncode, done.stdout, done.stderr
 
-    # doctor.py has a line of its own, and the others are its parts; timm_reference.py has an environment.
+    # doctor.py has a line of its own, and the others are its parts; timm_reference.py has an
+    # environment.
     others = {"machine.py", "network.py", "doctor.py", "timm_reference.py"}
     others |= {"gpu_checks.py", "gpu_first_steps.py", "gpu_probe.py"}
     programs = [str(path.relative_to(ROOT)) for path in LACKING if path.name not in others]
     with ThreadPoolExecutor(2) as pool:
-        found = dict(zip(programs, pool.map(printed, ([name, "-h"] for name in programs)), strict=True))
-    found = {name: said for name, said in found.items() if said[0] or not said[1].startswith("usage: ")}
+        found = dict(
+            zip(programs, pool.map(printed, ([name, "-h"] for name in programs)), strict=True)
+        )
+    found = {
+        name: said for name, said in found.items() if said[0] or not said[1].startswith("usage: ")
+    }
     assert {"main_multi_gpu.py", "main_single_gpu.py", "tools/make_shards.py"} < set(found)
-    found["tools/list_models.py"] = printed(["tools/list_models.py"])  # which imports what it needs later
+    # which imports what it needs later
+    found["tools/list_models.py"] = printed(["tools/list_models.py"])
     for name, said in found.items():
         script = ", or sh run_train_multi.sh ..." if name == "main_multi_gpu.py" else ""
         how = f"in {ROOT} run make install once, then .venv/bin/python {name} ...{script}"
@@ -202,7 +221,9 @@ def test_without_the_environment_every_program_says_how_to_get_it():
 
 @pytest.mark.slow
 def test_at_any_moment(tmp_path, capsys):
-    """What Python does before a program's first line can't be handled: there the signal itself ends the process."""
+    """What Python does before a program's first line can't be handled: there the signal itself ends
+    the process.
+    """
     rng = random.Random(1)
     rows = []
     flags = [*FLAGS[:-2], "REPORT_FREQ", "10"]
@@ -217,7 +238,9 @@ def test_at_any_moment(tmp_path, capsys):
         started = start(folder, *command)
 
         def late(process, _, began=began, delay=delay, victims=victims):
-            return time.monotonic() - began > delay and (victims is not last_rank or last_rank(process))
+            return time.monotonic() - began > delay and (
+                victims is not last_rank or last_rank(process)
+            )
 
         with contextlib.ExitStack() as given:
             given.callback(lambda process=started[0]: process.poll() is None and process.kill())

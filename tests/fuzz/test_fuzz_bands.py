@@ -34,7 +34,9 @@ def try_image(data):
 
 
 def tiff(values=VALUES, **options):
-    tifffile.imwrite(file := io.BytesIO(), values, photometric="minisblack", metadata=None, **options)
+    tifffile.imwrite(
+        file := io.BytesIO(), values, photometric="minisblack", metadata=None, **options
+    )
     return file.getvalue()
 
 
@@ -67,7 +69,18 @@ def test_a_whole_image_is_read(kind):
 
 def packed_tiff(width, height, strip, **lies):
     """A TIFF of five 8-bit channels in one strip."""
-    tags = {256: width, 257: height, 258: 8, 259: 8, 262: 1, 273: 8, 277: 5, 278: height, 279: len(strip), 284: 1}
+    tags = {
+        256: width,
+        257: height,
+        258: 8,
+        259: 8,
+        262: 1,
+        273: 8,
+        277: 5,
+        278: height,
+        279: len(strip),
+        284: 1,
+    }
     tags |= {int(tag): value for tag, value in lies.items()}
     entries = [(tag, 4, 1, value) for tag, value in sorted(tags.items())]
     return b"II*\0" + struct.pack("<I", 8 + len(strip)) + strip + forged_images.directory(entries)
@@ -76,7 +89,10 @@ def packed_tiff(width, height, strip, **lies):
 ZEROS = zlib.compress(bytes(1 << 28), 1)  # 256 MiB
 COSTLY = {
     "a strip of 256 MiB": (lambda: packed_tiff(100, 100, ZEROS), ""),
-    "pixels by the header": (lambda: packed_tiff(60_000, 60_000, b"x"), "it has 60000 x 60000 pixels, DATA.MAX_PIXELS"),
+    "pixels by the header": (
+        lambda: packed_tiff(60_000, 60_000, b"x"),
+        "it has 60000 x 60000 pixels, DATA.MAX_PIXELS",
+    ),
     "bytes by the header": (
         lambda: packed_tiff(1000, 1000, b"x", **{"258": 32, "339": 3}),
         "it has 1000 x 1000 pixels of 20 bytes: more than 8 of DATA.MAX_PIXELS",
@@ -89,11 +105,20 @@ COSTLY = {
         lambda: forged_images.tags_that_overlap(300_000),
         "it has 1 channel, DATA.IMAGE_CHANNELS is 5",
     ),
-    "a shape beyond numbers": (lambda: npy((1 << 70, 1 << 70, 5)), "its header isn't one that NumPy writes"),
+    "a shape beyond numbers": (
+        lambda: npy((1 << 70, 1 << 70, 5)),
+        "its header isn't one that NumPy writes",
+    ),
     "a negative shape": (lambda: npy((-24, -32, 5)), "its header isn't one that NumPy writes"),
-    "an object": (lambda: npy((1, 1, 5), "|O", b"cos\nsystem\n(S'true'\ntR."), "its values are object, expected"),
+    "an object": (
+        lambda: npy((1, 1, 5), "|O", b"cos\nsystem\n(S'true'\ntR."),
+        "its values are object, expected",
+    ),
     "parentheses": (lambda: npy((), text="(" * 9000), "its header isn't one that NumPy writes"),
-    "a header of 4 MB": (lambda: npy((), text="{" + " " * (4 << 20) + "}"), "its header isn't one that NumPy writes"),
+    "a header of 4 MB": (
+        lambda: npy((), text="{" + " " * (4 << 20) + "}"),
+        "its header isn't one that NumPy writes",
+    ),
     "fields": (lambda: npy((24, 32, 5), [("a", "<u2")]), "its header isn't one that NumPy writes"),
 }
 
@@ -117,7 +142,9 @@ def lying_tiffs(draw):
         place = start + 2 + 12 * draw(st.integers(0, count - 1))
         form, offset = draw(st.sampled_from([("H", 0), ("H", 2), ("I", 4), ("I", 8), ("H", 8)]))
         number = draw(forged_images.NUMBERS | st.sampled_from([2, 3, 4, 5, 8, 16, 32]))
-        struct.pack_into(order + form, data, place + offset, number % (1 << (16 if form == "H" else 32)))
+        struct.pack_into(
+            order + form, data, place + offset, number % (1 << (16 if form == "H" else 32))
+        )
     return bytes(data)
 
 
@@ -125,11 +152,20 @@ def lying_tiffs(draw):
 def npys(draw):
     sides = st.sampled_from([0, 1, 5, 24, 32, -1, 1 << 40, True, None, 2.0])
     shape = draw(st.just(VALUES.shape) | st.lists(sides, max_size=4).map(tuple))
-    descr = draw(st.sampled_from(["<u2", ">u2", "|u1", "<f4", "<f8", "|O", "|V8", "<U3", "M8[s]", "", "(5,)u1", 7]))
+    descr = draw(
+        st.sampled_from(
+            ["<u2", ">u2", "|u1", "<f4", "<f8", "|O", "|V8", "<U3", "M8[s]", "", "(5,)u1", 7]
+        )
+    )
     return npy(shape, descr, draw(st.sampled_from([VALUES.tobytes(), b"", b"x" * 5])))
 
 
 @settings(max_examples=max(5, settings.default.max_examples * 3 // 10))
-@given(lying_tiffs() | npys() | forged_images.tiffs() | st.sampled_from(sorted(WHOLE.values())).flatmap(damaged))
+@given(
+    lying_tiffs()
+    | npys()
+    | forged_images.tiffs()
+    | st.sampled_from(sorted(WHOLE.values())).flatmap(damaged)
+)
 def test_an_image_is_read_or_refused(data):
     try_image(data)

@@ -1,4 +1,6 @@
-"""Command lines of every program and tool: what argparse would take for something else is refused in one line."""
+"""Command lines of every program and tool: what argparse would take for something else is refused
+in one line.
+"""
 
 import importlib
 import sys
@@ -16,12 +18,32 @@ MAIN = "main_multi_gpu"
 FILES = [*(ROOT / "tools").glob("*.py"), *(ROOT / "examples").glob("*.py")]
 USERS = [file for file in FILES if "Parser(__doc__" in file.read_text()]
 # Those that parse below __main__ don't let a test in; they take Parser as the others do.
-IMPORTED = sorted(f"{file.parent.name}.{file.stem}" for file in USERS if "def main(" in file.read_text())
+IMPORTED = sorted(
+    f"{file.parent.name}.{file.stem}" for file in USERS if "def main(" in file.read_text()
+)
 PROGRAMS = [MAIN, *(name for name in IMPORTED if not name.startswith("examples."))]
 PASS_ON = {"tools.find_lr", "tools.robustness", "tools.show_batch"}  # to the parser of main_*.py
 SUBCOMMANDS = {"tools.benchmark"}
 # Words that a stranger may put between flags.
-STRANGE = ["", " ", "-", "--", "---", "x", "-1", "1e-3", "a=b", "=", "-=x", "--=", "é", "-é", "-é=1", "train", "\x1b"]
+STRANGE = [
+    "",
+    " ",
+    "-",
+    "--",
+    "---",
+    "x",
+    "-1",
+    "1e-3",
+    "a=b",
+    "=",
+    "-=x",
+    "--=",
+    "é",
+    "-é",
+    "-é=1",
+    "train",
+    "\x1b",
+]
 HELP = {"h", "help", "version"}
 
 
@@ -30,7 +52,8 @@ class Parsed(Exception):
 
 
 def read(name, *words):
-    """Returns (parser, what argparse made of the words, or None where the program ended with its help).
+    """Returns (parser, what argparse made of the words, or None where the program ended with its
+    help).
 
     Raises:
         InputError: the program refuses them.
@@ -97,7 +120,9 @@ def test_no_flag_is_the_beginning_of_another(name, capsys):
                 if name in PASS_ON:
                     own = plain_flag(word.partition("=")[0])
                     _, found = outcome(name, word)
-                    assert found is None or any(plain_flag(w.partition("=")[0]) == own for w in found[1]), word
+                    assert found is None or any(
+                        plain_flag(w.partition("=")[0]) == own for w in found[1]
+                    ), word
                 else:
                     assert f"unknown flag {word.partition('=')[0]}" in refused(name, word), word
     capsys.readouterr()
@@ -117,13 +142,17 @@ def test_an_unknown_flag_names_the_nearest(name, capsys):
         if len(flag) > 3:
             assert f"-{flag}" in refused(name, f"--{flag[:-1]}"), flag
             line = refused(name, f"--no-{flag}".replace("_", "-"))
-            wanted = {0: f"leave out -{flag}", "?": f"write -{flag}=False"}.get(action.nargs, "unknown flag")
+            wanted = {0: f"leave out -{flag}", "?": f"write -{flag}=False"}.get(
+                action.nargs, "unknown flag"
+            )
             assert wanted in line, flag
     capsys.readouterr()
 
 
 def test_a_flag_of_two_parsers_is_named_by_the_second():
-    with pytest.raises(InputError, match=r"^command line: unknown flag --update; did you mean -updates\?$"):
+    with pytest.raises(
+        InputError, match=r"^command line: unknown flag --update; did you mean -updates\?$"
+    ):
         config_from_arguments("tools/find_lr.py", ["--update", "3"], {"updates": 400})
 
 
@@ -132,7 +161,9 @@ def test_each_flag_means_the_same_in_every_spelling(name, capsys):
     parser, _ = read(name, "-h")
     for action in parser._actions:
         action.required = False
-    flags = [action for action in parser._actions if action.option_strings and action.dest not in HELP]
+    flags = [
+        action for action in parser._actions if action.option_strings and action.dest not in HELP
+    ]
     for action in list(parser._positionals._group_actions):
         parser._actions.remove(action)
     for action in flags:
@@ -140,8 +171,15 @@ def test_each_flag_means_the_same_in_every_spelling(name, capsys):
         found = []
         for option in action.option_strings:
             flag = plain_flag(option)
-            for spelled in {f"-{flag}", f"--{flag}", f"--{flag.replace('_', '-')}", f"-{flag.replace('_', '-')}"}:
-                lines = [[spelled]] if action.nargs == 0 else [[spelled, value], [f"{spelled}={value}"]]
+            for spelled in {
+                f"-{flag}",
+                f"--{flag}",
+                f"--{flag.replace('_', '-')}",
+                f"-{flag.replace('_', '-')}",
+            }:
+                lines = (
+                    [[spelled]] if action.nargs == 0 else [[spelled, value], [f"{spelled}={value}"]]
+                )
                 found += [getattr(parser.parse_args(line), action.dest) for line in lines]
         assert all(one == found[0] for one in found), action.dest
         assert found[0] not in (None, [], action.default) or value in str(found[0]), action.dest
@@ -159,10 +197,15 @@ def test_strange_words_are_understood_or_one_line(data):
         st.sampled_from([0, 0, 1, 3]),
         st.sampled_from(["", "", "=", "=1", "=x", "=-1", "==", " ", "5"]),
     )
-    words = data.draw(st.lists(st.one_of(flag, st.sampled_from(STRANGE), st.text(max_size=6)), max_size=6))
+    words = data.draw(
+        st.lists(st.one_of(flag, st.sampled_from(STRANGE), st.text(max_size=6)), max_size=6)
+    )
     line, found = outcome(name, *words)
     assert "\n" not in line
     if found is None or name in PASS_ON | SUBCOMMANDS:
         return
     before = words[: words.index("--")] if "--" in words else words
-    assert {plain_flag(word.partition("=")[0]) for word in before if is_flag(word)} <= {*known, *HELP}
+    assert {plain_flag(word.partition("=")[0]) for word in before if is_flag(word)} <= {
+        *known,
+        *HELP,
+    }

@@ -1,4 +1,6 @@
-"""Configurations that a stranger wrote: YAML files, chains of them, a run's file, words of the command line."""
+"""Configurations that a stranger wrote: YAML files, chains of them, a run's file, words of the
+command line.
+"""
 
 import contextlib
 import io
@@ -17,11 +19,27 @@ from settings.values import parse_value
 from training.command_line import config_from_arguments
 
 KEYS = sorted(dict(leaves(get_config())))
-PADDLEVITS = ["MODEL.TRANS.EMBED_DIM", "MODEL.DROP_PATH", "TRAIN.AUTO_AUGMENT", "TRAIN.LR_SCHEDULER.MILESTONES", "AMP"]
-NUMBERS = st.one_of(st.integers(), st.floats(), st.sampled_from([10**30, 2**63, -1, 0, 1e308, 0.5, float("nan")]))
-SCALARS = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=12), st.dates(), st.binary(max_size=4))
-KEY = st.one_of(st.sampled_from(KEYS + PADDLEVITS), st.text(max_size=8), SCALARS.filter(lambda key: key == key))
-VALUES = st.recursive(SCALARS, lambda of: st.lists(of, max_size=4) | st.dictionaries(KEY, of, max_size=3), max_leaves=8)
+PADDLEVITS = [
+    "MODEL.TRANS.EMBED_DIM",
+    "MODEL.DROP_PATH",
+    "TRAIN.AUTO_AUGMENT",
+    "TRAIN.LR_SCHEDULER.MILESTONES",
+    "AMP",
+]
+NUMBERS = st.one_of(
+    st.integers(), st.floats(), st.sampled_from([10**30, 2**63, -1, 0, 1e308, 0.5, float("nan")])
+)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), NUMBERS, st.text(max_size=12), st.dates(), st.binary(max_size=4)
+)
+KEY = st.one_of(
+    st.sampled_from(KEYS + PADDLEVITS), st.text(max_size=8), SCALARS.filter(lambda key: key == key)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda of: st.lists(of, max_size=4) | st.dictionaries(KEY, of, max_size=3),
+    max_leaves=8,
+)
 FRAGMENTS = [
     "{", "}", "[", "]", ": ", "- ", "\n", "  ", "&a ", "*a", "<<: ", "? ", "!!int ", "!!timestamp ",
     "!!python/name:os.system ",
@@ -110,7 +128,9 @@ def test_a_damaged_file(which, tmp_path):
 @settings(max_examples=settings().max_examples // 4)
 @given(
     st.lists(
-        st.lists(st.sampled_from([0, 1, 2, 3, 4, "", "vit_digits", "absent", ".", 5.0]), max_size=4),
+        st.lists(
+            st.sampled_from([0, 1, 2, 3, 4, "", "vit_digits", "absent", ".", 5.0]), max_size=4
+        ),
         min_size=5,
         max_size=5,
     )
@@ -130,7 +150,9 @@ def test_a_chain_of_diamonds_and_a_long_one_end(tmp_path):
         (tmp_path / f"{number}.yaml").write_text(yaml.safe_dump({"BASE": names}))
         (tmp_path / f"long{number}.yaml").write_text(f"BASE: long{number + 1}.yaml\n")
     for first in ("0.yaml", "long0.yaml"):
-        line = hostile_files.attempt("chains of BASE", 5000, lambda first=first: get_config(tmp_path / first))
+        line = hostile_files.attempt(
+            "chains of BASE", 5000, lambda first=first: get_config(tmp_path / first)
+        )
         assert "BASE leads to more than 100 files" in line
 
 
@@ -138,8 +160,19 @@ def test_what_is_no_file_is_one_line(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "huge.yaml").write_bytes(b"")
     os.truncate(tmp_path / "huge.yaml", 1 << 30)
-    for path in ("pipe.yaml", "huge.yaml", "/dev/zero", ".", "a" * 5000, "a\0b", "\udcff", "/dev/stdin"):
-        assert hostile_files.attempt("configurations", 100, lambda path=path: get_config(tmp_path / path)), path
+    for path in (
+        "pipe.yaml",
+        "huge.yaml",
+        "/dev/zero",
+        ".",
+        "a" * 5000,
+        "a\0b",
+        "\udcff",
+        "/dev/stdin",
+    ):
+        assert hostile_files.attempt(
+            "configurations", 100, lambda path=path: get_config(tmp_path / path)
+        ), path
     (tmp_path / "bom.yaml").write_bytes("\ufeffSEED: 3\r\n".encode())
     assert get_config(tmp_path / "bom.yaml").SEED == 3
     assert "found UTF-16 at 0; save it as UTF-8" in read("SEED: 3\n".encode("utf-16"), tmp_path)
@@ -189,16 +222,34 @@ def test_a_word_means(word, value):
 def test_a_value_that_no_configuration_has_is_named():
     for words, line in {
         ("SEED", "9" * 20): f"command line: SEED takes int, found '{'9' * 20}' (str)",
-        ("SEED", "2147483648"): "command line: SEED is 2147483648, expected a whole number of at most 2147483647",
-        ("TRAIN.BASE_LR", "1e400"): "command line: TRAIN.BASE_LR is inf, expected a number of at most 1e+09",
-        ("TAG", "a\0b"): r"command line: TAG is 'a\x00b', expected text without control characters, found '\x00'",
+        (
+            "SEED",
+            "2147483648",
+        ): "command line: SEED is 2147483648, expected a whole number of at most 2147483647",
+        (
+            "TRAIN.BASE_LR",
+            "1e400",
+        ): "command line: TRAIN.BASE_LR is inf, expected a number of at most 1e+09",
+        (
+            "TAG",
+            "a\0b",
+        ): r"command line: TAG is 'a\x00b', expected text without control characters, found '\x00'",
         (
             "TRAIN.CLASS_WEIGHTS",
             "[0,0]",
         ): "TRAIN.CLASS_WEIGHTS is [0.0, 0.0], expected a value above 0, and 1e-6 or more",
-        ("TRAIN.AFFINE", "[-1,0,0]"): "TRAIN.AFFINE is [-1.0, 0.0, 0.0], expected degrees of 0 to 360",
-        ("MODEL.MLP_RATIO", "-1"): "command line: MODEL.MLP_RATIO is -1.0, expected 1e-12 to 1000000",
-        ("NUM_WORKERS", "1"): "command line: unknown key NUM_WORKERS; did you mean DATA.NUM_WORKERS?",
+        (
+            "TRAIN.AFFINE",
+            "[-1,0,0]",
+        ): "TRAIN.AFFINE is [-1.0, 0.0, 0.0], expected degrees of 0 to 360",
+        (
+            "MODEL.MLP_RATIO",
+            "-1",
+        ): "command line: MODEL.MLP_RATIO is -1.0, expected 1e-12 to 1000000",
+        (
+            "NUM_WORKERS",
+            "1",
+        ): "command line: unknown key NUM_WORKERS; did you mean DATA.NUM_WORKERS?",
         ("DATA.NUM_WORKERS", "1000000000"): "DATA.NUM_WORKERS is 1000000000, expected 0 to 256",
     }.items():
         with pytest.raises(InputError) as caught:

@@ -32,9 +32,20 @@ few = settings(max_examples=max(5, settings.default.max_examples * 3 // 10))
 @st.composite
 def lists(draw):
     paths = st.sampled_from(
-        [b"a/1.jpg", b"a/x y.jpg", b"../../x", b"/etc/passwd", b"", b"a\0b", b"\xff\xfe", b"a/" * 90]
+        [
+            b"a/1.jpg",
+            b"a/x y.jpg",
+            b"../../x",
+            b"/etc/passwd",
+            b"",
+            b"a\0b",
+            b"\xff\xfe",
+            b"a/" * 90,
+        ]
     )
-    labels = st.sampled_from([b"0", b"1", b"-1", b"9" * 30, b"9" * 5000, b"", b"1.0", b"\xd9\xa1", b"0x1", b"1_0"])
+    labels = st.sampled_from(
+        [b"0", b"1", b"-1", b"9" * 30, b"9" * 5000, b"", b"1.0", b"\xd9\xa1", b"0x1", b"1_0"]
+    )
     between = st.sampled_from([b" ", b"\t", b"  ", b"", b"\x0b"])
     ends = st.sampled_from([b"\n", b"\r\n", b"\r", b""])
     lines = draw(st.lists(st.tuples(paths, between, labels, ends), max_size=6))
@@ -86,7 +97,11 @@ def test_a_sound_list_is_read(listed):
     ],
 )
 def test_a_long_list_costs_little(tmp_path, line, message):
-    lines = b"".join(line % number for number in range(200_000)) if b"%" in line else line * (4_000_000 // len(line))
+    lines = (
+        b"".join(line % number for number in range(200_000))
+        if b"%" in line
+        else line * (4_000_000 // len(line))
+    )
     (tmp_path / "train_list.txt").write_bytes(lines)
     read = functools.partial(imagenet2012, Split("train"), data_path=str(tmp_path))
     assert message in attempt("list", len(lines), read)
@@ -105,9 +120,17 @@ def member(name, data, lies=()):
 
 
 SIZES = st.sampled_from(
-    [b"77777777777\0", b"\x80" + bytes(6) + b"\x7f" * 5, b"\xff" * 12, b"00000001000\0", b"-0000000777\0"]
+    [
+        b"77777777777\0",
+        b"\x80" + bytes(6) + b"\x7f" * 5,
+        b"\xff" * 12,
+        b"00000001000\0",
+        b"-0000000777\0",
+    ]
 )
-KINDS = st.sampled_from([b"0", b"1", b"2", b"3", b"6", b"5", b"L", b"K", b"x", b"g", b"S", b"V", b"\0", b"z"])
+KINDS = st.sampled_from(
+    [b"0", b"1", b"2", b"3", b"6", b"5", b"L", b"K", b"x", b"g", b"S", b"V", b"\0", b"z"]
+)
 LIES = st.lists(st.tuples(st.just(124), SIZES) | st.tuples(st.just(156), KINDS), max_size=2)
 TEXTS = st.sampled_from([
     b"1", b"9" * 30, b"", b"\xef\xbb\xbf3", b"cat", b"-1", b"30 GNU.sparse.size=99999999999\n",
@@ -144,7 +167,9 @@ def try_shard(root, data):
 
 
 SHARD = b"".join(
-    member(name, text) for name in ("a", "b") for name, text in ((f"{name}.jpg", b"x" * 9), (f"{name}.cls", b"0"))
+    member(name, text)
+    for name in ("a", "b")
+    for name, text in ((f"{name}.jpg", b"x" * 9), (f"{name}.cls", b"0"))
 )
 SHARD += bytes(1024)
 INDEX = {
@@ -162,7 +187,9 @@ def test_a_sound_shard_and_its_index_are_read(tmp_path):
 
 @st.composite
 def arrays(draw, like):
-    dtype = draw(st.sampled_from([like.dtype, "i8", "f8", "u8", "S0", "U3", "O", "V8", "?", "M8[s]", ">i2"]))
+    dtype = draw(
+        st.sampled_from([like.dtype, "i8", "f8", "u8", "S0", "U3", "O", "V8", "?", "M8[s]", ">i2"])
+    )
     value = draw(NUMBERS | st.sampled_from(["../x", "a\0b", float("nan")]))
     shape = draw(st.sampled_from([like.shape, (), (0,), (1,), (3,), (2, 2)]))
     array = np.zeros(shape, dtype)
@@ -175,14 +202,22 @@ def npy(array, claims=None):
     np.lib.format.write_array(file := io.BytesIO(), array, version=(1, 0), allow_pickle=True)
     if not claims:
         return file.getvalue()
-    head = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": claims}
+    head = {
+        "descr": np.lib.format.dtype_to_descr(array.dtype),
+        "fortran_order": False,
+        "shape": claims,
+    }
     np.lib.format.write_array_header_1_0(file := io.BytesIO(), head)
     return file.getvalue() + array.tobytes()
 
 
 @st.composite
 def npzs(draw, whole):
-    way = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]))
+    way = draw(
+        st.sampled_from(
+            [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
+        )
+    )
     changed = draw(st.lists(st.sampled_from(sorted(whole)), max_size=2))
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", way) as archive:
@@ -204,7 +239,9 @@ def bomb(way):
     """An index whose number is 100 MiB of zeros."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", way) as archive, archive.open("format.npy", "w") as part:
-        np.lib.format.write_array_header_1_0(part, {"descr": "<i8", "fortran_order": False, "shape": (100 << 17,)})
+        np.lib.format.write_array_header_1_0(
+            part, {"descr": "<i8", "fortran_order": False, "shape": (100 << 17,)}
+        )
         for _ in range(100):
             part.write(bytes(1 << 20))
     return file.getvalue()
@@ -232,17 +269,28 @@ def test_a_cache_is_read_or_made_anew(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("cache")
     sources = Sources(lambda: ())
     whole = {"state": np.zeros(4, int), "sources": sources.state, "checksum": sources.checksum()}
-    whole |= {"crcs": np.zeros(2, np.uint32), "labels": np.array([0, 1]), "classes": np.array(["a", "b"])}
+    whole |= {
+        "crcs": np.zeros(2, np.uint32),
+        "labels": np.array([0, 1]),
+        "classes": np.array(["a", "b"]),
+    }
     claims = data.draw(st.none() | st.tuples(NUMBERS, NUMBERS, NUMBERS))
     pixels = npy(data.draw(arrays(np.zeros((2, 4, 4), np.uint8))), claims)
     (root / "some.npz").write_bytes(data.draw(npzs(whole)))
     (root / "some.npy").write_bytes(pixels)
     made = [np.zeros((4, 4), np.uint8)] * 2, [0, 1], ["a", "b"]
-    assert attempt("cache", len(pixels), lambda: cached_images(root, "some", sources, lambda: made)) == ""
+    assert (
+        attempt("cache", len(pixels), lambda: cached_images(root, "some", sources, lambda: made))
+        == ""
+    )
 
 
 def idx_file(*shape):
-    return bytes([0, 0, 8, len(shape)]) + struct.pack(f">{len(shape)}I", *shape) + bytes(int(np.prod(shape)))
+    return (
+        bytes([0, 0, 8, len(shape)])
+        + struct.pack(f">{len(shape)}I", *shape)
+        + bytes(int(np.prod(shape)))
+    )
 
 
 IDX = [idx_file(2, 28, 28), idx_file(2)]  # images, labels
@@ -253,7 +301,11 @@ def idx(draw):
     dimensions = draw(st.sampled_from([3, 3, 1, 0, 255]))
     shape = [draw(NUMBERS) & 0xFFFFFFFF for _ in range(dimensions % 9)]
     body = bytes(draw(st.sampled_from([0, 1, 784, 1 << 20])))
-    data = bytes([0, 0, draw(st.sampled_from([8, 9, 13])), dimensions]) + struct.pack(f">{len(shape)}I", *shape) + body
+    data = (
+        bytes([0, 0, draw(st.sampled_from([8, 9, 13])), dimensions])
+        + struct.pack(f">{len(shape)}I", *shape)
+        + body
+    )
     data = draw(st.just(data) | st.sampled_from(IDX) | damaged(IDX[0]))
     packed = gzip.compress(data, 1)
     return draw(st.sampled_from([packed, packed + packed, data]) | damaged(packed))
@@ -274,11 +326,15 @@ def test_sound_idx_files_are_read(tmp_path):
 @pytest.mark.parametrize("shape", [(1 << 14, 256, 256), (1, 1, 1), ((1 << 32) - 1,) * 3])
 def test_zeros_of_an_idx_file_are_refused(tmp_path, shape):
     zeros = gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", *shape) + bytes(1 << 28), 1)
-    assert try_idx(tmp_path, zeros, gzip.compress(IDX[1])).startswith(str(tmp_path / "train-images"))
+    assert try_idx(tmp_path, zeros, gzip.compress(IDX[1])).startswith(
+        str(tmp_path / "train-images")
+    )
 
 
 def try_idx(root, *files):
-    for name, data in zip(("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"), files, strict=True):
+    for name, data in zip(
+        ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"), files, strict=True
+    ):
         (root / name).write_bytes(data)
 
     def read():
@@ -300,7 +356,10 @@ WHOLE = [pickle.dumps(BATCH, 2), pickle.dumps({b"label_names": [b"a", b"b"]}, 2)
 def test_cifars_archive_is_read_or_refused(tmp_path_factory, data):
     members = [data.draw(st.just(one) | damaged(one)) for one in WHOLE]
     lies = [data.draw(LIES) for _ in members]
-    try_cifar(tmp_path_factory.mktemp("cifar"), b"".join(map(member, NAMES, members, lies)) + data.draw(tars(NAMES)))
+    try_cifar(
+        tmp_path_factory.mktemp("cifar"),
+        b"".join(map(member, NAMES, members, lies)) + data.draw(tars(NAMES)),
+    )
 
 
 def test_cifars_sound_archive_is_read_and_a_name_of_256_mb_is_refused(tmp_path):
@@ -321,7 +380,13 @@ def try_cifar(root, parts):
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
 def test_what_is_no_regular_file_blocks_nobody(tmp_path, make):
-    for name in ("train_list.txt", "train-0.tar", "train-images-idx3-ubyte.gz", "x.jpg", "cifar-10-python.tar.gz"):
+    for name in (
+        "train_list.txt",
+        "train-0.tar",
+        "train-images-idx3-ubyte.gz",
+        "x.jpg",
+        "cifar-10-python.tar.gz",
+    ):
         make(tmp_path / name)
 
     def image():

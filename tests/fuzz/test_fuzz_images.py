@@ -25,23 +25,36 @@ def load(data):
         TRAINED(EncodedImage(data, "RGB", "file", PIXELS), np.random.default_rng(0))
 
 
-GREY = [(256, 4, 1, 1), (257, 4, 1, 1), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]  # a TIFF's of one pixel
-FOUND = {  # what each took before it was mended; the file, and what is said of it now ("": it is read)
+# a TIFF's of one pixel
+GREY = [(256, 4, 1, 1), (257, 4, 1, 1), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]
+# what each took before it was mended; the file, and what is said of it now ("": it is read)
+FOUND = {
     "EXIF of tags that overlap: 12.7 GB, 49 s": (
         lambda: forged_images.with_exif(forged_images.tags_that_overlap(400_000)),
         "",
     ),
-    "TIFF of tags that overlap: 13.6 GB, 34 s": (lambda: forged_images.tags_that_overlap(300_000), ""),
+    "TIFF of tags that overlap: 13.6 GB, 34 s": (
+        lambda: forged_images.tags_that_overlap(300_000),
+        "",
+    ),
     "texts of 68 kB: 263 MB": (lambda: forged_images.text_bombs(64), ""),
-    "3,000 scans": (lambda: forged_images.with_scans(990, 990, 3000), "it has 990 x 990 pixels in more than 10 scans"),
+    "3,000 scans": (
+        lambda: forged_images.with_scans(990, 990, 3000),
+        "it has 990 x 990 pixels in more than 10 scans",
+    ),
     "a comment: 8 s": (lambda: forged_images.with_comment(8 << 20), ""),
     "a narrow image: 13.6 GB": (
         lambda: forged_images.png(1, 50_000, pixels=forged_images.black(1, 50_000)),
         "it has 1 x 50000 pixels, resized 18 x 900000: more than DATA.MAX_PIXELS 1000000",
     ),
-    "Ghostscript": (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n", "it is of no known format"),
+    "Ghostscript": (
+        lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\nshowpage\n",
+        "it is of no known format",
+    ),
     "100,000 segments": (
-        lambda: b"\xff\xd8" + forged_images.segment(0xFE) * 100_000 + forged_images.saved("JPEG")[2:],
+        lambda: b"\xff\xd8"
+        + forged_images.segment(0xFE) * 100_000
+        + forged_images.saved("JPEG")[2:],
         "it is in too many parts; save it again",
     ),
     "run lengths of BMP that skip rows: 4 GB": (
@@ -81,11 +94,14 @@ FOUND = {  # what each took before it was mended; the file, and what is said of 
         "its JPEG header is damaged",
     ),
     "strips whose places are bytes: 223 MB": (
-        lambda: b"II*\0\x08\0\0\0" + forged_images.directory([*GREY, (273, 6, 12_000_000, 200)]) + bytes(12_000_200),
+        lambda: b"II*\0\x08\0\0\0"
+        + forged_images.directory([*GREY, (273, 6, 12_000_000, 200)])
+        + bytes(12_000_200),
         "its tags hold more than 500000 values",
     ),
     "strips whose lengths are signed": (
-        lambda: b"II*\0\x08\0\0\0" + forged_images.directory([*GREY, (273, 4, 1, 8), (279, 9, 1, 1)]),
+        lambda: b"II*\0\x08\0\0\0"
+        + forged_images.directory([*GREY, (273, 4, 1, 8), (279, 9, 1, 1)]),
         "its tag 279 isn't of whole numbers",
     ),
     "BigTIFF for us, and another for Pillow: 315 MB": (
@@ -102,7 +118,14 @@ FOUND = {  # what each took before it was mended; the file, and what is said of 
 def of_one_stream(count, size, part, tiled=True):
     """A TIFF whose strips or tiles are all the same zeros."""
     stream = zlib.compress(bytes(part[0] * part[1]), 9 if tiled else 0)
-    tags = [(256, 4, 1, size[0]), (257, 4, 1, size[1]), (258, 3, 1, 8), (259, 3, 1, 8), (262, 3, 1, 1), (277, 3, 1, 1)]
+    tags = [
+        (256, 4, 1, size[0]),
+        (257, 4, 1, size[1]),
+        (258, 3, 1, 8),
+        (259, 3, 1, 8),
+        (262, 3, 1, 1),
+        (277, 3, 1, 1),
+    ]
     tags += [(322, 4, 1, part[0]), (323, 4, 1, part[1])] if tiled else [(278, 4, 1, part[1])]
     places = np.zeros(count, np.uint64)
     return tiff(False, tags, tiled, places, places + np.uint64(len(stream)), stream)
@@ -123,7 +146,10 @@ def test_what_was_found_costs_little(what):
 
 @pytest.mark.parametrize("kind", forged_images.WHOLE)
 def test_a_whole_image_is_read(kind):
-    assert attempt("image", len(forged_images.WHOLE[kind]), lambda: load(forged_images.WHOLE[kind])) == ""
+    assert (
+        attempt("image", len(forged_images.WHOLE[kind]), lambda: load(forged_images.WHOLE[kind]))
+        == ""
+    )
 
 
 @given(forged_images.ANY)

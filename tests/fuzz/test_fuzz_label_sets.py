@@ -12,14 +12,39 @@ from support.hostile_files import a_share, attempt
 from loading.multilabel import multilabel_csv, multilabel_list
 from loading.sources import Split
 
-PATHS = st.sampled_from([b"a/1.jpg", b"a/x y.jpg", b"../../x", b"/etc/passwd", b"", b"a\0b", b"\xff\xfe", b'"a/1.jpg"'])
+PATHS = st.sampled_from(
+    [b"a/1.jpg", b"a/x y.jpg", b"../../x", b"/etc/passwd", b"", b"a\0b", b"\xff\xfe", b'"a/1.jpg"']
+)
 FIELDS = st.sampled_from(
-    [b"0", b"1", b"3,17", b"1,1", b",", b"0,1,0", b"-1", b"9" * 30, b"", b"1.0", b"\xd9\xa1", b'"1"', b'"', b"cat,dog"]
+    [
+        b"0",
+        b"1",
+        b"3,17",
+        b"1,1",
+        b",",
+        b"0,1,0",
+        b"-1",
+        b"9" * 30,
+        b"",
+        b"1.0",
+        b"\xd9\xa1",
+        b'"1"',
+        b'"',
+        b"cat,dog",
+    ]
 )
 BETWEEN = st.sampled_from([b"\t", b",", b" ", b""])
 ENDS = st.sampled_from([b"\n", b"\r\n", b"\r", b""])
 STARTS = st.sampled_from(
-    [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\0", b"image,cat,dog\n", b"image,cat,cat\n", b"image,\x1b\n"]
+    [
+        b"",
+        b"\xef\xbb\xbf",
+        b"\xff\xfe",
+        b"\0",
+        b"image,cat,dog\n",
+        b"image,cat,cat\n",
+        b"image,\x1b\n",
+    ]
 )
 TEXTS = st.builds(
     lambda start, lines: start + b"".join(b"".join(line) for line in lines),
@@ -27,7 +52,13 @@ TEXTS = st.builds(
     st.lists(st.tuples(PATHS, BETWEEN, FIELDS, ENDS), max_size=6),
 )
 SOUND = st.sampled_from(
-    [b"image,cat,dog\n", b"a/1.jpg,0,1\r\n", b"a/x y.jpg,1,1\n", b"a/1.jpg\t0,5\n", b"a/x y.jpg\t\n"]
+    [
+        b"image,cat,dog\n",
+        b"a/1.jpg,0,1\r\n",
+        b"a/x y.jpg,1,1\n",
+        b"a/1.jpg\t0,5\n",
+        b"a/x y.jpg\t\n",
+    ]
 )
 READERS = {"train_list.txt": multilabel_list, "train.csv": multilabel_csv}
 
@@ -46,7 +77,9 @@ def read(reader, root):
     found = reader(Split("train", 20), data_path=str(root))
     assert len(found.paths) == len(found.labels) > 0
     assert all((root / path).exists() for path in found.paths)
-    assert all(found.labels[index].shape == (found.labels.outputs,) for index in range(len(found.labels)))
+    assert all(
+        found.labels[index].shape == (found.labels.outputs,) for index in range(len(found.labels))
+    )
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -70,7 +103,12 @@ def header(classes):
         ("train_list.txt", b"," * 4_000_000, 1, "its line 1 has more than 524288 bytes"),
         ("train.csv", b"," * 500_000 + b"\n", 1, "its header's field 2 is ''"),
         ("train.csv", header(100_000), 1, "its line 1 has more than 524288"),
-        ("train.csv", header(80_000) + b"none" + b",1" * 80_000 + b"\n", 1, "1 of 1 files are missing"),
+        (
+            "train.csv",
+            header(80_000) + b"none" + b",1" * 80_000 + b"\n",
+            1,
+            "1 of 1 files are missing",
+        ),
         ("train.csv", b"image,a\n" + b"," * 4_000_000, 1, "its line 2 has more than 524288 bytes"),
     ],
     ids=map(str, range(8)),

@@ -17,17 +17,39 @@ from launch.admission import Door, Stranger
 
 SECRET = b"s" * 32
 SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
-VALUE = st.recursive(SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3))
-SEEN = {"place": 1, "process": 7, "host": "far", "time": 1.0, "step": 3.0, "doing": 2.0, "trouble": "", "gone": ""}
-MESSAGE = {"seen": SEEN | {"gone_at": 0.0, "failure": [2, "so", False]}, "ready": False, "done": False}
+VALUE = st.recursive(
+    SCALAR,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+SEEN = {
+    "place": 1,
+    "process": 7,
+    "host": "far",
+    "time": 1.0,
+    "step": 3.0,
+    "doing": 2.0,
+    "trouble": "",
+    "gone": "",
+}
+MESSAGE = {
+    "seen": SEEN | {"gone_at": 0.0, "failure": [2, "so", False]},
+    "ready": False,
+    "done": False,
+}
 
 
 @st.composite
 def changed(draw, base):
-    """JSON of ``base`` with keys that are gone, more, or of other kinds; or edited as text; or something else."""
+    """JSON of ``base`` with keys that are gone, more, or of other kinds; or edited as text; or
+    something else.
+    """
     found = json.loads(json.dumps(base))
     for _ in range(draw(st.integers(0, 3))):
-        inner = found["seen"] if "seen" in found and isinstance(found["seen"], dict) and draw(st.booleans()) else found
+        inner = (
+            found["seen"]
+            if "seen" in found and isinstance(found["seen"], dict) and draw(st.booleans())
+            else found
+        )
         key = draw(st.sampled_from([*inner, "more"]))
         if draw(st.booleans()):
             inner[key] = draw(VALUE)
@@ -36,7 +58,11 @@ def changed(draw, base):
     text = json.dumps(found)
     if draw(st.booleans()):
         text = draw(hostile_files.damaged(text.encode())).decode(errors="replace")
-    return draw(st.sampled_from([text, text, text, "[" * 10_000, '{"a":' * 2_000, "9" * 5000, "-", "1e999", ""]))
+    return draw(
+        st.sampled_from(
+            [text, text, text, "[" * 10_000, '{"a":' * 2_000, "9" * 5000, "-", "1e999", ""]
+        )
+    )
 
 
 @contextlib.contextmanager
@@ -65,7 +91,10 @@ def ours_hears(door, file):
 @settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.lists(
-        st.sampled_from(WORDS) | hostile_files.damaged(HELLO) | hostile_files.damaged(HELLO + REPLAYED), max_size=4
+        st.sampled_from(WORDS)
+        | hostile_files.damaged(HELLO)
+        | hostile_files.damaged(HELLO + REPLAYED),
+        max_size=4,
     )
 )
 @example([HELLO, REPLAYED])
@@ -79,7 +108,10 @@ def test_no_bytes_let_a_stranger_in(words):
         assert not door.guests
         with contextlib.suppress(OSError):
             told = theirs.recv(1 << 16)
-            assert all(line.startswith((b"challenge ", b"differs ", b"secret")) for line in told.splitlines())
+            assert all(
+                line.startswith((b"challenge ", b"differs ", b"secret"))
+                for line in told.splitlines()
+            )
             assert len(told) < 2048
     hostile_files.tried["a stranger's bytes"]["refused"] += 1
 
@@ -94,7 +126,9 @@ def test_a_proved_greeting_is_taken_as_it_should_be_or_its_end_is_closed(text):
         ours_hears(door, file)
         theirs.settimeout(5)
         challenge = theirs.recv(100).split()[1].decode()
-        key = channel.key(SECRET, channel.nonce(HELLO.split()[2].decode()), channel.nonce(challenge))
+        key = channel.key(
+            SECRET, channel.nonce(HELLO.split()[2].decode()), channel.nonce(challenge)
+        )
         channel.Channel(theirs, key, host=False).send(text)
         ours_hears(door, file)
         for place, guest in door.guests.items():

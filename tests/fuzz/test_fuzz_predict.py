@@ -16,14 +16,21 @@ from loading.files import Paths
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
-    return Predictor(photographs.write_weights(tmp_path_factory.mktemp("model") / "model.safetensors"), batch_size=16)
+    return Predictor(
+        photographs.write_weights(tmp_path_factory.mktemp("model") / "model.safetensors"),
+        batch_size=16,
+    )
 
 
 def written(answers):
     """Writes the answers in every form; returns the errors by name."""
     file = Out(io.BytesIO(), "it")
     errors = {}
-    writers = [Csv(file), JsonLines(file), Table(file, [answer.name for answer in answers], ["a"], 80)]
+    writers = [
+        Csv(file),
+        JsonLines(file),
+        Table(file, [answer.name for answer in answers], ["a"], 80),
+    ]
     for answer in answers:
         for writer in writers:
             writer.write(answer)
@@ -51,11 +58,21 @@ def test_hundreds_of_files_are_answered_or_refused_in_turn(predictor, tmp_path, 
     errors = json.loads((tmp_path / "errors").read_text())
     assert not errors.keys() & odd_files.sound().keys()
     assert odd_files.refused().keys() <= errors.keys()
-    others = {"folder.jpg", "pipe.jpg", "socket.jpg", "loop.jpg", "gone.jpg", "zero.jpg", "memory.jpg", "around"}
+    others = {
+        "folder.jpg",
+        "pipe.jpg",
+        "socket.jpg",
+        "loop.jpg",
+        "gone.jpg",
+        "zero.jpg",
+        "memory.jpg",
+        "around",
+    }
     assert others <= errors.keys()
     assert len(paths) - len(errors) >= sound
     assert (
-        errors["bomb.png"] == "bomb.png: it has 65500 x 65500 pixels, DATA.MAX_PIXELS is 100000000; repair or remove it"
+        errors["bomb.png"]
+        == "bomb.png: it has 65500 x 65500 pixels, DATA.MAX_PIXELS is 100000000; repair or remove it"
     )
     assert errors["heic.jpg"].startswith("heic.jpg: it is of no known format; BMP, GIF, JPEG")
     assert errors["pipe.jpg"] == "pipe.jpg: it is no regular file; repair or remove it"

@@ -1,4 +1,6 @@
-"""Run folders that a stranger wrote: a checkpoint's state.json and SHA256SUMS, and whole resumes from them."""
+"""Run folders that a stranger wrote: a checkpoint's state.json and SHA256SUMS, and whole resumes
+from them.
+"""
 
 import contextlib
 import hashlib
@@ -28,7 +30,9 @@ ODD = st.one_of(
 )  # fmt: skip
 TREES = st.recursive(
     ODD,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
@@ -53,7 +57,10 @@ def checkpoint(run, tmp_path):
 
 EVALUATION = st.fixed_dictionaries(
     {"loss": ODD, "num_samples": ODD},
-    optional={"acc1": ODD, "best": st.fixed_dictionaries({"epoch": ODD}, optional={"acc1": ODD}) | TREES},
+    optional={
+        "acc1": ODD,
+        "best": st.fixed_dictionaries({"epoch": ODD}, optional={"acc1": ODD}) | TREES,
+    },
 )
 
 TOLD = st.dictionaries(st.sampled_from(["of", "points", "x"]), TREES)
@@ -70,14 +77,18 @@ def test_a_sweeps_files_are_read_or_refused(tmp_path):
 
     def show():
         points = read_points(sweep, [])
-        suggested = [{key: drawn.value(found[key]) for key, drawn in keys.items()} for found in points]
+        suggested = [
+            {key: drawn.value(found[key]) for key, drawn in keys.items()} for found in points
+        ]
         assert all(0 < found["TRAIN.BASE_LR"] < 1 for found in suggested)
         assert table(rows(sweep, points, "acc1"), sweep, "acc1")
 
     def attempt_both(told, evaluated):
         (tmp_path / "sweep.json").write_text(json.dumps(told))
         (tmp_path / "0000" / "result.json").write_text(json.dumps(evaluated))
-        return attempt("a sweep's files", sum(file.stat().st_size for file in tmp_path.rglob("*.json")), show)
+        return attempt(
+            "a sweep's files", sum(file.stat().st_size for file in tmp_path.rglob("*.json")), show
+        )
 
     assert attempt_both(whole, result) == ""
 
@@ -100,8 +111,13 @@ def sealed(checkpoint, **files):
     """Writes files of a checkpoint, and the SHA256SUMS that fits."""
     for name, content in files.items():
         (checkpoint / name.replace("_", ".")).write_bytes(content)
-    names = sorted(file.name for file in checkpoint.iterdir() if file.name != "SHA256SUMS" and file.is_file())
-    sums = [f"{hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()}  {name}\n" for name in names]
+    names = sorted(
+        file.name for file in checkpoint.iterdir() if file.name != "SHA256SUMS" and file.is_file()
+    )
+    sums = [
+        f"{hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()}  {name}\n"
+        for name in names
+    ]
     (checkpoint / "SHA256SUMS").write_text("".join(sums))
     return sum(file.stat().st_size for file in checkpoint.iterdir() if file.is_file())
 
@@ -132,7 +148,8 @@ def altered(draw, tree):
 
 def test_a_state_of_other_values_is_read_or_refused(checkpoint):
     state = json.loads((checkpoint / "state.json").read_text())
-    save_file({"a": np.zeros(1, np.float32)}, checkpoint / "model.safetensors")  # an earlier release's says nothing
+    # an earlier release's says nothing
+    save_file({"a": np.zeros(1, np.float32)}, checkpoint / "model.safetensors")
     assert attempt("state.json", 1, lambda: read_state(checkpoint)) == ""
 
     @a_share(2)
@@ -149,11 +166,25 @@ def test_a_state_of_other_values_is_read_or_refused(checkpoint):
 def test_sums_of_any_lines_are_read_or_refused(checkpoint):
     whole = (checkpoint / "SHA256SUMS").read_bytes()
     size = sealed(checkpoint)
-    digests = st.one_of(st.just("0" * 64), st.text("0123456789abcdef", max_size=66), st.text(max_size=4))
-    names = st.sampled_from(
-        ["model.safetensors", "..", "/dev/zero", "/etc/passwd", "pipe", "loop", "a\0", "", "x" * 300]
+    digests = st.one_of(
+        st.just("0" * 64), st.text("0123456789abcdef", max_size=66), st.text(max_size=4)
     )
-    lines = st.lists(st.builds(lambda *parts: "".join(parts), digests, st.sampled_from(["  ", " *", " "]), names))
+    names = st.sampled_from(
+        [
+            "model.safetensors",
+            "..",
+            "/dev/zero",
+            "/etc/passwd",
+            "pipe",
+            "loop",
+            "a\0",
+            "",
+            "x" * 300,
+        ]
+    )
+    lines = st.lists(
+        st.builds(lambda *parts: "".join(parts), digests, st.sampled_from(["  ", " *", " "]), names)
+    )
     os.mkfifo(checkpoint / "pipe")
     (checkpoint / "loop").symlink_to("loop")
 
@@ -162,7 +193,9 @@ def test_sums_of_any_lines_are_read_or_refused(checkpoint):
     def try_one(data, lines):
         text = "\n".join([*lines, ""]).encode(errors="replace")
         if data.draw(st.booleans()):
-            text = data.draw(st.sampled_from([whole + text, text + whole, data.draw(damaged(whole))]))
+            text = data.draw(
+                st.sampled_from([whole + text, text + whole, data.draw(damaged(whole))])
+            )
         (checkpoint / "SHA256SUMS").write_bytes(text)
         attempt("SHA256SUMS", size + len(text), lambda: folder.verify(checkpoint))
 
@@ -184,7 +217,9 @@ def test_a_run_goes_on_from_a_state_that_passed_or_says_why_not(run, checkpoint,
     def try_one(tree):
         size = sealed(checkpoint, state_json=json.dumps(tree).encode())
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        line = attempt("resumes", size + (64 << 20), lambda: resumed(run, checkpoint, tmp_path / "out"))
+        line = attempt(
+            "resumes", size + (64 << 20), lambda: resumed(run, checkpoint, tmp_path / "out")
+        )
         assert not line or not (tmp_path / "out").exists()
 
     try_one()
@@ -206,16 +241,32 @@ WRONG = [
     ("scaler", {"loss_scale": math.inf, "good_updates": 0}, "its scaler.loss_scale is inf"),
     ("versions", {"a": "\x1b[2J"}, "its versions is a dictionary of 1, expected"),
     ("classes", {"a": 1}, "its classes is a dictionary of 1, expected a list of names"),
-    ("best", {"val": {"epoch": 1, "checkpoint": "../../../etc"}}, "its best is a dictionary of 1, expected"),
+    (
+        "best",
+        {"val": {"epoch": 1, "checkpoint": "../../../etc"}},
+        "its best is a dictionary of 1, expected",
+    ),
     (
         "best",
         {"val": {"epoch": 1, "checkpoint": "epoch_0001"}},
         "can't be read as the state of a run of",
     ),
-    ("best", {"val": {"epoch": 1, "checkpoint": "epoch_0001", "acc1": "9"}}, "its best is a dictionary of 1, expected"),
+    (
+        "best",
+        {"val": {"epoch": 1, "checkpoint": "epoch_0001", "acc1": "9"}},
+        "its best is a dictionary of 1, expected",
+    ),
     ("window", [{"means": {}, "totals": {}}] * 2, "its window is of 2 processes, expected 1"),
-    ("window", [{"means": {"loss": [1]}, "totals": {}}], "its window is a list of 1, expected a list of each"),
-    ("config", {"MODEL": {"TYPE": "Nonesuch"}}, "its configuration can't be one: MODEL.TYPE is 'Nonesuch', expected"),
+    (
+        "window",
+        [{"means": {"loss": [1]}, "totals": {}}],
+        "its window is a list of 1, expected a list of each",
+    ),
+    (
+        "config",
+        {"MODEL": {"TYPE": "Nonesuch"}},
+        "its configuration can't be one: MODEL.TYPE is 'Nonesuch', expected",
+    ),
     ("config", {"TRAIN": {"OPTIMIZER": {"NAME": []}}}, "expected"),
     ("config", [], "its config is [], expected a configuration"),
 ]
@@ -231,12 +282,16 @@ def test_a_state_that_no_run_writes_is_named(run, checkpoint, tmp_path, key, val
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("key", ["format", "epoch", "best", "window", "config", "versions", "scaler", "images"])
+@pytest.mark.parametrize(
+    "key", ["format", "epoch", "best", "window", "config", "versions", "scaler", "images"]
+)
 def test_a_state_without_a_key_is_named(checkpoint, key):
     state = json.loads((checkpoint / "state.json").read_text())
     del state[key]
     sealed(checkpoint, state_json=json.dumps(state).encode())
-    assert f"state.json: its {key} is missing" in attempt("state.json", 1, lambda: read_state(checkpoint))
+    assert f"state.json: its {key} is missing" in attempt(
+        "state.json", 1, lambda: read_state(checkpoint)
+    )
 
 
 MOMENT = "cls_token/moment1_0"
@@ -251,7 +306,14 @@ OTHERS = [
 
 @pytest.mark.parametrize(("change", "message"), OTHERS, ids=range(len(OTHERS)))
 def test_an_optimizers_state_of_other_shapes_is_named(run, checkpoint, tmp_path, change, message):
-    save_file(load_file(checkpoint / "optimizer.safetensors") | change, checkpoint / "optimizer.safetensors")
-    line = attempt("resumes", sealed(checkpoint) + (64 << 20), lambda: resumed(run, checkpoint, tmp_path / "out"))
+    save_file(
+        load_file(checkpoint / "optimizer.safetensors") | change,
+        checkpoint / "optimizer.safetensors",
+    )
+    line = attempt(
+        "resumes",
+        sealed(checkpoint) + (64 << 20),
+        lambda: resumed(run, checkpoint, tmp_path / "out"),
+    )
     assert message in line
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,6 @@
-"""Image files that are whole in each piece, and out of proportion together, as trainings and evaluations load them."""
+"""Image files that are whole in each piece, and out of proportion together, as trainings and
+evaluations load them.
+"""
 
 import functools
 
@@ -31,7 +33,12 @@ def test_what_is_built_as_its_format_is_costs_little(kind):
     @given(ALL[kind].map(_File))
     def load(data):
         for config, mode in ((_OF_COLOURS, "RGB"), (_OF_BANDS, 1)):
-            attempt(kind, len(data), functools.partial(_load, data, config, mode), pixels=config.DATA.MAX_PIXELS)
+            attempt(
+                kind,
+                len(data),
+                functools.partial(_load, data, config, mode),
+                pixels=config.DATA.MAX_PIXELS,
+            )
 
     load()
 

@@ -1,4 +1,6 @@
-"""Every key of the configuration with values that nobody means: refused in a line, or a run starts with them."""
+"""Every key of the configuration with values that nobody means: refused in a line, or a run starts
+with them.
+"""
 
 import functools
 import itertools
@@ -17,7 +19,8 @@ from settings.architectures import all_keys, architectures
 from settings.options import leaves
 from training import engine
 
-WHOLE = settings.get_current_profile_name() != "suite"  # all values; in the suite each key's extremes
+# all values; in the suite each key's extremes
+WHOLE = settings.get_current_profile_name() != "suite"
 HELD = 300 << 20  # bytes of a file that would allow a start's memory
 BASE = [*TINY, "DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", "16", "DATA.BATCH_SIZE", "4"]
 BASE += ["TUNE_CPU", "False", "NGPUS", "1"]
@@ -64,10 +67,62 @@ PLACES = [
     ["EVAL", "True", "MODEL.PRETRAINED", "absent", "DATA.CORRUPTION", "fog", *RGB],
     ["DATA.MULTI_SCALE", "[8,16]", "DATA.SCALE_SCHEDULE", "progressive"],
 ]
-INTEGERS = ["-1", "0", "1", "2", "100", "1000", "1000000", "2147483647", "2147483648", "1" + "0" * 30, "9" * 5000]
-NUMBERS = ["-1", "-1e-9", "0", "1e-300", "1e-12", "1e-6", "0.5", "1", "1.5", "999", "1e6", "1e9", "1e300", "1e400"]
-STRANGE = ["nan", ".inf", "inf", "-inf", "[]", "[nan]", "[[1]]", "{}", "{[]: 1}", "-" * 5000 + "1", "[" * 9000, "x"]
-TEXT = ["", " ", "a" * 300, "a" * 5000, "a" * 100_000, "a\0b", "a\nb", "\x1b[2J", "\udcff", "/dev/zero", "/dev/null/a"]
+INTEGERS = [
+    "-1",
+    "0",
+    "1",
+    "2",
+    "100",
+    "1000",
+    "1000000",
+    "2147483647",
+    "2147483648",
+    "1" + "0" * 30,
+    "9" * 5000,
+]
+NUMBERS = [
+    "-1",
+    "-1e-9",
+    "0",
+    "1e-300",
+    "1e-12",
+    "1e-6",
+    "0.5",
+    "1",
+    "1.5",
+    "999",
+    "1e6",
+    "1e9",
+    "1e300",
+    "1e400",
+]
+STRANGE = [
+    "nan",
+    ".inf",
+    "inf",
+    "-inf",
+    "[]",
+    "[nan]",
+    "[[1]]",
+    "{}",
+    "{[]: 1}",
+    "-" * 5000 + "1",
+    "[" * 9000,
+    "x",
+]
+TEXT = [
+    "",
+    " ",
+    "a" * 300,
+    "a" * 5000,
+    "a" * 100_000,
+    "a\0b",
+    "a\nb",
+    "\x1b[2J",
+    "\udcff",
+    "/dev/zero",
+    "/dev/null/a",
+]
 TEXT += [
     "%s",
     "{}",
@@ -116,14 +171,33 @@ def base(key, place):
     gone = ("DATA.SYNTHETIC_SIZE",) * bool(other or key == "DATA.DATASET")
     gone += ("DATA.BATCH_SIZE",) * ("DATA.GLOBAL_BATCH" in (key, *place))
     gone += ("TRAIN.",) * ("EVAL" in place)
-    small = ["MODEL.PATCH_SIZE", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"]  # 1000 pixels are 15,625 tokens then
-    return [*without(BASE, *gone), "DATA.BATCH_SIZE_EVAL", "4", *small * (key == "DATA.IMAGE_SIZE"), *place]
+    # 1000 pixels are 15,625 tokens then
+    small = ["MODEL.PATCH_SIZE", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"]
+    return [
+        *without(BASE, *gone),
+        "DATA.BATCH_SIZE_EVAL",
+        "4",
+        *small * (key == "DATA.IMAGE_SIZE"),
+        *place,
+    ]
 
 
 def place_of(key):
     """The first of the places where the key does something."""
     default = DEFAULTS.get(key, NONES.get(key))
-    given = ["1", "0.5", "[0.2,0.5]", "random", "imagenet22k", "x", "rand-m9", "True", "4", "lora", "fog"]
+    given = [
+        "1",
+        "0.5",
+        "[0.2,0.5]",
+        "random",
+        "imagenet22k",
+        "x",
+        "rand-m9",
+        "True",
+        "4",
+        "lora",
+        "fog",
+    ]
     given += ["tensorboard"]
     given = given if default is None else [default]
     for place, value in itertools.product(PLACES, given):
@@ -174,7 +248,9 @@ def test_no_value_passes_the_checks_and_then_breaks_a_run(key, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     for part in ("train", "val"):
         write_images(tmp_path / part, {"a": 4, "b": 4})
-        listed = [f"{part}/{name}/{number}.png\t{number % 2},7\n" for name in "ab" for number in range(4)]
+        listed = [
+            f"{part}/{name}/{number}.png\t{number % 2},7\n" for name in "ab" for number in range(4)
+        ]
         (tmp_path / f"{part}_list.txt").write_text("".join(listed))
     place = place_of(key)
     assert place is not None, f"{key} does nothing in any of the places"
@@ -191,9 +267,20 @@ SMALL = {
 def test_no_key_of_an_architecture_breaks_its_start(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = architectures()[kind].arguments
-    place = [*without(BASE, "MODEL.", "DATA.IMAGE_SIZE"), "DATA.IMAGE_SIZE", "32", "DATA.BATCH_SIZE_EVAL", "4"]
+    place = [
+        *without(BASE, "MODEL.", "DATA.IMAGE_SIZE"),
+        "DATA.IMAGE_SIZE",
+        "32",
+        "DATA.BATCH_SIZE_EVAL",
+        "4",
+    ]
     place += ["MODEL.TYPE", kind, "MODEL.NUM_CLASSES", "10", "BASE", ""]
-    place += [word for key, value in SMALL.items() if f"MODEL.{key}" in own for word in (f"MODEL.{key}", value)]
+    place += [
+        word
+        for key, value in SMALL.items()
+        if f"MODEL.{key}" in own
+        for word in (f"MODEL.{key}", value)
+    ]
     if "MODEL.DEPTH" in own and kind != "resnet":
         place += ["MODEL.DEPTH", "1"]
     if "MODEL.NUM_HEADS" in own:

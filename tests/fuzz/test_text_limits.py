@@ -1,5 +1,5 @@
-"""Lists and tables as large as a stranger makes them, each kind at the lines that cost it most: read or refused, within
-SECURITY.md's limits.
+"""Lists and tables as large as a stranger makes them, each kind at the lines that cost it most:
+read or refused, within SECURITY.md's limits.
 """
 
 import functools
@@ -37,7 +37,8 @@ READERS = {
     "config.yaml": lambda root: read_yaml(root / "config.yaml"),
 }
 HEADERS = {"train.csv": b"image,c\n", "predictions.csv": b"image,label,predicted,probability\n"}
-# A file, a line of it (%d: its number), and what is said of 7 MB of such lines, and of 100 MB; "": they are read.
+# A file, a line of it (%d: its number), and what is said of 7 MB of such lines, and of 100 MB; "":
+# they are read.
 KINDS = [
     ("classes.txt", f"%d{EMOJI}{EMOJI}\n", "", "up to 1000000 are read"),
     ("classes.txt", "%d" + 90 * "x" + EMOJI + "\n", "", TOO_MUCH),
@@ -46,7 +47,12 @@ KINDS = [
     ("map.txt", f"%d\t{EMOJI}\n", TOO_MUCH, "up to 1000000 are read"),
     ("train_list.txt", "1 0\n", "", TOO_MUCH),
     ("train_list.txt", "%d/1 0\n", "files are missing", TOO_MUCH),
-    ("train_list.txt", "train/n02099601/n02099601_1.JPEG 207\n", "files are missing", "files are missing"),
+    (
+        "train_list.txt",
+        "train/n02099601/n02099601_1.JPEG 207\n",
+        "files are missing",
+        "files are missing",
+    ),
     ("train_list.txt", "\n", TOO_MUCH, TOO_MUCH),
     ("train_list.txt", "x", TOO_LONG, TOO_LONG),
     ("multi/train_list.txt", "1\t0\n", "", TOO_MUCH),
@@ -77,7 +83,11 @@ def write(file, line, size):
     with open(file, "wb") as out:
         while out.tell() < size:
             numbers = range(count, count + many)
-            block = [line % ((number,) * line.count("%d")) for number in numbers] if "%d" in line else [line * many]
+            block = (
+                [line % ((number,) * line.count("%d")) for number in numbers]
+                if "%d" in line
+                else [line * many]
+            )
             out.write(data + "".join(block).encode())
             data = b""
             count = count + many
@@ -90,7 +100,9 @@ def measure(root, kind, size, message):
     for place in (root, root / "multi"):
         (place / "1").touch()
     count = write(root / name, line, size)
-    said = attempt(f"text: {name}", (root / name).stat().st_size, functools.partial(READERS[name], root), count)
+    said = attempt(
+        f"text: {name}", (root / name).stat().st_size, functools.partial(READERS[name], root), count
+    )
     assert message in said if message else said == ""
 
 

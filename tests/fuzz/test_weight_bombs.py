@@ -1,4 +1,6 @@
-"""Small weight files that would take gigabytes or minutes: each within 64 MiB and three times its size, and 10 s."""
+"""Small weight files that would take gigabytes or minutes: each within 64 MiB and three times its
+size, and 10 s.
+"""
 
 import io
 import json
@@ -8,7 +10,17 @@ import zipfile
 
 import pytest
 from support.hostile_files import attempt
-from support.weight_files import MAGIC, Named, Raw, numpy_array, program, storage, tensor, write_legacy, write_zip
+from support.weight_files import (
+    MAGIC,
+    Named,
+    Raw,
+    numpy_array,
+    program,
+    storage,
+    tensor,
+    write_legacy,
+    write_zip,
+)
 
 from weights.formats import read_weights
 from weights.hub import read_config
@@ -53,14 +65,29 @@ def overlapping(count, size):
     entry = whole[start : whole.index(b"PK\x05\x06")]
     data = whole[:start]
     entries = b"".join(entry[:46] + b"%c.npy" % (65 + number) for number in range(count))
-    return data + entries + struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, len(entries), len(data), 0)
+    return (
+        data
+        + entries
+        + struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, len(entries), len(data), 0)
+    )
 
 
 def legacy(value, data=b""):
-    return MAGIC + program({"little_endian": True}) + program(value) + program(["0"]) + struct.pack("<q", 1) + data
+    return (
+        MAGIC
+        + program({"little_endian": True})
+        + program(value)
+        + program(["0"])
+        + struct.pack("<q", 1)
+        + data
+    )
 
 
-SHARED = Raw(b"(" + b"".join(b"\x8a\x06" + ((1 << 40) + n).to_bytes(6, "little") for n in range(32)) + b"tq\x05")
+SHARED = Raw(
+    b"("
+    + b"".join(b"\x8a\x06" + ((1 << 40) + n).to_bytes(6, "little") for n in range(32))
+    + b"tq\x05"
+)
 BOMBS = {
     "bzip2": lambda: zipped([("a/data.pkl", bytes(1 << 28))], zipfile.ZIP_BZIP2),
     "LZMA": lambda: zipped([("a/data.pkl", bytes(1 << 27))], zipfile.ZIP_LZMA),
@@ -174,7 +201,10 @@ def test_a_config_that_is_a_bomb_is_refused(text, tmp_path):
     assert "config.json: " in attempt("config.json, bombs", size, lambda: read_config(tmp_path))
 
 
-INDEXES = [*CONFIGS, '{"weight_map": {' + ",".join(f'"{n}": "{n}.bin"' for n in range(100_000)) + "}}"]
+INDEXES = [
+    *CONFIGS,
+    '{"weight_map": {' + ",".join(f'"{n}": "{n}.bin"' for n in range(100_000)) + "}}",
+]
 
 
 @pytest.mark.parametrize("text", INDEXES, ids=range(len(INDEXES)))

@@ -37,7 +37,9 @@ if __name__ == "__main__":
     from golden.record import record
 
     class Recorded(CoaT):
-        """``forward_features`` and the features of ``forward_intermediates`` are one tensor: the scales' tokens."""
+        """``forward_features`` and the features of ``forward_intermediates`` are one tensor: the
+        scales' tokens.
+        """
 
         def forward(self, x):
             return self.forward_head(CoaT.forward_features(self, x))
@@ -53,4 +55,6 @@ if __name__ == "__main__":
         return torch.cat(features, 1) if isinstance(features, list) else features
 
     for name, sizes in CASES.items():
-        record(name, Recorded(**sizes), sizes["img_size"], gradients=name != "coat_plain", array=array)
+        record(
+            name, Recorded(**sizes), sizes["img_size"], gradients=name != "coat_plain", array=array
+        )

@@ -1,4 +1,6 @@
-"""The formula for convolutional models, which would forget its waves: they average places, and name norms ``bn1``."""
+"""The formula for convolutional models, which would forget its waves: they average places, and name
+norms ``bn1``.
+"""
 
 import numpy as np
 
@@ -6,7 +8,9 @@ from golden import formula
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns ``formula.array``, but waves of rising frequency as images, and 1 more for each vector called weight."""
+    """Returns ``formula.array``, but waves of rising frequency as images, and 1 more for each
+    vector called weight.
+    """
     if name == "images":
         index = np.arange(np.prod(shape, dtype=np.int64))
         return np.sin(0.7 * index + 1e-3 * index**2).reshape(shape).astype(np.float32)

@@ -1,4 +1,6 @@
-"""Where operators have corners, ties and ends: the inputs of each row of tests/training/test_derivatives.py."""
+"""Where operators have corners, ties and ends: the inputs of each row of
+tests/training/test_derivatives.py.
+"""
 
 import numpy as np
 
@@ -18,20 +20,38 @@ LIMIT = np.log(np.float32(100))
 BELOW, ABOVE = np.nextafter(LIMIT, np.float32([0, 9]))
 TARGETS = np.resize(_row(0, 1, 0.25, 0.9, 0.5), (5, len(LOGITS))).astype(np.float32)
 EQUAL_ROWS = np.array(
-    [[0, 0, 0, 0], [1, 1, 0, 1], [-0.0, 0, 0, -0.0], [2, 1, 2, 3], [5, 5, 5, -5], [0, 0, 0, 1]], np.float32
+    [[0, 0, 0, 0], [1, 1, 0, 1], [-0.0, 0, 0, -0.0], [2, 1, 2, 3], [5, 5, 5, -5], [0, 0, 0, 1]],
+    np.float32,
 )
 FAR_ROWS = np.array(
-    [[1e4, 0, 0, -1e4], [100, 0, -100, 50], [88, 88, -88, 0], [0, 65, 0, 0], [1e30, -1e30, 0, 1], [-1e30] * 4],
+    [
+        [1e4, 0, 0, -1e4],
+        [100, 0, -100, 50],
+        [88, 88, -88, 0],
+        [0, 65, 0, 0],
+        [1e30, -1e30, 0, 1],
+        [-1e30] * 4,
+    ],
     np.float32,
 )
 ROWS = np.concatenate([EQUAL_ROWS, FAR_ROWS])
-MASKED_ROWS = np.array([[0, -100, 1, -100], [-np.inf, 2, -np.inf, 2], [0, -np.inf, -np.inf, -np.inf]], np.float32)
-SMALL_ROWS = np.array([[0, 0, 0, 0], [1e-10, 0, 0, 0], [1, 1, 1, 1], [1, 2, 3, 4], [-3, 1e-3, 0, 3]], np.float32)
-CONSTANT_ROWS = np.array([[3, 3, 3, 3], [0, 0, 0, 0], [1e-10, 0, 0, 0], [1, 2, 3, 4], [-9, -9, 9, 9]], np.float32)
+MASKED_ROWS = np.array(
+    [[0, -100, 1, -100], [-np.inf, 2, -np.inf, 2], [0, -np.inf, -np.inf, -np.inf]], np.float32
+)
+SMALL_ROWS = np.array(
+    [[0, 0, 0, 0], [1e-10, 0, 0, 0], [1, 1, 1, 1], [1, 2, 3, 4], [-3, 1e-3, 0, 3]], np.float32
+)
+CONSTANT_ROWS = np.array(
+    [[3, 3, 3, 3], [0, 0, 0, 0], [1e-10, 0, 0, 0], [1, 2, 3, 4], [-9, -9, 9, 9]], np.float32
+)
 PLATEAUS = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [-0.0, 0, -1, -1], [0, 0, -1, -1]], np.float32)
 # A channel is constant in every image, another in one of two.
-MAPS = np.stack([np.full((2, 2, 2), 3), [[[0, 0], [0, 0]], [[1, 2], [3, 4]]]], axis=1).astype(np.float32)
-GROUPS = np.concatenate([np.full((1, 2, 2, 2), 3), np.arange(8).reshape(1, 2, 2, 2)], axis=1).astype(np.float32)
+MAPS = np.stack([np.full((2, 2, 2), 3), [[[0, 0], [0, 0]], [[1, 2], [3, 4]]]], axis=1).astype(
+    np.float32
+)
+GROUPS = np.concatenate(
+    [np.full((1, 2, 2, 2), 3), np.arange(8).reshape(1, 2, 2, 2)], axis=1
+).astype(np.float32)
 DEAD_CHANNEL = np.array([[[[0, 1, 2], [0, 3, 0]]], [[[0, 0, 0], [0, 0, 0]]]], np.float32)
 # Equal queries and keys, opposite ones, and some whose scores are far apart.
 VECTORS = np.array([[[1, 1, 1, 1], [1, 1, 1, 1], [-1, -1, -1, -1], [20, 0, 0, -20]]], np.float32)
@@ -89,9 +109,15 @@ POINTS: dict[str, list[np.ndarray]] = {
     "attention, masked": [VECTORS, VECTORS, VALUES],
     "attention, cosine": [VECTORS, VECTORS, VALUES],
 }
-MASK = np.array([[[0, -100, 0, -100], [0, 0, 0, 0], [-100, -100, -100, 0], [0, -100, 0, 0]]], np.float32)
+MASK = np.array(
+    [[[0, -100, 0, -100], [0, 0, 0, 0], [-100, -100, -100, 0], [0, -100, 0, 0]]], np.float32
+)
 
 
 def out_gradient(shape: tuple[int, ...] | list[int]) -> np.ndarray:
-    """Returns what the gradient of an output of this shape is: a quarter, two quarters, and so on to two, again."""
-    return (np.arange(np.prod(shape, dtype=int)) % 8 * 0.25 + 0.25).reshape(shape).astype(np.float32)
+    """Returns what the gradient of an output of this shape is: a quarter, two quarters, and so on
+    to two, again.
+    """
+    return (
+        (np.arange(np.prod(shape, dtype=int)) % 8 * 0.25 + 0.25).reshape(shape).astype(np.float32)
+    )

@@ -1,4 +1,6 @@
-"""Weights and inputs that NumPy and torch make alike: by a formula from name and shape, nothing to store."""
+"""Weights and inputs that NumPy and torch make alike: by a formula from name and shape, nothing to
+store.
+"""
 
 import zlib
 
@@ -7,7 +9,9 @@ from PIL import Image
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns sin(0.7 (crc32(name) mod 1000 + i)) / 5 over the flat index i; 1 more for a norm's weight, a variance."""
+    """Returns sin(0.7 (crc32(name) mod 1000 + i)) / 5 over the flat index i; 1 more for a norm's
+    weight, a variance.
+    """
     index = np.arange(np.prod(shape, dtype=np.int64)) + zlib.crc32(name.encode()) % 1000
     ones = ("norm" in name and name.endswith("weight")) or name.endswith("running_var")
     values = np.sin(0.7 * index) / 5 + (1.0 if ones else 0.0)
@@ -24,7 +28,9 @@ TRIVIAL_STEPS = (0, 7, 21, 30)  # of TrivialAugmentWide's 31 magnitudes
 
 
 def picture(mode: str = "RGB") -> Image.Image:
-    """Returns a picture of 20 x 14 pixels with slopes, edges and a bright spot; its darkest value is 12."""
+    """Returns a picture of 20 x 14 pixels with slopes, edges and a bright spot; its darkest value
+    is 12.
+    """
     rows, columns = np.mgrid[:14, :20]
     slopes = np.stack([12 * columns, 9 * rows + 5 * columns, 200 - 8 * rows], axis=2)
     slopes[3:7, 5:12] = (240, 60, 30)

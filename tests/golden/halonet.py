@@ -1,4 +1,6 @@
-"""Reduced HaloNets; run with torch and timm it records them: PYTHONPATH=tests python -m golden.halonet"""
+"""Reduced HaloNets; run with torch and timm it records them: PYTHONPATH=tests python -m
+golden.halonet
+"""
 
 import numpy as np
 
@@ -17,10 +19,14 @@ SIZES = {"halonet": (64, 128), "halonet_silu": (64, 64)}
 
 
 def array(name, shape):
-    """Returns ``trained.array``; weights of norms are about 0.8: more, and attention magnifies rounding."""
+    """Returns ``trained.array``; weights of norms are about 0.8: more, and attention magnifies
+    rounding.
+    """
     from golden import trained  # which knows this file's cases
 
-    return np.asarray(trained.array(name, shape) + 0.5 * (len(shape) == 1 and name.endswith("weight")), np.float32)
+    return np.asarray(
+        trained.array(name, shape) + 0.5 * (len(shape) == 1 and name.endswith("weight")), np.float32
+    )
 
 
 def timms(name):
@@ -40,7 +46,11 @@ def timms(name):
         for i, (depth, dim, every, heads) in enumerate(case["stages"])
     ]  # fmt: skip
     config = ByoModelCfg(
-        blocks=blocks, stem_chs=case["stem_dim"], stem_type="tiered", stem_pool="maxpool", act_layer=case["act"]
+        blocks=blocks,
+        stem_chs=case["stem_dim"],
+        stem_type="tiered",
+        stem_pool="maxpool",
+        act_layer=case["act"],
     )
     return ByobNet(config, num_classes=5)
 

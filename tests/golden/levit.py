@@ -1,7 +1,20 @@
 """Reduced LeViTs; run with torch and timm it records them: PYTHONPATH=tests python -m golden.levit"""
 
-SMALL = {"embed_dim": (16, 16, 24), "key_dim": 4, "num_heads": (2, 3, 2), "depth": (1, 1, 1), "num_classes": 5}
-PLAIN = {"embed_dim": (8, 16), "key_dim": 8, "num_heads": (3, 1), "depth": (2, 1), "attn_ratio": 1, "mlp_ratio": 3}
+SMALL = {
+    "embed_dim": (16, 16, 24),
+    "key_dim": 4,
+    "num_heads": (2, 3, 2),
+    "depth": (1, 1, 1),
+    "num_classes": 5,
+}
+PLAIN = {
+    "embed_dim": (8, 16),
+    "key_dim": 8,
+    "num_heads": (3, 1),
+    "depth": (2, 1),
+    "attn_ratio": 1,
+    "mlp_ratio": 3,
+}
 EIGHT = {"act_layer": "silu", "stem_type": "s8", "depth": (1, 2, 1)}
 CASES = {"levit": SMALL, "levit_plain": SMALL | PLAIN, "levit_s8": SMALL | EIGHT}
 # The second leaves a row and a column over between its stages.

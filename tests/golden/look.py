@@ -42,7 +42,9 @@ if __name__ == "__main__":
         for key, layer in drops.items():
             model.get_submodule(key.rpartition(".")[0]).fused_attn = False
             said = f"attention/{name}/{key.rpartition('.')[0]}"
-            layer.register_forward_pre_hook(lambda _, x, said=said: arrays.update({said: x[0].detach().numpy()}))
+            layer.register_forward_pre_hook(
+                lambda _, x, said=said: arrays.update({said: x[0].detach().numpy()})
+            )
         model(images)
     for name, output in CAM.items():
         model, images = built(name)

@@ -1,5 +1,5 @@
-"""Writes augment.npz and policies.json: what timm's and torchvision's augmentation does (timm 1.0.31, torchvision
-0.28.0, Pillow 13.0.0).
+"""Writes augment.npz and policies.json: what timm's and torchvision's augmentation does (timm
+1.0.31, torchvision 0.28.0, Pillow 13.0.0).
 
 PYTHONPATH=.:tests python tests/golden/make_augment.py
 """
@@ -23,7 +23,9 @@ def operations() -> dict[str, np.ndarray]:
     found = {}
     names = [name for name in aa.NAME_TO_OP if name not in ("TranslateX", "TranslateY")]
     posterize = ImageOps.posterize  # Pillow 13 refuses 0 bits, which made an image black before
-    ImageOps.posterize = lambda image, bits: posterize(image, bits) if bits else Image.new(image.mode, image.size)
+    ImageOps.posterize = (
+        lambda image, bits: posterize(image, bits) if bits else Image.new(image.mode, image.size)
+    )
     random.uniform = lambda low, high: low + (high - low) / 4
     hparams = {"img_mean": FILL, "interpolation": Image.Resampling.BICUBIC}
     for sign, value in (("+", 0.0), ("-", 0.9)):
@@ -36,7 +38,9 @@ def operations() -> dict[str, np.ndarray]:
 
 
 def levels() -> dict[str, list[list[float]]]:
-    """The value that each level from 0 to 10 means, for each operation that takes one, in both directions."""
+    """The value that each level from 0 to 10 means, for each operation that takes one, in both
+    directions.
+    """
     found, random.uniform = {}, lambda low, high: low + (high - low) / 4
     for name, scale in aa.LEVEL_TO_ARG.items():
         if scale is not None and name not in ("TranslateX", "TranslateY", "GaussianBlurRand"):
@@ -60,7 +64,9 @@ def trivial() -> dict[str, np.ndarray]:
 
 
 def augmix() -> dict[str, np.ndarray]:
-    operations = [aa.AugmentOp(name, 1.0, 5) for name in ("AutoContrast", "Equalize", "PosterizeIncreasing")]
+    operations = [
+        aa.AugmentOp(name, 1.0, 5) for name in ("AutoContrast", "Equalize", "PosterizeIncreasing")
+    ]
     weights = np.float32([0.2, 0.5, 0.3])
     share = np.float32(0.6)
     found = {}
@@ -74,7 +80,9 @@ def augmix() -> dict[str, np.ndarray]:
 
 
 def described(operations: list) -> list:
-    return [[op.name, op.prob, op.magnitude, op.magnitude_std, op.magnitude_max] for op in operations]
+    return [
+        [op.name, op.prob, op.magnitude, op.magnitude_std, op.magnitude_max] for op in operations
+    ]
 
 
 def policies() -> dict:
@@ -90,7 +98,13 @@ def policies() -> dict:
         found[text] = [described(policy.ops), policy.num_layers, weights]
     for text in ("augmix-m3-w3", "augmix-m5-w4-d2-b1-mstd0.5-a2"):
         policy = aa.augment_and_mix_transform(text, {})
-        found[text] = [described(policy.ops), policy.width, policy.depth, policy.alpha, policy.blended]
+        found[text] = [
+            described(policy.ops),
+            policy.width,
+            policy.depth,
+            policy.alpha,
+            policy.blended,
+        ]
     return found
 
 
@@ -98,4 +112,6 @@ if __name__ == "__main__":
     here = Path(__file__).parent
     (here / "policies.json").write_text(json.dumps(policies()).replace("Infinity", '"inf"') + "\n")
     pictures = {**trivial(), **operations(), **augmix()}
-    np.savez_compressed(here / "augment.npz", names=list(pictures), pixels=np.stack(list(pictures.values())))
+    np.savez_compressed(
+        here / "augment.npz", names=list(pictures), pixels=np.stack(list(pictures.values()))
+    )

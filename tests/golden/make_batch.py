@@ -1,4 +1,5 @@
-"""Writes batch.npz beside this file: mixup, CutMix and random erasing of timm (made with timm 1.0.31, torch 2.13.0).
+"""Writes batch.npz beside this file: mixup, CutMix and random erasing of timm (made with timm
+1.0.31, torch 2.13.0).
 
 PYTHONPATH=.:tests python tests/golden/make_batch.py
 """
@@ -13,7 +14,8 @@ import torch
 
 from golden.formula import array
 
-for name in ("_meta_registrations", "_autograd_registrations"):  # torchvision's operators don't load beside a CPU torch
+# torchvision's operators don't load beside a CPU torch
+for name in ("_meta_registrations", "_autograd_registrations"):
     sys.modules[f"torchvision.{name}"] = types.ModuleType(f"torchvision.{name}")
 from timm.data import mixup  # noqa: E402
 from timm.data.random_erasing import RandomErasing  # noqa: E402
@@ -22,7 +24,8 @@ COUNT = 6
 CHANNELS = 2
 SIZE = 9
 CLASSES = 5
-ORDER = [0, 2, 4, 5, 3, 1]  # timm's partner of place p is at COUNT - 1 - p: of sample i so its neighbour i ^ 1
+# timm's partner of place p is at COUNT - 1 - p: of sample i so its neighbour i ^ 1
+ORDER = [0, 2, 4, 5, 3, 1]
 KINDS = {
     "mixup": {"mixup_alpha": 0.8},
     "cutmix": {"mixup_alpha": 0.0, "cutmix_alpha": 1.0},
@@ -32,7 +35,9 @@ KINDS = {
 
 
 def mixed(mode: str, options: dict) -> dict[str, np.ndarray]:
-    """timm's images and targets in the order of samples, and what timm drew: a row for each of its draws."""
+    """timm's images and targets in the order of samples, and what timm drew: a row for each of its
+    draws.
+    """
     transform = mixup.Mixup(mode=mode, label_smoothing=0.1, num_classes=CLASSES, **options)
     drawn = []
     integers = []
@@ -60,9 +65,17 @@ def mixed(mode: str, options: dict) -> dict[str, np.ndarray]:
     mixup.cutmix_bbox_and_lam, np.random.randint = boxes, randint
     lam, cut = (np.atleast_1d(value) for value in drawn[0])
     rows = np.zeros((len(lam), 4), np.int64)  # centre; or sides and start
-    rows[(cut > 0) & (lam < 1)] = [row + [0] * (4 - len(row)) for row in integers] or np.zeros((0, 4))
+    rows[(cut > 0) & (lam < 1)] = [row + [0] * (4 - len(row)) for row in integers] or np.zeros(
+        (0, 4)
+    )
     back = np.argsort(ORDER)
-    found = {"images": images.numpy()[back], "targets": targets.numpy()[back], "lam": lam, "cut": cut, "integers": rows}
+    found = {
+        "images": images.numpy()[back],
+        "targets": targets.numpy()[back],
+        "lam": lam,
+        "cut": cut,
+        "integers": rows,
+    }
     if mode == "elem":
         found |= {key: found[key][back] for key in ("lam", "cut", "integers")}
     return found
@@ -71,7 +84,9 @@ def mixed(mode: str, options: dict) -> dict[str, np.ndarray]:
 def parameters_copy(values: list[np.ndarray], mode: str) -> tuple:
     """timm writes corrected shares into what it drew."""
     lam, cut = values
-    return (float(lam), bool(cut)) if mode == "batch" else (lam.astype(np.float32), cut.astype(bool))
+    return (
+        (float(lam), bool(cut)) if mode == "batch" else (lam.astype(np.float32), cut.astype(bool))
+    )
 
 
 def erased(count: int) -> np.ndarray:

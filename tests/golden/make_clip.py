@@ -1,5 +1,5 @@
-"""Writes clip.pt beside this file: a CLIP as OpenAI publishes its own: a traced program, float16 weights. clip.npz has
-images, and what the image tower makes of them in float32. By torch 2.13.0:
+"""Writes clip.pt beside this file: a CLIP as OpenAI publishes its own: a traced program, float16
+weights. clip.npz has images, and what the image tower makes of them in float32. By torch 2.13.0:
 
 PYTHONPATH=.:tests python tests/golden/make_clip.py
 """
@@ -27,8 +27,14 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.attn = nn.MultiheadAttention(WIDTH, HEADS)
-        layers = OrderedDict(c_fc=nn.Linear(WIDTH, 4 * WIDTH), gelu=QuickGELU(), c_proj=nn.Linear(4 * WIDTH, WIDTH))
-        self.ln_1, self.mlp, self.ln_2 = nn.LayerNorm(WIDTH), nn.Sequential(layers), nn.LayerNorm(WIDTH)
+        layers = OrderedDict(
+            c_fc=nn.Linear(WIDTH, 4 * WIDTH), gelu=QuickGELU(), c_proj=nn.Linear(4 * WIDTH, WIDTH)
+        )
+        self.ln_1, self.mlp, self.ln_2 = (
+            nn.LayerNorm(WIDTH),
+            nn.Sequential(layers),
+            nn.LayerNorm(WIDTH),
+        )
 
     def forward(self, x):
         normed = self.ln_1(x)
@@ -53,7 +59,11 @@ class Tower(nn.Module):
             nn.Parameter(torch.ones(WIDTH)),
             nn.Parameter(torch.ones(5, WIDTH)),
         )
-        self.ln_pre, self.transformer, self.ln_post = nn.LayerNorm(WIDTH), Transformer(), nn.LayerNorm(WIDTH)
+        self.ln_pre, self.transformer, self.ln_post = (
+            nn.LayerNorm(WIDTH),
+            Transformer(),
+            nn.LayerNorm(WIDTH),
+        )
         self.proj = nn.Parameter(torch.ones(WIDTH, OUTPUTS))
 
     def forward(self, x):
@@ -66,7 +76,11 @@ class Tower(nn.Module):
 class Clip(nn.Module):
     def __init__(self):
         super().__init__()
-        self.visual, self.transformer, self.token_embedding = Tower(), Transformer(), nn.Embedding(7, WIDTH)
+        self.visual, self.transformer, self.token_embedding = (
+            Tower(),
+            Transformer(),
+            nn.Embedding(7, WIDTH),
+        )
         for name, number in (("input_resolution", 8), ("context_length", 4), ("vocab_size", 7)):
             self.register_buffer(name, torch.tensor(number))
 

@@ -1,11 +1,12 @@
-"""Writes costs.json beside this file: what fvcore 0.1.5 counts in timm 1.0.31's model of each shipped one.
+"""Writes costs.json beside this file: what fvcore 0.1.5 counts in timm 1.0.31's model of each
+shipped one.
 
 PYTHONPATH=.:tests python tests/golden/make_costs.py [NAME ...]   # with torch, timm, fvcore, yacs; of all: minutes
 
-An entry holds the size of the images [C, H, W], the parameters, fvcore's "flops" (multiply-adds) in all, how many of
-these are norms' and pooling's, and its activations. Attention is computed step by step: fvcore sees no products in the
-fused operator. Nor does it see convolutions whose padding is "same" (ConvMixer's): they are added to all figures by its
-own function, and "unseen" says how many.
+An entry holds the size of the images [C, H, W], the parameters, fvcore's "flops" (multiply-adds) in
+all, how many of these are norms' and pooling's, and its activations. Attention is computed step by
+step: fvcore sees no products in the fused operator. Nor does it see convolutions whose padding is
+"same" (ConvMixer's): they are added to all figures by its own function, and "unseen" says how many.
 """
 
 import json
@@ -40,9 +41,15 @@ def cost(name: str) -> dict[str, object]:
     activations = ActivationCountAnalysis(model, image)
     flops.set_op_handle("aten::_convolution_mode", same_convolution)
     activations.set_op_handle("aten::_convolution_mode", generic_activation_jit("conv"))
-    others = {kind: int(count) for kind, count in flops.by_operator().items() if kind not in PRODUCTS}
+    others = {
+        kind: int(count) for kind, count in flops.by_operator().items() if kind not in PRODUCTS
+    }
     unseen = others.pop("_convolution_mode", 0)
-    found = {"timm": theirs, "images": images, "parameters": sum(p.numel() for p in model.parameters())}
+    found = {
+        "timm": theirs,
+        "images": images,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
     found |= {"flops": int(flops.total()), "unseen": unseen, "of_norms": sum(others.values())}
     return found | {"activations": activations.total()}
 

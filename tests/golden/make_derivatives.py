@@ -1,5 +1,5 @@
-"""Writes derivatives.npz beside this file: torch's values and gradients at corners, ties and ends, in float64
-(made with timm 1.0.31, torch 2.13.0).
+"""Writes derivatives.npz beside this file: torch's values and gradients at corners, ties and ends,
+in float64 (made with timm 1.0.31, torch 2.13.0).
 
 PYTHONPATH=.:tests python tests/golden/make_derivatives.py
 """
@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from golden.derivative_points import LIMIT, MASK, POINTS, TARGETS, out_gradient
 
-for name in ("_meta_registrations", "_autograd_registrations"):  # torchvision's operators don't load beside a CPU torch
+# torchvision's operators don't load beside a CPU torch
+for name in ("_meta_registrations", "_autograd_registrations"):
     sys.modules[f"torchvision.{name}"] = types.ModuleType(f"torchvision.{name}")
 from timm.layers.grn import GlobalResponseNorm  # noqa: E402
 from timm.loss import AsymmetricLossMultiLabel  # noqa: E402
@@ -40,7 +41,9 @@ def asymmetric(*settings: float) -> Callable:
 
 
 def response_norm(x: torch.Tensor, channels_last: bool = True) -> torch.Tensor:
-    norm = GlobalResponseNorm(x.shape[-1 if channels_last else 1], channels_last=channels_last).double()
+    norm = GlobalResponseNorm(
+        x.shape[-1 if channels_last else 1], channels_last=channels_last
+    ).double()
     torch.nn.init.ones_(norm.weight)
     return norm(x)
 
@@ -58,7 +61,9 @@ def attention(cosine: bool = False, mask: torch.Tensor | None = None) -> Callabl
 
 def bce(x: torch.Tensor, answers: torch.Tensor, factor: float | None = None) -> torch.Tensor:
     factor = None if factor is None else torch.tensor([factor], dtype=torch.float64)
-    return F.binary_cross_entropy_with_logits(x, answers, reduction="none", pos_weight=factor).mean(-1)
+    return F.binary_cross_entropy_with_logits(x, answers, reduction="none", pos_weight=factor).mean(
+        -1
+    )
 
 
 FUNCTIONS: dict[str, Callable] = {
@@ -79,7 +84,9 @@ FUNCTIONS: dict[str, Callable] = {
     "softmax, masked": lambda x: x.softmax(-1),
     "log_softmax": lambda x: x.log_softmax(-1),
     "cross_entropy": lambda x: F.cross_entropy(x, labels(x), reduction="none"),
-    "cross_entropy, smoothed": lambda x: F.cross_entropy(x, labels(x), reduction="none", label_smoothing=0.1),
+    "cross_entropy, smoothed": lambda x: F.cross_entropy(
+        x, labels(x), reduction="none", label_smoothing=0.1
+    ),
     "soft_target": lambda x: F.cross_entropy(x, soft.expand_as(x), reduction="none"),
     "distillation": distillation,
     "bce": lambda x: bce(x, torch.zeros_like(x)),

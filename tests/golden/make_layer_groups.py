@@ -1,5 +1,5 @@
-"""Writes layer_groups.json beside this file: timm's factor on each parameter's rate, with a layer decay of 0.5 (timm
-1.0.31).
+"""Writes layer_groups.json beside this file: timm's factor on each parameter's rate, with a layer
+decay of 0.5 (timm 1.0.31).
 
 PYTHONPATH=tests python tests/golden/make_layer_groups.py
 """
@@ -92,9 +92,13 @@ def models() -> dict[str, torch.nn.Module]:
 def scales(model: torch.nn.Module) -> dict[str, float]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = param_groups_layer_decay(model, layer_decay=DECAY)
-    return {names[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]}
+    return {
+        names[id(parameter)]: group["lr_scale"] for group in groups for parameter in group["params"]
+    }
 
 
 if __name__ == "__main__":
-    lines = [f'"{name}": {json.dumps(scales(model), sort_keys=True)}' for name, model in models().items()]
+    lines = [
+        f'"{name}": {json.dumps(scales(model), sort_keys=True)}' for name, model in models().items()
+    ]
     Path(__file__).with_name("layer_groups.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")

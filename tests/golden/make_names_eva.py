@@ -1,12 +1,13 @@
-"""Writes names_eva.json beside this file: EVA-02's and DINOv3's files as other toolkits write them, and the logits or
-class tokens that they give there.
+"""Writes names_eva.json beside this file: EVA-02's and DINOv3's files as other toolkits write them,
+and the logits or class tokens that they give there.
 
-With baaivision/EVA (5623d08), facebookresearch/dinov3 (6876159), transformers 5.23.0 and torch 2.13.0. EVA and DINOV3
-are folders with the repositories' files:
+With baaivision/EVA (5623d08), facebookresearch/dinov3 (6876159), transformers 5.23.0 and torch
+2.13.0. EVA and DINOV3 are folders with the repositories' files:
 
 PYTHONPATH=tests python tests/golden/make_names_eva.py EVA DINOV3
 
-A case holds the names and shapes in the file, what ``values`` doesn't give, and the answers to two images.
+A case holds the names and shapes in the file, what ``values`` doesn't give, and the answers to two
+images.
 """
 
 import json
@@ -26,7 +27,9 @@ COMPUTED = ("periods", "bias_mask", "freqs_cos", "freqs_sin")  # no weights
 
 
 def eva02(folder: str) -> dict[str, nn.Module]:
-    """The authors' fine-tuned models; of xFormers and Apex only what they are without their kernels."""
+    """The authors' fine-tuned models; of xFormers and Apex only what they are without their
+    kernels.
+    """
 
     class SwiGLU(nn.Module):
         def __init__(self, in_features: int, hidden_features: int) -> None:
@@ -53,7 +56,13 @@ def eva02(folder: str) -> dict[str, nn.Module]:
     def norm(width: int) -> nn.Module:
         return nn.LayerNorm(width, eps=1e-6)
 
-    options = SIZES | {"patch_size": 4, "num_classes": 7, "mlp_ratio": 8 / 3, "qkv_bias": True, "norm_layer": norm}
+    options = SIZES | {
+        "patch_size": 4,
+        "num_classes": 7,
+        "mlp_ratio": 8 / 3,
+        "qkv_bias": True,
+        "norm_layer": norm,
+    }
     options |= {"rope": True, "pt_hw_seq_len": 4, "intp_freq": True, "use_checkpoint": False}
     sub = {"subln": True, "naiveswiglu": True}
     return {
@@ -67,7 +76,12 @@ def dinov3(folder: str) -> dict[str, nn.Module]:
     sys.path.insert(0, folder)
     from dinov3.models.vision_transformer import DinoVisionTransformer
 
-    options = SIZES | {"patch_size": 4, "layerscale_init": 1e-5, "norm_layer": "layernormbf16", "n_storage_tokens": 2}
+    options = SIZES | {
+        "patch_size": 4,
+        "layerscale_init": 1e-5,
+        "norm_layer": "layernormbf16",
+        "n_storage_tokens": 2,
+    }
     options |= {"mask_k_bias": True, "pos_embed_rope_dtype": "fp32"}
     found = {
         "DINOv3 wide": DinoVisionTransformer(**options),
@@ -82,7 +96,12 @@ def dinov3(folder: str) -> dict[str, nn.Module]:
 def transformers() -> dict[str, nn.Module]:
     from transformers import DINOv3ViTConfig, DINOv3ViTModel
 
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_register_tokens": 2}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_register_tokens": 2,
+    }
     sizes |= {"patch_size": 4, "intermediate_size": 128}
     gated = {"use_gated_mlp": True, "hidden_act": "silu"}
     return {
@@ -95,14 +114,23 @@ def transformers() -> dict[str, nn.Module]:
 def case(model: nn.Module, size: tuple[int, int]) -> dict[str, Any]:
     """What the file holds, and what the model answers with it."""
     state = model.state_dict()
-    computed = {name: tensor for name, tensor in state.items() if name.rpartition(".")[2] in COMPUTED}
-    given = {name: torch.from_numpy(values(name, tuple(t.shape))) for name, t in state.items() if name not in computed}
+    computed = {
+        name: tensor for name, tensor in state.items() if name.rpartition(".")[2] in COMPUTED
+    }
+    given = {
+        name: torch.from_numpy(values(name, tuple(t.shape)))
+        for name, t in state.items()
+        if name not in computed
+    }
     model.load_state_dict(given | computed)
     answer = model.eval()(torch.from_numpy(values("images", (2, 3, *size))))
     return {
         "size": size,
         "shapes": {name: list(tensor.shape) for name, tensor in given.items()},
-        "stored": {name: tensor.numpy().round(6).astype(float).round(6).tolist() for name, tensor in computed.items()},
+        "stored": {
+            name: tensor.numpy().round(6).astype(float).round(6).tolist()
+            for name, tensor in computed.items()
+        },
         "answers": getattr(answer, "pooler_output", answer).tolist(),
     }
 
@@ -110,4 +138,6 @@ def case(model: nn.Module, size: tuple[int, int]) -> dict[str, Any]:
 if __name__ == "__main__":
     models = eva02(sys.argv[1]) | dinov3(sys.argv[2]) | transformers()
     cases = {name: case(model, IMAGES[name.rpartition(" ")[2]]) for name, model in models.items()}
-    Path(__file__).with_name("names_eva.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
+    Path(__file__).with_name("names_eva.json").write_text(
+        json.dumps(cases, separators=(",", ":")) + "\n"
+    )

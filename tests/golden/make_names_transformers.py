@@ -1,11 +1,12 @@
-"""Writes names_transformers.json beside this file: reduced models of transformers, as its own ``save_pretrained``
-writes them, and what they give with weights by ``positive`` (transformers 5.24.0, torch 2.13.0).
+"""Writes names_transformers.json beside this file: reduced models of transformers, as its own
+``save_pretrained`` writes them, and what they give with weights by ``positive`` (transformers
+5.24.0, torch 2.13.0).
 
 PYTHONPATH=tests python tests/golden/make_names_transformers.py
 
-A case holds the names and shapes in the file, config.json, and the logits of two images, or the features where the
-class has no classifier. transformers_kinds.json has each kind's classes, and the keys of its configuration with their
-defaults.
+A case holds the names and shapes in the file, config.json, and the logits of two images, or the
+features where the class has no classifier. transformers_kinds.json has each kind's classes, and the
+keys of its configuration with their defaults.
 """
 
 import copy
@@ -18,17 +19,30 @@ from pathlib import Path
 
 import torch
 
-for name in ("_meta_registrations", "_autograd_registrations"):  # torchvision's operators don't load beside a CPU torch
+# torchvision's operators don't load beside a CPU torch
+for name in ("_meta_registrations", "_autograd_registrations"):
     sys.modules[f"torchvision.{name}"] = types.ModuleType(name)
 import transformers as hf  # noqa: E402
 from safetensors.numpy import load_file, save_file  # noqa: E402
 
 from golden.make_names_vit import positive, values  # noqa: E402
 
-VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 16, "patch_size": 4}
+VIT = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "image_size": 16,
+    "patch_size": 4,
+}
 WIDE = VIT | {"intermediate_size": 48}
 CLASSES = {"num_labels": 7}
-TEXT = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 9}
+TEXT = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "vocab_size": 9,
+}
 TEXT |= {"max_position_embeddings": 4, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
 STAGES = {"depths": [1, 2, 1, 1], "hidden_sizes": [8, 16, 24, 32]}
 CASES = {
@@ -43,7 +57,10 @@ CASES = {
     "deit_alone": (hf.DeiTConfig(**WIDE, **CLASSES), hf.DeiTForImageClassification),
     "deit_model": (hf.DeiTConfig(**WIDE), hf.DeiTModel),
     "deit_masked": (hf.DeiTConfig(**WIDE, encoder_stride=4), hf.DeiTForMaskedImageModeling),
-    "beit": (hf.BeitConfig(**WIDE, **CLASSES, use_relative_position_bias=True), hf.BeitForImageClassification),
+    "beit": (
+        hf.BeitConfig(**WIDE, **CLASSES, use_relative_position_bias=True),
+        hf.BeitForImageClassification,
+    ),
     "beit_token": (
         hf.BeitConfig(
             **WIDE,
@@ -67,14 +84,25 @@ CASES = {
         hf.Dinov2WithRegistersConfig(**VIT, **CLASSES, num_register_tokens=2),
         hf.Dinov2WithRegistersForImageClassification,
     ),
-    "dinov3": (hf.DINOv3ViTConfig(**WIDE, num_register_tokens=4, layerscale_value=0.5), hf.DINOv3ViTModel),
-    "dinov3_gated": (
-        hf.DINOv3ViTConfig(**WIDE, use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False),
+    "dinov3": (
+        hf.DINOv3ViTConfig(**WIDE, num_register_tokens=4, layerscale_value=0.5),
         hf.DINOv3ViTModel,
     ),
-    "clip_whole": (hf.CLIPConfig(vision_config=WIDE, text_config=TEXT, projection_dim=7), hf.CLIPModel),
+    "dinov3_gated": (
+        hf.DINOv3ViTConfig(
+            **WIDE, use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False
+        ),
+        hf.DINOv3ViTModel,
+    ),
+    "clip_whole": (
+        hf.CLIPConfig(vision_config=WIDE, text_config=TEXT, projection_dim=7),
+        hf.CLIPModel,
+    ),
     "clip_model": (hf.CLIPVisionConfig(**WIDE), hf.CLIPVisionModel),
-    "clip_classes": (hf.CLIPConfig(vision_config=WIDE, text_config=TEXT, **CLASSES), hf.CLIPForImageClassification),
+    "clip_classes": (
+        hf.CLIPConfig(vision_config=WIDE, text_config=TEXT, **CLASSES),
+        hf.CLIPForImageClassification,
+    ),
     "siglip_whole": (hf.SiglipConfig(vision_config=WIDE, text_config=TEXT), hf.SiglipModel),
     "siglip_headless": (hf.SiglipVisionConfig(**WIDE, vision_use_head=False), hf.SiglipVisionModel),
     "siglip_classes": (
@@ -96,7 +124,13 @@ CASES = {
         hf.SwinForImageClassification,
     ),
     "pvt_v2": (
-        hf.PvtV2Config(image_size=64, **STAGES, num_attention_heads=[1, 2, 2, 4], mlp_ratios=[4, 4, 2, 2], **CLASSES),
+        hf.PvtV2Config(
+            image_size=64,
+            **STAGES,
+            num_attention_heads=[1, 2, 2, 4],
+            mlp_ratios=[4, 4, 2, 2],
+            **CLASSES,
+        ),
         hf.PvtV2ForImageClassification,
     ),
     "hiera": (
@@ -130,19 +164,28 @@ CASES = {
     "poolformer": (hf.PoolFormerConfig(**STAGES, **CLASSES), hf.PoolFormerForImageClassification),
     "mobilevit": (
         hf.MobileViTConfig(
-            image_size=64, hidden_sizes=[8, 8, 12], neck_hidden_sizes=[8, 8, 8, 16, 16, 16, 24], **CLASSES
+            image_size=64,
+            hidden_sizes=[8, 8, 12],
+            neck_hidden_sizes=[8, 8, 8, 16, 16, 16, 24],
+            **CLASSES,
         ),
         hf.MobileViTForImageClassification,
     ),
     "convnext": (hf.ConvNextConfig(**STAGES, **CLASSES), hf.ConvNextForImageClassification),
     "convnextv2": (hf.ConvNextV2Config(**STAGES, **CLASSES), hf.ConvNextV2ForImageClassification),
     "resnet": (
-        hf.ResNetConfig(**CLASSES, depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic"),
+        hf.ResNetConfig(
+            **CLASSES, depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic"
+        ),
         hf.ResNetForImageClassification,
     ),
     "regnet": (
         hf.RegNetConfig(
-            embedding_size=32, depths=[1, 2, 1, 1], hidden_sizes=[8, 16, 24, 32], groups_width=8, **CLASSES
+            embedding_size=32,
+            depths=[1, 2, 1, 1],
+            hidden_sizes=[8, 16, 24, 32],
+            groups_width=8,
+            **CLASSES,
         ),
         hf.RegNetForImageClassification,
     ),
@@ -165,11 +208,14 @@ CASES["levit_alone"] = (CASES["levit"][0], hf.LevitForImageClassification)
 
 
 def answers(model: torch.nn.Module, images: torch.Tensor) -> tuple[str, torch.Tensor]:
-    """Returns what the model gives: logits, CLIP's projection, or what a classifier of its encoder would read."""
+    """Returns what the model gives: logits, CLIP's projection, or what a classifier of its encoder
+    would read.
+    """
     name = type(model).__name__
     if name in ("CLIPModel", "SiglipModel"):
         return "image_embeds", model.get_image_features(pixel_values=images).pooler_output
-    if name.startswith("DeiT") and "ImageClassification" not in name:  # the tokens that the two classifiers read
+    # the tokens that the two classifiers read
+    if name.startswith("DeiT") and "ImageClassification" not in name:
         return "features", getattr(model, "deit", model)(images).last_hidden_state[:, :2].mean(1)
     if name.startswith("ViT") and "ImageClassification" not in name:  # its pooler is left out
         return "features", getattr(model, "vit", model)(images).last_hidden_state[:, 0]
@@ -190,25 +236,37 @@ def case(config: object, model: type) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         model(config).save_pretrained(folder)
         file = Path(folder) / "model.safetensors"
-        arrays = {name: positive(name, array.shape) for name, array in load_file(file).items() if array.ndim}
+        arrays = {
+            name: positive(name, array.shape)
+            for name, array in load_file(file).items()
+            if array.ndim
+        }
         save_file(load_file(file) | arrays, file, {"format": "pt"})
         images = torch.from_numpy(values("images", (2, 3, size, size)))
         with torch.no_grad():
             # MobileViT's processor turns channels round, to blue, green, red.
             images = images.flip(1) if "MobileViT" in str(model) else images
             of, outputs = answers(model.from_pretrained(folder).eval(), images)
-        shapes = {name: list(array.shape) for name, array in arrays.items() if not name.startswith("text_")}
+        shapes = {
+            name: list(array.shape)
+            for name, array in arrays.items()
+            if not name.startswith("text_")
+        }
         kept = json.loads((Path(folder) / "config.json").read_text())
     return {"config": kept, "size": size, "of": of, "outputs": outputs.tolist(), "shapes": shapes}
 
 
 def kinds() -> dict[str, object]:
-    """Returns, by model_type, its public classes and the keys of its configuration with their defaults."""
+    """Returns, by model_type, its public classes and the keys of its configuration with their
+    defaults.
+    """
     found = {}
     common = set(hf.PreTrainedConfig().to_dict())
     for config, model in CASES.values():
         module = importlib.import_module(model.__module__)
-        classes = [name for name in module.__all__ if "PreTrained" not in name and "Text" not in name]
+        classes = [
+            name for name in module.__all__ if "PreTrained" not in name and "Text" not in name
+        ]
         towers = [config, getattr(config, "vision_config", config)]
         for kind in {tower.model_type: type(tower) for tower in towers}.values():
             defaults = {key: value for key, value in kind().to_dict().items() if key not in common}

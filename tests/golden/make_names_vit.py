@@ -3,21 +3,26 @@
 names_vit_timm.json: files that timm reads; made with timm 1.0.31, torch 2.13.0 by
 PYTHONPATH=.:tests python tests/golden/make_names_vit.py
 
-names_vit.json: PaddleViT's. Made by hand: the model files of BR-IDL/PaddleViT at the commits that the cases name
-(ViT/transformer.py, ViT/vit.py, DeiT/model.py, DeiT/deit.py, MAE/transformer.py) with weights and images by ``values``.
+names_vit.json: PaddleViT's. Made by hand: the model files of BR-IDL/PaddleViT at the commits that
+the cases name (ViT/transformer.py, ViT/vit.py, DeiT/model.py, DeiT/deit.py, MAE/transformer.py)
+with weights and images by ``values``.
 
-A case holds the names and shapes in the file, its layout, the model's options, and the logits of two images.
+A case holds the names and shapes in the file, its layout, the model's options, and the logits of
+two images.
 """
 
 import zlib
 
 import numpy as np
 
-SIZES = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 7}  # images of 16 x 16
+# images of 16 x 16
+SIZES = {"patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3, "num_classes": 7}
 
 
 def values(name: str, shape: tuple[int, ...] | list[int]) -> np.ndarray:
-    """Returns float32 values that depend on name and shape alone, around 1 for the weight of a norm."""
+    """Returns float32 values that depend on name and shape alone, around 1 for the weight of a
+    norm.
+    """
     ones = name.endswith("scale") or ("norm" in name and name.endswith("weight"))
     normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     return (0.3 * normal + ones).astype(np.float32)
@@ -50,8 +55,14 @@ def google_shapes() -> dict[str, list[int]]:
 
 
 def siglip_shapes(stacked: bool) -> dict[str, list[int]]:
-    """Returns names and shapes in big_vision's file of SigLIP; ``stacked``: with all blocks in one array."""
-    shapes = {"params/t": [1], "params/txt/head/bias": [24], "params/img/MAPHead_0/probe": [1, 1, 24]}
+    """Returns names and shapes in big_vision's file of SigLIP; ``stacked``: with all blocks in one
+    array.
+    """
+    shapes = {
+        "params/t": [1],
+        "params/txt/head/bias": [24],
+        "params/img/MAPHead_0/probe": [1, 1, 24],
+    }
     words = {"Attention_1": "Attention_0", "MlpBlock_3": "MlpBlock_0", "LayerNorm_2": "LayerNorm_1"}
     for name, shape in google_shapes().items():
         if name != "cls":
@@ -80,8 +91,12 @@ if __name__ == "__main__":
 
     cases = {}
 
-    def record(case: str, options: dict, changes: dict[str, str | list[int]], google: dict | None = None) -> None:
-        """Adds a case; ``changes`` turn timm's names: words and what the file has, names and shapes; or ``google``."""
+    def record(
+        case: str, options: dict, changes: dict[str, str | list[int]], google: dict | None = None
+    ) -> None:
+        """Adds a case; ``changes`` turn timm's names: words and what the file has, names and
+        shapes; or ``google``.
+        """
         model = VisionTransformer(img_size=16, **SIZES, **options).eval()
         shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
         for ours, theirs in changes.items():
@@ -92,7 +107,10 @@ if __name__ == "__main__":
         if google:
             shapes = google
             with tempfile.TemporaryDirectory() as folder:
-                np.savez(f"{folder}/weights.npz", **{name: values(name, shape) for name, shape in shapes.items()})
+                np.savez(
+                    f"{folder}/weights.npz",
+                    **{name: values(name, shape) for name, shape in shapes.items()},
+                )
                 model.load_pretrained(f"{folder}/weights.npz")
         else:
             state = {name: torch.from_numpy(values(name, shape)) for name, shape in shapes.items()}
@@ -110,4 +128,6 @@ if __name__ == "__main__":
     record("DeiT-III", scaled, {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2"})
     record("DINOv2", scaled | {"reg_tokens": 3}, dinov2)
     record("linear patches", {}, {"patch_embed.proj.weight": [24, 48]})
-    Path(__file__).with_name("names_vit_timm.json").write_text(json.dumps(cases, separators=(",", ":")) + "\n")
+    Path(__file__).with_name("names_vit_timm.json").write_text(
+        json.dumps(cases, separators=(",", ":")) + "\n"
+    )

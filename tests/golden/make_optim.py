@@ -14,7 +14,8 @@ import torch
 import golden.optim_problem as given
 from golden.formula import array
 
-for name in ("_meta_registrations", "_autograd_registrations"):  # torchvision's operators don't load beside a CPU torch
+# torchvision's operators don't load beside a CPU torch
+for name in ("_meta_registrations", "_autograd_registrations"):
     sys.modules[f"torchvision.{name}"] = types.ModuleType(f"torchvision.{name}")
 import timm  # noqa: E402
 from timm.optim import Lamb, Lion, param_groups_layer_decay  # noqa: E402
@@ -31,13 +32,20 @@ def optimizers(case: str, groups: dict[str, dict]) -> list[torch.optim.Optimizer
     if name == "Muon":
         matrices = [group for name, group in groups.items() if len(given.SHAPES[name]) == 2]
         others = [group for name, group in groups.items() if len(given.SHAPES[name]) != 2]
-        return [torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **sgd), torch.optim.AdamW(others, **adam)]
+        return [
+            torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw", **sgd),
+            torch.optim.AdamW(others, **adam),
+        ]
     groups = list(groups.values())
     if name == "SGD":
         return [torch.optim.SGD(groups, **sgd)]
     if name == "LAMB":
         return [Lamb(groups, max_grad_norm=None, **adam)]  # clipping is a step of its own
-    return [Lion(groups, betas=given.BETAS)] if name == "Lion" else [getattr(torch.optim, name)(groups, **adam)]
+    return (
+        [Lion(groups, betas=given.BETAS)]
+        if name == "Lion"
+        else [getattr(torch.optim, name)(groups, **adam)]
+    )
 
 
 def set_gradients(parameters: dict[str, torch.Tensor], step: int) -> None:
@@ -48,7 +56,10 @@ def set_gradients(parameters: dict[str, torch.Tensor], step: int) -> None:
 def main() -> None:
     results = {}
     for case in given.CASES:
-        parameters = {name: torch.nn.Parameter(torch.from_numpy(array(name, s))) for name, s in given.SHAPES.items()}
+        parameters = {
+            name: torch.nn.Parameter(torch.from_numpy(array(name, s)))
+            for name, s in given.SHAPES.items()
+        }
         groups = {
             name: {
                 "params": [p],
@@ -69,7 +80,8 @@ def main() -> None:
         set_gradients(parameters, 0)
         for name, p in parameters.items():
             p.data = torch.from_numpy(array(name, given.SHAPES[name]))
-        clipped = list(parameters.values())[: -2 if mode == "agc" else None]  # as timm.models.model_parameters
+        # as timm.models.model_parameters
+        clipped = list(parameters.values())[: -2 if mode == "agc" else None]
         dispatch_clip_grad(clipped, limit, mode)
         results |= {f"{mode}/{name}": p.grad.numpy() for name, p in parameters.items()}
     set_gradients(parameters, 0)
@@ -80,7 +92,9 @@ def main() -> None:
     names = {id(p): name for name, p in model.named_parameters()}
     groups = param_groups_layer_decay(model, layer_decay=0.75)
     scales = {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}
-    Path(__file__).with_name("layer_scales.json").write_text(json.dumps(scales, indent=0, sort_keys=True) + "\n")
+    Path(__file__).with_name("layer_scales.json").write_text(
+        json.dumps(scales, indent=0, sort_keys=True) + "\n"
+    )
 
 
 def loss_scales() -> list[float]:

@@ -15,7 +15,9 @@ FILE = Path(__file__).with_name("other_options.json")
 
 
 def flags(file: Path) -> set[str]:
-    return set(re.findall(r"add_argument\(.*?[\"'](--[\w-]+)[\"']", file.read_text(encoding="utf-8")))
+    return set(
+        re.findall(r"add_argument\(.*?[\"'](--[\w-]+)[\"']", file.read_text(encoding="utf-8"))
+    )
 
 
 def keys(tree: object, above: str = "") -> Iterator[str]:
@@ -37,8 +39,13 @@ def main(timm: Path, paddleclas: Path) -> None:
     for file in (paddleclas / "ppcls").rglob("*.py"):
         text = file.read_text(encoding="utf-8")
         names |= set(re.findall(r"^class (\w+)", text, re.M))
-        names |= {f"{section}.{key}" for section, key in re.findall(r"""\[["'](\w+)["']\]\.get\(\s*["'](\w+)""", text)}
-        names |= set(re.findall(r"\w+", " ".join(re.findall(r"def __init__\(self,([^)]*)\)", text))))
+        names |= {
+            f"{section}.{key}"
+            for section, key in re.findall(r"""\[["'](\w+)["']\]\.get\(\s*["'](\w+)""", text)
+        }
+        names |= set(
+            re.findall(r"\w+", " ".join(re.findall(r"def __init__\(self,([^)]*)\)", text)))
+        )
     page = (FILE.parents[2] / "docs" / "paddleclas.md").read_text(encoding="utf-8")
     found["paddleclas"] = sorted(names & set(re.findall(r"`([\w.]+)`", page)))
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

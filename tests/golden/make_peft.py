@@ -1,4 +1,5 @@
-"""Writes peft.npz beside this file: a ViT's weights, folders that peft saved for it, and the logits that it computes.
+"""Writes peft.npz beside this file: a ViT's weights, folders that peft saved for it, and the logits
+that it computes.
 
 By peft 0.21.2, torch 2.13.0 and timm 1.0.31:
 

@@ -1,5 +1,6 @@
-"""Writes the weight files weights* and checkpoint* beside this file, by torch (2.13.0) and safetensors (0.8.0); and
-config.json, what timm (1.0.31) makes of configurations in its forms. yacs 0.1.8 and omegaconf 2.3.0 were there.
+"""Writes the weight files weights* and checkpoint* beside this file, by torch (2.13.0) and
+safetensors (0.8.0); and config.json, what timm (1.0.31) makes of configurations in its forms. yacs
+0.1.8 and omegaconf 2.3.0 were there.
 
 PYTHONPATH=.:tests python tests/golden/make_pickles.py
 """
@@ -20,14 +21,25 @@ from yacs.config import CfgNode
 
 from golden.stored import DTYPES, SHAPES, values
 
-for name in ("_meta_registrations", "_autograd_registrations"):  # torchvision's operators don't load beside a CPU torch
+# torchvision's operators don't load beside a CPU torch
+for name in ("_meta_registrations", "_autograd_registrations"):
     sys.modules[f"torchvision.{name}"] = types.ModuleType(f"torchvision.{name}")
 from timm.models._hub import _parse_model_cfg  # noqa: E402
 
 FOLDER = Path(__file__).parent
-SETTINGS = {"input_size": [3, 224, 224], "fixed_input_size": True, "mean": [0.5] * 3, "num_classes": 1000}
+SETTINGS = {
+    "input_size": [3, 224, 224],
+    "fixed_input_size": True,
+    "mean": [0.5] * 3,
+    "num_classes": 1000,
+}
 CONFIGS = {
-    "nested": {"architecture": "a", "num_classes": 10, "label_names": ["x"], "pretrained_cfg": SETTINGS},
+    "nested": {
+        "architecture": "a",
+        "num_classes": 10,
+        "label_names": ["x"],
+        "pretrained_cfg": SETTINGS,
+    },
     "flat": {"architecture": "a", "num_features": 8, "labels": ["x", "y"], **SETTINGS},
     "channels": {"architecture": "a", "model_args": {"in_chans": 1}, "pretrained_cfg": SETTINGS},
     "size": {"architecture": "a", "model_args": {"img_size": 384}, "pretrained_cfg": SETTINGS},
@@ -40,7 +52,10 @@ CONFIGS = {
 
 
 def tensors() -> dict[str, torch.Tensor]:
-    made = {name: torch.from_numpy(values(name)).to(getattr(torch, DTYPES.get(name, "float32"))) for name in SHAPES}
+    made = {
+        name: torch.from_numpy(values(name)).to(getattr(torch, DTYPES.get(name, "float32")))
+        for name in SHAPES
+    }
     made["parameter"] = torch.nn.Parameter(made["parameter"])
     made["turned"] = made["turned"].T.contiguous().T
     larger = torch.full((4, 6), 9.0)
@@ -61,7 +76,9 @@ def checkpoint() -> dict[str, object]:
         "model_ema": {f"module.{name}": tensor for name, tensor in weights.items()},
         "optimizer": optimizer.state_dict(),
         "lr_scheduler": torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2]).state_dict(),
-        "args": argparse.Namespace(lr=1e-3, output_dir=Path("out"), device=torch.device("cpu"), dtype=torch.bfloat16),
+        "args": argparse.Namespace(
+            lr=1e-3, output_dir=Path("out"), device=torch.device("cpu"), dtype=torch.bfloat16
+        ),
         "config": CfgNode({"MODEL": CfgNode({"NAME": "swin", "DEPTHS": [2, 2]})}),
         "cfg": OmegaConf.create({"lr": 0.1, "betas": [0.9, 0.95], "nested": {"on": True}}),
         "epoch": 3,
@@ -77,12 +94,16 @@ def main() -> None:
         torch.save(content, FOLDER / f"{name}.pth")
         torch.save(content, FOLDER / f"{name}_legacy.pth", _use_new_zipfile_serialization=False)
     save_file(
-        {name: tensor.detach().contiguous() for name, tensor in tensors().items()}, FOLDER / "weights.safetensors"
+        {name: tensor.detach().contiguous() for name, tensor in tensors().items()},
+        FOLDER / "weights.safetensors",
     )
     merged = {}
     for name, config in CONFIGS.items():
         settings, architecture, arguments = _parse_model_cfg(copy.deepcopy(config), {})
-        merged[name] = {"file": config, "settings": {**settings, "architecture": architecture, "model_args": arguments}}
+        merged[name] = {
+            "file": config,
+            "settings": {**settings, "architecture": architecture, "model_args": arguments},
+        }
     (FOLDER / "config.json").write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,10 +1,11 @@
-"""Writes published.json: the accuracy of timm's weights on ImageNet-1k's validation images, by our names.
+"""Writes published.json: the accuracy of timm's weights on ImageNet-1k's validation images, by our
+names.
 
     PYTHONPATH=. python tests/golden/make_published.py results/results-imagenet.csv
 
-The file is huggingface/pytorch-image-models's, at aa4b5850 (8 August 2026). Of several weights of one architecture the
-most accurate are kept, of the model's own image size if there are any; NAMES may tell the tag. Each row: tag, side of
-the images in pixels, acc1 in percent.
+The file is huggingface/pytorch-image-models's, at aa4b5850 (8 August 2026). Of several weights of
+one architecture the most accurate are kept, of the model's own image size if there are any; NAMES
+may tell the tag. Each row: tag, side of the images in pixels, acc1 in percent.
 """
 
 import csv

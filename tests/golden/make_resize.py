@@ -1,4 +1,5 @@
-"""Cases of resizing; run with torch and timm it writes resize.npz (made with timm 1.0.31, torch 2.13.0).
+"""Cases of resizing; run with torch and timm it writes resize.npz (made with timm 1.0.31, torch
+2.13.0).
 
 PYTHONPATH=.:tests python tests/golden/make_resize.py
 """
@@ -64,7 +65,9 @@ if __name__ == "__main__":
         arrays[name("pos_embed", prefix, old, new)] = resized
     for extra, old, new in TABLES:
         found, wanted = ((2 * h - 1) * (2 * w - 1) + extra for h, w in (old, new))
-        arrays[name("table", extra, old, new)] = resize_rel_pos_bias_table(tensor(found, 2), new, (wanted, 2), old)
+        arrays[name("table", extra, old, new)] = resize_rel_pos_bias_table(
+            tensor(found, 2), new, (wanted, 2), old
+        )
     for old, new in KERNELS:
         arrays[name("kernel", old, new)] = resample_patch_embed(tensor(2, 3, *old), new)
     for count in CHANNELS:

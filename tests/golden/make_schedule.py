@@ -1,4 +1,5 @@
-"""Writes schedule.npz and ema.npz: curves of timm's schedulers and its moving average (timm 1.0.31, torch 2.13.0).
+"""Writes schedule.npz and ema.npz: curves of timm's schedulers and its moving average (timm 1.0.31,
+torch 2.13.0).
 
 PYTHONPATH=.:tests python tests/golden/make_schedule.py
 """
@@ -21,12 +22,20 @@ COOLDOWN = 10
 
 def curves() -> dict[str, np.ndarray]:
     common = {"warmup_t": WARMUP, "warmup_lr_init": 0.01, "t_in_epochs": False}
-    falling = {**common, "t_initial": TOTAL - WARMUP - COOLDOWN, "lr_min": 0.002, "warmup_prefix": True}
+    falling = {
+        **common,
+        "t_initial": TOTAL - WARMUP - COOLDOWN,
+        "lr_min": 0.002,
+        "warmup_prefix": True,
+    }
     phases = {**common, "t_initial": TOTAL - WARMUP - COOLDOWN, "lr_min": 0.002}
     steps = {**common, "decay_rate": 0.3, "warmup_prefix": False}
     schedulers = {
         "cosine": (CosineLRScheduler, falling),
-        "from_start": (CosineLRScheduler, {**falling, "t_initial": TOTAL - COOLDOWN, "warmup_prefix": False}),
+        "from_start": (
+            CosineLRScheduler,
+            {**falling, "t_initial": TOTAL - COOLDOWN, "warmup_prefix": False},
+        ),
         "linear": (PolyLRScheduler, {**falling, "power": 1.0}),
         "poly": (PolyLRScheduler, {**falling, "power": 0.9}),
         "wsd": (WSDLRScheduler, {**phases, "decay_t": 15}),
@@ -43,7 +52,9 @@ def curves() -> dict[str, np.ndarray]:
         if name == "from_start":  # in epochs, as timm's script calls it by default
             by_epoch = {"t_initial": 10, "warmup_t": 2, "warmup_lr_init": 0.01, "lr_min": 0.002}
             schedule = scheduler(optimizer, **by_epoch)
-            found["epochs"] = np.array([schedule._get_lr(update // 5)[0] for update in range(TOTAL + 1)])
+            found["epochs"] = np.array(
+                [schedule._get_lr(update // 5)[0] for update in range(TOTAL + 1)]
+            )
     return found
 
 

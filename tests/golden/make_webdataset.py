@@ -1,4 +1,5 @@
-"""A shard as the webdataset library writes it: three samples, one of a name that is too long for tar's own header.
+"""A shard as the webdataset library writes it: three samples, one of a name that is too long for
+tar's own header.
 
 Made with webdataset 1.0.2, Pillow 12.0.0: python tests/golden/make_webdataset.py
 """

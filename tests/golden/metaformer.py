@@ -15,7 +15,9 @@ SIZES = {"metaformer": (59, 74), "metaformer_conv": (64, 64), "metaformer_pool":
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns ``values``; each number of a StarReLU is about 1, else its squares would leave little."""
+    """Returns ``values``; each number of a StarReLU is about 1, else its squares would leave
+    little.
+    """
     return np.asarray(values(name, shape) + (shape == (1,) or "res_scale" in name), np.float32)
 
 
@@ -34,14 +36,24 @@ if __name__ == "__main__":
 
     mixers = {"metaformer": [SepConv, SepConv, Attention, Attention], "metaformer_conv": SepConv}
     mixers["metaformer_pool"] = Pooling
-    norms = {"metaformer": [LayerNorm2dNoBias] * 2 + [LayerNormNoBias] * 2, "metaformer_conv": LayerNorm2dNoBias}
+    norms = {
+        "metaformer": [LayerNorm2dNoBias] * 2 + [LayerNormNoBias] * 2,
+        "metaformer_conv": LayerNorm2dNoBias,
+    }
     norms["metaformer_pool"] = GroupNorm1NoBias
     for name, sizes in CASES.items():
-        options = {"token_mixers": mixers[name], "norm_layers": norms[name], "use_mlp_head": "pool" not in name}
+        options = {
+            "token_mixers": mixers[name],
+            "norm_layers": norms[name],
+            "use_mlp_head": "pool" not in name,
+        }
         model = MetaFormer(**sizes, **options)
         record(name, model, SIZES[name], gradients=True, array=array)
-        # A StarReLU's two gradients are sums over a whole map, where most cancels out: a test of their own has a wider
-        # tolerance.
+        # A StarReLU's two gradients are sums over a whole map, where most cancels out: a test of
+        # their own has a wider tolerance.
         stored = np.load(FOLDER / f"{name}.npz")
-        renamed = {key.replace("grad/", "sum/") if stored[key].shape == (1,) else key: stored[key] for key in stored}
+        renamed = {
+            key.replace("grad/", "sum/") if stored[key].shape == (1,) else key: stored[key]
+            for key in stored
+        }
         np.savez_compressed(FOLDER / f"{name}.npz", **renamed)

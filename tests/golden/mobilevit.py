@@ -1,4 +1,6 @@
-"""Reduced MobileViTs; run with torch and timm it records them: PYTHONPATH=tests python -m golden.mobilevit"""
+"""Reduced MobileViTs; run with torch and timm it records them: PYTHONPATH=tests python -m
+golden.mobilevit
+"""
 
 from typing import Any
 
@@ -13,12 +15,17 @@ SMALL = {
     "num_classes": 5,
 }
 CASES = {"mobilevit": SMALL, "mobilevit_odd": SMALL | {"expand_ratio": 2.0}}
-SIZES = {"mobilevit": (64, 64), "mobilevit_odd": (80, 33)}  # the second's maps of 10 x 5, 5 x 3 and 3 x 2 are stretched
+# the second's maps of 10 x 5, 5 x 3 and 3 x 2 are stretched
+SIZES = {"mobilevit": (64, 64), "mobilevit_odd": (80, 33)}
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns ``trained.array``; weights of norms are about 0.9, else twenty convolutions would lose the images."""
-    return np.asarray(trained.array(name, shape) + 0.6 * (len(shape) == 1 and name.endswith("weight")), np.float32)
+    """Returns ``trained.array``; weights of norms are about 0.9, else twenty convolutions would
+    lose the images.
+    """
+    return np.asarray(
+        trained.array(name, shape) + 0.6 * (len(shape) == 1 and name.endswith("weight")), np.float32
+    )
 
 
 def timms(name: str) -> Any:
@@ -29,8 +36,12 @@ def timms(name: str) -> Any:
     case = CASES[name]
     dims = case["embed_dims"]
     ratio = case.get("expand_ratio", 4.0)
-    blocks = [_inverted_residual_block(d, c, s, ratio) for d, c, s in ((1, dims[1], 1), (3, dims[2], 2))]
-    for dim, hidden_dim, depth in zip(dims[5:8], case["hidden_dims"], case["stage_depths"], strict=True):
+    blocks = [
+        _inverted_residual_block(d, c, s, ratio) for d, c, s in ((1, dims[1], 1), (3, dims[2], 2))
+    ]
+    for dim, hidden_dim, depth in zip(
+        dims[5:8], case["hidden_dims"], case["stage_depths"], strict=True
+    ):
         blocks.append(_mobilevit_block(1, dim, 2, hidden_dim, depth, patch_size=2, br=ratio))
     config = ByoModelCfg(
         blocks=tuple(blocks),

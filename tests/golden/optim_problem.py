@@ -1,10 +1,13 @@
-"""A small problem for optimizers that NumPy, Paddle and torch state alike: parameters, gradients, rates, settings."""
+"""A small problem for optimizers that NumPy, Paddle and torch state alike: parameters, gradients,
+rates, settings.
+"""
 
 import zlib
 
 import numpy as np
 
-SHAPES = {  # torch's layout: a Linear's weight is [out, in]; the classifier last, as timm expects it
+# torch's layout: a Linear's weight is [out, in]; the classifier last, as timm expects it
+SHAPES = {
     "embed": (1, 4, 5),
     "conv.weight": (4, 3, 2, 2),
     "conv.bias": (4,),
@@ -14,7 +17,8 @@ SHAPES = {  # torch's layout: a Linear's weight is [out, in]; the classifier las
     "head.bias": (3,),
 }
 DECAYED = ("conv.weight", "fc.weight", "head.weight")
-SCALES = {name: {"fc": 0.5, "head": 3.0}.get(name.split(".")[0], 0.25) for name in SHAPES}  # LAYER_DECAY 0.5, HEAD_LR 3
+# LAYER_DECAY 0.5, HEAD_LR 3
+SCALES = {name: {"fc": 0.5, "head": 3.0}.get(name.split(".")[0], 0.25) for name in SHAPES}
 WEIGHT_DECAY = 0.1
 BETAS = (0.8, 0.95)
 EPS = 1e-6
@@ -22,7 +26,8 @@ MOMENTUM = 0.9
 STEPS = 10
 CASES = ("AdamW", "Adam", "SGD", "SGD nesterov", "LAMB", "Lion", "Muon", "Muon nesterov")
 CLIPS = {"norm": 0.5, "value": 0.05, "agc": 0.3}
-OVERFLOWS = [False] * 7 + [True, False, False, True, True] + [False] * 4  # updates of a scaler that grows after three
+# updates of a scaler that grows after three
+OVERFLOWS = [False] * 7 + [True, False, False, True, True] + [False] * 4
 
 
 def rate(step: int) -> float:
@@ -31,7 +36,14 @@ def rate(step: int) -> float:
 
 
 def gradients(step: int) -> dict[str, np.ndarray]:
-    """The gradients of a step, in torch's layout; of full rank, or Muon would blow their rounding up."""
+    """The gradients of a step, in torch's layout; of full rank, or Muon would blow their rounding
+    up.
+    """
     starts = {name: zlib.crc32(f"{name} {step}".encode()) % 1000 for name in SHAPES}
-    indices = {name: starts[name] + np.arange(np.prod(shape)).reshape(shape) for name, shape in SHAPES.items()}
-    return {name: (np.sin(0.7 * index**2) / 5).astype(np.float32) for name, index in indices.items()}
+    indices = {
+        name: starts[name] + np.arange(np.prod(shape)).reshape(shape)
+        for name, shape in SHAPES.items()
+    }
+    return {
+        name: (np.sin(0.7 * index**2) / 5).astype(np.float32) for name, index in indices.items()
+    }

@@ -7,7 +7,14 @@ CASES = {
     "pit": SMALL,
     # another stride; each pooling rounds up rows or columns; two stages
     "pit_distilled": SMALL
-    | {"stride": 3, "base_dims": (6, 4), "depth": (2, 1), "heads": (2, 3), "mlp_ratio": 2.5, "distilled": True},
+    | {
+        "stride": 3,
+        "base_dims": (6, 4),
+        "depth": (2, 1),
+        "heads": (2, 3),
+        "mlp_ratio": 2.5,
+        "distilled": True,
+    },
 }
 SIZES = {"pit": (44, 44), "pit_distilled": (23, 30)}
 

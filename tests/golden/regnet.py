@@ -1,4 +1,6 @@
-"""Reduced RegNets; run with torch and timm it records them: PYTHONPATH=tests python -m golden.regnet"""
+"""Reduced RegNets; run with torch and timm it records them: PYTHONPATH=tests python -m
+golden.regnet
+"""
 
 # The paper's parameters, of which timm makes four stages (tests/models/test_regnet.py tells which).
 CASES = {

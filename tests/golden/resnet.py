@@ -2,7 +2,8 @@
 
 CASES = {"resnet18": {"num_classes": 5}, "resnet50": {"num_classes": 5}}
 SIZES = {"resnet18": (64, 64), "resnet50": (33, 40)}
-SIZES |= {"resnet_d": (75, 90), "resnet_blur": (75, 90), "resnet_rs": (64, 96)}  # timm averages even sides alone
+# timm averages even sides alone
+SIZES |= {"resnet_d": (75, 90), "resnet_blur": (75, 90), "resnet_rs": (64, 96)}
 # Reduced models of the variants, by arguments of timm's ResNet.
 VARIANTS = {
     "resnet_d": {"block": "Bottleneck", "stem_type": "deep_tiered", "stem_width": 16, "avg_down": True,
@@ -12,7 +13,13 @@ VARIANTS = {
         "replace_stem_pool": True, "aa_layer": "AvgPool2d"},
 }  # fmt: skip
 # Of resnet18: too many to keep all; the first depend on all that comes after them.
-GRADIENTS = ("conv1.weight", "bn1.weight", "layer2.0.downsample.1.bias", "layer4.1.bn2.weight", "fc.bias")
+GRADIENTS = (
+    "conv1.weight",
+    "bn1.weight",
+    "layer2.0.downsample.1.bias",
+    "layer4.1.bn2.weight",
+    "fc.bias",
+)
 
 if __name__ == "__main__":
     import timm
@@ -25,7 +32,9 @@ if __name__ == "__main__":
         model = timm.create_model(name, **sizes)
         extra = {}
         if name == "resnet18":
-            logits = with_formula(model, array)(torch.from_numpy(array("images", (2, 3, *SIZES[name]))))
+            logits = with_formula(model, array)(
+                torch.from_numpy(array("images", (2, 3, *SIZES[name])))
+            )
             (logits * torch.from_numpy(array("loss", (2, 5)))).sum().backward()
             extra = {f"gradient/{key}": model.get_parameter(key).grad for key in GRADIENTS}
         record(name, model, SIZES[name], extra=extra, array=array)
@@ -34,5 +43,8 @@ if __name__ == "__main__":
         if "aa_layer" in sizes:
             layers["aa_layer"] = getattr(timm.layers, sizes["aa_layer"], torch.nn.AvgPool2d)
         record(
-            name, timm.models.resnet.ResNet(**sizes | layers, layers=[1] * 4, num_classes=5), SIZES[name], array=array
+            name,
+            timm.models.resnet.ResNet(**sizes | layers, layers=[1] * 4, num_classes=5),
+            SIZES[name],
+            array=array,
         )

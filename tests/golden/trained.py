@@ -32,8 +32,9 @@ MOST = 24  # channels that are kept of a norm
 
 
 def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns random values that keep a deep network's channels apart: the formula's waves would cancel out, and steps
-    would magnify what is left. A norm's weight and a variance are about 1, a convolution's variance is 2 / fan in.
+    """Returns random values that keep a deep network's channels apart: the formula's waves would
+    cancel out, and steps would magnify what is left. A norm's weight and a variance are about 1, a
+    convolution's variance is 2 / fan in.
     """
     values = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
     if len(shape) < 2:
@@ -45,15 +46,18 @@ def array(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
-    """Returns what makes a case's weights. In LeViT's, norms' weights are about 0.7, and the images have means: hard
-    swish halves what is small, and the mean over tokens would leave nothing of the images. HaloNet's are alike, and its
-    queries small: attention to single places would magnify rounding. MobileOne's blocks have no shortcut, and norms of
-    0.3 would let little pass: theirs are 1. TinyViT's are 0.6: with norms of 0.9 steps would magnify rounding. XCiT's
-    are those of its own cases.
+    """Returns what makes a case's weights. In LeViT's, norms' weights are about 0.7, and the images
+    have means: hard swish halves what is small, and the mean over tokens would leave nothing of the
+    images. HaloNet's are alike, and its queries small: attention to single places would magnify
+    rounding. MobileOne's blocks have no shortcut, and norms of 0.3 would let little pass: theirs
+    are 1. TinyViT's are 0.6: with norms of 0.9 steps would magnify rounding. XCiT's are those of
+    its own cases.
     """
     if case == "xcit":
         return xcit.array
-    more = {"levit": 0.4, "halonet_silu": 0.4, "tinyvit": 0.3, "mobilevit": 0.6} | dict.fromkeys(mobileone.CASES, 0.7)
+    more = {"levit": 0.4, "halonet_silu": 0.4, "tinyvit": 0.3, "mobilevit": 0.6} | dict.fromkeys(
+        mobileone.CASES, 0.7
+    )
 
     def loud(name: str, shape: tuple[int, ...]) -> np.ndarray:
         means = name == "images" and case in ("levit", "halonet_silu")
@@ -69,7 +73,9 @@ def array_of(case: str) -> Callable[[str, tuple[int, ...]], np.ndarray]:
 def batches(case: str) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns the images [8, 3, H, W] and labels of each step, and a batch to evaluate."""
     images = array_of(case)("images", (STEPS + 1, BATCH, 3, *CASES[case]))
-    return [(batch, (np.arange(BATCH) * (step + 2) + step) % 5) for step, batch in enumerate(images)]
+    return [
+        (batch, (np.arange(BATCH) * (step + 2) + step) % 5) for step, batch in enumerate(images)
+    ]
 
 
 if __name__ == "__main__":
@@ -102,7 +108,9 @@ if __name__ == "__main__":
         if name == "xcit":
             return Xcit(**xcit.CASES[name])
         if name == "bottleneck":
-            return timm.models.resnet.ResNet(timm.models.resnet.Bottleneck, BOTTLENECK, num_classes=5)
+            return timm.models.resnet.ResNet(
+                timm.models.resnet.Bottleneck, BOTTLENECK, num_classes=5
+            )
         return timm.create_model(name, **resnet.CASES[name])
 
     arrays = {}
@@ -112,11 +120,15 @@ if __name__ == "__main__":
         *training, (images, _) = batches(name)
         for batch, labels in training:
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(torch.from_numpy(batch)), torch.from_numpy(labels)).backward()
+            torch.nn.functional.cross_entropy(
+                model(torch.from_numpy(batch)), torch.from_numpy(labels)
+            ).backward()
             optimizer.step()
         with torch.no_grad():
             arrays[f"{name}/logits"] = model.eval()(torch.from_numpy(images))
         for key, tensor in model.state_dict().items():
             if "running_" in key:
                 arrays[f"{name}/{key}"] = tensor[:MOST]
-    np.savez_compressed(FOLDER / "trained.npz", **{key: tensor.numpy() for key, tensor in arrays.items()})
+    np.savez_compressed(
+        FOLDER / "trained.npz", **{key: tensor.numpy() for key, tensor in arrays.items()}
+    )

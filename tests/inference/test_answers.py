@@ -1,4 +1,6 @@
-"""What is written is read back: names of any characters, numbers to the last bit; a table is aligned."""
+"""What is written is read back: names of any characters, numbers to the last bit; a table is
+aligned.
+"""
 
 import io
 import json
@@ -14,14 +16,24 @@ from support.hostile_files import a_share
 from config import get_config
 from errors import RunError
 from inference import Failure, Prediction, captions
-from inference.answers import COLUMNS, Csv, JsonLines, Out, cells, fitting, text_file, text_writer, writing
+from inference.answers import (
+    COLUMNS,
+    Csv,
+    JsonLines,
+    Out,
+    cells,
+    fitting,
+    text_file,
+    text_writer,
+    writing,
+)
 from inference.pictures import Pictures
 from loading.files import Paths
 from loading.tables import csv_rows
 
-NAMES = st.binary(min_size=1, max_size=40).map(lambda name: os.fsdecode(name.replace(b"\0", b"x"))) | st.text(
-    "a,\n\r\"'", min_size=1
-)
+NAMES = st.binary(min_size=1, max_size=40).map(
+    lambda name: os.fsdecode(name.replace(b"\0", b"x"))
+) | st.text("a,\n\r\"'", min_size=1)
 SHARES = st.lists(st.floats(0, 1), max_size=3)
 
 
@@ -45,9 +57,9 @@ def test_csv_is_read_back(name, kind, shares):
     rows = [dict(zip(head, cells, strict=True)) for cells in lines]
     told = name.encode(errors="backslashreplace").decode()
     assert [row["name"] for row in rows] == [told] * (max(1, len(shares)) + 1)
-    assert [(row["rank"], row["output"], row["class"], row["error"]) for row in rows[: len(shares)]] == [
-        (str(n + 1), str(n), kind, "") for n in range(len(shares))
-    ]
+    assert [
+        (row["rank"], row["output"], row["class"], row["error"]) for row in rows[: len(shares)]
+    ] == [(str(n + 1), str(n), kind, "") for n in range(len(shares))]
     assert [float(row["probability"]) for row in rows[: len(shares)]] == shares
     assert [rows[-1][column] for column in COLUMNS[1:]] == ["", "", "", "", "/: why"]
 
@@ -56,7 +68,10 @@ def test_csv_is_read_back(name, kind, shares):
 @given(NAMES, SHARES)
 def test_json_lines_are_read_back(name, shares):
     data = written(JsonLines, [answer(name, ["é"] * 3, shares), Failure(name, "/: why")])
-    first, second = map(json.loads, data.decode().splitlines() if "\x85" not in name else data.decode().split("\n")[:2])
+    first, second = map(
+        json.loads,
+        data.decode().splitlines() if "\x85" not in name else data.decode().split("\n")[:2],
+    )
     assert os.fsencode(first["name"]) == os.fsencode(second["name"]) == os.fsencode(name)
     assert [each["probability"] for each in first["predictions"]] == shares
     assert second["error"] == "/: why"
@@ -64,7 +79,9 @@ def test_json_lines_are_read_back(name, shares):
 
 def test_a_failures_name_isnt_told_twice():
     assert (
-        json.loads(written(JsonLines, [Failure("a \n b\x1b.jpg", r"a b\x1b.jpg: it is empty")]))["error"]
+        json.loads(written(JsonLines, [Failure("a \n b\x1b.jpg", r"a b\x1b.jpg: it is empty")]))[
+            "error"
+        ]
         == "it is empty"
     )
 
@@ -118,7 +135,12 @@ def test_a_file_is_whole_or_absent(tmp_path):
         file.write("new é\udcff")
     assert path.read_bytes() == b"new \xc3\xa9\\udcff"
     assert list(tmp_path.iterdir()) == [path]
-    with pytest.raises(RunError, match=r"it isn't written \(No space left on device\); free some space"), writing("it"):
+    with (
+        pytest.raises(
+            RunError, match=r"it isn't written \(No space left on device\); free some space"
+        ),
+        writing("it"),
+    ):
         os.write(os.open("/dev/full", os.O_WRONLY), b"x")
 
 
@@ -128,13 +150,21 @@ def test_pictures_have_their_captions(tmp_path):
         Image.fromarray(colours).save(tmp_path / name)
     paths = Paths([str(tmp_path / "a.png"), str(tmp_path / "cut.png"), str(tmp_path / "b.png")])
     config = get_config(None, [])
-    answers = [answer(paths[0], ["cat", "dog"], [0.9, 0.1]), Failure(paths[1], "it is empty"), answer(paths[2])]
+    answers = [
+        answer(paths[0], ["cat", "dog"], [0.9, 0.1]),
+        Failure(paths[1], "it is empty"),
+        answer(paths[2]),
+    ]
     folder = captions.Folder(config, paths, tmp_path / "out", tmp_path / "out", 2)
     sheet = captions.Sheet(config, paths, 2)
     for each in answers:
         folder.write(each)
         sheet.write(each)
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["1-a.jpg", "2-cut.jpg", "3-b.jpg"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
+        "1-a.jpg",
+        "2-cut.jpg",
+        "3-b.jpg",
+    ]
     sheet.save(tmp_path / "temporary", tmp_path / "sheet.png")
     with Image.open(tmp_path / "temporary") as image:
         pixels = np.asarray(image)
@@ -146,7 +176,9 @@ def test_pictures_have_their_captions(tmp_path):
         assert one.size == (384, 384 + 3 * 19 + 8)
 
 
-@pytest.mark.parametrize(("size", "drawn"), [((8, 8), (224, 224)), ((100, 30), (200, 60)), ((896, 448), (224, 112))])
+@pytest.mark.parametrize(
+    ("size", "drawn"), [((8, 8), (224, 224)), ((100, 30), (200, 60)), ((896, 448), (224, 112))]
+)
 def test_a_tile_shows_small_images_enlarged_and_large_ones_reduced(size, drawn):
     Image.new("RGB", size, "red").save(file := io.BytesIO(), "PNG")
     pictures = Pictures(get_config(None, ["DATA.IMAGE_CHANNELS", "3"]), [file.getvalue()])

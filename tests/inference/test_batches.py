@@ -1,4 +1,6 @@
-"""tools/show_batch.py: the pixels that it draws are those that the task's step and an evaluation feed."""
+"""tools/show_batch.py: the pixels that it draws are those that the task's step and an evaluation
+feed.
+"""
 
 import io
 import sys
@@ -19,7 +21,16 @@ from loading.transforms import Normalize
 from tools import show_batch
 from training.classification import Classification
 
-MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0", "TRAIN.SMOOTHING", "0.1", "TRAIN.MIXUP_MODE", "elem"]
+MIXED = [
+    "TRAIN.MIXUP_ALPHA",
+    "0.8",
+    "TRAIN.CUTMIX_ALPHA",
+    "1.0",
+    "TRAIN.SMOOTHING",
+    "0.1",
+    "TRAIN.MIXUP_MODE",
+    "elem",
+]
 MIXED += ["TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.AUTO_AUGMENT", "rand-m9"]
 
 
@@ -31,10 +42,21 @@ def root(tmp_path):
 
 
 def configured(root, *options):
-    words = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(root), "DATA.IMAGE_SIZE", "16", "DATA.NUM_WORKERS", "0"]
+    words = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(root),
+        "DATA.IMAGE_SIZE",
+        "16",
+        "DATA.NUM_WORKERS",
+        "0",
+    ]
     scale = ["DATA.IMAGENET_MEAN", "[0.48,0.45,0.4]", "DATA.IMAGENET_STD", "[0.22,0.23,0.24]"]
     return get_datasets(
-        get_config(None, [*words, *scale, "DATA.BATCH_SIZE", "8", "MODEL.NUM_CLASSES", "auto", *options])
+        get_config(
+            None, [*words, *scale, "DATA.BATCH_SIZE", "8", "MODEL.NUM_CLASSES", "auto", *options]
+        )
     )
 
 
@@ -65,20 +87,29 @@ def test_training_images_are_what_the_step_feeds(root, options):
     panels = training_panels(config, train, 3, 5)
     assert len(panels) == 5
     mean, std = (
-        np.array(values).reshape(1, 3, 1, 1) for values in (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+        np.array(values).reshape(1, 3, 1, 1)
+        for values in (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     )
     expected = (255 * (fed.images.numpy() * std + mean)).round().clip(0, 255).transpose(0, 2, 3, 1)
     for panel, pixels, target in zip(panels, expected, fed.targets.numpy(), strict=False):
         assert (panel.image == enlarge(pixels.astype(np.uint8))).all()
         if options:
             shares = (target - 0.05) / 0.9
-            words = [f"{train.classes[k]} {shares[k]:.2f}" for k in np.argsort(-shares) if shares[k] > 0.005]
-            assert panel.title == (" +\n".join(words) if len(words) > 1 else train.classes[shares.argmax()])
+            words = [
+                f"{train.classes[k]} {shares[k]:.2f}"
+                for k in np.argsort(-shares)
+                if shares[k] > 0.005
+            ]
+            assert panel.title == (
+                " +\n".join(words) if len(words) > 1 else train.classes[shares.argmax()]
+            )
         else:
             assert panel.title == train.classes[target]
 
 
-@pytest.mark.parametrize("options", [[], MIXED, ["DATA.MULTI_SCALE", "[8,16]"]], ids=["plain", "mixed", "sizes"])
+@pytest.mark.parametrize(
+    "options", [[], MIXED, ["DATA.MULTI_SCALE", "[8,16]"]], ids=["plain", "mixed", "sizes"]
+)
 def test_fewer_images_than_a_batch_are_shown(root, options):
     config, train, _ = configured(root, "DATA.BATCH_SIZE", "512", *options)
     assert len(training_panels(config, train, 1, 64)) == 12
@@ -98,18 +129,37 @@ def test_evaluation_images_are_spread_over_the_data_and_are_the_loaders(root):
 def test_normalised_pixels_come_back_exactly(root):
     config = configured(root)[0]
     levels = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, 3)
-    images = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(paddle.to_tensor(levels))
+    images = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(
+        paddle.to_tensor(levels)
+    )
     assert (unnormalize(config, images) == levels).all()
 
 
 def test_images_of_several_classes_have_their_names(root):
     sets = {"0": "1,1,0", "1": "0,0,0", "2": "0,1,1", "3": "0,0,1"}
     for mode in ("train", "val"):
-        rows = [f"{mode}/ant/{n if mode == 'train' else min(int(n), 2)}.png,{own}" for n, own in sets.items()]
+        rows = [
+            f"{mode}/ant/{n if mode == 'train' else min(int(n), 2)}.png,{own}"
+            for n, own in sets.items()
+        ]
         (root / f"{mode}.csv").write_text("\n".join(["image,red,wide,old", *rows]))
-    words = ["TASK", "multilabel", "DATA.DATASET", "multilabel_csv", "TRAIN.SMOOTHING", "0.1", "DATA.BATCH_SIZE", "4"]
+    words = [
+        "TASK",
+        "multilabel",
+        "DATA.DATASET",
+        "multilabel_csv",
+        "TRAIN.SMOOTHING",
+        "0.1",
+        "DATA.BATCH_SIZE",
+        "4",
+    ]
     config, train, val = configured(root, *words)
-    assert [panel.title for panel in evaluation_panels(config, val, 4)] == ["red +\nwide", "", "wide +\nold", "old"]
+    assert [panel.title for panel in evaluation_panels(config, val, 4)] == [
+        "red +\nwide",
+        "",
+        "wide +\nold",
+        "old",
+    ]
     assert sorted(panel.title for panel in training_panels(config, train, 0, 4)) == [
         "",
         "old",
@@ -123,11 +173,17 @@ def test_images_of_several_classes_have_their_names(root):
 def test_labels_tell_shares():
     assert label(np.array([0.3, 0.7, 0.001]), ["a", "b", "c"]) == "b 0.70 +\na 0.30"
     assert label(np.array([0.0, 1.0]), []) == "1"
-    assert label(np.array([0.0, 0.6]), ["a", "b"]) == "b 0.60"  # of several labels: the other image had none
+    # of several labels: the other image had none
+    assert label(np.array([0.0, 0.6]), ["a", "b"]) == "b 0.60"
 
 
 def test_the_command_draws_a_picture(root, monkeypatch, capsys):
-    words = ["-cfg=vit_small_patch16_224", "-dataset=folder", f"-data_path={root}", f"-output={root / 'batch.png'}"]
+    words = [
+        "-cfg=vit_small_patch16_224",
+        "-dataset=folder",
+        f"-data_path={root}",
+        f"-output={root / 'batch.png'}",
+    ]
     small = [
         "-o",
         "DATA.IMAGE_SIZE",

@@ -109,7 +109,11 @@ def test_clients_take_turns():
         batcher.put([item(n, client="many") for n in range(6)])
         batcher.put([item(n, client="some") for n in (10, 11)])
         batcher.put([item(20, client="one")])
-        assert [numbers(await batcher.take()) for _ in range(3)] == [[0, 10, 20], [1, 11, 2], [3, 4, 5]]
+        assert [numbers(await batcher.take()) for _ in range(3)] == [
+            [0, 10, 20],
+            [1, 11, 2],
+            [3, 4, 5],
+        ]
 
     run(test)
 

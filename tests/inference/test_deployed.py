@@ -1,4 +1,6 @@
-"""What is exported and what a Predictor runs is the model as it is deployed: its batch norms are folded."""
+"""What is exported and what a Predictor runs is the model as it is deployed: its batch norms are
+folded.
+"""
 
 import numpy as np
 import paddle
@@ -24,7 +26,9 @@ MODEL: {TYPE: LeViT, STAGE_DEPTHS: [1, 1], EMBED_DIMS: [16, 24], NUM_HEADS: [2, 
 def trained(tmp_path):
     """A LeViT with statistics: (its YAML file, its weights, the model)."""
     (tmp_path / "small.yaml").write_text(SMALL)
-    model = load_formula(build_model(get_config(tmp_path / "small.yaml", [])), tmp_path, array_of("levit"))
+    model = load_formula(
+        build_model(get_config(tmp_path / "small.yaml", [])), tmp_path, array_of("levit")
+    )
     save_weights(model, tmp_path / "model.safetensors")
     return str(tmp_path / "small.yaml"), tmp_path / "model.safetensors", model
 
@@ -40,7 +44,9 @@ def test_a_predictor_runs_the_folded_model(trained):
     pixels = images(predictor.config)
     expected = model(predictor._normalize(paddle.to_tensor(pixels))).numpy()
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-3 * np.ptp(expected)  # the images matter
-    np.testing.assert_allclose(predictor.logits(pixels), expected, atol=1e-5 * np.ptp(expected), rtol=0)
+    np.testing.assert_allclose(
+        predictor.logits(pixels), expected, atol=1e-5 * np.ptp(expected), rtol=0
+    )
 
 
 def test_an_export_is_of_the_folded_model(trained, tmp_path):

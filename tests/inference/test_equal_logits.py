@@ -1,4 +1,6 @@
-"""Of equal logits the lowest class comes first: in evaluations, predictions, exports and reports alike."""
+"""Of equal logits the lowest class comes first: in evaluations, predictions, exports and reports
+alike.
+"""
 
 import json
 
@@ -36,7 +38,15 @@ def options(tiny, tmp_path, kind):
         folder.mkdir(parents=True)
         Image.fromarray(np.full((8, 8), 10 * label, np.uint8)).save(folder / "a.png")
     kept = without(tiny, "TRAIN.", "DATA.DATASET", "MODEL.NUM_CLASSES", "REPORT")
-    options = [*kept, "DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path / "data"), "EVAL", "True"]
+    options = [
+        *kept,
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(tmp_path / "data"),
+        "EVAL",
+        "True",
+    ]
     options += ["MODEL.NUM_CLASSES", str(CLASSES), "DATA.BATCH_SIZE_EVAL", "8"]
     model = build_model(get_config(None, options))
     model.head.weight.set_value(paddle.zeros_like(model.head.weight))
@@ -50,11 +60,17 @@ def options(tiny, tmp_path, kind):
 @pytest.mark.parametrize("engine", [pytest.param("eager", marks=pytest.mark.smoke), "inference"])
 def test_an_evaluation_and_its_table_take_the_lowest_class(tmp_path, options, kind, engine):
     output = tmp_path / "run"
-    config, _, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output), "EVAL_ENGINE", engine]))
+    config, _, val = get_datasets(
+        get_config(None, [*options, "OUTPUT", str(output), "EVAL_ENGINE", engine])
+    )
     work(config, None, val)
     result = json.loads((output / "result.json").read_text())
     best = FIRST_FIVE[kind][0]
-    assert (result["acc1"], result["acc5"], result["mean_class_acc"]) == (100 / CLASSES, 500 / CLASSES, 100 / CLASSES)
+    assert (result["acc1"], result["acc5"], result["mean_class_acc"]) == (
+        100 / CLASSES,
+        500 / CLASSES,
+        100 / CLASSES,
+    )
     assert [int(name) for name, share in result["class_acc"].items() if share] == [best]
     told = read_predictions(output / "predictions.csv")
     assert set(told.predicted.tolist()) == {best}
@@ -62,7 +78,9 @@ def test_an_evaluation_and_its_table_take_the_lowest_class(tmp_path, options, ki
     assert confusions(told.label, told.predicted).predicted.tolist() == [best] * CLASSES
 
 
-@pytest.mark.parametrize("form", [pytest.param("weights", marks=pytest.mark.smoke), "paddle", "onnx", "openvino"])
+@pytest.mark.parametrize(
+    "form", [pytest.param("weights", marks=pytest.mark.smoke), "paddle", "onnx", "openvino"]
+)
 def test_predictions_take_the_lowest_classes(tmp_path, options, kind, form):
     (tmp_path / "small.yaml").write_text("TAG: of a test\n")
     options = without(options, "EVAL", "MODEL.PRETRAINED", "DATA.DATASET", "DATA.DATA_PATH")
@@ -71,5 +89,7 @@ def test_predictions_take_the_lowest_classes(tmp_path, options, kind, form):
         pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
         write_export(predictor.config, predictor.model, tmp_path / "out", [], form, "float32")
         predictor = Predictor(tmp_path / "out")
-    for answer in predictor([tmp_path / "data" / "val" / f"{label:02}" / "a.png" for label in (0, 7, 19)]):
+    for answer in predictor(
+        [tmp_path / "data" / "val" / f"{label:02}" / "a.png" for label in (0, 7, 19)]
+    ):
         assert answer.outputs == FIRST_FIVE[kind]

@@ -1,4 +1,6 @@
-"""An export gives the eager model's logits in every format, whole or not at all; its graph gives Pillow's pixels."""
+"""An export gives the eager model's logits in every format, whole or not at all; its graph gives
+Pillow's pixels.
+"""
 
 import json
 import subprocess
@@ -49,7 +51,9 @@ def test_every_architecture_gives_the_eager_logits_in_onnx_and_openvino(kind, tm
     for runner in (OnnxRuntime, OpenVino):
         run = runner(tmp_path, "model", "float32")
         for count in (3, 1):
-            np.testing.assert_allclose(run(images[:count]), expected[:count], atol=1e-5 * np.ptp(expected), rtol=0)
+            np.testing.assert_allclose(
+                run(images[:count]), expected[:count], atol=1e-5 * np.ptp(expected), rtol=0
+            )
 
 
 # ------------------------------------------------------------------ folders
@@ -58,7 +62,16 @@ def test_every_architecture_gives_the_eager_logits_in_onnx_and_openvino(kind, tm
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     """A small ViT of 32 x 32 colours, and the options that build it."""
-    options = ["DATA.IMAGE_SIZE", "32", "DATA.CROP_PCT", "0.9", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16"]
+    options = [
+        "DATA.IMAGE_SIZE",
+        "32",
+        "DATA.CROP_PCT",
+        "0.9",
+        "MODEL.PATCH_SIZE",
+        "8",
+        "MODEL.EMBED_DIM",
+        "16",
+    ]
     options += ["MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "5"]
     paddle.seed(3)
     model = build_model(get_config(None, options))
@@ -90,7 +103,9 @@ def test_a_folder_holds_a_model_that_runs_and_says_what_it_is(kind, weights, tmp
     assert (tmp_path / "out" / "labels.txt").read_text().splitlines() == export.description.classes
     pixels = np.stack([trained.pixels(crop) for crop in crops(5)])
     images = trained._normalize(paddle.to_tensor(pixels)).numpy()
-    np.testing.assert_allclose(open_export(tmp_path / "out")(images), trained.logits(pixels), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        open_export(tmp_path / "out")(images), trained.logits(pixels), atol=1e-5, rtol=0
+    )
     with pytest.raises(InputError, match="out exists; choose another -output"):
         exported(weights, tmp_path / "out", kind)
 
@@ -106,7 +121,9 @@ def test_half_precisions_are_near_float32_and_arent_it(kind, precision, weights,
     name = {"onnx": "model.onnx", "openvino": "model.bin"}[kind]
     if precision == "float16":
         exported(weights, tmp_path / "whole", kind)
-        assert (tmp_path / "out" / name).stat().st_size < 0.75 * (tmp_path / "whole" / name).stat().st_size
+        assert (tmp_path / "out" / name).stat().st_size < 0.75 * (
+            tmp_path / "whole" / name
+        ).stat().st_size
 
 
 def test_pixels_go_in_of_any_size_and_logits_come_out(weights, tmp_path):
@@ -122,7 +139,9 @@ def test_pixels_go_in_of_any_size_and_logits_come_out(weights, tmp_path):
 
 @pytest.mark.parametrize("name", ["preparation", "model", "model_with_preprocessing"])
 def test_onnxs_own_tools_take_each_file(name, weights, tmp_path):
-    """onnx.compose.merge_models lists an operator set once for each part, which quantize_dynamic doesn't take."""
+    """onnx.compose.merge_models lists an operator set once for each part, which quantize_dynamic
+    doesn't take.
+    """
     exported(weights, tmp_path / "out", "onnx")
     graph = onnx.load(str(tmp_path / "out" / f"{name}.onnx"))
     assert [(entry.domain, entry.version) for entry in graph.opset_import] == [("", 17)]
@@ -144,12 +163,19 @@ def test_int8_of_the_same_images_has_the_same_weights(weights, tmp_path):
     pytest.importorskip("nncf")
     images = 2 * np.random.default_rng(0).normal(size=(6, 3, 32, 32)).astype(np.float32)
     for name in ("one", "two"):
-        _, found = exported(weights, tmp_path / name, "openvino", "int8", calibration=images, least=0)
+        _, found = exported(
+            weights, tmp_path / name, "openvino", "int8", calibration=images, least=0
+        )
     assert 1e-4 < found.difference < 0.2
     # The names in model.xml count on within a process; of two processes they are the same.
-    assert (tmp_path / "one" / "model.bin").read_bytes() == (tmp_path / "two" / "model.bin").read_bytes()
+    assert (tmp_path / "one" / "model.bin").read_bytes() == (
+        tmp_path / "two" / "model.bin"
+    ).read_bytes()
     exported(weights, tmp_path / "whole", "openvino")
-    assert 2 * (tmp_path / "one" / "model.bin").stat().st_size < (tmp_path / "whole" / "model.bin").stat().st_size
+    assert (
+        2 * (tmp_path / "one" / "model.bin").stat().st_size
+        < (tmp_path / "whole" / "model.bin").stat().st_size
+    )
 
 
 def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):
@@ -158,9 +184,20 @@ def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):
     model.head.weight.set_value(array("head", (16, 10)))
     weights = tmp_path / "model.safetensors"
     save_weights(model, weights)
-    words = [*without(tiny, "TRAIN.", "DATA.DATASET"), "DATA.INTERPOLATION", "bilinear", "DATA.CROP_MODE", "squash"]
+    words = [
+        *without(tiny, "TRAIN.", "DATA.DATASET"),
+        "DATA.INTERPOLATION",
+        "bilinear",
+        "DATA.CROP_MODE",
+        "squash",
+    ]
     (tmp_path / "tiny.yaml").write_text("TAG: of a test\n")
-    command = [warm.python(), str(ROOT / "tools" / "export_model.py"), "-cfg=tiny.yaml", f"-pretrained={weights}"]
+    command = [
+        warm.python(),
+        str(ROOT / "tools" / "export_model.py"),
+        "-cfg=tiny.yaml",
+        f"-pretrained={weights}",
+    ]
     command += ["-output=out", "-o", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -176,6 +213,8 @@ def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):
     model = build_model(config)
     model.head.weight.set_value(array("head", (16, 10)))
     images = images_of(model)
-    np.testing.assert_allclose(Program(tmp_path / "out")(images).numpy(), model(images).numpy(), atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        Program(tmp_path / "out")(images).numpy(), model(images).numpy(), atol=1e-5, rtol=0
+    )
     with pytest.raises(InputError, match="out exists; choose another -output"):
         write_export(config, model, tmp_path / "out", [])

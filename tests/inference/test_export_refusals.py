@@ -38,9 +38,21 @@ weights = test_export.weights
 @pytest.mark.parametrize(
     ("kind", "precision", "line"),
     [
-        ("paddle", "float16", "-format paddle -precision float16: Paddle Inference has no float16 on a CPU"),
-        ("paddle", "int8", "-format paddle -precision int8: int8 is made for ONNX Runtime and OpenVINO; use"),
-        ("onnx", "bfloat16", "-format onnx -precision bfloat16: ONNX Runtime has no bfloat16 on a CPU"),
+        (
+            "paddle",
+            "float16",
+            "-format paddle -precision float16: Paddle Inference has no float16 on a CPU",
+        ),
+        (
+            "paddle",
+            "int8",
+            "-format paddle -precision int8: int8 is made for ONNX Runtime and OpenVINO; use",
+        ),
+        (
+            "onnx",
+            "bfloat16",
+            "-format onnx -precision bfloat16: ONNX Runtime has no bfloat16 on a CPU",
+        ),
     ],
 )
 def test_what_a_cpu_cant_is_refused_with_the_reason(kind, precision, line, tmp_path):
@@ -52,7 +64,9 @@ def test_int8_without_images_and_a_missing_package_are_refused(weights, tmp_path
     with pytest.raises(InputError, match="-precision int8 needs images of the training set"):
         exported(weights, tmp_path / "out", "onnx", "int8")
     monkeypatch.setitem(sys.modules, "paddle2onnx", None)
-    with pytest.raises(InputError, match=r"^paddle2onnx .*; pip install -r requirements-export\.txt$"):
+    with pytest.raises(
+        InputError, match=r"^paddle2onnx .*; pip install -r requirements-export\.txt$"
+    ):
         exported(weights, tmp_path / "out", "onnx")
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".out*"))
@@ -70,7 +84,8 @@ def test_an_export_that_answers_otherwise_is_refused(weights):
     with pytest.raises(RunError, match=r"logits differ from eager by \d"):
         compare_with_eager(config, model, shifted, "float32")
     with pytest.raises(
-        RunError, match=r"^int8: on crops of photographs, .* on \d+ of 16; expected 80% of them at least"
+        RunError,
+        match=r"^int8: on crops of photographs, .* on \d+ of 16; expected 80% of them at least",
     ):
         compare_with_eager(config, model, shifted, "int8")
     with pytest.raises(RunError, match="the exported model's logits aren't finite in float16"):
@@ -93,7 +108,9 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
         shutil.copytree(tmp_path / "out", tmp_path / "damaged")
         file = tmp_path / "damaged" / name
         file.write_bytes(file.read_bytes()[:-1])
-        with pytest.raises(InputError, match=rf"{name}: it isn't what was exported.*; export the model anew"):
+        with pytest.raises(
+            InputError, match=rf"{name}: it isn't what was exported.*; export the model anew"
+        ):
             open_export(tmp_path / "damaged")
         file.unlink()
         with pytest.raises(InputError, match=rf"{name}: can't be read as a file of an export"):
@@ -108,7 +125,9 @@ def test_a_damaged_export_is_a_line(kind, weights, tmp_path):
         manifest.write_text(text)
         with pytest.raises(InputError, match=r"preprocess\.json: .*; export the model anew"):
             open_export(tmp_path / "out")
-    with pytest.raises(InputError, match="its files is a dictionary of 0, expected a SHA-256 per file"):
+    with pytest.raises(
+        InputError, match="its files is a dictionary of 0, expected a SHA-256 per file"
+    ):
         manifest.write_text(json.dumps(json.loads(whole) | {"files": {}}))
         open_export(tmp_path / "out")
     with pytest.raises(InputError, match="no export: it holds no preprocess.json"):
@@ -120,7 +139,13 @@ def test_a_model_that_is_none_is_a_line_though_its_sum_fits(kind, weights, tmp_p
     exported(weights, tmp_path / "out", kind)
     name = {"onnx": "model.onnx", "openvino": "model.xml"}[kind]
     whole = (tmp_path / "out" / name).read_bytes()
-    for content in (b"", b"\0" * 100, whole[:-200], whole[: len(whole) // 2], whole[len(whole) // 2 :]):
+    for content in (
+        b"",
+        b"\0" * 100,
+        whole[:-200],
+        whole[: len(whole) // 2],
+        whole[len(whole) // 2 :],
+    ):
         replace_file(tmp_path / "out", name, content)
         with pytest.raises(InputError, match=rf"out: can't be read as an export of format {kind}"):
             open_export(tmp_path / "out")
@@ -138,7 +163,9 @@ def replace_file(folder, name, content):
 def test_images_that_a_model_cant_take_are_a_line(kind, weights, tmp_path):
     exported(weights, tmp_path / "out", kind)
     run = open_export(tmp_path / "out")
-    with pytest.raises(InputError, match=rf"^{tmp_path}/out: can't be read as an export of format {kind} \(") as caught:
+    with pytest.raises(
+        InputError, match=rf"^{tmp_path}/out: can't be read as an export of format {kind} \("
+    ) as caught:
         run(np.zeros((1, 3, 40, 40), np.float32))
     assert "\n" not in str(caught.value)
 
@@ -151,12 +178,17 @@ def test_a_graph_that_is_wrong_is_refused_in_every_precision(weights, tmp_path, 
         graph = simplified(graph, scratch)
         for weight in graph.graph.initializer:
             if weight.name == "head.bias":
-                weight.CopyFrom(onnx.numpy_helper.from_array(np.full(5, 0.01, np.float32), weight.name))
+                weight.CopyFrom(
+                    onnx.numpy_helper.from_array(np.full(5, 0.01, np.float32), weight.name)
+                )
         return graph
 
     monkeypatch.setattr(formats, "simplify", wrong)
     for kind in ("onnx", "openvino"):
-        with pytest.raises(RunError, match=r"the exported model's logits differ from eager by [\d.e-]+ of their range"):
+        with pytest.raises(
+            RunError,
+            match=r"the exported model's logits differ from eager by [\d.e-]+ of their range",
+        ):
             exported(weights, tmp_path / "out", kind, "float16")
 
 
@@ -184,7 +216,9 @@ def test_a_full_disk_is_told_whatever_the_converter_says(kind, weights, tmp_path
     monkeypatch.setattr("inference.formats.save_program", cut_off)
     monkeypatch.setattr("inference.exporting.save_program", cut_off)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
-    with pytest.raises(RunError, match=r"out isn't written \(No space left on device\); free some space"):
+    with pytest.raises(
+        RunError, match=r"out isn't written \(No space left on device\); free some space"
+    ):
         exported(weights, tmp_path / "out", kind)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["small.yaml"]
 
@@ -219,7 +253,10 @@ class ReadsValues(nn.Layer):
 
 
 def test_a_model_that_cant_be_exported_is_an_error_of_one_line_and_leaves_nothing(tmp_path):
-    with pytest.raises(InputError, match=r"^the model can't be exported \(.*AxisError: .+\); use EVAL_ENGINE eager$"):
+    with pytest.raises(
+        InputError,
+        match=r"^the model can't be exported \(.*AxisError: .+\); use EVAL_ENGINE eager$",
+    ):
         write_export(get_config(), ReadsValues(), tmp_path / "out", [])
     assert list(tmp_path.iterdir()) == []
 
@@ -227,8 +264,13 @@ def test_a_model_that_cant_be_exported_is_an_error_of_one_line_and_leaves_nothin
 def test_a_program_that_differs_is_never_written(monkeypatch, tmp_path):
     model = small("lenet")
     config = get_config(None, ["DATA.IMAGE_SIZE", "28", "MODEL.NUM_CLASSES", "10"])
-    monkeypatch.setattr(Program, "__call__", lambda self, images: self._predictor.run([images])[0] * 1.001)
-    with pytest.raises(RunError, match=r"the exported model's logits differ from eager by [\d.]+e-04 of their range"):
+    monkeypatch.setattr(
+        Program, "__call__", lambda self, images: self._predictor.run([images])[0] * 1.001
+    )
+    with pytest.raises(
+        RunError,
+        match=r"the exported model's logits differ from eager by [\d.]+e-04 of their range",
+    ):
         write_export(config, model, tmp_path / "out", [])
     assert list(tmp_path.iterdir()) == []
     model.fc[0].weight.set_value(paddle.full_like(model.fc[0].weight, float("nan")))
@@ -237,10 +279,17 @@ def test_a_program_that_differs_is_never_written(monkeypatch, tmp_path):
 
 
 def test_a_stop_leaves_nothing(weights, tmp_path):
-    command = [sys.executable, str(ROOT / "tools" / "export_model.py"), "-cfg=small.yaml", f"-pretrained={weights[0]}"]
+    command = [
+        sys.executable,
+        str(ROOT / "tools" / "export_model.py"),
+        "-cfg=small.yaml",
+        f"-pretrained={weights[0]}",
+    ]
     (tmp_path / "small.yaml").write_text("TAG: of a test\n")
     command += ["-output=out", "-format=onnx", "-o", *weights[1]]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert wait_for(lambda: list(tmp_path.glob(".out.*")), process)
     process.terminate()
     out, err = process.communicate(timeout=30)
@@ -255,11 +304,15 @@ def test_group_norms_of_one_epsilon_have_it_in_onnx_and_others_are_refused():
     told = SimpleNamespace(name="epsilon", f=-9.7e-07)
     other = SimpleNamespace(name="epsilon", f=1e-12)
     nodes = [
-        SimpleNamespace(op_type=kind, attribute=[a]) for kind, a in (("InstanceNormalization", told), ("Other", other))
+        SimpleNamespace(op_type=kind, attribute=[a])
+        for kind, a in (("InstanceNormalization", told), ("Other", other))
     ]
     onnx = SimpleNamespace(graph=SimpleNamespace(node=nodes))
     norms = [paddle.nn.GroupNorm(1, 2, epsilon) for epsilon in (1e-5, 1e-5, 1e-6)]
     formats._mend_epsilons(onnx, paddle.nn.Sequential(*norms[:2]))
     assert (told.f, other.f) == (1e-5, 1e-12)
-    with pytest.raises(InputError, match=r"group norms have epsilons of \[1e-06, 1e-05\]: ONNX would get them wrong"):
+    with pytest.raises(
+        InputError,
+        match=r"group norms have epsilons of \[1e-06, 1e-05\]: ONNX would get them wrong",
+    ):
         formats._mend_epsilons(onnx, paddle.nn.Sequential(*norms))

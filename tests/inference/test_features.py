@@ -27,7 +27,16 @@ from training.checkpoint.description import METADATA
 from weights import file_arrays
 from weights.formats import read_metadata
 
-SIZES = ["DATA.IMAGE_SIZE", "32", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "3"]
+SIZES = [
+    "DATA.IMAGE_SIZE",
+    "32",
+    "MODEL.PATCH_SIZE",
+    "8",
+    "MODEL.EMBED_DIM",
+    "16",
+    "MODEL.DEPTH",
+    "3",
+]
 SIZES += ["MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "3", "DATA.IMAGE_CHANNELS", "3"]
 
 
@@ -35,7 +44,9 @@ SIZES += ["MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "3", "DATA.IMAGE_CHANNELS
 def checkpoint(tmp_path_factory):
     """The file of a small ViT with two prefix tokens, whose classifier isn't zero."""
     paddle.seed(0)
-    config = get_config("vit_digits", [*SIZES, "MODEL.REG_TOKENS", "1", "MODEL.GLOBAL_POOL", "token"])
+    config = get_config(
+        "vit_digits", [*SIZES, "MODEL.REG_TOKENS", "1", "MODEL.GLOBAL_POOL", "token"]
+    )
     model = build_model(config)
     for parameter in model.parameters():
         parameter.set_value(parameter + 0.2 * paddle.randn(parameter.shape))
@@ -46,12 +57,16 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Crops of two photographs: china's, a broken one, flower's in a subfolder; one name that is no UTF-8."""
+    """Crops of two photographs: china's, a broken one, flower's in a subfolder; one name that is no
+    UTF-8.
+    """
     root = tmp_path_factory.mktemp("pictures")
     (root / "sub").mkdir()
     for photograph, name in zip(load_sample_images().images, ("china", "sub/flower"), strict=True):
         for place in range(4):
-            Image.fromarray(photograph[10 * place : 300, 5 * place : 400]).save(root / f"{name}{place}.jpg")
+            Image.fromarray(photograph[10 * place : 300, 5 * place : 400]).save(
+                root / f"{name}{place}.jpg"
+            )
     (root / "china9.jpg").write_bytes((root / "china0.jpg").read_bytes()[:300])
     shutil.copy(root / "china0.jpg", str(root).encode() + b'/a\xff,"b".jpg')
     return root
@@ -62,14 +77,23 @@ def written(checkpoint, folder, tmp_path_factory):
     """(the images' paths, FILE.npy, what ``write_features`` returned)."""
     output = tmp_path_factory.mktemp("written") / "features.npy"
     images = paths_of([str(folder)])
-    return images, output, write_features(Features(checkpoint, batch_size=4), images, output, workers=2)
+    return (
+        images,
+        output,
+        write_features(Features(checkpoint, batch_size=4), images, output, workers=2),
+    )
 
 
 @pytest.mark.smoke
 def test_features_are_what_the_classifier_reads(checkpoint, written):
     images, output, made = written
     found = np.load(output)
-    assert (found.shape, found.dtype, made["shape"], made["failures"]) == ((10, 16), np.float32, [10, 16], 1)
+    assert (found.shape, found.dtype, made["shape"], made["failures"]) == (
+        (10, 16),
+        np.float32,
+        [10, 16],
+        1,
+    )
     features = Features(checkpoint)
     weights = load_file(checkpoint)
     logits = found @ weights["head.weight"].T + weights["head.bias"]
@@ -114,7 +138,9 @@ def test_safetensors_and_json_lines_hold_the_same(checkpoint, written, tmp_path)
 @pytest.mark.parametrize("norm", [False, True])
 def test_a_layer_is_pooled_or_whole(checkpoint, folder, norm):
     path = str(folder / "china0.jpg")
-    maps, mean, token = (Features(checkpoint, layer=-2, pool=pool, norm=norm) for pool in ("map", "avg", "token"))
+    maps, mean, token = (
+        Features(checkpoint, layer=-2, pool=pool, norm=norm) for pool in ("map", "avg", "token")
+    )
     images = maps._normalize(paddle.to_tensor(maps.pixels(path)[None]))
     model = maps.model.model
     options = {"norm": norm, "return_prefix_tokens": True, "intermediates_only": True}
@@ -133,7 +159,9 @@ def test_layers_that_arent_there_are_refused(checkpoint):
         Features(checkpoint, layer=3)
 
 
-def test_what_cant_be_written_is_said_before_anything_is_computed(checkpoint, folder, tmp_path, monkeypatch):
+def test_what_cant_be_written_is_said_before_anything_is_computed(
+    checkpoint, folder, tmp_path, monkeypatch
+):
     features = Features(checkpoint)
     monkeypatch.setattr(features, "rows", lambda *_: pytest.fail("computed"))
     (tmp_path / "there.json").touch()
@@ -153,7 +181,9 @@ def test_features_that_stop_half_way_leave_no_file(checkpoint, folder, tmp_path)
 
     with pytest.raises(KeyboardInterrupt):
         images = paths_of([str(folder)])
-        write_features(Features(checkpoint, batch_size=4), images, tmp_path / "a.npy", workers=0, tell=stop)
+        write_features(
+            Features(checkpoint, batch_size=4), images, tmp_path / "a.npy", workers=0, tell=stop
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,21 +199,29 @@ def test_the_nearest_are_by_cosine():
         found = nearest(query, (values[first : first + size] for first in range(0, 50, size)), 12)
         assert {row for row, _ in found[:2]} == {20, 30}
         assert [row for row, _ in found[2:]] == expected[2:12].tolist()
-        np.testing.assert_allclose([cosine for _, cosine in found], cosines[expected[:12]], atol=1e-6)
+        np.testing.assert_allclose(
+            [cosine for _, cosine in found], cosines[expected[:12]], atol=1e-6
+        )
     assert len(nearest(query, [values], 100)) == 48
     assert [row for row, _ in nearest(query, [values], 1, {20})] == [30]
 
 
-def test_a_folder_and_its_stored_features_give_the_same_neighbours(checkpoint, folder, written, tmp_path):
+def test_a_folder_and_its_stored_features_give_the_same_neighbours(
+    checkpoint, folder, written, tmp_path
+):
     images, output, _ = written
     query = str(folder / "china1.jpg")
     stored = stored_features(output)
     found = nearest_in(stored, query, 4)
     again, errors = in_images(Features(checkpoint), query, images, 4)
     assert [one.name for one in found] == [one.name for one in again]
-    np.testing.assert_allclose([one.similarity for one in found], [one.similarity for one in again], atol=1e-6)
+    np.testing.assert_allclose(
+        [one.similarity for one in found], [one.similarity for one in again], atol=1e-6
+    )
     assert query not in [one.name for one in found]
-    assert [one.similarity for one in found] == sorted((one.similarity for one in found), reverse=True)
+    assert [one.similarity for one in found] == sorted(
+        (one.similarity for one in found), reverse=True
+    )
     assert len(errors) == 1
     # An image that isn't among them is computed as they were.
     other = shutil.copy(query, tmp_path / "other.jpg")
@@ -199,12 +237,18 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     file = tmp_path / "features.npy"
     record = tmp_path / "features.json"
     file.write_bytes(output.read_bytes()[:-4])
-    with pytest.raises(InputError, match=r"features\.npy.*it isn't what features\.json tells, \[10, 16\] of float32"):
+    with pytest.raises(
+        InputError,
+        match=r"features\.npy.*it isn't what features\.json tells, \[10, 16\] of float32",
+    ):
         stored_features(file)
     file.write_bytes(output.read_bytes())
     whole = json.loads(record.read_text())
     for change, message in (
-        ({"shape": [10, 16, 2, 2]}, r"its features are maps \[10, 16, 2, 2\]; a search needs them pooled"),
+        (
+            {"shape": [10, 16, 2, 2]},
+            r"its features are maps \[10, 16, 2, 2\]; a search needs them pooled",
+        ),
         ({"offset": -1}, "offset"),
         ({"pool": "max"}, "pool"),
         ({"shape": "x"}, "shape"),
@@ -228,7 +272,10 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
         with pytest.raises(InputError, match=rf"features\.csv: {message}"):
             nearest_in(stored_features(file), str(tmp_path / "other.jpg"), 9)
     (tmp_path / "features.csv").write_bytes(b"".join(rows))
-    with pytest.raises(InputError, match=r"features\.csv: can't be read as an index of features \(KeyError: 'row'\)"):
+    with pytest.raises(
+        InputError,
+        match=r"features\.csv: can't be read as an index of features \(KeyError: 'row'\)",
+    ):
         list(stored_features(file).files())
 
 
@@ -242,34 +289,43 @@ def test_features_of_other_weights_arent_compared(checkpoint, folder, tmp_path):
     expected = nearest_in(stored_features(file), query, 2)
     other = load_file(weights)
     save_file(other | {"cls_token": other["cls_token"] + 1}, weights, read_metadata(weights))
-    message = (
-        r"model\.safetensors isn't what the stored features were made by \(another SHA-256\); give those weights by"
-    )
+    message = r"model\.safetensors isn't what the stored features were made by \(another SHA-256\); give those weights by"
     with pytest.raises(InputError, match=message):
         nearest_in(stored_features(file), query, 2)
     with pytest.raises(InputError, match=message):
         nearest_in(stored_features(file), images[0], 2, str(weights))
     assert nearest_in(stored_features(file), query, 2, str(checkpoint)) == expected
-    assert len(nearest_in(stored_features(file), images[0], 9)) == 3  # its features are there: no weights are needed
+    # its features are there: no weights are needed
+    assert len(nearest_in(stored_features(file), images[0], 9)) == 3
 
 
-def test_relative_paths_count_from_where_the_features_were_made(checkpoint, folder, tmp_path, monkeypatch):
+def test_relative_paths_count_from_where_the_features_were_made(
+    checkpoint, folder, tmp_path, monkeypatch
+):
     monkeypatch.chdir(folder)
     file = tmp_path / "features.npy"
-    write_features(Features(os.path.relpath(checkpoint)), paths_of(["sub"]), file, "jsonl", workers=0)
+    write_features(
+        Features(os.path.relpath(checkpoint)), paths_of(["sub"]), file, "jsonl", workers=0
+    )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     query = os.path.relpath(folder / "sub" / "flower1.jpg")
     for checkpoint_now in (None, str(checkpoint)):
         found = nearest_in(stored_features(file), query, 9, checkpoint_now)
-        assert sorted(one.name for one in found) == [str(folder / "sub" / f"flower{i}.jpg") for i in (0, 2, 3)]
+        assert sorted(one.name for one in found) == [
+            str(folder / "sub" / f"flower{i}.jpg") for i in (0, 2, 3)
+        ]
         assert write_grid(query, found, tmp_path / "grid.png") == []
     assert len(nearest_in(stored_features(file), str(folder / "china0.jpg"), 9)) == 4
 
 
 def test_a_grid_shows_the_query_and_its_neighbours(folder, tmp_path):
-    names = [str(folder / "sub" / f"flower{i}.jpg") for i in range(3)] + [str(folder / "china9.jpg")]
-    problems = write_grid(str(folder / "china0.jpg"), [Neighbour(name, 0.5) for name in names], tmp_path / "grid.png")
+    names = [str(folder / "sub" / f"flower{i}.jpg") for i in range(3)] + [
+        str(folder / "china9.jpg")
+    ]
+    problems = write_grid(
+        str(folder / "china0.jpg"), [Neighbour(name, 0.5) for name in names], tmp_path / "grid.png"
+    )
     [problem] = problems
     assert problem.startswith(f"{names[3]}: ")
     with Image.open(tmp_path / "grid.png") as grid:
@@ -288,16 +344,31 @@ def run(tool, folder, *words):
 
 
 def test_the_tools(checkpoint, folder, tmp_path):
-    status, printed, errors = run("features.py", tmp_path, checkpoint, folder, "-output", "f.npy", "-layer", 1)
+    status, printed, errors = run(
+        "features.py", tmp_path, checkpoint, folder, "-output", "f.npy", "-layer", 1
+    )
     assert (status, printed, errors) == (1, "f.npy: 10 x 16 float32; 1 images can't be read\n", "")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["f.csv", "f.json", "f.npy"]
     query = folder / "china1.jpg"
-    status, printed, errors = run("search.py", tmp_path, query, "f.npy", "-top", 2, "-grid", "grid.png")
+    status, printed, errors = run(
+        "search.py", tmp_path, query, "f.npy", "-top", 2, "-grid", "grid.png"
+    )
     assert (status, errors) == (0, "")
     assert printed.splitlines()[0] == "similarity  file"
     assert len(printed.splitlines()) == 3
     status, again, errors = run(
-        "search.py", tmp_path, query, folder, "-top", 2, "-checkpoint", checkpoint, "-layer", 1, "-workers", 0
+        "search.py",
+        tmp_path,
+        query,
+        folder,
+        "-top",
+        2,
+        "-checkpoint",
+        checkpoint,
+        "-layer",
+        1,
+        "-workers",
+        0,
     )
     assert (status, again) == (1, printed)
     assert errors.count("\n") == 1
@@ -313,12 +384,36 @@ def test_the_tools(checkpoint, folder, tmp_path):
 @pytest.mark.parametrize(
     ("tool", "words", "message"),
     [
-        ("features.py", ["run", ".", "-output", "a.npy", "-pool", "map"], "error: -pool and -norm are of a layer"),
-        ("search.py", ["a.jpg", "."], "error: a folder's features are computed by a model; give -checkpoint"),
-        ("search.py", ["a.jpg", "b.npy", "-top", "0"], "error: -top is 0, expected a number from 1 on"),
-        ("search.py", ["a.jpg", "b.npy", "-grid", "g.jpg"], "error: g.jpg: the grid is a PNG; give it the ending .png"),
-        ("search.py", ["a.jpg", "b.npy", "-layer", "1"], "error: the features tell their model and layer themselves"),
-        ("search.py", ["a.jpg", "b.npy"], "error: b.json: can't be read as the record of tools/features.py"),
+        (
+            "features.py",
+            ["run", ".", "-output", "a.npy", "-pool", "map"],
+            "error: -pool and -norm are of a layer",
+        ),
+        (
+            "search.py",
+            ["a.jpg", "."],
+            "error: a folder's features are computed by a model; give -checkpoint",
+        ),
+        (
+            "search.py",
+            ["a.jpg", "b.npy", "-top", "0"],
+            "error: -top is 0, expected a number from 1 on",
+        ),
+        (
+            "search.py",
+            ["a.jpg", "b.npy", "-grid", "g.jpg"],
+            "error: g.jpg: the grid is a PNG; give it the ending .png",
+        ),
+        (
+            "search.py",
+            ["a.jpg", "b.npy", "-layer", "1"],
+            "error: the features tell their model and layer themselves",
+        ),
+        (
+            "search.py",
+            ["a.jpg", "b.npy"],
+            "error: b.json: can't be read as the record of tools/features.py",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_a_line(tool, words, message, tmp_path):

@@ -1,4 +1,6 @@
-"""What stands before a server's app: what it refuses, what it counts, and that it keeps nothing of what it refused."""
+"""What stands before a server's app: what it refuses, what it counts, and that it keeps nothing of
+what it refused.
+"""
 
 import asyncio
 
@@ -19,7 +21,10 @@ class Client:
         self.leaves = leaves
         self.answer = b""
         self.status = None
-        names = [(name.replace("_", "-").encode(), str(value).encode()) for name, value in headers.items()]
+        names = [
+            (name.replace("_", "-").encode(), str(value).encode())
+            for name, value in headers.items()
+        ]
         self.scope = {"type": "http", "method": "POST", "path": path, "client": ("here", 1)}
         self.scope["headers"] = names or [(b"transfer-encoding", b"chunked")]
 
@@ -45,7 +50,9 @@ def ask(client, app=None, loaded=True, before=lambda gate: None, **settings):
         await send({"type": "http.response.body", "body": bytes(scope.pop("body", b""))})
 
     async def main():
-        gate = Gate(app or echo, Settings("model", quiet=True, **settings), Metrics(), lambda: loaded)
+        gate = Gate(
+            app or echo, Settings("model", quiet=True, **settings), Metrics(), lambda: loaded
+        )
         before(gate)
         held = gate.held
         await asyncio.wait_for(gate(client.scope, client.receive, client.send), 20)
@@ -70,14 +77,49 @@ def test_a_body_comes_to_the_app_whole():
 @pytest.mark.parametrize(
     ("client", "how", "status", "line"),
     [
-        (Client(bytes(700_000), bytes(700_000)), {"max_request_mb": 1}, 413, b"the request has more bytes than that"),
-        (Client(b"x", content_length=2 << 20), {"max_request_mb": 1}, 413, b"the request has 2097152 bytes, at most"),
-        (Client(b"x", content_encoding="gzip"), {}, 415, b"the body is compressed (Content-Encoding)"),
+        (
+            Client(bytes(700_000), bytes(700_000)),
+            {"max_request_mb": 1},
+            413,
+            b"the request has more bytes than that",
+        ),
+        (
+            Client(b"x", content_length=2 << 20),
+            {"max_request_mb": 1},
+            413,
+            b"the request has 2097152 bytes, at most",
+        ),
+        (
+            Client(b"x", content_encoding="gzip"),
+            {},
+            415,
+            b"the body is compressed (Content-Encoding)",
+        ),
         (Client(b"x"), {"loaded": False}, 503, b"the model is being loaded"),
-        (Client(b"x"), {"before": lambda gate: setattr(gate, "draining", True)}, 503, b"the server is ending"),
-        (Client(b"x", b"y"), {"before": lambda gate: setattr(gate, "held", HELD - 1)}, 429, b"take all the memory"),
-        (Client(b"x", authorization="Bearer no"), {"token": "t" * 16}, 401, b"this server needs a token"),
-        (Client(b"x", host="evil.example:80"), {}, 403, b"found the Host evil.example:80, expected"),
+        (
+            Client(b"x"),
+            {"before": lambda gate: setattr(gate, "draining", True)},
+            503,
+            b"the server is ending",
+        ),
+        (
+            Client(b"x", b"y"),
+            {"before": lambda gate: setattr(gate, "held", HELD - 1)},
+            429,
+            b"take all the memory",
+        ),
+        (
+            Client(b"x", authorization="Bearer no"),
+            {"token": "t" * 16},
+            401,
+            b"this server needs a token",
+        ),
+        (
+            Client(b"x", host="evil.example:80"),
+            {},
+            403,
+            b"found the Host evil.example:80, expected",
+        ),
         (
             Client(b"x", host="localhost:1", origin="http://evil.example"),
             {},
@@ -96,7 +138,12 @@ def test_a_body_comes_to_the_app_whole():
             403,
             b"found the Origin http://localhost:2",
         ),
-        (Client(b"x", host="localhost", sec_fetch_site="cross-site"), {}, 403, b"found the Origin of a foreign site,"),
+        (
+            Client(b"x", host="localhost", sec_fetch_site="cross-site"),
+            {},
+            403,
+            b"found the Origin of a foreign site,",
+        ),
         (Client(b"x", path="/metrics"), {"token": "t" * 16}, 401, b"this server needs a token"),
     ],
 )
@@ -112,16 +159,22 @@ def test_what_is_refused_is_told_and_not_kept(client, how, status, line):
     + [("evil.example", {"token": "t" * 16}), ("evil.example", {"host": "0.0.0.0"})],
 )
 def test_a_private_server_is_asked_by_its_own_names_alone(host, how):
-    """(A page of a foreign site, whose name is made to lead to 127.0.0.1, could read the answers otherwise.)"""
+    """(A page of a foreign site, whose name is made to lead to 127.0.0.1, could read the answers
+    otherwise.)
+    """
     client = Client(b"x", host=host, authorization="Bearer " + "t" * 16)
     ask(client, **how)
     assert client.status == 200
 
 
-@pytest.mark.parametrize("how", [{"token": "t" * 16}, {"host": "0.0.0.0"}, {"origin": "http://localhost:1"}])
+@pytest.mark.parametrize(
+    "how", [{"token": "t" * 16}, {"host": "0.0.0.0"}, {"origin": "http://localhost:1"}]
+)
 def test_a_page_of_its_own_asks_and_any_page_where_strangers_may(how):
     client = Client(
-        b"x", **{"origin": "http://evil", "host": "localhost:1", "authorization": "Bearer " + "t" * 16} | how
+        b"x",
+        **{"origin": "http://evil", "host": "localhost:1", "authorization": "Bearer " + "t" * 16}
+        | how,
     )
     ask(client, **{key: value for key, value in how.items() if key != "origin"})
     assert client.status == 200
@@ -160,7 +213,10 @@ def test_a_mistake_of_the_apps_is_told_to_nobody_but_the_log(capsys):
 
     client = Client(b"a")
     gate = ask(client, app)
-    assert (client.status, client.answer) == (500, b'{"error":"the server failed; its log says why"}')
+    assert (client.status, client.answer) == (
+        500,
+        b'{"error":"the server failed; its log says why"}',
+    )
     assert "ZeroDivisionError: secret" in capsys.readouterr().err
     assert counted(gate, 500) == 1
 
@@ -176,7 +232,10 @@ def test_a_mistake_within_the_app_is_json_too(capsys):
     client = Client(b"GIF89a", content_type="image/gif")
     client.scope |= {"query_string": b"", "http_version": "1.1", "root_path": ""}
     gate = ask(client, app)
-    assert (client.status, client.answer) == (500, b'{"error":"the server failed; its log says why"}')
+    assert (client.status, client.answer) == (
+        500,
+        b'{"error":"the server failed; its log says why"}',
+    )
     assert "ZeroDivisionError: secret" in capsys.readouterr().err
     assert counted(gate, 500) == 1
 
@@ -213,7 +272,9 @@ def test_a_request_that_is_cut_off_by_the_end_is_answered_in_json():
     ],
 )
 def test_what_a_proxy_says_is_a_client_only_if_it_is_an_address(capsys, said, shown):
-    """uvicorn takes any text of X-Forwarded-For: it would forge a line of the log, or hide the status in it."""
+    """uvicorn takes any text of X-Forwarded-For: it would forge a line of the log, or hide the
+    status in it.
+    """
     clients = []
 
     async def app(scope, receive, send):
@@ -223,6 +284,10 @@ def test_what_a_proxy_says_is_a_client_only_if_it_is_an_address(capsys, said, sh
 
     client = Client(path="/nothing")
     client.scope["client"] = (said, 0)
-    asyncio.run(Gate(app, Settings("model"), Metrics(), lambda: True)(client.scope, client.receive, client.send))
+    asyncio.run(
+        Gate(app, Settings("model"), Metrics(), lambda: True)(
+            client.scope, client.receive, client.send
+        )
+    )
     assert clients == [shown]
     assert f" {shown} POST /nothing 404 " in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""An export whose graph gives no logits is one line as it is loaded; one that never ends is stopped."""
+"""An export whose graph gives no logits is one line as it is loaded; one that never ends is
+stopped.
+"""
 
 import asyncio
 import signal
@@ -83,7 +85,10 @@ def test_an_output_that_isnt_logits_is_a_line_at_the_load(name, folders):
     with pytest.raises(InputError) as caught:
         open_export(folders / "onnx")
     told = f"its graph gives {found} for 2 images of 5 classes, expected float32 [2, 5]"
-    assert str(caught.value) == f"{folders}/onnx: {told}; export the model anew (tools/export_model.py)"
+    assert (
+        str(caught.value)
+        == f"{folders}/onnx: {told}; export the model anew (tools/export_model.py)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,12 +107,15 @@ def test_more_inputs_or_outputs_are_a_line(inputs, output, counts, folders):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_graph_of_one_batch_size_is_a_line(size, folders):
-    graph = onnx_graph(f"float[{size}, 5] logits", "logits = Identity(x)", IMAGES.replace("batch", str(size)))
+    graph = onnx_graph(
+        f"float[{size}, 5] logits", "logits = Identity(x)", IMAGES.replace("batch", str(size))
+    )
     replace_file(folders / "onnx", "model.onnx", graph)
     with pytest.raises(
         InputError, match=r"onnx: can't be read as an export of format onnx \(InvalidArgument"
     ) as caught:
-        open_export(folders / "onnx")(np.zeros((4, 3, 32, 32), np.float32))  # of two images it is known then
+        # of two images it is known then
+        open_export(folders / "onnx")(np.zeros((4, 3, 32, 32), np.float32))
     assert "\n" not in str(caught.value)
 
 
@@ -118,13 +126,15 @@ def test_what_a_later_batch_gives_is_checked_too(folders):
     run = open_export(folders / "onnx")
     assert run(np.zeros((3, 3, 32, 32), np.float32)).shape == (3, 5)
     with pytest.raises(
-        InputError, match=r"gives float32 \[2, 10\] for 1 image of 5 classes, expected float32 \[1, 5\]"
+        InputError,
+        match=r"gives float32 \[2, 10\] for 1 image of 5 classes, expected float32 \[1, 5\]",
     ):
         run(np.ones((1, 3, 32, 32), np.float32))
 
 
 def test_logits_that_arent_finite_are_told_of_each_image(folders):
-    replace_file(folders / "onnx", "model.onnx", onnx_graph(LOGITS, "logits = Div(x, x)"))  # NaN of zeros
+    # NaN of zeros
+    replace_file(folders / "onnx", "model.onnx", onnx_graph(LOGITS, "logits = Div(x, x)"))
     black = np.zeros((9, 9, 3), np.uint8)  # as the model sees it -1, whose logarithm is NaN
     predictor = Predictor(folders / "onnx")
     assert [answer.outputs for answer in predictor.stream([black], workers=0)] == [[0, 1, 2, 3, 4]]
@@ -132,12 +142,16 @@ def test_logits_that_arent_finite_are_told_of_each_image(folders):
     predictor = Predictor(folders / "onnx")
     for predictor.task in ("classification", "multilabel"):
         answers = list(predictor.stream([black, black], workers=0))
-        problems = [f"image {place}: the weights give no finite logits for it" for place in range(2)]
+        problems = [
+            f"image {place}: the weights give no finite logits for it" for place in range(2)
+        ]
         assert [answer.error for answer in answers] == problems
 
 
 class Graph(nn.Layer):
-    """A program that gives what ``output`` makes of logits [B, 5]; ``more``: it takes another input."""
+    """A program that gives what ``output`` makes of logits [B, 5]; ``more``: it takes another
+    input.
+    """
 
     def __init__(self, output):
         super().__init__()
@@ -172,7 +186,11 @@ def put_program(folder, output, inputs=1):
 @pytest.mark.parametrize(
     ("output", "inputs", "message"),
     [
-        (lambda x: x.sum().reshape([1, 1, 1, 1]).expand([1, 1, 8, 8]), 1, r"gives float32 \[1, 1, 8, 8\] for 2 images"),
+        (
+            lambda x: x.sum().reshape([1, 1, 1, 1]).expand([1, 1, 8, 8]),
+            1,
+            r"gives float32 \[1, 1, 8, 8\] for 2 images",
+        ),
         (lambda x: x.sum(), 1, r"gives float32 \[\] for 2 images"),
         (lambda x: x.tile([1, 200_000]), 1, r"gives float32 \[2, 1000000\] for 2 images"),
         (lambda x: x.astype("int64"), 1, r"gives int64 \[2, 5\] for 2 images"),
@@ -194,9 +212,14 @@ def test_openvinos_graphs_are_held_to_the_same(folders):
     openvino = pytest.importorskip("openvino")
     given = openvino.opset8.parameter([-1, 3, 32, 32], np.float32)
     flat = openvino.opset8.reshape(given, np.array([-1, 4]), False)
-    for outputs, message in (([flat], r"gives float32 \[1536, 4\] for 2 images"), ([flat, flat], "its outputs 2")):
+    for outputs, message in (
+        ([flat], r"gives float32 \[1536, 4\] for 2 images"),
+        ([flat, flat], "its outputs 2"),
+    ):
         openvino.save_model(
-            openvino.Model(outputs, [given]), folders / "openvino" / "model.xml", compress_to_fp16=False
+            openvino.Model(outputs, [given]),
+            folders / "openvino" / "model.xml",
+            compress_to_fp16=False,
         )
         for name in ("model.xml", "model.bin"):
             replace_file(folders / "openvino", name, (folders / "openvino" / name).read_bytes())
@@ -226,10 +249,15 @@ def predict(place, *words, **how):
 
 
 def test_a_graph_that_never_ends_is_one_line_and_status_1(place):
-    process = predict(place, "endless", "photographs/val", "-output=out.csv", "-o", "DIST.TIMEOUT", 3)
+    process = predict(
+        place, "endless", "photographs/val", "-output=out.csv", "-o", "DIST.TIMEOUT", 3
+    )
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (1, "")
-    assert err == f"error: no progress in 3 s (DIST.TIMEOUT): rank 0 (process {_pid(err)}) is evaluating at step 0\n"
+    assert (
+        err
+        == f"error: no progress in 3 s (DIST.TIMEOUT): rank 0 (process {_pid(err)}) is evaluating at step 0\n"
+    )
     assert not [file.name for file in place.iterdir() if "out.csv" in file.name]
 
 
@@ -265,8 +293,11 @@ def test_a_sound_export_answers_as_its_weights_do_and_may_be_left(place):
 
 
 def test_a_reader_that_waits_is_no_graph_that_never_ends(place):
-    (place / "more.txt").write_text("photographs/val/bridge/0.jpg\n" * 3000)  # more than a pipe holds
-    process = predict(place, "sound", "more.txt", "-format=csv", "-workers=0", "-o", "DIST.TIMEOUT", 3)
+    # more than a pipe holds
+    (place / "more.txt").write_text("photographs/val/bridge/0.jpg\n" * 3000)
+    process = predict(
+        place, "sound", "more.txt", "-format=csv", "-workers=0", "-o", "DIST.TIMEOUT", 3
+    )
     assert process.stdout.readline() == "name,rank,output,class,probability,error\n"
     time.sleep(7)
     assert process.stdout.read().count("\n") == 2 * 3000
@@ -276,14 +307,18 @@ def test_a_reader_that_waits_is_no_graph_that_never_ends(place):
 
 
 def test_who_takes_no_exports_refuses_them_before_they_run(place):
-    with pytest.raises(InputError, match="endless is an export, which gives logits alone; give the checkpoint"):
+    with pytest.raises(
+        InputError, match="endless is an export, which gives logits alone; give the checkpoint"
+    ):
         Features(place / "endless")
     for tool, words in (
         ("export_model.py", ["-pretrained=endless", "-output=again"]),
         ("visualize.py", ["attention", "endless", "photographs/val/bridge/0.jpg", "-output=a.png"]),
     ):
         command = [warm.python(), str(ROOT / "tools" / tool), *words]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, cwd=place, capture_output=True, text=True, timeout=60, check=False
+        )
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("error: endless is an export")
         assert done.stderr.count("\n") == 1
@@ -293,13 +328,20 @@ def test_a_server_whose_model_never_answers_ends(monkeypatch):
     monkeypatch.setattr(workers, "START_UP", 0.1)
 
     async def listen():
-        pool = SimpleNamespace(settings=Settings("endless", timeout=0.05), about={}, ended=asyncio.Future())
+        pool = SimpleNamespace(
+            settings=Settings("endless", timeout=0.05), about={}, ended=asyncio.Future()
+        )
         pool._end = pool.ended.set_exception
         pool._heard = None
         pool._unfit = lambda *words: workers.Pool._unfit(pool, *words)
-        await workers.Pool._listen(pool, SimpleNamespace(reader=asyncio.StreamReader(), unfit=False))
+        await workers.Pool._listen(
+            pool, SimpleNamespace(reader=asyncio.StreamReader(), unfit=False)
+        )
         return pool.ended.exception()
 
     error = asyncio.run(listen())
     assert isinstance(error, RunError)
-    assert str(error) == "the model didn't answer within 0.1 s of its start; raise -timeout where it is slow"
+    assert (
+        str(error)
+        == "the model didn't answer within 0.1 s of its start; raise -timeout where it is slow"
+    )

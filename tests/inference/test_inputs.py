@@ -35,7 +35,8 @@ def test_files_folders_and_patterns_in_the_order_of_the_words(folder):
     assert found(str(folder / "b" / "c")) == [str(folder / "b/c/0.jpeg")]
     assert found("b/*.[pJ]*") == ["b/1.JPG", "b/2.png"]
     assert found("?.jpg", "b/c/*") == ["a.jpg", "b/c/0.jpeg"]
-    assert found("**/*.jpg") == ["a.jpg", "b/around.jpg"]  # at once, for all that its links lead in circles
+    # at once, for all that its links lead in circles
+    assert found("**/*.jpg") == ["a.jpg", "b/around.jpg"]
     assert found("b/**/*.jp*g") == ["b/around.jpg", "b/c/0.jpeg"]
     assert found(f"{folder}/b/c/**") == [f"{folder}/b/c/0.jpeg"]
     assert found("b/note.md") == ["b/note.md"]  # a file that is named is asked for, whatever it is
@@ -61,11 +62,20 @@ def test_a_list_has_a_path_on_each_line(folder):
         (["a.jpg", "n\x1b*"], r"'n\x1b*': no file has such a name"),
         (["**/*.gif"], "'**/*.gif': no file has such a name"),
         (["empty"], "empty: holds no image; images end in .jpg .jpeg"),
-        (["blank.txt"], "there are no images: the lists, or what the patterns match, hold no path of one"),
+        (
+            ["blank.txt"],
+            "there are no images: the lists, or what the patterns match, hold no path of one",
+        ),
         (["wide.txt"], "wide.txt: it is in UTF-16; save it in UTF-8"),
         (["pipe.txt"], "pipe.txt: it is no regular file"),
-        (["lines.txt"], "lines.txt: its content would take more than 64 MiB and three times its 4000000 bytes"),
-        (["-"], "-: several processes have no standard input to share; write its paths into a list.txt"),
+        (
+            ["lines.txt"],
+            "lines.txt: its content would take more than 64 MiB and three times its 4000000 bytes",
+        ),
+        (
+            ["-"],
+            "-: several processes have no standard input to share; write its paths into a list.txt",
+        ),
         ([""], "'': there is no such file or folder"),
         (["a\0b"], r"there is no such file or folder"),
     ],
@@ -88,7 +98,10 @@ def test_classes_are_a_name_a_line(folder):
         (b"a\n\nb", "its line 2 is '', expected a class's name"),
         (b"a\x1b[2J", r"its line 1 is 'a\x1b[2J', expected a class's name"),
         (b"\xff\xfe", "it is in UTF-16; save it in UTF-8"),
-        ("狗\n猫".encode("gbk"), "its line 1 isn't UTF-8; save it in UTF-8 (of GBK by iconv -f GB18030 -t UTF-8"),
+        (
+            "狗\n猫".encode("gbk"),
+            "its line 1 isn't UTF-8; save it in UTF-8 (of GBK by iconv -f GB18030 -t UTF-8",
+        ),
         (b"a" * 2000, "its line 1 is 'aaa"),
     ):
         (folder / "names").write_bytes(data)

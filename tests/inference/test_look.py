@@ -1,4 +1,6 @@
-"""What a model looks at: attention weights against timm's, maps against formulas, what isn't defined is a line."""
+"""What a model looks at: attention weights against timm's, maps against formulas, what isn't
+defined is a line.
+"""
 
 import math
 from pathlib import Path
@@ -27,7 +29,13 @@ from models.resnet import ResNet
 from models.vit import VisionTransformer
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "look.npz")
-SMALL = {"vit": test_vit, "bei": test_beit, "swi": test_swin, "pvt": test_pvtv2, "con": test_convnext}
+SMALL = {
+    "vit": test_vit,
+    "bei": test_beit,
+    "swi": test_swin,
+    "pvt": test_pvtv2,
+    "con": test_convnext,
+}
 ATTEND = ("vit", "beit", "swin", "pvtv2")
 
 
@@ -44,17 +52,27 @@ def drawn(kind, **options):
     rng = np.random.default_rng(0)
     for parameter in model.parameters():
         shape = tuple(parameter.shape)
-        spread = 0.5 if len(shape) < 2 else 1.5 / math.sqrt(max(1, math.prod(shape) / max(shape[0], shape[-1])))
-        parameter.set_value((parameter.numpy() * (len(shape) < 2) + rng.normal(0, spread, shape)).astype("float32"))
+        spread = (
+            0.5
+            if len(shape) < 2
+            else 1.5 / math.sqrt(max(1, math.prod(shape) / max(shape[0], shape[-1])))
+        )
+        parameter.set_value(
+            (parameter.numpy() * (len(shape) < 2) + rng.normal(0, spread, shape)).astype("float32")
+        )
     model.eval()
-    return model, paddle.to_tensor(rng.normal(0, 1, (1, model.in_channels, *model.image_size)).astype("float32"))
+    return model, paddle.to_tensor(
+        rng.normal(0, 1, (1, model.in_channels, *model.image_size)).astype("float32")
+    )
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention_weights_are_timms(tmp_path, name):
     model, image = golden(name, tmp_path)
-    expected = {key.split("/")[2]: GOLDEN[key] for key in GOLDEN if key.startswith(f"attention/{name}/")}
+    expected = {
+        key.split("/")[2]: GOLDEN[key] for key in GOLDEN if key.startswith(f"attention/{name}/")
+    }
     with paddle.no_grad(), kept_weights(model, list(attention_layers(model))) as kept:
         model(image)
     assert list(kept) == list(expected)
@@ -82,10 +100,14 @@ def test_a_map_is_what_the_tokens_that_the_classifier_reads_attend_to(tmp_path):
     model, image = golden("vit", tmp_path)
     for block in (0, 1, 2, -1):
         weights = GOLDEN[f"attention/vit/blocks.{block % 3}.attn"][0]
-        np.testing.assert_allclose(attention(model, image, block), weights[:, 0, 1:].reshape(3, 4, 4), atol=2e-6)
+        np.testing.assert_allclose(
+            attention(model, image, block), weights[:, 0, 1:].reshape(3, 4, 4), atol=2e-6
+        )
     model, image = golden("beit_shared", tmp_path)  # reads the mean of its 3 x 5 patches
     weights = GOLDEN["attention/beit_shared/blocks.0.attn"][0]
-    np.testing.assert_allclose(attention(model, image, 0), weights[:, 1:, 1:].mean(1).reshape(3, 3, 5), atol=2e-6)
+    np.testing.assert_allclose(
+        attention(model, image, 0), weights[:, 1:, 1:].mean(1).reshape(3, 3, 5), atol=2e-6
+    )
     model, image = drawn("vit", distilled=True)
     with kept_weights(model, ["blocks.2.attn"]) as kept:
         model(image)
@@ -107,10 +129,14 @@ def test_the_class_tokens_blocks_show_its_queries_and_those_before_the_patches()
         model(image)
     first, last = kept[names[0]].numpy()[0], kept[names[-1]].numpy()[0]
     np.testing.assert_allclose(attention(model, image), last[:, 0, 1:].reshape(4, 4, 4), atol=2e-6)
-    np.testing.assert_allclose(attention(model, image, 0), first.mean(1).reshape(4, 4, 4), atol=2e-6)
+    np.testing.assert_allclose(
+        attention(model, image, 0), first.mean(1).reshape(4, 4, 4), atol=2e-6
+    )
 
 
-@pytest.mark.parametrize(("name", "block"), [("swin", 1), ("swin_odd", 1), ("swin_odd", 3), ("swin", 4)])
+@pytest.mark.parametrize(
+    ("name", "block"), [("swin", 1), ("swin_odd", 1), ("swin_odd", 3), ("swin", 4)]
+)
 def test_windows_come_to_their_places(tmp_path, name, block):
     model, image = golden(name, tmp_path)
     key = list(attention_layers(model))[block]
@@ -153,7 +179,8 @@ def test_mask_units_come_to_their_places(block):
 
 
 def test_a_key_of_several_places_gives_its_weight_to_each(tmp_path):
-    model, image = golden("pvtv2_plain", tmp_path)  # 15 x 19 places, keys of 5 x 5: 3 x 3; 8 x 10, of 3 x 3: 2 x 3
+    # 15 x 19 places, keys of 5 x 5: 3 x 3; 8 x 10, of 3 x 3: 2 x 3
+    model, image = golden("pvtv2_plain", tmp_path)
     found = attention(model, image, 0)
     weights = GOLDEN["attention/pvtv2_plain/stages.0.blocks.0.attn"][0].mean(1)
     assert found.shape == (1, 15, 19)
@@ -183,7 +210,9 @@ def test_rollout_is_its_formula(kind):
     np.testing.assert_allclose(product.sum(1), 1, atol=1e-6)
     rows = product[:1, 1:] if kind == "vit" else product[1:, 1:]
     np.testing.assert_allclose(rollout(model, image), rows.mean(0).reshape(4, 4), atol=1e-7)
-    np.testing.assert_allclose(rollout_matrix([np.array([[0, 1], [0.5, 0.5]])] * 2), [[0.375, 0.625], [0.3125, 0.6875]])
+    np.testing.assert_allclose(
+        rollout_matrix([np.array([[0, 1], [0.5, 0.5]])] * 2), [[0.375, 0.625], [0.3125, 0.6875]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -194,11 +223,27 @@ def test_rollout_is_its_formula(kind):
             rollout,
             "rollout isn't defined for SwinTransformer: its blocks don't attend from all tokens",
         ),
-        ("cait", rollout, "rollout isn't defined for Cait: its blocks don't attend from all tokens"),
-        ("pvtv2", rollout, "isn't defined for PyramidVisionTransformerV2: .*; use attention or cam"),
+        (
+            "cait",
+            rollout,
+            "rollout isn't defined for Cait: its blocks don't attend from all tokens",
+        ),
+        (
+            "pvtv2",
+            rollout,
+            "isn't defined for PyramidVisionTransformerV2: .*; use attention or cam",
+        ),
         ("resnet", rollout, "rollout isn't defined for ResNet: it has no attention; use cam"),
-        ("mixer", attention, "MlpMixer has no attention that can be drawn; cam shows what it looks at, too"),
-        ("vit", lambda *a: attention(*a, 3), "-block is 3, the model has 3: give 0 to 2, or -1: the last"),
+        (
+            "mixer",
+            attention,
+            "MlpMixer has no attention that can be drawn; cam shows what it looks at, too",
+        ),
+        (
+            "vit",
+            lambda *a: attention(*a, 3),
+            "-block is 3, the model has 3: give 0 to 2, or -1: the last",
+        ),
         ("vit", lambda *a: attention(*a, -4), "-block is -4"),
         ("vit", lambda *a: cam(*a, 7), "-class is 7, the model has the outputs 0 to 6"),
     ],
@@ -214,7 +259,9 @@ def test_what_isnt_defined_is_a_line(kind, method, message):
 def test_maps_of_a_class_are_grad_cams(tmp_path, name, method):
     model, image = golden(name, tmp_path)
     expected = GOLDEN[f"{method.replace('++', 'plusplus')}/{name}"]
-    np.testing.assert_allclose(cam(model, image, CAM[name], method), expected, atol=2e-5 * expected.max(), rtol=1e-4)
+    np.testing.assert_allclose(
+        cam(model, image, CAM[name], method), expected, atol=2e-5 * expected.max(), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", test_zoo.SMALL)
@@ -230,8 +277,13 @@ def test_every_architecture_has_a_map_of_a_class(kind):
 
 
 def squares(side, rng):
-    """32 images of noise with a square of a class's colour in a quadrant, of the last class with none."""
-    images, labels = rng.normal(0, 0.3, (32, 3, side, side)).astype("float32"), rng.integers(0, 4, 32)
+    """32 images of noise with a square of a class's colour in a quadrant, of the last class with
+    none.
+    """
+    images, labels = (
+        rng.normal(0, 0.3, (32, 3, side, side)).astype("float32"),
+        rng.integers(0, 4, 32),
+    )
     length = side * 3 // 8
     quadrants = rng.integers(0, 4, 32)
     for image, label, quadrant in zip(images, labels, quadrants, strict=True):
@@ -244,17 +296,25 @@ def squares(side, rng):
 def within(values, quadrant):
     """The share of a map that lies in a quadrant."""
     (y, x), half = divmod(int(quadrant), 2), np.array(values.shape) // 2
-    return values[y * half[0] : (y + 1) * half[0], x * half[1] : (x + 1) * half[1]].sum() / max(values.sum(), 1e-12)
+    return values[y * half[0] : (y + 1) * half[0], x * half[1] : (x + 1) * half[1]].sum() / max(
+        values.sum(), 1e-12
+    )
 
 
 MODELS = {
     "vit": (lambda: VisionTransformer(32, 4, 3, 4, embed_dim=32, depth=1, num_heads=2), 100, 3e-3),
-    "convmixer": (lambda: ConvMixer(16, num_classes=4, embed_dim=32, depth=1, patch_size=4, kernel_size=3), 60, 3e-3),
+    "convmixer": (
+        lambda: ConvMixer(16, num_classes=4, embed_dim=32, depth=1, patch_size=4, kernel_size=3),
+        60,
+        3e-3,
+    ),
     "resnet": (lambda: ResNet(16, 3, 4, 18, small_stem=True), 30, 1e-3),
 }
 
 
-@pytest.mark.parametrize("kind", ["vit", "convmixer", pytest.param("resnet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["vit", "convmixer", pytest.param("resnet", marks=pytest.mark.slow)]
+)
 def test_a_trained_model_looks_where_the_class_is(kind):
     paddle.seed(0)
     rng = np.random.default_rng(0)
@@ -267,11 +327,19 @@ def test_a_trained_model_looks_where_the_class_is(kind):
         optimizer.clear_grad()
     model.eval()
     images, labels, quadrants = squares(model.image_size[0], rng)
-    assert (model(images).numpy().argmax(1) == labels.numpy()).mean() > (0.5 if kind == "resnet" else 0.9)
+    assert (model(images).numpy().argmax(1) == labels.numpy()).mean() > (
+        0.5 if kind == "resnet" else 0.9
+    )
     seen = [i for i in range(32) if int(labels[i]) < 3]
     for method in ("gradcam", "hirescam") if kind == "resnet" else METHODS:  # its 30 steps are few
-        shares = [within(cam(model, images[i : i + 1], int(labels[i]), method), quadrants[i]) for i in seen]
+        shares = [
+            within(cam(model, images[i : i + 1], int(labels[i]), method), quadrants[i])
+            for i in seen
+        ]
         assert np.mean(shares) > 0.5, method
     if kind == "vit":
-        for values in (lambda image: attention(model, image).mean(0), lambda image: rollout(model, image)):
+        for values in (
+            lambda image: attention(model, image).mean(0),
+            lambda image: rollout(model, image),
+        ):
             assert np.mean([within(values(images[i : i + 1]), quadrants[i]) for i in seen]) > 0.5

@@ -1,4 +1,6 @@
-"""tools/visualize.py: what it leaves, and that a wrong command, an export, a full disk are a line each."""
+"""tools/visualize.py: what it leaves, and that a wrong command, an export, a full disk are a line
+each.
+"""
 
 import contextlib
 import re
@@ -35,7 +37,9 @@ def photographs(tmp_path_factory):
 
 def visualize(*arguments):
     command = [sys.executable, str(ROOT / "tools" / "visualize.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin:/bin"}
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -52,7 +56,11 @@ def has_positions(model):
 @pytest.mark.parametrize("kind", test_zoo.SMALL)
 def test_the_help_names_the_architectures_that_are_drawn(kind):
     model = test_zoo.SMALL[kind]()
-    drawn = {"attention": attends(model), "rollout": rolls_out(model), "positions": has_positions(model)}
+    drawn = {
+        "attention": attends(model),
+        "rollout": rolls_out(model),
+        "positions": has_positions(model),
+    }
     for way, expected in drawn.items():
         listed = re.search(rf"{way}: ([^.]*)\.", tool.__doc__)[1]
         names = {name.lower() for name in re.split(r",\s+", listed)}
@@ -62,17 +70,38 @@ def test_the_help_names_the_architectures_that_are_drawn(kind):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("attention M PHOTO -output there.png", "-output is there.png, which is there already; choose a new name"),
-        ("attention M PHOTO -output x.jpg", "-output is x.jpg, expected a name that ends in .png, or a folder's"),
-        ("attention M PHOTO -output x.png -class 1", "-class does nothing for attention; it is for cam"),
-        ("rollout M PHOTO -output x.png -block 1", "-block does nothing for rollout; it is for attention, features"),
-        ("cam M PHOTO -output x.png -method cam", "-method is 'cam', expected gradcam, hirescam, gradcam++, layercam"),
-        ("rollout M PHOTO -output x.png -method a", "-method is 'a', rollout has no methods; leave it out"),
+        (
+            "attention M PHOTO -output there.png",
+            "-output is there.png, which is there already; choose a new name",
+        ),
+        (
+            "attention M PHOTO -output x.jpg",
+            "-output is x.jpg, expected a name that ends in .png, or a folder's",
+        ),
+        (
+            "attention M PHOTO -output x.png -class 1",
+            "-class does nothing for attention; it is for cam",
+        ),
+        (
+            "rollout M PHOTO -output x.png -block 1",
+            "-block does nothing for rollout; it is for attention, features",
+        ),
+        (
+            "cam M PHOTO -output x.png -method cam",
+            "-method is 'cam', expected gradcam, hirescam, gradcam++, layercam",
+        ),
+        (
+            "rollout M PHOTO -output x.png -method a",
+            "-method is 'a', rollout has no methods; leave it out",
+        ),
         ("positions M PHOTO -output x.png", "positions takes no images; leave them out"),
         ("cam M -output x.png", "cam needs images"),
         ("predictions M PHOTO -output x.png -most 0", "-most is 0, expected 1 or more"),
         ("cam M none.jpg -output x.png", "'none.jpg': there is no such file or folder"),
-        ("cam M PHOTO -output there.png/a/x.png", "there.png is no folder that can be written to; choose another"),
+        (
+            "cam M PHOTO -output there.png/a/x.png",
+            "there.png is no folder that can be written to; choose another",
+        ),
         ("cam M empty -output x.png", "empty: holds no image; images end in .jpg .jpeg .png"),
     ],
 )
@@ -96,14 +125,18 @@ def test_the_tool_draws_one_picture_or_one_for_each_image(files, photographs, tm
     assert (status, said, errors) == (0, f"{tmp_path / 'a'}: 2 pictures of attention\n", "")
     assert sorted(file.name for file in (tmp_path / "a").iterdir()) == ["0.png", "0_2.png"]
     (tmp_path / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
-    status, said, errors = visualize("cam", vit, one, tmp_path / "broken.png", "-output", tmp_path / "b")
+    status, said, errors = visualize(
+        "cam", vit, one, tmp_path / "broken.png", "-output", tmp_path / "b"
+    )
     assert (status, said) == (1, "")
     assert errors.startswith(f"error: {tmp_path / 'broken.png'}: ")
     assert errors.count("\n") == 1
     swin = Predictor(files["swin_tiny_patch4_window7_224"])
     with pytest.raises(InputError, match="rollout isn't defined for SwinTransformer"):
         one_by_one("rollout", swin, [str(one)], Asked(), tmp_path / "c")
-    with pytest.raises(InputError, match="found 17 images, a picture shows 16 at most; give -output a folder"):
+    with pytest.raises(
+        InputError, match="found 17 images, a picture shows 16 at most; give -output a folder"
+    ):
         one_by_one("cam", swin, [str(one)] * 17, Asked(), tmp_path / "c.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "broken.png"]
 
@@ -124,7 +157,8 @@ def test_a_picture_that_cant_be_written_is_a_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(
-        RunError, match=r"a.png isn't written \(No space left on device\); .*, or choose another -output"
+        RunError,
+        match=r"a.png isn't written \(No space left on device\); .*, or choose another -output",
     ):
         _write(tmp_path / "a.png", b"x")
     assert not list(tmp_path.iterdir())
@@ -133,12 +167,19 @@ def test_a_picture_that_cant_be_written_is_a_line(tmp_path, monkeypatch):
 def test_models_without_a_classifier_or_of_many_labels_are_looked_at(tmp_path):
     none = Predictor(saved(tmp_path, "convnext_tiny", (), ["MODEL.NUM_CLASSES", "0"]))
     photograph = load_sample_images().images[0]
-    with pytest.raises(InputError, match=r"the model has no classifier \(NUM_CLASSES 0\): no class has a map"):
+    with pytest.raises(
+        InputError, match=r"the model has no classifier \(NUM_CLASSES 0\): no class has a map"
+    ):
         overlay(none, photograph)
     assert opened(
-        overlay(Predictor(saved(tmp_path, "vit_small_patch16_224", (), ["MODEL.NUM_CLASSES", "0"])), photograph)
+        overlay(
+            Predictor(saved(tmp_path, "vit_small_patch16_224", (), ["MODEL.NUM_CLASSES", "0"])),
+            photograph,
+        )
     ).any()
     many = Predictor(saved(tmp_path, "vit_small_patch16_224", ("a", "b"), task="multilabel"))
     seen = sight(many, photograph)
     assert seen.said.classes == [["a", "b"][int(many.model(seen.image).numpy().argmax())]]
-    assert cam_panels(many, seen, Asked(method="layercam"))[1].title.startswith(f"for {seen.said.classes[0]}")
+    assert cam_panels(many, seen, Asked(method="layercam"))[1].title.startswith(
+        f"for {seen.said.classes[0]}"
+    )

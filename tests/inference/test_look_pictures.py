@@ -1,4 +1,6 @@
-"""Pictures of what a model sees: PNG files of the right content, the same bytes each time; bad input is a line."""
+"""Pictures of what a model sees: PNG files of the right content, the same bytes each time; bad
+input is a line.
+"""
 
 import io
 
@@ -45,7 +47,9 @@ def test_an_overlay_is_the_attention_where_there_is_some(files, name):
     assert (seen.base[::7, ::7] == predictor.pixels(photograph)).all()
     if name == "convnext_tiny":
         assert found == overlay(predictor, photograph, "cam")
-        with pytest.raises(InputError, match="ConvNeXt has no attention that can be drawn; cam shows"):
+        with pytest.raises(
+            InputError, match="ConvNeXt has no attention that can be drawn; cam shows"
+        ):
             overlay(predictor, photograph, "attention")
     else:
         values = attention(predictor.model, seen.image).mean(0)
@@ -63,10 +67,14 @@ def test_a_map_is_drawn_in_its_colours_where_it_lies():
     np.testing.assert_allclose(drawn[:, :10], grey / 3, atol=0.003)
     np.testing.assert_allclose(drawn[:, 30:], grey / 3, atol=0.003)
     np.testing.assert_allclose(
-        drawn[:, 10], np.broadcast_to(0.3 * grey + 0.7 * to_colours(np.zeros(1)), (20, 3)), atol=0.003
+        drawn[:, 10],
+        np.broadcast_to(0.3 * grey + 0.7 * to_colours(np.zeros(1)), (20, 3)),
+        atol=0.003,
     )
     np.testing.assert_allclose(
-        drawn[:, 29], np.broadcast_to(0.3 * grey + 0.7 * to_colours(np.ones(1)), (20, 3)), atol=0.003
+        drawn[:, 29],
+        np.broadcast_to(0.3 * grey + 0.7 * to_colours(np.ones(1)), (20, 3)),
+        atol=0.003,
     )
     np.testing.assert_allclose(
         heat(base, np.array([[0.5]]), None, 1.0)[0, 0] / 255,
@@ -75,7 +83,9 @@ def test_a_map_is_drawn_in_its_colours_where_it_lies():
     )
 
 
-@pytest.mark.parametrize(("mode", "box"), [("center", (120, 40, 280, 200)), ("squash", (100, 60, 300, 180))])
+@pytest.mark.parametrize(
+    ("mode", "box"), [("center", (120, 40, 280, 200)), ("squash", (100, 60, 300, 180))]
+)
 def test_the_part_of_the_original_is_what_the_model_sees(files, mode, box):
     rows, columns = np.mgrid[:240, :400]
     slopes = np.stack([columns // 2, rows, 0 * rows], 2).astype(np.uint8)
@@ -88,7 +98,8 @@ def test_the_part_of_the_original_is_what_the_model_sees(files, mode, box):
     assert (seen.base == slopes).all()
     np.testing.assert_allclose(seen.box, box, atol=4)
     left, top, right, bottom = seen.box
-    pixels = predictor.pixels(slopes).astype(float)  # what is seen at its corners is what lies there
+    # what is seen at its corners is what lies there
+    pixels = predictor.pixels(slopes).astype(float)
     np.testing.assert_allclose(pixels[0, 0, :2], (left / 2, top), atol=6)
     np.testing.assert_allclose(pixels[-1, -1, :2], (right / 2, bottom), atol=6)
 
@@ -96,19 +107,26 @@ def test_the_part_of_the_original_is_what_the_model_sees(files, mode, box):
 def test_classes_are_meant_by_name_or_number(files):
     predictor = Predictor(files["convnext_tiny"])
     assert [output_of(predictor, name) for name in ("flower, red", "0", "1")] == [1, 0, 1]
-    with pytest.raises(InputError, match="-class is 'fridge', which the model doesn't know; did you mean bridge\\?"):
+    with pytest.raises(
+        InputError, match="-class is 'fridge', which the model doesn't know; did you mean bridge\\?"
+    ):
         output_of(predictor, "fridge")
-    with pytest.raises(InputError, match="-class is '2', which .* know; give a name, or a number from 0 to 1"):
+    with pytest.raises(
+        InputError, match="-class is '2', which .* know; give a name, or a number from 0 to 1"
+    ):
         output_of(predictor, "2")
     seen = sight(predictor, load_sample_images().images[0])
-    assert cam_panels(predictor, seen, Asked(method="gradcam", output="flower, red"))[1].title.startswith(
-        "for flower, red"
-    )
+    assert cam_panels(predictor, seen, Asked(method="gradcam", output="flower, red"))[
+        1
+    ].title.startswith("for flower, red")
 
 
 def test_principal_components_are_of_all_images_together():
     rng = np.random.default_rng(0)
-    maps = [rng.normal(0, (9, 1, 4, 0.1, 2), (6, 4, 5)), rng.normal(0, (9, 1, 4, 0.1, 2), (3, 5, 5)) + 1]
+    maps = [
+        rng.normal(0, (9, 1, 4, 0.1, 2), (6, 4, 5)),
+        rng.normal(0, (9, 1, 4, 0.1, 2), (3, 5, 5)) + 1,
+    ]
     found = principal(maps)
     assert [one.shape for one in found] == [(6, 4, 3), (3, 5, 3)]
     flat = np.concatenate([one.reshape(-1, 5) for one in maps])
@@ -118,7 +136,9 @@ def test_principal_components_are_of_all_images_together():
     values = flat @ vectors[:3].T
     low, high = np.quantile(values, [0.01, 0.99], axis=0)
     expected = np.clip((values - low) / (high - low), 0, 1)
-    np.testing.assert_allclose(np.concatenate([one.reshape(-1, 3) for one in found]), expected, atol=1e-9)
+    np.testing.assert_allclose(
+        np.concatenate([one.reshape(-1, 3) for one in found]), expected, atol=1e-9
+    )
     assert not principal([np.ones((2, 2, 2))])[0].any()
 
 
@@ -126,11 +146,16 @@ def test_features_are_of_each_stage(files, photographs):
     predictor = Predictor(files["convnext_tiny"])
     sights = [sight(predictor, photographs / "bridge" / f"{place}.png") for place in range(2)]
     rows = feature_panels(predictor, sights, Asked(method="pca"))
-    assert [panel.title for panel in rows[0][1:]] == [f"stages.{i}\n{8 >> i} x {8 >> i}" for i in range(4)]
+    assert [panel.title for panel in rows[0][1:]] == [
+        f"stages.{i}\n{8 >> i} x {8 >> i}" for i in range(4)
+    ]
     [[_, one], _] = feature_panels(predictor, sights, Asked(1, "pca"))
     assert one.title == "stages.1\n4 x 4"
     with paddle.no_grad():
-        maps = [predictor.model.forward_intermediates(seen.image, [1], intermediates_only=True)[0] for seen in sights]
+        maps = [
+            predictor.model.forward_intermediates(seen.image, [1], intermediates_only=True)[0]
+            for seen in sights
+        ]
     expected = principal([each.numpy()[0].transpose(1, 2, 0) for each in maps])[0]
     np.testing.assert_allclose(one.image[28::56, 28::56] / 255, expected, atol=0.003)
     rows = feature_panels(predictor, sights, Asked(0, "channels"))
@@ -149,7 +174,9 @@ def test_positions_are_the_models(files):
     places = predictor.model.pos_embed.numpy()[0, 1:].astype(float)
     one = places[1 * 4 + 2]
     other = places[3 * 4 + 0]
-    assert alike[1, 2, 3, 0] == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other))
+    assert alike[1, 2, 3, 0] == pytest.approx(
+        one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+    )
     assert positions(predictor) == positions(predictor)
     with pytest.raises(InputError, match="-block is for tables of relative positions"):
         positions(predictor, 0)
@@ -165,7 +192,8 @@ def test_positions_are_the_models(files):
     with pytest.raises(InputError, match="-block is 3, the model has 3 tables: give 0 to 2"):
         positions(predictor, 3)
     with pytest.raises(
-        InputError, match="ConvNeXt has no position embeddings and no table of relative positions; positions is for"
+        InputError,
+        match="ConvNeXt has no position embeddings and no table of relative positions; positions is for",
     ):
         positions(Predictor(files["convnext_tiny"]))
 
@@ -181,7 +209,9 @@ def test_places_in_the_plane_keep_groups_together_and_hang_on_the_seed():
     assert (near.argmin(1) // 12 == np.arange(24) // 12).all()
     with pytest.raises(InputError, match="found 4 images, expected 5 or more"):
         plane(features[:4])
-    with pytest.raises(InputError, match="umap-learn isn't installed; pip install umap-learn, or take -method tsne"):
+    with pytest.raises(
+        InputError, match="umap-learn isn't installed; pip install umap-learn, or take -method tsne"
+    ):
         plane(features, "umap")
 
 
@@ -195,7 +225,9 @@ def test_predictions_and_mistakes(files, photographs, monkeypatch):
     head = predictor.model.head
     logits = features @ head.weight.numpy() + head.bias.numpy()
     np.testing.assert_allclose(predictor.probabilities(logits), shares, atol=1e-6)
-    right = sum(predictor.classes[row.argmax()] == name for row, name in zip(shares, truth, strict=True))
+    right = sum(
+        predictor.classes[row.argmax()] == name for row, name in zip(shares, truth, strict=True)
+    )
     assert predictions(predictor, images, truth)[1] == f"{right} of 8 right"
     said = [predictor.classes[row.argmax()] for row in shares]
     drawn = []
@@ -204,9 +236,12 @@ def test_predictions_and_mistakes(files, photographs, monkeypatch):
     predictions(predictor, images, wrong, mistakes=True, most=2)
     [([panels], title)] = drawn
     certain = sorted(
-        (row.max() for row, one, name in zip(shares, said, wrong, strict=True) if one != name), reverse=True
+        (row.max() for row, one, name in zip(shares, said, wrong, strict=True) if one != name),
+        reverse=True,
     )
-    assert [panel.title.partition("(")[2][:3] for panel in panels] == [f"{share:.0%}" for share in certain[:2]]
+    assert [panel.title.partition("(")[2][:3] for panel in panels] == [
+        f"{share:.0%}" for share in certain[:2]
+    ]
     assert f"2 of {len(certain)} shown" in title
     assert {panel.frame for panel in panels} == {WRONG}
     assert all("\nit is " in panel.title for panel in panels)
@@ -214,7 +249,9 @@ def test_predictions_and_mistakes(files, photographs, monkeypatch):
         predictions(predictor, images, said, mistakes=True)
     with pytest.raises(InputError, match="-mistakes needs the true classes"):
         predictions(predictor, images, [None] * 8, mistakes=True)
-    with pytest.raises(InputError, match="the class 'bridges', which the model doesn't know; did you mean bridge"):
+    with pytest.raises(
+        InputError, match="the class 'bridges', which the model doesn't know; did you mean bridge"
+    ):
         predictions(predictor, images, ["bridges"] * 8)
     (photographs / "flower, red" / "9.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(RunError, match="9.png: "):

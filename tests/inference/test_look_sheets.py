@@ -1,4 +1,6 @@
-"""Pictures have room for their words, whatever shape the images have, whatever the names and their alphabet are."""
+"""Pictures have room for their words, whatever shape the images have, whatever the names and their
+alphabet are.
+"""
 
 import itertools
 
@@ -23,7 +25,9 @@ from training.pages.figures import shorten
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
     options = ["DATA.IMAGE_CHANNELS", "3"]
-    return Predictor(saved(tmp_path_factory.mktemp("model"), "vit_small_patch16_224", options=options))
+    return Predictor(
+        saved(tmp_path_factory.mktemp("model"), "vit_small_patch16_224", options=options)
+    )
 
 
 @pytest.fixture
@@ -53,7 +57,11 @@ def boxes(figure):
     return words, images
 
 
-SHAPES = {"landscape": [(60, 90)], "portrait": [(90, 60)], "mixed": [(60, 90), (900, 300), (100, 800), (100, 100)]}
+SHAPES = {
+    "landscape": [(60, 90)],
+    "portrait": [(90, 60)],
+    "mixed": [(60, 90), (900, 300), (100, 800), (100, 100)],
+}
 
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
@@ -62,13 +70,19 @@ def test_words_have_room_of_their_own(shapes, columns, figures):
     rows = []
     for height, width in shapes:
         image = np.zeros((height, width, 3), np.uint8)
-        rows.append([Panel("a_photograph.jpg\nflower (93%)", image), *[Panel("a head", image)] * (columns - 1)])
+        rows.append(
+            [
+                Panel("a_photograph.jpg\nflower (93%)", image),
+                *[Panel("a head", image)] * (columns - 1),
+            ]
+        )
     title = "vit_small_patch16_224: attention of the class and distillation tokens, block 11 (12 blocks, from 0)"
     sheet(rows, title, "attention, from 0 to the most in its panel (at least twice the mean)")
     _, images = boxes(figures[0])
     assert len(images) == columns * len(shapes) + 1
     for (height, width), own in zip(shapes, images[::columns], strict=False):
-        assert own.height / own.width == pytest.approx(height / width, rel=0.02)  # nothing is stretched
+        # nothing is stretched
+        assert own.height / own.width == pytest.approx(height / width, rel=0.02)
 
 
 def test_a_thin_image_is_enlarged_within_bounds():
@@ -100,15 +114,21 @@ def test_names_that_begin_alike_differ():
         "short", "x" * 24, "aaaaaaaaaaaa...left_wing",
     ]  # fmt: skip
     assert shorten("中" * 12) == "中" * 12
-    assert shorten("中" * 9 + "国" * 9) == "中" * 6 + "..." + "国" * 3  # each as wide as two letters
+    assert (
+        shorten("中" * 9 + "国" * 9) == "中" * 6 + "..." + "国" * 3
+    )  # each as wide as two letters
     assert shorten("new\nline") == "new\\nline"
 
 
 def test_many_long_classes_leave_the_plot_its_room(predictor, figures, monkeypatch):
-    classes = [f"{number:02} a very long name of a flower that goes on and on" for number in range(38)]
+    classes = [
+        f"{number:02} a very long name of a flower that goes on and on" for number in range(38)
+    ]
     places = np.random.default_rng(0).normal(size=(38, 2))
     monkeypatch.setattr(embeddings, "plane", lambda *_: places)
-    monkeypatch.setattr(embeddings, "pooled_features", lambda *_: (np.zeros((38, 16)), np.full((38, 2), 0.5)))
+    monkeypatch.setattr(
+        embeddings, "pooled_features", lambda *_: (np.zeros((38, 16)), np.full((38, 2), 0.5))
+    )
     embeddings.embeddings(predictor, ["a.jpg"] * 38, classes)
     [figure] = figures
     _, [plot] = boxes(figure)

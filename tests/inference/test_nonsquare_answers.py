@@ -32,7 +32,9 @@ WORDS = [*without(MODEL, "DATA.IMAGE_SIZE"), "DATA.IMAGE_SIZE", "48x32", "DATA.C
 
 
 def model_of(mode, file):
-    """A small ViT's configuration and weights, which tell what they are of; the classifier parts the images."""
+    """A small ViT's configuration and weights, which tell what they are of; the classifier parts
+    the images.
+    """
     paddle.seed(2)
     config = get_config(None, [*WORDS, mode])
     model = build_model(config)
@@ -47,7 +49,16 @@ def test_evaluated_asked_and_exported_it_answers_alike(tmp_path, mode):
     data = write_photographs(tmp_path / "data", 2)
     model, config = model_of(mode, tmp_path / "model.safetensors")
     model.eval()
-    options = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(data), "DATA.NUM_WORKERS", "0", "EVAL", "True"]
+    options = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(data),
+        "DATA.NUM_WORKERS",
+        "0",
+        "EVAL",
+        "True",
+    ]
     dataset = get_dataset(get_config(None, [*WORDS, mode, *options]), "val")
     [batch] = get_dataloader(get_config(None, [*WORDS, mode, *options]), dataset, "val")
     assert batch["pixels"].shape == [4, *SIZE, 3]
@@ -57,7 +68,9 @@ def test_evaluated_asked_and_exported_it_answers_alike(tmp_path, mode):
     predictor = Predictor(tmp_path / "model.safetensors")
     assert predictor.config.DATA.IMAGE_SIZE == SIZE
     files = [dataset.path(index) for index in range(4)]
-    np.testing.assert_array_equal(predictor.logits(np.stack([predictor.pixels(file) for file in files])), expected)
+    np.testing.assert_array_equal(
+        predictor.logits(np.stack([predictor.pixels(file) for file in files])), expected
+    )
     if mode == "squash":
         return
     write_export(config, model, tmp_path / "export", list(CLASSES))
@@ -68,7 +81,9 @@ def test_evaluated_asked_and_exported_it_answers_alike(tmp_path, mode):
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected), rtol=0)
     for tta in ("flip", "ten"):
         answers = list(predictor.stream(files, workers=0, tta=tta))
-        assert [one.classes for one in answers] == [one.classes for one in exported.stream(files, workers=0, tta=tta)]
+        assert [one.classes for one in answers] == [
+            one.classes for one in exported.stream(files, workers=0, tta=tta)
+        ]
     image = Image.open(files[0])
     found = open_runner(read_export(tmp_path / "export"), "preparation")(np.asarray(image)[None])
     prepared = normalize(paddle.to_tensor(EvalTransform(config)(image)[None])).numpy()

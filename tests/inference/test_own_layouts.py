@@ -1,4 +1,6 @@
-"""What trains on folders of classes alone is looked at, exported, checked and evaluated by the same data."""
+"""What trains on folders of classes alone is looked at, exported, checked and evaluated by the same
+data.
+"""
 
 import shutil
 import subprocess
@@ -50,7 +52,9 @@ def prepared(run, *options):
     train.transform = EvalTransform(config)
     train.erasing = None
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
-    images = [normalize(paddle.to_tensor(train[index][0][None])).numpy()[0] for index in range(len(train))]
+    images = [
+        normalize(paddle.to_tensor(train[index][0][None])).numpy()[0] for index in range(len(train))
+    ]
     return np.stack(images)
 
 
@@ -69,7 +73,9 @@ def test_int8_of_a_run_takes_the_runs_own_training_images(trained, tmp_path):
     assert same(calibrated(run, [("DATA.DATA_PATH", str(tmp_path / "moved"))]), expected)
     assert len(calibrated(run, [("DATA.VAL_SPLIT", "0.5")])) < 18
     # Another folder, which has a validation part: its training part.
-    write_images(tmp_path / "other", {"train/ant": 3, "train/bee": 2, "val/ant": 4, "val/bee": 4}, size=40)
+    write_images(
+        tmp_path / "other", {"train/ant": 3, "train/bee": 2, "val/ant": 4, "val/bee": 4}, size=40
+    )
     assert len(calibrated(run, [("DATA.DATA_PATH", str(tmp_path / "other"))])) == 5
     assert len(calibrated(run, [("DATA.DATASET", "digits")], 7)) == 7
 
@@ -77,7 +83,9 @@ def test_int8_of_a_run_takes_the_runs_own_training_images(trained, tmp_path):
 def test_weights_without_a_run_are_calibrated_on_folders_of_any_layout(trained, tmp_path):
     run, data = trained
     model = get_config(run / "config.yaml")
-    with pytest.raises(InputError, match="-precision int8 is calibrated on a training set: give its -data_path"):
+    with pytest.raises(
+        InputError, match="-precision int8 is calibrated on a training set: give its -data_path"
+    ):
         calibration_data(None, [])
     shutil.copytree(data, tmp_path / "bare")
     (tmp_path / "bare/bee/broken.png").unlink()
@@ -91,10 +99,21 @@ def test_weights_without_a_run_are_calibrated_on_folders_of_any_layout(trained, 
 def test_a_run_is_exported_as_int8_by_one_command(trained, tmp_path):
     pytest.importorskip("nncf", reason="requirements-export.txt isn't installed")
     run, _ = trained
-    command = [warm.python(), str(ROOT / "tools/export_model.py"), "-pretrained", run, "-output", tmp_path / "int8"]
+    command = [
+        warm.python(),
+        str(ROOT / "tools/export_model.py"),
+        "-pretrained",
+        run,
+        "-output",
+        tmp_path / "int8",
+    ]
     command += ["-format", "onnx", "-precision", "int8", "-least_agreement", "0"]
-    done = subprocess.run(list(map(str, command)), env=warm.environment(), capture_output=True, text=True, timeout=120)
-    assert (done.returncode, f"{tmp_path}/int8: onnx, int8" in done.stdout) == (0, True), done.stderr
+    done = subprocess.run(
+        list(map(str, command)), env=warm.environment(), capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, f"{tmp_path}/int8: onnx, int8" in done.stdout) == (0, True), (
+        done.stderr
+    )
 
 
 def test_the_tools_take_the_runs_configuration_and_its_data(trained, monkeypatch, capsys):
@@ -104,7 +123,10 @@ def test_the_tools_take_the_runs_configuration_and_its_data(trained, monkeypatch
     monkeypatch.setattr("sys.argv", ["check_dataset", f"-cfg={run}/config.yaml", "-workers=1"])
     check_dataset.main()
     screen = capsys.readouterr().out
-    assert "remark: training images that can't be read: 1" in screen or "validation images that can't be" in screen
+    assert (
+        "remark: training images that can't be read: 1" in screen
+        or "validation images that can't be" in screen
+    )
     assert "remark: hidden or system entries, skipped: 1, such as .ipynb_checkpoints" in screen
 
 
@@ -114,7 +136,9 @@ def test_an_evaluation_takes_the_runs_part_or_all_of_other_data(trained):
     try:
         evaluated = get_config(run / "config.yaml", ["EVAL", "True"])
         assert len(get_datasets(evaluated)[2]) == 24 - len(prepared(run))
-        everything = get_config(run / "config.yaml", ["EVAL", "True", "DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null"])
+        everything = get_config(
+            run / "config.yaml", ["EVAL", "True", "DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null"]
+        )
         assert len(get_datasets(everything)[2]) == 24
     finally:
         (data / "bee/broken.txt").rename(data / "bee/broken.png")

@@ -1,4 +1,6 @@
-"""A Predictor's answers are an evaluation's, whatever the weights' form; what can't be read is a line."""
+"""A Predictor's answers are an evaluation's, whatever the weights' form; what can't be read is a
+line.
+"""
 
 import io
 import json
@@ -45,15 +47,45 @@ def photographs(tmp_path_factory):
 def run(tmp_path_factory, photographs):
     """A run on them: its folder."""
     output = tmp_path_factory.mktemp("run")
-    options = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(photographs), "DATA.IMAGE_SIZE", "32"]
-    options += ["MODEL.NUM_CLASSES", "auto", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2"]
-    options += ["MODEL.NUM_HEADS", "2", "TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "DATA.BATCH_SIZE", "4"]
-    train([*options, "DATA.NUM_WORKERS", "0", "DATA.CROP_PCT", "0.9", "TRAIN.MODEL_EMA", "True"], output)
+    options = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(photographs),
+        "DATA.IMAGE_SIZE",
+        "32",
+    ]
+    options += [
+        "MODEL.NUM_CLASSES",
+        "auto",
+        "MODEL.PATCH_SIZE",
+        "8",
+        "MODEL.EMBED_DIM",
+        "16",
+        "MODEL.DEPTH",
+        "2",
+    ]
+    options += [
+        "MODEL.NUM_HEADS",
+        "2",
+        "TRAIN.NUM_EPOCHS",
+        "1",
+        "TRAIN.WARMUP_EPOCHS",
+        "0",
+        "DATA.BATCH_SIZE",
+        "4",
+    ]
+    train(
+        [*options, "DATA.NUM_WORKERS", "0", "DATA.CROP_PCT", "0.9", "TRAIN.MODEL_EMA", "True"],
+        output,
+    )
     return output
 
 
 def evaluated(run, photographs):
-    """(files, logits) of the validation set, computed as ``engine.evaluate`` computes them, 4 at a time."""
+    """(files, logits) of the validation set, computed as ``engine.evaluate`` computes them, 4 at a
+    time.
+    """
     options = ["EVAL", "True", "DATA.BATCH_SIZE_EVAL", "4", "DATA.DATA_PATH", str(photographs)]
     config, _, val = get_datasets(get_config(str(run / "config.yaml"), options))
     model = build_model(config)
@@ -61,7 +93,10 @@ def evaluated(run, photographs):
     model.eval()
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     with paddle.no_grad():
-        logits = [model(normalize(batch["pixels"])).numpy() for batch in get_dataloader(config, val, "val")]
+        logits = [
+            model(normalize(batch["pixels"])).numpy()
+            for batch in get_dataloader(config, val, "val")
+        ]
     return [val.path(index) for index in range(len(val))], np.concatenate(logits)
 
 
@@ -70,7 +105,10 @@ def evaluated(run, photographs):
 def test_answers_are_the_evaluations_to_the_bit(run, photographs, workers):
     files, logits = evaluated(run, photographs)
     predictor = Predictor(run, batch_size=4)
-    found = [predictor.logits(batch.pixels) for batch in predictor.batches(Pictures(predictor.config, files), workers)]
+    found = [
+        predictor.logits(batch.pixels)
+        for batch in predictor.batches(Pictures(predictor.config, files), workers)
+    ]
     assert (np.concatenate(found) == logits).all()
     answers = list(predictor.stream(files, top=2, workers=workers))
     assert [answer.name for answer in answers] == files
@@ -78,7 +116,9 @@ def test_answers_are_the_evaluations_to_the_bit(run, photographs, workers):
     expected /= expected.sum(1, keepdims=True)
     assert [answer.outputs[0] for answer in answers] == logits.argmax(1).tolist()
     assert {answer.classes[answer.outputs.index(1)] for answer in answers} == {"flower, red"}
-    np.testing.assert_allclose([answer.probabilities for answer in answers], -np.sort(-expected), rtol=1e-6)
+    np.testing.assert_allclose(
+        [answer.probabilities for answer in answers], -np.sort(-expected), rtol=1e-6
+    )
 
 
 @pytest.mark.smoke
@@ -86,22 +126,34 @@ def test_one_file_carries_all(run, tmp_path):
     shutil.copy(run / "checkpoints" / "last" / "ema.safetensors", tmp_path / "alone.safetensors")
     told = description_of(tmp_path / "alone.safetensors")
     assert told == description_of(run / "checkpoints" / "best")
-    assert (told.classes, told.values["DATA.CROP_PCT"], told.task) == (list(CLASSES), 0.9, "classification")
+    assert (told.classes, told.values["DATA.CROP_PCT"], told.task) == (
+        list(CLASSES),
+        0.9,
+        "classification",
+    )
     assert Predictor(tmp_path / "alone").classes == list(CLASSES)
-    assert not [value for value in told.values.values() if str(run) in str(value)]  # no path of this machine
+    # no path of this machine
+    assert not [value for value in told.values.values() if str(run) in str(value)]
 
 
 def test_an_earlier_releases_checkpoint_tells_the_same_by_its_state(run, tmp_path):
     told = description_of(run / "checkpoints" / "best")
     shutil.copytree(run / "checkpoints" / "best", tmp_path / "old")
-    save_file(load_file(tmp_path / "old" / "model.safetensors"), tmp_path / "old" / "model.safetensors")
+    save_file(
+        load_file(tmp_path / "old" / "model.safetensors"), tmp_path / "old" / "model.safetensors"
+    )
     assert description_of(tmp_path / "old") == told
 
 
 def test_timms_config_tells_of_timms_weights(tmp_path):
     config = get_config("vit_tiny_patch16_224", ["MODEL.NUM_CLASSES", "3", "DATA.IMAGE_SIZE", "32"])
     save_weights(build_model(config), tmp_path / "model.safetensors")
-    own = {"input_size": [3, 32, 32], "crop_pct": 0.95, "mean": [0.1, 0.2, 0.3], "interpolation": "bilinear"}
+    own = {
+        "input_size": [3, 32, 32],
+        "crop_pct": 0.95,
+        "mean": [0.1, 0.2, 0.3],
+        "interpolation": "bilinear",
+    }
     names = {"num_classes": 3, "label_names": ["a", "b", "c"]}
     stored = {"architecture": "vit_tiny_patch16_224", **names, "pretrained_cfg": own}
     (tmp_path / "config.json").write_text(json.dumps(stored))
@@ -111,10 +163,17 @@ def test_timms_config_tells_of_timms_weights(tmp_path):
     assert data.IMAGENET_MEAN == [0.1, 0.2, 0.3]
     assert predictor.classes == ["a", "b", "c"]
     (tmp_path / "config.json").unlink()
-    with pytest.raises(InputError, match=r"doesn't tell what model it is of; give its YAML file or name \(-cfg\)"):
+    with pytest.raises(
+        InputError, match=r"doesn't tell what model it is of; give its YAML file or name \(-cfg\)"
+    ):
         Predictor(tmp_path)
     with pytest.raises(InputError, match="found 2 names of classes, the model has 3 outputs"):
-        Predictor(tmp_path, "vit_tiny_patch16_224", ["MODEL.NUM_CLASSES=3", "DATA.IMAGE_SIZE=32"], ["x", "y"])
+        Predictor(
+            tmp_path,
+            "vit_tiny_patch16_224",
+            ["MODEL.NUM_CLASSES=3", "DATA.IMAGE_SIZE=32"],
+            ["x", "y"],
+        )
 
 
 def test_images_of_every_form_are_the_same_image(run):
@@ -129,7 +188,10 @@ def test_images_of_every_form_are_the_same_image(run):
     assert predictor.pixels(pixels).shape == (32, 32, 3)
     assert predictor([]) == []
     for wrong in (pixels / 255.0, pixels[None]):
-        with pytest.raises(RunError, match=r"image 0: found an array \[.*\] of .*, expected \[H, W\] or \[H, W, 3\]"):
+        with pytest.raises(
+            RunError,
+            match=r"image 0: found an array \[.*\] of .*, expected \[H, W\] or \[H, W, 3\]",
+        ):
             predictor([wrong])
 
 
@@ -151,14 +213,23 @@ def closed():
     [
         (cut_off, "image 0: can't be read as an image \\(OSError: image file is truncated"),
         (closed, "image 0: can't be read as an image \\(ValueError: Operation on closed image"),
-        (lambda: Image.new("La", (4, 4)), "image 0: can't be read as an image \\(ValueError: conversion from La"),
+        (
+            lambda: Image.new("La", (4, 4)),
+            "image 0: can't be read as an image \\(ValueError: conversion from La",
+        ),
         (lambda: Image.new("RGB", (0, 4)), "image 0: it has no pixels"),
         (lambda: np.zeros((4, 0, 3), np.uint8), "image 0: it has no pixels"),
         (lambda: np.zeros((0, 4), np.uint8), "image 0: it has no pixels"),
-        (lambda: None, "image 0: found an object of type NoneType, expected a path, the bytes of a file"),
+        (
+            lambda: None,
+            "image 0: found an object of type NoneType, expected a path, the bytes of a file",
+        ),
         (lambda: 3, "image 0: found an object of type int, expected a path"),
         (io.BytesIO, "image 0: found an object of type BytesIO, expected a path"),
-        (lambda: bytearray(b"GIF89a"), "image 0: found an object of type bytearray, expected a path"),
+        (
+            lambda: bytearray(b"GIF89a"),
+            "image 0: found an object of type bytearray, expected a path",
+        ),
     ],
 )
 def test_an_object_that_is_no_image_is_an_error_of_one_line(run, image, line):
@@ -176,10 +247,18 @@ def test_one_image_for_several_is_refused(run):
     """The letters of a path were taken for paths, and the rows of an array for grey images."""
     predictor = Predictor(run)
     pixels = np.zeros((8, 8, 3), np.uint8)
-    for one in ("a.jpg", Path("a.jpg"), b"GIF89a", Image.fromarray(pixels), pixels, pixels[:, :, 0]):
+    for one in (
+        "a.jpg",
+        Path("a.jpg"),
+        b"GIF89a",
+        Image.fromarray(pixels),
+        pixels,
+        pixels[:, :, 0],
+    ):
         for ask in (predictor, lambda images: list(predictor.stream(images))):
             with pytest.raises(
-                InputError, match=r"found one image .*, expected a list of images: predictor\(\[image\]\)"
+                InputError,
+                match=r"found one image .*, expected a list of images: predictor\(\[image\]\)",
             ):
                 ask(one)
     assert len(predictor(np.stack([pixels, pixels]))) == 2
@@ -229,11 +308,15 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
     assert predictor.prediction_of("x", shares[0], threshold=0.5).classes == list(CLASSES)
     assert predictor.prediction_of("x", shares[0], threshold=0.9).classes == list(CLASSES[:1])
     assert predictor.prediction_of("x", shares[0], threshold=0.99).classes == []
-    assert predictor.prediction_of("x", shares[0]).classes == list(CLASSES)  # no thresholds are known: 0.5
+    # no thresholds are known: 0.5
+    assert predictor.prediction_of("x", shares[0]).classes == list(CLASSES)
     told = describe(config, list(CLASSES), "multilabel", [0.96, 0.7])
     save_file(stored, tmp_path / "kept.safetensors", {METADATA: told.to_json()})
     kept = Predictor(tmp_path / "kept")
-    assert (kept.prediction_of("x", shares[0]).classes, kept.prediction_of("x", shares[0], threshold=0.9).outputs) == (
+    assert (
+        kept.prediction_of("x", shares[0]).classes,
+        kept.prediction_of("x", shares[0], threshold=0.9).outputs,
+    ) == (
         [CLASSES[1]],
         [0],
     )
@@ -244,12 +327,24 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d | {"task": "detection"}, "its task is 'detection', expected one of classification, multilabel"),
+        (
+            lambda d: d | {"task": "detection"},
+            "its task is 'detection', expected one of classification, multilabel",
+        ),
         (lambda d: d | {"classes": "ab"}, "its classes is 'ab', expected a list of names"),
-        (lambda d: d | {"classes": ["a\nb", "c"]}, r"its classes is ['a\nb', 'c'], expected a list of names that"),
-        (lambda d: d | {"values": {"MODEL.EMBED_DIMS": 3}}, "it has the key MODEL.EMBED_DIMS, which ViT doesn't take"),
+        (
+            lambda d: d | {"classes": ["a\nb", "c"]},
+            r"its classes is ['a\nb', 'c'], expected a list of names that",
+        ),
+        (
+            lambda d: d | {"values": {"MODEL.EMBED_DIMS": 3}},
+            "it has the key MODEL.EMBED_DIMS, which ViT doesn't take",
+        ),
         (lambda d: d | {"values": {"MODEL.NUM_HEADS": -1}}, "MODEL.NUM_HEADS is -1"),
-        (lambda d: d | {"thresholds": [0.5, 2.0]}, "its thresholds is [0.5, 2.0], expected a list of probabilities"),
+        (
+            lambda d: d | {"thresholds": [0.5, 2.0]},
+            "its thresholds is [0.5, 2.0], expected a list of probabilities",
+        ),
         (lambda d: d | {"thresholds": [0.5] * 3}, "tells 3 thresholds, the model has 2 outputs"),
         (lambda d: {"model": "x"}, "its task is missing"),
     ],
@@ -257,7 +352,11 @@ def test_outputs_of_many_labels_are_each_for_itself(run, tmp_path):
 def test_a_description_that_is_none_is_refused(run, tmp_path, change, message):
     file = tmp_path / "wrong.safetensors"
     told = json.loads(description_of(run / "checkpoints" / "best").to_json())
-    save_file(load_file(run / "checkpoints" / "best" / "model.safetensors"), file, {METADATA: json.dumps(change(told))})
+    save_file(
+        load_file(run / "checkpoints" / "best" / "model.safetensors"),
+        file,
+        {METADATA: json.dumps(change(told))},
+    )
     with pytest.raises(InputError) as caught:
         Predictor(file)
     assert message in str(caught.value)
@@ -270,7 +369,11 @@ def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
     files = sorted(map(str, photographs.glob("val/*/*")))
     write_export(predictor.config, predictor.model, tmp_path / "export", predictor.classes)
     exported = Predictor(tmp_path / "export")
-    assert (exported.model, exported.classes, exported.task) == (None, list(CLASSES), "classification")
+    assert (exported.model, exported.classes, exported.task) == (
+        None,
+        list(CLASSES),
+        "classification",
+    )
     assert exported.report == f"{tmp_path}/export: vit_base_patch16_224, paddle, float32"
     for own, theirs in zip(predictor(files), exported(files), strict=True):
         assert own.classes == theirs.classes
@@ -278,10 +381,15 @@ def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
     assert (exported.pixels(files[0]) == predictor.pixels(files[0])).all()
     with pytest.raises(InputError, match="an export, which tells its model itself; leave out -cfg"):
         Predictor(tmp_path / "export", "vit_tiny_patch16_224")
-    with pytest.raises(InputError, match=r"an export, made for DATA.CROP_PCT 0.9; leave DATA.CROP_PCT out, or export"):
+    with pytest.raises(
+        InputError,
+        match=r"an export, made for DATA.CROP_PCT 0.9; leave DATA.CROP_PCT out, or export",
+    ):
         Predictor(tmp_path / "export", options=["DATA.CROP_PCT=0.5"])
 
 
 def test_an_answer_without_finite_probabilities_is_none():
     said = "a.jpg: the weights give no finite logits for it"
-    assert Predictor._answer(None, "a.jpg", "", np.array([np.nan, 0.5]), 1, None) == Failure("a.jpg", said)
+    assert Predictor._answer(None, "a.jpg", "", np.array([np.nan, 0.5]), 1, None) == Failure(
+        "a.jpg", said
+    )

@@ -34,14 +34,20 @@ def prepared_by(*words):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("kernel", ["bicubic", "bilinear"])
-@pytest.mark.parametrize("mode", [["DATA.CROP_MODE", "squash"], ["DATA.CROP_PCT", "0.9"], ["DATA.CROP_PCT", "0.72"]])
+@pytest.mark.parametrize(
+    "mode", [["DATA.CROP_MODE", "squash"], ["DATA.CROP_PCT", "0.9"], ["DATA.CROP_PCT", "0.72"]]
+)
 def test_the_graphs_pixels_are_pillows(kernel, mode):
     config = prepared_by("DATA.INTERPOLATION", kernel, *mode)
     graph = Preparation(config)
     transform = EvalTransform(config)
     for crop, size in zip(crops(len(SIZES)), SIZES, strict=True):
         image = crop.resize(size)
-        found = graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
+        found = (
+            graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None]))
+            .numpy()[0]
+            .transpose(1, 2, 0)
+        )
         differs = np.abs(found - transform(image))
         assert differs.max() <= 2, size  # a half that is rounded the other way, in both passes
         assert differs.mean() < 0.05, size
@@ -51,18 +57,29 @@ def test_nearest_takes_pillows_pixels_but_at_edges():
     config = prepared_by("DATA.INTERPOLATION", "nearest")
     graph = Preparation(config)
     transform = EvalTransform(config)
-    for size in [(500, 375), (101, 77), (333, 217)]:  # Pillow sums up its steps, which misses 64 of 512
+    # Pillow sums up its steps, which misses 64 of 512
+    for size in [(500, 375), (101, 77), (333, 217)]:
         image = crops(1)[0].resize(size)
-        found = graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
+        found = (
+            graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None]))
+            .numpy()[0]
+            .transpose(1, 2, 0)
+        )
         assert (found == transform(image)).mean() > 0.98
 
 
 def test_several_images_of_one_size_are_normalised_as_the_model_takes_them():
-    config = prepared_by("DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.4", "DATA.IMAGENET_STD", "0.3")
+    config = prepared_by(
+        "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.4", "DATA.IMAGENET_STD", "0.3"
+    )
     images = [crop.convert("L").resize((90, 70)) for crop in crops(3)]
-    found = Preparation(config)(paddle.to_tensor(np.stack([np.asarray(image)[:, :, None] for image in images])))
+    found = Preparation(config)(
+        paddle.to_tensor(np.stack([np.asarray(image)[:, :, None] for image in images]))
+    )
     pixels = np.stack([EvalTransform(config)(image) for image in images])
-    expected = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(paddle.to_tensor(pixels)).numpy()
+    expected = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(
+        paddle.to_tensor(pixels)
+    ).numpy()
     assert np.abs(found.numpy() - expected).max() <= 2.01 / 255 / 0.3
     assert np.abs(found.numpy() - expected).mean() < 0.05 / 255 / 0.3
 
@@ -70,21 +87,39 @@ def test_several_images_of_one_size_are_normalised_as_the_model_takes_them():
 # --------------------------------------------------------- other toolkits
 
 
-@pytest.fixture(params=[["DATA.CROP_PCT", "0.8"], ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", "1.0"]])
+@pytest.fixture(
+    params=[["DATA.CROP_PCT", "0.8"], ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", "1.0"]]
+)
 def config(request):
-    words = ["DATA.INTERPOLATION", "bilinear", "DATA.IMAGENET_MEAN", "[0.1,0.2,0.3]", "MODEL.NUM_CLASSES", "3"]
+    words = [
+        "DATA.INTERPOLATION",
+        "bilinear",
+        "DATA.IMAGENET_MEAN",
+        "[0.1,0.2,0.3]",
+        "MODEL.NUM_CLASSES",
+        "3",
+    ]
     return prepared_by(*request.param, *words)
 
 
 def test_timms_config_tells_the_same_preparation(config, tmp_path):
     write_conventions(tmp_path, config, describe(config, ["cat", "dög", "#3"]), 768)
     told = read_config(tmp_path)
-    assert (told["architecture"], told["num_classes"], told["num_features"]) == (config.MODEL.NAME, 3, 768)
+    assert (told["architecture"], told["num_classes"], told["num_features"]) == (
+        config.MODEL.NAME,
+        3,
+        768,
+    )
     assert told["label_names"] == ["cat", "dög", "#3"]
     assert told["input_size"] == [3, 64, 64]
     (tmp_path / "model.safetensors").touch()
-    other = with_preprocessing(get_config(None, ["DATA.IMAGE_SIZE", "64", "MODEL.PRETRAINED", str(tmp_path)]))
+    other = with_preprocessing(
+        get_config(None, ["DATA.IMAGE_SIZE", "64", "MODEL.PRETRAINED", str(tmp_path)])
+    )
     image = crops(1)[0]
     assert (EvalTransform(other)(image) == EvalTransform(config)(image)).all()
-    assert (other.DATA.IMAGENET_MEAN, other.DATA.IMAGENET_STD) == (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    assert (other.DATA.IMAGENET_MEAN, other.DATA.IMAGENET_STD) == (
+        config.DATA.IMAGENET_MEAN,
+        config.DATA.IMAGENET_STD,
+    )
     assert (tmp_path / "labels.txt").read_text(encoding="utf-8") == "cat\ndög\n#3\n"

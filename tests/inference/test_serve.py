@@ -1,4 +1,6 @@
-"""What a server answers: a Predictor's own predictions, errors image by image, and one line where it refuses."""
+"""What a server answers: a Predictor's own predictions, errors image by image, and one line where
+it refuses.
+"""
 
 import base64
 import io
@@ -32,7 +34,13 @@ def png_of(width, height):
     """A PNG's head, that says so many pixels."""
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunk = b"IHDR" + head
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\0IDAT"
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + chunk
+        + struct.pack(">I", zlib.crc32(chunk))
+        + b"\0\0\0\0IDAT"
+    )
 
 
 @pytest.mark.smoke
@@ -49,13 +57,23 @@ def test_answers_are_a_predictors_to_the_bit(server, checkpoint, photographs):
             status, answer, _ = server.ask("POST", "/predict?top=2", body, headers)
             assert status == 200
             name = "a photograph.jpg" if way == "upload" else "image 0"
-            said = {"outputs": expected.outputs, "classes": expected.classes, "probabilities": expected.probabilities}
+            said = {
+                "outputs": expected.outputs,
+                "classes": expected.classes,
+                "probabilities": expected.probabilities,
+            }
             model = {"model": predictor.config.MODEL.NAME, "task": "classification"}
             assert answer == model | {"predictions": [{"name": name, **said}]}
 
 
-def test_images_of_a_request_are_answered_in_their_order_and_a_broken_one_by_itself(server, checkpoint, photographs):
-    files = [("a", "1.jpg", photographs[0]), ("a", "no.txt", b"text"), ("b", "cut.jpg", photographs[0][:4])]
+def test_images_of_a_request_are_answered_in_their_order_and_a_broken_one_by_itself(
+    server, checkpoint, photographs
+):
+    files = [
+        ("a", "1.jpg", photographs[0]),
+        ("a", "no.txt", b"text"),
+        ("b", "cut.jpg", photographs[0][:4]),
+    ]
     files.append(("a", "../../2.png", photographs[1]))
     status, answer, _ = server.ask("POST", "/predict", *form(*files))
     assert status == 200
@@ -75,7 +93,9 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
     assert answer["error"].startswith("image 0: it is of no known format")
     status, answer, _ = server.ask("POST", "/predict", *form(("a", "x", b"1"), ("a", "y", b"2")))
     assert status == 422
-    assert answer["error"].startswith("none of the 2 images can be read; x: it is of no known format")
+    assert answer["error"].startswith(
+        "none of the 2 images can be read; x: it is of no known format"
+    )
     assert [one["name"] for one in answer["predictions"]] == ["x", "y"]
     status, answer, _ = server.ask("POST", "/predict", png_of(10_000, 10_000), JPEG)
     assert status == 413
@@ -90,24 +110,78 @@ def test_where_no_image_can_be_read_the_status_says_so(server, photographs):
         ("/predict?top=0", b"x", JPEG, 422, "top: Input should be greater than or equal to 1"),
         ("/predict?threshold=nan", b"x", JPEG, 422, "threshold: Input should be"),
         ("/predict", b"", JPEG, 400, "the request holds no image"),
-        ("/predict", b"x", {"Content-Type": "text/plain"}, 415, "the Content-Type is text/plain, expected multipart/"),
-        ("/predict", b"x", {}, 415, "the Content-Type is missing, expected multipart/form-data, application/json or"),
-        ("/predict", b"x", JPEG | {"Content-Encoding": "gzip"}, 415, "the body is compressed (Content-Encoding)"),
+        (
+            "/predict",
+            b"x",
+            {"Content-Type": "text/plain"},
+            415,
+            "the Content-Type is text/plain, expected multipart/",
+        ),
+        (
+            "/predict",
+            b"x",
+            {},
+            415,
+            "the Content-Type is missing, expected multipart/form-data, application/json or",
+        ),
+        (
+            "/predict",
+            b"x",
+            JPEG | {"Content-Encoding": "gzip"},
+            415,
+            "the body is compressed (Content-Encoding)",
+        ),
         ("/predict", b"{", JSON, 400, "the JSON can't be taken: Invalid JSON: EOF while parsing"),
         ("/predict", b"{}", JSON, 400, "the JSON can't be taken: images: Field required"),
-        ("/predict", b'{"images": []}', JSON, 400, "the JSON can't be taken: images: List should have at least 1 item"),
+        (
+            "/predict",
+            b'{"images": []}',
+            JSON,
+            400,
+            "the JSON can't be taken: images: List should have at least 1 item",
+        ),
         ("/predict", b'{"images": [1]}', JSON, 400, "images.0: Input should be a valid string"),
-        ("/predict", b'{"images": ["a"], "top": 1}', JSON, 400, "top: Extra inputs are not permitted"),
+        (
+            "/predict",
+            b'{"images": ["a"], "top": 1}',
+            JSON,
+            400,
+            "top: Extra inputs are not permitted",
+        ),
         ("/predict", b'{"images": ["\xff"]}', JSON, 400, "the JSON can't be taken"),
         ("/predict", b'{"images": ["a-b"]}', JSON, 400, "image 0 isn't in base64"),
-        ("/predict", b'{"images": [%s"YQ=="]}' % (b'"YQ==",' * 8), JSON, 413, "9 images, at most 8 are taken"),
+        (
+            "/predict",
+            b'{"images": [%s"YQ=="]}' % (b'"YQ==",' * 8),
+            JSON,
+            413,
+            "9 images, at most 8 are taken",
+        ),
         ("/predict", b"[" * 1000, JSON, 413, "the JSON holds more than the 8 images"),
         ("/predict", *form(*[("a", "b", b"c")] * 9), 413, "9 images, at most 8 are taken"),
         ("/predict", *form(*[("a", "b", b"c")] * 20), 413, "more images than the 8 that are taken"),
         ("/predict", *form(), 400, "the request holds no image"),
-        ("/predict", b"x", {"Content-Type": "multipart/form-data"}, 400, "the form can't be read (Missing boundary"),
-        ("/predict", FORM[0].removesuffix(b"--\r\n"), FORM[1], 400, "the form ends before its last boundary"),
-        ("/predict", FORM[0][: len(FORM[0]) // 2], FORM[1], 400, "the form ends before its last boundary"),
+        (
+            "/predict",
+            b"x",
+            {"Content-Type": "multipart/form-data"},
+            400,
+            "the form can't be read (Missing boundary",
+        ),
+        (
+            "/predict",
+            FORM[0].removesuffix(b"--\r\n"),
+            FORM[1],
+            400,
+            "the form ends before its last boundary",
+        ),
+        (
+            "/predict",
+            FORM[0][: len(FORM[0]) // 2],
+            FORM[1],
+            400,
+            "the form ends before its last boundary",
+        ),
         (
             "/predict",
             FORM[0].replace(b"filename=", b"FileName*=UTF-8''"),
@@ -139,8 +213,12 @@ def test_too_much_is_refused_before_it_is_read(server):
     assert (status, headers["connection"]) == (413, "close")
     assert answer["error"] == "the request has 5242880 bytes, at most 4194304 are taken"
     chunks = (bytes(1 << 16) for _ in range(100))
-    status, answer, _ = server.ask("POST", "/predict", chunks, JPEG)  # chunked: its length isn't told
-    assert (status, answer["error"]) == (413, "the request has more bytes than that, at most 4194304 are taken")
+    # chunked: its length isn't told
+    status, answer, _ = server.ask("POST", "/predict", chunks, JPEG)
+    assert (status, answer["error"]) == (
+        413,
+        "the request has more bytes than that, at most 4194304 are taken",
+    )
 
 
 @pytest.mark.smoke
@@ -174,8 +252,14 @@ def test_paths_that_tell(server):
     status, page, _ = server.ask("GET", "/docs")
     assert status == 200
     assert b"POST /predict" in page
-    assert b"<td>?top=</td><td>classes per image; default: 5, multi-label: all</td><td>1 to 100000</td>" in page
-    assert b"<td>?threshold=</td><td>multi-label: least probability; default: trained</td><td>0 to 1</td>" in page
+    assert (
+        b"<td>?top=</td><td>classes per image; default: 5, multi-label: all</td><td>1 to 100000</td>"
+        in page
+    )
+    assert (
+        b"<td>?threshold=</td><td>multi-label: least probability; default: trained</td><td>0 to 1</td>"
+        in page
+    )
     assert b"<td>application/json</td><td>images</td>" in page
     assert b"None" not in page
     assert b"//" not in page.replace(b"http://127.0.0.1", b"")  # nothing from elsewhere
@@ -184,13 +268,15 @@ def test_paths_that_tell(server):
 
 
 def test_generators_of_clients_read_the_description(server):
-    """openapi-python-client 0.29.1 was run on it: these are what it needs. A path with several kinds of bodies needs
-    another parameter, or its module can't be imported.
+    """openapi-python-client 0.29.1 was run on it: these are what it needs. A path with several
+    kinds of bodies needs another parameter, or its module can't be imported.
     """
     described = server.ask("GET", "/openapi.json")[1]
     schemas = described["components"]["schemas"]
     said = {path: next(iter(methods.values())) for path, methods in described["paths"].items()}
-    assert {path: one["operationId"] for path, one in said.items()} == {path: path[1:] for path in said}
+    assert {path: one["operationId"] for path, one in said.items()} == {
+        path: path[1:] for path in said
+    }
     known = {"application/json", "application/octet-stream", "text/plain"}
     for one in said.values():
         assert known & one["responses"]["200"]["content"].keys()
@@ -204,17 +290,23 @@ def test_generators_of_clients_read_the_description(server):
         assert all(media.get("schema") for answer in answers for media in answer.values())
     assert schemas["Uploads"]["required"] == ["image"]
     assert described["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
-    assert not any("security" in one for one in said.values())  # this server has no token: test_serve_life.py
+    # this server has no token: test_serve_life.py
+    assert not any("security" in one for one in said.values())
 
 
 def test_a_map_is_also_plain_bytes(server, photographs):
     for accept, kind in (("image/png", "image/png"), ("*/*", "image/png"), (OCTETS, OCTETS)):
-        answer = server.ask("POST", "/attention", photographs[0], {"Content-Type": OCTETS, "Accept": accept})
+        answer = server.ask(
+            "POST", "/attention", photographs[0], {"Content-Type": OCTETS, "Accept": accept}
+        )
         assert (answer[0], answer[2]["content-type"], answer[1][:4]) == (200, kind, b"\x89PNG")
 
 
 def test_metrics_and_log_tell_of_each_request(server, photographs):
-    before = {name: server.metric(name) for name in ("paddle_vit_images_total", "paddle_vit_batch_images_sum")}
+    before = {
+        name: server.metric(name)
+        for name in ("paddle_vit_images_total", "paddle_vit_batch_images_sum")
+    }
     server.ask("POST", "/predict", *form(("a", "1", photographs[0]), ("a", "2", b"no")))
     assert server.metric("paddle_vit_images_total") == before["paddle_vit_images_total"] + 2
     assert server.metric("paddle_vit_batch_images_sum") == before["paddle_vit_batch_images_sum"] + 1
@@ -253,10 +345,19 @@ def test_a_fingerprint_tells_weights_classes_and_preparation(checkpoint, tmp_pat
 
 
 def told(checkpoint, **more):
-    return {"path": str(checkpoint), "cfg": None, "options": [], "classes": None, "batch_size": 4, "workers": 1} | more
+    return {
+        "path": str(checkpoint),
+        "cfg": None,
+        "options": [],
+        "classes": None,
+        "batch_size": 4,
+        "workers": 1,
+    } | more
 
 
-def test_outputs_are_named_by_a_file_and_workers_take_gpus_in_turn(checkpoint, tmp_path, photographs, monkeypatch):
+def test_outputs_are_named_by_a_file_and_workers_take_gpus_in_turn(
+    checkpoint, tmp_path, photographs, monkeypatch
+):
     names = tmp_path / "names"
     chosen = []
     names.write_text("one\ntwo\nthree\n")
@@ -281,9 +382,12 @@ def test_of_a_multilabel_model_classes_above_the_threshold_are_told(tmp_path, ph
     assert [answer["classes"] for answer in answers] == [[CLASSES[order[0]], CLASSES[order[1]]], []]
     assert pictures == [b"", b""]
     predictor.thresholds = [
-        float(share) + (-1e-9 if output == order[1] else 1e-9) for output, share in enumerate(shares)
+        float(share) + (-1e-9 if output == order[1] else 1e-9)
+        for output, share in enumerate(shares)
     ]
-    [answer], _ = answer_batch(predictor, [{"kind": "predict", "top": None, "threshold": None}], [pixels], [])
+    [answer], _ = answer_batch(
+        predictor, [{"kind": "predict", "top": None, "threshold": None}], [pixels], []
+    )
     assert answer["classes"] == [CLASSES[order[1]]]  # each class by its own
 
 
@@ -291,9 +395,14 @@ def test_a_models_own_failure_isnt_an_answer(checkpoint, photographs, monkeypatc
     predictor = load(told(checkpoint))
     asked = [{"kind": "predict", "top": 5, "threshold": 0.5}] * 2
     pixels = prepare(predictor, photographs[0])
-    monkeypatch.setattr(predictor, "logits", lambda pixels: np.full((len(pixels), 3), np.nan, np.float32))
+    monkeypatch.setattr(
+        predictor, "logits", lambda pixels: np.full((len(pixels), 3), np.nan, np.float32)
+    )
     answers, _ = answer_batch(predictor, asked, ["it is no image", pixels], [])
-    assert answers == [{"error": "it is no image"}, {"failed": "the model's outputs for it aren't finite"}]
+    assert answers == [
+        {"error": "it is no image"},
+        {"failed": "the model's outputs for it aren't finite"},
+    ]
     monkeypatch.setattr(predictor, "logits", lambda pixels: 1 / 0)
     answers, _ = answer_batch(predictor, asked, ["it is no image", pixels], [])
     assert answers == [{"error": "it is no image"}, {"failed": "the model failed"}]

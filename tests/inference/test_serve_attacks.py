@@ -1,4 +1,6 @@
-"""Clients that don't behave are refused or dropped, and others are answered meanwhile. All of it on this machine."""
+"""Clients that don't behave are refused or dropped, and others are answered meanwhile. All of it on
+this machine.
+"""
 
 import base64
 import contextlib
@@ -43,7 +45,10 @@ NO_REQUESTS = {
     "enormous chunk": (POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n", 400),
     "other transfer": (POST + b"Transfer-Encoding: gzip\r\n\r\n", 400),
     "compressed": (POST + b"Content-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc", 415),
-    "upgrade": (b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n" + HOST + b"\r\n", 200),
+    "upgrade": (
+        b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n" + HOST + b"\r\n",
+        200,
+    ),
     "TRACE": (b"TRACE / HTTP/1.1\r\n" + HOST + b"\r\n", 405),
     "up": (b"GET /../../../../etc/passwd HTTP/1.1\r\n" + HOST + b"\r\n", 404),
     "up, encoded": (b"GET /%2e%2e/%2e%2e/etc/passwd%00 HTTP/1.1\r\n" + HOST + b"\r\n", 404),
@@ -84,10 +89,17 @@ SLOW = (PART + b"\r\n\r\n" + b"a" * 20_000 + b"-" + b"ia" * 20_000 + b"\r\n") * 
 
 @pytest.mark.parametrize(
     ("count", "chunk", "status"),
-    [(257, b"1\r\nA\r\n", 422), (258, b"1\r\nA\r\n", 400), (4000, b"100\r\n" + b"A" * 256 + b"\r\n", 422)],
+    [
+        (257, b"1\r\nA\r\n", 422),
+        (258, b"1\r\nA\r\n", 400),
+        (4000, b"100\r\n" + b"A" * 256 + b"\r\n", 422),
+    ],
 )
 def test_a_body_comes_in_chunks_that_arent_too_small(server, count, chunk, status):
-    head = POST + b"Content-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    head = (
+        POST
+        + b"Content-Type: image/jpeg\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    )
     before = server.metric('paddle_vit_requests_total{path="other",status="400"}')
     found = server.raw(head + chunk * count + b"0\r\n\r\n")
     assert found.startswith(b"HTTP/1.1 %d " % status)
@@ -99,7 +111,10 @@ def test_a_body_comes_in_chunks_that_arent_too_small(server, count, chunk, statu
 
 def test_crumbs_after_a_refusal_end_the_connection_alone(server):
     """(The answer was begun: there can be no second one.)"""
-    head = POST + b"Content-Type: image/jpeg\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        POST
+        + b"Content-Type: image/jpeg\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     with socket.create_connection(("127.0.0.1", server.port), 5) as client:
         client.sendall(head)
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 415 ")
@@ -117,7 +132,11 @@ COSTLY = {
     "only an end": (b"--b--", FORM, 400),
     "no boundary in it": (b"no boundary", FORM, 400),
     "cut": (PART + b"\r\n", FORM, 400),
-    "long file name": (PART + b'; filename="' + b"a" * 100_000 + b'"\r\n\r\nx\r\n--b--\r\n', FORM, 400),
+    "long file name": (
+        PART + b'; filename="' + b"a" * 100_000 + b'"\r\n\r\nx\r\n--b--\r\n',
+        FORM,
+        400,
+    ),
     "bad file name": (PART + b'; filename="\0\xff/../<b>"\r\n\r\nx\r\n--b--\r\n', FORM, 422),
     "head in a file name": (PART + b'; filename="\r\nX: y"\r\n\r\nx\r\n--b--\r\n', FORM, 422),
     "many heads": (b"--b\r\n" + b"A: b\r\n" * 100_000, FORM, 400),
@@ -126,14 +145,26 @@ COSTLY = {
     "much after the end": (b"--b--\r\n" + b"-" * 4_000_000, FORM, 400),
     "long boundary": (b"x", {"Content-Type": "multipart/form-data; boundary=" + "b" * 1000}, 400),
     "foreign boundary": (b"x", {"Content-Type": "multipart/form-data; boundary=\xe9"}, 400),
-    "foreign charset": (b"x", {"Content-Type": "multipart/form-data; boundary=b; charset=rot13"}, 400),
-    "slow charset": (SLOW, {"Content-Type": "multipart/form-data; boundary=b; charset=punycode"}, 400),
+    "foreign charset": (
+        b"x",
+        {"Content-Type": "multipart/form-data; boundary=b; charset=rot13"},
+        400,
+    ),
+    "slow charset": (
+        SLOW,
+        {"Content-Type": "multipart/form-data; boundary=b; charset=punycode"},
+        400,
+    ),
     "nested lists": (b"[" * 4_000_000, JSON, 413),
     "nested objects": (b'{"images":' * 300_000, JSON, 413),
     "long number": (b'{"images": [' + b"9" * 4_000_000 + b"]}", JSON, 400),
     "long exponent": (b'{"images": [1e' + b"9" * 4_000_000 + b"]}", JSON, 400),
     "escapes": (b'{"images": ["' + b"\\u0000" * 600_000 + b'"]}', JSON, 400),
-    "much base64": (json.dumps({"images": [base64.b64encode(bytes(3_000_000)).decode()]}).encode(), JSON, 422),
+    "much base64": (
+        json.dumps({"images": [base64.b64encode(bytes(3_000_000)).decode()]}).encode(),
+        JSON,
+        422,
+    ),
     "only padding": (b'{"images": ["' + b"=" * 4_000_000 + b'"]}', JSON, 400),
 }
 
@@ -154,14 +185,17 @@ def asked_meanwhile(server, body, over):
     seconds = []
     while not over.is_set():
         started = time.monotonic()
-        assert server.ask("POST", "/predict", body, JPEG)[0] in (200, 429)  # (the crowd fills the queue)
+        # (the crowd fills the queue)
+        assert server.ask("POST", "/predict", body, JPEG)[0] in (200, 429)
         seconds.append(time.monotonic() - started)
     return seconds
 
 
 @contextlib.contextmanager
 def others_answered(server, photograph, shown):
-    """Measures a client that behaves, and the server's memory, alone and during what is done meanwhile."""
+    """Measures a client that behaves, and the server's memory, alone and during what is done
+    meanwhile.
+    """
     table = {}
 
     @contextlib.contextmanager
@@ -190,7 +224,8 @@ def others_answered(server, photograph, shown):
     for what, (p50, p99, peak) in table.items():
         line = f"{what:<28} p50 {1000 * p50:6.1f} ms, p99 {1000 * p99:6.1f} ms, {(peak - idle) >> 20:5} MiB more"
         shown.append(line)
-        # Two thousand images come first where as many are sent. Other work on the machine counts, too.
+        # Two thousand images come first where as many are sent. Other work on the machine counts,
+        # too.
         assert p99 < (20 if "image" in what else 5), "\n".join(shown)
         assert peak - idle < 512 << 20, line
 
@@ -206,7 +241,11 @@ def test_crowds_and_slow_clients_cost_others_little(checkpoint, photographs, tmp
             with contextlib.ExitStack() as open_ones:
                 clients = []
                 for _ in range(count):
-                    clients.append(open_ones.enter_context(socket.create_connection(("127.0.0.1", server.port), 60)))
+                    clients.append(
+                        open_ones.enter_context(
+                            socket.create_connection(("127.0.0.1", server.port), 60)
+                        )
+                    )
                     clients[-1].sendall(data)
                 return [read_all(client) for client in clients]
 
@@ -218,17 +257,25 @@ def test_crowds_and_slow_clients_cost_others_little(checkpoint, photographs, tmp
             slow = POST + b"Content-Type: image/jpeg\r\nContent-Length: 100\r\n\r\n"
             assert {answer[:12] for answer in crowd(slow + b"x", 500)} == {b"HTTP/1.1 408"}
         with during("2,000 at once, one image each"):
-            told = POST + b"Connection: close\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+            told = (
+                POST
+                + b"Connection: close\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n"
+            )
             found = crowd(told % len(photographs[0]) + photographs[0])
             assert {answer[:12] for answer in found} <= {b"HTTP/1.1 200", b"HTTP/1.1 429"}
         with during("large bodies"):
             body, headers = form(*[("a", "b", bytes(500_000))] * 60)
             with ThreadPoolExecutor(16) as many:
-                asked = [many.submit(server.ask, "POST", "/predict", body, headers, 120) for _ in range(48)]
+                asked = [
+                    many.submit(server.ask, "POST", "/predict", body, headers, 120)
+                    for _ in range(48)
+                ]
                 assert {one.result()[0] for one in asked} <= {422, 429}
         with during("a million form fields"), ThreadPoolExecutor(4) as many:
             fields = (PART + b"\r\n\r\n\r\n") * 500_000 + b"--b--\r\n"
-            asked = [many.submit(server.ask, "POST", "/predict", fields, FORM, 120) for _ in range(8)]
+            asked = [
+                many.submit(server.ask, "POST", "/predict", fields, FORM, 120) for _ in range(8)
+            ]
             assert {one.result()[0] for one in asked} <= {400, 429}
         assert "Traceback" not in server.text("err")
     print("\n".join(["", *lines]))
@@ -241,7 +288,10 @@ def test_twenty_thousand_requests_leave_memory_as_it_was(checkpoint, photographs
         sizes = []
         with ThreadPoolExecutor(8) as clients:
             for _ in range(20):
-                asked = [clients.submit(server.ask, "POST", "/predict", photographs[0], JPEG) for _ in range(1000)]
+                asked = [
+                    clients.submit(server.ask, "POST", "/predict", photographs[0], JPEG)
+                    for _ in range(1000)
+                ]
                 assert {one.result()[0] for one in asked} == {200}
                 sizes.append(server.memory())
     print("\nMiB after each thousand:", *(size >> 20 for size in sizes))

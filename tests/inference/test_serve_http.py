@@ -1,4 +1,6 @@
-"""HTTP as bytes: malformed requests end their connection, and unusual ones that are well formed are answered."""
+"""HTTP as bytes: malformed requests end their connection, and unusual ones that are well formed are
+answered.
+"""
 
 import json
 import time
@@ -15,7 +17,8 @@ MALFORMED = {
     "length and chunks": POST + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunks and length": POST + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
     "chunks in HTTP/1.0": b"POST /predict HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "chunked twice": POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "chunked twice": POST
+    + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     "chunked, chunked": POST + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
     "gzip, chunked": POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "xchunked": POST + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
@@ -92,7 +95,10 @@ TAKEN = {
     "another spelling": (POST + b"tRANSFER-eNCODING: Chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n", 422),
     "extension": (CHUNKED + b"3;a=b\r\nabc\r\n0\r\n\r\n", 422),
     "trailer": (CHUNKED + b"3\r\nabc\r\n0\r\nA: b\r\n\r\n", 422),
-    "upgrade to HTTP/2": (POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc", 422),
+    "upgrade to HTTP/2": (
+        POST + b"Connection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 3\r\n\r\nabc",
+        422,
+    ),
     "body of a GET": (GET + b"Content-Length: 3\r\n\r\nabc", 200),
     "bare LF in a body": (POST + b"Content-Length: 3\r\n\r\n\n\r ", 422),
 }
@@ -102,23 +108,34 @@ TAKEN = {
 def test_a_malformed_request_is_refused_and_its_connection_closed(server, case):
     started = time.monotonic()
     head, _, body = server.raw(MALFORMED[case], timeout=9).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\n")
+    assert head.startswith(
+        b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    )
     assert json.loads(body) == NO_REQUEST
     assert time.monotonic() - started < 9  # who is silent loses the connection later
 
 
-@pytest.mark.parametrize("case", ["bare LF in a head", "folded", "NUL", "17 KiB of heads", "folded trailer"])
+@pytest.mark.parametrize(
+    "case", ["bare LF in a head", "folded", "NUL", "17 KiB of heads", "folded trailer"]
+)
 def test_a_malformed_request_is_refused_however_it_comes(server, case):
     """(Byte by byte: each one is looked at once.)"""
     data = MALFORMED[case]
-    parts = [data[place : place + 1] for place in range(len(data))] if len(data) < 400 else [data[:9000], data[9000:]]
+    parts = (
+        [data[place : place + 1] for place in range(len(data))]
+        if len(data) < 400
+        else [data[:9000], data[9000:]]
+    )
     assert server.raw(*parts, timeout=9).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("case", TAKEN)
 def test_a_request_that_is_well_formed_is_taken(server, case):
     sent, status = TAKEN[case]
-    for parts in ([sent], [sent[place : place + 1] for place in range(len(sent))] if len(sent) < 400 else [sent]):
+    for parts in (
+        [sent],
+        [sent[place : place + 1] for place in range(len(sent))] if len(sent) < 400 else [sent],
+    ):
         found = server.raw(*parts, timeout=9, half=True)
         assert found.startswith(b"HTTP/1.1 %d " % status), found
         assert found.count(b"HTTP/1.1") == 1
@@ -138,7 +155,11 @@ def test_a_client_that_sends_nothing_more_gets_its_answers(server, photographs):
 
 def test_after_a_malformed_request_comes_nothing_of_the_same_connection(server):
     found = server.raw(GET + b"\r\n" + GET + b"A: b\n\r\n" + GET + b"\r\n")
-    assert (found.count(b"HTTP/1.1 200 "), found.count(b"HTTP/1.1 400 "), found.count(b"HTTP/1.1")) == (1, 1, 2)
+    assert (
+        found.count(b"HTTP/1.1 200 "),
+        found.count(b"HTTP/1.1 400 "),
+        found.count(b"HTTP/1.1"),
+    ) == (1, 1, 2)
 
 
 def test_head_is_answered_as_get_is(server):

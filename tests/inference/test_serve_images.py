@@ -1,4 +1,6 @@
-"""Images of every kind, and what only looks like some, are sent to a server: each is answered or refused in a line."""
+"""Images of every kind, and what only looks like some, are sent to a server: each is answered or
+refused in a line.
+"""
 
 import io
 import random
@@ -42,7 +44,9 @@ def kinds():
         "16 bits": encoded(Image.fromarray(wide), "PNG"),
         "palette": encoded(photograph.convert("P"), "PNG"),
         "alpha": encoded(photograph.convert("RGBA"), "PNG"),
-        "animated": encoded(photograph, "GIF", save_all=True, append_images=[grey.convert("RGB")] * 3),
+        "animated": encoded(
+            photograph, "GIF", save_all=True, append_images=[grey.convert("RGB")] * 3
+        ),
         "WebP": encoded(photograph, "WEBP"),
         "TIFF": encoded(photograph, "TIFF", compression="tiff_lzw"),
         "BMP": encoded(photograph, "BMP"),
@@ -69,14 +73,26 @@ def test_what_a_large_image_took_goes_back(checkpoint, tmp_path, path):
 
         def memory():
             text = Path(f"/proc/{worker}/status").read_text()
-            return [int(re.search(rf"{name}:\s*(\d+)", text)[1]) >> 10 for name in ("VmRSS", "VmHWM")]  # MiB
+            # MiB
+            return [
+                int(re.search(rf"{name}:\s*(\d+)", text)[1]) >> 10 for name in ("VmRSS", "VmHWM")
+            ]
 
         before = memory()[0]
-        for kind, side, how in (("PNG", 7000, {}), ("TIFF", 7000, {"compression": "tiff_lzw"}), ("WEBP", 5000, {})):
+        for kind, side, how in (
+            ("PNG", 7000, {}),
+            ("TIFF", 7000, {"compression": "tiff_lzw"}),
+            ("WEBP", 5000, {}),
+        ):
             image = encoded(Image.new("RGBA", (side, side)), kind, **how)
             assert server.ask("POST", path, image, {"Content-Type": "image/png"}, 60)[0] == 200
             now, peak = memory()
-            assert (now - before < 100, peak - before < 550) == (True, True), (kind, before, now, peak)
+            assert (now - before < 100, peak - before < 550) == (True, True), (
+                kind,
+                before,
+                now,
+                peak,
+            )
 
 
 def test_kinds_of_images_are_read_and_what_is_none_is_refused(open_server):
@@ -87,7 +103,9 @@ def test_kinds_of_images_are_read_and_what_is_none_is_refused(open_server):
         assert sum(answer["predictions"][0]["probabilities"]) == pytest.approx(1)
     for name, data in NONE.items():
         status, answer, _ = server.ask("POST", "/predict", *form(("image", name, data)))
-        found = "it is of no known format; this server takes GIF, JPEG, PNG, WebP, BMP, PPM, TIFF, NPY"
+        found = (
+            "it is of no known format; this server takes GIF, JPEG, PNG, WebP, BMP, PPM, TIFF, NPY"
+        )
         assert (status, answer["error"].removeprefix(f"{name}: ")) == (422, found)
 
 
@@ -96,16 +114,28 @@ def test_rare_formats_are_refused_before_a_worker_sees_them(server, photographs)
     files = kinds() | {"NPY": b"\x93NUMPY" + bytes(100)}
     for kind in (*RARE, "NPY"):
         line = f"its format is {kind}; this server takes GIF, JPEG, PNG, WebP (to take it: -formats {kind.lower()})"
-        status, answer, _ = server.ask("POST", "/predict", files[kind], {"Content-Type": "image/jpeg"})
+        status, answer, _ = server.ask(
+            "POST", "/predict", files[kind], {"Content-Type": "image/jpeg"}
+        )
         assert (status, answer["error"]) == (422, f"image 0: {line}")
         assert answer["predictions"] == [{"name": "image 0", "error": line}]
-        status, answer, _ = server.ask("POST", "/attention", files[kind], {"Content-Type": "image/jpeg"})
+        status, answer, _ = server.ask(
+            "POST", "/attention", files[kind], {"Content-Type": "image/jpeg"}
+        )
         assert (status, answer) == (422, {"error": f"image 0: {line}"})
     assert server.metric("paddle_vit_batch_images_sum") == before
-    uploads = [("a", "1", files["TIFF"]), ("a", "2", photographs[0]), ("a", "3", files["BMP"]), ("a", "4", b"no")]
+    uploads = [
+        ("a", "1", files["TIFF"]),
+        ("a", "2", photographs[0]),
+        ("a", "3", files["BMP"]),
+        ("a", "4", b"no"),
+    ]
     status, answer, _ = server.ask("POST", "/predict", *form(*uploads))
     found = [one.get("error", "").split(";")[0] for one in answer["predictions"]]
-    assert (status, found) == (200, ["its format is TIFF", "", "its format is BMP", "it is of no known format"])
+    assert (status, found) == (
+        200,
+        ["its format is TIFF", "", "its format is BMP", "it is of no known format"],
+    )
     assert server.metric("paddle_vit_batch_images_sum") == before + 1
     assert b"<span>GIF, JPEG, PNG, WebP</span>" in server.ask("GET", "/")[1]
 
@@ -121,7 +151,9 @@ def test_damaged_images_end_no_worker(open_server):
             damaged.append(data[: rng.randrange(len(data))])
             spoilt = bytearray(data)
             for _ in range(rng.choice((1, 10, 100))):
-                spoilt[rng.randrange(min(len(data), rng.choice((50, 1000, len(data)))))] = rng.randrange(256)
+                spoilt[rng.randrange(min(len(data), rng.choice((50, 1000, len(data)))))] = (
+                    rng.randrange(256)
+                )
             damaged.append(bytes(spoilt))
         for start in range(0, len(damaged), 8):
             files = [("image", name, one) for one in damaged[start : start + 8]]

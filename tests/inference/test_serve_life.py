@@ -1,4 +1,6 @@
-"""A server's life: it starts or says why not, answers what it took, replaces workers, ends with a status that tells."""
+"""A server's life: it starts or says why not, answers what it took, replaces workers, ends with a
+status that tells.
+"""
 
 import os
 import re
@@ -26,7 +28,13 @@ def started(folder, *words, **environment):
     """(status, stdout, stderr) of a server that doesn't come to be."""
     command = [sys.executable, str(ROOT / "tools" / "serve.py"), *map(str, words)]
     run = subprocess.run(
-        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     return run.returncode, run.stdout, run.stderr
 
@@ -40,11 +48,23 @@ def started(folder, *words, **environment):
         (["-max_queue=8"], "-max_queue is 8, expected 64 or more"),
         (["-max_request_mb=1000"], "-max_request_mb is 1000.0, expected more than 0, at most 128"),
         (["-timeout=nan"], "-timeout is nan, expected more than 0, at most 3600"),
-        (["-formats", "bmp", "jpeg2000"], "-formats has jpeg2000, expected any of bmp, npy, ppm, tiff"),
+        (
+            ["-formats", "bmp", "jpeg2000"],
+            "-formats has jpeg2000, expected any of bmp, npy, ppm, tiff",
+        ),
         (["-host=256.0.0.1"], "can't listen at 256.0.0.1, port 8000 ("),
-        (["-host=a..b"], "can't listen at a..b, port 8000 (this is no host's name); choose another -host or -port"),
-        (["-token_file="], ": can't be read as a token (FileNotFoundError: No such file or directory)"),
-        (["-token_file=none"], "none: can't be read as a token (FileNotFoundError: No such file or directory)"),
+        (
+            ["-host=a..b"],
+            "can't listen at a..b, port 8000 (this is no host's name); choose another -host or -port",
+        ),
+        (
+            ["-token_file="],
+            ": can't be read as a token (FileNotFoundError: No such file or directory)",
+        ),
+        (
+            ["-token_file=none"],
+            "none: can't be read as a token (FileNotFoundError: No such file or directory)",
+        ),
     ],
 )
 def test_what_cant_be_served_is_told_in_one_line(tmp_path, words, line):
@@ -116,20 +136,33 @@ def patient(checkpoint, tmp_path):
 def test_from_loading_to_the_drain(patient, photographs):
     bearing = JPEG | {"Authorization": f"Bearer {TOKEN}"}
     assert patient.ask("GET", "/health")[:2] == (200, {"status": "alive"})
-    assert patient.ask("GET", "/ready")[:2] == (503, {"status": "loading", "workers": 0, "waiting": 0})
+    assert patient.ask("GET", "/ready")[:2] == (
+        503,
+        {"status": "loading", "workers": 0, "waiting": 0},
+    )
     status, answer, headers = patient.ask("POST", "/predict", photographs[0], bearing)
-    assert (status, answer, headers["retry-after"]) == (503, {"error": "the model is being loaded"}, "2")
+    assert (status, answer, headers["retry-after"]) == (
+        503,
+        {"error": "the model is being loaded"},
+        "2",
+    )
     patient.ready()
 
     for wrong in ({}, {"Authorization": f"Basic {TOKEN}"}, {"Authorization": f"Bearer {TOKEN}x"}):
         for path in ("/predict", "/attention"):
             status, answer, headers = patient.ask("POST", path, photographs[0], JPEG | wrong)
             assert (status, headers["www-authenticate"]) == (401, "Bearer")
-            assert answer == {"error": "this server needs a token: send Authorization: Bearer TOKEN"}
+            assert answer == {
+                "error": "this server needs a token: send Authorization: Bearer TOKEN"
+            }
         assert patient.ask("GET", "/metrics", headers=wrong)[0] == 401
     assert patient.ask("GET", "/")[0] == 200
     described = patient.ask("GET", "/openapi.json")[1]
-    guarded = {path for path, methods in described["paths"].items() if "security" in next(iter(methods.values()))}
+    guarded = {
+        path
+        for path, methods in described["paths"].items()
+        if "security" in next(iter(methods.values()))
+    }
     assert guarded == {"/predict", "/attention", "/metrics"}
     assert described["paths"]["/predict"]["post"]["security"] == [{"token": []}]
     assert b"<td>Authorization</td><td>Bearer TOKEN</td>" in patient.ask("GET", "/docs")[1]
@@ -138,7 +171,8 @@ def test_from_loading_to_the_drain(patient, photographs):
 
     os.kill(patient.workers()[0], signal.SIGKILL)
     patient.said("a worker was killed by SIGKILL; another one starts, 0 images go to it", "err")
-    assert patient.ask("POST", "/predict", photographs[0], bearing)[0] == 200  # it waits for the other one
+    # it waits for the other one
+    assert patient.ask("POST", "/predict", photographs[0], bearing)[0] == 200
     [worker] = patient.workers()
     os.kill(worker, signal.SIGSTOP)
     with ThreadPoolExecutor(16) as clients:
@@ -168,7 +202,10 @@ def waiting(server):
 
 
 def test_connections_answer_at_once_and_leave_files_for_other_needs(monkeypatch):
-    with server._listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    with (
+        server._listening("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -183,7 +220,10 @@ def test_connections_that_cant_be_accepted_are_told_once_a_minute(capsys, monkey
     left = []
     monkeypatch.setattr(server.time, "monotonic", lambda: now[0])
     loop = SimpleNamespace(default_exception_handler=left.append)
-    failed = {"message": "socket.accept() out of system resource", "exception": OSError(24, "Too many open files")}
+    failed = {
+        "message": "socket.accept() out of system resource",
+        "exception": OSError(24, "Too many open files"),
+    }
     for now[0] in (1000.0, 1001.0, 1059.0, 1061.0):
         told(loop, failed)
     told(loop, other := {"message": "another"})
@@ -198,14 +238,18 @@ def test_who_is_slow_loses_the_connection_and_who_asks_keeps_it():
     def ticks(*states):
         aborted = []
         protocol = object.__new__(Protocol)
-        protocol.transport = SimpleNamespace(is_closing=lambda: False, abort=lambda: aborted.append(True))
+        protocol.transport = SimpleNamespace(
+            is_closing=lambda: False, abort=lambda: aborted.append(True)
+        )
         protocol.loop = SimpleNamespace(call_later=lambda *_: None)
         for protocol.cycle, paused in states:
             protocol.flow = SimpleNamespace(write_paused=paused)
             protocol._tick()
         return bool(aborted)
 
-    first, second, open_one = (SimpleNamespace(response_complete=done) for done in (True, True, False))
+    first, second, open_one = (
+        SimpleNamespace(response_complete=done) for done in (True, True, False)
+    )
     assert ticks((None, False))  # a silent one
     assert not ticks((first, False), (second, False))
     assert ticks((first, False), (first, False))  # the next head trickles in

@@ -1,4 +1,6 @@
-"""The page in a browser: an image is chosen, classes and a map are seen; what strangers named is text, never HTML."""
+"""The page in a browser: an image is chosen, classes and a map are seen; what strangers named is
+text, never HTML.
+"""
 
 import os
 from pathlib import Path
@@ -10,7 +12,9 @@ from support.servers import serving
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
 TEXT = "document.getElementById('{}').textContent"
 SHARES = "[...document.querySelectorAll('.fill')].map((bar) => parseFloat(bar.style.width))"
-NAMES = "[...document.querySelectorAll('#classes .row span:first-child')].map((one) => one.textContent)"
+NAMES = (
+    "[...document.querySelectorAll('#classes .row span:first-child')].map((one) => one.textContent)"
+)
 WIDER = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 
 
@@ -34,7 +38,9 @@ def pictured(browser, name):
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_a_picture_is_dropped_and_its_classes_and_map_are_seen(server, browser, photograph, photographs, width):
+def test_a_picture_is_dropped_and_its_classes_and_map_are_seen(
+    server, browser, photograph, photographs, width
+):
     browser.said.clear()
     browser.open(f"http://127.0.0.1:{server.port}/", width)
     pictured(browser, f"first-{width}")
@@ -43,7 +49,9 @@ def test_a_picture_is_dropped_and_its_classes_and_map_are_seen(server, browser, 
     headers = {"Content-Type": "image/jpeg"}
     [found] = server.ask("POST", "/predict", photographs[0], headers)[1]["predictions"]
     assert browser.value(NAMES) == found["classes"]
-    assert browser.value(SHARES) == pytest.approx([100 * share for share in found["probabilities"]], abs=1e-3)
+    assert browser.value(SHARES) == pytest.approx(
+        [100 * share for share in found["probabilities"]], abs=1e-3
+    )
     assert browser.value(TEXT.format("said")) == f"Most probable: {found['classes'][0]}"
     assert browser.value(TEXT.format("name")) == photograph.name
     pictured(browser, f"classes-{width}")
@@ -55,7 +63,8 @@ def test_a_picture_is_dropped_and_its_classes_and_map_are_seen(server, browser, 
     assert width == height  # (the photograph itself is wider)
     pictured(browser, f"map-{width}")
     assert not browser.value(WIDER)
-    assert browser.value("document.querySelectorAll('main img').length") == 1  # none of those that names spell
+    # none of those that names spell
+    assert browser.value("document.querySelectorAll('main img').length") == 1
     assert browser.said == []
 
 
@@ -94,7 +103,11 @@ def test_keys_reach_everything_and_all_has_a_name(server, browser, photograph):
     browser.wait("document.getElementById('map').getAttribute('aria-pressed') === 'true'")
     tree = browser.call("Accessibility.getFullAXTree")["nodes"]
     named = {"button", "link", "image", "textbox", "list"}
-    roles = [(node["role"]["value"], node.get("name", {}).get("value")) for node in tree if "role" in node]
+    roles = [
+        (node["role"]["value"], node.get("name", {}).get("value"))
+        for node in tree
+        if "role" in node
+    ]
     nameless = [role for role, name in roles if role in named and not name]
     assert nameless == []
 
@@ -102,7 +115,9 @@ def test_keys_reach_everything_and_all_has_a_name(server, browser, photograph):
 def test_the_page_asks_for_the_servers_token(server, browser, photograph):
     """(As it does after a 401: the server of this test has none.)"""
     browser.open(f"http://127.0.0.1:{server.port}/")
-    answer = """new Response('{"error": "a token"}', {status: how.headers.Authorization ? 500 : 401})"""
+    answer = (
+        """new Response('{"error": "a token"}', {status: how.headers.Authorization ? 500 : 401})"""
+    )
     browser.value(f"window.fetch = async (path, how) => {answer}")
     assert browser.value("document.getElementById('asks').hidden")
     browser.choose("#file", photograph)
@@ -110,13 +125,16 @@ def test_the_page_asks_for_the_servers_token(server, browser, photograph):
     assert browser.value(TEXT.format("said")) == f"{photograph.name}: a token"
 
 
-def test_a_picture_is_sent_again_until_the_model_is_loaded(checkpoint, browser, photograph, tmp_path):
+def test_a_picture_is_sent_again_until_the_model_is_loaded(
+    checkpoint, browser, photograph, tmp_path
+):
     with serving(checkpoint, folder=tmp_path) as server:
         browser.open(f"http://127.0.0.1:{server.port}/")
         browser.choose("#file", photograph)
         browser.wait(f"{TEXT.format('said')}.includes('is sent again')")
         assert (
-            browser.value(TEXT.format("said")) == f"{photograph.name} is sent again in 2 s: the model is being loaded"
+            browser.value(TEXT.format("said"))
+            == f"{photograph.name} is sent again in 2 s: the model is being loaded"
         )
         browser.wait("!document.getElementById('found').hidden", 60)
         assert browser.value(TEXT.format("said")).startswith("Most probable: ")

@@ -1,4 +1,6 @@
-"""Workers, as the server sees them: replaced when they end, and only by ones that loaded the same model."""
+"""Workers, as the server sees them: replaced when they end, and only by ones that loaded the same
+model.
+"""
 
 import asyncio
 import io
@@ -51,7 +53,9 @@ def test_a_worker_that_hangs_costs_a_timeout_and_is_replaced(checkpoint, photogr
 
 
 @pytest.mark.slow
-def test_workers_killed_under_load_lose_no_more_than_the_image_that_they_read(checkpoint, photographs, tmp_path):
+def test_workers_killed_under_load_lose_no_more_than_the_image_that_they_read(
+    checkpoint, photographs, tmp_path
+):
     with serving(checkpoint, "-workers=2", "-batch_size=4", folder=tmp_path) as server:
         wait_until(lambda: server.ready().ask("GET", "/ready")[1]["workers"] == 2)
         statuses = []
@@ -59,7 +63,9 @@ def test_workers_killed_under_load_lose_no_more_than_the_image_that_they_read(ch
 
         def ask():
             while not over.is_set():
-                statuses.append(server.ask("POST", "/predict", *form(*[("a", "b", photographs[0])] * 2))[0])
+                statuses.append(
+                    server.ask("POST", "/predict", *form(*[("a", "b", photographs[0])] * 2))[0]
+                )
 
         with ThreadPoolExecutor(8) as clients:
             asking = [clients.submit(ask) for _ in range(8)]
@@ -85,10 +91,12 @@ def test_a_run_is_the_checkpoint_that_was_its_best_as_the_server_started(tmp_pat
     (tmp_path / "checkpoints" / "best").symlink_to("epoch_1")
     (tmp_path / "file").symlink_to("other")
     first = str(tmp_path / "checkpoints" / "epoch_1")
-    assert [server._real_folder(str(path)) for path in (tmp_path, tmp_path / "checkpoints" / "best", first)] == [
-        first
-    ] * 3
-    assert server._real_folder(str(tmp_path / "file")) == str(tmp_path / "file")  # its neighbours tell what it is
+    assert [
+        server._real_folder(str(path))
+        for path in (tmp_path, tmp_path / "checkpoints" / "best", first)
+    ] == [first] * 3
+    # its neighbours tell what it is
+    assert server._real_folder(str(tmp_path / "file")) == str(tmp_path / "file")
 
 
 def test_a_worker_with_another_model_isnt_used(capsys):
@@ -107,7 +115,10 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         pool.metrics, pool.batcher, pool._deaths = Metrics(), Batcher(4, 0.0, 10), 0
         killed = []
         memory = Progress(Progress.create())
-        workers = [Worker(SimpleNamespace(kill=lambda: killed.append(1)), memory, None, None) for _ in range(4)]
+        workers = [
+            Worker(SimpleNamespace(kill=lambda: killed.append(1)), memory, None, None)
+            for _ in range(4)
+        ]
         pool.workers = list(workers)
         about = {"model": "vit", "task": "classification"}
         pool._heard(workers[0], {"loaded": about, "oriented": False, "warning": "", "sum": "a"}, [])
@@ -119,7 +130,9 @@ def test_a_worker_with_another_model_isnt_used(capsys):
         assert (len(killed), pool.about, pool._deaths, pool.ended.done()) == (2, about, 0, False)
         workers[0].ready = False
         pool._heard(workers[1], {"loaded": about, "oriented": False, "warning": "", "sum": "b"}, [])
-        with pytest.raises(RunError, match="model isn't what it was as the server started; start the server anew"):
+        with pytest.raises(
+            RunError, match="model isn't what it was as the server started; start the server anew"
+        ):
             await pool.ended
 
     asyncio.run(lives())
@@ -131,12 +144,16 @@ def test_a_worker_with_another_model_isnt_used(capsys):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_changed_ends_the_server_once_no_worker_has_the_first_one(checkpoint, tmp_path):
+def test_a_checkpoint_that_changed_ends_the_server_once_no_worker_has_the_first_one(
+    checkpoint, tmp_path
+):
     file = tmp_path / "own.safetensors"
     file.write_bytes(checkpoint.read_bytes())
     with serving(file, folder=tmp_path) as server:
         server.ready()
-        blocked = re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/{server.workers()[0]}/status").read_text())[1]
+        blocked = re.search(
+            r"SigBlk:\s*(\w+)", Path(f"/proc/{server.workers()[0]}/status").read_text()
+        )[1]
         assert all(int(blocked, 16) >> (number - 1) & 1 for number in STOPS)
         write_checkpoint(file, classes=("one", "two", "three"))
         os.kill(server.workers()[0], signal.SIGKILL)
@@ -149,9 +166,15 @@ def test_a_checkpoint_that_changed_ends_the_server_once_no_worker_has_the_first_
 def test_a_worker_whose_server_has_gone_ends(checkpoint, tmp_path):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        words = [sys.executable, str(ROOT / "inference" / "serve" / "compute.py"), str(theirs.fileno())]
+        words = [
+            sys.executable,
+            str(ROOT / "inference" / "serve" / "compute.py"),
+            str(theirs.fileno()),
+        ]
         words.append(json.dumps({"server": os.getpid() + 1}))
-        ran = subprocess.run(words, pass_fds=[theirs.fileno()], capture_output=True, timeout=60, check=False)
+        ran = subprocess.run(
+            words, pass_fds=[theirs.fileno()], capture_output=True, timeout=60, check=False
+        )
     assert (ran.returncode, ran.stderr) == (1, b"")
 
 
@@ -174,7 +197,11 @@ def test_a_busy_workers_next_batch_grows_until_half_of_the_one_before_is_compute
 def pool_of(**settings):
     """A Pool without processes."""
     pool = object.__new__(Pool)
-    pool.settings, pool.batcher, pool.metrics = Settings("model", **settings), Batcher(4, 0.0, 10), Metrics()
+    pool.settings, pool.batcher, pool.metrics = (
+        Settings("model", **settings),
+        Batcher(4, 0.0, 10),
+        Metrics(),
+    )
     pool.ended = asyncio.get_running_loop().create_future()
     pool._deaths = 0
     pool.workers = []
@@ -185,13 +212,17 @@ def images(count, kind="predict"):
     """The images of one request."""
     asked = {"kind": kind}
     loop = asyncio.get_running_loop()
-    return [Item(b"", asked, loop.create_future(), "1.2.3.4", kind != "predict") for _ in range(count)]
+    return [
+        Item(b"", asked, loop.create_future(), "1.2.3.4", kind != "predict") for _ in range(count)
+    ]
 
 
 def worker_with(**batches):
     """A worker that was given batches: computing=..., reading=..."""
     killed = []
-    worker = Worker(SimpleNamespace(kill=lambda: killed.append(1)), Progress(Progress.create()), None, None)
+    worker = Worker(
+        SimpleNamespace(kill=lambda: killed.append(1)), Progress(Progress.create()), None, None
+    )
     worker.killed = killed
     worker.pending = {number: (0.0, items) for number, items in enumerate(batches.values(), 1)}
     return worker
@@ -206,7 +237,10 @@ def lost(item):
     return found.value.status, str(found.value)
 
 
-ENDED = (500, "the process that worked on an image was killed by SIGSEGV; the image isn't tried again")
+ENDED = (
+    500,
+    "the process that worked on an image was killed by SIGSEGV; the image isn't tried again",
+)
 
 
 def test_an_image_that_ended_its_worker_as_it_was_read_is_given_up_with_its_request(capsys):
@@ -214,7 +248,9 @@ def test_an_image_that_ended_its_worker_as_it_was_read_is_given_up_with_its_requ
         pool, (guilty, sibling), others, computed = pool_of(), images(2), images(2), images(2)
         gone = images(1)
         gone[0].answer.cancel()
-        worker = worker_with(computing=computed, reading=[others[0], guilty, sibling, *gone, others[1]])
+        worker = worker_with(
+            computing=computed, reading=[others[0], guilty, sibling, *gone, others[1]]
+        )
         worker.progress.begin(COMPUTING, 1)
         worker.progress.begin(READING, 2, 1)
         pool._record_death(worker, -signal.SIGSEGV)
@@ -255,7 +291,8 @@ def test_images_that_were_computed_as_their_worker_ended_are_tried_once_more_alo
         pool._record_death(worker, -signal.SIGSEGV)
         assert lost(drawn) == ENDED
 
-        [received] = images(1)  # the process noted nothing yet: a lack of memory for what it is sent
+        # the process noted nothing yet: a lack of memory for what it is sent
+        [received] = images(1)
         for _ in range(2):
             pool._record_death(worker_with(received=[received]), -signal.SIGSEGV)
         assert lost(received) == ENDED
@@ -326,7 +363,9 @@ Image.open = open_hostile
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_clients_that_end_workers_cost_others_time_alone(checkpoint, photographs, tmp_path, count):
-    """64 clients, of which a few send images that end, stop or fill the log of the process that reads them."""
+    """64 clients, of which a few send images that end, stop or fill the log of the process that
+    reads them.
+    """
     (tmp_path / "sitecustomize.py").write_text(HOSTILE)
     file = io.BytesIO()
     Image.open(io.BytesIO(photographs[0])).convert("P").save(file, "GIF")
@@ -356,7 +395,9 @@ def test_clients_that_end_workers_cost_others_time_alone(checkpoint, photographs
             for one in asking:
                 one.result(300)
             answers = [attack.result(300) for attack in attacks]
-        line = "the process that worked on an image was killed by SIGKILL; the image isn't tried again"
+        line = (
+            "the process that worked on an image was killed by SIGKILL; the image isn't tried again"
+        )
         assert answers[:3] == [(500, {"error": line})] * 3
         assert answers[3] == (504, {"error": "reading an image took more than 24 s"})
         assert server.metric("paddle_vit_worker_restarts_total") == 4  # one for each
@@ -377,4 +418,7 @@ def test_workers_that_end_again_and_again_end_the_server(checkpoint, tmp_path):
             time.sleep(0.05)
         assert server.process.wait(5) == 1
         last = server.text("err").splitlines()[-1]
-    assert last == "error: 6 workers ended in a row, the last one was killed by SIGKILL; is memory short?"
+    assert (
+        last
+        == "error: 6 workers ended in a row, the last one was killed by SIGKILL; is memory short?"
+    )

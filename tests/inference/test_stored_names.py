@@ -37,8 +37,19 @@ def _few_are_many(monkeypatch):
 
 def write(folder, names=NAMES, values=None, index="csv"):
     """Writes features as tools/features.py does; returns their path."""
-    values = np.random.default_rng(0).normal(size=(len(names), 4)).astype("<f4") if values is None else values
-    made = {"checkpoint": "/run", "sha256": "0" * 64, "folder": "/home/me", "cfg": None, "options": [], "layer": None}
+    values = (
+        np.random.default_rng(0).normal(size=(len(names), 4)).astype("<f4")
+        if values is None
+        else values
+    )
+    made = {
+        "checkpoint": "/run",
+        "sha256": "0" * 64,
+        "folder": "/home/me",
+        "cfg": None,
+        "options": [],
+        "layer": None,
+    }
     made |= {"pool": "avg", "norm": False, "index": index, "shape": list(values.shape)}
     with open(folder / "x.npy", "wb") as file:
         made["offset"] = file.write(head_of_values(".npy", made["shape"]))
@@ -65,7 +76,13 @@ def test_names_are_those_of_the_index_and_are_read_once(tmp_path, monkeypatch, i
     assert len(told) == 1
     for names in (first, again):
         assert [names.name(row) for row in range(9)] == expected
-        for path, rows in (("a.jpg", {0, 8}), ("e.jpg", {4}), ("f.jpg", {5}), ("sub/b.jpg", {1}), ("b.jpg", set())):
+        for path, rows in (
+            ("a.jpg", {0, 8}),
+            ("e.jpg", {4}),
+            ("f.jpg", {5}),
+            ("sub/b.jpg", {1}),
+            ("b.jpg", set()),
+        ):
             assert names.rows_of(f"/home/me/{path}") == rows
         assert names.rows_of("/data/d.jpg") == {3}
         assert names.rows_of("/home/me/\udcff.jpg") == {6}
@@ -74,7 +91,11 @@ def test_names_are_those_of_the_index_and_are_read_once(tmp_path, monkeypatch, i
 def test_two_paths_of_one_checksum_are_told_apart(tmp_path, monkeypatch):
     monkeypatch.setattr(stored_names.zlib, "crc32", lambda text: 7)
     names = names_of(stored_features(write(tmp_path)))
-    assert [names.rows_of(f"/home/me/{name}") for name in ("a.jpg", "猫.jpg", "none.jpg")] == [{0, 8}, {7}, set()]
+    assert [names.rows_of(f"/home/me/{name}") for name in ("a.jpg", "猫.jpg", "none.jpg")] == [
+        {0, 8},
+        {7},
+        set(),
+    ]
 
 
 def test_few_names_leave_no_file(tmp_path, monkeypatch):
@@ -110,7 +131,9 @@ def test_an_index_that_was_changed_is_read_again(tmp_path, change):
     change(tmp_path)
     stored = stored_features(tmp_path / "x.npy")
     told = []
-    assert names_of(stored, told.append).name(8) == os.path.join(stored.made["folder"], list(stored.files())[8])
+    assert names_of(stored, told.append).name(8) == os.path.join(
+        stored.made["folder"], list(stored.files())[8]
+    )
     assert len(told) == 1
     assert (tmp_path / "x.names").read_bytes() != before
     names_of(stored, pytest.fail)
@@ -124,7 +147,10 @@ def test_a_folder_that_cannot_be_written_is_searched_as_well(tmp_path, monkeypat
     told = []
     names = names_of(stored_features(write(tmp_path)), told.append)
     assert names.rows_of("/home/me/a.jpg") == {0, 8}
-    assert told[1] == f"{tmp_path}/x.names isn't written (Permission denied); the next search reads all names again"
+    assert (
+        told[1]
+        == f"{tmp_path}/x.names isn't written (Permission denied); the next search reads all names again"
+    )
 
 
 def test_another_programs_file_is_not_replaced(tmp_path):
@@ -136,7 +162,9 @@ def test_another_programs_file_is_not_replaced(tmp_path):
         (b"", r"can't be read as names of stored features"),
     ):
         file.write_bytes(content)
-        with pytest.raises(InputError, match=f"^{file}: {message}.*; remove it, and it is made anew$"):
+        with pytest.raises(
+            InputError, match=f"^{file}: {message}.*; remove it, and it is made anew$"
+        ):
             names_of(stored)
         assert file.read_bytes() == content
     file.unlink()
@@ -174,13 +202,19 @@ def test_a_strangers_file_is_read_or_refused(tmp_path):
 
     assert attempted(whole) == ""
     for content, message in (
-        (whole[:-1], f"it has {len(whole) - 1} bytes, which aren't those of 9 names of {told['letters']} bytes"),
+        (
+            whole[:-1],
+            f"it has {len(whole) - 1} bytes, which aren't those of 9 names of {told['letters']} bytes",
+        ),
         (with_head(rows=8), "which aren't those of 8 names"),
         (with_head(rows=1 << 47, letters=1 << 47), "which aren't those of"),
         (with_head(rows=-1), "its rows is -1, expected a number of rows"),
         (with_head(letters="x"), "its letters is 'x', expected a number of bytes"),
         (head + b"\n" + b"\xff" * len(arrays), "the name of row 0 is at 0 to 18446744073709551615"),
-        (head + b"\n" + struct.pack("<9Q", 5, *8 * [3]) + arrays[72:], "the name of row 1 is at 5 to 3, of"),
+        (
+            head + b"\n" + struct.pack("<9Q", 5, *8 * [3]) + arrays[72:],
+            "the name of row 1 is at 5 to 3, of",
+        ),
         (whole[: len(head) + 1] + whole[len(head) + 1 :][::-1], "the name of row 0 is at"),
     ):
         assert message in attempted(content)
@@ -191,7 +225,11 @@ def test_a_strangers_file_is_read_or_refused(tmp_path):
         attempted(content)
 
     @a_share(6)
-    @given(st.dictionaries(st.sampled_from([*told]), st.integers(-2, 1 << 50) | st.none() | st.text(max_size=5)))
+    @given(
+        st.dictionaries(
+            st.sampled_from([*told]), st.integers(-2, 1 << 50) | st.none() | st.text(max_size=5)
+        )
+    )
     def any_head(changed):
         attempted(with_head(**changed))
 
@@ -228,7 +266,9 @@ def test_the_nearest_are_those_of_a_sort_ties_included(top):
         blocks = (values[first : first + size] for first in range(0, 400, size))
         found = nearest(values[5], blocks, top, left_out)
         assert [row for row, _ in found] == [row for row, _ in expected]
-        np.testing.assert_allclose([cosine for _, cosine in found], [cosine for _, cosine in expected], atol=1e-12)
+        np.testing.assert_allclose(
+            [cosine for _, cosine in found], [cosine for _, cosine in expected], atol=1e-12
+        )
     tied = [cosine for row, cosine in found if (values[row] == values[3]).all()]
     assert len(set(tied)) <= 1
 
@@ -254,13 +294,17 @@ def test_features_that_become_shorter_meanwhile_are_an_error(tmp_path):
     stored = stored_features(write(tmp_path))
     shutil.copy(tmp_path / "x.npy", tmp_path / "whole.npy")
     os.truncate(tmp_path / "x.npy", os.path.getsize(tmp_path / "x.npy") - 4)
-    with pytest.raises(InputError, match=r"x\.npy: it ends before its row 8; restore it, or make the features anew"):
+    with pytest.raises(
+        InputError, match=r"x\.npy: it ends before its row 8; restore it, or make the features anew"
+    ):
         list(stored.blocks())
 
 
 def test_a_file_name_that_is_no_text_is_an_error(tmp_path):
     stored = stored_features(write(tmp_path, index="jsonl"))
     lines = (tmp_path / "x.jsonl").read_text().splitlines()
-    (tmp_path / "x.jsonl").write_text("\n".join([json.dumps({"row": 0, "file": 5, "error": ""}), *lines[1:]]) + "\n")
+    (tmp_path / "x.jsonl").write_text(
+        "\n".join([json.dumps({"row": 0, "file": 5, "error": ""}), *lines[1:]]) + "\n"
+    )
     with pytest.raises(InputError, match=r"x\.jsonl: its row 0 has the file 5, expected a text"):
         names_of(stored)

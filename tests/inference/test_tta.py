@@ -14,7 +14,10 @@ PHOTOGRAPH = np.ascontiguousarray(load_sample_images().images[1][:260, :400])
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory):
-    return Predictor(photographs.write_weights(tmp_path_factory.mktemp("model") / "model.safetensors"), batch_size=3)
+    return Predictor(
+        photographs.write_weights(tmp_path_factory.mktemp("model") / "model.safetensors"),
+        batch_size=3,
+    )
 
 
 def crops():
@@ -51,6 +54,11 @@ def test_what_cant_be_read_stays_in_its_place(predictor, workers, tmp_path):
 
 def test_one_crop_isnt_five(tmp_path):
     options = ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", "1.0"]
-    predictor = Predictor(photographs.write_weights(tmp_path / "model.safetensors"), options=options)
-    with pytest.raises(InputError, match="an image that is squashed to the crop's size has one crop; take -tta flip"):
+    predictor = Predictor(
+        photographs.write_weights(tmp_path / "model.safetensors"), options=options
+    )
+    with pytest.raises(
+        InputError,
+        match="an image that is squashed to the crop's size has one crop; take -tta flip",
+    ):
         list(predictor.stream([PHOTOGRAPH], tta="five"))

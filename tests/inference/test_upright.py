@@ -1,4 +1,6 @@
-"""What a model sees of a photograph that EXIF turns is what is shown of it: on pages, sheets, maps and in reports."""
+"""What a model sees of a photograph that EXIF turns is what is shown of it: on pages, sheets, maps
+and in reports.
+"""
 
 import io
 import json
@@ -33,17 +35,23 @@ BOTH = pytest.mark.parametrize("oriented", [False, True])
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Weights of a model that sees photographs as they are stored, and of one that sees them turned."""
+    """Weights of a model that sees photographs as they are stored, and of one that sees them
+    turned.
+    """
     found = {}
     for oriented in (False, True):
         folder = tmp_path_factory.mktemp("model")
-        found[oriented] = saved(folder, MODEL, options=["DATA.EXIF_ORIENTATION", str(oriented), "DATA.CROP_PCT", "1.0"])
+        found[oriented] = saved(
+            folder, MODEL, options=["DATA.EXIF_ORIENTATION", str(oriented), "DATA.CROP_PCT", "1.0"]
+        )
     return found
 
 
 @pytest.fixture(scope="module")
 def photograph(tmp_path_factory):
-    """A photograph that is bright above and dark below, stored on its side: its left half is the bright one."""
+    """A photograph that is bright above and dark below, stored on its side: its left half is the
+    bright one.
+    """
     file = tmp_path_factory.mktemp("photographs") / "turned.jpg"
     pixels = np.zeros((64, 96, 3), np.uint8)
     pixels[:, :48] = 220
@@ -55,7 +63,9 @@ def photograph(tmp_path_factory):
 
 def is_upright(picture):
     """Whether a picture is bright above; one on its side is bright on its left."""
-    grey = np.asarray(Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else picture, float)
+    grey = np.asarray(
+        Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else picture, float
+    )
     grey = grey.mean(2) if grey.ndim == 3 else grey
     rows, columns = (side // 2 for side in grey.shape)
     down = grey[:rows].mean() - grey[rows:].mean()
@@ -89,13 +99,26 @@ def test_a_grid_of_neighbours_is_of_what_the_model_saw(files, photograph, tmp_pa
 
     def run(tool, *words):
         command = [warm.python(), str(ROOT / "tools" / tool), *map(str, words)]
-        how = {"cwd": tmp_path, "env": warm.environment(), "capture_output": True, "text": True, "timeout": 120}
+        how = {
+            "cwd": tmp_path,
+            "env": warm.environment(),
+            "capture_output": True,
+            "text": True,
+            "timeout": 120,
+        }
         done = subprocess.run(command, **how)
         assert done.returncode == 0, done.stderr
 
     run("features.py", files[oriented], photograph, "-output=f.npy")
     run("search.py", photograph, "f.npy", "-grid=stored.png")
-    run("search.py", photograph, photograph.parent, "-checkpoint", files[oriented], "-grid=folder.png")
+    run(
+        "search.py",
+        photograph,
+        photograph.parent,
+        "-checkpoint",
+        files[oriented],
+        "-grid=folder.png",
+    )
     for name in ("stored.png", "folder.png"):
         assert is_upright(query(tmp_path / name)) is oriented
     made = json.loads((tmp_path / "f.json").read_text())
@@ -109,12 +132,24 @@ def test_reports_and_calibration_are_of_what_the_model_sees(files, photograph, t
     for path in ("train/a", "train/b", "val/a", "val/b"):
         (tmp_path / path).mkdir(parents=True)
         (tmp_path / path / "turned.jpg").write_bytes(photograph.read_bytes())
-    options = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path), "MODEL.NUM_CLASSES", "auto"]
+    options = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(tmp_path),
+        "MODEL.NUM_CLASSES",
+        "auto",
+    ]
     config = get_config(None, [*options, "DATA.EXIF_ORIENTATION", str(oriented)])
     _, _, val = get_datasets(config)
     assert is_upright(_picture(val, 0)[0]) is oriented
     checked = check_dataset.check_images(config, workers=1)
-    assert is_upright(_tile(checked, 0)[12:100, 30:82] if oriented else _tile(checked, 0)[30:82, 12:100]) is oriented
+    assert (
+        is_upright(
+            _tile(checked, 0)[12:100, 30:82] if oriented else _tile(checked, 0)[30:82, 12:100]
+        )
+        is oriented
+    )
     model = Predictor(files[oriented]).config
     [image] = training_images(model, ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path)], 1)
     assert is_upright(127 + 100 * image.transpose(1, 2, 0)) is oriented
@@ -140,7 +175,10 @@ def test_the_page_shows_the_picture_as_the_model_sees_it(files, photograph, tmp_
         headers = {"Content-Type": "image/jpeg"}
         told = server.ask("POST", "/predict", photograph.read_bytes(), headers)
         assert told[2]["x-exif-orientation"] == str(oriented).lower()
-        assert is_upright(server.ask("POST", "/attention", photograph.read_bytes(), headers)[1]) is oriented
+        assert (
+            is_upright(server.ask("POST", "/attention", photograph.read_bytes(), headers)[1])
+            is oriented
+        )
         with browsing() as browser:
             browser.open(f"http://127.0.0.1:{server.port}/", 600)
             browser.choose("#file", photograph)
@@ -153,7 +191,11 @@ def test_the_page_shows_the_picture_as_the_model_sees_it(files, photograph, tmp_
             browser.picture(tmp_path / "page.png")
             assert browser.said == []
         left, top, width, height = map(round, box)
-        seen = Image.open(tmp_path / "page.png").convert("L").crop((left, top, left + width, top + height))
+        seen = (
+            Image.open(tmp_path / "page.png")
+            .convert("L")
+            .crop((left, top, left + width, top + height))
+        )
         side = min(seen.size) // 3
         middle = seen.width // 2, seen.height // 2
         shown = seen.crop((middle[0] - side, middle[1] - side, middle[0] + side, middle[1] + side))

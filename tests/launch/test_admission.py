@@ -99,14 +99,18 @@ def test_silent_slow_and_many_strangers_hold_up_nobody(door):
 
 def _serve_with_few_files(listener):
     files = listener.fileno() + 12
-    os.closerange(listener.fileno() + 1, files)  # what the worker of the tests had open would count, too
+    # what the worker of the tests had open would count, too
+    os.closerange(listener.fileno() + 1, files)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     Door(listener, SECRET, "2 ranks", 2, "rank").receive_all(20.0)
     time.sleep(5)  # what it told is heard
 
 
 def test_few_files_are_enough():
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener, contextlib.ExitStack() as strangers:
+    with (
+        socket.create_server(("127.0.0.1", 0), backlog=1024) as listener,
+        contextlib.ExitStack() as strangers,
+    ):
         process = multiprocessing.get_context("fork").Process(
             target=_serve_with_few_files, args=(listener,), daemon=True
         )
@@ -121,7 +125,10 @@ def test_few_files_are_enough():
 def test_a_byte_now_and_then_is_no_way_to_stay(door, monkeypatch):
     monkeypatch.setattr(admission, "PATIENCE", 0.5)
     _, address, _ = door()
-    with socket.create_connection(address, 5) as slow, pytest.raises(OSError, match="Broken pipe|reset"):
+    with (
+        socket.create_connection(address, 5) as slow,
+        pytest.raises(OSError, match="Broken pipe|reset"),
+    ):
         for byte in HELLO:
             slow.sendall(bytes([byte]))
             time.sleep(0.1)
@@ -161,7 +168,9 @@ def test_a_rank_needs_the_secret_the_party_and_a_number_of_it(door):
 
 
 def test_nobody_but_a_rank_of_this_job_can_end_it(door):
-    """By saying that it can't start: neither a stranger, nor a rank of another job with the same secret."""
+    """By saying that it can't start: neither a stranger, nor a rank of another job with the same
+    secret.
+    """
     found, address, _ = door()
     for refusal in ("no", "x" * 10_000):
         assert come(address, -1, key=b"another", refusal=refusal) == (None, "secret")
@@ -193,7 +202,9 @@ def test_what_was_heard_before_proves_nothing(door):
         nonces = bytes.fromhex("ab" * 32), bytes.fromhex("cd" * 32)  # of the meeting that it heard
         theirs, ours = socket.socketpair()
         with theirs, ours:
-            channel.Channel(theirs, channel.key(SECRET, *nonces), host=False).send(json.dumps(GREETING))
+            channel.Channel(theirs, channel.key(SECRET, *nonces), host=False).send(
+                json.dumps(GREETING)
+            )
             heard = ours.recv(4096)
         assert len(heard) == len(REPLAYED)
         stranger.sendall(heard)
@@ -219,7 +230,15 @@ def test_lines_are_taken_once_in_order_and_in_one_direction():
             guest.send(word)
         heard = host.socket.recv(4096)
         one, two, three = heard.splitlines(keepends=True)
-        for wrong in (two, one + one, one + three, heard[1:], heard.replace(b" a", b" A"), b"\n", b"x" * 200_000):
+        for wrong in (
+            two,
+            one + one,
+            one + three,
+            heard[1:],
+            heard.replace(b" a", b" A"),
+            b"\n",
+            b"x" * 200_000,
+        ):
             fresh = channel.Channel(host.socket, host.key, host=True)
             guest.socket.sendall(wrong)
             with pytest.raises(channel.Forged):

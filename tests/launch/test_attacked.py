@@ -26,7 +26,8 @@ SPAWN = multiprocessing.get_context("spawn")
 class Targets:
     """The ports of ``pids``, two watchers, and of their ranks.
 
-    Paddle's store is left out while Paddle starts: it answers anybody then (docs/reliability.md, The network).
+    Paddle's store is left out while Paddle starts: it answers anybody then (docs/reliability.md,
+    The network).
     """
 
     def __init__(self, pids, log):
@@ -49,7 +50,9 @@ def _children(pid):
 
 
 def run(folder, attacked=False):
-    """Trains on two ranks, the second after a thousand strangers; returns what the attacker did, and the output."""
+    """Trains on two ranks, the second after a thousand strangers; returns what the attacker did,
+    and the output.
+    """
     folder.mkdir()
     [port] = free_ports(1)
     first = torchrun(folder, 0, port, *FLAGS)
@@ -59,7 +62,9 @@ def run(folder, attacked=False):
     attacker = None
     if attacked:
         targets = Targets([first[0].pid], folder / "run" / "log.txt")
-        attacker = SPAWN.Process(target=port_attackers.attack, args=(targets, ended, done), daemon=True)
+        attacker = SPAWN.Process(
+            target=port_attackers.attack, args=(targets, ended, done), daemon=True
+        )
         attacker.start()
         until = time.monotonic() + 30
         while done[2] < 1000 and time.monotonic() < until:

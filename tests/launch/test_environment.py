@@ -13,14 +13,35 @@ from errors import InputError
 from launch import environment, gpus, secret
 from launch.environment import expand_counts, expand_hosts, is_launched
 
-LAUNCHERS = ("PADDLE_", "SLURM_", "MASTER_", "NODE_RANK", "NNODES", "RANK", "WORLD_SIZE", "LOCAL_", "FLAGS_selected")
+LAUNCHERS = (
+    "PADDLE_",
+    "SLURM_",
+    "MASTER_",
+    "NODE_RANK",
+    "NNODES",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_",
+    "FLAGS_selected",
+)
 LAUNCHERS += ("OMPI_", "MV2_", "PMI_", "MPI_LOCAL", "PMIX_", "PALS_", "ALPS_", "FLUX_", "JSM_")
-LAUNCHERS += ("TORCHELASTIC", "CUDA_VISIBLE", "GLOO_", "NCCL_SOCKET", "NPROC_PER", "MASTER", "HOST", "INIT_TIMEOUT")
+LAUNCHERS += (
+    "TORCHELASTIC",
+    "CUDA_VISIBLE",
+    "GLOO_",
+    "NCCL_SOCKET",
+    "NPROC_PER",
+    "MASTER",
+    "HOST",
+    "INIT_TIMEOUT",
+)
 
 
 @pytest.fixture
 def variables(monkeypatch):
-    """``os.environ`` without a launcher's variables, but for those that the test sets; it is restored afterwards."""
+    """``os.environ`` without a launcher's variables, but for those that the test sets; it is
+    restored afterwards.
+    """
     monkeypatch.setattr(os, "environ", os.environ.copy())
     for name in [name for name in os.environ if name.startswith(LAUNCHERS) and name != secret.FILE]:
         del os.environ[name]
@@ -29,12 +50,28 @@ def variables(monkeypatch):
 
 def told():
     """What ``is_launched`` set."""
-    found = {name.removeprefix("PADDLE_"): value for name, value in os.environ.items() if name.startswith("PADDLE_")}
+    found = {
+        name.removeprefix("PADDLE_"): value
+        for name, value in os.environ.items()
+        if name.startswith("PADDLE_")
+    }
     return {name: value for name, value in found.items() if name != "VIT_SECRET_FILE"}
 
 
-TORCHRUN = {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": 29500}
-SLURM = {"SLURM_JOB_ID": 1234567, "SLURM_STEP_ID": 0, "SLURM_PROCID": 5, "SLURM_NTASKS": 7, "SLURM_LOCALID": 1}
+TORCHRUN = {
+    "RANK": 3,
+    "WORLD_SIZE": 4,
+    "LOCAL_RANK": 1,
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": 29500,
+}
+SLURM = {
+    "SLURM_JOB_ID": 1234567,
+    "SLURM_STEP_ID": 0,
+    "SLURM_PROCID": 5,
+    "SLURM_NTASKS": 7,
+    "SLURM_LOCALID": 1,
+}
 SLURM |= {"SLURM_NODELIST": "node[09-10]", "SLURM_TASKS_PER_NODE": "4,3"}
 
 
@@ -98,7 +135,8 @@ def test_slurms_environment_as_paddles(variables):
         ({"MASTER_PORT": 29500, "MASTER_ADDR": "ib-node09"}, {"MASTER": "ib-node09:29500"}),
         ({"SLURM_JOB_ID": 40000}, {"MASTER": "node09:20000"}),
         ({"SLURM_JOB_ID": 49999}, {"MASTER": "node09:29999"}),
-        ({"SLURM_NODEID": 0, "SLURM_LOCALID": 2}, {"LOCAL_RANK": "2", "LOCAL_SIZE": "4"}),  # --distribution=cyclic
+        # --distribution=cyclic
+        ({"SLURM_NODEID": 0, "SLURM_LOCALID": 2}, {"LOCAL_RANK": "2", "LOCAL_SIZE": "4"}),
         ({"SLURM_TASKS_PER_NODE": "", "SLURM_NTASKS_PER_NODE": 4}, {"LOCAL_SIZE": "3"}),
         # the step takes a part of the job
         ({"SLURM_STEP_NODELIST": "node10", "SLURM_STEP_NUM_TASKS": 6, "SLURM_STEP_TASKS_PER_NODE": "6"},
@@ -118,7 +156,8 @@ def test_what_else_slurm_may_say(variables, changed, expected):
     [
         {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_STEP_ID": ""},  # sbatch's own shell
         {"SLURM_PROCID": "", "SLURM_LOCALID": "", "SLURM_STEP_ID": ""},  # salloc's
-        {"SLURM_PROCID": 0, "SLURM_STEP_ID": 4294967290, "SLURM_STEP_NUM_TASKS": 1},  # its interactive step
+        # its interactive step
+        {"SLURM_PROCID": 0, "SLURM_STEP_ID": 4294967290, "SLURM_STEP_NUM_TASKS": 1},
         {"SLURM_PROCID": 0, "SLURM_NTASKS": 1},
     ],
 )
@@ -127,7 +166,9 @@ def test_a_shell_under_slurm_is_no_task_of_srun(variables, capfd, changed):
     assert not is_launched()
     assert not told()
     note = "note: SLURM gave this job 7 tasks, but srun didn't start this process (no SLURM_STEP_ID): it runs on this"
-    assert capfd.readouterr().err.startswith("" if changed.get("SLURM_STEP_ID", 0) or len(changed) == 2 else note)
+    assert capfd.readouterr().err.startswith(
+        "" if changed.get("SLURM_STEP_ID", 0) or len(changed) == 2 else note
+    )
 
 
 def mpi(names, rank, ranks, local_rank, here, **more):
@@ -174,11 +215,10 @@ def test_mpi_on_two_machines_within_a_slurm_job_and_of_one_rank(variables, capfd
 def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, name, capfd):
     variables(**{name: 3})
     assert not is_launched()
-    line = (
-        f"note: {name} is 3, which this program doesn't read: it runs on this machine alone; for one run of all ranks"
-    )
+    line = f"note: {name} is 3, which this program doesn't read: it runs on this machine alone; for one run of all ranks"
     assert capfd.readouterr().err.startswith(line)
-    variables(SLURM_STEP_ID=0, SLURM_STEP_NUM_TASKS=1, SLURM_PROCID=0)  # srun sets PMIX_RANK for a single task, too
+    # srun sets PMIX_RANK for a single task, too
+    variables(SLURM_STEP_ID=0, SLURM_STEP_NUM_TASKS=1, SLURM_PROCID=0)
     assert not is_launched()
     variables(SLURM_STEP_ID="", **TORCHRUN)
     assert is_launched()
@@ -188,14 +228,26 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (mpi(environment.MPI[0], 2, 2, 0, 2, PMIX_NAMESPACE=1), "OMPI_COMM_WORLD_RANK is 2, expected a number below 2"),
+        (
+            mpi(environment.MPI[0], 2, 2, 0, 2, PMIX_NAMESPACE=1),
+            "OMPI_COMM_WORLD_RANK is 2, expected a number below 2",
+        ),
         (
             mpi(environment.MPI[0], 1, 4, 1, 2, PMIX_NAMESPACE=1),
             "OMPI_COMM_WORLD_SIZE is 4, OMPI_COMM_WORLD_LOCAL_SIZE is 2: the ranks need MASTER_ADDR",
         ),
-        (mpi(environment.MPI[2], 1, 2, 1, 2), r"PMI_SIZE is 2, .*: the ranks need MASTER_PORT .* give them to mpirun"),
-        (mpi(environment.MPI[2], 1, 4, 1, 2), r"the ranks need MASTER_ADDR .* and MASTER_PORT .* -genv NAME VALUE"),
-        ({"PADDLE_TRAINER_ID": 0}, "found PADDLE_TRAINER_ID=0, missing PADDLE_TRAINERS_NUM, PADDLE_CURRENT_ENDPOINT"),
+        (
+            mpi(environment.MPI[2], 1, 2, 1, 2),
+            r"PMI_SIZE is 2, .*: the ranks need MASTER_PORT .* give them to mpirun",
+        ),
+        (
+            mpi(environment.MPI[2], 1, 4, 1, 2),
+            r"the ranks need MASTER_ADDR .* and MASTER_PORT .* -genv NAME VALUE",
+        ),
+        (
+            {"PADDLE_TRAINER_ID": 0},
+            "found PADDLE_TRAINER_ID=0, missing PADDLE_TRAINERS_NUM, PADDLE_CURRENT_ENDPOINT",
+        ),
         (
             {"RANK": 0, "WORLD_SIZE": 2},
             "found RANK=0, WORLD_SIZE=2, missing LOCAL_RANK, MASTER_ADDR, MASTER_PORT; start",
@@ -204,18 +256,37 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
             SLURM | {"SLURM_LOCALID": "", "SLURM_NODELIST": ""},
             "missing SLURM_LOCALID, SLURM_STEP_NODELIST or SLURM_NODEL",
         ),
-        (SLURM | {"SLURM_PROCID": "7"}, "SLURM_PROCID is 7, expected a number below 7: the first is 0"),
-        (SLURM | {"SLURM_NODELIST": "node[3-1]"}, "SLURM's list of nodes has the range '3-1'; expected one like 01-03"),
+        (
+            SLURM | {"SLURM_PROCID": "7"},
+            "SLURM_PROCID is 7, expected a number below 7: the first is 0",
+        ),
+        (
+            SLURM | {"SLURM_NODELIST": "node[3-1]"},
+            "SLURM's list of nodes has the range '3-1'; expected one like 01-03",
+        ),
         (
             SLURM | {"SLURM_NODELIST": "node[1-3"},
             r"SLURM's list of nodes is 'node\[1-3'; expected one like node\[01-03",
         ),
-        (SLURM | {"SLURM_TASKS_PER_NODE": "4*2"}, r"SLURM's tasks per node are '4\*2'; expected a list like 4\(x2\),3"),
-        (SLURM | {"SLURM_NTASKS": ""}, "missing SLURM_STEP_NUM_TASKS or SLURM_NTASKS; start with srun"),
-        (TORCHRUN | {"RANK": "4", "LOCAL_RANK": 0}, "^RANK is 4, expected a number below 4: the first is 0"),
-        (TORCHRUN | {"LOCAL_WORLD_SIZE": 1}, "LOCAL_RANK is 1, expected a number below 1: the first is 0"),
+        (
+            SLURM | {"SLURM_TASKS_PER_NODE": "4*2"},
+            r"SLURM's tasks per node are '4\*2'; expected a list like 4\(x2\),3",
+        ),
+        (
+            SLURM | {"SLURM_NTASKS": ""},
+            "missing SLURM_STEP_NUM_TASKS or SLURM_NTASKS; start with srun",
+        ),
+        (
+            TORCHRUN | {"RANK": "4", "LOCAL_RANK": 0},
+            "^RANK is 4, expected a number below 4: the first is 0",
+        ),
+        (
+            TORCHRUN | {"LOCAL_WORLD_SIZE": 1},
+            "LOCAL_RANK is 1, expected a number below 1: the first is 0",
+        ),
         (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'; expected a whole number"),
-        (TORCHRUN | {"RANK": "\u0661"}, "RANK is '\u0661'; expected a whole number"),  # one, in Arabic
+        # one, in Arabic
+        (TORCHRUN | {"RANK": "\u0661"}, "RANK is '\u0661'; expected a whole number"),
         (TORCHRUN | {"RANK": "1" * 5000}, f"RANK is '{'1' * 100}...'; expected a whole number"),
     ],
 )
@@ -225,33 +296,82 @@ def test_an_environment_that_makes_no_sense(variables, given, message):
         is_launched()
 
 
-PADDLE = {"PADDLE_TRAINER_ID": 1, "PADDLE_TRAINERS_NUM": 2, "PADDLE_LOCAL_RANK": 1, "PADDLE_LOCAL_SIZE": 2}
+PADDLE = {
+    "PADDLE_TRAINER_ID": 1,
+    "PADDLE_TRAINERS_NUM": 2,
+    "PADDLE_LOCAL_RANK": 1,
+    "PADDLE_LOCAL_SIZE": 2,
+}
 PADDLE |= {"PADDLE_CURRENT_ENDPOINT": "b:6171", "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:6170,b:6171"}
 
 
 @pytest.mark.parametrize(
     ("given", "told", "message"),
     [
-        (TORCHRUN | {"RANK": 4}, ("10.0.0.1:29500", "4", "4"), "RANK is 4, expected a number below 4: the first is 0"),
-        (TORCHRUN | {"RANK": "x"}, ("10.0.0.1:29500", "x", "4"), "RANK is 'x'; expected a whole number"),
-        (TORCHRUN | {"WORLD_SIZE": 0}, ("10.0.0.1:29500", "3", "0"), "WORLD_SIZE is 0; expected at least 1"),
+        (
+            TORCHRUN | {"RANK": 4},
+            ("10.0.0.1:29500", "4", "4"),
+            "RANK is 4, expected a number below 4: the first is 0",
+        ),
+        (
+            TORCHRUN | {"RANK": "x"},
+            ("10.0.0.1:29500", "x", "4"),
+            "RANK is 'x'; expected a whole number",
+        ),
+        (
+            TORCHRUN | {"WORLD_SIZE": 0},
+            ("10.0.0.1:29500", "3", "0"),
+            "WORLD_SIZE is 0; expected at least 1",
+        ),
         (
             TORCHRUN | {"LOCAL_WORLD_SIZE": 5, "TORCHELASTIC_USE_AGENT_STORE": "True"},
             ("10.0.0.1:29501", "3", "4"),
             "LOCAL_WORLD_SIZE is 5, but WORLD_SIZE is 4: a machine has at most all of a run's ranks",
         ),
-        (TORCHRUN | {"LOCAL_RANK": ""}, ("10.0.0.1:29500", "3", "4"), "a distributed run's environment is incomplete"),
-        (PADDLE | {"PADDLE_TRAINER_ID": 2}, ("10.0.0.1:6170", "2", "2"), "PADDLE_TRAINER_ID is 2, expected a number"),
-        (PADDLE | {"PADDLE_TRAINER_ID": -1}, ("10.0.0.1:6170", "-1", "2"), "PADDLE_TRAINER_ID is '-1'; expected a"),
-        (PADDLE | {"PADDLE_TRAINERS_NUM": 0}, ("10.0.0.1:6170", "1", "0"), "PADDLE_TRAINERS_NUM is 0; expected at"),
-        (PADDLE | {"PADDLE_MASTER": "a:1", "PADDLE_LOCAL_RANK": 2}, ("a:1", "1", "2"), "PADDLE_LOCAL_RANK is 2, "),
-        (PADDLE | {"PADDLE_LOCAL_SIZE": 3}, ("10.0.0.1:6170", "1", "2"), "PADDLE_LOCAL_SIZE is 3, but PADDLE_TRAINERS"),
-        (SLURM | {"SLURM_PROCID": 7, "MASTER_ADDR": "a", "MASTER_PORT": 1}, ("a:1", "7", None), "SLURM_PROCID is 7, "),
+        (
+            TORCHRUN | {"LOCAL_RANK": ""},
+            ("10.0.0.1:29500", "3", "4"),
+            "a distributed run's environment is incomplete",
+        ),
+        (
+            PADDLE | {"PADDLE_TRAINER_ID": 2},
+            ("10.0.0.1:6170", "2", "2"),
+            "PADDLE_TRAINER_ID is 2, expected a number",
+        ),
+        (
+            PADDLE | {"PADDLE_TRAINER_ID": -1},
+            ("10.0.0.1:6170", "-1", "2"),
+            "PADDLE_TRAINER_ID is '-1'; expected a",
+        ),
+        (
+            PADDLE | {"PADDLE_TRAINERS_NUM": 0},
+            ("10.0.0.1:6170", "1", "0"),
+            "PADDLE_TRAINERS_NUM is 0; expected at",
+        ),
+        (
+            PADDLE | {"PADDLE_MASTER": "a:1", "PADDLE_LOCAL_RANK": 2},
+            ("a:1", "1", "2"),
+            "PADDLE_LOCAL_RANK is 2, ",
+        ),
+        (
+            PADDLE | {"PADDLE_LOCAL_SIZE": 3},
+            ("10.0.0.1:6170", "1", "2"),
+            "PADDLE_LOCAL_SIZE is 3, but PADDLE_TRAINERS",
+        ),
+        (
+            SLURM | {"SLURM_PROCID": 7, "MASTER_ADDR": "a", "MASTER_PORT": 1},
+            ("a:1", "7", None),
+            "SLURM_PROCID is 7, ",
+        ),
     ],
 )
-def test_where_its_numbers_contradict_a_rank_tells_the_others(variables, monkeypatch, given, told, message):
+def test_where_its_numbers_contradict_a_rank_tells_the_others(
+    variables, monkeypatch, given, told, message
+):
     cancelled = []
-    monkeypatch.setattr(environment.rendezvous, "cancel", lambda *arguments: cancelled.append(arguments))
+    monkeypatch.setattr(
+        environment.rendezvous, "cancel", lambda *arguments: cancelled.append(arguments)
+    )
     variables(**given, TORCHELASTIC_RUN_ID="7")
     with pytest.raises(InputError, match=f"^{re.escape(message)}") as caught:
         is_launched()
@@ -301,14 +421,19 @@ def test_each_rank_takes_its_gpu_among_the_visible_ones(variables, monkeypatch, 
     for visible, local_rank, expected in (("0,1,2,3", 3, "3"), ("2", 1, "0")):
         for name in (selected, *map("PADDLE_{}".format, told())):
             os.environ.pop(name, None)
-        variables(**TORCHRUN | {"LOCAL_RANK": local_rank}, LOCAL_WORLD_SIZE=4, CUDA_VISIBLE_DEVICES=visible)
+        variables(
+            **TORCHRUN | {"LOCAL_RANK": local_rank},
+            LOCAL_WORLD_SIZE=4,
+            CUDA_VISIBLE_DEVICES=visible,
+        )
         assert is_launched()
         assert os.environ[selected] == expected
         assert "DISTRI_BACKEND" not in told()
     del os.environ[selected]
     variables(PADDLE_LOCAL_RANK=3, CUDA_VISIBLE_DEVICES="0,1")
     with pytest.raises(
-        InputError, match="local rank 3 has no GPU: only 2 are visible; start at most 2 processes per machine"
+        InputError,
+        match="local rank 3 has no GPU: only 2 are visible; start at most 2 processes per machine",
     ):
         is_launched()
     build.write_text("cuda_version     = 'False'\n")
@@ -366,10 +491,12 @@ def test_spawned_ranks_meet_at_the_port_that_is_asked_for(variables, monkeypatch
         with pytest.raises(InputError, match="port .* on 127.0.0.1 is taken"):
             environment.prepare_spawn()
     environment.prepare_spawn()
-    environment.prepare_spawn()  # once more in this process, as in a notebook: it holds the port itself
+    # once more in this process, as in a notebook: it holds the port itself
+    environment.prepare_spawn()
     assert os.environ["PADDLE_MASTER"] == f"127.0.0.1:{os.environ['MASTER_PORT']}"
     monkeypatch.setattr(environment.rendezvous, "ENDING", 0.1)
-    with pytest.raises(InputError, match="port .* on 127.0.0.1 is taken"):  # held for this run, though nobody listens
+    # held for this run, though nobody listens
+    with pytest.raises(InputError, match="port .* on 127.0.0.1 is taken"):
         environment.rendezvous.check_free(os.environ["PADDLE_MASTER"])
     environment._held.close()
 
@@ -379,15 +506,28 @@ def test_the_scripts_flags_for_paddles_elastic_launcher(variables, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         master = f"etcd://127.0.0.1:{server.getsockname()[1]}"
         variables(NNODES="2:4", MASTER=master, NPROC_PER_NODE=4)
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "etcd3" or installed(name))
-        assert environment.node_flags() == ["--nproc_per_node", "4", "--master", master, "--nnodes", "2:4"]
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: name == "etcd3" or installed(name)
+        )
+        assert environment.node_flags() == [
+            "--nproc_per_node",
+            "4",
+            "--master",
+            master,
+            "--nnodes",
+            "2:4",
+        ]
     with pytest.raises(
-        InputError, match=rf"no etcd server answers at MASTER {master} \(Connection refused\); start it"
+        InputError,
+        match=rf"no etcd server answers at MASTER {master} \(Connection refused\); start it",
     ):
         environment.node_flags()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name != "etcd3" and installed(name))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: name != "etcd3" and installed(name)
+    )
     with pytest.raises(
-        InputError, match=f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-e"
+        InputError,
+        match=f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-e",
     ):
         environment.node_flags()
 
@@ -398,23 +538,29 @@ def test_the_scripts_flags_for_paddles_launcher(variables):
     flags = f"--nproc_per_node {environment.num_cores()} --nnodes 1 --rank 0 --master localhost:{port} --host localhost"
     assert environment.node_flags() == flags.split()
     variables(NODE_RANK=1)
-    with pytest.raises(InputError, match="NODE_RANK is 1, expected a number below 1: the first is 0"):
+    with pytest.raises(
+        InputError, match="NODE_RANK is 1, expected a number below 1: the first is 0"
+    ):
         environment.node_flags()
 
 
-def test_between_machines_gloo_and_nccl_take_the_interface_that_reaches_rank_0(variables, monkeypatch):
+def test_between_machines_gloo_and_nccl_take_the_interface_that_reaches_rank_0(
+    variables, monkeypatch
+):
     meeting = SimpleNamespace(own_address="127.0.0.1", run_key="ab")
     monkeypatch.setattr(environment.rendezvous, "meet", lambda *_, **__: meeting)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     variables(**TORCHRUN, LOCAL_WORLD_SIZE=4)
     assert is_launched()
     assert environment.meet(1.0) is meeting
-    assert [os.environ.get(name) for name in names] == ["lo", None]  # one machine: NCCL finds its way
+    # one machine: NCCL finds its way
+    assert [os.environ.get(name) for name in names] == ["lo", None]
     assert (told()["MASTER"], told()["VIT_RUN_KEY"]) == ("127.0.0.1:29500", "ab")
     del os.environ["GLOO_SOCKET_IFNAME"]
     variables(PADDLE_LOCAL_SIZE=2)
     environment.meet(1.0)
-    assert [os.environ[name] for name in names] == ["lo", "=lo"]  # "=": NCCL takes no other that begins so
+    # "=": NCCL takes no other that begins so
+    assert [os.environ[name] for name in names] == ["lo", "=lo"]
     variables(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib")
     environment.meet(1.0)
     assert [os.environ[name] for name in names] == ["ib0", "ib"]

@@ -27,7 +27,10 @@ def connects(address):
 
 
 def test_a_shut_listener_keeps_its_connections_and_takes_no_more():
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as other:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
         address = listener.getsockname()
         with socket.create_connection(address) as guest, listener.accept()[0] as host:
             copies = {found.getsockname() for found in fence.listeners()}
@@ -59,11 +62,17 @@ def test_paddles_store_is_shut_and_the_ranks_go_on():
 
 
 def _gather(folder):
-    sizes = [utils.all_gather("x" * (1 + 1000 * utils.rank())), utils.all_gather(np.arange(3)), utils.all_gather(None)]
+    sizes = [
+        utils.all_gather("x" * (1 + 1000 * utils.rank())),
+        utils.all_gather(np.arange(3)),
+        utils.all_gather(None),
+    ]
     if utils.rank():
         secret.take_run("another")  # as who holds no secret of this run's
         code = f"cposix\nmkdir\n(V{folder}/planted\ntR.".encode()
-        utils.pickle = SimpleNamespace(dumps=lambda *_: code, loads=pickle.loads, HIGHEST_PROTOCOL=5)
+        utils.pickle = SimpleNamespace(
+            dumps=lambda *_: code, loads=pickle.loads, HIGHEST_PROTOCOL=5
+        )
     try:
         utils.all_gather(None)
     except RunError as error:

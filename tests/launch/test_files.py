@@ -1,4 +1,6 @@
-"""The door for writing: nothing goes through a link, into a pipe, or into a file that has another name."""
+"""The door for writing: nothing goes through a link, into a pipe, or into a file that has another
+name.
+"""
 
 import errno
 import os
@@ -10,7 +12,15 @@ import pytest
 from support.programs import ROOT
 
 from launch import files
-from launch.files import leftovers, making_folder, obstacle, open_lock, open_to_append, refuse_links, writing_whole
+from launch.files import (
+    leftovers,
+    making_folder,
+    obstacle,
+    open_lock,
+    open_to_append,
+    refuse_links,
+    writing_whole,
+)
 
 
 def names(folder):
@@ -42,7 +52,9 @@ REFUSED |= {make_folder: errno.EISDIR, make_pipe: errno.ENXIO}
 
 
 @pytest.mark.parametrize("make", REFUSED)
-@pytest.mark.parametrize("write", [writing_whole, open_to_append, lambda path: open_lock(path, b"x")])
+@pytest.mark.parametrize(
+    "write", [writing_whole, open_to_append, lambda path: open_lock(path, b"x")]
+)
 def test_nothing_is_written_where_no_regular_file_lies(make, write, tmp_path):
     inside = tmp_path / "run"
     inside.mkdir()
@@ -84,7 +96,9 @@ def test_a_lock_is_a_file_that_a_process_signed(tmp_path):
         assert path.read_bytes() == (content or b"")
     for content in (b"mine", b"process", b"process 12\nmine", b"process 12 "):
         path.write_bytes(content)
-        with pytest.raises(FileExistsError, match="it is another program's file, no lock: '.*/.lock'"):
+        with pytest.raises(
+            FileExistsError, match="it is another program's file, no lock: '.*/.lock'"
+        ):
             open_lock(path, b"process [0-9]+")
         assert path.read_bytes() == content
     path.write_bytes(b"")
@@ -135,12 +149,30 @@ def test_a_folder_is_made_whole_or_not_at_all(tmp_path):
 
 
 def test_leftovers_are_of_processes_that_are_gone(tmp_path):
-    gone = subprocess.run([sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    gone = subprocess.run(
+        [sys.executable, "-S", "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+    )
     dead = int(gone.stdout)
     own = os.getpid()
     alive = os.getppid()
-    other = [".git", ".gitignore", ".bashrc.1x", "a.txt.1", f".a.txt.{dead}x", f".{dead}", f".a.{dead}.0123456g"]
-    other += [".a.20240101", ".a.20240101.01234567", ".a.4194305.01234567", f".a.{alive}.01234567", f".a.{alive}"]
+    other = [
+        ".git",
+        ".gitignore",
+        ".bashrc.1x",
+        "a.txt.1",
+        f".a.txt.{dead}x",
+        f".{dead}",
+        f".a.{dead}.0123456g",
+    ]
+    other += [
+        ".a.20240101",
+        ".a.20240101.01234567",
+        ".a.4194305.01234567",
+        f".a.{alive}.01234567",
+        f".a.{alive}",
+    ]
     left = {f".b.{dead}.01234567": "b", f".c.{own}.89abcdef": "c"}
     earlier = {f".a.txt.{dead}": "a.txt"}
     for name in (*other, *left, *earlier):
@@ -153,7 +185,9 @@ def test_links_in_a_folder_are_named(tmp_path):
     (tmp_path / "run_2").symlink_to("nowhere")
     (tmp_path / "best").symlink_to("run_1")
     (tmp_path / "run_1").mkdir()
-    with pytest.raises(OSError, match=r"it is a link, through which nothing is written: '.*/run_2'$"):
+    with pytest.raises(
+        OSError, match=r"it is a link, through which nothing is written: '.*/run_2'$"
+    ):
         refuse_links(tmp_path, "run_[0-9]")
     refuse_links(tmp_path, "run_1|sweep.csv")
 

@@ -1,4 +1,6 @@
-"""Which GPUs there are, by a stand-in for NVML; CUDA_VISIBLE_DEVICES as Paddle's own functions take it."""
+"""Which GPUs there are, by a stand-in for NVML; CUDA_VISIBLE_DEVICES as Paddle's own functions take
+it.
+"""
 
 import importlib
 import json
@@ -42,7 +44,9 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) {
 
 @pytest.fixture(scope="module")
 def nvml(tmp_path_factory):
-    """The folder of a libnvidia-ml.so.1 that has the GPUs of STANDIN_GPUS; unset, no driver is loaded."""
+    """The folder of a libnvidia-ml.so.1 that has the GPUs of STANDIN_GPUS; unset, no driver is
+    loaded.
+    """
     if not shutil.which("gcc"):
         pytest.skip("no gcc")
     folder = tmp_path_factory.mktemp("nvml")
@@ -90,15 +94,21 @@ def test_gpus_are_counted_where_proc_has_none(nvml, tmp_path):
     ):
         kept = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
         kept |= {"LD_LIBRARY_PATH": str(nvml), "PYTHONPATH": str(ROOT)} | given
-        told = subprocess.run([sys.executable, "-c", count], env=kept, cwd=tmp_path, capture_output=True, text=True)
+        told = subprocess.run(
+            [sys.executable, "-c", count], env=kept, cwd=tmp_path, capture_output=True, text=True
+        )
         assert (told.stdout.strip(), told.stderr) == (expected, "")
 
 
 def test_a_library_that_lacks_nvmls_functions_counts_nothing(tmp_path, monkeypatch, machine):
     """A stub of the CUDA toolkit's, say."""
     machine("GPU-a")
-    (tmp_path / "stub.c").write_text("int nvmlInit_v2(void) { return 0; } int nvmlShutdown(void) { return 0; }")
-    subprocess.run(["gcc", "-shared", "-o", str(tmp_path / "stub.so"), str(tmp_path / "stub.c")], check=True)
+    (tmp_path / "stub.c").write_text(
+        "int nvmlInit_v2(void) { return 0; } int nvmlShutdown(void) { return 0; }"
+    )
+    subprocess.run(
+        ["gcc", "-shared", "-o", str(tmp_path / "stub.so"), str(tmp_path / "stub.c")], check=True
+    )
     monkeypatch.setattr(gpus, "_LIBRARIES", (str(tmp_path / "stub.so"),))
     assert gpus.gpu_ids() == []
 
@@ -117,7 +127,12 @@ def test_without_nvml_proc_counts(monkeypatch, tmp_path, machine):
     assert gpus.gpu_ids() == ["GPU-a0", "GPU-a1", ""]
 
 
-def test_launched_ranks_take_nccl_where_nvml_alone_knows_the_gpus(machine, monkeypatch, tmp_path, variables):  # noqa: F811
+def test_launched_ranks_take_nccl_where_nvml_alone_knows_the_gpus(
+    machine,
+    monkeypatch,
+    tmp_path,
+    variables,  # noqa: F811
+):
     paddle_of(tmp_path, monkeypatch)
     machine("GPU-a", "GPU-b")
     variables(**TORCHRUN, LOCAL_WORLD_SIZE=2)
@@ -167,10 +182,14 @@ def test_what_cuda_shows_is_written_as_paddle_reads_it(machine, visible, written
         ("0" * 10_000, f"'{'0' * 100}...', expected numbers from 0"),
         ("-10", "'-10', expected numbers from 0"),
         ("0,4", "'0,4', but there is no GPU 4: this machine has 4 GPUs; nvidia-smi -L lists them"),
-        ("GPU-b", "'GPU-b', but there is no GPU GPU-b: this machine has 4 GPUs; nvidia-smi"),  # two begin so
+        # two begin so
+        ("GPU-b", "'GPU-b', but there is no GPU GPU-b: this machine has 4 GPUs; nvidia-smi"),
         ("GPU-c", "'GPU-c', but there is no GPU GPU-c: this machine has 4 GPUs; nvidia-smi"),
         ("MIG-a,MIG-b", "'MIG-a,MIG-b', but CUDA gives a process only one MIG slice; name one"),
-        ("all", "'all', expected numbers from 0 or names that nvidia-smi -L shows .*; unset it for all GPUs, or set"),
+        (
+            "all",
+            "'all', expected numbers from 0 or names that nvidia-smi -L shows .*; unset it for all GPUs, or set",
+        ),
         ("0;1", "'0;1', expected numbers from 0"),
         ("-2", "'-2', expected numbers from 0"),
     ],
@@ -186,10 +205,23 @@ def test_what_cuda_would_not_show_is_refused(machine, visible, message):
 
 def test_no_gpu_by_minus_one_keeps_paddle_from_asking_cuda():
     """In every program, for errors.py comes before Paddle: CUDA would answer with an error."""
-    for given, left in (("-1", "''"), (" -1,0", "''"), ("0,-1", "'0,-1'"), ("-10", "'-10'"), ("", "''")):
-        told = [sys.executable, "-c", "import os, errors; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))"]
+    for given, left in (
+        ("-1", "''"),
+        (" -1,0", "''"),
+        ("0,-1", "'0,-1'"),
+        ("-10", "'-10'"),
+        ("", "''"),
+    ):
+        told = [
+            sys.executable,
+            "-c",
+            "import os, errors; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))",
+        ]
         kept = os.environ | {"CUDA_VISIBLE_DEVICES": given}
-        assert subprocess.run(told, cwd=ROOT, env=kept, capture_output=True, text=True).stdout.strip() == left
+        assert (
+            subprocess.run(told, cwd=ROOT, env=kept, capture_output=True, text=True).stdout.strip()
+            == left
+        )
 
 
 def test_without_a_driver_names_are_taken_as_they_are(machine):
@@ -201,7 +233,9 @@ def test_without_a_driver_names_are_taken_as_they_are(machine):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("visible", ["0, 1", "3 ,1", "GPU-b2, GPU-a0", "GPU-b2,1", " 0,1,2", "0,2,-1,3", None])
+@pytest.mark.parametrize(
+    "visible", ["0, 1", "3 ,1", "GPU-b2, GPU-a0", "GPU-b2,1", " 0,1,2", "0,2,-1,3", None]
+)
 def test_paddles_own_environment_of_spawned_ranks(machine, monkeypatch, visible):
     """Each rank selects its place among the visible ones, and Paddle reads it back."""
     from paddle.base import core
@@ -217,8 +251,12 @@ def test_paddles_own_environment_of_spawned_ranks(machine, monkeypatch, visible)
     names = (visible or "0,1").replace(" ", "").split(",")
     for place, rank in enumerate(ranks):
         os.environ.update(rank)
-        assert importlib.import_module("paddle.distributed.parallel").ParallelEnv().device_id == place
-        assert gpus.own() == (UUIDS[int(names[place])] if names[place].isdecimal() else names[place])
+        assert (
+            importlib.import_module("paddle.distributed.parallel").ParallelEnv().device_id == place
+        )
+        assert gpus.own() == (
+            UUIDS[int(names[place])] if names[place].isdecimal() else names[place]
+        )
 
 
 @pytest.mark.smoke
@@ -234,7 +272,10 @@ def test_paddles_launcher_numbers_its_ranks_as_the_visible_gpus(machine, variabl
     assert gpus.own() == "GPU-b3"
     for wrong in ("b", "\u00b2", "9" * 5000):
         variables(FLAGS_selected_gpus=wrong)
-        with pytest.raises(InputError, match=f"FLAGS_selected_gpus is '{wrong[:100]}', expected a GPU's number among"):
+        with pytest.raises(
+            InputError,
+            match=f"FLAGS_selected_gpus is '{wrong[:100]}', expected a GPU's number among",
+        ):
             gpus.own()
 
 
@@ -244,7 +285,14 @@ def test_a_build_for_gpus_that_sees_none_of_them_takes_no_cpu_instead(nvml, tmp_
     import paddle
 
     def run(program, **given):
-        command = (sys.executable, str(ROOT / program), "-cfg=vit_digits", "-output=run", "-eval", "-pretrained=no")
+        command = (
+            sys.executable,
+            str(ROOT / program),
+            "-cfg=vit_digits",
+            "-output=run",
+            "-eval",
+            "-pretrained=no",
+        )
         run = start(tmp_path, *command, LD_LIBRARY_PATH=nvml, STANDIN_GPUS="GPU-a,GPU-b", **given)
         return statuses(run), printed(run).splitlines()[-1]
 
@@ -273,7 +321,8 @@ with reporting():
 @pytest.mark.parametrize(
     ("visible", "told"),
     [
-        # One visible GPU each, as SLURM's share; the same name on both, of one GPU and of two (their containers' own).
+        # One visible GPU each, as SLURM's share; the same name on both, of one GPU and of two
+        # (their containers' own).
         ((("GPU-a", "0"), ("GPU-a", "0")), "GPU-a"),
         ((("GPU-a,GPU-b", "GPU-b"), ("GPU-a,GPU-b", "1")), "GPU-b"),
         ((("GPU-a", "0"), ("GPU-b", "0")), None),
@@ -285,14 +334,26 @@ def test_two_ranks_on_one_gpu_are_refused_before_nccl(nvml, tmp_path, visible, t
     (tmp_path / "version").mkdir()
     (tmp_path / "version" / "__init__.py").write_text("cuda_version = '11.8'\n")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    kept |= {"LD_LIBRARY_PATH": str(nvml), "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    kept |= {
+        "LD_LIBRARY_PATH": str(nvml),
+        "PYTHONPATH": str(ROOT),
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+    }
     kept |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     ranks = []
     for rank, (there, named) in enumerate(visible):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "STANDIN_GPUS": there}
         own |= {"CUDA_VISIBLE_DEVICES": named} if named is not None else {}
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
-        ranks.append(subprocess.Popen([sys.executable, "-c", MEET, str(tmp_path)], env=kept | own, **streams))
+        streams = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "cwd": tmp_path,
+        }
+        ranks.append(
+            subprocess.Popen([sys.executable, "-c", MEET, str(tmp_path)], env=kept | own, **streams)
+        )
     said = [rank.communicate(timeout=60) for rank in ranks]
     if told is None:
         assert [rank.returncode for rank in ranks] == [0, 0], said

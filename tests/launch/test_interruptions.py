@@ -1,4 +1,6 @@
-"""Runs that are interrupted again and again, in one folder or another: nothing is lost or done twice."""
+"""Runs that are interrupted again and again, in one folder or another: nothing is lost or done
+twice.
+"""
 
 import json
 import shutil
@@ -57,7 +59,8 @@ def test_a_stop_before_an_epochs_first_update_keeps_batch_norms_statistics(tmp_p
     options = [*without(tiny, "MODEL.NUM_HEADS"), *CONVMIXER]
     whole = tmp_path / "whole"
     stopped = tmp_path / "stopped"
-    # The first epoch isn't evaluated, and nothing is saved at its end: two steps later its state is.
+    # The first epoch isn't evaluated, and nothing is saved at its end: two steps later its state
+    # is.
     moments = [(8 + 2, "epoch_0001"), (5, f"epoch_0002_sample_{24 * ranks:09d}")]
     stops = [(stop_at, call, options, stopped, 64 * ranks, signal.SIGINT) for call, _ in moments]
     runs = [(train, options, whole, 64 * ranks), *stops, (train, options, stopped, 64 * ranks)]
@@ -68,22 +71,46 @@ def test_a_stop_before_an_epochs_first_update_keeps_batch_norms_statistics(tmp_p
 
 
 def test_metrics_survive_another_batch_size(tmp_path, tiny):
-    options = [*tiny, "TRAIN.NUM_EPOCHS", "4", "REPORT_FREQ", "100", "SAVE_STEPS", "3", "KEEP_LAST", "100"]
+    options = [
+        *tiny,
+        "TRAIN.NUM_EPOCHS",
+        "4",
+        "REPORT_FREQ",
+        "100",
+        "SAVE_STEPS",
+        "3",
+        "KEEP_LAST",
+        "100",
+    ]
     options += ["DATA.BATCH_SIZE_EVAL", "364", "MODEL.RESUME", "auto"]
     small = [*options, "DATA.BATCH_SIZE", "8"]
     large = [*options, "DATA.BATCH_SIZE", "16"]
     assert stop_at(2 * 9 + 3, small, tmp_path, 64)[1] == "epoch_0003_sample_000000024"
-    # Two batches of 16, until 8 images are left, which DROP_LAST drops; then a step of the fourth epoch.
+    # Two batches of 16, until 8 images are left, which DROP_LAST drops; then a step of the fourth
+    # epoch.
     assert stop_at(3 + 1, large, tmp_path, 64)[1] == "epoch_0004_sample_000000016"
     train(large, tmp_path, 64)
-    trained = [(r["epoch"], r["step"], r["samples"]) for r in records(tmp_path) if r["split"] == "train"]
+    trained = [
+        (r["epoch"], r["step"], r["samples"]) for r in records(tmp_path) if r["split"] == "train"
+    ]
     assert trained == [(1, 8, 64), (2, 16, 64), (3, 12, 56), (4, 16, 64)]
     assert [r["epoch"] for r in records(tmp_path) if r["split"] == "val"] == [1, 2, 3, 4]
-    assert (tmp_path / "checkpoints" / "epoch_0004_sample_000000048").exists()  # step 15: SAVE_STEPS
+    # step 15: SAVE_STEPS
+    assert (tmp_path / "checkpoints" / "epoch_0004_sample_000000048").exists()
 
 
 def test_the_best_that_was_damaged_leaves_no_link(tmp_path, tiny):
-    options = [*tiny, "DATA.BATCH_SIZE", "16", "SAVE_STEPS", "1", "DATA.BATCH_SIZE_EVAL", "364", "MODEL.RESUME", "auto"]
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "16",
+        "SAVE_STEPS",
+        "1",
+        "DATA.BATCH_SIZE_EVAL",
+        "364",
+        "MODEL.RESUME",
+        "auto",
+    ]
     train(options, tmp_path, 32)
     checkpoints = tmp_path / "checkpoints"
     (checkpoints / "epoch_0001" / "state.json").unlink()
@@ -93,7 +120,17 @@ def test_the_best_that_was_damaged_leaves_no_link(tmp_path, tiny):
 
 
 def test_a_command_that_goes_on_in_a_new_folder_may_be_given_again(tmp_path, tiny):
-    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.BASE_LR", "0.0", "SAVE_FREQ", "1", "TRAIN.NUM_EPOCHS", "3"]
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "16",
+        "TRAIN.BASE_LR",
+        "0.0",
+        "SAVE_FREQ",
+        "1",
+        "TRAIN.NUM_EPOCHS",
+        "3",
+    ]
     train(options, tmp_path / "run", 32)  # nothing is learnt: the first epoch's remains the best
     middle = tmp_path / "run" / "checkpoints" / "epoch_0002"
     options += ["MODEL.RESUME", str(middle)]

@@ -1,4 +1,6 @@
-"""Ranks that a launcher started: their parents tell each other what they see, and all end for the same reason."""
+"""Ranks that a launcher started: their parents tell each other what they see, and all end for the
+same reason.
+"""
 
 import itertools
 import json
@@ -26,7 +28,9 @@ WAIT = (dummy_ranks.wait,)
 
 @pytest.fixture
 def run(tmp_path):
-    """Returns a function that starts dummy ranks as a launcher does: (exit statuses, what each said), by rank."""
+    """Returns a function that starts dummy ranks as a launcher does: (exit statuses, what each
+    said), by rank.
+    """
     started = []
 
     places = itertools.count()
@@ -35,18 +39,26 @@ def run(tmp_path):
         folder = tmp_path / str(next(places))
         folder.mkdir()
         common = (len(acts), free_ports(1)[0], str(folder), acts, timeout, separate)
-        processes = [SPAWN.Process(target=dummy_ranks.launch, args=(place, *common)) for place in range(len(acts))]
+        processes = [
+            SPAWN.Process(target=dummy_ranks.launch, args=(place, *common))
+            for place in range(len(acts))
+        ]
         started.extend(processes)
         for process in processes:
             process.start()
         # A suspended process never ends by itself.
         ending = [
-            process for process, act in zip(processes, acts, strict=True) if act[0] is not dummy_ranks.suspend_parent
+            process
+            for process, act in zip(processes, acts, strict=True)
+            if act[0] is not dummy_ranks.suspend_parent
         ]
         for process in ending:
             process.join(60)
             assert process.exitcode is not None
-        said = [re.sub("^rank 0 waits .*\n", "", (folder / str(place)).read_text()) for place in range(len(acts))]
+        said = [
+            re.sub("^rank 0 waits .*\n", "", (folder / str(place)).read_text())
+            for place in range(len(acts))
+        ]
         return [process.exitcode for process in processes], said
 
     yield run
@@ -91,12 +103,18 @@ def test_every_ranks_log_tells_the_cause(run):
 
 
 def test_where_ranks_share_a_console_one_speaks(run):
-    assert run(WAIT, (dummy_ranks.fail, 143, "stopped"), separate=False) == ([143, 143], ["stopped\n", ""])
+    assert run(WAIT, (dummy_ranks.fail, 143, "stopped"), separate=False) == (
+        [143, 143],
+        ["stopped\n", ""],
+    )
 
 
 def test_ranks_that_end_well_say_nothing_whoever_is_first(run):
     with ThreadPoolExecutor(2) as pool:
-        ends = [((dummy_ranks.leave,), (time.sleep, 0.5)), ((time.sleep, 0.5), (dummy_ranks.leave,))]
+        ends = [
+            ((dummy_ranks.leave,), (time.sleep, 0.5)),
+            ((time.sleep, 0.5), (dummy_ranks.leave,)),
+        ]
         assert list(pool.map(lambda acts: run(*acts), ends)) == [([0, 0], ["", ""])] * 2
 
 
@@ -116,7 +134,9 @@ def test_a_rank_that_stalls_is_named(run):
 def test_a_machine_that_is_lost_is_named(run):
     statuses, said = run(WAIT, (dummy_ranks.kill_parent,))
     assert statuses == [1, -signal.SIGKILL]
-    assert re.fullmatch(rf"error: rank 1 \(process \d+ on {HOST}\) was lost \(its machine .*\) at step 7\n", said[0])
+    assert re.fullmatch(
+        rf"error: rank 1 \(process \d+ on {HOST}\) was lost \(its machine .*\) at step 7\n", said[0]
+    )
     statuses, said = run((dummy_ranks.kill_parent,), WAIT)
     assert statuses == [-signal.SIGKILL, 1]
     assert said[1] == f"error: rank 0 on 127.0.0.1 {launched.LOST}\n"
@@ -130,11 +150,15 @@ def test_a_machine_that_does_not_answer_is_named(run):
     assert re.fullmatch(rf"error: no progress in 2 s \(DIST\.TIMEOUT\): {who}\n", said[0])
     statuses, said = run((dummy_ranks.suspend_parent,), WAIT, timeout=2.0)
     assert statuses[1] == 1
-    assert re.fullmatch(rf"error: rank 0 on 127.0.0.1 {re.escape(launched.SILENT)} for 2 s\n", said[1])
+    assert re.fullmatch(
+        rf"error: rank 0 on 127.0.0.1 {re.escape(launched.SILENT)} for 2 s\n", said[1]
+    )
 
 
 def test_restarts_are_a_launchers_own():
-    with pytest.raises(InputError, match="DIST.MAX_RESTART restarts only ranks that this program starts"):
+    with pytest.raises(
+        InputError, match="DIST.MAX_RESTART restarts only ranks that this program starts"
+    ):
         launched.watch(dummy_ranks.wait, SimpleNamespace(DIST=SimpleNamespace(MAX_RESTART=1)))
 
 
@@ -150,20 +174,36 @@ def test_a_rank_that_is_slow_to_be_ready_is_waited_for(run):
 
 
 SEEN = asdict(Seen(1, 7, "far", 1.0, 3.0)) | {"failure": [2, "error: so", False]}
-NONSENSE = [1, [], {}, {"seen": 1}, {"seen": {}}, {"seen": SEEN | {"more": 1}}, {"seen": SEEN | {"place": 2}}]
-NONSENSE += [{"seen": SEEN | {"time": "now"}}, {"seen": SEEN | {"failure": 3}}, {"seen": SEEN | {"failure": [1]}}]
+NONSENSE = [
+    1,
+    [],
+    {},
+    {"seen": 1},
+    {"seen": {}},
+    {"seen": SEEN | {"more": 1}},
+    {"seen": SEEN | {"place": 2}},
+]
+NONSENSE += [
+    {"seen": SEEN | {"time": "now"}},
+    {"seen": SEEN | {"failure": 3}},
+    {"seen": SEEN | {"failure": [1]}},
+]
 NONSENSE += ["[" * 100_000, "{", "\ud800", '{"seen": 1e999}']
 
 
 @pytest.mark.parametrize(
-    "told", [*NONSENSE, {"seen": SEEN, "ready": False, "done": False}], ids=lambda told: str(told)[:40]
+    "told",
+    [*NONSENSE, {"seen": SEEN, "ready": False, "done": False}],
+    ids=lambda told: str(told)[:40],
 )
 def test_nonsense_is_not_listened_to(monkeypatch, told):
     monkeypatch.setattr(launched, "_stage", [launched.READING])
     monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
     own = SimpleNamespace(pid=1, exitcode=None, start=lambda: None)
     theirs, ours = channel.pair()
-    first = launched.First(SimpleNamespace(guests={0: None, 1: ours}), own, SimpleNamespace(value=b""), [0.0] * 4, 60.0)
+    first = launched.First(
+        SimpleNamespace(guests={0: None, 1: ours}), own, SimpleNamespace(value=b""), [0.0] * 4, 60.0
+    )
     with theirs.socket:
         theirs.send(told if isinstance(told, str) else json.dumps(told))
         first.look()

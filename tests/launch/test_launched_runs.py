@@ -1,4 +1,6 @@
-"""Runs under each launcher: to the same weights as spawned processes, or to an error that says what to do."""
+"""Runs under each launcher: to the same weights as spawned processes, or to an error that says what
+to do.
+"""
 
 import contextlib
 import os
@@ -19,14 +21,24 @@ from test_environment import LAUNCHERS
 from launch.environment import MPI
 
 MAIN = (sys.executable, str(ROOT / "main_multi_gpu.py"))
-FLAGS = ["-output=run", "-cfg=vit_digits", "-o", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "MODEL.DEPTH=2"]
+FLAGS = [
+    "-output=run",
+    "-cfg=vit_digits",
+    "-o",
+    "TRAIN.NUM_EPOCHS=1",
+    "TRAIN.WARMUP_EPOCHS=0",
+    "MODEL.DEPTH=2",
+]
 
 
 def start(folder, *command, inside=(), **given):
-    """Starts a program in ``folder``, without this process's launcher; (the process, the file of what it prints)."""
+    """Starts a program in ``folder``, without this process's launcher; (the process, the file of
+    what it prints).
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
-    # Ranks on one machine would each take all of its cores, where they are told to be on two, and sum in other orders.
+    # Ranks on one machine would each take all of its cores, where they are told to be on two, and
+    # sum in other orders.
     given = (
         kept
         | {"PATH": path, "VIRTUAL_ENV": "1", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
@@ -50,12 +62,15 @@ def printed(*started):
 
 @contextlib.contextmanager
 def machines():
-    """Two network namespaces joined by a pair of interfaces: how to start in each, and the first's name.
+    """Two network namespaces joined by a pair of interfaces: how to start in each, and the first's
+    name.
 
-    That name stands for 127.0.1.1 on the first itself, as Debian has it, and the machine's own for 127.0.0.1 on both.
+    That name stands for 127.0.1.1 on the first itself, as Debian has it, and the machine's own for
+    127.0.0.1 on both.
     """
     names = [f"vit{os.getpid()}{side}" for side in "ab"]
-    folders = [Path("/etc/netns") / name for name in names]  # ``ip netns exec`` shows its files in /etc
+    # ``ip netns exec`` shows its files in /etc
+    folders = [Path("/etc/netns") / name for name in names]
     ends = [("10.213.7.1", f"v{os.getpid()}a"), ("10.213.7.2", f"v{os.getpid()}b")]
 
     def ip(*words):
@@ -64,14 +79,29 @@ def machines():
     try:
         for name in names:
             ip("netns", "add", name)
-        ip("link", "add", ends[0][1], "netns", names[0], "type", "veth", "peer", "name", ends[1][1], "netns", names[1])
+        ip(
+            "link",
+            "add",
+            ends[0][1],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            ends[1][1],
+            "netns",
+            names[1],
+        )
         for name, (address, end) in zip(names, ends, strict=True):
             ip("-n", name, "addr", "add", f"{address}/24", "dev", end)
             ip("-n", name, "link", "set", end, "up")
             ip("-n", name, "link", "set", "lo", "up")
         for folder, address in zip(folders, ("127.0.1.1", ends[0][0]), strict=True):
             folder.mkdir(parents=True)
-            (folder / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n{address} {names[0]}\n")
+            (folder / "hosts").write_text(
+                f"127.0.0.1 localhost {socket.gethostname()}\n{address} {names[0]}\n"
+            )
         yield [("ip", "netns", "exec", name) for name in names], names[0]
     except (OSError, subprocess.CalledProcessError):  # no right to, or no such program
         yield [(), ()], "127.0.0.1"
@@ -99,9 +129,13 @@ def sbatch(folder, srun, *flags, **given):
     for name, text in (("srun", srun), ("scontrol", '#!/bin/sh\necho "$@" >scontrol.txt\n')):
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
-    path = os.pathsep.join([str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join(
+        [str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
+    )
     job = {"SLURM_JOB_ID": 4242, "SLURM_SUBMIT_DIR": ROOT, "SLURM_NTASKS": 2, "SLURM_PROCID": 0}
-    return start(folder, "bash", str(ROOT / "run_train_slurm.sh"), *flags, **{"PATH": path} | job | given)
+    return start(
+        folder, "bash", str(ROOT / "run_train_slurm.sh"), *flags, **{"PATH": path} | job | given
+    )
 
 
 @pytest.mark.parametrize(("status", "queued"), [(143, True), (1, False)])
@@ -116,32 +150,57 @@ def test_a_batch_that_was_stopped_in_time_is_queued_again(tmp_path, status, queu
 
 def torchrun(folder, rank, port, *flags, machines=1, **more):
     """Starts one process of two as torchrun does."""
-    given = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank // machines, "LOCAL_WORLD_SIZE": 2 // machines}
+    given = {
+        "RANK": rank,
+        "WORLD_SIZE": 2,
+        "LOCAL_RANK": rank // machines,
+        "LOCAL_WORLD_SIZE": 2 // machines,
+    }
     return start(folder, *MAIN, *flags, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **given, **more)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """One training by every launcher, all at once, for they mostly wait: each one's folder, and what it printed."""
+    """One training by every launcher, all at once, for they mostly wait: each one's folder, and
+    what it printed.
+    """
     folders = {
-        name: tmp_path_factory.mktemp(name) for name in ("spawned", "launched", "nodes", "slurm", "torchrun", "mpi")
+        name: tmp_path_factory.mktemp(name)
+        for name in ("spawned", "launched", "nodes", "slurm", "torchrun", "mpi")
     }
     ports = free_ports(5)
     talking = {"MASTER_PORT": ports[3], "GLOG_minloglevel": 0}  # Paddle then tells where ranks meet
     with machines() as (insides, master):
         started = {"spawned": [start(folders["spawned"], *MAIN, "-ngpus=2", *FLAGS, **talking)]}
         # On a CPU, Paddle's launcher takes its devices from this variable alone.
-        launch = (sys.executable, "-m", "paddle.distributed.launch", "--devices=0,1", "--log_dir=log", MAIN[1], *FLAGS)
+        launch = (
+            sys.executable,
+            "-m",
+            "paddle.distributed.launch",
+            "--devices=0,1",
+            "--log_dir=log",
+            MAIN[1],
+            *FLAGS,
+        )
         started["launched"] = [start(folders["launched"], *launch, CUDA_VISIBLE_DEVICES="0,1")]
         script = ("sh", str(ROOT / "run_train_multi_node.sh"), *FLAGS)
         given = {"NNODES": 2, "NPROC_PER_NODE": 1}
         given |= {"MASTER_ADDR": master, "MASTER_PORT": ports[0]}
         started["nodes"] = [
-            start(folders["nodes"], *script, inside=inside, NODE_RANK=node, LOG_DIR=f"log{node}", **given)
+            start(
+                folders["nodes"],
+                *script,
+                inside=inside,
+                NODE_RANK=node,
+                LOG_DIR=f"log{node}",
+                **given,
+            )
             for node, inside in enumerate(insides)
         ]
         started["slurm"] = [sbatch(folders["slurm"], SRUN, *FLAGS, MASTER_PORT=ports[1])]
-        started["torchrun"] = [torchrun(folders["torchrun"], rank, ports[2], *FLAGS) for rank in (1, 0)]
+        started["torchrun"] = [
+            torchrun(folders["torchrun"], rank, ports[2], *FLAGS) for rank in (1, 0)
+        ]
         started["mpi"] = [
             start(
                 folders["mpi"],
@@ -166,9 +225,14 @@ def test_every_launcher_trains_to_the_weights_of_spawned_processes(runs, capsys)
     folders, said, where = runs
     with capsys.disabled():
         print(f" [{where}] ", end="")
-    weights = {name: load_file(folder / "run/checkpoints/last/model.safetensors") for name, folder in folders.items()}
+    weights = {
+        name: load_file(folder / "run/checkpoints/last/model.safetensors")
+        for name, folder in folders.items()
+    }
     for name, found in weights.items():
-        assert [key for key, value in weights["spawned"].items() if (found[key] != value).any()] == [], name
+        assert [
+            key for key, value in weights["spawned"].items() if (found[key] != value).any()
+        ] == [], name
         assert "2 processes over GLOO" in (folders[name] / "run" / "log.txt").read_text()
     assert "rank 0 waits at 127.0.0.1:" in said["slurm"]
     assert not (folders["slurm"] / "scontrol.txt").exists()  # ended well: not queued again
@@ -177,8 +241,17 @@ def test_every_launcher_trains_to_the_weights_of_spawned_processes(runs, capsys)
 
 def test_the_ranks_of_a_machine_read_the_data_once(tmp_path):
     port = free_ports(1)[0]
-    more = ["DATA.CACHE=cache", "TRAIN.NUM_EPOCHS=1", "TRAIN.WARMUP_EPOCHS=0", "MODEL.DEPTH=1", "REPORT=False"]
-    started = [torchrun(tmp_path, rank, port, "-output=run", "-cfg=vit_digits", "-o", *more) for rank in (1, 0)]
+    more = [
+        "DATA.CACHE=cache",
+        "TRAIN.NUM_EPOCHS=1",
+        "TRAIN.WARMUP_EPOCHS=0",
+        "MODEL.DEPTH=1",
+        "REPORT=False",
+    ]
+    started = [
+        torchrun(tmp_path, rank, port, "-output=run", "-cfg=vit_digits", "-o", *more)
+        for rank in (1, 0)
+    ]
     assert statuses(*started) == [0, 0], printed(*started)
     assert printed(*started).count("isn't there yet: decoding") == 2  # training and validation
     flags = ("-cfg=vit_digits", "-dataset=folder", "-data_path=absent")
@@ -194,8 +267,13 @@ def test_under_torchrun_a_taken_port_is_named_and_other_machines_end(tmp_path):
         port = taken.getsockname()[1]
         first = torchrun(tmp_path, 0, port, "-cfg=vit_digits")
         assert statuses(first) == [2]
-    assert printed(first) == f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
-    second = torchrun(tmp_path, 1, port, "-cfg=vit_digits", "-o", "DIST.INIT_TIMEOUT", "0.2", machines=2)
+    assert (
+        printed(first)
+        == f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
+    )
+    second = torchrun(
+        tmp_path, 1, port, "-cfg=vit_digits", "-o", "DIST.INIT_TIMEOUT", "0.2", machines=2
+    )
     assert statuses(second) == [1]
     silent = f"rank 0 didn't answer at 127.0.0.1:{port} within 0.2 s"
     message = rf"rank 1: error: {silent} \(.*\); rank 1 on .* waited for it: .*\n"
@@ -206,11 +284,19 @@ def test_the_script_for_several_nodes_says_what_is_missing_or_taken(tmp_path):
     script = ("sh", str(ROOT / "run_train_multi_node.sh"))
     incomplete = start(tmp_path, *script, NNODES=2, MASTER_PORT=29500)
     assert statuses(incomplete) == [2]
-    assert "found NNODES=2, MASTER_PORT=29500, missing NODE_RANK, MASTER_ADDR; the first" in printed(incomplete)
+    assert (
+        "found NNODES=2, MASTER_PORT=29500, missing NODE_RANK, MASTER_ADDR; the first"
+        in printed(incomplete)
+    )
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        first = start(tmp_path, *script, NNODES=2, NODE_RANK=0, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        first = start(
+            tmp_path, *script, NNODES=2, NODE_RANK=0, MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+        )
         assert statuses(first) == [2]
-    assert printed(first) == f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
+    assert (
+        printed(first)
+        == f"error: port {port} on 127.0.0.1 is taken (by another run?); choose another MASTER_PORT\n"
+    )

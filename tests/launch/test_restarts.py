@@ -22,9 +22,11 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def restarted(monkeypatch, capsys, tmp_path, starts, next_start=next_start, **keys):
-    """What ``spawned.run`` did of ``starts``: per start the dummies' calls and what the first rank's beats begin as.
+    """What ``spawned.run`` did of ``starts``: per start the dummies' calls and what the first
+    rank's beats begin as.
 
-    Returns (exit status or None, lines it said, the configurations and numbers of processes it started with).
+    Returns (exit status or None, lines it said, the configurations and numbers of processes it
+    started with).
     """
     given = iter(starts)
     configurations = []
@@ -38,12 +40,18 @@ def restarted(monkeypatch, capsys, tmp_path, starts, next_start=next_start, **ke
             (function, failed, *args) if function is dummy_ranks.fail else (function, *args)
             for function, *args in calls
         ]
-        processes = [SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls]
+        processes = [
+            SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls
+        ]
         for process in processes:
             process.start()
         return SimpleNamespace(processes=processes)
 
-    options = ["OUTPUT", str(tmp_path), *(word for key, value in keys.items() for word in (f"DIST.{key}", str(value)))]
+    options = [
+        "OUTPUT",
+        str(tmp_path),
+        *(word for key, value in keys.items() for word in (f"DIST.{key}", str(value))),
+    ]
     handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
     try:
         spawned.run(get_config(None, [*options, "NGPUS", "2"]), 2, start, next_start)
@@ -85,7 +93,9 @@ def test_lost_ranks_are_started_again_until_all_is_done(monkeypatch, capsys, tmp
 )
 def test_restarts_come_to_an_end(monkeypatch, capsys, tmp_path, starts, last):
     times = 1 if starts[0][1] > 1 else 9
-    status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, MAX_RESTART=times)
+    status, told, configurations = restarted(
+        monkeypatch, capsys, tmp_path, starts, MAX_RESTART=times
+    )
     assert (status, told[1:], len(configurations)) == (1, [last], 2)
 
 
@@ -101,12 +111,16 @@ def test_a_signal_that_comes_between_two_starts_ends_the_run(monkeypatch, capsys
         return next_start(config, count)
 
     starts = [(KILLED, 5), ([(dummy_ranks.wait,), (dummy_ranks.wait,)], 5)]
-    status, told, configurations = restarted(monkeypatch, capsys, tmp_path, starts, interrupted, MAX_RESTART=3)
+    status, told, configurations = restarted(
+        monkeypatch, capsys, tmp_path, starts, interrupted, MAX_RESTART=3
+    )
     assert (status, told[1:], len(configurations)) == (143, ["stopped by SIGTERM at step 7"], 2)
 
 
 def test_ranks_start_with_every_signal_blocked():
-    """In a process that had no shared memory before: Python's resource tracker unblocks SIGINT and SIGTERM."""
+    """In a process that had no shared memory before: Python's resource tracker unblocks SIGINT and
+    SIGTERM.
+    """
     program = """
 import signal, sys
 from config import get_config
@@ -128,6 +142,12 @@ def test_a_restart_before_the_run_began_makes_no_folder(tmp_path, capsys):
 
 
 def test_restarts_need_a_folder_and_nothing_that_a_restart_would_undo():
-    for options in ([], ["OUTPUT", "run", "MODEL.RESUME", "x"], ["OUTPUT", "run", "TRAIN.LAST_EPOCH", "1"]):
-        with pytest.raises(InputError, match="DIST.MAX_RESTART is 1, expected 0, or -output with it"):
+    for options in (
+        [],
+        ["OUTPUT", "run", "MODEL.RESUME", "x"],
+        ["OUTPUT", "run", "TRAIN.LAST_EPOCH", "1"],
+    ):
+        with pytest.raises(
+            InputError, match="DIST.MAX_RESTART is 1, expected 0, or -output with it"
+        ):
             get_config(None, [*options, "DIST.MAX_RESTART", "1"])

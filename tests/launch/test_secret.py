@@ -1,4 +1,6 @@
-"""What ranks hold in common: where it comes from, who may read it, what is said where it can't be had."""
+"""What ranks hold in common: where it comes from, who may read it, what is said where it can't be
+had.
+"""
 
 import os
 import re
@@ -52,7 +54,9 @@ def test_a_variable_and_a_named_file_come_first(home, monkeypatch):
     assert secret.shared_secret() != by_file
     assert not (home / secret.NAME).exists()
     monkeypatch.setenv(secret.VARIABLE, "short")
-    assert refusal().startswith(f"{secret.VARIABLE} holds a secret of 5 characters; expected at least 16 random ones")
+    assert refusal().startswith(
+        f"{secret.VARIABLE} holds a secret of 5 characters; expected at least 16 random ones"
+    )
 
 
 def test_what_others_may_read_or_have_written_is_refused(home, monkeypatch):
@@ -61,7 +65,8 @@ def test_what_others_may_read_or_have_written_is_refused(home, monkeypatch):
     file.write_text("a" * 32 + "\n")
     file.chmod(0o640)
     assert (
-        refusal() == f"{file}: others may read the secret (mode 640); chmod 600 it, or remove it, and a new one is made"
+        refusal()
+        == f"{file}: others may read the secret (mode 640); chmod 600 it, or remove it, and a new one is made"
     )
     file.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
@@ -76,7 +81,10 @@ def test_what_others_may_read_or_have_written_is_refused(home, monkeypatch):
     assert refusal() == f"{file}: the file for the secret is empty; remove it"
     file.unlink()
     os.mkfifo(file)
-    assert "is no regular file; remove it, or set PADDLE_VIT_SECRET to the same 32 random characters" in refusal()
+    assert (
+        "is no regular file; remove it, or set PADDLE_VIT_SECRET to the same 32 random characters"
+        in refusal()
+    )
 
 
 def test_where_there_is_no_place_for_it_one_line_says_what_to_set(home, monkeypatch):
@@ -84,22 +92,31 @@ def test_where_there_is_no_place_for_it_one_line_says_what_to_set(home, monkeypa
     monkeypatch.setattr(secret, "MEMORY", str(home / "file"))
     monkeypatch.setenv("HOME", "somewhere")
     where = f"{home}/file/{secret.NAME}.{os.geteuid()}"
-    assert refusal().startswith(f"{where}: the secret can't be read (Not a directory); set PADDLE_VIT_SECRET to the")
+    assert refusal().startswith(
+        f"{where}: the secret can't be read (Not a directory); set PADDLE_VIT_SECRET to the"
+    )
     monkeypatch.setattr(secret, "MEMORY", str(home / "none"))
     expected = f"{home}/none/{secret.NAME}.{os.geteuid()}: the secret by which ranks recognise one another can't be "
     assert refusal().startswith(f"{expected}created (No such file")
     monkeypatch.setenv(secret.FILE, str(home / "gone"))
-    assert refusal() == f"{secret.FILE} names {home}/gone, which doesn't exist; write 32 random characters to it"
+    assert (
+        refusal()
+        == f"{secret.FILE} names {home}/gone, which doesn't exist; write 32 random characters to it"
+    )
 
 
 @pytest.mark.parametrize("place", ["unset", "gone", "locked"])
 def test_a_container_without_a_home_needs_nothing(home, monkeypatch, tmp_path, place):
     """HOME of a user that isn't in passwd, of another user, or on a read-only disk."""
     monkeypatch.setattr(secret, "MEMORY", str(tmp_path))
-    monkeypatch.setenv("HOME", {"unset": "~", "gone": str(home / "none"), "locked": str(home / "locked")}[place])
+    monkeypatch.setenv(
+        "HOME", {"unset": "~", "gone": str(home / "none"), "locked": str(home / "locked")}[place]
+    )
     (home / "locked").mkdir()
     real = os.access  # root may write everywhere
-    monkeypatch.setattr(os, "access", lambda path, mode: "locked" not in str(path) and real(path, mode))
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: "locked" not in str(path) and real(path, mode)
+    )
     found = secret.shared_secret()
     file = tmp_path / f"{secret.NAME}.{os.geteuid()}"
     assert secret.file() == file
@@ -113,7 +130,9 @@ def test_a_container_without_a_home_needs_nothing(home, monkeypatch, tmp_path, p
 
 def test_a_file_system_without_modes_is_told_and_nothing_stays_there(home, monkeypatch):
     real = os.fstat
-    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((real(file).st_mode | 0o777, *real(file)[1:])))
+    monkeypatch.setattr(
+        os, "fstat", lambda file: os.stat_result((real(file).st_mode | 0o777, *real(file)[1:]))
+    )
     expected = f"can't be stored: others may read all files in {home}, because its file system has no file modes; "
     assert f"{expected}set PADDLE_VIT" in refusal()
     assert not (home / secret.NAME).exists()
@@ -125,7 +144,9 @@ def test_a_named_file_may_be_the_administrators(home, monkeypatch):
     named.write_text("a" * 32 + "\n")
     named.chmod(0o440)
     real = os.fstat
-    monkeypatch.setattr(os, "fstat", lambda file: os.stat_result((*real(file)[:4], 0, *real(file)[5:])))
+    monkeypatch.setattr(
+        os, "fstat", lambda file: os.stat_result((*real(file)[:4], 0, *real(file)[5:]))
+    )
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.setenv(secret.FILE, str(named))
     assert secret.shared_secret()
@@ -143,7 +164,9 @@ def test_paddles_launcher_would_write_the_variable_to_its_logs(home, monkeypatch
     monkeypatch.setenv(secret.VARIABLE, "a" * 32)
     secret.shared_secret()
     monkeypatch.setenv("PADDLE_LOG_DIR", "log")
-    assert refusal().startswith("PADDLE_VIT_SECRET is set, but Paddle's launcher writes its environment to envlog.*, w")
+    assert refusal().startswith(
+        "PADDLE_VIT_SECRET is set, but Paddle's launcher writes its environment to envlog.*, w"
+    )
 
 
 def test_a_runs_key_is_its_own(home):

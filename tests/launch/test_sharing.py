@@ -24,12 +24,16 @@ LARGE = 32 << 20  # bytes
 
 def names():
     """The files that a run could leave."""
-    return {path for folder in ("/dev/shm", "/tmp") for path in os.listdir(folder) if "handed" in path}
+    return {
+        path for folder in ("/dev/shm", "/tmp") for path in os.listdir(folder) if "handed" in path
+    }
 
 
 @pytest.fixture
 def ranks(monkeypatch):
-    """Returns a function that calls ``act(rank, *args)`` in processes: (exit status, what it returned), by rank."""
+    """Returns a function that calls ``act(rank, *args)`` in processes: (exit status, what it
+    returned), by rank.
+    """
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "5")
     secret.take_run()
     monkeypatch.setenv(secret.RUN, os.environ[secret.RUN])
@@ -81,7 +85,9 @@ def share(read, what, ready):
 
 
 def wait_for_all(ready, count):
-    """Returns when ``ready`` was raised ``count`` times. Meanwhile this rank hands over what it has read."""
+    """Returns when ``ready`` was raised ``count`` times. Meanwhile this rank hands over what it has
+    read.
+    """
     with ready.get_lock():
         ready.value += 1
     until = time.monotonic() + 30
@@ -127,7 +133,12 @@ def test_one_rank_reads_for_all_and_memory_is_shared(ranks, reads):
     assert len({told[0] for _, told in found}) == 1
     for rank, (status, told) in enumerate(found):
         assert status == 0
-        assert told[1:5] == (7 * LARGE, [rank if place == rank else 7 for place in range(5)], True, 0)
+        assert told[1:5] == (
+            7 * LARGE,
+            [rank if place == rank else 7 for place in range(5)],
+            True,
+            0,
+        )
         assert told[5] < LARGE // 4
 
 
@@ -161,7 +172,9 @@ def fail(rank, reads, error):
     return sharing.read_once(read, b"data")
 
 
-@pytest.mark.parametrize("error", [InputError("no \N{SNOWMAN} " + "\N{PILE OF POO}" * 490), RunError("x", shared=True)])
+@pytest.mark.parametrize(
+    "error", [InputError("no \N{SNOWMAN} " + "\N{PILE OF POO}" * 490), RunError("x", shared=True)]
+)
 def test_what_the_reader_fails_by_is_every_ranks_error(ranks, reads, error):
     for status, told in ranks(fail, reads, error):
         assert status == 0
@@ -259,7 +272,13 @@ def test_one_rank_alone_opens_nothing(monkeypatch):
 
 
 def test_what_ranks_are_handed_is_as_it_was():
-    objects = (np.arange(12).reshape(3, 4).T, np.zeros(0), np.array(["a", "bc"]), [b"x", "y"], np.float32(2))
+    objects = (
+        np.arange(12).reshape(3, 4).T,
+        np.zeros(0),
+        np.array(["a", "bc"]),
+        [b"x", "y"],
+        np.float32(2),
+    )
     for own, other in zip(spawned.Handed(*objects).open(), objects, strict=True):
         np.testing.assert_array_equal(own, other)
         assert type(own) is type(other)

@@ -48,7 +48,11 @@ def test_each_place_has_one_command_at_a_time(tmp_path):
 
 def test_a_signal_is_passed_on_once_and_nothing_starts_after_it(tmp_path):
     text = "trap 'echo asked; exit 143' TERM; trap 'echo save' USR1; while :; do sleep 0.05; done"
-    commands = [shell(tmp_path, "a", text), shell(tmp_path, "b", "sleep 0.3"), shell(tmp_path, "c", "echo c")]
+    commands = [
+        shell(tmp_path, "a", text),
+        shell(tmp_path, "b", "sleep 0.3"),
+        shell(tmp_path, "c", "echo c"),
+    ]
     ended = []
 
     def end(name, status):

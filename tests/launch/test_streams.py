@@ -1,4 +1,6 @@
-"""Standard streams that are closed, broken, full or blocked, and surroundings in which no program can work."""
+"""Standard streams that are closed, broken, full or blocked, and surroundings in which no program
+can work.
+"""
 
 import contextlib
 import fcntl
@@ -18,7 +20,17 @@ from errors import InputError
 from launch import spawned, startup, streams
 
 SINGLE = f"{sys.executable} {ROOT}/main_single_gpu.py"
-SMALL = ["-cfg=vit_digits", "-output=run", "-o", "MODEL.DEPTH", "2", "REPORT_FREQ", "2", "SAVE_MINUTES", "none"]
+SMALL = [
+    "-cfg=vit_digits",
+    "-output=run",
+    "-o",
+    "MODEL.DEPTH",
+    "2",
+    "REPORT_FREQ",
+    "2",
+    "SAVE_MINUTES",
+    "none",
+]
 
 
 @pytest.fixture
@@ -57,7 +69,9 @@ def test_a_pipe_that_nobody_reads_holds_up_no_run(pipe, monkeypatch):
 
 def test_other_commands_wait_for_their_reader(pipe):
     reader, stream, _ = pipe
-    writing = threading.Thread(target=lambda: (stream.write("x" * 300_000), stream.flush()), daemon=True)
+    writing = threading.Thread(
+        target=lambda: (stream.write("x" * 300_000), stream.flush()), daemon=True
+    )
     writing.start()
     time.sleep(0.1)
     assert writing.is_alive()
@@ -90,7 +104,9 @@ def test_a_child_does_not_say_what_its_parent_keeps(pipe, monkeypatch):
     ],
 )
 def test_no_stream_ends_a_program(tmp_path, command):
-    done = subprocess.run(["bash", "-c", command.format(SINGLE)], cwd=tmp_path, capture_output=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", command.format(SINGLE)], cwd=tmp_path, capture_output=True, timeout=60
+    )
     said = done.stderr.decode()
     if "数据" in command:
         assert (done.returncode, said) == (2, "error: no configuration file \\u6570\\u636e\n")
@@ -100,18 +116,28 @@ def test_no_stream_ends_a_program(tmp_path, command):
 
 @pytest.mark.parametrize("mine", [False, True])
 def test_what_only_imports_a_module_keeps_its_own_streams(tmp_path, mine):
-    """A program that comes by stdin would be started anew without it, where the locale isn't UTF-8; a notebook's
-    streams lead to its cells.
+    """A program that comes by stdin would be started anew without it, where the locale isn't UTF-8;
+    a notebook's streams lead to its cells.
     """
     code = "import io, sys; before = sys.stdout; import launch.startup; assert sys.stdout is before; print('came')"
     if mine:  # %run main_single_gpu.py
         code = f"import io, sys; sys.argv = ['{ROOT}/tools/doctor.py']; sys.stdout = sys.stderr = io.StringIO(); {code}"
         code += "; sys.__stdout__.write(sys.stdout.getvalue())"
-    environment = os.environ | {"LC_ALL": "POSIX", "PYTHONUTF8": "0" if not mine else "1", "PYTHONCOERCECLOCALE": "0"}
+    environment = os.environ | {
+        "LC_ALL": "POSIX",
+        "PYTHONUTF8": "0" if not mine else "1",
+        "PYTHONCOERCECLOCALE": "0",
+    }
     for arguments, given in ((["-c", code], ""), (["-"], code)):
         command = [sys.executable, *arguments]
         done = subprocess.run(
-            command, input=given, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+            command,
+            input=given,
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "came\n", "")
 
@@ -121,19 +147,23 @@ def test_python_that_does_not_buffer_hands_everything_on_at_once(unbuffered, fir
     code = f"import sys; sys.argv = ['{ROOT}/tools/doctor.py']; import launch.startup, os, time; print('.', end='')"
     code += "; time.sleep(0.5); print('. end'); assert sys.stdout.name == '<stdout>'"
     environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE) as running:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE
+    ) as running:
         assert running.stdout
         assert os.read(running.stdout.fileno(), 100) == first
     assert running.returncode == 0
 
 
 def test_a_file_that_is_opened_is_never_standard_output(tmp_path):
-    """With a descriptor closed, the next file would get its number, and with it what a library prints."""
-    code = (
-        "import sys; sys.argv = [sys.path[0] + '/tools/doctor.py']; from errors import reporting; import launch.startup"
-    )
+    """With a descriptor closed, the next file would get its number, and with it what a library
+    prints.
+    """
+    code = "import sys; sys.argv = [sys.path[0] + '/tools/doctor.py']; from errors import reporting; import launch.startup"
     code += "; file = open('opened', 'w'); assert file.fileno() > 2; import os; os.write(1, b'lost'); print('lost')"
-    command = f'"{sys.executable}" -c "import sys; sys.path.insert(0, \'{ROOT}\'); {code}" <&- >&- 2>&-'
+    command = (
+        f'"{sys.executable}" -c "import sys; sys.path.insert(0, \'{ROOT}\'); {code}" <&- >&- 2>&-'
+    )
     assert subprocess.run(command, shell=True, cwd=tmp_path, timeout=60).returncode == 0
     assert (tmp_path / "opened").read_text() == ""
 
@@ -141,7 +171,10 @@ def test_a_file_that_is_opened_is_never_standard_output(tmp_path):
 @pytest.mark.parametrize(
     ("surroundings", "said"),
     [
-        ("ulimit -n 24", "the limit on open files is 24, expected 64 at least; raise it (ulimit -n)"),
+        (
+            "ulimit -n 24",
+            "the limit on open files is 24, expected 64 at least; raise it (ulimit -n)",
+        ),
         (
             "ulimit -v 600000",
             "the limit on memory is 585 MB, expected 1200 MB at least, for Paddle alone; raise it (ulimit -v)",
@@ -156,24 +189,30 @@ def test_a_file_that_is_opened_is_never_standard_output(tmp_path):
 @pytest.mark.parametrize("name", ["main_multi_gpu.py", "tools/make_photographs.py"])
 def test_surroundings_in_which_no_program_can_work_are_named(tmp_path, surroundings, said, name):
     command = f"{surroundings}; exec {sys.executable} {ROOT}/{name} -h"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said}\n")
 
 
 def test_every_program_goes_by_lasting_streams():
     found = [*ROOT.glob("main_*.py"), *ROOT.glob("tools/*.py"), *ROOT.glob("examples/*.py")]
     texts = {path.name: path.read_text() for path in found}
-    programs = {name for name, text in texts.items() if "with reporting():" in text and "__main__" in text}
+    programs = {
+        name for name, text in texts.items() if "with reporting():" in text and "__main__" in text
+    }
     assert len(programs) > 10
-    assert not {name for name in programs if not re.search(r"^(import|from) launch.*\bstartup", texts[name], re.M)}
+    assert not {
+        name
+        for name in programs
+        if not re.search(r"^(import|from) launch.*\bstartup", texts[name], re.M)
+    }
 
 
 def test_shared_memory_without_room_is_named(monkeypatch):
     full = os.statvfs_result((4096, 4096, 8, 1, 1, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: full)
-    message = (
-        r"^/dev/shm has 4 kB free, but 2 processes need 224 kB; free some, or mount a larger one \(docker run .*\)$"
-    )
+    message = r"^/dev/shm has 4 kB free, but 2 processes need 224 kB; free some, or mount a larger one \(docker run .*\)$"
     with pytest.raises(InputError, match=message):
         spawned.shared_arrays(None, 2)
 
@@ -182,7 +221,9 @@ def test_what_was_ignored_at_the_start_stays_ignored():
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from launch import signals, startup;"
     code += "startup.stop_at_once(); signals.record_signals(); signal.raise_signal(signal.SIGHUP);"
     code += "print(signals.received, signal.SIGHUP in signals.SIGNALS, len(signals.STOPS))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout, done.stderr) == ("{} False 4\n", "")
     assert set(startup.STOPS) >= {signal.SIGHUP, signal.SIGXCPU}
 
@@ -191,7 +232,8 @@ def in_a_terminal(folder, *command):
     """Starts a program in a terminal of its own; (its pid, the terminal's other end)."""
     pid, terminal = pty.fork()
     if not pid:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which the tests may run, has it ignored
+        # nohup, under which the tests may run, has it ignored
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.chdir(folder)
         os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
         os.execvpe(command[0], command, os.environ | {"VIRTUAL_ENV": "1"})
@@ -200,7 +242,9 @@ def in_a_terminal(folder, *command):
 
 
 def wait_for_steps(run, count, terminal=None, shown=b"", seconds=60):
-    """Waits until the log tells ``count`` more reports and the terminal, which is read meanwhile, has shown a text."""
+    """Waits until the log tells ``count`` more reports and the terminal, which is read meanwhile,
+    has shown a text.
+    """
 
     def told():
         return (run / "log.txt").read_text().count(" step ") if (run / "log.txt").exists() else 0

@@ -1,4 +1,6 @@
-"""Ranks agree on what signals and the clock ask; their parent passes signals on and names a rank that fails."""
+"""Ranks agree on what signals and the clock ask; their parent passes signals on and names a rank
+that fails.
+"""
 
 import functools
 import multiprocessing
@@ -36,9 +38,11 @@ class Clock:
 
 
 def polled(count, seconds, save_minutes=None, event=None, at=0, failed_on=None):
-    """Polls ``count`` times, every ``seconds[rank]``; before the ``at``-th, the last rank gets a signal by ``event``.
+    """Polls ``count`` times, every ``seconds[rank]``; before the ``at``-th, the last rank gets a
+    signal by ``event``.
 
-    Returns the numbers of polls at which the ranks met, and what changed then: (poll, signal, save, failed).
+    Returns the numbers of polls at which the ranks met, and what changed then: (poll, signal, save,
+    failed).
     """
     collectives = []
     all_reduce_sum = requests.all_reduce_sum
@@ -88,7 +92,11 @@ def test_ranks_meet_about_once_a_second_and_agree():
         assert failed[0] == eighth
         assert failed[1][0] == (41, None, False, True)
         assert clock == (eighth, [(17, None, True, False), (33, None, True, False)])
-        assert [met for met, _ in meetings] == [[1, 5, 9, 13, 17, 21], list(range(1, 22)), [1, 51, 101]]
+        assert [met for met, _ in meetings] == [
+            [1, 5, 9, 13, 17, 21],
+            list(range(1, 22)),
+            [1, 51, 101],
+        ]
 
 
 def call_each(functions):
@@ -132,17 +140,23 @@ def test_a_stop_has_its_exit_status(number, status):
 
 @pytest.fixture
 def ranks():
-    """Returns a function that starts dummy ranks: (Ranks, their processes); ends what is left of them."""
+    """Returns a function that starts dummy ranks: (Ranks, their processes); ends what is left of
+    them.
+    """
     started = []
     handlers = {number: signal.getsignal(number) for number in signals.SIGNALS}
 
     def start(*calls, failed=None, beats=None, timeout=60.0):
-        processes = [SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls]
+        processes = [
+            SPAWN.Process(target=function, args=args, daemon=True) for function, *args in calls
+        ]
         started.extend(processes)
         for process in processes:
             process.start()
         failed = SPAWN.Array("c", FAILURE) if failed is None else failed
-        beats = [time.monotonic(), 7.0, float(COMPUTING), 8.0] * len(calls) if beats is None else beats
+        beats = (
+            [time.monotonic(), 7.0, float(COMPUTING), 8.0] * len(calls) if beats is None else beats
+        )
         return Ranks(SimpleNamespace(processes=processes), failed, beats, timeout), processes
 
     yield start
@@ -170,7 +184,9 @@ def test_ranks_that_end_well_end_the_run(ranks):
 
 def test_a_rank_that_reported_its_failure_ends_all_with_its_status(ranks, capsys):
     failed = SPAWN.Array("c", FAILURE)
-    parent, processes = ranks((dummy_ranks.wait,), (dummy_ranks.fail, failed, 2, "error: so"), failed=failed)
+    parent, processes = ranks(
+        (dummy_ranks.wait,), (dummy_ranks.fail, failed, 2, "error: so"), failed=failed
+    )
     assert ended(parent, processes, capsys) == (2, "error: so\n")
 
 
@@ -181,9 +197,13 @@ def test_a_rank_that_reported_its_failure_ends_all_with_its_status(ranks, capsys
             [(dummy_ranks.wait,), (dummy_ranks.kill, signal.SIGKILL)],
             f"error: {LOST}\n",
         ),
-        ([(dummy_ranks.leave, 3), (dummy_ranks.wait,)], "error: rank 0 ended with status 3 at step 7\n"),
         (
-            [(dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSEGV)],  # the first: its peer was gone
+            [(dummy_ranks.leave, 3), (dummy_ranks.wait,)],
+            "error: rank 0 ended with status 3 at step 7\n",
+        ),
+        (
+            # the first: its peer was gone
+            [(dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSEGV)],
             "error: rank 1 was killed by SIGSEGV at step 7\n",
         ),
     ],
@@ -197,11 +217,16 @@ def test_a_rank_that_was_lost_is_named(ranks, capsys, calls, message):
 
 
 def test_a_suspended_rank_is_named_when_its_peers_give_up(ranks, capsys):
-    parent, processes = ranks((dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSTOP))
+    parent, processes = ranks(
+        (dummy_ranks.kill, signal.SIGABRT), (dummy_ranks.kill, signal.SIGSTOP)
+    )
     processes[0].join(60)
     wait_until_stopped(processes[1])
     who = f"rank 1 (process {processes[1].pid}) is suspended (SIGSTOP, or a debugger) at step 7"
-    assert ended(parent, processes, capsys) == (1, f"error: {who}, and the others waited for it in vain\n")
+    assert ended(parent, processes, capsys) == (
+        1,
+        f"error: {who}, and the others waited for it in vain\n",
+    )
 
 
 def wait_until_stopped(process):
@@ -224,14 +249,19 @@ def test_the_rank_that_the_others_wait_for_is_named(ranks, capsys, beats, who):
     if last != (dummy_ranks.wait,):
         wait_until_stopped(processes[1])
     named = who.format(processes[int(who[5])].pid)
-    assert ended(parent, processes, capsys) == (1, f"error: no progress in 0.5 s (DIST.TIMEOUT): {named}\n")
+    assert ended(parent, processes, capsys) == (
+        1,
+        f"error: no progress in 0.5 s (DIST.TIMEOUT): {named}\n",
+    )
 
 
 def test_signals_are_passed_on(ranks, capsys):
     ready = SPAWN.Semaphore(0)
     failed = SPAWN.Array("c", FAILURE)
     asked = [SPAWN.Value("i", 0) for _ in range(2)]
-    parent, processes = ranks(*((dummy_ranks.obey, ready, failed, own) for own in asked), failed=failed)
+    parent, processes = ranks(
+        *((dummy_ranks.obey, ready, failed, own) for own in asked), failed=failed
+    )
     for _ in processes:
         assert ready.acquire(timeout=60)
 

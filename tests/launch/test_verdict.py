@@ -28,7 +28,10 @@ WAITING = "rank 1 (process 41) is waiting for data at step 7"
     [
         ([{"failure": UNFORESEEN}, {"failure": FORESEEN}], "rank 1: error: so"),
         ([{"failure": UNFORESEEN}, {}], "rank 0: Traceback"),
-        ([{"failure": UNFORESEEN}, {"gone": "was killed by SIGKILL"}], "error: rank 1 was killed by SIGKILL at step 7"),
+        (
+            [{"failure": UNFORESEEN}, {"gone": "was killed by SIGKILL"}],
+            "error: rank 1 was killed by SIGKILL at step 7",
+        ),
         (
             [{"failure": UNFORESEEN}, {"trouble": "sleeps"}],
             "error: rank 1 (process 41) sleeps at step 7, and",
@@ -47,10 +50,16 @@ WAITING = "rank 1 (process 41) is waiting for data at step 7"
             "error: ranks 0 and 1 gave up (SIGABRT) at step 7; the end of log_0.txt and log_1.txt tells why",
         ),
         ([ABORTED | {"gone_at": 1e9}, {}], None),  # a cause may turn up
-        ([{"age": 61}, {"age": 61, "doing": LOADING}], f"error: no progress in 60 s (DIST.TIMEOUT): {WAITING}"),
+        (
+            [{"age": 61}, {"age": 61, "doing": LOADING}],
+            f"error: no progress in 60 s (DIST.TIMEOUT): {WAITING}",
+        ),
         ([{"age": 61}, {"age": 59, "doing": LOADING}], None),
         ([{"age": -math.inf}, {"age": 61}], None),  # ``progress.pause``
-        ([{"gone": "was lost", "host": "far"}, {}], "error: rank 0 (process 40 on far) was lost at step 7"),
+        (
+            [{"gone": "was lost", "host": "far"}, {}],
+            "error: rank 0 (process 40 on far) was lost at step 7",
+        ),
     ],
 )
 def test_the_cause_is_named_and_not_what_followed_from_it(ranks, text):
@@ -83,7 +92,9 @@ def test_a_start_may_take_longer_than_the_timeout():
     both = [Seen(0, 40), seen(1, 100)]
     assert judge(both, now - START_UP + 1, 60.0) is None
     expected = f"error: no progress in {START_UP:g} s (DIST.TIMEOUT): rank 0 (process 40) is starting at step 0"
-    assert judge([Seen(0, 40), Seen(1, 41, step=1.0)], now - START_UP, 60.0) == Verdict(1, expected, True)
+    assert judge([Seen(0, 40), Seen(1, 41, step=1.0)], now - START_UP, 60.0) == Verdict(
+        1, expected, True
+    )
     assert judge([Seen(0, 40)], now - START_UP, 60.0).text == expected  # alone
 
 

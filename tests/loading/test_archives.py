@@ -34,5 +34,7 @@ def test_a_set_without_images_or_a_model_without_classes_is_refused(tmp_path):
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(0, np.uint8), False)
     with pytest.raises(InputError, match=f"the val set of 'mnist' at {tmp_path} is empty"):
         get_dataset(configured("mnist", tmp_path), "val")
-    with pytest.raises(InputError, match="MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes'"):
+    with pytest.raises(
+        InputError, match="MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes'"
+    ):
         get_dataset(configured("digits", tmp_path, "MODEL.NUM_CLASSES", "0"), "val")

@@ -47,7 +47,9 @@ class Fixed:
 
 
 def policy(text, *options):
-    return build_auto_augment(get_config(None, ["TRAIN.AUTO_AUGMENT", text, "DATA.IMAGE_SIZE", "32", *options]))
+    return build_auto_augment(
+        get_config(None, ["TRAIN.AUTO_AUGMENT", text, "DATA.IMAGE_SIZE", "32", *options])
+    )
 
 
 @pytest.mark.parametrize("sign", ["+", "-"])
@@ -93,8 +95,13 @@ def test_trivial_augment_wide_is_torchvisions(name, step):
     for sign in (1, -1):
         found = TrivialAugmentWide().apply(picture(), name, step, sign)
         # torchvision's magnitudes are float32: an enhanced pixel may round to the next level
-        np.testing.assert_allclose(np.asarray(found, int), GOLDEN[f"trivial/{name}/{step}/{sign}"], atol=1)
-    assert len([key for key in GOLDEN if key.startswith("trivial/")]) == len(TrivialAugmentWide._SPACE) * 8
+        np.testing.assert_allclose(
+            np.asarray(found, int), GOLDEN[f"trivial/{name}/{step}/{sign}"], atol=1
+        )
+    assert (
+        len([key for key in GOLDEN if key.startswith("trivial/")])
+        == len(TrivialAugmentWide._SPACE) * 8
+    )
 
 
 def test_trivial_augment_wides_31_magnitudes_are_evenly_spaced():
@@ -105,7 +112,9 @@ def test_trivial_augment_wides_31_magnitudes_are_evenly_spaced():
         assert (solarized == np.where(ramp < 255 - 8.5 * step, ramp, 255 - ramp)).all()
         moved = np.asarray(apply(Image.fromarray(ramp), "TranslateX", step, 1))[0]
         assert (moved[32 * step // 30 :] == ramp[0, : 256 - 32 * step // 30]).all()
-        assert len(np.unique(apply(Image.fromarray(ramp), "Posterize", step, 1))) == 2 ** (8 - round(step / 5))
+        assert len(np.unique(apply(Image.fromarray(ramp), "Posterize", step, 1))) == 2 ** (
+            8 - round(step / 5)
+        )
 
 
 @pytest.mark.parametrize("blended", [False, True])
@@ -114,7 +123,8 @@ def test_augmix_is_timms_for_the_same_draws(blended):
     augments = [Augment(name, 1.0, 5, 0.0, 10.0, BICUBIC, FILL, 0.3) for name in names]
     rng = Fixed(dirichlet=[0.2, 0.5, 0.3], beta=0.6, integers=iter(range(3)))
     found = AugMix(augments, width=3, depth=1, alpha=1.0, blended=blended)(picture(), rng)
-    np.testing.assert_allclose(np.asarray(found, int), GOLDEN[f"augmix/{blended}"], atol=1)  # timm's shares are float32
+    # timm's shares are float32
+    np.testing.assert_allclose(np.asarray(found, int), GOLDEN[f"augmix/{blended}"], atol=1)
 
 
 def described(augments):
@@ -122,7 +132,9 @@ def described(augments):
 
 
 def expected(operations):
-    return [[n, p, m, float(std), 10 if most is None else most] for n, p, m, std, most in operations]
+    return [
+        [n, p, m, float(std), 10 if most is None else most] for n, p, m, std, most in operations
+    ]
 
 
 @pytest.mark.parametrize("text", sorted(POLICIES))
@@ -138,14 +150,21 @@ def test_each_policy_is_made_of_timms_operations(text):
     elif text.startswith("augmix"):
         operations, width, depth, alpha, blended = golden
         assert sorted(described(found.augments)) == sorted(expected(operations))
-        assert (found.width, found.depth, found.alpha, found.blended) == (width, max(0, depth), alpha, blended)
+        assert (found.width, found.depth, found.alpha, found.blended) == (
+            width,
+            max(0, depth),
+            alpha,
+            blended,
+        )
     else:
         assert [described(line) for line in found.lines] == [expected(line) for line in golden]
 
 
 @pytest.fixture
 def applied(monkeypatch):
-    """Returns a function: per image, what a policy would have applied, as (name, value, resampling)."""
+    """Returns a function: per image, what a policy would have applied, as (name, value,
+    resampling).
+    """
     seen = []
     recording = {
         name: (lambda image, *given, name=name: seen.append((name, *given[:2])) or image, given)
@@ -181,12 +200,15 @@ def test_levels_and_operations_are_drawn_as_they_should(applied):
     assert abs(np.abs(angles).mean() - 9) < 0.1
     assert np.abs(angles).max() <= 10
     assert 0.4 < (angles > 0).mean() < 0.6
-    assert 0.1 < (np.abs(angles) < 8.5).mean() < 0.22  # 0.16 of a normal distribution is a deviation below its mean
+    # 0.16 of a normal distribution is a deviation below its mean
+    assert 0.1 < (np.abs(angles) < 8.5).mean() < 0.22
 
 
 def test_a_large_deviation_draws_levels_evenly_from_nothing_up(applied):
     angles = np.abs(values(applied("rand-m8-mstd101-p1.0"), "Rotate"))
-    np.testing.assert_allclose(np.quantile(angles, [0, 0.25, 0.5, 0.75, 1]), [0, 6, 12, 18, 24], atol=1.8)
+    np.testing.assert_allclose(
+        np.quantile(angles, [0, 0.25, 0.5, 0.75, 1]), [0, 6, 12, 18, 24], atol=1.8
+    )
 
 
 def test_levels_keep_within_their_bounds(applied):
@@ -196,23 +218,32 @@ def test_levels_keep_within_their_bounds(applied):
 
 
 @pytest.mark.parametrize(
-    ("text", "share"), [("rand-m10", 0.45), ("v0", 0.9 * 0.45), ("augmix-m10-mstd0", 0.3), ("augmix-m2-mstd0", 0.06)]
+    ("text", "share"),
+    [("rand-m10", 0.45), ("v0", 0.9 * 0.45), ("augmix-m10-mstd0", 0.3), ("augmix-m2-mstd0", 0.06)],
 )
 def test_a_shift_is_a_share_of_the_image(applied, text, share):
     np.testing.assert_allclose(np.abs(values(applied(text, count=500), "TranslateYRel")), share)
 
 
 def test_operations_with_weights_are_taken_once_and_as_often_as_they_weigh(applied):
-    assert all(len({name for name, *_ in image}) == 5 for image in applied("rand-tweights-n5-p1.0", count=300))
+    assert all(
+        len({name for name, *_ in image}) == 5
+        for image in applied("rand-tweights-n5-p1.0", count=300)
+    )
     names = Counter(name for ((name, *_),) in applied("rand-tweights-n1-p1.0"))
-    found = np.array([names[name] for name in ("Rotate", "ShearX", "TranslateXRel", "AutoContrast")]) / names.total()
+    found = (
+        np.array([names[name] for name in ("Rotate", "ShearX", "TranslateXRel", "AutoContrast")])
+        / names.total()
+    )
     np.testing.assert_allclose(found, np.array([3, 2, 1, 0.25]) / 10.1, atol=0.025)
     repeated = [len({name for name, *_ in image}) == 1 for image in applied("rand-p1.0")]
     assert 0.05 < np.mean(repeated) < 0.085  # without weights: one in 15
 
 
 def test_random_interpolation_draws_each_operations_resampling(applied):
-    ways = Counter(how for image in applied("rand-p1.0", "TRAIN.INTERPOLATION", "random") for *_, how in image)
+    ways = Counter(
+        how for image in applied("rand-p1.0", "TRAIN.INTERPOLATION", "random") for *_, how in image
+    )
     assert set(ways) == {Image.Resampling.BILINEAR, Image.Resampling.BICUBIC}
     assert 0.45 < ways[Image.Resampling.BICUBIC] / ways.total() < 0.55
 
@@ -232,10 +263,14 @@ def test_trivial_augment_wide_draws_operation_step_and_sign_alike(monkeypatch):
     seen = []
     rng = np.random.default_rng(0)
     augment = policy("trivial")
-    monkeypatch.setattr(TrivialAugmentWide, "apply", lambda self, image, *drawn: seen.append(drawn) or image)
+    monkeypatch.setattr(
+        TrivialAugmentWide, "apply", lambda self, image, *drawn: seen.append(drawn) or image
+    )
     for _ in range(6000):
         augment(picture(), rng)
-    for drawn, expected in zip(zip(*seen, strict=True), (TrivialAugmentWide._SPACE, range(31), (1, -1)), strict=True):
+    for drawn, expected in zip(
+        zip(*seen, strict=True), (TrivialAugmentWide._SPACE, range(31), (1, -1)), strict=True
+    ):
         counts = Counter(drawn)
         assert set(counts) == set(expected)
         assert min(counts.values()) > 0.75 * 6000 / len(expected)
@@ -304,18 +339,35 @@ def test_an_unknown_policy_is_named_with_those_that_there_are(text, part):
         policy(text)
     assert f"TRAIN.AUTO_AUGMENT is '{text}'" in str(caught.value)
     assert part in str(caught.value)
-    assert "expected rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), original" in str(caught.value)
+    assert (
+        "expected rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), original"
+        in str(caught.value)
+    )
 
 
 def test_magnitude_0_is_no_weak_augmentation():
-    """AugReg's light1, randaug(2,0): autoaugment.py:473-527 of big_vision gives each operation the same argument."""
+    """AugReg's light1, randaug(2,0): autoaugment.py:473-527 of big_vision gives each operation the
+    same argument.
+    """
     policy = build_auto_augment(get_config(None, ["TRAIN.AUTO_AUGMENT", "rand-m0-n2-p1.0"]))
     image = picture()
     before = np.asarray(image)
-    after = {augment.name: np.asarray(augment(image, np.random.default_rng(0))) for augment in policy.augments}
+    after = {
+        augment.name: np.asarray(augment(image, np.random.default_rng(0)))
+        for augment in policy.augments
+    }
     same = {name for name, pixels in after.items() if (pixels == before).all()}
     assert same >= {"Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel", "SolarizeAdd"}
-    assert not same & {"Equalize", "Invert", "Posterize", "Solarize", "Color", "Contrast", "Brightness", "Sharpness"}
+    assert not same & {
+        "Equalize",
+        "Invert",
+        "Posterize",
+        "Solarize",
+        "Color",
+        "Contrast",
+        "Brightness",
+        "Sharpness",
+    }
     assert (after["Invert"] == 255 - before).all()
     assert (after["Solarize"] == 255 - before).all()
     assert not after["Posterize"].any()

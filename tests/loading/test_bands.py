@@ -1,4 +1,6 @@
-"""Images of any number of channels: each is what Pillow makes of it alone, from whichever file it comes."""
+"""Images of any number of channels: each is what Pillow makes of it alone, from whichever file it
+comes.
+"""
 
 import io
 import itertools
@@ -20,7 +22,15 @@ from inference.pictures import Pictures
 from inference.preparation import Preparation
 from loading.shards import shards
 from loading.sources import Split
-from loading.transforms import Bands, BatchTransform, EvalTransform, Normalize, TrainTransform, bands_of, visible
+from loading.transforms import (
+    Bands,
+    BatchTransform,
+    EvalTransform,
+    Normalize,
+    TrainTransform,
+    bands_of,
+    visible,
+)
 from loading.transforms.tiff import Directory
 from tools.make_shards import encode, inspect
 
@@ -41,16 +51,25 @@ def test_each_channel_is_resized_as_pillow_resizes_it_alone(dtype, how, mode):
     config = configured("DATA.INTERPOLATION", how, "DATA.CROP_MODE", mode)
     height, width = values.shape[:2]
     to = 27  # 24 / 0.875
-    size = (to, to) if mode == "squash" else tuple(to * side // min(width, height) for side in (width, height))
+    size = (
+        (to, to)
+        if mode == "squash"
+        else tuple(to * side // min(width, height) for side in (width, height))
+    )
     left, top = (round((side - 24) / 2) for side in size)
     found = EvalTransform(config)(Bands(values))
     assert (found.dtype, found.shape) == (np.float32, (24, 24, 5))
     for channel in range(5):
-        alone = Image.fromarray(values[..., channel].astype(np.float32)).resize(size, Image.Resampling[how.upper()])
+        alone = Image.fromarray(values[..., channel].astype(np.float32)).resize(
+            size, Image.Resampling[how.upper()]
+        )
         expected = np.asarray(alone)[top : top + 24, left : left + 24] / np.float32(UNITS[dtype])
         np.testing.assert_array_equal(found[..., channel], expected)
-    if dtype == "uint8":  # and 8 bits are Pillow's own grey levels before they are rounded, twice, and cut off
-        grey = Image.fromarray(np.ascontiguousarray(values[..., 3])).resize(size, Image.Resampling[how.upper()])
+    # and 8 bits are Pillow's own grey levels before they are rounded, twice, and cut off
+    if dtype == "uint8":
+        grey = Image.fromarray(np.ascontiguousarray(values[..., 3])).resize(
+            size, Image.Resampling[how.upper()]
+        )
         exact = np.clip(255 * found[..., 3], 0, 255)
         assert np.abs(exact - np.asarray(grey)[top : top + 24, left : left + 24]).max() <= 1.01
 
@@ -61,13 +80,18 @@ def test_a_model_gets_values_in_the_unit_of_its_means():
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     for dtype, unit in UNITS.items():
         stored = values if dtype == "uint8" else (values / np.float32(255) * unit).astype(dtype)
-        pixels = np.stack([EvalTransform(configured("DATA.CROP_PCT", "1.0"))(Bands(one)) for one in stored])
+        pixels = np.stack(
+            [EvalTransform(configured("DATA.CROP_PCT", "1.0"))(Bands(one)) for one in stored]
+        )
         expected = (stored / np.float64(unit) - np.array([0.1, 0.2, 0.3, 0.4, 0.5])) / 0.2
         found = normalize(paddle.to_tensor(pixels)).numpy().transpose(0, 2, 3, 1)
         np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-CROPS = [["TRAIN.CROP", name] for name in ("random_resized", "random_resized_once", "simple", "short_side", "squash")]
+CROPS = [
+    ["TRAIN.CROP", name]
+    for name in ("random_resized", "random_resized_once", "simple", "short_side", "squash")
+]
 AFFINE = ["TRAIN.AFFINE", "[20.0,0.1,0.2]", "TRAIN.VFLIP", "0.5"]
 
 
@@ -76,18 +100,30 @@ def test_geometry_is_that_of_colours(options):
     """The same draws, the same pixels: of three channels, 8-bit colours before they are rounded."""
     image = crops(1, 3)[0].crop((0, 0, 90, 70))
     one, other = (
-        TrainTransform(get_config(None, ["DATA.IMAGE_SIZE", "16", *options, "DATA.IMAGE_DTYPE", dtype]))
+        TrainTransform(
+            get_config(None, ["DATA.IMAGE_SIZE", "16", *options, "DATA.IMAGE_DTYPE", dtype])
+        )
         for dtype in ("auto", "float32")
     )
     for seed in range(8):
         expected = one(image, np.random.default_rng(seed)).astype(float)
         found = other(Bands(np.asarray(image)), np.random.default_rng(seed))
-        assert np.abs(255 * found.clip(0, 1) - expected).max() < 2.6  # each of three steps rounds, by half a level
+        # each of three steps rounds, by half a level
+        assert np.abs(255 * found.clip(0, 1) - expected).max() < 2.6
 
 
 def test_erasing_and_mixing_take_all_channels():
-    options = ["TRAIN.RANDOM_ERASE_PROB", "1.0", "TRAIN.RANDOM_ERASE_MODE", "rand", "TRAIN.CUTMIX_ALPHA", "1.0"]
-    config = configured(*options, "DATA.DATASET", "synthetic", "DATA.BATCH_SIZE", "4", "DATA.NUM_WORKERS", "1")
+    options = [
+        "TRAIN.RANDOM_ERASE_PROB",
+        "1.0",
+        "TRAIN.RANDOM_ERASE_MODE",
+        "rand",
+        "TRAIN.CUTMIX_ALPHA",
+        "1.0",
+    ]
+    config = configured(
+        *options, "DATA.DATASET", "synthetic", "DATA.BATCH_SIZE", "4", "DATA.NUM_WORKERS", "1"
+    )
     batch = next(iter(get_dataloader(config, get_dataset(config, "train"), "train")))
     assert (batch["pixels"].shape, batch["pixels"].dtype) == ([4, 24, 24, 5], paddle.float32)
     plain = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(batch["pixels"]).numpy()
@@ -166,7 +202,9 @@ def test_arrays_are_read_to_the_bit(dtype, version):
         found = bands_of(npy(array, version), 5, "x", MOST).values
         assert found.dtype == dtype
         np.testing.assert_array_equal(found, values)
-    np.testing.assert_array_equal(bands_of(npy(values[..., 0]), 1, "x", MOST).values, values[..., :1])
+    np.testing.assert_array_equal(
+        bands_of(npy(values[..., 0]), 1, "x", MOST).values, values[..., :1]
+    )
 
 
 def test_other_formats_are_read_in_full_depth():
@@ -180,7 +218,9 @@ def test_other_formats_are_read_in_full_depth():
         ("PNG", Image.fromarray(colours[..., 0]), colours[..., 0]),
     ):
         image.save(file := io.BytesIO(), kind, **({"lossless": True} if kind == "WEBP" else {}))
-        found = bands_of(file.getvalue(), expected.shape[2] if expected.ndim == 3 else 1, "x", MOST).values
+        found = bands_of(
+            file.getvalue(), expected.shape[2] if expected.ndim == 3 else 1, "x", MOST
+        ).values
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found.squeeze(), expected)
 
@@ -233,7 +273,9 @@ def test_a_cache_is_of_one_type_and_one_way_to_read(tmp_path):
     np.save(tmp_path / "val/a/1.npy", bands("uint16"))
     words = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path), "MODEL.NUM_CLASSES", "auto"]
     words += ["DATA.CACHE", str(tmp_path / "cache")]
-    with pytest.raises(InputError, match="DATA.CACHE holds images of one type: found uint16 after uint8; set it to"):
+    with pytest.raises(
+        InputError, match="DATA.CACHE holds images of one type: found uint16 after uint8; set it to"
+    ):
         get_dataset(configured(*words), "val")
     for file in (tmp_path / "val/a").iterdir():
         file.unlink()
@@ -252,10 +294,18 @@ def test_planes_are_found_by_tags_that_hold_their_values():
 
 def test_shards_hold_bands_as_they_are(folder, tmp_path):
     file = folder / "train/a/0.tif"
-    assert inspect(str(file), MOST, 5) == len(encode(str(file), None, 95, MOST, 5)[0]) == file.stat().st_size
-    with pytest.raises(InputError, match=r"0.tif: it has 5 channels, DATA.IMAGE_CHANNELS is 4; repair"):
+    assert (
+        inspect(str(file), MOST, 5)
+        == len(encode(str(file), None, 95, MOST, 5)[0])
+        == file.stat().st_size
+    )
+    with pytest.raises(
+        InputError, match=r"0.tif: it has 5 channels, DATA.IMAGE_CHANNELS is 4; repair"
+    ):
         inspect(str(file), MOST, 4)
-    with pytest.raises(InputError, match=r"0.tif: its 5 channels are no colours; DATA.IMAGE_CHANNELS 5 reads them"):
+    with pytest.raises(
+        InputError, match=r"0.tif: its 5 channels are no colours; DATA.IMAGE_CHANNELS 5 reads them"
+    ):
         inspect(str(file), MOST)
 
 
@@ -272,10 +322,21 @@ def test_an_array_beside_an_image_in_a_shard_is_none(tmp_path, order):
 
 
 def test_arrays_in_memory_serve_where_their_channels_do():
-    grey = ["DATA.DATASET", "digits", "DATA.IMAGE_DTYPE", "float32", "DATA.IMAGE_SIZE", "8", "DATA.CROP_PCT", "1.0"]
+    grey = [
+        "DATA.DATASET",
+        "digits",
+        "DATA.IMAGE_DTYPE",
+        "float32",
+        "DATA.IMAGE_SIZE",
+        "8",
+        "DATA.CROP_PCT",
+        "1.0",
+    ]
     one = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
     found = get_dataset(get_config(None, [*TINY, *grey, *one]), "val")[3][0]
-    plain = get_dataset(get_config(None, [*TINY, *grey, *one, "DATA.IMAGE_DTYPE", "auto"]), "val")[3][0]
+    plain = get_dataset(get_config(None, [*TINY, *grey, *one, "DATA.IMAGE_DTYPE", "auto"]), "val")[
+        3
+    ][0]
     np.testing.assert_array_equal(found, plain / np.float32(255))
     with pytest.raises(RunError, match=r"sample 3: it has 1 channel, DATA.IMAGE_CHANNELS is 5"):
         get_dataset(configured(*grey), "val")[3]
@@ -284,7 +345,9 @@ def test_arrays_in_memory_serve_where_their_channels_do():
 def test_what_is_asked_about_is_read_alike(folder):
     file = folder / "val/a/0.tif"
     values = bands(seed=0)
-    pictures = Pictures(configured(), [str(file), file.read_bytes(), values, Image.new("RGB", (4, 4))])
+    pictures = Pictures(
+        configured(), [str(file), file.read_bytes(), values, Image.new("RGB", (4, 4))]
+    )
     expected = EvalTransform(configured())(Bands(values))
     for index in range(3):
         np.testing.assert_array_equal(pictures[index][0], expected)
@@ -299,5 +362,7 @@ def test_an_exports_graph_prepares_bands_as_an_evaluation_does(mode):
     values = bands("float32")
     found = Preparation(config)(paddle.to_tensor(values[None])).numpy()
     pixels = EvalTransform(config)(Bands(values))
-    expected = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(paddle.to_tensor(pixels[None])).numpy()
+    expected = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)(
+        paddle.to_tensor(pixels[None])
+    ).numpy()
     np.testing.assert_allclose(found, expected, atol=2e-5)

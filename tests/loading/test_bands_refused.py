@@ -62,7 +62,10 @@ def test_what_is_no_such_image_is_refused_by_its_name(name):
 
 
 NO_COLOURS = {
-    "five bands": (tiff(bands("uint8")), "its 5 channels are no colours; DATA.IMAGE_CHANNELS 5 reads them"),
+    "five bands": (
+        tiff(bands("uint8")),
+        "its 5 channels are no colours; DATA.IMAGE_CHANNELS 5 reads them",
+    ),
     "near infrared": (
         tiff(bands("uint8", 4), photometric="rgb", extrasamples=["unspecified"]),
         "of its 4 channels 1 would be lost; DATA.IMAGE_CHANNELS 4 reads them, or convert it",
@@ -71,7 +74,10 @@ NO_COLOURS = {
         tiff(bands("uint8"), photometric="rgb", extrasamples=["unassalpha", "unspecified"]),
         "of its 5 channels 2 would be lost",
     ),
-    "an array": (npy(bands("uint8", 3)), "it is an array of NumPy's, which DATA.IMAGE_DTYPE float32 reads"),
+    "an array": (
+        npy(bands("uint8", 3)),
+        "it is an array of NumPy's, which DATA.IMAGE_DTYPE float32 reads",
+    ),
 }
 
 
@@ -80,7 +86,14 @@ def test_colours_and_grey_lose_no_band(tmp_path, name):
     data, said = NO_COLOURS[name]
     (tmp_path / "val/a").mkdir(parents=True)
     (tmp_path / "val/a/0.tif").write_bytes(data)
-    options = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path), "MODEL.NUM_CLASSES", "auto"]
+    options = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(tmp_path),
+        "MODEL.NUM_CLASSES",
+        "auto",
+    ]
     with pytest.raises(RunError, match=f"val/a/0.tif: {said}"):
         get_dataset(get_config(None, options), "val")[0]
 
@@ -88,9 +101,18 @@ def test_colours_and_grey_lose_no_band(tmp_path, name):
 def test_alpha_is_dropped_from_colours_as_before(tmp_path):
     (tmp_path / "val/a").mkdir(parents=True)
     colours = bands("uint8", 4)
-    (tmp_path / "val/a/0.tif").write_bytes(tiff(colours, photometric="rgb", extrasamples=["unassalpha"]))
+    (tmp_path / "val/a/0.tif").write_bytes(
+        tiff(colours, photometric="rgb", extrasamples=["unassalpha"])
+    )
     (tmp_path / "val/a/1.png").write_bytes(saved(Image.fromarray(colours), "PNG"))
-    options = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path), "MODEL.NUM_CLASSES", "auto"]
+    options = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(tmp_path),
+        "MODEL.NUM_CLASSES",
+        "auto",
+    ]
     config = get_config(None, [*options, "DATA.IMAGE_SIZE", "16"])
     expected = EvalTransform(config)(Image.fromarray(np.ascontiguousarray(colours[..., :3])))
     dataset = get_dataset(config, "val")
@@ -100,10 +122,15 @@ def test_alpha_is_dropped_from_colours_as_before(tmp_path):
 
 def test_a_narrow_image_is_refused_before_it_is_enlarged():
     """Floats of many channels take more than Pillow's pixels: the bound is on their bytes."""
-    config = get_config(None, [*FIVE, "DATA.IMAGE_SIZE", "100", "DATA.MAX_PIXELS", "1000000", "DATA.CROP_PCT", "1.0"])
+    config = get_config(
+        None,
+        [*FIVE, "DATA.IMAGE_SIZE", "100", "DATA.MAX_PIXELS", "1000000", "DATA.CROP_PCT", "1.0"],
+    )
     transform = EvalTransform(config)
     assert transform(Bands(np.ones((40, 1, 5), np.uint8))).shape == (100, 100, 5)  # 100 x 4000
-    with pytest.raises(Unreadable, match="resized 100 x 4100: more than DATA.MAX_PIXELS leaves floats, 400000"):
+    with pytest.raises(
+        Unreadable, match="resized 100 x 4100: more than DATA.MAX_PIXELS leaves floats, 400000"
+    ):
         transform(Bands(np.ones((41, 1, 5), np.uint8)))
 
 
@@ -118,15 +145,27 @@ def test_a_cache_that_holds_no_colours_is_refused():
     [
         (["DATA.IMAGE_CHANNELS", "0"], "DATA.IMAGE_CHANNELS is 0, expected 1 to 64"),
         (["DATA.IMAGE_CHANNELS", "65"], "DATA.IMAGE_CHANNELS is 65, expected 1 to 64"),
-        (["DATA.IMAGE_DTYPE", "float16"], "DATA.IMAGE_DTYPE is 'float16', expected one of auto, float32"),
+        (
+            ["DATA.IMAGE_DTYPE", "float16"],
+            "DATA.IMAGE_DTYPE is 'float16', expected one of auto, float32",
+        ),
         (["DATA.IMAGENET_MEAN", "[0.5,0.5,0.5]"], "expected 1 or 5 values, as IMAGE_CHANNELS"),
         (
             ["TRAIN.AUTO_AUGMENT", "3a"],
             "TRAIN.AUTO_AUGMENT is '3a', expected None with IMAGE_CHANNELS 5 of float32: it is for colours and grey of",
         ),
-        (["TRAIN.COLOR_JITTER", "0.4"], "TRAIN.COLOR_JITTER is 0.4, expected 0.0 with IMAGE_CHANNELS 5 of float32"),
-        (["DATA.LOADER", "dali"], "DATA.LOADER is 'dali', expected paddle with IMAGE_CHANNELS 5 of float32"),
-        (["DATA.DATASET", "folder", "DATA.FAST_EVAL", "True"], "DATA.FAST_EVAL .*with pixels of float32"),
+        (
+            ["TRAIN.COLOR_JITTER", "0.4"],
+            "TRAIN.COLOR_JITTER is 0.4, expected 0.0 with IMAGE_CHANNELS 5 of float32",
+        ),
+        (
+            ["DATA.LOADER", "dali"],
+            "DATA.LOADER is 'dali', expected paddle with IMAGE_CHANNELS 5 of float32",
+        ),
+        (
+            ["DATA.DATASET", "folder", "DATA.FAST_EVAL", "True"],
+            "DATA.FAST_EVAL .*with pixels of float32",
+        ),
     ],
 )
 def test_what_is_for_8_bit_colours_alone_is_refused_at_the_start(options, message):
@@ -135,5 +174,10 @@ def test_what_is_for_8_bit_colours_alone_is_refused_at_the_start(options, messag
 
 
 def test_which_images_are_floats():
-    for channels, dtype, expected in ((1, "auto", False), (3, "auto", False), (2, "auto", True), (3, "float32", True)):
+    for channels, dtype, expected in (
+        (1, "auto", False),
+        (3, "auto", False),
+        (2, "auto", True),
+        (3, "float32", True),
+    ):
         assert float_pixels({"IMAGE_CHANNELS": channels, "IMAGE_DTYPE": dtype}) == expected

@@ -44,26 +44,36 @@ def mixed(config, images, labels, epoch, step, rank=0, ranks=1):
     config = with_values(config, DATA__IMAGE_SIZE=images.shape[-1])
     mixup = Mixup(config)
     targets = smooth_one_hot(labels, config.MODEL.NUM_CLASSES, config.TRAIN.SMOOTHING)
-    return mixup(images, targets, paddle.to_tensor(mixup.draw(epoch, step, len(labels), rank, ranks)))
+    return mixup(
+        images, targets, paddle.to_tensor(mixup.draw(epoch, step, len(labels), rank, ranks))
+    )
 
 
 def batch(count=COUNT, channels=CHANNELS, size=SIZE):
-    return paddle.to_tensor(array("images", (count, channels, size, size)) * 10), paddle.arange(count) * 3 % CLASSES
+    return paddle.to_tensor(array("images", (count, channels, size, size)) * 10), paddle.arange(
+        count
+    ) * 3 % CLASSES
 
 
 # ------------------------------------------------------------ mixup, CutMix
 
 
 class Drawn:
-    """A generator that gives what timm drew; for pairs, in every other row: the rows between serve nobody."""
+    """A generator that gives what timm drew; for pairs, in every other row: the rows between serve
+    nobody.
+    """
 
     def __init__(self, golden, mode):
         self.rows = {key: golden[key] for key in ("lam", "cut", "integers")}
         if mode == "pair":
             self.rows = {
-                key: np.stack([rows, rows[::-1]], 1).reshape(-1, *rows.shape[1:]) for key, rows in self.rows.items()
+                key: np.stack([rows, rows[::-1]], 1).reshape(-1, *rows.shape[1:])
+                for key, rows in self.rows.items()
             }
-        self.random_calls, self.integer_calls = iter([self.rows["lam"] == 1, self.rows["cut"] == 0]), iter((0, 2))
+        self.random_calls, self.integer_calls = (
+            iter([self.rows["lam"] == 1, self.rows["cut"] == 0]),
+            iter((0, 2)),
+        )
 
     def random(self, count):
         assert count == len(self.rows["lam"])
@@ -82,8 +92,19 @@ class Drawn:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
 def test_mixing_is_timms(mode, kind, monkeypatch):
-    golden = {key: GOLDEN[f"{kind}/{mode}/{key}"] for key in ("images", "targets", "lam", "cut", "integers")}
-    options = [*KINDS[kind], "TRAIN.MIXUP_MODE", mode, "TRAIN.SMOOTHING", 0.1, "TRAIN.MIXUP_PROB", 0.8]
+    golden = {
+        key: GOLDEN[f"{kind}/{mode}/{key}"]
+        for key in ("images", "targets", "lam", "cut", "integers")
+    }
+    options = [
+        *KINDS[kind],
+        "TRAIN.MIXUP_MODE",
+        mode,
+        "TRAIN.SMOOTHING",
+        0.1,
+        "TRAIN.MIXUP_PROB",
+        0.8,
+    ]
     (images, labels), (before, _) = batch(), batch()
     monkeypatch.setattr(np.random, "default_rng", lambda key: Drawn(golden, mode))
     found, targets = mixed(configured(*options), images, labels, 1, 1)
@@ -104,7 +125,9 @@ def test_ranks_hold_parts_of_one_processs_batch(mode, kind):
         for ranks in (2, 4):
             share = 8 // ranks
             own = [slice(r * share, (r + 1) * share) for r in range(ranks)]
-            parts = [mixed(config, images[s], labels[s], 2, step, r, ranks) for r, s in enumerate(own)]
+            parts = [
+                mixed(config, images[s], labels[s], 2, step, r, ranks) for r, s in enumerate(own)
+            ]
             for which in (0, 1):
                 joined = np.concatenate([part[which].numpy() for part in parts])
                 assert (joined == whole[which].numpy()).all()
@@ -157,7 +180,9 @@ def test_draws_follow_their_distributions():
     assert not boxes.any()
     assert abs(lam.mean() - 0.5) < 0.01
     assert abs(lam.var() - 1 / (4 * 1.8)) < 0.003  # Beta(a, a): 1 / (4 (2 a + 1))
-    lam, boxes = draws(20000, *KINDS["both"], "TRAIN.MIXUP_PROB", 0.6, "TRAIN.MIXUP_SWITCH_PROB", 0.3)
+    lam, boxes = draws(
+        20000, *KINDS["both"], "TRAIN.MIXUP_PROB", 0.6, "TRAIN.MIXUP_SWITCH_PROB", 0.3
+    )
     cut = areas(boxes) > 0
     assert abs((lam < 1).mean() - 0.6) < 0.015
     assert 0.15 < cut.mean() < 0.18  # 0.6 * 0.3, less the boxes that are too small for a pixel
@@ -172,7 +197,8 @@ def test_draws_follow_their_distributions():
 def test_min_max_bounds_the_sides_of_the_box():
     lam, boxes = draws(5000, *KINDS["minmax"])
     sides = boxes[:, 2:] - boxes[:, :2]
-    assert (sides.min(), sides.max()) == (6, 24)  # int(32 * 0.2); int(32 * 0.8) is excluded, as in timm
+    # int(32 * 0.2); int(32 * 0.8) is excluded, as in timm
+    assert (sides.min(), sides.max()) == (6, 24)
     assert (boxes.min(), boxes.max()) == (0, 32)
     np.testing.assert_array_equal(lam, 1 - sides.prod(1) / 1024)
     fixed = draws(50, "TRAIN.CUTMIX_MINMAX", "[0.5,0.5]")[1]
@@ -182,7 +208,14 @@ def test_min_max_bounds_the_sides_of_the_box():
 def test_cutmix_boxes_are_clipped():
     lam = np.array([0.75, 0.75, 0.75, 0.0, 1.0, 0.5])
     centres = np.array([[4, 4], [0, 8], [8, 1], [5, 5], [3, 3], [4, 4]])
-    expected = [[2, 2, 7, 7], [0, 6, 3, 10], [6, 0, 10, 4], [0, 0, 10, 10], [3, 3, 3, 3], [1, 1, 8, 8]]
+    expected = [
+        [2, 2, 7, 7],
+        [0, 6, 3, 10],
+        [6, 0, 10, 4],
+        [0, 0, 10, 10],
+        [3, 3, 3, 3],
+        [1, 1, 8, 8],
+    ]
     assert cutmix_boxes(lam, centres, (10, 10)).tolist() == expected  # sides 5, 5, 5, 10, 0, 7
 
 
@@ -193,18 +226,25 @@ def test_normalize_takes_one_value_for_all_channels_on_either_side():
     pixels = RNG(0).integers(0, 256, (2, 4, 4, 3), np.uint8)
     for mean, std in (([0.5], [0.2, 0.3, 0.4]), ([0.4, 0.5, 0.6], [0.25]), ([0.5], [0.5])):
         expected = ((pixels / 255 - mean) / std).transpose(0, 3, 1, 2)
-        np.testing.assert_allclose(Normalize(mean, std)(paddle.to_tensor(pixels)).numpy(), expected, atol=2e-6)
+        np.testing.assert_allclose(
+            Normalize(mean, std)(paddle.to_tensor(pixels)).numpy(), expected, atol=2e-6
+        )
 
 
 @pytest.mark.parametrize(
-    ("channels", "mean", "std"), [(3, [0.4, 0.5, 0.6], [0.25]), (1, [0.1], [0.3]), (3, [0.4], [0.2])]
+    ("channels", "mean", "std"),
+    [(3, [0.4, 0.5, 0.6], [0.25]), (1, [0.1], [0.3]), (3, [0.4], [0.2])],
 )
-def test_the_compiled_operator_normalises_to_the_same_bits(compiled_operators, monkeypatch, channels, mean, std):
+def test_the_compiled_operator_normalises_to_the_same_bits(
+    compiled_operators, monkeypatch, channels, mean, std
+):
     pixels = paddle.to_tensor(RNG(0).integers(0, 256, (2, 7, 5, channels), np.uint8))
     normalize = Normalize(mean, std)
     looked_up = []
     monkeypatch.setattr(
-        ops, "look_up", lambda *given, known=ops.look_up: looked_up.append(known(*given)) or looked_up[0]
+        ops,
+        "look_up",
+        lambda *given, known=ops.look_up: looked_up.append(known(*given)) or looked_up[0],
     )
     found = normalize(pixels).numpy()
     ops.enable(False)
@@ -214,7 +254,9 @@ def test_the_compiled_operator_normalises_to_the_same_bits(compiled_operators, m
 
 def test_one_hot_is_smoothed():
     found = smooth_one_hot(paddle.to_tensor([2, 0]), 4, 0.2).numpy()
-    np.testing.assert_allclose(found, [[0.05, 0.05, 0.85, 0.05], [0.85, 0.05, 0.05, 0.05]], atol=1e-7)
+    np.testing.assert_allclose(
+        found, [[0.05, 0.05, 0.85, 0.05], [0.85, 0.05, 0.05, 0.05]], atol=1e-7
+    )
     assert smooth_one_hot(paddle.to_tensor([20000]), 21841, 0.0).numpy().argmax() == 20000
 
 
@@ -245,12 +287,22 @@ def test_targets_are_what_the_loss_takes(options, mixing, distributions):
         assert targets.dtype == paddle.int64
         assert targets.tolist() == [0, 4, 2, 1]
     if distributions and not mixing:
-        np.testing.assert_allclose(targets.numpy(), np.eye(CLASSES)[[0, 4, 2, 1]] * 0.9 + 0.02, atol=1e-7)
+        np.testing.assert_allclose(
+            targets.numpy(), np.eye(CLASSES)[[0, 4, 2, 1]] * 0.9 + 0.02, atol=1e-7
+        )
 
 
 @pytest.mark.smoke
 def test_a_batch_is_normalised_then_erased_then_mixed():
-    options = ["DATA.IMAGE_SIZE", 8, "TRAIN.RANDOM_ERASE_PROB", 1.0, *KINDS["both"], "TRAIN.MIXUP_MODE", "elem"]
+    options = [
+        "DATA.IMAGE_SIZE",
+        8,
+        "TRAIN.RANDOM_ERASE_PROB",
+        1.0,
+        *KINDS["both"],
+        "TRAIN.MIXUP_MODE",
+        "elem",
+    ]
     config = configured(*options)
     pixels = RNG(0).integers(0, 256, (4, 8, 8, 3), np.uint8)
     labels = paddle.to_tensor([0, 4, 2, 1])

@@ -1,4 +1,6 @@
-"""The cache of decoded images: made once, shared by name, and never of other sources or damaged in silence."""
+"""The cache of decoded images: made once, shared by name, and never of other sources or damaged in
+silence.
+"""
 
 import errno
 import multiprocessing
@@ -37,17 +39,27 @@ def with_cache(kind, root, *options):
 def columns(config, dataset):
     config.DATA.defrost()
     config.DATA.BATCH_SIZE = 2
-    return [c.numpy().tobytes() for batch in get_dataloader(config, dataset, "train") for c in batch.values()]
+    return [
+        c.numpy().tobytes()
+        for batch in get_dataloader(config, dataset, "train")
+        for c in batch.values()
+    ]
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_cached_files_give_the_same_samples_and_are_decoded_once(folder, capfd, monkeypatch, workers):
+def test_cached_files_give_the_same_samples_and_are_decoded_once(
+    folder, capfd, monkeypatch, workers
+):
     options = ("DATA.NUM_WORKERS", workers, "TRAIN.AUTO_AUGMENT", "rand-m9", "DATA.BATCH_SIZE", "2")
     plain = get_dataset(configured("folder", folder, *options), "train")
     config, train, val = get_datasets(with_cache("folder", folder, *options))
     assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
-    assert (train.classes, train.labels.tolist(), val.labels.tolist()) == (["a", "b"], [0] * 5 + [1] * 4, [1, 1])
+    assert (train.classes, train.labels.tolist(), val.labels.tolist()) == (
+        ["a", "b"],
+        [0] * 5 + [1] * 4,
+        [1, 1],
+    )
     expected = columns(config, plain)
     monkeypatch.setattr("PIL.Image.open", None)  # nothing is decoded any more
     hit = get_dataset(with_cache("folder", folder, *options), "train")
@@ -80,7 +92,10 @@ def test_a_cache_serves_both_ways_to_crop(tmp_path, capfd, first):
         assert (cached == get_dataset(configured("folder", tmp_path, *options), "val")[0][0]).all()
         found[crop] = cached
     assert (found["center"] != found["squash"]).any()
-    assert (found["squash"] == np.asarray(Image.fromarray(pixels).resize((8, 8), Image.Resampling.BICUBIC))).all()
+    assert (
+        found["squash"]
+        == np.asarray(Image.fromarray(pixels).resize((8, 8), Image.Resampling.BICUBIC))
+    ).all()
     assert capfd.readouterr().out.count("isn't there yet: decoding") == 1
 
 
@@ -88,7 +103,11 @@ def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):
     cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
     rng = np.random.default_rng(0)
     for part, count in (("train", 5), ("t10k", 2)):
-        write_idx(tmp_path / f"{part}-images-idx3-ubyte", rng.integers(0, 256, (count, 28, 28), np.uint8), True)
+        write_idx(
+            tmp_path / f"{part}-images-idx3-ubyte",
+            rng.integers(0, 256, (count, 28, 28), np.uint8),
+            True,
+        )
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(count).astype(np.uint8), False)
     for kind in ("cifar10", "mnist", "digits"):
         for mode in ("train", "val"):
@@ -96,7 +115,10 @@ def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):
             for _ in range(2):
                 found = get_dataset(with_cache(kind, tmp_path), mode)
                 assert (found.images.pixels == plain.images).all()
-                assert (found.labels.tolist(), found.classes) == (plain.labels.tolist(), plain.classes)
+                assert (found.labels.tolist(), found.classes) == (
+                    plain.labels.tolist(),
+                    plain.classes,
+                )
             assert capfd.readouterr().out.count(": decoding") == 1
     for kind, source in (("cifar10", CIFAR10[0]), ("mnist", "t10k-labels-idx1-ubyte")):
         os.utime(tmp_path / source, ns=(0, 1))
@@ -136,7 +158,9 @@ def test_other_or_changed_sources_have_another_cache(folder, capfd):
 
     assert decoded()
     assert not decoded()
-    assert decoded("DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5")
+    assert decoded(
+        "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"
+    )
     write_images(folder / "train", {"a": 1}, seed=2)
     assert decoded()
     os.utime(folder / "train/a/0.png", ns=(0, 1))
@@ -167,7 +191,9 @@ def test_the_fingerprint_depends_on_each_part(tmp_path):
 
 
 def test_a_source_that_is_replaced_with_its_size_and_time_is_noticed(folder, capfd):
-    """So is one that is changed in place; a copied data set isn't decoded again, and is compared only once."""
+    """So is one that is changed in place; a copied data set isn't decoded again, and is compared
+    only once.
+    """
     config = with_cache("folder", folder)
     image = folder / "train/a/0.png"
     before = get_dataset(config, "train").images.pixels.copy()
@@ -196,7 +222,9 @@ def test_a_source_that_is_replaced_with_its_size_and_time_is_noticed(folder, cap
     shutil.rmtree(whole)
     (folder / "copy").rename(whole)
     capfd.readouterr()
-    with mock.patch.object(cache.Sources, "checksum", autospec=True, side_effect=cache.Sources.checksum) as read:
+    with mock.patch.object(
+        cache.Sources, "checksum", autospec=True, side_effect=cache.Sources.checksum
+    ) as read:
         for _ in range(2):
             assert (get_dataset(config, "train").images.pixels == before).all()
     assert (read.call_count, capfd.readouterr().out) == (1, "")
@@ -252,7 +280,10 @@ def test_a_cache_is_read_only_as_it_was_written(tmp_path, capfd):
     assert len(made) == 6
     with pytest.raises(InputError, match="found 4 x 2 after 3 x 2;"):
         cache.cached_images(
-            folder, "other", NOTHING, lambda: ([np.zeros((2, side, 1), np.uint8) for side in (3, 4)], labels, [])
+            folder,
+            "other",
+            NOTHING,
+            lambda: ([np.zeros((2, side, 1), np.uint8) for side in (3, 4)], labels, []),
         )
 
 
@@ -283,7 +314,10 @@ def test_pixels_that_have_not_changed_are_not_read_at_a_start(folder, compared, 
     expected = images.pixels.tobytes()
     changes = {
         "touched": lambda: os.utime(pixels, ns=(0, 1)),
-        "copied": lambda: (shutil.copy2(pixels, folder / "copy"), (folder / "copy").replace(pixels)),
+        "copied": lambda: (
+            shutil.copy2(pixels, folder / "copy"),
+            (folder / "copy").replace(pixels),
+        ),
         "of other rights": lambda: pixels.chmod(0o640),
     }
     for change in changes.values():
@@ -296,7 +330,9 @@ def test_pixels_that_have_not_changed_are_not_read_at_a_start(folder, compared, 
     os.utime(pixels, ns=(0, 2))
     for _ in range(2):  # in a folder that can't be written
         with monkeypatch.context() as readonly:
-            readonly.setattr(cache, "writing_whole", mock.Mock(side_effect=OSError(errno.EROFS, "Read-only")))
+            readonly.setattr(
+                cache, "writing_whole", mock.Mock(side_effect=OSError(errno.EROFS, "Read-only"))
+            )
             opened(folder)
         assert len(compared) == 9
         compared.clear()
@@ -315,8 +351,12 @@ def test_damage_that_leaves_no_trace_is_found_as_the_image_is_read(folder):
     dataset = get_dataset(with_cache("folder", folder), "train")
     for index in range(9):
         if index == 5:
-            advice = r"check the disk\); remove the file, and the next start decodes the images again$"
-            with pytest.raises(RunError, match=rf"^{images.file}: its image 5 isn't what was written \({advice}"):
+            advice = (
+                r"check the disk\); remove the file, and the next start decodes the images again$"
+            )
+            with pytest.raises(
+                RunError, match=rf"^{images.file}: its image 5 isn't what was written \({advice}"
+            ):
                 dataset[index]
         else:
             assert dataset.images[index].tolist() == expected[index]
@@ -326,17 +366,26 @@ def test_damage_that_leaves_no_trace_is_found_as_the_image_is_read(folder):
 
 def test_what_cannot_be_cached_is_an_error(folder):
     write_images(folder / "val", {"a": 1}, size=13)
-    with pytest.raises(InputError, match="DATA.CACHE holds images of one size: found 12 x 12 after 13 x 13"):
+    with pytest.raises(
+        InputError, match="DATA.CACHE holds images of one size: found 12 x 12 after 13 x 13"
+    ):
         get_dataset(with_cache("folder", folder), "val")
     assert not (folder / "cache").exists()
     (folder / "train/a/2.png").write_bytes(b"broken")
-    with pytest.raises(InputError, match=r"train/a/2.png: it is of no known format; .* repair or remove it$"):
+    with pytest.raises(
+        InputError, match=r"train/a/2.png: it is of no known format; .* repair or remove it$"
+    ):
         get_dataset(with_cache("folder", folder), "train")
     assert not (folder / "cache").exists()
     (folder / "file").touch()
-    with pytest.raises(InputError, match=r"DATA.CACHE .*file: can't be written \(File exists\); choose another folder"):
+    with pytest.raises(
+        InputError,
+        match=r"DATA.CACHE .*file: can't be written \(File exists\); choose another folder",
+    ):
         get_dataset(configured("folder", folder, "DATA.CACHE", str(folder / "file")), "val")
     with pytest.raises(InputError, match="DATA.CACHE is 'x', expected None with SKIP_BROKEN"):
         configured("folder", "", "DATA.SKIP_BROKEN", "True", "DATA.CACHE", "x")
-    with pytest.raises(InputError, match="DATA.CACHE does nothing with DATA.DATASET synthetic; leave it out"):
+    with pytest.raises(
+        InputError, match="DATA.CACHE does nothing with DATA.DATASET synthetic; leave it out"
+    ):
         configured("synthetic", "", "DATA.CACHE", "x")

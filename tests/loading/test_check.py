@@ -41,17 +41,26 @@ def test_the_hash_is_of_the_lowest_frequencies():
     for image, found in zip(images, perceptual_hashes(images), strict=True):
         grey = (image @ [0.299, 0.587, 0.114]).reshape(32, 2, 32, 2).mean((1, 3))
         lowest = dctn(grey, type=2)[:8, :8].ravel()
-        assert int(found) == int("".join(str(int(value > np.median(lowest))) for value in lowest), 2)
+        assert int(found) == int(
+            "".join(str(int(value > np.median(lowest))) for value in lowest), 2
+        )
 
 
 def test_what_is_saved_again_looks_alike_and_another_picture_does_not():
     def again(image, quality, share):
         file = io.BytesIO()
-        image.resize([round(share * side) for side in image.size]).save(file, "JPEG", quality=quality)
+        image.resize([round(share * side) for side in image.size]).save(
+            file, "JPEG", quality=quality
+        )
         return Image.open(file)
 
     for image in PHOTOGRAPHS:
-        variants = [image, again(image, 30, 1), again(image, 90, 0.4), image.point(lambda value: value * 0.9)]
+        variants = [
+            image,
+            again(image, 30, 1),
+            again(image, 90, 0.4),
+            image.point(lambda value: value * 0.9),
+        ]
         hashes = perceptual_hashes(np.stack([small(one) for one in variants]))
         assert ones(hashes ^ hashes[0]).max() <= duplicates.DISTANCE
     one, other = perceptual_hashes(np.stack([small(image) for image in PHOTOGRAPHS]))
@@ -63,17 +72,28 @@ def test_every_near_pair_is_found_as_by_brute_force(distance):
     rng = np.random.default_rng(distance)
     base = rng.integers(0, 2**63, 60, np.uint64)
     flips = np.array(
-        [sum(1 << int(bit) for bit in rng.choice(64, rng.integers(7), replace=False)) for _ in range(600)], np.uint64
+        [
+            sum(1 << int(bit) for bit in rng.choice(64, rng.integers(7), replace=False))
+            for _ in range(600)
+        ],
+        np.uint64,
     )
     hashes = np.unique(base[rng.integers(60, size=600)] ^ flips)
     met = set()
     assert (
-        near(hashes, lambda i, j: met.update(map(frozenset, zip(i.tolist(), j.tolist(), strict=True))), distance) == 0
+        near(
+            hashes,
+            lambda i, j: met.update(map(frozenset, zip(i.tolist(), j.tolist(), strict=True))),
+            distance,
+        )
+        == 0
     )
     apart = [[bin(int(a) ^ int(b)).count("1") for b in hashes] for a in hashes]
     assert ones(hashes[:1] ^ hashes).tolist() == apart[0]
     count = len(hashes)
-    assert met == {frozenset((i, j)) for i in range(count) for j in range(i) if apart[i][j] <= distance}
+    assert met == {
+        frozenset((i, j)) for i in range(count) for j in range(i) if apart[i][j] <= distance
+    }
     assert met or not distance
 
 
@@ -81,7 +101,9 @@ def test_the_search_is_bounded_and_tells_what_it_left_out(monkeypatch):
     monkeypatch.setattr(duplicates, "_MOST", 5)
     hashes = np.arange(100, dtype=np.uint64) << np.uint64(50)  # the other parts are all one value
     compared = []
-    monkeypatch.setattr(duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64))
+    monkeypatch.setattr(
+        duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64)
+    )
     assert near(hashes, lambda *_: None) > 0
     assert sum(compared) <= 15 * 5 * 100
 
@@ -89,7 +111,9 @@ def test_the_search_is_bounded_and_tells_what_it_left_out(monkeypatch):
 def test_many_hashes_that_are_unlike_are_hardly_compared(monkeypatch):
     hashes = np.random.default_rng(0).integers(0, 2**64, 100_000, np.uint64)
     compared = []
-    monkeypatch.setattr(duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64))
+    monkeypatch.setattr(
+        duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64)
+    )
     assert near(hashes, lambda *_: None) == 0
     # Of n^2 / 2 pairs, 6 of the 15 pairs of parts keep one in 2^22, 8 one in 2^21, 1 one in 2^20.
     expected = 100_000**2 / 2 * (6 / 2**22 + 8 / 2**21 + 1 / 2**20)
@@ -97,11 +121,21 @@ def test_many_hashes_that_are_unlike_are_hardly_compared(monkeypatch):
 
 
 def test_who_is_like_whom_by_hand():
-    """Training: files 1 and 2, that look alike; 4, which is blank; 6. Validation: 1 again, 3 like 2, 5 like none, 6."""
+    """Training: files 1 and 2, that look alike; 4, which is blank; 6. Validation: 1 again, 3 like
+    2, 5 like none, 6.
+    """
     parts = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     files = np.array([1, 2, 4, 6, 1, 3, 5, 6], np.uint64)
     looks = np.array([0, 1, 1, 2**40 - 1, 0, 3, 2**64 - 1, 2**40 - 1], np.uint64)
-    images = Images(["train", "val"], parts, np.arange(8), np.array([0, 0, 1, 2, 0, 1, 1, 1]), files, looks, files == 4)
+    images = Images(
+        ["train", "val"],
+        parts,
+        np.arange(8),
+        np.array([0, 0, 1, 2, 0, 1, 1, 1]),
+        files,
+        looks,
+        files == 4,
+    )
     same, (like, missed) = copies(images), lookalikes(images)
     assert missed == 0
     assert [np.flatnonzero(found).tolist() for found in same] == [[], [4, 7], [3, 7]]
@@ -132,7 +166,9 @@ def spoilt(tmp_path):
     (train / "cat/cut.jpg").write_bytes(whole[: len(whole) // 2])
     (train / "cat/page.jpg").write_text("<html>404</html>")
     Image.new("RGB", (1, 2000)).save(val / "cat/narrow.png")
-    (val / "dog/large.png").write_bytes(forged_images.png(65_500, 65_500, pixels=forged_images.black(1, 99)))
+    (val / "dog/large.png").write_bytes(
+        forged_images.png(65_500, 65_500, pixels=forged_images.black(1, 99))
+    )
     place = whole.index(b"\xff\xda") + 400
     (train / "dog/flawed.jpg").write_bytes(whole[:place] + b"\xff\x00\xff\xd5" + whole[place + 4 :])
     return tmp_path
@@ -140,7 +176,9 @@ def spoilt(tmp_path):
 
 def result_of(path, *options, dataset="folder"):
     where = ["DATA.DATA_PATH", str(path)] if dataset != "digits" else []
-    return check_dataset.check_images(get_config(None, ["DATA.DATASET", dataset, *where, *options]), 1)
+    return check_dataset.check_images(
+        get_config(None, ["DATA.DATASET", dataset, *where, *options]), 1
+    )
 
 
 def told(result):
@@ -156,7 +194,11 @@ def test_everything_that_was_put_in_is_found(spoilt):
     assert result.verdict == "not usable: 3 of what was found stop a run"
     assert found.pop("training images that can't be read") == (2, True)
     assert found.pop("validation images that can't be read") == (1, True)
-    assert {re.search(r"(\w+\.\w+): ", line)[1] for line in broken} == {"cut.jpg", "page.jpg", "large.png"}
+    assert {re.search(r"(\w+\.\w+): ", line)[1] for line in broken} == {
+        "cut.jpg",
+        "page.jpg",
+        "large.png",
+    }
     assert any("DATA.MAX_PIXELS is 100000000" in line for line in broken)
     assert any("it is of no known format" in line for line in broken)
     assert found.pop("training images that are damaged, but decoded") == (1, False)
@@ -167,18 +209,28 @@ def test_everything_that_was_put_in_is_found(spoilt):
     assert found.pop("validation images that are the same file as a training image") == (1, False)
     assert found.pop("validation images that look like a training image") == (1, False)
     assert found.pop("images that are the same file as one that has another label") == (2, False)
-    assert found.pop("training images that are the same file as another training image") == (2, False)
+    assert found.pop("training images that are the same file as another training image") == (
+        2,
+        False,
+    )
     # The flawed photograph, if not much of it is lost.
     found.pop("training images that look like another training image", None)
     assert found == {}
     train = result.parts["train"]
-    assert (len(train.records), int(train.records["readable"].sum()), len(train.messages)) == (16, 14, 3)
+    assert (len(train.records), int(train.records["readable"].sum()), len(train.messages)) == (
+        16,
+        14,
+        3,
+    )
     read = map(train.source.name, np.flatnonzero(train.records["readable"]))
     copies = np.stack([small(Image.open(name).convert("RGB")) for name in read])
-    assert np.abs(train.mean - copies.mean(0)).max() < 25  # the flawed one's decoders differ below the flaw
+    # the flawed one's decoders differ below the flaw
+    assert np.abs(train.mean - copies.mean(0)).max() < 25
     screen = check_dataset.screen(result)
     assert len(screen.splitlines()) < 40
-    assert re.search(r"\n  images +16 +8\n  classes +2 +2\n  images per class +7 to 9 +4 to 4\n", screen)
+    assert re.search(
+        r"\n  images +16 +8\n  classes +2 +2\n  images per class +7 to 9 +4 to 4\n", screen
+    )
     assert re.search(r"\n  formats +.*JPEG.* +PNG.*\n", screen)
 
 
@@ -190,7 +242,9 @@ def test_the_same_is_found_by_any_number_of_processes_and_in_shards(spoilt, tmp_
     assert one.messages == two.messages
     for name in ("cut.jpg", "page.jpg"):
         (spoilt / "train/cat" / name).unlink()
-    monkeypatch.setattr(sys, "argv", ["x", "-dataset=folder", f"-data_path={spoilt}", f"-output={tmp_path / 'out'}"])
+    monkeypatch.setattr(
+        sys, "argv", ["x", "-dataset=folder", f"-data_path={spoilt}", f"-output={tmp_path / 'out'}"]
+    )
     monkeypatch.setattr(sys, "argv", [*sys.argv, "-modes=train", "--workers=1"])
     make_shards.main()
     packed = result_of(tmp_path / "out", dataset="shards")
@@ -207,7 +261,9 @@ def test_a_process_that_is_killed_is_told():
 
 def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
     write_images(tmp_path, {"a": 4, "b": 4})
-    (tmp_path / "train_list.txt").write_text("a/0.png 0\nnonsense\na/1.png -1\nb/0.png 1\na/9.png 0\n")
+    (tmp_path / "train_list.txt").write_text(
+        "a/0.png 0\nnonsense\na/1.png -1\nb/0.png 1\na/9.png 0\n"
+    )
     (tmp_path / "val_list.txt").write_text("a/2.png 0\nb/1.png 2\n")
     result = result_of(tmp_path, dataset="imagenet2012")
     texts = [(one.text, one.stops) for one in result.findings]
@@ -215,7 +271,10 @@ def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
     assert ("classes that have validation images alone: 1", True) in texts
     assert ("classes without a validation image: 1", False) in texts
     [problem] = [one for one in result.findings if "line 2" in one.text]
-    assert "expected a path, then a label, which is a whole number; found 'nonsense' (and 1 more)" in problem.text
+    assert (
+        "expected a path, then a label, which is a whole number; found 'nonsense' (and 1 more)"
+        in problem.text
+    )
     assert "line 3: label -1 is outside" in problem.examples[0]
 
 
@@ -234,7 +293,9 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     texts = [one.text for one in result_of(tmp_path).findings if one.stops]
     assert any(text.endswith("val: classes that train/ lacks: 'x'") for text in texts)
     assert any("train/empty: holds no image (1 such classes)" in text for text in texts)
-    with pytest.raises(InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"):
+    with pytest.raises(
+        InputError, match="nowhere, but there is no such folder; .* holds the folders train, val"
+    ):
         result_of(tmp_path / "nowhere")
 
 
@@ -269,21 +330,36 @@ def test_the_lists_of_a_split_are_the_split_of_a_training(tmp_path, monkeypatch,
     write_images(tmp_path / "in" / "train", {"a": 8, "b c": 12})
     where = ("-dataset=folder", f"-data_path={tmp_path / 'in'}")
     assert run(monkeypatch, *where, "--split=0.25", "--seed=3", f"-output={tmp_path / 'out'}") == 0
-    assert f"train with -dataset=imagenet2012 -data_path={tmp_path / 'out'}" in capsys.readouterr().out
-    data = ["DATA.DATA_PATH", str(tmp_path / "in"), "DATA.VAL_SPLIT", "0.25", "DATA.SPLIT_SEED", "3"]
+    assert (
+        f"train with -dataset=imagenet2012 -data_path={tmp_path / 'out'}" in capsys.readouterr().out
+    )
+    data = [
+        "DATA.DATA_PATH",
+        str(tmp_path / "in"),
+        "DATA.VAL_SPLIT",
+        "0.25",
+        "DATA.SPLIT_SEED",
+        "3",
+    ]
     size = ["DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
     expected = get_datasets(get_config(None, ["DATA.DATASET", "folder", *data, *size]))[1:]
-    listed_config = get_config(None, ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path / "out"), *size])
+    listed_config = get_config(
+        None, ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path / "out"), *size]
+    )
     listed = get_datasets(listed_config)[1:]
     for ours, theirs in zip(listed, expected, strict=True):
-        names = [[str(p) for p in map(ours_or.path, range(len(ours_or)))] for ours_or in (ours, theirs)]
+        names = [
+            [str(p) for p in map(ours_or.path, range(len(ours_or)))] for ours_or in (ours, theirs)
+        ]
         assert [n.replace("out/../", "") for n in names[0]] == names[1]
         assert (ours.labels == theirs.labels).all()
         assert ours.classes == theirs.classes == ["a", "b c"]
     (tmp_path / "out" / "classes.txt").write_text("a\n")
     with pytest.raises(InputError, match=r"train_list.txt, line \d+: label 1 is outside 0..0"):
         get_datasets(listed_config)
-    with pytest.raises(InputError, match=r"train_list.txt is there already; choose another -output"):
+    with pytest.raises(
+        InputError, match=r"train_list.txt is there already; choose another -output"
+    ):
         run(monkeypatch, *where, "--split=0.25", f"-output={tmp_path / 'out'}")
 
 
@@ -294,12 +370,16 @@ def test_a_split_whose_lists_can_be_used_ends_well(tmp_path, monkeypatch, capsys
     (tmp_path / "in/empty").mkdir()
     assert run(monkeypatch, *where, f"-output={tmp_path / 'out'}") == 0
     screen = capsys.readouterr().out
-    assert re.search("remark: (training|validation) images that can't be read: 1, such as .*broken.png", screen)
+    assert re.search(
+        "remark: (training|validation) images that can't be read: 1, such as .*broken.png", screen
+    )
     assert "remark: " + f"{tmp_path}/in/empty: holds no image (1 such classes)" in screen
     assert "remark: classes without an image: 1, such as empty" in screen
     assert "\nusable, " in screen
     size = ["DATA.IMAGE_SIZE", "8", "MODEL.NUM_CLASSES", "auto"]
-    listed = get_config(None, ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path / "out"), *size])
+    listed = get_config(
+        None, ["DATA.DATASET", "imagenet2012", "DATA.DATA_PATH", str(tmp_path / "out"), *size]
+    )
     assert sum(len(part) for part in get_datasets(listed)[1:]) == 20
     # Without lists, a run with these data stops.
     assert run(monkeypatch, "-dataset=folder", f"-data_path={tmp_path / 'in'}", "-workers=1") == 1
@@ -319,7 +399,9 @@ def test_a_split_whose_lists_stop_a_run_says_so(tmp_path, monkeypatch, capsys):
             (tmp_path / "whole" / path).write_bytes(b"no image")
     capsys.readouterr()
     assert run(monkeypatch, *where, f"-output={tmp_path / 'val'}") == 1
-    assert "error: classes that have validation images alone: 1, such as b" in capsys.readouterr().out
+    assert (
+        "error: classes that have validation images alone: 1, such as b" in capsys.readouterr().out
+    )
     for path in training:
         (tmp_path / "whole" / path).write_bytes(b"no image")
     assert run(monkeypatch, *where, f"-output={tmp_path / 'none'}") == 1
@@ -335,10 +417,27 @@ def test_images_of_several_labels_are_checked_and_split(tmp_path, monkeypatch, c
     shutil.copy(root / "1.png", root / "12.png")  # of other labels
     rows = [f"{n}.png,{n % 2},{n % 3 == 0:d}" for n in range(13)]
     (root / "train.csv").write_text("\n".join(["image,odd,third", *rows]))
-    words = ["-dataset=multilabel_csv", f"-data_path={root}", "-o", "TASK", "multilabel", "--split=0.25"]
-    assert run(monkeypatch, *words, f"-output={tmp_path / 'out'}", f"--report={tmp_path / 'check.html'}") == 0
+    words = [
+        "-dataset=multilabel_csv",
+        f"-data_path={root}",
+        "-o",
+        "TASK",
+        "multilabel",
+        "--split=0.25",
+    ]
+    assert (
+        run(
+            monkeypatch,
+            *words,
+            f"-output={tmp_path / 'out'}",
+            f"--report={tmp_path / 'check.html'}",
+        )
+        == 0
+    )
     screen = capsys.readouterr().out
-    assert re.search("images that are the same file as one that has another label: 2, such as", screen)
+    assert re.search(
+        "images that are the same file as one that has another label: 2, such as", screen
+    )
     assert re.search("images per class +4 to 4 +1 to 2", screen), screen
     assert f"train with -dataset=multilabel_list -data_path={tmp_path / 'out'}" in screen
     assert "<th>odd</th>" in (tmp_path / "check.html").read_text()
@@ -353,7 +452,9 @@ def test_images_of_several_labels_are_checked_and_split(tmp_path, monkeypatch, c
         assert ours.classes == theirs.classes == ["odd", "third"]
 
 
-def test_the_page_stands_alone_and_tells_what_the_screen_tells(spoilt, tmp_path, monkeypatch, capsys):
+def test_the_page_stands_alone_and_tells_what_the_screen_tells(
+    spoilt, tmp_path, monkeypatch, capsys
+):
     (spoilt / "train" / "<b>&").mkdir()
     shutil.copy(spoilt / "train/cat/2.png", spoilt / "train/<b>&/0.png")
     page = tmp_path / "check.html"
@@ -375,7 +476,15 @@ def test_the_page_stands_alone_and_tells_what_the_screen_tells(spoilt, tmp_path,
 def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeypatch, capsys):
     (tmp_path / "in" / "a").mkdir(parents=True)
     (tmp_path / "in" / "a" / "0.png").write_text("no image")
-    assert run(monkeypatch, "-dataset=folder", f"-data_path={tmp_path / 'in'}", f"--report={tmp_path / 'c.html'}") == 1
+    assert (
+        run(
+            monkeypatch,
+            "-dataset=folder",
+            f"-data_path={tmp_path / 'in'}",
+            f"--report={tmp_path / 'c.html'}",
+        )
+        == 1
+    )
     assert "error: training images that can't be read: 1, such as " in capsys.readouterr().out
 
 
@@ -393,8 +502,14 @@ def test_a_folder_of_which_nothing_can_be_read_is_told_as_such(tmp_path, monkeyp
         ),
     ],
 )
-def test_a_wrong_command_line_is_told_before_anything_is_read(words, message, tmp_path, monkeypatch):
+def test_a_wrong_command_line_is_told_before_anything_is_read(
+    words, message, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=re.escape(message)):
-        run(monkeypatch, *([] if "digits" in words[0] else ["-dataset=folder", f"-data_path={tmp_path}"]), *words)
+        run(
+            monkeypatch,
+            *([] if "digits" in words[0] else ["-dataset=folder", f"-data_path={tmp_path}"]),
+            *words,
+        )
     assert list(tmp_path.iterdir()) == []

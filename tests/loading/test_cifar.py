@@ -15,7 +15,10 @@ from loading import archives, sources
 ARCHIVE, FOLDER, MEMBERS = CIFAR10
 WRITERS = {
     "Python 2": python2,
-    **{f"protocol {number}": lambda value, number=number: pickle.dumps(value, number) for number in (2, 3, 4, 5)},
+    **{
+        f"protocol {number}": lambda value, number=number: pickle.dumps(value, number)
+        for number in (2, 3, 4, 5)
+    },
 }
 
 
@@ -41,18 +44,27 @@ def batch(images=40, seed=0):
     }
 
 
-NAMES = {b"num_cases_per_batch": 10000, b"label_names": [b"airplane", b"automobile"], b"num_vis": 3072}
+NAMES = {
+    b"num_cases_per_batch": 10000,
+    b"label_names": [b"airplane", b"automobile"],
+    b"num_vis": 3072,
+}
 
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_every_writers_pickles_give_the_same_arrays(tmp_path, writer):
     contents = {name: batch(seed=place) for place, name in enumerate(MEMBERS)}
     pickled = {name: WRITERS[writer](content) for name, content in contents.items()}
-    assert pickle.loads(pickled["test_batch"], encoding="bytes")[b"labels"] == contents["test_batch"][b"labels"]
+    assert (
+        pickle.loads(pickled["test_batch"], encoding="bytes")[b"labels"]
+        == contents["test_batch"][b"labels"]
+    )
     write(tmp_path, pickled | {"batches.meta": WRITERS[writer](NAMES)})
     for mode, members in (("train", MEMBERS[:5]), ("val", MEMBERS[5:])):
         images, labels, names = read(tmp_path, mode)
-        expected = np.concatenate([contents[name][b"data"] for name in members]).reshape(-1, 3, 32, 32)
+        expected = np.concatenate([contents[name][b"data"] for name in members]).reshape(
+            -1, 3, 32, 32
+        )
         np.testing.assert_array_equal(images, expected.transpose(0, 2, 3, 1))
         assert (images.dtype, labels.dtype) == (np.uint8, np.int64)
         assert labels.tolist() == [label for name in members for label in contents[name][b"labels"]]
@@ -84,8 +96,14 @@ def hostile(folder):
         r"its labels are no list of whole": {"data": images, "labels": [True, False]},
         "Python int too large": {"data": images, "labels": [0, 1 << 80]},
         "'list' object has no attribute 'read'": {"data": doubled, "labels": few},
-        r"holds an array of shape \[1099511627776\]": {"data": numpy_array((2**40,), "12"), "labels": few},
-        "2 images of float32, 2 labels": {"data": numpy_array((2, 3072), bytes(8 * 3072)), "labels": few},
+        r"holds an array of shape \[1099511627776\]": {
+            "data": numpy_array((2**40,), "12"),
+            "labels": few,
+        },
+        "2 images of float32, 2 labels": {
+            "data": numpy_array((2, 3072), bytes(8 * 3072)),
+            "labels": few,
+        },
         "2 images of uint8, 3 labels": {"data": images, "labels": [0, 1, 1]},
         "cannot reshape": {"data": numpy_array((2, 3), b"123456", "u1"), "labels": few},
         "KeyError: 'labels'": {"data": images},
@@ -107,10 +125,18 @@ def test_hostile_pickles_give_one_line_and_run_nothing(tmp_path, place):
 
 def test_damaged_pickles_give_one_line(tmp_path):
     whole = python2(batch())
-    for data in (b"", whole[:-5], whole[:1000], b"\x80\x02}." * 2, pickle.dumps(batch(), 0), b"\x93" + whole):
+    for data in (
+        b"",
+        whole[:-5],
+        whole[:1000],
+        b"\x80\x02}." * 2,
+        pickle.dumps(batch(), 0),
+        b"\x93" + whole,
+    ):
         write(tmp_path, {"test_batch": data, "batches.meta": python2(NAMES)})
         with pytest.raises(
-            InputError, match=f"{ARCHIVE}: (it ends early|its pickle uses|can't be read as cifar10's archive)"
+            InputError,
+            match=f"{ARCHIVE}: (it ends early|its pickle uses|can't be read as cifar10's archive)",
         ):
             read(tmp_path)
     write(tmp_path, {"test_batch": whole, "batches.meta": python2({b"label_names": b"airplane"})})

@@ -20,7 +20,9 @@ def photographs(tmp_path_factory):
     rng = np.random.default_rng(0)
     for number in range(11):
         coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), np.uint8))
-        image = coarse.resize(SIDES[number % 4], Image.Resampling.BICUBIC).convert("L" if number == 3 else "RGB")
+        image = coarse.resize(SIDES[number % 4], Image.Resampling.BICUBIC).convert(
+            "L" if number == 3 else "RGB"
+        )
         place = root / "train" / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         image.save(place / f"{number:02}{'.png' if number == 4 else '.jpg'}")
@@ -28,34 +30,72 @@ def photographs(tmp_path_factory):
 
 
 def configured(root, kind, *options):
-    words = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(root), "DATA.LOADER", kind, "MODEL.NUM_CLASSES", "auto"]
-    words += ["DATA.IMAGE_SIZE", "32", "DATA.BATCH_SIZE", "3", "DATA.NUM_WORKERS", "1", "DATA.DROP_LAST", "False"]
+    words = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(root),
+        "DATA.LOADER",
+        kind,
+        "MODEL.NUM_CLASSES",
+        "auto",
+    ]
+    words += [
+        "DATA.IMAGE_SIZE",
+        "32",
+        "DATA.BATCH_SIZE",
+        "3",
+        "DATA.NUM_WORKERS",
+        "1",
+        "DATA.DROP_LAST",
+        "False",
+    ]
     return get_config(None, [*words, "TRAIN.NUM_EPOCHS", "4", "TRAIN.WARMUP_EPOCHS", "0", *options])
 
 
 def taken(config, epochs, ranks=2):
     """The columns of all ranks' batches of each epoch; looked at when all have been taken."""
     dataset = get_dataset(config, "train")
-    loaders = [get_dataloader(config, dataset, "train", rank=rank, ranks=ranks) for rank in range(ranks)]
+    loaders = [
+        get_dataloader(config, dataset, "train", rank=rank, ranks=ranks) for rank in range(ranks)
+    ]
     found = []
     for epoch in epochs:
         for loader in loaders:
             loader.batch_sampler.set_epoch(epoch)
         found.append([batch for loader in loaders for batch in loader])
-    return [[np.concatenate([batch[name].numpy() for batch in batches]) for name in batches[0]] for batches in found]
+    return [
+        [np.concatenate([batch[name].numpy() for batch in batches]) for name in batches[0]]
+        for batches in found
+    ]
 
 
-@pytest.mark.parametrize("options", [[], ["DATA.INTERPOLATION", "bilinear", "DATA.IMAGE_CHANNELS", "1"]])
+@pytest.mark.parametrize(
+    "options", [[], ["DATA.INTERPOLATION", "bilinear", "DATA.IMAGE_CHANNELS", "1"]]
+)
 def test_its_samples_are_those_of_the_other_loader(photographs, options):
     pytest.importorskip("nvidia.dali")
     if options:
         options = [*options, "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"]
         options += ["TRAIN.CROP", "random_resized_once"]
-    options = [*options, "TRAIN.VFLIP", "0.5", "TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.MIXUP_ALPHA", "0.8"]
+    options = [
+        *options,
+        "TRAIN.VFLIP",
+        "0.5",
+        "TRAIN.RANDOM_ERASE_PROB",
+        "0.5",
+        "TRAIN.MIXUP_ALPHA",
+        "0.8",
+    ]
     options += ["TRAIN.MIXUP_MODE", "elem", "DATA.BATCH_SIZE", "4"]
-    ours, theirs = (taken(configured(photographs, kind, *options), (1, 2, 4)) for kind in ("paddle", "dali"))
+    ours, theirs = (
+        taken(configured(photographs, kind, *options), (1, 2, 4)) for kind in ("paddle", "dali")
+    )
     for own, other in zip(ours, theirs, strict=True):
-        (pixels, labels, erased, mixed), (dali_pixels, dali_labels, dali_erased, dali_mixed) = own, other
+        (pixels, labels, erased, mixed), (dali_pixels, dali_labels, dali_erased, dali_mixed) = (
+            own,
+            other,
+        )
         assert len(labels) == 12  # 11, and one to fill the ranks' last batches
         assert pixels.shape == dali_pixels.shape
         assert dali_pixels.dtype == np.uint8
@@ -74,7 +114,8 @@ def test_it_names_a_broken_file(photographs, tmp_path):
     data = next(photographs.glob("train/a/*.jpg")).read_bytes()
     for number in range(4):
         (place / f"{number}.jpg").write_bytes(data)
-    for broken in (data[: -len(data) // 3], b"", b"no image"):  # found by DALI's decoder, or before it
+    # found by DALI's decoder, or before it
+    for broken in (data[: -len(data) // 3], b"", b"no image"):
         (place / "2.jpg").write_bytes(broken)
         with pytest.raises(RunError, match=r"train/a/2.jpg: (it |can't be read as an image)"):
             taken(configured(tmp_path, "dali", "DATA.BATCH_SIZE", "2"), [1], ranks=1)
@@ -96,16 +137,21 @@ def test_it_names_a_broken_file(photographs, tmp_path):
 def test_what_it_cannot_do_is_refused_by_name(key, value):
     with pytest.raises(InputError, match=rf"^{key} is .*, expected .* with DATA\.LOADER dali"):
         configured("", "dali", key, value)
-    with_values(configured("", "paddle", key, value), EVAL=True, DATA__LOADER="dali")  # it has no part in that
+    # it has no part in that
+    with_values(configured("", "paddle", key, value), EVAL=True, DATA__LOADER="dali")
     configured("", "paddle", key, value)
 
 
 def test_images_in_memory_and_a_missing_package_are_named(photographs, monkeypatch):
     config = with_values(configured("", "dali"), DATA__DATASET="digits")
-    with pytest.raises(InputError, match=r"DATA\.LOADER is 'dali', which decodes files; digits gives images"):
+    with pytest.raises(
+        InputError, match=r"DATA\.LOADER is 'dali', which decodes files; digits gives images"
+    ):
         get_dataloader(config, get_dataset(config, "train"), "train")
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     monkeypatch.delitem(sys.modules, "loader_dali", raising=False)
     config = configured(photographs, "dali")
-    with pytest.raises(InputError, match=r"^DATA\.LOADER dali: .*nvidia.*; pip install -r requirements-dali\.txt$"):
+    with pytest.raises(
+        InputError, match=r"^DATA\.LOADER dali: .*nvidia.*; pip install -r requirements-dali\.txt$"
+    ):
         get_dataloader(config, get_dataset(config, "train"), "train")

@@ -1,4 +1,6 @@
-"""Encoded images against Pillow's full decode and its antialiased resize, over scikit-learn's photographs."""
+"""Encoded images against Pillow's full decode and its antialiased resize, over scikit-learn's
+photographs.
+"""
 
 import io
 
@@ -18,7 +20,8 @@ from ops import images
 
 RNG = np.random.default_rng
 BICUBIC = Image.Resampling.BICUBIC
-PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]  # china.jpg, flower.jpg: 640 x 427
+# china.jpg, flower.jpg: 640 x 427
+PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 
 
 def encoded(image, kind="JPEG", **options):
@@ -34,7 +37,9 @@ def pillows(data, mode="RGB"):
 def large(image):
     """2400 pixels wide, with a sensor's noise, without which it would hold nothing fine."""
     pixels = np.asarray(image.resize((2400, 1600), BICUBIC), np.float32)
-    return Image.fromarray((pixels + RNG(0).normal(0, 4, (1600, 2400, 1))).clip(0, 255).astype(np.uint8))
+    return Image.fromarray(
+        (pixels + RNG(0).normal(0, 4, (1600, 2400, 1))).clip(0, 255).astype(np.uint8)
+    )
 
 
 def boxes(width, height, count):
@@ -98,7 +103,11 @@ def test_large_crops_are_scaled_while_decoding(photograph, decoded_sizes):
 @pytest.mark.parametrize("name", ["bicubic", "bilinear", "nearest"])
 def test_grey_crops_agree_too(photograph, name):
     way = Image.Resampling[name.upper()]
-    for source, mode in ((photograph, "L"), (photograph.convert("L"), "L"), (photograph.convert("L"), "RGB")):
+    for source, mode in (
+        (photograph, "L"),
+        (photograph.convert("L"), "L"),
+        (photograph.convert("L"), "RGB"),
+    ):
         data = encoded(source)
         for box in boxes(*source.size, 4):
             found = resized_crop(EncodedImage(data, mode, "", 10**8), box, (96, 64), way)
@@ -109,7 +118,12 @@ def test_rows_are_written_into_a_baseline_frame_alone():
     app = b"\xff\xd8\xff\xe0\x00\x04ab"
     frame = b"\xff\xc0\x00\x0b\x08\x00\x10\x00\x20"
     assert _cut_jpeg(app + frame, 3) == app + frame[:5] + b"\x00\x03" + frame[7:]
-    for others in (app + b"X" + frame[1:], app + b"\xff\xda" + frame[2:] + frame, app + frame[:6], b"\xff\xd8\xff"):
+    for others in (
+        app + b"X" + frame[1:],
+        app + b"\xff\xda" + frame[2:] + frame,
+        app + frame[:6],
+        b"\xff\xd8\xff",
+    ):
         assert _cut_jpeg(others, 3) == others
 
 
@@ -136,11 +150,19 @@ CROPS = [["TRAIN.CROP", crop] for crop in ("random_resized_once", "simple", "sho
 @pytest.mark.parametrize("options", [[], *CROPS, ["TRAIN.AFFINE", "[10.0,0.1,0.1]"]])
 def test_training_draws_the_same_for_an_encoded_image_and_a_decoded_one(options):
     data = encoded(PHOTOGRAPHS[0])
-    transform = TrainTransform(get_config(None, ["DATA.IMAGE_SIZE", "128", "TRAIN.HFLIP", "0.5", *options]))
+    transform = TrainTransform(
+        get_config(None, ["DATA.IMAGE_SIZE", "128", "TRAIN.HFLIP", "0.5", *options])
+    )
     for seed in range(8):
         one = RNG(seed)
         other = RNG(seed)
-        assert distance(transform(EncodedImage(data, "RGB", "", 10**8), one), transform(pillows(data), other)) < 0.5
+        assert (
+            distance(
+                transform(EncodedImage(data, "RGB", "", 10**8), one),
+                transform(pillows(data), other),
+            )
+            < 0.5
+        )
         assert one.bit_generator.state == other.bit_generator.state
 
 
@@ -149,20 +171,33 @@ def folder(tmp_path, files, *options, channels=3):
         (tmp_path / split / "a").mkdir(parents=True)
         for name, data in files.items():
             (tmp_path / split / "a" / name).write_bytes(data)
-    options = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path), "MODEL.NUM_CLASSES", "auto", *options]
-    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"] * (channels == 1)
+    options = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(tmp_path),
+        "MODEL.NUM_CLASSES",
+        "auto",
+        *options,
+    ]
+    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"] * (
+        channels == 1
+    )
     return get_config(None, [*options, *grey])
 
 
-# What libjpeg-turbo decodes of an exact evaluation's photographs: where it can resize them, too; of colours Pillow's
-# grey is another.
+# What libjpeg-turbo decodes of an exact evaluation's photographs: where it can resize them, too; of
+# colours Pillow's grey is another.
 WHOLE = {1: [], 3: [(427, 640), (427, 640), (1600, 2400)] if images.load() else []}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("channels", [1, 3])
 def test_evaluation_is_pillows_to_the_bit_unless_it_may_be_fast(tmp_path, channels, decoded_sizes):
-    files = {f"{number}.jpg": encoded(image) for number, image in enumerate((*PHOTOGRAPHS, large(PHOTOGRAPHS[0])))}
+    files = {
+        f"{number}.jpg": encoded(image)
+        for number, image in enumerate((*PHOTOGRAPHS, large(PHOTOGRAPHS[0])))
+    }
     config = folder(tmp_path, files, channels=channels)
     mode = "RGB" if channels == 3 else "L"
     exact = get_dataset(config, "val")
@@ -171,7 +206,9 @@ def test_evaluation_is_pillows_to_the_bit_unless_it_may_be_fast(tmp_path, channe
         image = pillows(data, mode)
         image = image.resize([256 * side // min(image.size) for side in image.size], BICUBIC)
         left, top = round((image.width - 224) / 2), round((image.height - 224) / 2)
-        expected.append(np.asarray(image.crop((left, top, left + 224, top + 224))).reshape(224, 224, channels))
+        expected.append(
+            np.asarray(image.crop((left, top, left + 224, top + 224))).reshape(224, 224, channels)
+        )
         assert (exact[index][0] == expected[-1]).all()
     assert decoded_sizes == WHOLE[channels]
     decoded_sizes.clear()
@@ -184,13 +221,20 @@ def test_evaluation_is_pillows_to_the_bit_unless_it_may_be_fast(tmp_path, channe
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_squashed_evaluation_too_is_pillows_to_the_bit_unless_it_may_be_fast(tmp_path, channels, decoded_sizes):
-    files = {f"{number}.jpg": encoded(image) for number, image in enumerate((*PHOTOGRAPHS, large(PHOTOGRAPHS[0])))}
+def test_squashed_evaluation_too_is_pillows_to_the_bit_unless_it_may_be_fast(
+    tmp_path, channels, decoded_sizes
+):
+    files = {
+        f"{number}.jpg": encoded(image)
+        for number, image in enumerate((*PHOTOGRAPHS, large(PHOTOGRAPHS[0])))
+    }
     squash = ["DATA.CROP_MODE", "squash", "DATA.CROP_PCT", "1.0"]
     config = folder(tmp_path, files, *squash, channels=channels)
     mode = "RGB" if channels == 3 else "L"
     exact = get_dataset(config, "val")
-    expected = [np.asarray(pillows(data, mode).resize((224, 224), BICUBIC)) for data in files.values()]
+    expected = [
+        np.asarray(pillows(data, mode).resize((224, 224), BICUBIC)) for data in files.values()
+    ]
     expected = [pixels.reshape(224, 224, channels) for pixels in expected]
     assert all((exact[index][0] == expected[index]).all() for index in range(3))
     assert decoded_sizes == WHOLE[channels]
@@ -284,7 +328,11 @@ def test_what_pillow_takes_with_a_flaw_is_its_own_decode():
         for box in ((0, 0, 640, 427), (0, 0, 640, 250)):
             expected = resized_crop(pillows(flawed), box, (160, 160), BICUBIC)
             assert (
-                distance(resized_crop(EncodedImage(flawed, "RGB", "", 10**8), box, (160, 160), BICUBIC), expected) < 0.3
+                distance(
+                    resized_crop(EncodedImage(flawed, "RGB", "", 10**8), box, (160, 160), BICUBIC),
+                    expected,
+                )
+                < 0.3
             )
 
 
@@ -297,7 +345,21 @@ def test_evaluation_of_a_decoded_image_is_as_it_was():
 def test_a_plain_tiff_whose_rows_stand_from_below_is_read():
     """Pillow reads a block for each strip, which may not be the whole file."""
     rows = np.random.default_rng(0).integers(0, 256, (2000, 1000), np.uint8)
-    tags = [(256, 4, 1, 1000), (257, 4, 1, 2000), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (277, 3, 1, 1)]
+    tags = [
+        (256, 4, 1, 1000),
+        (257, 4, 1, 2000),
+        (258, 3, 1, 8),
+        (259, 3, 1, 1),
+        (262, 3, 1, 1),
+        (277, 3, 1, 1),
+    ]
     places = np.arange(2000, dtype=np.uint64)[::-1] * np.uint64(1000)
-    data = tiff(False, [*tags, (278, 4, 1, 1)], False, places, np.full(2000, 1000, np.uint64), rows.tobytes())
+    data = tiff(
+        False,
+        [*tags, (278, 4, 1, 1)],
+        False,
+        places,
+        np.full(2000, 1000, np.uint64),
+        rows.tobytes(),
+    )
     assert (np.asarray(EncodedImage(data, "L", "file", 10**7).decode()) == rows[::-1]).all()

@@ -25,17 +25,27 @@ class PythonsRandom:
 
     def integers(self, low, high=None):
         low, high = (0, low) if high is None else (low, high)
-        return self.source.randint(low, high - 1) if (low, high) != (1, 2) else 1  # timm draws no count out of one
+        # timm draws no count out of one
+        return self.source.randint(low, high - 1) if (low, high) != (1, 2) else 1
 
 
 def erasing(*options, size=16):
-    return RandomErasing(configured("DATA.IMAGE_SIZE", size, "TRAIN.RANDOM_ERASE_PROB", 1.0, *options))
+    return RandomErasing(
+        configured("DATA.IMAGE_SIZE", size, "TRAIN.RANDOM_ERASE_PROB", 1.0, *options)
+    )
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("count", [1, 3])
 def test_timms_boxes_are_erased(count):
-    options = ["TRAIN.RANDOM_ERASE_PROB", 0.8, "TRAIN.RANDOM_ERASE_MODE", "const", "TRAIN.RANDOM_ERASE_COUNT", count]
+    options = [
+        "TRAIN.RANDOM_ERASE_PROB",
+        0.8,
+        "TRAIN.RANDOM_ERASE_MODE",
+        "const",
+        "TRAIN.RANDOM_ERASE_COUNT",
+        count,
+    ]
     erase = erasing(*options)
     drawn = np.stack([erase.draw(PythonsRandom(seed)) for seed in range(200)])
     assert drawn.shape == (200, count, 4)
@@ -83,7 +93,9 @@ def test_erasing_fills_the_boxes_and_nothing_else(mode):
         assert (values == 0).all()
     elif mode == "rand":
         for image, ((*_, r, g, b), second) in zip(found, drawn, strict=True):
-            colours = {tuple(colour) for colour in image.reshape(3, -1).T.tolist()} - {(7.0, 7.0, 7.0)}
+            colours = {tuple(colour) for colour in image.reshape(3, -1).T.tolist()} - {
+                (7.0, 7.0, 7.0)
+            }
             assert colours <= {(r, g, b), tuple(second[4:])}
         assert abs(drawn[:, 0, 4:].std() - 1) < 0.15
     else:

@@ -1,4 +1,6 @@
-"""What evaluation sets have for labels: class maps, ReaL's, the layouts of downloads; what corrupts their images."""
+"""What evaluation sets have for labels: class maps, ReaL's, the layouts of downloads; what corrupts
+their images.
+"""
 
 import io
 import json
@@ -56,25 +58,42 @@ def test_folders_of_numbers_are_the_numbers_not_their_order():
     val = labelled(names, np.arange(1000))
     check_evaluation(asked("DATA.CLASSES", "present"), val, None)
     assert val.labels.tolist() == [int(name) for name in names] != list(range(1000))
-    with pytest.raises(InputError, match="^DATA.CLASSES goes by the names of the outputs' classes, which"):
-        check_evaluation(asked("DATA.CLASSES", "present"), labelled(names[:200], np.arange(200)), None)
+    with pytest.raises(
+        InputError, match="^DATA.CLASSES goes by the names of the outputs' classes, which"
+    ):
+        check_evaluation(
+            asked("DATA.CLASSES", "present"), labelled(names[:200], np.arange(200)), None
+        )
 
 
 def test_a_file_maps_the_datas_classes_to_outputs(tmp_path):
     file = tmp_path / "map.txt"
-    file.write_text(f"\ufeffcat\t281\t{SYNSETS[282]}\r\nfish\ttench\n{SYNSETS[9]}\nnever seen\t999\n", "utf-8")
+    file.write_text(
+        f"\ufeffcat\t281\t{SYNSETS[282]}\r\nfish\ttench\n{SYNSETS[9]}\nnever seen\t999\n", "utf-8"
+    )
     config = asked("DATA.CLASSES", str(file))
     val = labelled(["cat", "fish", SYNSETS[9]], [2, 0, 1, 0])
     config = check_evaluation(config, val, None)
     assert isinstance(val.labels, LabelSets)
     assert [val.labels.of(i).tolist() for i in range(4)] == [[9], [281, 282], [0], [281, 282]]
     assert val.compared.tolist() == [0, 9, 281, 282, 999]
-    assert (val.classes, notes(config)[-1]) == (SYNSETS, "DATA.CLASSES: 5 of the model's 1000 outputs are compared")
+    assert (val.classes, notes(config)[-1]) == (
+        SYNSETS,
+        "DATA.CLASSES: 5 of the model's 1000 outputs are compared",
+    )
     file.write_text("cat\tb\nfish\t0\n")
-    for outputs, trained in ((["MODEL.NUM_CLASSES", "auto"], ["a", "b", "c"]), (["MODEL.NUM_CLASSES", "3"], None)):
+    for outputs, trained in (
+        (["MODEL.NUM_CLASSES", "auto"], ["a", "b", "c"]),
+        (["MODEL.NUM_CLASSES", "3"], None),
+    ):
         file.write_text("cat\tb\nfish\t0\n" if trained else "cat\t1\nfish\t0\n")
         val = labelled(["cat", "fish"], [1, 0, 0])
-        assert check_evaluation(asked("DATA.CLASSES", str(file), *outputs), val, trained).MODEL.NUM_CLASSES == 3
+        assert (
+            check_evaluation(
+                asked("DATA.CLASSES", str(file), *outputs), val, trained
+            ).MODEL.NUM_CLASSES
+            == 3
+        )
         assert (val.labels.tolist(), val.compared.tolist()) == ([0, 1, 1], [0, 1])
         assert val.classes == (trained or ["0", "1", "2"])
 
@@ -83,8 +102,14 @@ def test_a_file_maps_the_datas_classes_to_outputs(tmp_path):
     ("text", "message"),
     [
         ("fish\t1\n", "map.txt: classes of the data aren't in it: cat, dog"),
-        ("cat\t1000\ndog\t2\n", "map.txt: '1000' is no output's name or number; the model has 1000: n01440764, "),
-        ("cat\tcrane\ndog\t2\n", "map.txt: 'crane' is the name of several outputs; the model has 1000"),
+        (
+            "cat\t1000\ndog\t2\n",
+            "map.txt: '1000' is no output's name or number; the model has 1000: n01440764, ",
+        ),
+        (
+            "cat\tcrane\ndog\t2\n",
+            "map.txt: 'crane' is the name of several outputs; the model has 1000",
+        ),
         ("cat\t-1\ndog\t2\n", "map.txt: '-1' is no output's name or number"),
         ("cat\t\ndog\t2\n", "map.txt: its line 1 is '', expected a class's name"),
         ("cat\t1\ncat\t2\ndog\t2\n", "map.txt: it has the class 'cat' twice"),
@@ -96,7 +121,9 @@ def test_a_map_that_says_nothing_or_too_much_is_refused(tmp_path, text, message)
     if text is not None:
         (tmp_path / "map.txt").write_text(text)
     with pytest.raises(InputError) as caught:
-        check_evaluation(asked("DATA.CLASSES", str(tmp_path / "map.txt")), labelled(["cat", "dog"], [0, 1]), None)
+        check_evaluation(
+            asked("DATA.CLASSES", str(tmp_path / "map.txt")), labelled(["cat", "dog"], [0, 1]), None
+        )
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -112,14 +139,18 @@ def test_a_model_of_other_outputs_is_refused_unless_a_map_says_which(tmp_path):
         (["MODEL.NUM_CLASSES", "auto"], labelled(SYNSETS[:2], [0, 1])),
     ):
         with pytest.raises(
-            InputError, match=r"aren't known of this model: MODEL.NUM_CLASSES is (21841|auto), .*; give DATA.CLASSES a"
+            InputError,
+            match=r"aren't known of this model: MODEL.NUM_CLASSES is (21841|auto), .*; give DATA.CLASSES a",
         ):
             check_evaluation(asked("DATA.CLASSES", "present", *options), data, None)
     with pytest.raises(InputError, match="the weights were trained on the classes a, b, c"):
         auto = asked("DATA.CLASSES", "present", "MODEL.NUM_CLASSES", "auto")
         check_evaluation(auto, labelled(SYNSETS[:2], [0, 1]), ["a", "b", "c"])
     (tmp_path / "map").write_text("x\t3\n")
-    for options, data in ((["MODEL.NUM_CLASSES", "auto"], labelled(["x"], [0])), ([], labelled([], [0]))):
+    for options, data in (
+        (["MODEL.NUM_CLASSES", "auto"], labelled(["x"], [0])),
+        ([], labelled([], [0])),
+    ):
         with pytest.raises(InputError, match="maps classes to outputs, which isn't possible with"):
             check_evaluation(asked("DATA.CLASSES", str(tmp_path / "map"), *options), data, None)
 
@@ -131,13 +162,28 @@ def test_a_model_of_other_outputs_is_refused_unless_a_map_says_which(tmp_path):
             ["TASK", "multilabel", "DATA.DATASET", "multilabel_csv", "DATA.CLASSES", "present"],
             "CLASSES is 'present', ex",
         ),
-        (["DATA.LABELS", "a", "DATA.CLASSES", "b"], "DATA.CLASSES is 'b', expected None or present with DATA.LABELS"),
-        (["DATA.DATASET", "digits", "DATA.LABELS", "a"], "DATA.LABELS does nothing without DATA.DATASET "),
-        (["DATA.CORRUPTION", "fog", "DATA.IMAGE_SIZE", "31"], "IMAGE_SIZE is 31, expected 32 or more with DATA.CORR"),
+        (
+            ["DATA.LABELS", "a", "DATA.CLASSES", "b"],
+            "DATA.CLASSES is 'b', expected None or present with DATA.LABELS",
+        ),
+        (
+            ["DATA.DATASET", "digits", "DATA.LABELS", "a"],
+            "DATA.LABELS does nothing without DATA.DATASET ",
+        ),
+        (
+            ["DATA.CORRUPTION", "fog", "DATA.IMAGE_SIZE", "31"],
+            "IMAGE_SIZE is 31, expected 32 or more with DATA.CORR",
+        ),
         (["DATA.CORRUPTION", "fogg"], "'fogg', expected one of .* did you mean fog?"),
-        (["DATA.CORRUPTION", "fog", "DATA.SEVERITY", "6"], "DATA.SEVERITY is 6, expected one of 1, 2, 3, 4, 5"),
+        (
+            ["DATA.CORRUPTION", "fog", "DATA.SEVERITY", "6"],
+            "DATA.SEVERITY is 6, expected one of 1, 2, 3, 4, 5",
+        ),
         (["DATA.SEVERITY", "1"], "DATA.SEVERITY does nothing without DATA.CORRUPTION"),
-        (["EVAL", "False", "DATA.CORRUPTION", "fog"], "DATA.CORRUPTION does nothing without EVAL True"),
+        (
+            ["EVAL", "False", "DATA.CORRUPTION", "fog"],
+            "DATA.CORRUPTION does nothing without EVAL True",
+        ),
     ],
 )
 def test_keys_that_dont_fit_are_refused(options, message):
@@ -169,16 +215,25 @@ def test_real_labels_go_by_the_images_numbers(tmp_path):
     names = SYNSETS[::-1]  # weights that have their classes in another order
     val = get_datasets(asked(*labels, path=tmp_path), names)[2]
     assert sorted(sorted(val.labels.of(index)) for index in range(3)) == [[0], [992, 998], [994]]
-    with pytest.raises(InputError, match="the data has 1000 classes, the model 200 outputs|aren't known of this model"):
+    with pytest.raises(
+        InputError,
+        match="the data has 1000 classes, the model 200 outputs|aren't known of this model",
+    ):
         get_datasets(asked(*labels, "MODEL.NUM_CLASSES", "200", path=tmp_path))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[0]]", r"ILSVRC2012_val_00000010.JPEG: DATA.LABELS .* has no entry for it: there are 1$"),
+        (
+            "[[0]]",
+            r"ILSVRC2012_val_00000010.JPEG: DATA.LABELS .* has no entry for it: there are 1$",
+        ),
         (json.dumps([[]] * 10), r"real.json: no image of .* has a label in it$"),
-        ("[[1000]]", r"real.json: it is a list of 1, expected a list of lists of classes, 0 to 999; DATA.LABELS takes"),
+        (
+            "[[1000]]",
+            r"real.json: it is a list of 1, expected a list of lists of classes, 0 to 999; DATA.LABELS takes",
+        ),
         ("[1]", r"real.json: it is \[1\], expected a list of lists"),
         ('{"a": 1}', r"real.json: it is a dictionary of 1, expected"),
         ("[" * 100_000, r"real.json: can't be read as ReaL's labels \(Recursion"),
@@ -199,7 +254,9 @@ def test_labels_that_dont_fit_are_refused(tmp_path, text, message):
 def test_an_image_of_another_name_has_no_real_label(tmp_path):
     write_images(tmp_path / "val", {"a": 1})
     (tmp_path / "real.json").write_text("[[0]]")
-    with pytest.raises(InputError, match=r"val/a/0.png: .* for it: it isn't called ILSVRC2012_val_00000001.JPEG$"):
+    with pytest.raises(
+        InputError, match=r"val/a/0.png: .* for it: it isn't called ILSVRC2012_val_00000001.JPEG$"
+    ):
         get_datasets(asked("DATA.LABELS", str(tmp_path / "real.json"), path=tmp_path))
 
 
@@ -208,7 +265,9 @@ def test_an_image_of_another_name_has_no_real_label(tmp_path):
 
 def picture(size=48):
     across = np.linspace(0, 255, size)
-    return Image.fromarray(np.stack(np.broadcast_arrays(across, across[:, None], 255 - across), 2).astype(np.uint8))
+    return Image.fromarray(
+        np.stack(np.broadcast_arrays(across, across[:, None], 255 - across), 2).astype(np.uint8)
+    )
 
 
 def corrupted(name, severity=3, sample=0, seed=0):
@@ -236,17 +295,23 @@ def test_noise_follows_from_the_sample_and_the_corruption(monkeypatch):
             assert (first != corrupted(name, **other)).mean() > 0.3
         assert first.shape == plain.shape
         assert 1 < np.abs(first.astype(int) - plain).mean() < 9
-        np.testing.assert_array_equal(np.random.get_state()[1], others)  # nobody else's numbers change
-    assert set(calls) == {(s, n, n != "snow") for s in (3, 4) for n in ("snow", "glass_blur", "impulse_noise")}
+        # nobody else's numbers change
+        np.testing.assert_array_equal(np.random.get_state()[1], others)
+    assert set(calls) == {
+        (s, n, n != "snow") for s in (3, 4) for n in ("snow", "glass_blur", "impulse_noise")
+    }
     assert np.random.random() == np.random.RandomState(5).random_sample()
-    monkeypatch.setitem(sys.modules, "imagecorruptions", SimpleNamespace(corrupt=lambda pixels, *_: pixels))
+    monkeypatch.setitem(
+        sys.modules, "imagecorruptions", SimpleNamespace(corrupt=lambda pixels, *_: pixels)
+    )
     stored = io.BytesIO()
     Image.fromarray(plain).save(stored, "JPEG", quality=85, optimize=True)
     np.testing.assert_array_equal(corrupted("fog"), np.asarray(Image.open(stored)))
 
 
-# What make_imagenet_c.py of hendrycks/robustness makes of the picture below after np.random.seed(7), with scikit-image
-# 0.25.2 and OpenCV 4.11: red and blue at each 61st pixel from (20, 20) on.
+# What make_imagenet_c.py of hendrycks/robustness makes of the picture below after
+# np.random.seed(7), with scikit-image 0.25.2 and OpenCV 4.11: red and blue at each 61st pixel from
+# (20, 20) on.
 ELASTIC = {
     1: [[17, 66, 149, 234, 6, 76, 160, 243, 2, 85, 170, 253, 12, 96, 179, 244],
         [119, 122, 179, 68, 162, 69, 198, 112, 123, 180, 64, 113, 74, 196, 111, 130]],
@@ -269,25 +334,36 @@ def test_an_elastic_transform_is_the_authors():
 
 
 def test_an_elastic_transform_bends_images_of_two_sides():
-    """In the middle as the square of the short side would be: the same shares, the same three points."""
+    """In the middle as the square of the short side would be: the same shares, the same three
+    points.
+    """
     across = np.linspace(0, 255, 96)
-    pixels = np.stack(np.broadcast_arrays(across, across[:48, None], 255 - across), 2).astype(np.uint8)
+    pixels = np.stack(np.broadcast_arrays(across, across[:48, None], 255 - across), 2).astype(
+        np.uint8
+    )
     for image in (pixels, pixels.swapaxes(0, 1)):
         np.random.seed(7)
         bent = _elastic(image, 4)
         assert bent.shape == image.shape
         inner = np.s_[16:-16, 16:-16]
-        assert 0.5 < np.abs(bent[inner].astype(int) - image[inner]).mean() < 12  # of 255: a few pixels at most
+        # of 255: a few pixels at most
+        assert 0.5 < np.abs(bent[inner].astype(int) - image[inner]).mean() < 12
 
 
 def test_a_package_that_isnt_there_is_told_in_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "imagecorruptions", None)
-    with pytest.raises(InputError, match=r"^DATA.CORRUPTION needs imagecorruptions-imaug \(.*\); pip install -r req"):
+    with pytest.raises(
+        InputError,
+        match=r"^DATA.CORRUPTION needs imagecorruptions-imaug \(.*\); pip install -r req",
+    ):
         Corruption(asked("DATA.CORRUPTION", "fog"))
 
 
 def test_colours_in_full_depth_arent_corrupted():
-    with pytest.raises(InputError, match=r"^DATA.IMAGE_DTYPE is 'float32', expected auto with DATA.CORRUPTION, of 8-b"):
+    with pytest.raises(
+        InputError,
+        match=r"^DATA.IMAGE_DTYPE is 'float32', expected auto with DATA.CORRUPTION, of 8-b",
+    ):
         asked("DATA.CORRUPTION", "fog", "DATA.IMAGE_DTYPE", "float32")
 
 

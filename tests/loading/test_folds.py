@@ -29,7 +29,9 @@ def test_folds_are_as_even_as_scikit_learns():
     from sklearn.model_selection import StratifiedKFold
 
     theirs = np.empty(len(LABELS), int)
-    for number, (_, test) in enumerate(StratifiedKFold(5, shuffle=True, random_state=0).split(LABELS, LABELS)):
+    for number, (_, test) in enumerate(
+        StratifiedKFold(5, shuffle=True, random_state=0).split(LABELS, LABELS)
+    ):
         theirs[test] = number
     tables = [table(LABELS, parts) for parts in (folds(LABELS, 5, 0), theirs)]
     np.testing.assert_array_equal(*(np.sort(found, axis=1) for found in tables))
@@ -41,7 +43,28 @@ def test_a_fold_is_a_function_of_the_seed():
     np.testing.assert_array_equal(folds(LABELS, 5, 1), one)
     assert (one != folds(LABELS, 5, 2)).mean() > 0.6
     # as long as this holds, no release trains on what another one validated on
-    assert folds(np.arange(20) % 3, 5, 1).tolist() == [0, 1, 2, 4, 2, 3, 1, 2, 0, 3, 0, 1, 2, 4, 4, 0, 3, 4, 1, 3]
+    assert folds(np.arange(20) % 3, 5, 1).tolist() == [
+        0,
+        1,
+        2,
+        4,
+        2,
+        3,
+        1,
+        2,
+        0,
+        3,
+        0,
+        1,
+        2,
+        4,
+        4,
+        0,
+        3,
+        4,
+        1,
+        3,
+    ]
 
 
 def test_groups_stay_together_and_folds_are_near_their_shares():
@@ -56,11 +79,18 @@ def test_groups_stay_together_and_folds_are_near_their_shares():
 
 def test_a_class_has_to_be_in_two_folds():
     labels = np.array([0] * 20 + [1] * 2 + [2])
-    with pytest.raises(InputError, match="the class owl is in only one fold, expected two images of it or more \\(1"):
+    with pytest.raises(
+        InputError,
+        match="the class owl is in only one fold, expected two images of it or more \\(1",
+    ):
         folds(labels, 5, 0, classes=["cat", "dog", "owl"])
-    with pytest.raises(InputError, match="the class 1 is in only one fold, expected two groups of it"):
+    with pytest.raises(
+        InputError, match="the class 1 is in only one fold, expected two groups of it"
+    ):
         folds(labels[:22], 2, 0, [*map(str, range(20)), "a", "a"])
-    with pytest.raises(InputError, match="DATA.FOLDS is 6: 2 folds of 4 images would be empty; take fewer"):
+    with pytest.raises(
+        InputError, match="DATA.FOLDS is 6: 2 folds of 4 images would be empty; take fewer"
+    ):
         folds(np.zeros(4, int), 6, 0)
 
 
@@ -71,7 +101,9 @@ def parts(options):
     """The training and the validation set, by fold."""
     found = []
     for fold in range(3):
-        config = get_config(None, [*options, "DATA.FOLDS", "3", "DATA.FOLD", str(fold), "MODEL.NUM_CLASSES", "auto"])
+        config = get_config(
+            None, [*options, "DATA.FOLDS", "3", "DATA.FOLD", str(fold), "MODEL.NUM_CLASSES", "auto"]
+        )
         _, train, val = get_datasets(config)
         found.append((train, val))
     return found
@@ -87,7 +119,10 @@ def test_each_sample_of_a_folder_or_its_shards_is_validated_on_once(tmp_path):
     assert sorted(path for _, val in paths for path in val) == everything
     for (train, val), (own, held) in zip(found, paths, strict=True):
         assert sorted(own + held) == everything
-        assert all(path.split("/")[1] == train.classes[label] for path, label in zip(own, train.labels, strict=True))
+        assert all(
+            path.split("/")[1] == train.classes[label]
+            for path, label in zip(own, train.labels, strict=True)
+        )
         assert np.bincount(val.labels).tolist() in ([2, 2], [3, 1], [2, 1], [3, 2])
     grouped = parts([*options, "DATA.SPLIT_GROUPS", r"/\d"])  # 0.png of both classes, and so on
     names = [{path.split("/")[-1] for path in val.paths} for _, val in grouped]
@@ -101,7 +136,9 @@ def test_each_sample_of_a_folder_or_its_shards_is_validated_on_once(tmp_path):
     packed = parts(["DATA.DATASET", "shards", "DATA.DATA_PATH", str(tmp_path)])
     for (train, val), (shards, held) in zip(found, packed, strict=True):
         for one, other in ((train, shards), (val, held)):
-            assert [one.data(i) for i in range(len(one))] == [other.data(i) for i in range(len(other))]
+            assert [one.data(i) for i in range(len(one))] == [
+                other.data(i) for i in range(len(other))
+            ]
             np.testing.assert_array_equal(one.labels, other.labels)
     cache = ["DATA.CACHE", str(tmp_path / "cache")]  # labels alike don't make parts of shards alike
     kept = parts(["DATA.DATASET", "shards", "DATA.DATA_PATH", str(tmp_path), *cache])
@@ -112,7 +149,9 @@ def test_each_sample_of_a_folder_or_its_shards_is_validated_on_once(tmp_path):
 
 def test_folds_of_arrays_are_cached_apart(tmp_path):
     options = ["DATA.DATASET", "digits"]
-    plain, kept, again = (parts([*options, *more]) for more in ([], *[["DATA.CACHE", str(tmp_path)]] * 2))
+    plain, kept, again = (
+        parts([*options, *more]) for more in ([], *[["DATA.CACHE", str(tmp_path)]] * 2)
+    )
     assert sum(len(val) for _, val in plain) == len(plain[0][0]) + len(plain[0][1]) == 1433
     for one, two, three in zip(plain, kept, again, strict=True):
         for mine, theirs in zip((*one, *one), (*two, *three), strict=True):
@@ -125,11 +164,23 @@ def test_folds_of_arrays_are_cached_apart(tmp_path):
     [
         (["DATA.FOLDS", "1"], "DATA.FOLDS is 1, expected 2 to 1000"),
         (["DATA.FOLDS", "3", "DATA.FOLD", "3"], "DATA.FOLD is 3, expected 0 to 2, of FOLDS"),
-        (["DATA.SPLIT_GROUPS", "x"], "DATA.SPLIT_GROUPS does nothing without DATA.VAL_SPLIT or DATA.FOLDS"),
+        (
+            ["DATA.SPLIT_GROUPS", "x"],
+            "DATA.SPLIT_GROUPS does nothing without DATA.VAL_SPLIT or DATA.FOLDS",
+        ),
         (["DATA.FOLD", "0"], "DATA.FOLD does nothing without DATA.FOLDS"),
-        (["DATA.SPLIT_SEED", "0"], "DATA.SPLIT_SEED does nothing without DATA.VAL_SPLIT or DATA.FOLDS"),
-        (["DATA.FOLDS", "3", "DATA.DATASET", "synthetic"], "DATA.FOLDS does nothing with DATA.DATASET synthetic"),
-        (["DATA.FOLDS", "3", "DATA.DATASET", "digits", "DATA.SPLIT_GROUPS", "x"], "DATA.SPLIT_GROUPS does nothing wi"),
+        (
+            ["DATA.SPLIT_SEED", "0"],
+            "DATA.SPLIT_SEED does nothing without DATA.VAL_SPLIT or DATA.FOLDS",
+        ),
+        (
+            ["DATA.FOLDS", "3", "DATA.DATASET", "synthetic"],
+            "DATA.FOLDS does nothing with DATA.DATASET synthetic",
+        ),
+        (
+            ["DATA.FOLDS", "3", "DATA.DATASET", "digits", "DATA.SPLIT_GROUPS", "x"],
+            "DATA.SPLIT_GROUPS does nothing wi",
+        ),
     ],
 )
 def test_what_cannot_be_is_named(options, message):

@@ -1,4 +1,6 @@
-"""Decoders without a limit of their own, in another process: the same pixels, and nothing worse than an error."""
+"""Decoders without a limit of their own, in another process: the same pixels, and nothing worse
+than an error.
+"""
 
 import os
 import signal
@@ -28,9 +30,15 @@ def own_process():
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "LAB"])
-@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate", "packbits", "lzma", "zstd"])
+@pytest.mark.parametrize(
+    "compression", ["tiff_lzw", "tiff_adobe_deflate", "packbits", "lzma", "zstd"]
+)
 def test_a_packed_tiff_has_pillows_pixels(mode, compression):
-    image = forged_images.PICTURE.convert("P").convert("PA") if mode == "PA" else forged_images.PICTURE.convert(mode)
+    image = (
+        forged_images.PICTURE.convert("P").convert("PA")
+        if mode == "PA"
+        else forged_images.PICTURE.convert(mode)
+    )
     data = forged_images.saved("TIFF", image, compression=compression)
     with Image.open(forged_images.io.BytesIO(data)) as opened:
         expected = np.asarray(opened.convert("RGB"))
@@ -38,7 +46,8 @@ def test_a_packed_tiff_has_pillows_pixels(mode, compression):
 
 
 def test_run_lengths_of_bmp_are_read():
-    # Two rows from below: 3 of colour 1 and 1 of colour 0; one that is skipped, 2 of colour 1, 1 of colour 0.
+    # Two rows from below: 3 of colour 1 and 1 of colour 0; one that is skipped, 2 of colour 1, 1 of
+    # colour 0.
     data = bytearray(bmp(4, 2, b"\3\1\1\0\0\0\0\2\1\0\2\1\1\0\0\1"))
     data[14 + 40 + 4 : 14 + 40 + 8] = b"\xff\xff\xff\0"  # colour 1 is white
     assert (pixels(bytes(data), "L") == [[0, 255, 255, 0], [255, 255, 255, 0]]).all()
@@ -50,7 +59,10 @@ def test_text_of_ppm_is_read():
 
 def test_one_process_serves_many_files_and_threads():
     """Also the one that a thread has started, which has ended."""
-    files = [forged_images.saved("TIFF", Image.new("L", (9, 9), level), compression="tiff_lzw") for level in range(40)]
+    files = [
+        forged_images.saved("TIFF", Image.new("L", (9, 9), level), compression="tiff_lzw")
+        for level in range(40)
+    ]
     isolated._end_own_process()
     seen = {}
 
@@ -91,7 +103,12 @@ def killing(monkeypatch, number, times):
     ("number", "times", "error", "message"),
     [
         (signal.SIGSEGV, 1, Unreadable, r"its decoder crashed \(exit status -11\)"),
-        (signal.SIGKILL, 2, RunError, "the process that decodes images was killed by SIGKILL; is memory short?"),
+        (
+            signal.SIGKILL,
+            2,
+            RunError,
+            "the process that decodes images was killed by SIGKILL; is memory short?",
+        ),
     ],
 )
 def test_a_crash_is_an_error_and_the_next_file_is_read(monkeypatch, number, times, error, message):
@@ -107,13 +124,18 @@ def test_a_crash_is_an_error_and_the_next_file_is_read(monkeypatch, number, time
 
 def test_a_process_that_was_killed_once_is_replaced_at_once(monkeypatch):
     killing(monkeypatch, signal.SIGKILL, 1)
-    assert (pixels(forged_images.saved("TIFF", compression="tiff_lzw")) == np.asarray(forged_images.PICTURE)).all()
+    assert (
+        pixels(forged_images.saved("TIFF", compression="tiff_lzw"))
+        == np.asarray(forged_images.PICTURE)
+    ).all()
 
 
 def test_a_process_that_cannot_be_started_is_no_fault_of_the_image(monkeypatch):
     isolated._end_own_process()
     monkeypatch.setattr(isolated.sys, "executable", "/absent")
-    with pytest.raises(RunError, match="a process that decodes images can't be started .*No such file") as found:
+    with pytest.raises(
+        RunError, match="a process that decodes images can't be started .*No such file"
+    ) as found:
         pixels(forged_images.saved("TIFF", compression="tiff_lzw"))
     assert not isinstance(found.value, Broken)
 

@@ -1,4 +1,6 @@
-"""Which output is which class: by name where names are known, and an error where the numbers don't agree."""
+"""Which output is which class: by name where names are known, and an error where the numbers don't
+agree.
+"""
 
 import json
 from types import SimpleNamespace
@@ -13,7 +15,12 @@ from support.training_runs import train
 from config import CONFIG_DIR, get_config, with_values
 from datasets import get_datasets
 from errors import InputError
-from loading.label_spaces import check_evaluation, check_pretrained_classes, imagenet_places, imagenet_synsets
+from loading.label_spaces import (
+    check_evaluation,
+    check_pretrained_classes,
+    imagenet_places,
+    imagenet_synsets,
+)
 from models import build_model
 from settings.options import WRITTEN_OUT, notes, value_sources
 from training.run import Run
@@ -42,21 +49,35 @@ def test_more_outputs_than_classes_are_an_error_unless_the_user_set_them(tmp_pat
     write_images(tmp_path / "val", {"a": 1, "b": 1})
     told = f"the data has 2 classes, the model 1000 outputs (MODEL.NUM_CLASSES); {AUTO}, or to 1000 if that is meant"
     own = tmp_path / "own.yaml"
-    own.write_text(f"BASE: {CONFIG_DIR}/vit/vit_digits.yaml\nDATA:\n  IMAGE_CHANNELS: 3\nMODEL:\n  NUM_CLASSES: 7\n")
+    own.write_text(
+        f"BASE: {CONFIG_DIR}/vit/vit_digits.yaml\nDATA:\n  IMAGE_CHANNELS: 3\nMODEL:\n  NUM_CLASSES: 7\n"
+    )
     for mode in ([], ["EVAL", "True"]):
         with pytest.raises(InputError) as error:
             get_datasets(configured(tmp_path, *mode))
         assert str(error.value) == told
-        with pytest.raises(InputError, match="has 2 classes, the model 10 outputs"):  # a shipped file's number
+        # a shipped file's number
+        with pytest.raises(InputError, match="has 2 classes, the model 10 outputs"):
             get_datasets(configured(tmp_path, "DATA.IMAGE_CHANNELS", "3", *mode, cfg="vit_digits"))
         for cfg, options, outputs in ((None, ["MODEL.NUM_CLASSES", "1000"], 1000), (own, [], 7)):
             config, *_, val = get_datasets(configured(tmp_path, *mode, *options, cfg=cfg))
-            assert (config.MODEL.NUM_CLASSES, val.classes, val.labels.tolist()) == (outputs, ["a", "b"], [0, 1])
-        assert get_datasets(configured(tmp_path, *mode, "MODEL.NUM_CLASSES", "auto"))[0].MODEL.NUM_CLASSES == 2
+            assert (config.MODEL.NUM_CLASSES, val.classes, val.labels.tolist()) == (
+                outputs,
+                ["a", "b"],
+                [0, 1],
+            )
+        assert (
+            get_datasets(configured(tmp_path, *mode, "MODEL.NUM_CLASSES", "auto"))[
+                0
+            ].MODEL.NUM_CLASSES
+            == 2
+        )
 
 
 def test_a_runs_file_doesnt_make_its_datas_number_one_that_was_meant(tmp_path):
-    """With -cfg=RUN/config.yaml, other data's number is asked about; a number that somebody did mean stays."""
+    """With -cfg=RUN/config.yaml, other data's number is asked about; a number that somebody did
+    mean stays.
+    """
     write_images(tmp_path / "data" / "train", {"a": 1, "b": 1})
     write_images(tmp_path / "data" / "val", {"a": 1, "b": 1})
     for outputs, meant in (("2", False), ("auto", False), ("1000", True)):
@@ -76,10 +97,17 @@ def test_a_list_of_files_has_labels_that_are_outputs(tmp_path):
     assert (config.MODEL.NUM_CLASSES, val.labels.tolist(), notes(config)) == (1000, [0, 4], [])
     config, *_ = get_datasets(get_config(None, listed))
     outputs = "the labels are 0..4, but the model has 1000 outputs; check MODEL.NUM_CLASSES"
-    gaps = "of 5 classes 3 have no training image (1, 2, 3) and 3 have no validation image (1, 2, 3)"
+    gaps = (
+        "of 5 classes 3 have no training image (1, 2, 3) and 3 have no validation image (1, 2, 3)"
+    )
     assert notes(config) == [outputs, gaps]
-    assert notes(get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "1000"]))[0]) == [gaps]
-    assert get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "auto"]))[0].MODEL.NUM_CLASSES == 5
+    assert notes(get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "1000"]))[0]) == [
+        gaps
+    ]
+    assert (
+        get_datasets(get_config(None, [*listed, "MODEL.NUM_CLASSES", "auto"]))[0].MODEL.NUM_CLASSES
+        == 5
+    )
 
 
 # ----------------------------------------------------------------- ImageNet
@@ -105,9 +133,15 @@ def test_imagenets_classes_are_found_by_synset_and_by_name():
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (["tench", "flower", "n00000001"], "not flower, n00000001 (2); name a folder by its synset (n01440764)"),
+        (
+            ["tench", "flower", "n00000001"],
+            "not flower, n00000001 (2); name a folder by its synset (n01440764)",
+        ),
         (["crane"], "'crane' is n02012849 or n03126707; name the folder by its synset"),
-        (["tench", "n01440764"], "'tench' and 'n01440764' are the same class, n01440764; make them one folder"),
+        (
+            ["tench", "n01440764"],
+            "'tench' and 'n01440764' are the same class, n01440764; make them one folder",
+        ),
         (["0", "1"], "not 0, 1 (2)"),
         (list("01234"), "not 0, 1, 2, 3, 4 (5)"),
         (list("012345"), "not 0, 1, 2, 3, 4, ... (6)"),
@@ -125,12 +159,16 @@ def test_a_folder_in_imagenets_names_gets_the_models_labels():
     assert (len(val.classes), val.classes[207], val.classes[0], val.classes[1]) == (
         1000, "golden retriever", "tench", "n01443537",
     )  # fmt: skip
-    assert notes(config) == ["the data's 2 classes are matched by name with ImageNet-1k's classes: 1000 outputs"]
+    assert notes(config) == [
+        "the data's 2 classes are matched by name with ImageNet-1k's classes: 1000 outputs"
+    ]
     whole = labelled(sorted(imagenet_synsets()), range(1000))
     check_evaluation(evaluation(), whole, None)
     assert whole.labels.tolist() == list(range(1000))
     mostly = labelled(["tench", "goldfish", "my cat"], [0, 1, 2])
-    with pytest.raises(InputError, match=r"most of the data's classes are ImageNet-1k's, but not my cat \(1\)"):
+    with pytest.raises(
+        InputError, match=r"most of the data's classes are ImageNet-1k's, but not my cat \(1\)"
+    ):
         check_evaluation(evaluation(), mostly, None)
     config = check_evaluation(evaluation("MODEL.NUM_CLASSES", "1000"), mostly, None)  # meant
     assert (mostly.labels.tolist(), config.MODEL.NUM_CLASSES) == ([0, 1, 2], 1000)
@@ -152,27 +190,44 @@ def test_imagenet1ks_rows_are_kept_for_imagenet1k_alone(tmp_path, mode):
         with pytest.raises(InputError) as error:
             get_datasets(configured(tmp_path, *mode, *WEIGHTS, "MODEL.NUM_CLASSES", outputs))
         assert str(error.value) == kept + found + instead
-        get_datasets(configured(tmp_path, *mode, *WEIGHTS, "MODEL.NUM_CLASSES", outputs, *WEIGHTS[2:3], "null"))
         get_datasets(
-            configured(tmp_path, *mode, "MODEL.NUM_CLASSES", outputs, cfg="swin_base_patch4_window7_224_21k_1k")
+            configured(
+                tmp_path, *mode, *WEIGHTS, "MODEL.NUM_CLASSES", outputs, *WEIGHTS[2:3], "null"
+            )
+        )
+        get_datasets(
+            configured(
+                tmp_path,
+                *mode,
+                "MODEL.NUM_CLASSES",
+                outputs,
+                cfg="swin_base_patch4_window7_224_21k_1k",
+            )
         )
     synthetic = ["DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", "1000", *mode]
     assert get_datasets(get_config(None, [*synthetic, *WEIGHTS]))[0].MODEL.NUM_CLASSES == 1000
     numbers = labelled(sorted(map(str, range(1000))), [0])  # "10" comes after "1": another order
-    with pytest.raises(InputError, match=r"but the data has others: 0, 1, 10, 100, 101, \.\.\. \(1000\); set"):
+    with pytest.raises(
+        InputError, match=r"but the data has others: 0, 1, 10, 100, 101, \.\.\. \(1000\); set"
+    ):
         check_pretrained_classes(get_config(None, [*mode, *WEIGHTS]), numbers)
     check_pretrained_classes(get_config(None, [*mode, *WEIGHTS]), labelled(imagenet_synsets(), [0]))
-    check_pretrained_classes(get_config(None, [*mode, *WEIGHTS]), labelled([], [0]))  # a list of files
+    # a list of files
+    check_pretrained_classes(get_config(None, [*mode, *WEIGHTS]), labelled([], [0]))
 
 
 GREYS = {"n01440764": 0, "n02099601": 60, "n03000684": 120, "n03888257": 180, "tabby": 240}
 
 
 def greys_model(tmp_path, config, outputs):
-    """Saves a ViT whose logit of output k is highest, and by how much, for the grey value ``outputs[k]``."""
+    """Saves a ViT whose logit of output k is highest, and by how much, for the grey value
+    ``outputs[k]``.
+    """
     model = build_model(config)
     model.eval()
-    images = [np.full((1, 3, 16, 16), (grey / 255 - 0.5) / 0.5, np.float32) for grey in outputs.values()]
+    images = [
+        np.full((1, 3, 16, 16), (grey / 255 - 0.5) / 0.5, np.float32) for grey in outputs.values()
+    ]
     seen = []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].numpy()))
     with paddle.no_grad():
@@ -195,17 +250,32 @@ VIT = [
 
 
 def test_imagenets_model_is_right_about_a_folder_of_five_synsets(tmp_path, program):
-    """A model with known outputs: four of its five classes are those of the folders, over all 1,000 outputs."""
+    """A model with known outputs: four of its five classes are those of the folders, over all 1,000
+    outputs.
+    """
     outputs = {0: 0, 207: 60, 491: 120, 701: 180, 5: 240}  # 281 is the tabby's: 5 is wrong
     greys_model(tmp_path, get_config(None, [*VIT, "MODEL.NUM_CLASSES", "1000"]), outputs)
     for count, (name, grey) in enumerate(GREYS.items(), 1):
         (tmp_path / "data/val" / name).mkdir(parents=True)
         for index in range(count):
-            Image.new("RGB", (16, 16), (grey,) * 3).save(tmp_path / "data/val" / name / f"{index}.png")
-    flags = ["-eval", "-dataset=folder", "-data_path=data", "-pretrained=model.safetensors", "-output=run", "-o", *VIT]
+            Image.new("RGB", (16, 16), (grey,) * 3).save(
+                tmp_path / "data/val" / name / f"{index}.png"
+            )
+    flags = [
+        "-eval",
+        "-dataset=folder",
+        "-data_path=data",
+        "-pretrained=model.safetensors",
+        "-output=run",
+        "-o",
+        *VIT,
+    ]
     status, printed, errors = program("main_single_gpu.py", *flags)
     assert (status, errors) == (0, "")
-    assert "the data's 5 classes are matched by name with ImageNet-1k's classes: 1000 outputs" in printed
+    assert (
+        "the data's 5 classes are matched by name with ImageNet-1k's classes: 1000 outputs"
+        in printed
+    )
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert (result["num_samples"], result["acc1"]) == (15, pytest.approx(100 * 10 / 15))
     assert {k: v for k, v in result["class_acc"].items() if v is not None} == {
@@ -225,44 +295,82 @@ def test_imagenets_model_is_right_about_a_folder_of_five_synsets(tmp_path, progr
 
 def test_a_runs_names_are_those_of_its_outputs():
     val = labelled(["cat", "dog", "owl"], [0, 2, 2])
-    config = check_evaluation(evaluation("MODEL.NUM_CLASSES", "auto"), val, ["ant", "cat", "owl", "yak"])
-    assert (config.MODEL.NUM_CLASSES, val.labels.tolist(), val.classes) == (4, [1, 2, 2], ["ant", "cat", "owl", "yak"])
-    assert notes(config) == ["the data's 2 classes are matched by name with the weights' classes: 4 outputs"]
+    config = check_evaluation(
+        evaluation("MODEL.NUM_CLASSES", "auto"), val, ["ant", "cat", "owl", "yak"]
+    )
+    assert (config.MODEL.NUM_CLASSES, val.labels.tolist(), val.classes) == (
+        4,
+        [1, 2, 2],
+        ["ant", "cat", "owl", "yak"],
+    )
+    assert notes(config) == [
+        "the data's 2 classes are matched by name with the weights' classes: 4 outputs"
+    ]
     same = labelled(["a", "b"], [0, 1])
     assert notes(check_evaluation(evaluation("MODEL.NUM_CLASSES", "auto"), same, ["a", "b"])) == []
     permuted = labelled(["b", "a"], [0, 1])
     check_evaluation(evaluation("MODEL.NUM_CLASSES", "auto"), permuted, ["a", "b"])
     assert permuted.labels.tolist() == [1, 0]
     with pytest.raises(InputError) as error:
-        check_evaluation(evaluation("MODEL.NUM_CLASSES", "auto"), labelled(["a", "c", "d"], [0, 1, 2]), ["a", "b"])
+        check_evaluation(
+            evaluation("MODEL.NUM_CLASSES", "auto"),
+            labelled(["a", "c", "d"], [0, 1, 2]),
+            ["a", "b"],
+        )
     assert str(error.value) == (
         "the weights were trained on the classes a, b (2), the data has others: c, d (2); name its folders as the"
         " weights' classes are, or leave the others out"
     )
-    with pytest.raises(InputError, match=f"the weights have 2 classes, the model 1000 outputs .*; {AUTO}"):
+    with pytest.raises(
+        InputError, match=f"the weights have 2 classes, the model 1000 outputs .*; {AUTO}"
+    ):
         check_evaluation(evaluation(), labelled(["a"], [0]), ["a", "b"])
 
 
 def test_a_folder_that_lacks_a_class_is_evaluated_by_name(tmp_path, tiny, program):
-    """A run on four classes; of its accuracy by class, a folder of the first and third shows just these."""
+    """A run on four classes; of its accuracy by class, a folder of the first and third shows just
+    these.
+    """
     for mode in ("train", "val"):
         for index, name in enumerate("abcd"):
             (tmp_path / "data" / mode / name).mkdir(parents=True)
             for i in range(8):
-                Image.new("L", (8, 8), 80 * index + i).save(tmp_path / "data" / mode / name / f"{i}.png")
+                Image.new("L", (8, 8), 80 * index + i).save(
+                    tmp_path / "data" / mode / name / f"{i}.png"
+                )
     for name in "ac":
         (tmp_path / "other" / "val").mkdir(parents=True, exist_ok=True)
         (tmp_path / "other/val" / name).symlink_to(tmp_path / "data/val" / name)
-    folder = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path / "data"), "MODEL.NUM_CLASSES", "auto"]
-    train([*tiny, *folder, "TRAIN.BASE_LR", "0.01", "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "6"], tmp_path / "run")
+    folder = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(tmp_path / "data"),
+        "MODEL.NUM_CLASSES",
+        "auto",
+    ]
+    train(
+        [*tiny, *folder, "TRAIN.BASE_LR", "0.01", "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "6"],
+        tmp_path / "run",
+    )
     trained = json.loads((tmp_path / "run/result.json").read_text())
-    flags = ["-cfg=run/config.yaml", "-eval", "-pretrained=run/checkpoints/last", "-data_path=other", "-output=eval"]
+    flags = [
+        "-cfg=run/config.yaml",
+        "-eval",
+        "-pretrained=run/checkpoints/last",
+        "-data_path=other",
+        "-output=eval",
+    ]
     status, printed, errors = program("main_single_gpu.py", *flags)
     assert (status, errors) == (0, "")
-    assert "the data's 2 classes are matched by name with the weights' classes: 4 outputs" in printed
+    assert (
+        "the data's 2 classes are matched by name with the weights' classes: 4 outputs" in printed
+    )
     found = json.loads((tmp_path / "eval/result.json").read_text())
     assert found["class_acc"] == {**trained["class_acc"], "b": None, "d": None}
-    assert found["acc1"] == pytest.approx((trained["class_acc"]["a"] + trained["class_acc"]["c"]) / 2)
+    assert found["acc1"] == pytest.approx(
+        (trained["class_acc"]["a"] + trained["class_acc"]["c"]) / 2
+    )
     assert trained["class_acc"]["c"] > 0  # by its place, c would have been b
     (tmp_path / "other/val/c").rename(tmp_path / "other/val/e")
     status, _, errors = program("main_single_gpu.py", *flags[:-1], "-output=refused")

@@ -1,4 +1,6 @@
-"""Folders as people have them: leftovers of systems, a level too many, what is missing, lists of other toolkits."""
+"""Folders as people have them: leftovers of systems, a level too many, what is missing, lists of
+other toolkits.
+"""
 
 import io
 import os
@@ -26,18 +28,42 @@ LEFTOVERS = [
     "#snapshot", "@SynoResource", "@Recycle", "lost+found", "Network Trash Folder", "Temporary Items", "FOUND.000",
     "__pycache__",
 ]  # fmt: skip
-DATA = ["cat", "n01440764", "_cat", "@cat", "#1", "trash", "lost", "found", "Thumbs", "0", "macosx", "recycled"]
+DATA = [
+    "cat",
+    "n01440764",
+    "_cat",
+    "@cat",
+    "#1",
+    "trash",
+    "lost",
+    "found",
+    "Thumbs",
+    "0",
+    "macosx",
+    "recycled",
+]
 
 
 def folder_config(root, *options):
     return get_config(
-        None, ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(root), "MODEL.NUM_CLASSES", "auto", *options]
+        None,
+        [
+            "DATA.DATASET",
+            "folder",
+            "DATA.DATA_PATH",
+            str(root),
+            "MODEL.NUM_CLASSES",
+            "auto",
+            *options,
+        ],
     )
 
 
 def listed_config(root, *options, dataset="imagenet2012"):
     named = ["DATA.DATASET", dataset, "DATA.DATA_PATH", str(root), "MODEL.NUM_CLASSES", "auto"]
-    return get_config(None, [*named, *(("TASK", "multilabel") if "multi" in dataset else ()), *options])
+    return get_config(
+        None, [*named, *(("TASK", "multilabel") if "multi" in dataset else ()), *options]
+    )
 
 
 @pytest.mark.smoke
@@ -63,13 +89,20 @@ SKIPPED = 4 * len(LEFTOVERS) + 1
 
 def test_hidden_entries_are_no_classes_and_no_images(littered):
     config, train, val = get_datasets(folder_config(littered))
-    assert (train.classes, len(train), len(val), config.MODEL.NUM_CLASSES) == (["cat", "dog"], 20, 4, 2)
+    assert (train.classes, len(train), len(val), config.MODEL.NUM_CLASSES) == (
+        ["cat", "dog"],
+        20,
+        4,
+        2,
+    )
     assert notes(config) == [f"skipped {SKIPPED} hidden or system entries, such as train/#recycle"]
     config, _, val = get_datasets(folder_config(littered, "EVAL", "True"))
     assert (len(val), len(notes(config))) == (4, 1)
     config, train, val = get_datasets(folder_config(littered / "train", "DATA.VAL_SPLIT", "0.2"))
     assert (train.classes, len(train), len(val)) == (["cat", "dog"], 16, 4)
-    assert notes(config) == [f"skipped {2 * len(LEFTOVERS) + 1} hidden or system entries, such as #recycle"]
+    assert notes(config) == [
+        f"skipped {2 * len(LEFTOVERS) + 1} hidden or system entries, such as #recycle"
+    ]
 
 
 def test_the_same_images_are_found_with_and_without_leftovers(littered, tmp_path_factory):
@@ -90,8 +123,16 @@ def test_a_check_names_what_was_skipped(littered):
     assert [len(part.records) for part in result.parts.values()] == [20, 4]
 
 
-def test_shards_are_packed_without_leftovers_and_read_without_them(littered, tmp_path, monkeypatch, capsys):
-    words = ["make_shards", "-dataset=folder", f"-data_path={littered}", f"-output={tmp_path}/shards", "-workers=1"]
+def test_shards_are_packed_without_leftovers_and_read_without_them(
+    littered, tmp_path, monkeypatch, capsys
+):
+    words = [
+        "make_shards",
+        "-dataset=folder",
+        f"-data_path={littered}",
+        f"-output={tmp_path}/shards",
+        "-workers=1",
+    ]
     monkeypatch.setattr("sys.argv", words)
     make_shards.main()
     told = capsys.readouterr()
@@ -119,24 +160,37 @@ def test_members_of_a_shard_that_macos_added_are_skipped(tmp_path, capsys):
                 tar.addfile(member, io.BytesIO(data))
     config, train, _ = get_datasets(listed_config(tmp_path, dataset="shards"))
     assert sorted(train.labels.tolist()) == [0, 1]
-    assert notes(config) == [f"skipped 8 hidden or system entries, such as {tmp_path}/train-000000.tar: ./._000.png"]
+    assert notes(config) == [
+        f"skipped 8 hidden or system entries, such as {tmp_path}/train-000000.tar: ./._000.png"
+    ]
 
 
-def test_predictions_skip_what_a_folder_or_a_pattern_finds_and_take_what_is_named(littered, monkeypatch, capsys):
+def test_predictions_skip_what_a_folder_or_a_pattern_finds_and_take_what_is_named(
+    littered, monkeypatch, capsys
+):
     monkeypatch.chdir(littered)
     assert len(paths_of(["train"])) == 20
-    assert f"skipped {2 * len(LEFTOVERS) + 1} hidden or system entries, such as train/" in capsys.readouterr().err
+    assert (
+        f"skipped {2 * len(LEFTOVERS) + 1} hidden or system entries, such as train/"
+        in capsys.readouterr().err
+    )
     assert len(paths_of(["train/*"])) == 20
     assert len(paths_of(["train/**/*.png"])) == 20
     assert len(paths_of(["train/cat/*"])) == 10
     capsys.readouterr()
-    for named in (["train/@eaDir"], ["train/@eaDir/*"], ["train/.ipynb_checkpoints/0.png"], ["train//@eaDir//*.png"]):
+    for named in (
+        ["train/@eaDir"],
+        ["train/@eaDir/*"],
+        ["train/.ipynb_checkpoints/0.png"],
+        ["train//@eaDir//*.png"],
+    ):
         assert len(paths_of(named)) == 1
     (littered / "some.txt").write_text("train/.ipynb_checkpoints/0.png\n")
     assert list(paths_of(["some.txt"])) == ["train/.ipynb_checkpoints/0.png"]
     assert capsys.readouterr().err == ""
     with pytest.raises(
-        InputError, match="no file has such a name; skipped 1 hidden or system entry, such as train/@eaD"
+        InputError,
+        match="no file has such a name; skipped 1 hidden or system entry, such as train/@eaD",
     ):
         paths_of(["train/@e*"])
 
@@ -154,24 +208,46 @@ def test_a_list_that_names_a_hidden_file_means_it(littered):
 
 SPLIT = ["DATA.VAL_SPLIT", "0.5"]
 DEEP = [
-    (["photos/cat", "photos/dog"], SPLIT, r"one class, photos; .* the folders cat, dog: give -data_path=.*/photos$"),
+    (
+        ["photos/cat", "photos/dog"],
+        SPLIT,
+        r"one class, photos; .* the folders cat, dog: give -data_path=.*/photos$",
+    ),
     (
         ["train/photos/cat", "train/photos/dog", "val/photos/cat", "val/photos/dog"],
         [],
         r"one class, photos; expected two or more; one level below, .* cat, dog: move them to .*/train$",
     ),
-    (["flowers/train/cat", "flowers/val/cat"], SPLIT, r"flowers holds train/ and val/; give -data_path=.*/flowers$"),
+    (
+        ["flowers/train/cat", "flowers/val/cat"],
+        SPLIT,
+        r"flowers holds train/ and val/; give -data_path=.*/flowers$",
+    ),
     (["cat"], SPLIT, r"one class, cat; expected two or more; .*/cat holds 4 images$"),
-    (["train/cat", "val/cat"], [], r"one class, cat; expected two or more; .*train/cat holds 4 images$"),
+    (
+        ["train/cat", "val/cat"],
+        [],
+        r"one class, cat; expected two or more; .*train/cat holds 4 images$",
+    ),
     (["Train/cat", "TEST/cat"], SPLIT, "TEST, Train have names of a dataset's parts"),
-    (["train/cat", "train/dog", "valid/cat"], [], "val: no class folders; .* holds the folders train, valid"),
+    (
+        ["train/cat", "train/dog", "valid/cat"],
+        [],
+        "val: no class folders; .* holds the folders train, valid",
+    ),
     (["."], SPLIT, "needs <class>/<image> .* holds 4 images; give the folder above it"),
-    (["cat", "dog"], [], "needs train/<class>/<image> .*; without a val/, DATA.VAL_SPLIT .* the folders cat, dog"),
+    (
+        ["cat", "dog"],
+        [],
+        "needs train/<class>/<image> .*; without a val/, DATA.VAL_SPLIT .* the folders cat, dog",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("folders", "options", "message"), DEEP)
-def test_data_a_level_too_deep_or_called_otherwise_are_an_error(tmp_path, folders, options, message):
+def test_data_a_level_too_deep_or_called_otherwise_are_an_error(
+    tmp_path, folders, options, message
+):
     write_images(tmp_path, dict.fromkeys(folders, 4))
     with pytest.raises(InputError, match=message):
         get_datasets(folder_config(tmp_path, *options))
@@ -180,7 +256,14 @@ def test_data_a_level_too_deep_or_called_otherwise_are_an_error(tmp_path, folder
 def test_one_class_is_enough_where_no_class_is_learnt(tmp_path):
     write_images(tmp_path, {"val/cat": 4, "train/cat": 4})
     assert len(get_datasets(folder_config(tmp_path, "EVAL", "True"))[2]) == 4
-    distilled = ["TRAIN.DISTILLATION_TYPE", "soft", "TRAIN.TEACHER_MODEL", "regnety_160", "TRAIN.TEACHER_PATH", "x"]
+    distilled = [
+        "TRAIN.DISTILLATION_TYPE",
+        "soft",
+        "TRAIN.TEACHER_MODEL",
+        "regnety_160",
+        "TRAIN.TEACHER_PATH",
+        "x",
+    ]
     assert len(get_datasets(folder_config(tmp_path, *distilled))[1]) == 4
 
 
@@ -191,8 +274,16 @@ NESTED = "the class animals has no image itself, but folders of images, such as 
     ("folders", "options", "remark"),
     [
         (["animals/cat", "animals/cow", "animals/cup", "dog"], SPLIT, NESTED.format("")),
-        (["train/animals/cat", "train/animals/cup", "train/dog", "val/animals", "val/dog"], [], NESTED.format("")),
-        (["animals/cat", "animals/cup", "dog", "z/a", "z/b"], SPLIT, NESTED.format(" (2 such classes)")),
+        (
+            ["train/animals/cat", "train/animals/cup", "train/dog", "val/animals", "val/dog"],
+            [],
+            NESTED.format(""),
+        ),
+        (
+            ["animals/cat", "animals/cup", "dog", "z/a", "z/b"],
+            SPLIT,
+            NESTED.format(" (2 such classes)"),
+        ),
         # Each class has folders of its own, such as one of each camera.
         (["cat/1", "cat/2", "dog/1", "dog/2"], SPLIT, ""),
         (["cat", "cat/2", "cat/3", "dog"], SPLIT, ""),
@@ -204,7 +295,9 @@ def test_a_part_of_the_classes_a_level_too_deep_is_told(tmp_path, folders, optio
     told = notes(get_datasets(folder_config(tmp_path, *options))[0])
     assert [note[: len(remark)] for note in told] == ([remark] if remark else [])
     found = check_dataset.check_images(folder_config(tmp_path, *options), workers=1).findings
-    assert [one.text for one in found if not one.stops and "itself" in one.text] == [note for note in told if remark]
+    assert [one.text for one in found if not one.stops and "itself" in one.text] == [
+        note for note in told if remark
+    ]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +326,10 @@ def test_one_class_stops_a_check(tmp_path):
     write_images(tmp_path, {"train/all/cat": 4, "train/all/dog": 4, "val/all/cat": 1})
     result = check_dataset.check_images(folder_config(tmp_path), workers=1)
     assert not result.usable
-    assert any("one class, all; expected two or more; one level below" in one.text for one in result.findings)
+    assert any(
+        "one class, all; expected two or more; one level below" in one.text
+        for one in result.findings
+    )
 
 
 def test_a_folder_says_what_it_holds(tmp_path):
@@ -241,11 +337,18 @@ def test_a_folder_says_what_it_holds(tmp_path):
     for name in ("a.JPG", "b.png", "data.zip", "notes.md", ".DS_Store"):
         (tmp_path / name).touch()
     (tmp_path / "cat").mkdir()
-    assert holds(tmp_path) == "the folder cat and 2 images and the archive data.zip and the file notes.md"
+    assert (
+        holds(tmp_path)
+        == "the folder cat and 2 images and the archive data.zip and the file notes.md"
+    )
     for number in range(9):
         (tmp_path / f"c{number}").mkdir()
     assert holds(tmp_path).startswith("the folders c0, c1, c2, c3, c4, ... (10) and")
-    assert [named_as_parts(names) for names in (["Train", "test"], ["train", "cat"], [])] == [True, False, False]
+    assert [named_as_parts(names) for names in (["Train", "test"], ["train", "cat"], [])] == [
+        True,
+        False,
+        False,
+    ]
 
 
 # -------------------------------------------------------------- -data_path
@@ -259,7 +362,15 @@ def test_a_data_path_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
 
     with pytest.raises(InputError, match="-data_path is missing: give the dataset's folder"):
         get_dataset(get_config(None, []), "train")
-    for dataset in ("folder", "imagenet2012", "shards", "cifar10", "mnist", "multilabel_list", "multilabel_csv"):
+    for dataset in (
+        "folder",
+        "imagenet2012",
+        "shards",
+        "cifar10",
+        "mnist",
+        "multilabel_list",
+        "multilabel_csv",
+    ):
         assert "nowhere, but there is no such folder; " in refused(tmp_path / "nowhere", dataset)
     (tmp_path / "data").mkdir()
     assert f"{tmp_path}/data, an empty folder" in refused(tmp_path / "data", "mnist")
@@ -269,15 +380,20 @@ def test_a_data_path_that_is_missing_or_wrong_is_named(tmp_path, monkeypatch):
     (tmp_path / "data/val.tar.gz").touch()
     assert "holds the archives train.zip, val.tar.gz alone; unpack" in refused(tmp_path / "data")
     assert "no train-*.tar" in refused(tmp_path / "data", "shards")
-    assert "val.tar.gz, an archive; unpack it, and give the folder" in refused(tmp_path / "data/val.tar.gz")
+    assert "val.tar.gz, an archive; unpack it, and give the folder" in refused(
+        tmp_path / "data/val.tar.gz"
+    )
     assert ".DS_Store, which is a file; give the folder" in refused(tmp_path / "data/.DS_Store")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
     assert f"link, a link to {tmp_path}/gone, which isn't there" in refused(tmp_path / "link")
     assert "the shell leaves ~ as it is there: write $HOME" in refused("~/data")
     monkeypatch.setattr(
-        "loading.layout.os.listdir", lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied"))
+        "loading.layout.os.listdir",
+        lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
     )
-    assert "which can't be listed (Permission denied); give this user the right to it" in refused(tmp_path / "data")
+    assert "which can't be listed (Permission denied); give this user the right to it" in refused(
+        tmp_path / "data"
+    )
 
 
 # ------------------------------------------------------------------ labels
@@ -288,16 +404,16 @@ def test_gaps_in_labels_are_told_at_the_start_and_by_a_check(tmp_path):
     (tmp_path / "train_list.txt").write_text("a/0.png 0\na/1.png 1\na/2.png 1262\n")
     (tmp_path / "val_list.txt").write_text("a/0.png 0\na/1.png 1\na/2.png 1262\n")
     config, *_ = get_datasets(listed_config(tmp_path))
-    gaps = (
-        "of 1,263 classes 1,260 have no training image (2, 3, 4, ...) and 1,260 have no validation image (2, 3, 4, ...)"
-    )
+    gaps = "of 1,263 classes 1,260 have no training image (2, 3, 4, ...) and 1,260 have no validation image (2, 3, 4, ...)"
     assert (config.MODEL.NUM_CLASSES, notes(config)) == (1263, [gaps])
     found = check_dataset.check_images(listed_config(tmp_path), workers=1).findings
     assert ("classes without an image: 1,260", False) in [(one.text, one.stops) for one in found]
     (tmp_path / "train_list.txt").write_text("a/0.png 1\na/1.png 2\n")
     (tmp_path / "val_list.txt").write_text("a/2.png 1\n")
     config, *_ = get_datasets(listed_config(tmp_path))
-    assert notes(config) == ["of 3 classes 1 have no training image (0) and 2 have no validation image (0, 2)"]
+    assert notes(config) == [
+        "of 3 classes 1 have no training image (0) and 2 have no validation image (0, 2)"
+    ]
     (tmp_path / "classes.txt").write_text("bird\ncat\ndog\nfish\n")
     config, *_ = get_datasets(listed_config(tmp_path))
     assert notes(config) == [
@@ -307,7 +423,9 @@ def test_gaps_in_labels_are_told_at_the_start_and_by_a_check(tmp_path):
 
 def test_classes_without_a_validation_image_are_told(tmp_path):
     write_images(tmp_path, {"train/cat": 2, "train/dog": 2, "val/cat": 1})
-    assert notes(get_datasets(folder_config(tmp_path))[0]) == ["of 2 classes 1 have no validation image (dog)"]
+    assert notes(get_datasets(folder_config(tmp_path))[0]) == [
+        "of 2 classes 1 have no validation image (dog)"
+    ]
     write_images(tmp_path, {"val/dog": 1})
     assert notes(get_datasets(folder_config(tmp_path))[0]) == []
 
@@ -321,12 +439,16 @@ VECTORS = ["1,0,0", "0,1,1", "0,0,0"]
 @pytest.mark.parametrize("between", ["\t", " "])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("vectors", [VECTORS, ["0,0,1"] * 3, ["1,0", "0,1", "1,1"]])
-def test_paddleclas_lists_of_several_labels_name_the_command_that_makes_a_table(tmp_path, between, end, vectors):
+def test_paddleclas_lists_of_several_labels_name_the_command_that_makes_a_table(
+    tmp_path, between, end, vectors
+):
     write_images(tmp_path, {"my cats": 3})
     for mode in ("train", "val"):
         text = "".join(f"my cats/{n}.png{between}{vector}{end}" for n, vector in enumerate(vectors))
         (tmp_path / f"{mode}_list.txt").write_bytes(text.encode())
-    with pytest.raises(InputError, match=r"found 0 or 1 for each of \d classes, as in PaddleClas's lists") as caught:
+    with pytest.raises(
+        InputError, match=r"found 0 or 1 for each of \d classes, as in PaddleClas's lists"
+    ) as caught:
         get_dataset(listed_config(tmp_path, dataset="multilabel_list"), "train")
     command = str(caught.value).partition("multilabel_csv: ")[2]
     subprocess.run(command, shell=True, check=True, cwd=tmp_path)
@@ -341,14 +463,17 @@ def test_two_classes_of_a_paddleclas_list_are_not_taken_for_two_numbers(tmp_path
     with pytest.raises(InputError, match="each line: found 0 or 1 for each of 2 classes"):
         get_dataset(listed_config(tmp_path, dataset="multilabel_list"), "train")
     (tmp_path / "train_list.txt").write_text("a/0.png\t1,0\na/1.png\t1\n")  # numbers
-    assert get_dataset(listed_config(tmp_path, dataset="multilabel_list"), "train").labels.of(1).tolist() == [1]
+    assert get_dataset(listed_config(tmp_path, dataset="multilabel_list"), "train").labels.of(
+        1
+    ).tolist() == [1]
 
 
 def test_several_labels_in_a_list_of_one_name_the_dataset_for_them(tmp_path):
     write_images(tmp_path, {"a": 1})
     (tmp_path / "train_list.txt").write_text("a/0.png 1,0,0\n")
     with pytest.raises(
-        InputError, match=r"found 'a/0.png 1,0,0'; several labels an image are -dataset=multilabel_list"
+        InputError,
+        match=r"found 'a/0.png 1,0,0'; several labels an image are -dataset=multilabel_list",
     ):
         get_dataset(listed_config(tmp_path), "train")
 
@@ -364,7 +489,11 @@ LISTS = {
 @pytest.mark.parametrize(
     ("written", "encoding", "message"),
     [
-        (r"猫\0.png", "utf-8", r"its backslashes are Windows': write / in the list \(sed -i 's.\\\\.\/.g'\)"),
+        (
+            r"猫\0.png",
+            "utf-8",
+            r"its backslashes are Windows': write / in the list \(sed -i 's.\\\\.\/.g'\)",
+        ),
         ("猫/0.png", "gb18030", "the list is in GBK: iconv -f GB18030 -t UTF-8 OLD > NEW"),
         (r"猫\0.png", "gb18030", "the list is in GBK"),
         ("café/0.png", "latin-1", "the list is in another encoding than UTF-8"),
@@ -374,8 +503,16 @@ LISTS = {
         ("cat/0.png", "utf-16-le", "it is in UTF-16; save it in UTF-8"),
         ("cat/0.png", "utf-16-be", "it is in UTF-16; save it in UTF-8"),
         ("猫/1.png", "utf-8", "0.png$|1.png$"),
-        ("C:/data/猫/0.png", "utf-8", "it is a path of Windows: write paths relative to -data_path, with / between"),
-        ("C:\\data\\猫\\0.png", "utf-8", "it is a path of Windows: write paths relative to -data_path, with / b"),
+        (
+            "C:/data/猫/0.png",
+            "utf-8",
+            "it is a path of Windows: write paths relative to -data_path, with / between",
+        ),
+        (
+            "C:\\data\\猫\\0.png",
+            "utf-8",
+            "it is a path of Windows: write paths relative to -data_path, with / b",
+        ),
         ("'猫/0.png'", "utf-8", "its paths stand in quotes: leave these out"),
     ],
 )
@@ -392,19 +529,53 @@ def test_lists_of_windows_name_the_way(tmp_path, dataset, written, encoding, mes
 @pytest.mark.parametrize(
     ("dataset", "content", "message"),
     [
-        ("imagenet2012", "a/0.png, 0\n", "the list has ',' behind the path: write a space or a TAB alone"),
+        (
+            "imagenet2012",
+            "a/0.png, 0\n",
+            "the list has ',' behind the path: write a space or a TAB alone",
+        ),
         ("imagenet2012", '"a/0.png" 0\n', "its paths stand in quotes: leave these out"),
-        ("imagenet2012", "a/0.png 3.0\n", "line 1: expected a path, then a label, which is a whole number; found"),
-        ("imagenet2012", "a/0.png cat\n", "line 1: expected a path, then a label, which is a whole number; found"),
-        ("imagenet2012", "path label\na/0.png 0\n", "line 1: expected a path, then a label, which is a whole number"),
+        (
+            "imagenet2012",
+            "a/0.png 3.0\n",
+            "line 1: expected a path, then a label, which is a whole number; found",
+        ),
+        (
+            "imagenet2012",
+            "a/0.png cat\n",
+            "line 1: expected a path, then a label, which is a whole number; found",
+        ),
+        (
+            "imagenet2012",
+            "path label\na/0.png 0\n",
+            "line 1: expected a path, then a label, which is a whole number",
+        ),
         ("multilabel_list", '"a/0.png"\t0\n', "its paths stand in quotes: leave these out"),
-        ("multilabel_csv", "a/0.png,1,0\na/1.png,0,1\n", "its first line is an image's, not a header; expected image"),
-        ("multilabel_csv", "a/0.png,1,0,0\na/1.png,0,1,0\n", "its first line is an image's, not a header"),
-        ("multilabel_csv", "image;cat;dog\na/0.png;1;0\n", "names no class; .*; it has semicolons in place of commas"),
-        ("multilabel_csv", "image\tcat\na/0.png\t1\n", "names no class; .*; it has TABs in place of commas"),
+        (
+            "multilabel_csv",
+            "a/0.png,1,0\na/1.png,0,1\n",
+            "its first line is an image's, not a header; expected image",
+        ),
+        (
+            "multilabel_csv",
+            "a/0.png,1,0,0\na/1.png,0,1,0\n",
+            "its first line is an image's, not a header",
+        ),
+        (
+            "multilabel_csv",
+            "image;cat;dog\na/0.png;1;0\n",
+            "names no class; .*; it has semicolons in place of commas",
+        ),
+        (
+            "multilabel_csv",
+            "image\tcat\na/0.png\t1\n",
+            "names no class; .*; it has TABs in place of commas",
+        ),
     ],
 )
-def test_lists_that_are_written_in_another_way_name_what_is_expected(tmp_path, dataset, content, message):
+def test_lists_that_are_written_in_another_way_name_what_is_expected(
+    tmp_path, dataset, content, message
+):
     write_images(tmp_path, {"a": 2})
     (tmp_path / LISTS[dataset][0]).write_text(content)
     with pytest.raises(InputError, match=message):
@@ -421,7 +592,9 @@ def test_names_of_classes_in_gbk_name_the_way(tmp_path):
     write_images(tmp_path, {"a": 1})
     (tmp_path / "train_list.txt").write_text("a/0.png 0\n")
     (tmp_path / "classes.txt").write_bytes("狗\n猫\n".encode("gbk"))
-    with pytest.raises(InputError, match=r"classes.txt: its line 1 isn't UTF-8; save it in UTF-8 \(of GBK by iconv"):
+    with pytest.raises(
+        InputError, match=r"classes.txt: its line 1 isn't UTF-8; save it in UTF-8 \(of GBK by iconv"
+    ):
         get_dataset(listed_config(tmp_path), "train")
     (tmp_path / "train.csv").write_bytes("图,狗\na/0.png,1\n".encode("gbk"))
     with pytest.raises(InputError, match="train.csv: its line 1 isn't UTF-8"):

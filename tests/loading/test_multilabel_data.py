@@ -48,20 +48,29 @@ def test_a_list_says_labels_and_a_file_beside_it_names(root):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("a.png 3,17\n", "line 1: expected a path, a TAB, then labels such as 3,17 .*; found 'a.png 3,17'"),
+        (
+            "a.png 3,17\n",
+            "line 1: expected a path, a TAB, then labels such as 3,17 .*; found 'a.png 3,17'",
+        ),
         ("a.png\t3;17\n", "line 1: expected a path, a TAB, then labels"),
         ("\n\t3\n", "line 2: expected a path, a TAB"),
         ("a.png\t3,,1\n", "line 1: expected a path, a TAB"),
         ("a.png\t-1\n", "line 1: expected a path, a TAB"),
         ("a.png\t0,20\n", r"line 1: label 20 is outside 0..19"),
-        ("a.png\t0,99999999999999999999999\n", r"line 1: label 99999999999999999999999 is outside 0..19"),
+        (
+            "a.png\t0,99999999999999999999999\n",
+            r"line 1: label 99999999999999999999999 is outside 0..19",
+        ),
         ("a.png\t1,2,1\n", "line 1: it has a label twice"),
         ("a\0.png\t1\n", "it holds a path with a NUL character"),
         ("a.png\t\n", "none of its 1 images has a class"),
         ("", "it names no image"),
         ("a.png\t1\nb.png\t\n", "1 of 2 files are missing, the first is .*b.png"),
         ("a" * (1 << 19), "its line 1 has more than 524288 bytes"),
-        ("a.png\t1\n".encode("utf-16"), "it is in UTF-16; save it in UTF-8; DATASET multilabel_list needs it under"),
+        (
+            "a.png\t1\n".encode("utf-16"),
+            "it is in UTF-16; save it in UTF-8; DATASET multilabel_list needs it under",
+        ),
     ],
     ids=lambda text: repr(text[:20]),
 )
@@ -90,7 +99,9 @@ def test_wrong_names_are_one_line(root, names, message):
 @pytest.mark.smoke
 def test_a_table_names_its_classes_and_validation_has_the_training_ones(root):
     (root / "train.csv").write_text(CSV)
-    (root / "val.csv").write_text('\ufeffImage,emu,"cat",dog\r\n"sub/b c.png",1,0,0\r\n\r\na.png,0,1,1\r\n', newline="")
+    (root / "val.csv").write_text(
+        '\ufeffImage,emu,"cat",dog\r\n"sub/b c.png",1,0,0\r\n\r\na.png,0,1,1\r\n', newline=""
+    )
     train = read("csv", root)
     val = read("csv", root, "val")
     assert train.classes == val.classes == ["cat", "dog", "emu"]
@@ -107,7 +118,10 @@ def test_a_table_names_its_classes_and_validation_has_the_training_ones(root):
             CSV.replace("1,0,1", "1,0"),
             "train.csv, line 2: expected a path, then 0 or 1 for each of 3 classes; found 2 values",
         ),
-        (CSV.replace("1,0,1", "1,0,-1"), "line 2: expected a path, then 0 or 1 for each of 3 classes; found '-1'"),
+        (
+            CSV.replace("1,0,1", "1,0,-1"),
+            "line 2: expected a path, then 0 or 1 for each of 3 classes; found '-1'",
+        ),
         (CSV.replace("a.png", ""), "line 2: expected a path, .*; found no path"),
         (CSV.replace("dog", "cat"), "it has the class 'cat' twice"),
         (CSV.replace("dog", ""), "its header's field 3 is '', expected a class's name"),
@@ -117,7 +131,10 @@ def test_a_table_names_its_classes_and_validation_has_the_training_ones(root):
         ("image,cat\n", "it names no image"),
         (CSV.replace("a.png", '"a.png'), "can't be read as a table"),
         ("image," + "x" * (1 << 19), "its line 1 has more than 524288 bytes"),
-        ("image,cat\n" + "x" * 200_000 + ",1\n", "can't be read as a table .*field larger than field limit"),
+        (
+            "image,cat\n" + "x" * 200_000 + ",1\n",
+            "can't be read as a table .*field larger than field limit",
+        ),
         (CSV.replace("a.png", "c.png"), "1 of 2 files are missing, the first is .*c.png"),
     ],
     ids=lambda text: repr(text[:20]),
@@ -133,10 +150,13 @@ def test_other_classes_in_validation_and_missing_files_are_one_line(root):
     (root / "train.csv").write_text(CSV)
     (root / "val.csv").write_text(CSV.replace("emu", "gnu"))
     with pytest.raises(
-        InputError, match=r"val.csv: its classes aren't those of train.csv: emu, gnu \(2\); DATASET multil"
+        InputError,
+        match=r"val.csv: its classes aren't those of train.csv: emu, gnu \(2\); DATASET multil",
     ):
         read("csv", root, "val")
-    with pytest.raises(InputError, match="train_list.txt: there is no such file; DATASET multilabel_list needs it"):
+    with pytest.raises(
+        InputError, match="train_list.txt: there is no such file; DATASET multilabel_list needs it"
+    ):
         read("list", root)
 
 
@@ -153,7 +173,9 @@ def packed(root):
     lines = ["a.png\t3,17", "sub/b c.png\t", "a.png\t0", "sub/b c.png\t5,1,4"]
     (root / "train_list.txt").write_text("\n".join(lines))
     (root / "out").mkdir()
-    options = argparse.Namespace(seed=0, shard_size=(2, True), resize=None, quality=95, channels=None)
+    options = argparse.Namespace(
+        seed=0, shard_size=(2, True), resize=None, quality=95, channels=None
+    )
     with ThreadPoolExecutor(1) as pool:
         pack("train", read("list", root), root / "out", pool, options, 1000)
     return root / "out"
@@ -163,7 +185,12 @@ def test_shards_hold_label_sets_by_their_index_and_without(packed):
     for _ in range(2):
         found = shards(Split("train"), data_path=str(packed))
         assert (len(found.files), len(found.labels), found.labels.outputs) == (2, 4, 18)
-        assert [sorted(found.labels.of(index).tolist()) for index in range(4)] == [[3, 17], [], [0], [1, 4, 5]]
+        assert [sorted(found.labels.of(index).tolist()) for index in range(4)] == [
+            [3, 17],
+            [],
+            [0],
+            [1, 4, 5],
+        ]
         (packed / "train.index.npz").unlink(missing_ok=True)
 
 
@@ -184,7 +211,10 @@ def test_damaged_label_sets_in_shards_are_one_line(packed):
     def written(labels):
         return write_shard(own, [(0, str(packed.parent / "a.png"), labels)], None, 95, 1000)[1]
 
-    for labels, message in (([1, 1], "expected different numbers from 0 to"), ([10**7], "is '10000000', expected")):
+    for labels, message in (
+        ([1, 1], "expected different numbers from 0 to"),
+        ([10**7], "is '10000000', expected"),
+    ):
         with pytest.raises(InputError, match=message):
             written(np.array(labels))
     parts = [written(label) for label in (1, 2)]

@@ -1,4 +1,6 @@
-"""Images of two sides: prepared, augmented and mixed as timm does; timm's weights of squares in models of others."""
+"""Images of two sides: prepared, augmented and mixed as timm does; timm's weights of squares in
+models of others.
+"""
 
 import numpy as np
 import paddle
@@ -47,17 +49,24 @@ def test_a_resized_image_covers_the_crop_as_timms(target):
 @pytest.mark.parametrize("case", PREPARED)
 def test_evaluations_pixels_are_timms(case):
     size, target, mode, share, kernel = case
-    config = configured(target, "DATA.CROP_MODE", mode, "DATA.CROP_PCT", share, "DATA.INTERPOLATION", kernel)
+    config = configured(
+        target, "DATA.CROP_MODE", mode, "DATA.CROP_PCT", share, "DATA.INTERPOLATION", kernel
+    )
     image = formula.picture().resize(size)
     np.testing.assert_array_equal(EvalTransform(config)(image), GOLDEN[name(*case)])
     if mode == "center":
         crops = FiveCrops(config)(image)
         resized = np.asarray(
             image.resize(
-                covering(*size, tuple(int(side / share) for side in target)), getattr(Image.Resampling, kernel.upper())
+                covering(*size, tuple(int(side / share) for side in target)),
+                getattr(Image.Resampling, kernel.upper()),
             )
         )
-        expected = [GOLDEN[name(*case)], resized[: target[0], : target[1]], resized[-target[0] :, -target[1] :]]
+        expected = [
+            GOLDEN[name(*case)],
+            resized[: target[0], : target[1]],
+            resized[-target[0] :, -target[1] :],
+        ]
         np.testing.assert_array_equal(crops[[0, 1, 4]], expected)
 
 
@@ -69,26 +78,52 @@ def test_the_exported_preparation_has_the_same_pixels(mode):
         transform = EvalTransform(config)
         for size in PHOTOGRAPHS[:6]:
             image = formula.picture().resize(size)
-            found = graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None])).numpy()[0].transpose(1, 2, 0)
+            found = (
+                graph.crop_pixels(paddle.to_tensor(np.asarray(image)[None]))
+                .numpy()[0]
+                .transpose(1, 2, 0)
+            )
             differs = np.abs(found - transform(image))
             assert (differs.max() <= 2, differs.mean() < 0.05) == (True, True), (size, target)
     for width, height in PHOTOGRAPHS:
         found = graph._resized_size(paddle.to_tensor([height]), paddle.to_tensor([width]))
-        expected = covering(width, height, graph.resized_to)[::-1] if mode == "center" else graph.resized_to
+        expected = (
+            covering(width, height, graph.resized_to)[::-1]
+            if mode == "center"
+            else graph.resized_to
+        )
         assert [int(side) for side in found] == list(expected)
 
 
 def test_the_graph_rounds_as_python():
-    values = [0.5, 1.5, 2.5, 52.5, 162.5, 163.5, 127.49999999999999, 127.50000000000001, 3.2, 3.7, 8.0]
-    assert _rounded(paddle.to_tensor(values, "float64")).tolist() == [round(value) for value in values]
+    values = [
+        0.5,
+        1.5,
+        2.5,
+        52.5,
+        162.5,
+        163.5,
+        127.49999999999999,
+        127.50000000000001,
+        3.2,
+        3.7,
+        8.0,
+    ]
+    assert _rounded(paddle.to_tensor(values, "float64")).tolist() == [
+        round(value) for value in values
+    ]
 
 
 def test_too_narrow_is_what_evaluation_refuses():
     config = configured((96, 64), "DATA.MAX_PIXELS", 20_000)
     sizes = [(600, 400), (400, 600), (2000, 400), (10, 100), (64, 96), (1000, 1)]
-    records = np.array([(*size, True) for size in sizes], [("width", int), ("height", int), ("readable", bool)])
+    records = np.array(
+        [(*size, True) for size in sizes], [("width", int), ("height", int), ("readable", bool)]
+    )
     expected = [np.prod(covering(*size, (109, 73))) > 20_000 for size in sizes]
-    assert too_narrow(config, records).tolist() == expected == [False, False, True, True, False, True]
+    assert (
+        too_narrow(config, records).tolist() == expected == [False, False, True, True, False, True]
+    )
 
 
 # ---------------------------------------------------------------- training
@@ -117,7 +152,9 @@ def test_the_other_crops_are_cut_at_random_from_what_covers_them(crop, resized, 
     whole = np.asarray(image.resize(resized, Image.Resampling.BICUBIC))
     whole = np.pad(whole, ((border, border), (border, border), (0, 0)), "reflect")
     rows, columns = whole.shape[0] - 11, whole.shape[1] - 7
-    places = {whole[y : y + 12, x : x + 8].tobytes(): (y, x) for y in range(rows) for x in range(columns)}
+    places = {
+        whole[y : y + 12, x : x + 8].tobytes(): (y, x) for y in range(rows) for x in range(columns)
+    }
     found = {places[transform(image, RNG(seed)).tobytes()] for seed in range(400)}
     assert {y for y, _ in found} == set(range(rows))
     assert {x for _, x in found} == set(range(columns))
@@ -126,7 +163,9 @@ def test_the_other_crops_are_cut_at_random_from_what_covers_them(crop, resized, 
 def test_affine_jitter_moves_by_shares_of_both_sides():
     image = Image.fromarray(np.full((40, 80, 3), 255, np.uint8))
     transform = TrainTransform(
-        configured((40, 80), "TRAIN.CROP", "squash", "TRAIN.CROP_PCT", 1.0, "TRAIN.AFFINE", "[0,0.25,0]")
+        configured(
+            (40, 80), "TRAIN.CROP", "squash", "TRAIN.CROP_PCT", 1.0, "TRAIN.AFFINE", "[0,0.25,0]"
+        )
     )
     seen = [transform(image, RNG(seed))[:, :, 0] > 0 for seed in range(300)]
     assert max(40 - one.any(1).sum() for one in seen) in (9, 10)
@@ -152,7 +191,15 @@ def test_erased_boxes_and_noise_fill_the_image():
 
 def test_cutmix_boxes_have_the_images_shape():
     mixup = Mixup(
-        configured((64, 32), "TRAIN.CUTMIX_ALPHA", 1, "TRAIN.MIXUP_MODE", "elem", "TRAIN.LOSS", "soft_target")
+        configured(
+            (64, 32),
+            "TRAIN.CUTMIX_ALPHA",
+            1,
+            "TRAIN.MIXUP_MODE",
+            "elem",
+            "TRAIN.LOSS",
+            "soft_target",
+        )
     )
     rows = mixup.draw(1, 1, 2000)
     top, left, bottom, right = rows[:, 3:].T
@@ -160,7 +207,9 @@ def test_cutmix_boxes_have_the_images_shape():
     sides = np.stack([bottom - top, right - left])[:, inner]
     assert (abs(sides[0] - 2 * sides[1]) <= 2).all()
     assert len(sides[0]) > 100
-    np.testing.assert_allclose(rows[:, 1], 1 - (bottom - top) * (right - left) / (64 * 32), atol=1e-6)
+    np.testing.assert_allclose(
+        rows[:, 1], 1 - (bottom - top) * (right - left) / (64 * 32), atol=1e-6
+    )
     images = np.arange(2 * 3 * 64 * 32, dtype=np.float32).reshape(2, 3, 64, 32)
     mixed, _ = mixup(paddle.to_tensor(images), paddle.eye(2), paddle.to_tensor(rows[:2]))
     for number, (y, x, v, u) in enumerate(rows[:2, 3:].astype(int)):
@@ -170,10 +219,21 @@ def test_cutmix_boxes_have_the_images_shape():
 
 
 def test_workers_load_what_the_process_itself_does():
-    words = ["DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", 6, "DATA.BATCH_SIZE", 3, "MODEL.NUM_CLASSES", 2]
+    words = [
+        "DATA.DATASET",
+        "synthetic",
+        "DATA.SYNTHETIC_SIZE",
+        6,
+        "DATA.BATCH_SIZE",
+        3,
+        "MODEL.NUM_CLASSES",
+        2,
+    ]
     found = []
     for workers in (0, 1):
-        config = configured((12, 4), *words, "DATA.NUM_WORKERS", workers, "TRAIN.RANDOM_ERASE_PROB", 0.5)
+        config = configured(
+            (12, 4), *words, "DATA.NUM_WORKERS", workers, "TRAIN.RANDOM_ERASE_PROB", 0.5
+        )
         loader = get_dataloader(config, get_dataset(config, "train"), "train")
         loader.batch_sampler.set_epoch(1)
         found.append([{name: column.numpy() for name, column in batch.items()} for batch in loader])

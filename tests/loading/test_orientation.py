@@ -42,7 +42,9 @@ def held(orientation):
         pixels = pixels[:, ::-1]
     if turned.down:
         pixels = pixels[::-1]
-    return Image.fromarray(np.ascontiguousarray(pixels.swapaxes(0, 1) if turned.swapped else pixels))
+    return Image.fromarray(
+        np.ascontiguousarray(pixels.swapaxes(0, 1) if turned.swapped else pixels)
+    )
 
 
 def distance(one, other):
@@ -59,7 +61,9 @@ def test_a_photograph_is_turned_as_pillow_turns_it(kind, orientation):
     assert image.size == expected.size
     assert (np.asarray(image.decode()) == np.asarray(expected)).all()
     box = (5, 9, 50, 60)
-    found = resized_crop(EncodedImage(data, "RGB", "", 10**6, oriented=True), box, (24, 20), BICUBIC)
+    found = resized_crop(
+        EncodedImage(data, "RGB", "", 10**6, oriented=True), box, (24, 20), BICUBIC
+    )
     wanted = np.asarray(expected.crop(box).resize((24, 20), BICUBIC))
     assert found.shape == (20, 24, 3)
     assert distance(found, wanted) < (0.6 if kind == "JPEG" else 1e-9)
@@ -95,7 +99,16 @@ def written(tmp_path, kind, suffix):
 
 
 def configured(path, *options, dataset="folder"):
-    data = ["DATA.DATASET", dataset, "DATA.DATA_PATH", str(path), "DATA.IMAGE_SIZE", "32", "DATA.NUM_WORKERS", "0"]
+    data = [
+        "DATA.DATASET",
+        dataset,
+        "DATA.DATA_PATH",
+        str(path),
+        "DATA.IMAGE_SIZE",
+        "32",
+        "DATA.NUM_WORKERS",
+        "0",
+    ]
     return get_config(None, [*data, "MODEL.NUM_CLASSES", "auto", *options])
 
 
@@ -121,28 +134,49 @@ def test_training_evaluation_cache_and_prediction_see_one_picture(tmp_path):
     assert most_apart(stored) > 5
     assert (stored[0] == shown[0]).all()
     train = get_dataset(turned, "train")
-    assert most_apart([train.transform(train.picture(index), np.random.default_rng(3)) for index in range(8)]) == 0
+    assert (
+        most_apart(
+            [train.transform(train.picture(index), np.random.default_rng(3)) for index in range(8)]
+        )
+        == 0
+    )
     cache = ["DATA.CACHE", str(tmp_path / "cache")]
     cached = evaluated(configured(root, *TURNED, *cache))
     assert (np.stack(cached) == np.stack(shown)).all()
-    with pytest.raises(InputError, match="DATA.CACHE holds images of one size"):  # as they are stored; another cache
+    # as they are stored; another cache
+    with pytest.raises(InputError, match="DATA.CACHE holds images of one size"):
         get_dataset(configured(root, *cache), "val")
     paths = [str(root / "val" / str(number) / "a.png") for number in ALL]
-    for asked in (paths, [Path(path).read_bytes() for path in paths], [Image.open(path) for path in paths]):
-        assert (np.stack([item[0] for item in (Pictures(turned, asked)[i] for i in range(8))]) == np.stack(shown)).all()
-        assert (np.stack([item[0] for item in (Pictures(plain, asked)[i] for i in range(8))]) == np.stack(stored)).all()
+    for asked in (
+        paths,
+        [Path(path).read_bytes() for path in paths],
+        [Image.open(path) for path in paths],
+    ):
+        assert (
+            np.stack([item[0] for item in (Pictures(turned, asked)[i] for i in range(8))])
+            == np.stack(shown)
+        ).all()
+        assert (
+            np.stack([item[0] for item in (Pictures(plain, asked)[i] for i in range(8))])
+            == np.stack(stored)
+        ).all()
 
 
 def test_the_fast_decoder_turns_what_it_cut_out(tmp_path):
     train = get_dataset(configured(written(tmp_path, "JPEG", ".jpg"), *TURNED), "train")
     assert all(isinstance(train.picture(index), EncodedImage) for index in range(8))
-    samples = [TrainTransform(configured(tmp_path))(train.picture(i), np.random.default_rng(3)) for i in range(8)]
+    samples = [
+        TrainTransform(configured(tmp_path))(train.picture(i), np.random.default_rng(3))
+        for i in range(8)
+    ]
     assert most_apart(samples) < 3  # JPEG codes a turned picture otherwise
 
 
 def test_shards_keep_the_orientation_of_what_they_resize(tmp_path, monkeypatch):
     root = written(tmp_path / "in", "JPEG", ".jpg")
-    monkeypatch.setattr(sys, "argv", ["x", f"-data_path={root}", f"-output={tmp_path / 'out'}", "-dataset=folder"])
+    monkeypatch.setattr(
+        sys, "argv", ["x", f"-data_path={root}", f"-output={tmp_path / 'out'}", "-dataset=folder"]
+    )
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--resize=48", "--workers=1"])
     make_shards.main()
     shown = evaluated(configured(tmp_path / "out", *TURNED, dataset="shards"))
@@ -154,7 +188,9 @@ def test_the_key_travels_with_the_model_and_is_refused_where_it_does_nothing(tmp
     assert describe(configured(tmp_path, *TURNED), []).values["DATA.EXIF_ORIENTATION"] is True
     with pytest.raises(InputError, match="EXIF_ORIENTATION does nothing with.* DATA.DATASET"):
         get_config(None, ["DATA.DATASET", "digits", *TURNED])
-    with pytest.raises(InputError, match="DATA.EXIF_ORIENTATION is True, expected False with DATA.LOADER dali"):
+    with pytest.raises(
+        InputError, match="DATA.EXIF_ORIENTATION is True, expected False with DATA.LOADER dali"
+    ):
         configured(tmp_path, *TURNED, "DATA.LOADER", "dali")
 
 

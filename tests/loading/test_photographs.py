@@ -10,7 +10,11 @@ from errors import InputError
 
 
 def files(folder):
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 def test_photographs_are_the_same_bytes_for_the_same_seed(tmp_path):
@@ -27,13 +31,16 @@ def test_photographs_are_the_same_bytes_for_the_same_seed(tmp_path):
     assert all(found[name] != other[name] for name in found)
     # Of each photograph the first of eight is for validation.
     assert sorted(found) == sorted(
-        f"{'val' if place % 8 == 0 else 'train'}/{name}/{place:05}.jpg" for name in sources for place in range(10)
+        f"{'val' if place % 8 == 0 else 'train'}/{name}/{place:05}.jpg"
+        for name in sources
+        for place in range(10)
     )
     images = [Image.open(io.BytesIO(data)) for data in found.values()]
     sizes = [image.size for image in images]
     assert all(450 <= width <= 550 and 337 <= height <= 413 for width, height in sizes)
     assert len(set(sizes)) > 5
-    assert all(image.quantization[0][0] == 3 for image in images)  # 16 in the standard's table, at quality 90
+    # 16 in the standard's table, at quality 90
+    assert all(image.quantization[0][0] == 3 for image in images)
 
 
 def test_photographs_are_there_whole_or_not_at_all(tmp_path, monkeypatch):

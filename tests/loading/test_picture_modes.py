@@ -24,9 +24,13 @@ WAYS = {
 
 
 def configured(root, channels, *options):
-    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"] * (channels == 1)
+    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"] * (
+        channels == 1
+    )
     words = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(root), "MODEL.NUM_CLASSES", "auto"]
-    return get_config(None, [*words, "DATA.IMAGE_SIZE", "32", "DATA.CROP_PCT", "1.0", *grey, *options])
+    return get_config(
+        None, [*words, "DATA.IMAGE_SIZE", "32", "DATA.CROP_PCT", "1.0", *grey, *options]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +58,9 @@ def test_every_mode_has_the_pixels_that_it_stands_for(folder, tmp_path, monkeypa
         np.testing.assert_array_equal(found[name], expected, err_msg=name)
 
 
-@pytest.mark.parametrize("name", [name for name in PICTURES if not name.startswith(("12", "16-bit", "10"))])
+@pytest.mark.parametrize(
+    "name", [name for name in PICTURES if not name.startswith(("12", "16-bit", "10"))]
+)
 def test_but_for_grey_of_more_bits_they_are_pillows(name):
     """And timm's, which calls convert("RGB")."""
     for mode in ("RGB", "L"):
@@ -76,7 +82,9 @@ def test_one_picture_is_the_same_as_8_bits_as_16_and_as_48():
 
 
 def adobe(data: bytes, transform: int | None) -> bytes:
-    """Returns a JPEG with another transform in Adobe's marker (0: CMYK, 2: YCCK), or without the marker."""
+    """Returns a JPEG with another transform in Adobe's marker (0: CMYK, 2: YCCK), or without the
+    marker.
+    """
     place = data.index(b"\xff\xee\x00\x0eAdobe")
     marker = b"" if transform is None else data[place : place + 15] + bytes([transform])
     return data[:place] + marker + data[place + 16 :]
@@ -87,7 +95,9 @@ def adobe(data: bytes, transform: int | None) -> bytes:
 def test_a_jpeg_of_inks_is_pillows_to_the_bit(transform, mode):
     data = adobe(saved(Image.fromarray(COLOURS).convert("CMYK"), "JPEG", quality=95), transform)
     expected = Image.open(io.BytesIO(data)).convert(mode)
-    found = EncodedImage(data, mode, "", 10**8).resized_crop((0, 0, 32, 32), (32, 32), Image.Resampling.BICUBIC)
+    found = EncodedImage(data, mode, "", 10**8).resized_crop(
+        (0, 0, 32, 32), (32, 32), Image.Resampling.BICUBIC
+    )
     assert (found == np.asarray(expected)).all()
     if transform != 2:  # the picture, not its negative
         shown = Image.fromarray(COLOURS).convert(mode)
@@ -99,7 +109,9 @@ def test_a_jpeg_of_inks_is_pillows_to_the_bit(transform, mode):
 def test_other_jpegs_are_pillows_within_the_tolerance(options, mode):
     data = saved(Image.fromarray(COLOURS), "JPEG", quality=95, **options)
     expected = np.asarray(Image.open(io.BytesIO(data)).convert(mode)).astype(int)
-    found = EncodedImage(data, mode, "", 10**8).resized_crop((0, 0, 32, 32), (32, 32), Image.Resampling.BICUBIC)
+    found = EncodedImage(data, mode, "", 10**8).resized_crop(
+        (0, 0, 32, 32), (32, 32), Image.Resampling.BICUBIC
+    )
     assert np.abs(found - expected).mean() < 0.5
 
 
@@ -152,7 +164,9 @@ def test_what_has_no_white_is_not_packed(tmp_path, name):
     suffix, data, kind = UNSCALED[name]
     path = tmp_path / f"0{suffix}"
     path.write_bytes(data)
-    with pytest.raises(InputError, match=rf"0{suffix}: its pixels are {kind}, and nothing tells .*, or remove it$"):
+    with pytest.raises(
+        InputError, match=rf"0{suffix}: its pixels are {kind}, and nothing tells .*, or remove it$"
+    ):
         inspect(str(path), 10**8)
 
 
@@ -179,8 +193,12 @@ def test_dali_refuses_what_has_no_white(tmp_path):
     (tmp_path / "train" / "a").mkdir(parents=True)
     for name, (suffix, data, _) in UNSCALED.items():
         (tmp_path / "train" / "a" / f"{name}{suffix}").write_bytes(data)
-    config = configured(tmp_path, 3, "DATA.LOADER", "dali", "DATA.BATCH_SIZE", "2", "DATA.NUM_WORKERS", "1")
-    with pytest.raises(RunError, match=r"train/a/.*: its pixels are .*, and nothing tells which value is white"):
+    config = configured(
+        tmp_path, 3, "DATA.LOADER", "dali", "DATA.BATCH_SIZE", "2", "DATA.NUM_WORKERS", "1"
+    )
+    with pytest.raises(
+        RunError, match=r"train/a/.*: its pixels are .*, and nothing tells which value is white"
+    ):
         list(get_dataloader(config, get_dataset(config, "train"), "train"))
 
 
@@ -189,7 +207,9 @@ def _decoded(data):
 
 
 def _noise(mode="RGB"):
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)).convert(mode)
+    return Image.fromarray(
+        np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
+    ).convert(mode)
 
 
 @pytest.mark.parametrize("missing", [1, 40, 700])

@@ -1,4 +1,6 @@
-"""Every rank's share of every batch: the same order for every number of ranks, every sample as often as it should."""
+"""Every rank's share of every batch: the same order for every number of ranks, every sample as
+often as it should.
+"""
 
 import numpy as np
 import pytest
@@ -22,7 +24,8 @@ def keys(dataset, batch_size, ranks, *options, epoch=1, seed=0, drop_last=False)
     samplers = [TrainBatchSampler(config, dataset, rank, ranks) for rank in range(ranks)]
     for sampler in samplers:
         sampler.set_epoch(epoch)
-    assert len({len(list(sampler)) for sampler in samplers}) == 1  # every rank takes the same number of steps
+    # every rank takes the same number of steps
+    assert len({len(list(sampler)) for sampler in samplers}) == 1
     assert all(len(list(sampler)) == len(sampler) for sampler in samplers)
     assert all(sum(map(len, sampler)) == sampler.num_samples for sampler in samplers)
     assert all(key[0] == epoch for sampler in samplers for batch in sampler for key in batch)
@@ -57,8 +60,12 @@ def test_the_tail_is_dropped_or_padded_so_that_the_ranks_stay_together(length, r
 
 
 def left(dataset, batch_size, ranks, consumed, *options, epoch=1, drop_last=False):
-    """What remains of an epoch after ``consumed`` samples: each step's (epoch, index, copy), in rank order."""
-    config = get_config(None, ["DATA.BATCH_SIZE", batch_size, "DATA.DROP_LAST", drop_last, *options])
+    """What remains of an epoch after ``consumed`` samples: each step's (epoch, index, copy), in
+    rank order.
+    """
+    config = get_config(
+        None, ["DATA.BATCH_SIZE", batch_size, "DATA.DROP_LAST", drop_last, *options]
+    )
     samplers = [TrainBatchSampler(config, dataset, rank, ranks) for rank in range(ranks)]
     for sampler in samplers:
         sampler.set_epoch(epoch, consumed)
@@ -92,15 +99,22 @@ def test_any_number_of_ranks_takes_the_steps_that_are_left(batch, ranks, drop_la
         assert left(labels, batch, ranks, 12 * step, *recipe, drop_last=drop_last) == whole[step:]
 
 
-@pytest.mark.parametrize(("batch", "ranks"), [(1, 1), (5, 1), (16, 1), (4, 2), (9, 2), (2, 3), (5, 3), (7, 3), (64, 1)])
+@pytest.mark.parametrize(
+    ("batch", "ranks"), [(1, 1), (5, 1), (16, 1), (4, 2), (9, 2), (2, 3), (5, 3), (7, 3), (64, 1)]
+)
 @pytest.mark.parametrize("length", [48, 50, 53])
 @pytest.mark.parametrize("consumed", [16, 24])
 def test_other_batches_take_the_rest_of_the_epoch_once(length, consumed, batch, ranks):
     done = sum(keys(range(length), 4, 2)[: consumed // 8], [])
     rest = sum(left(range(length), batch, ranks, consumed), [])
     assert {index for _, index, _ in done + rest} == set(range(length))
-    assert len(rest) == -(-(length - consumed) // ranks) * ranks  # padded so that the ranks stay together
-    dropped = left(range(length), batch, ranks, consumed, drop_last=True) if batch * ranks <= length else []
+    # padded so that the ranks stay together
+    assert len(rest) == -(-(length - consumed) // ranks) * ranks
+    dropped = (
+        left(range(length), batch, ranks, consumed, drop_last=True)
+        if batch * ranks <= length
+        else []
+    )
     assert all(len(step) == batch * ranks for step in dropped)
     fitting = max(0, length // (batch * ranks) * batch * ranks - consumed) // (batch * ranks)
     assert len(dropped) == fitting
@@ -121,7 +135,10 @@ def test_an_epochs_padded_tail_goes_on_on_any_number_of_ranks(padded, ranks):
 
 def test_passes_are_of_this_epoch_and_of_each_one_after_it():
     sampler = TrainBatchSampler(
-        get_config(None, ["TRAIN.NUM_EPOCHS", 4, "TRAIN.WARMUP_EPOCHS", 0, "DATA.BATCH_SIZE", 2]), range(16), 0, 1
+        get_config(None, ["TRAIN.NUM_EPOCHS", 4, "TRAIN.WARMUP_EPOCHS", 0, "DATA.BATCH_SIZE", 2]),
+        range(16),
+        0,
+        1,
     )
     sampler.set_epoch(2, consumed=6)
     assert [one.place for one in sampler.passes()] == [(2, 6), (3, 0), (4, 0)]
@@ -129,7 +146,9 @@ def test_passes_are_of_this_epoch_and_of_each_one_after_it():
 
 
 def test_a_training_set_smaller_than_a_global_batch_is_an_error():
-    with pytest.raises(InputError, match="7 training images don't fill one global batch of 4 x 2 processes"):
+    with pytest.raises(
+        InputError, match="7 training images don't fill one global batch of 4 x 2 processes"
+    ):
         order(7, 4, 2, drop_last=True)
 
 
@@ -152,10 +171,17 @@ def test_repeated_augmentation_holds_copies_apart_in_each_global_batch(ranks):
 def test_repeated_augmentation_with_a_padded_tail_keeps_every_rank_going():
     steps = keys(range(10), 4, 2, "TRAIN.REPEATED_AUGMENT", 3)
     assert [len(step) for step in steps] == [8, 2]
-    assert [(index == steps[1][0][1], copy) for _, index, copy in steps[1]] == [(True, 0), (True, 1)]  # of one image
+    # of one image
+    assert [(index == steps[1][0][1], copy) for _, index, copy in steps[1]] == [
+        (True, 0),
+        (True, 1),
+    ]
     assert len(keys(range(11), 4, 2, "TRAIN.REPEATED_AUGMENT", 3)[1]) == 4
     two = keys(range(10), 4, 2, "TRAIN.REPEATED_AUGMENT", 2)
-    assert [sorted(copy for _, _, copy in step) for step in two] == [[0, 0, 0, 0, 1, 1, 1, 1], [0, 1]]
+    assert [sorted(copy for _, _, copy in step) for step in two] == [
+        [0, 0, 0, 0, 1, 1, 1, 1],
+        [0, 1],
+    ]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -169,7 +195,11 @@ def test_the_balanced_sampler_draws_every_class_equally_often(ranks):
     assert len(set(drawn)) == 48  # an image that comes again is augmented anew
     times = [sum(index == wanted for index, _ in drawn) for wanted in range(45, 48)]
     assert max(times) - min(times) <= 1  # the images of a class in turn
-    assert drawn != [(i, c) for step in keys(labels, 16, 1, "DATA.SAMPLER", "balanced", epoch=2) for _, i, c in step]
+    assert drawn != [
+        (i, c)
+        for step in keys(labels, 16, 1, "DATA.SAMPLER", "balanced", epoch=2)
+        for _, i, c in step
+    ]
     uneven = Labels([0] * 40 + [3] * 5 + [1] * 5)
     for epoch in range(5):
         steps = keys(uneven, 10, 1, "DATA.SAMPLER", "balanced", epoch=epoch)
@@ -178,7 +208,9 @@ def test_the_balanced_sampler_draws_every_class_equally_often(ranks):
 
 
 def drawn_class_by_class(labels, rng):
-    """The order of the balanced sampler, as its first version drew it: it looked at all labels for each class."""
+    """The order of the balanced sampler, as its first version drew it: it looked at all labels for
+    each class.
+    """
     present = rng.permutation(np.unique(labels))
     counts = len(labels) // len(present) + (np.arange(len(present)) < len(labels) % len(present))
     drawn = [
@@ -188,7 +220,9 @@ def drawn_class_by_class(labels, rng):
     return rng.permutation(np.concatenate(drawn))
 
 
-@pytest.mark.parametrize(("images", "classes"), [(1, 1), (7, 3), (500, 7), (500, 490), (3000, 70_000)])
+@pytest.mark.parametrize(
+    ("images", "classes"), [(1, 1), (7, 3), (500, 7), (500, 490), (3000, 70_000)]
+)
 def test_the_balanced_sampler_draws_the_order_of_its_first_version(images, classes):
     labels = (np.random.default_rng(classes).random(images) ** 3 * classes).astype(np.int64)
     steps = keys(Labels(labels), 8, 1, "DATA.SAMPLER", "balanced", epoch=3, seed=5)
@@ -224,10 +258,14 @@ def test_the_balanced_samplers_work_does_not_grow_with_the_classes():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize(("length", "drop_last"), [(24, True), (25, True), (24, False), (25, False), (10, False)])
+@pytest.mark.parametrize(
+    ("length", "drop_last"), [(24, True), (25, True), (24, False), (25, False), (10, False)]
+)
 def test_a_rank_shuffles_its_own_part_alone(length, drop_last, ranks):
     mode = ["DATA.SHUFFLE_MODE", "shard"]
-    epochs = [order(length, 2, ranks, *mode, epoch=epoch, drop_last=drop_last) for epoch in (1, 2, 1)]
+    epochs = [
+        order(length, 2, ranks, *mode, epoch=epoch, drop_last=drop_last) for epoch in (1, 2, 1)
+    ]
     assert epochs[0] == epochs[2] != epochs[1]
     for steps in epochs:
         own = [[] for _ in range(ranks)]
@@ -240,7 +278,9 @@ def test_a_rank_shuffles_its_own_part_alone(length, drop_last, ranks):
             assert set(part) <= whole
             assert drop_last or set(part) == whole  # padded from its own
             assert len(part) == (length // (2 * ranks) * 2 if drop_last else -(-length // ranks))
-            assert len(part) - len(set(part)) == (0 if drop_last else -(-length // ranks) - len(whole))
+            assert len(part) - len(set(part)) == (
+                0 if drop_last else -(-length // ranks) - len(whole)
+            )
     if drop_last and length == 25 and ranks == 1:
         left_out = [set(range(length)) - set(sum(steps, [])) for steps in epochs]
         assert left_out[0] != left_out[1]  # not the same samples in each epoch
@@ -263,5 +303,7 @@ def test_a_ranks_own_part_goes_on_where_it_was_with_another_batch():
 @pytest.mark.parametrize("length", [1, 2, 7, 16])
 def test_evaluation_takes_every_sample_once(length, ranks):
     samplers = [EvalBatchSampler(range(length), 3, rank, ranks) for rank in range(ranks)]
-    assert sorted(index for sampler in samplers for batch in sampler for index in batch) == list(range(length))
+    assert sorted(index for sampler in samplers for batch in sampler for index in batch) == list(
+        range(length)
+    )
     assert all(len(list(sampler)) == len(sampler) for sampler in samplers)

@@ -36,8 +36,21 @@ def steps(length, ranks=1, **options):
 
 
 def test_a_batch_has_as_many_pixels_whatever_its_size():
-    recipe = ["DATA.IMAGE_SIZE", "256", "DATA.BATCH_SIZE", "128", "DATA.MULTI_SCALE", "[160, 192, 256, 288, 320]"]
-    assert batch_sizes(get_config(None, recipe)) == {160: 327, 192: 227, 256: 128, 288: 101, 320: 81}
+    recipe = [
+        "DATA.IMAGE_SIZE",
+        "256",
+        "DATA.BATCH_SIZE",
+        "128",
+        "DATA.MULTI_SCALE",
+        "[160, 192, 256, 288, 320]",
+    ]
+    assert batch_sizes(get_config(None, recipe)) == {
+        160: 327,
+        192: 227,
+        256: 128,
+        288: 101,
+        320: 81,
+    }
     mixed = [*recipe, "TRAIN.MIXUP_ALPHA", "0.8"]
     assert batch_sizes(get_config(None, mixed)) == {160: 326, 192: 226, 256: 128, 288: 100, 320: 80}
     few = ["DATA.IMAGE_SIZE", "8", "DATA.BATCH_SIZE", "1", "DATA.MULTI_SCALE", "[8, 64]"]
@@ -60,7 +73,9 @@ def test_an_epoch_has_each_sample_once_and_each_size_equally_often(length, ranks
     dropped = steps(length, ranks=ranks, drop_last=True)
     seen = sum((indices for _, indices in dropped), [])
     assert len(set(seen)) == len(seen) > length - 16 * ranks
-    assert all(len(indices) == {4: 16, 6: 7, 8: 4, 10: 2}[size] * ranks for size, indices in dropped)
+    assert all(
+        len(indices) == {4: 16, 6: 7, 8: 4, 10: 2}[size] * ranks for size, indices in dropped
+    )
 
 
 def test_sizes_follow_from_seed_and_epoch_alone():
@@ -104,8 +119,24 @@ def test_another_number_of_ranks_goes_on_with_the_samples_that_are_left(before, 
 
 
 def batches(workers, *options):
-    settings = ["DATA.DATASET", "digits", *SIZES, "DATA.BATCH_SIZE", "40", "DATA.NUM_WORKERS", str(workers), *options]
-    settings += ["TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
+    settings = [
+        "DATA.DATASET",
+        "digits",
+        *SIZES,
+        "DATA.BATCH_SIZE",
+        "40",
+        "DATA.NUM_WORKERS",
+        str(workers),
+        *options,
+    ]
+    settings += [
+        "TRAIN.RANDOM_ERASE_PROB",
+        "0.5",
+        "TRAIN.MIXUP_ALPHA",
+        "0.8",
+        "TRAIN.CUTMIX_ALPHA",
+        "1.0",
+    ]
     config = get_config(None, [*settings, "MODEL.NUM_CLASSES", "10", "TRAIN.LOSS", "soft_target"])
     loader = get_dataloader(config, get_dataset(config, "train"), "train")
     loader.batch_sampler.set_epoch(1)
@@ -126,7 +157,9 @@ def test_workers_load_each_size_as_the_process_itself_and_the_device_takes_it():
         assert all((one[key] == two[key]).all() for key in one)
     transform = BatchTransform(config)
     for batch in here[:6]:
-        images, targets = transform({key: paddle.to_tensor(column) for key, column in batch.items()}, 1)
+        images, targets = transform(
+            {key: paddle.to_tensor(column) for key, column in batch.items()}, 1
+        )
         assert images.shape == [len(batch["labels"]), 3, *batch["pixels"].shape[1:3]]
         np.testing.assert_allclose(targets.sum(1).numpy(), 1, atol=1e-6)
 
@@ -147,17 +180,41 @@ SIX = ["TRAIN.NUM_EPOCHS", "6", "TRAIN.WARMUP_EPOCHS", "0"]
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     ("spread", "random", "done", "expected"),
-    [  # timm 1.0.31: ScheduledBatchSampler(..., schedule_epochs=6).choice_weights_for_epoch(0, 1, 3, 5)
-        (0.65, 0.1, 0 / 5, [0.7093881168762416, 0.23457742183050512, 0.03101825510947606, 0.02501620618377728]),
-        (0.65, 0.1, 1 / 5, [0.397013602032773, 0.4963574902348942, 0.08100490599483784, 0.025624001737494795]),
-        (0.65, 0.1, 3 / 5, [0.03696315923745626, 0.2844995428255142, 0.5528510345948946, 0.12568626334213506]),
-        (2.0, 0.0, 5 / 5, [0.11538357735655191, 0.21556490195044622, 0.31364508163091365, 0.35540643906208824]),
+    # timm 1.0.31: ScheduledBatchSampler(..., schedule_epochs=6).choice_weights_for_epoch(0, 1, 3,
+    # 5)
+    [
+        (
+            0.65,
+            0.1,
+            0 / 5,
+            [0.7093881168762416, 0.23457742183050512, 0.03101825510947606, 0.02501620618377728],
+        ),
+        (
+            0.65,
+            0.1,
+            1 / 5,
+            [0.397013602032773, 0.4963574902348942, 0.08100490599483784, 0.025624001737494795],
+        ),
+        (
+            0.65,
+            0.1,
+            3 / 5,
+            [0.03696315923745626, 0.2844995428255142, 0.5528510345948946, 0.12568626334213506],
+        ),
+        (
+            2.0,
+            0.0,
+            5 / 5,
+            [0.11538357735655191, 0.21556490195044622, 0.31364508163091365, 0.35540643906208824],
+        ),
         (0.0, 0.1, 1 / 5, [0.025, 0.925, 0.025, 0.025]),
         (1e-9, 0.0, 0.2, [0, 1, 0, 0]),
     ],
 )
 def test_an_epochs_sizes_are_drawn_as_timm_draws_them(spread, random, done, expected):
-    np.testing.assert_allclose(size_shares(4, done, spread, random), expected, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(
+        size_shares(4, done, spread, random), expected, rtol=1e-12, atol=1e-15
+    )
 
 
 def test_sizes_rise_from_the_first_to_the_last_and_batches_stay():
@@ -189,15 +246,33 @@ def test_sizes_are_the_same_after_a_resume():
     ("options", "message"),
     [
         (["DATA.MULTI_SCALE", "[]"], r"MULTI_SCALE is \[\], expected 1 to 10000"),
-        (["DATA.MULTI_SCALE", "[4, 4]"], r"MULTI_SCALE is \[4, 4\], expected None, or sizes, each once"),
+        (
+            ["DATA.MULTI_SCALE", "[4, 4]"],
+            r"MULTI_SCALE is \[4, 4\], expected None, or sizes, each once",
+        ),
         (["DATA.MULTI_SCALE", "[0]"], r"MULTI_SCALE is \[0\], expected 1 to 10000"),
         (["DATA.MULTI_SCALE", "[4]", "TRAIN.REPEATED_AUGMENT", "2"], "with REPEATED_AUGMENT 1"),
-        (["DATA.MULTI_SCALE", "[4]", "DATA.LOADER", "dali"], "MULTI_SCALE is .*, expected None with DATA.LOADER dali"),
+        (
+            ["DATA.MULTI_SCALE", "[4]", "DATA.LOADER", "dali"],
+            "MULTI_SCALE is .*, expected None with DATA.LOADER dali",
+        ),
         (["DATA.MULTI_SCALE", "[4]", "EVAL", "True"], "MULTI_SCALE does nothing"),
-        (["DATA.SCALE_SCHEDULE", "progressive"], "SCALE_SCHEDULE does nothing without DATA.MULTI_SCALE"),
-        (["DATA.MULTI_SCALE", "[4, 8]", "DATA.SCALE_SPREAD", "1"], "SCALE_SPREAD does nothing without DATA.SCALE_"),
-        (["DATA.MULTI_SCALE", "[4]", *RISING], "MULTI_SCALE is .4., expected two sizes or more with SCALE_SCHEDULE"),
-        (["DATA.MULTI_SCALE", "[4, 8]", *RISING, "TRAIN.MAX_MINUTES", "5"], "MAX_MINUTES is 5.0, expected None with"),
+        (
+            ["DATA.SCALE_SCHEDULE", "progressive"],
+            "SCALE_SCHEDULE does nothing without DATA.MULTI_SCALE",
+        ),
+        (
+            ["DATA.MULTI_SCALE", "[4, 8]", "DATA.SCALE_SPREAD", "1"],
+            "SCALE_SPREAD does nothing without DATA.SCALE_",
+        ),
+        (
+            ["DATA.MULTI_SCALE", "[4]", *RISING],
+            "MULTI_SCALE is .4., expected two sizes or more with SCALE_SCHEDULE",
+        ),
+        (
+            ["DATA.MULTI_SCALE", "[4, 8]", *RISING, "TRAIN.MAX_MINUTES", "5"],
+            "MAX_MINUTES is 5.0, expected None with",
+        ),
     ],
 )
 def test_what_cannot_be_is_named(options, message):
@@ -208,7 +283,8 @@ def test_what_cannot_be_is_named(options, message):
 def test_models_of_one_size_refuse_others():
     config = get_config(None, SIZES)
     with pytest.raises(
-        InputError, match=r"MULTI_SCALE is \[4, 6, 8, 10\], but VisionTransformer takes images of 8 x 8"
+        InputError,
+        match=r"MULTI_SCALE is \[4, 6, 8, 10\], but VisionTransformer takes images of 8 x 8",
     ):
         check_scales(config, create_model("vit_digits"))
     lenient = create_model("resnet18")
@@ -216,11 +292,14 @@ def test_models_of_one_size_refuse_others():
     lenient.min_image_size = 5
     with pytest.raises(InputError, match="takes images of at least 5 x 5; set it to null"):
         check_scales(config, lenient)
-    with pytest.raises(InputError, match="don't fill one global batch of 16 x 9 processes at 4 x 4 pixels"):
+    with pytest.raises(
+        InputError, match="don't fill one global batch of 16 x 9 processes at 4 x 4 pixels"
+    ):
         sampler(100, 9, drop_last=True)
     other = get_config(None, [*SIZES, "DATA.IMAGE_SIZE", "8x16"])
     with pytest.raises(
-        InputError, match=r"\[4, 6, 8, 10\], squares, but IMAGE_SIZE is 8 x 16; set MULTI_SCALE to null"
+        InputError,
+        match=r"\[4, 6, 8, 10\], squares, but IMAGE_SIZE is 8 x 16; set MULTI_SCALE to null",
     ):
         train_sampler(other, None, 0, 1)
 
@@ -232,11 +311,53 @@ def train_all(runs):
 
 
 def test_two_processes_go_on_from_the_middle_of_an_epoch_in_the_same_bits(tmp_path, tiny):
-    options = [*without(tiny, "MODEL.", "TRAIN.NUM_EPOCHS"), "DATA.BATCH_SIZE", "8", "DATA.DROP_LAST", "False"]
-    options += ["DATA.MULTI_SCALE", "[6, 8, 12]", "MODEL.TYPE", "ConvMixer", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1"]
-    options += ["MODEL.PATCH_SIZE", "2", "MODEL.KERNEL_SIZE", "3", "MODEL.NUM_CLASSES", "10", "TRAIN.NUM_EPOCHS", "2"]
-    options += ["TRAIN.BASE_LR", "0.01", "TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0", "KEEP_LAST", "1000"]
-    options += ["TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.ACCUM_ITER", "2", "REPORT_FREQ", "1", "SAVE_STEPS", "2"]
+    options = [
+        *without(tiny, "MODEL.", "TRAIN.NUM_EPOCHS"),
+        "DATA.BATCH_SIZE",
+        "8",
+        "DATA.DROP_LAST",
+        "False",
+    ]
+    options += [
+        "DATA.MULTI_SCALE",
+        "[6, 8, 12]",
+        "MODEL.TYPE",
+        "ConvMixer",
+        "MODEL.EMBED_DIM",
+        "8",
+        "MODEL.DEPTH",
+        "1",
+    ]
+    options += [
+        "MODEL.PATCH_SIZE",
+        "2",
+        "MODEL.KERNEL_SIZE",
+        "3",
+        "MODEL.NUM_CLASSES",
+        "10",
+        "TRAIN.NUM_EPOCHS",
+        "2",
+    ]
+    options += [
+        "TRAIN.BASE_LR",
+        "0.01",
+        "TRAIN.MIXUP_ALPHA",
+        "0.8",
+        "TRAIN.CUTMIX_ALPHA",
+        "1.0",
+        "KEEP_LAST",
+        "1000",
+    ]
+    options += [
+        "TRAIN.RANDOM_ERASE_PROB",
+        "0.5",
+        "TRAIN.ACCUM_ITER",
+        "2",
+        "REPORT_FREQ",
+        "1",
+        "SAVE_STEPS",
+        "2",
+    ]
     runs = []
     for schedule in ("mixed", "progressive"):
         words = [*options, "DATA.SCALE_SCHEDULE", schedule]

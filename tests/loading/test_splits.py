@@ -1,4 +1,6 @@
-"""Which images become the validation part: by a formula, by groups, and the same wherever it is asked for."""
+"""Which images become the validation part: by a formula, by groups, and the same wherever it is
+asked for.
+"""
 
 import io
 import tarfile
@@ -27,16 +29,21 @@ def test_each_class_gives_its_share_rounded_and_keeps_an_image():
 
 
 def test_it_depends_on_paths_and_seed_alone():
-    chosen = {path for path, own in zip(PATHS, validation(PATHS, LABELS, 0.2, 0), strict=True) if own}
+    chosen = {
+        path for path, own in zip(PATHS, validation(PATHS, LABELS, 0.2, 0), strict=True) if own
+    }
     order = np.random.default_rng(1).permutation(len(PATHS))
     shuffled = [PATHS[place] for place in order]
     assert {
-        path for path, own in zip(shuffled, validation(shuffled, LABELS[order], 0.2, 0), strict=True) if own
+        path
+        for path, own in zip(shuffled, validation(shuffled, LABELS[order], 0.2, 0), strict=True)
+        if own
     } == chosen
     more = [*PATHS, *(f"train/3/new{n}.jpg" for n in range(10))]
     labels = np.append(LABELS, [3] * 10)
     later = {path for path, own in zip(more, validation(more, labels, 0.2, 0), strict=True) if own}
-    assert len(chosen - later) <= 2 <= len(later - chosen) <= 4  # a new one takes a place, or there is one place more
+    # a new one takes a place, or there is one place more
+    assert len(chosen - later) <= 2 <= len(later - chosen) <= 4
     other = validation(PATHS, LABELS, 0.2, 1)
     assert 0.1 < (other & validation(PATHS, LABELS, 0.2, 0)).sum() / other.sum() < 0.5
 
@@ -72,19 +79,31 @@ def test_groups_may_be_listed_in_a_file(tmp_path):
     with pytest.raises(InputError, match="groups.tsv: it is in UTF-16; save it in UTF-8"):
         groups_of(["a/1.jpg"], str(file))
     file.write_text("a/1.jpg\tx\r\nb/2 2.jpg\ty z\n")
-    with pytest.raises(InputError, match=r"1 of 2 images have no group that .*groups.tsv names, the first is a/3.jpg"):
+    with pytest.raises(
+        InputError,
+        match=r"1 of 2 images have no group that .*groups.tsv names, the first is a/3.jpg",
+    ):
         groups_of(["a/1.jpg", "a/3.jpg"], str(file))
     file.write_text("a/1.jpg x\n")
-    with pytest.raises(InputError, match=r"groups.tsv: line 1: expected a path, a tab and a group; found 'a/1.jpg x'"):
+    with pytest.raises(
+        InputError,
+        match=r"groups.tsv: line 1: expected a path, a tab and a group; found 'a/1.jpg x'",
+    ):
         groups_of(["a/1.jpg"], str(file))
-    with pytest.raises(InputError, match=r"1 of 1 images have no group that no_groups.tsv finds \(it is no file"):
+    with pytest.raises(
+        InputError, match=r"1 of 1 images have no group that no_groups.tsv finds \(it is no file"
+    ):
         groups_of(["a/1.jpg"], "no_groups.tsv")
-    with pytest.raises(InputError, match=r"DATA.SPLIT_GROUPS is '\(': no file, and no pattern \(missing \)"):
+    with pytest.raises(
+        InputError, match=r"DATA.SPLIT_GROUPS is '\(': no file, and no pattern \(missing \)"
+    ):
         groups_of(["a/1.jpg"], "(")
 
 
 def test_one_group_alone_cannot_be_split():
-    with pytest.raises(InputError, match=r"VAL_SPLIT 0.2: 1 groups of images leave no image for validation"):
+    with pytest.raises(
+        InputError, match=r"VAL_SPLIT 0.2: 1 groups of images leave no image for validation"
+    ):
         validation(["a/1", "a/2"], [0, 0], 0.2, 0, ["a", "a"])
     with pytest.raises(InputError, match=r"VAL_SPLIT 0.2: 1 images leave no image for validation"):
         validation(["a/1"], [0], 0.2, 0)
@@ -94,7 +113,16 @@ def test_one_group_alone_cannot_be_split():
 
 
 def configured(dataset, path, *options):
-    data = ["DATA.DATASET", dataset, "DATA.DATA_PATH", str(path), "DATA.IMAGE_SIZE", "8", "DATA.NUM_WORKERS", "0"]
+    data = [
+        "DATA.DATASET",
+        dataset,
+        "DATA.DATA_PATH",
+        str(path),
+        "DATA.IMAGE_SIZE",
+        "8",
+        "DATA.NUM_WORKERS",
+        "0",
+    ]
     return get_config(None, [*data, "MODEL.NUM_CLASSES", "auto", *options])
 
 
@@ -109,27 +137,41 @@ def paths_of(dataset):
 def test_a_folder_without_validation_is_split(tmp_path, where):
     write_images(tmp_path / where, {"a": 8, "b": 12})
     _, train, val = get_datasets(configured("folder", tmp_path, *SPLIT))
-    assert (np.bincount(train.labels).tolist(), np.bincount(val.labels).tolist()) == ([6, 9], [2, 3])
+    assert (np.bincount(train.labels).tolist(), np.bincount(val.labels).tolist()) == (
+        [6, 9],
+        [2, 3],
+    )
     assert train.classes == val.classes == ["a", "b"]
-    every = sorted(f"{where}{name}/{n}.png" for name, count in (("a", 8), ("b", 12)) for n in range(count))
+    every = sorted(
+        f"{where}{name}/{n}.png" for name, count in (("a", 8), ("b", 12)) for n in range(count)
+    )
     assert sorted(paths_of(train) + paths_of(val)) == every
-    evaluated = get_datasets(configured("folder", tmp_path, *SPLIT, "EVAL", "True", "SEED", "7", "NGPUS", "2"))[2]
+    evaluated = get_datasets(
+        configured("folder", tmp_path, *SPLIT, "EVAL", "True", "SEED", "7", "NGPUS", "2")
+    )[2]
     assert paths_of(evaluated) == paths_of(val)
     assert (evaluated[1][0] == val[1][0]).all()
     other = get_datasets(configured("folder", tmp_path, *SPLIT, "DATA.SPLIT_SEED", "1"))[2]
     assert paths_of(other) != paths_of(val)
-    grouped = get_datasets(configured("folder", tmp_path, *SPLIT, "DATA.SPLIT_GROUPS", r"([0-9])\.png"))
+    grouped = get_datasets(
+        configured("folder", tmp_path, *SPLIT, "DATA.SPLIT_GROUPS", r"([0-9])\.png")
+    )
     ends = [{path[-5] for path in paths_of(part)} for part in grouped[1:]]
     assert not ends[0] & ends[1]
     (tmp_path / "val").mkdir()
-    with pytest.raises(InputError, match=r"/val is there, and DATA.VAL_SPLIT 0.25 would make another validation set"):
+    with pytest.raises(
+        InputError,
+        match=r"/val is there, and DATA.VAL_SPLIT 0.25 would make another validation set",
+    ):
         get_datasets(configured("folder", tmp_path, *SPLIT))
 
 
 def test_a_list_without_validation_is_split(tmp_path):
     write_images(tmp_path, {"a": 8, "b": 12})
     rows = [
-        f"{name}/{n}.png {label}" for label, (name, count) in enumerate((("a", 8), ("b", 12))) for n in range(count)
+        f"{name}/{n}.png {label}"
+        for label, (name, count) in enumerate((("a", 8), ("b", 12)))
+        for n in range(count)
     ]
     (tmp_path / "train_list.txt").write_text("\n".join(rows))
     _, train, val = get_datasets(configured("imagenet2012", tmp_path, *SPLIT))
@@ -138,7 +180,8 @@ def test_a_list_without_validation_is_split(tmp_path):
     assert len(train) + len(val) == 20
     (tmp_path / "val_list.txt").write_text(rows[0])
     with pytest.raises(
-        InputError, match=r"val_list.txt is there, and DATA.VAL_SPLIT 0.25 would make another validation set"
+        InputError,
+        match=r"val_list.txt is there, and DATA.VAL_SPLIT 0.25 would make another validation set",
     ):
         get_datasets(configured("imagenet2012", tmp_path, *SPLIT))
 
@@ -158,19 +201,34 @@ def test_label_sets_are_split_by_their_rarest_label(tmp_path):
     _, train, val = get_datasets(configured("multilabel_csv", tmp_path, *own))
     assert sorted(paths_of(train) + paths_of(val)) == sorted(f"images/{n}.png" for n in range(60))
     held = [int(path[7:-4]) for path in paths_of(val)]
-    parts = [n % 10 == 0 for n in held], [n % 10 and n % 3 == 0 for n in held], [n % 2 and n % 3 > 0 for n in held]
+    parts = (
+        [n % 10 == 0 for n in held],
+        [n % 10 and n % 3 == 0 for n in held],
+        [n % 2 and n % 3 > 0 for n in held],
+    )
     assert [sum(map(bool, part)) for part in parts] == [2, 5, 6]  # of 6, 18 and 20
-    assert all((val[place][1] == [n % 2 == 0, n % 3 == 0, n % 10 == 0]).all() for place, n in enumerate(held))
+    assert all(
+        (val[place][1] == [n % 2 == 0, n % 3 == 0, n % 10 == 0]).all()
+        for place, n in enumerate(held)
+    )
     grouped = [*own, "DATA.SPLIT_GROUPS", r"(\d)\.png"]
     _, *found = get_datasets(configured("multilabel_csv", tmp_path, *grouped))
     ends = [{path[-5] for path in paths_of(part)} for part in found]
     assert not ends[0] & ends[1]
     folded = ("TASK", "multilabel", "DATA.FOLDS", "3", "DATA.FOLD")
-    found = [get_datasets(configured("multilabel_csv", tmp_path, *folded, str(fold)))[2] for fold in range(3)]
-    assert sorted(path for part in found for path in paths_of(part)) == sorted(paths_of(train) + paths_of(val))
+    found = [
+        get_datasets(configured("multilabel_csv", tmp_path, *folded, str(fold)))[2]
+        for fold in range(3)
+    ]
+    assert sorted(path for part in found for path in paths_of(part)) == sorted(
+        paths_of(train) + paths_of(val)
+    )
     assert [[part[n][1][2] for n in range(20)].count(1) for part in found] == [2, 2, 2]
     (tmp_path / "val.csv").write_text("image,two,three,ten\n")
-    with pytest.raises(InputError, match=r"val.csv is there, and DATA.VAL_SPLIT 0.3 would make another validation set"):
+    with pytest.raises(
+        InputError,
+        match=r"val.csv is there, and DATA.VAL_SPLIT 0.3 would make another validation set",
+    ):
         get_datasets(configured("multilabel_csv", tmp_path, *own))
 
 
@@ -178,19 +236,29 @@ def test_shards_are_split_and_a_folder_of_classes_alone_has_folds(tmp_path):
     write_images(tmp_path / "in", {"a": 8, "b": 12})
     with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
         for number in range(20):
-            tar.add(tmp_path / "in" / ("a" if number < 8 else "b") / f"{number % 8}.png", f"{number:02d}.png")
+            tar.add(
+                tmp_path / "in" / ("a" if number < 8 else "b") / f"{number % 8}.png",
+                f"{number:02d}.png",
+            )
             label = tarfile.TarInfo(f"{number:02d}.cls")
             label.size = 1
             tar.addfile(label, io.BytesIO(b"0" if number < 8 else b"1"))
     _, train, val = get_datasets(configured("shards", tmp_path, *SPLIT))
-    assert (np.bincount(train.labels).tolist(), np.bincount(val.labels).tolist()) == ([6, 9], [2, 3])
+    assert (np.bincount(train.labels).tolist(), np.bincount(val.labels).tolist()) == (
+        [6, 9],
+        [2, 3],
+    )
     (tmp_path / "val-0.tar").write_bytes(b"")
     with pytest.raises(
-        InputError, match=r"val-0.tar is there, and DATA.VAL_SPLIT 0.25 would make another validation set"
+        InputError,
+        match=r"val-0.tar is there, and DATA.VAL_SPLIT 0.25 would make another validation set",
     ):
         get_datasets(configured("shards", tmp_path, *SPLIT))
     folded = ("DATA.FOLDS", "4", "DATA.FOLD")
-    folds = [get_datasets(configured("folder", tmp_path / "in", *folded, str(fold)))[2] for fold in range(4)]
+    folds = [
+        get_datasets(configured("folder", tmp_path / "in", *folded, str(fold)))[2]
+        for fold in range(4)
+    ]
     assert sorted(path for part in folds for path in paths_of(part)) == sorted(
         f"{name}/{n}.png" for name, count in (("a", 8), ("b", 12)) for n in range(count)
     )
@@ -201,11 +269,15 @@ def test_an_evaluation_of_a_part_tells_so(tmp_path):
     for words, found in (
         (
             [*SPLIT],
-            ["only a part of the data is evaluated, 5 images (DATA.VAL_SPLIT 0.25); set DATA.VAL_SPLIT null for all"],
+            [
+                "only a part of the data is evaluated, 5 images (DATA.VAL_SPLIT 0.25); set DATA.VAL_SPLIT null for all"
+            ],
         ),
         (
             ["DATA.FOLDS", "4"],
-            ["only a part of the data is evaluated, 5 images (DATA.FOLDS 4); set DATA.FOLDS null for all"],
+            [
+                "only a part of the data is evaluated, 5 images (DATA.FOLDS 4); set DATA.FOLDS null for all"
+            ],
         ),
         ([], []),
     ):
@@ -214,12 +286,20 @@ def test_an_evaluation_of_a_part_tells_so(tmp_path):
 
 
 def test_what_does_nothing_is_refused(tmp_path):
-    with pytest.raises(InputError, match="VAL_SPLIT does nothing without DATA.DATASET multilabel_list or"):
+    with pytest.raises(
+        InputError, match="VAL_SPLIT does nothing without DATA.DATASET multilabel_list or"
+    ):
         get_config(None, ["DATA.DATASET", "digits", *SPLIT])
-    with pytest.raises(InputError, match="SPLIT_SEED does nothing without DATA.VAL_SPLIT or DATA.FOLDS; leave it out"):
+    with pytest.raises(
+        InputError,
+        match="SPLIT_SEED does nothing without DATA.VAL_SPLIT or DATA.FOLDS; leave it out",
+    ):
         configured("folder", tmp_path, "DATA.SPLIT_SEED", "3")
     with pytest.raises(InputError, match="DATA.VAL_SPLIT is 1.0, expected 0 < value < 1"):
         configured("folder", tmp_path, "DATA.VAL_SPLIT", "1.0")
     write_images(tmp_path, {"a": 2})
-    with pytest.raises(InputError, match=r"/train: no class folders; .*; without a val/, DATA.VAL_SPLIT splits what"):
+    with pytest.raises(
+        InputError,
+        match=r"/train: no class folders; .*; without a val/, DATA.VAL_SPLIT splits what",
+    ):
         get_datasets(configured("folder", tmp_path))

@@ -44,7 +44,12 @@ def tiff(more, content):
         (256, 3, 1, 4), (257, 3, 1, 4), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1),
         (273, 4, 1, 8), (277, 3, 1, 1), (278, 3, 1, 4), (279, 4, 1, 16), *more,
     ]  # fmt: skip
-    return b"II*\0" + struct.pack("<I", 8 + len(content)) + content + forged_images.directory(sorted(tags))
+    return (
+        b"II*\0"
+        + struct.pack("<I", 8 + len(content))
+        + content
+        + forged_images.directory(sorted(tags))
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,8 +63,12 @@ def tiff(more, content):
             lambda: forged_images.with_scans(4000, 3000, 200),
             "it has 4000 x 3000 pixels in more than 83 scans: decoding them takes too long",
         ),
-        # Each scan passes over whole blocks, however narrow the image is; and each takes time of its own.
-        (lambda: forged_images.with_scans(1, 50_000, 3000), "it has 1 x 50000 pixels in more than 1000 scans"),
+        # Each scan passes over whole blocks, however narrow the image is; and each takes time of
+        # its own.
+        (
+            lambda: forged_images.with_scans(1, 50_000, 3000),
+            "it has 1 x 50000 pixels in more than 1000 scans",
+        ),
         (
             lambda: forged_images.with_scans(8, 8, 1) + b"\xff\xda\0\x08" * 5000,
             "it has 8 x 8 pixels in more than 1000 scans",
@@ -67,7 +76,10 @@ def tiff(more, content):
         (lambda: b"GIF89a" + bytes(7) + b"!\xfe\0" * 20_000, "it is in too many parts"),
         (lambda: b"GIF89a" + bytes(7) + b"!\xfe" + b"\x01x" * 20_000, "it is in too many parts"),
         (lambda: b"P6\n#" + b"x" * 400_000 + b"\n1 1\n255\nabc", "reading it takes too long"),
-        (lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n", r"no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read"),
+        (
+            lambda: b"%!PS-Adobe-3.0 EPSF-3.0\n",
+            r"no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read",
+        ),
         (lambda: b"DDS " + bytes(200), r"it is of no known format"),
         (
             lambda: forged_images.png(1, 49_000_000, pixels=forged_images.black(1, 100)),
@@ -80,9 +92,14 @@ def tiff(more, content):
             "its chunk PLTE has 1000 bytes, up to 768 are read",
         ),
         (lambda: webp(b"VP8X" + canvas(), b"none\0\0\0\0" * 20_000), "it is in too many parts"),
-        (lambda: tiff([(282, 5, 30_000, 8)], bytes(240_000)), "its tags hold more than 500000 values"),
         (
-            lambda: b"\xff\xd8" + forged_images.segment(0xE1) * 20_000 + forged_images.saved("JPEG")[2:],
+            lambda: tiff([(282, 5, 30_000, 8)], bytes(240_000)),
+            "its tags hold more than 500000 values",
+        ),
+        (
+            lambda: b"\xff\xd8"
+            + forged_images.segment(0xE1) * 20_000
+            + forged_images.saved("JPEG")[2:],
             "it is in too many parts",
         ),
     ],
@@ -97,7 +114,8 @@ def test_the_key_bounds_pixels_whatever_pillows_limit_is():
     assert opened(whole, 768).decode().size == (32, 24)
     with pytest.raises(RunError, match="it has 32 x 24 pixels, DATA.MAX_PIXELS is 767;"):
         opened(whole, 767)
-    assert opened(forged_images.png(20000, 10000), 200_000_000).size == (20000, 10000)  # Pillow alone refuses it
+    # Pillow alone refuses it
+    assert opened(forged_images.png(20000, 10000), 200_000_000).size == (20000, 10000)
 
 
 @pytest.mark.parametrize("kind", sorted(forged_images.WHOLE))
@@ -152,7 +170,16 @@ def test_a_set_of_codes_for_each_block_of_a_webp_takes_little(alpha):
 def test_a_gif_is_not_filled_before_its_size_is_known(disposal):
     sides = struct.pack("<HH", 65_535, 65_535)
     head = b"GIF89a" + sides + b"\xf7\0\0" + bytes(range(256)) * 3
-    data = head + b"!\xf9\4" + bytes([disposal << 2 | 1]) + bytes(4) + b"," + bytes(4) + sides + b"\0\x08\1\0\0;"
+    data = (
+        head
+        + b"!\xf9\4"
+        + bytes([disposal << 2 | 1])
+        + bytes(4)
+        + b","
+        + bytes(4)
+        + sides
+        + b"\0\x08\1\0\0;"
+    )
     assert "65535 x 65535 pixels" in attempt("GIF", len(data), lambda: opened(data))
 
 
@@ -189,10 +216,18 @@ def test_notes_are_left_out(monkeypatch):
 
 def test_a_narrow_image_is_refused_before_it_is_enlarged(tmp_path):
     write_images(tmp_path / "train", {"a": 2})
-    (tmp_path / "train/a/1.png").write_bytes(forged_images.saved("PNG", Image.new("L", (1, 20_000))))
+    (tmp_path / "train/a/1.png").write_bytes(
+        forged_images.saved("PNG", Image.new("L", (1, 20_000)))
+    )
     os.rename(tmp_path / "train", tmp_path / "val")
-    data = get_dataset(configured("folder", tmp_path, "DATA.IMAGE_SIZE", "100", "DATA.MAX_PIXELS", "1000000"), "val")
-    with pytest.raises(RunError, match=r"val/a/1.png: it has 1 x 20000 pixels, resized 100 x 2000000: more than .*it$"):
+    data = get_dataset(
+        configured("folder", tmp_path, "DATA.IMAGE_SIZE", "100", "DATA.MAX_PIXELS", "1000000"),
+        "val",
+    )
+    with pytest.raises(
+        RunError,
+        match=r"val/a/1.png: it has 1 x 20000 pixels, resized 100 x 2000000: more than .*it$",
+    ):
         data[1]
 
 
@@ -229,7 +264,10 @@ def test_a_list_may_have_tabs_a_bom_and_windows_line_ends(tmp_path, start):
         (b"a.jpg 10000000", r"line 1: label 10000000 is outside 0\.\.9999999"),
         (b"a\0b.jpg 1", "line 1: its path holds a NUL character"),
         (b"\xff\xfea\0 \0001\0", "it is in UTF-16; save it in UTF-8"),
-        (b"a.jpg,1", "line 1: expected a path, then a label, which is a whole number; found 'a.jpg,1'"),
+        (
+            b"a.jpg,1",
+            "line 1: expected a path, then a label, which is a whole number; found 'a.jpg,1'",
+        ),
         (b"a.jpg \xd9\xa1", "line 1: expected a path, then a label"),
         (b"caf\xe9.jpg 1", r"1 of 1 files are missing, the first is .*caf\\udce9.jpg"),
     ],
@@ -250,7 +288,10 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
         return whole(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(InputError, match=r"train: its folder '.*/train/a/deep' can't be listed \(Permission denied\);"):
+    with pytest.raises(
+        InputError,
+        match=r"train: its folder '.*/train/a/deep' can't be listed \(Permission denied\);",
+    ):
         get_dataset(configured("folder", tmp_path), "train")
 
 
@@ -268,10 +309,16 @@ def test_a_large_png_is_decoded_where_it_can_be_stopped(monkeypatch):
     decoded = []
     monkeypatch.setattr(formats, "_LARGE_PNG", 1000)
     monkeypatch.setattr(
-        formats, "decode_isolated", lambda data, *told: decoded.append(told) or decode_isolated(data, *told)
+        formats,
+        "decode_isolated",
+        lambda data, *told: decoded.append(told) or decode_isolated(data, *told),
     )
     noise = np.random.default_rng(0).integers(0, 256, (30, 20, 3), np.uint8)
-    for image in (Image.fromarray(noise), Image.fromarray(noise[..., 0]), Image.fromarray(noise).quantize(256)):
+    for image in (
+        Image.fromarray(noise),
+        Image.fromarray(noise[..., 0]),
+        Image.fromarray(noise).quantize(256),
+    ):
         data = forged_images.saved("PNG", image)
         assert len(data) > 600
         np.testing.assert_array_equal(opened(data).decode(), np.asarray(image.convert("RGB")))

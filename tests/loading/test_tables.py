@@ -45,7 +45,8 @@ def test_a_formula_becomes_text(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["-1", "+2.5", "-.5e-3", "1e5", "0.25", "'tis", "it's =1", "a-b", "", "'", "no,;\n", "ä"]
+    "name",
+    ["-1", "+2.5", "-.5e-3", "1e5", "0.25", "'tis", "it's =1", "a-b", "", "'", "no,;\n", "ä"],
 )
 def test_other_text_stays_as_it_is(name):
     [[cell]] = csv.reader(io.StringIO(csv_line(name), newline=""), strict=True)
@@ -58,10 +59,17 @@ def test_only_numbers_are_numbers(name):
 
 
 def test_numbers_have_no_quotes_and_none_is_empty():
-    assert csv_line("a", -1, -0.5, np.float64(-2.5), None, 1e-9, True) == '"a",-1,-0.5,-2.5,,1e-09,True\n'
+    assert (
+        csv_line("a", -1, -0.5, np.float64(-2.5), None, 1e-9, True)
+        == '"a",-1,-0.5,-2.5,,1e-09,True\n'
+    )
 
 
-@given(st.lists(st.lists(st.text("='\"-+@\t\r\n,; a1＝", max_size=6) | st.text(), min_size=1), min_size=1))
+@given(
+    st.lists(
+        st.lists(st.text("='\"-+@\t\r\n,; a1＝", max_size=6) | st.text(), min_size=1), min_size=1
+    )
+)
 @example([["'" * 3 + "=", "'-1", "-1", "''-1"]])
 def test_every_text_is_read_back(rows):
     written = "".join(csv_line(*row) for row in rows)
@@ -78,7 +86,11 @@ def test_an_evaluations_table_and_its_reader(tmp_path):
     config = get_config(None, ["DATA.IMAGE_SIZE", "8"])
     paths = ["=1/a.png", "-2.png", "@c.png"]
     dataset = FileDataset(config, "val", tmp_path, paths, [0, 1, 0], ["=cmd|' /C calc'!A0", "-3"])
-    found = {"label": np.array([0, 1, 0]), "predicted": np.array([0, 0, 1]), "probability": np.array([0.5, 0.25, 1e-7])}
+    found = {
+        "label": np.array([0, 1, 0]),
+        "predicted": np.array([0, 0, 1]),
+        "probability": np.array([0.5, 0.25, 1e-7]),
+    }
     file = tmp_path / "predictions.csv"
     predictions.write(file, found, dataset, str(tmp_path))
     with open(file, newline="") as text:
@@ -109,7 +121,9 @@ def test_an_index_of_features(tmp_path):
     names = ["=a.png", "'-b.png", "c.png"]
     rows = [COLUMNS, *((place, name, "") for place, name in enumerate(names))]
     index.write_bytes(b"".join(_line("csv", *row) for row in rows))
-    stored = Stored(tmp_path / "features.npy", np.zeros((3, 2)), {"index": "csv", "folder": "/data"}, index)
+    stored = Stored(
+        tmp_path / "features.npy", np.zeros((3, 2)), {"index": "csv", "folder": "/data"}, index
+    )
     assert list(stored.files()) == names
     assert b'"\'=a.png"' in index.read_bytes()
     index.write_text('row,file,error\n0,=a.png,\n1,"\'-b.png",\n2,c.png,\n')  # an earlier release's

@@ -45,9 +45,15 @@ def test_the_first_missing_file_is_the_lists_first(reader, tmp_path):
             (tmp_path / folder / name).touch()
     paths = ["b/1", "a/1", "top", "b/2", "c/d/1", "a/2", "c/d/2", "b/1"]
     (tmp_path / "top").touch()
-    for broken, first in (({}, ""), ({5: "a/9", 7: "b/9"}, "a/9"), ({2: "gone/1", 4: "c/e/1", 0: "b/7"}, "b/7")):
+    for broken, first in (
+        ({}, ""),
+        ({5: "a/9", 7: "b/9"}, "a/9"),
+        ({2: "gone/1", 4: "c/e/1", 0: "b/7"}, "b/7"),
+    ):
         named = [broken.get(place, path) for place, path in enumerate(paths)]
-        (tmp_path / "train_list.txt").write_text("".join(f"{path}\t{place}\n" for place, path in enumerate(named)))
+        (tmp_path / "train_list.txt").write_text(
+            "".join(f"{path}\t{place}\n" for place, path in enumerate(named))
+        )
         if not broken:
             assert list(reader(Split("train"), data_path=str(tmp_path)).paths) == paths
             continue
@@ -64,12 +70,26 @@ def test_what_a_list_takes_is_known_from_its_lines(tmp_path):
         assert take_lines(lines, 8).left == Allowance(4000).left - 4000 - 40 * 1000
         assert lines.tell() == 0
     file.write_bytes(b"\n" * 3_000_000)
-    with open(file, "rb") as lines, pytest.raises(Unreadable, match="would take more than 64 MiB and three times its"):
+    with (
+        open(file, "rb") as lines,
+        pytest.raises(Unreadable, match="would take more than 64 MiB and three times its"),
+    ):
         take_lines(lines)
 
 
 CELLS = ["0", "1", '"1"', "2", "", " 1", "10"]
-NAMES = ["1.png", ' "1.png"', '"1.png"', "é.png", "1.png ", "\u30002.png", "", '"a,b.png"', "a\rb.png", '1"2.png']
+NAMES = [
+    "1.png",
+    ' "1.png"',
+    '"1.png"',
+    "é.png",
+    "1.png ",
+    "\u30002.png",
+    "",
+    '"a,b.png"',
+    "a\rb.png",
+    '1"2.png',
+]
 NAMES += ["x" * 5000, "x" * 200_000]
 
 
@@ -79,7 +99,9 @@ def test_a_table_is_read_as_pythons_own_reader_does(tmp_path):
         (tmp_path / name).touch()
     read = 0
     for _ in range(400):
-        cells = [str(rng.choice(CELLS[: rng.choice([2, 7])])) for _ in range(rng.choice([2, 3, 3, 3]))]
+        cells = [
+            str(rng.choice(CELLS[: rng.choice([2, 7])])) for _ in range(rng.choice([2, 3, 3, 3]))
+        ]
         line = ",".join([NAMES[rng.integers(len(NAMES))], *cells])
         (tmp_path / "train.csv").write_bytes(f"image,a,b,c\n1.png,1,0,1\n{line}\r\n".encode())
         try:

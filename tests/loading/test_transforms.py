@@ -38,7 +38,9 @@ def test_evaluation_resizes_the_short_side_and_cuts_the_centre(width, height):
     found = EvalTransform(configured("DATA.CROP_PCT", "0.875"))(image)
     short = 36  # floor(32 / 0.875)
     w, h = (short, short * height // width) if width <= height else (short * width // height, short)
-    resized = image.resize((w, h), Image.Resampling.BICUBIC) if min(width, height) != short else image
+    resized = (
+        image.resize((w, h), Image.Resampling.BICUBIC) if min(width, height) != short else image
+    )
     left, top = round((w - 32) / 2), round((h - 32) / 2)
     assert (found == np.asarray(resized.crop((left, top, left + 32, top + 32)))).all()
 
@@ -46,19 +48,29 @@ def test_evaluation_resizes_the_short_side_and_cuts_the_centre(width, height):
 @pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 61), (37, 37), (20, 30)])
 @pytest.mark.parametrize(("share", "side"), [("1.0", 32), ("0.875", 36), ("0.9", 35)])
 def test_squashed_evaluation_resizes_both_sides(width, height, share, side):
-    """As timm's crop_mode squash: torchvision's Resize((side, side)), which is Pillow's, then CenterCrop."""
+    """As timm's crop_mode squash: torchvision's Resize((side, side)), which is Pillow's, then
+    CenterCrop.
+    """
     image = picture(width, height)
     found = EvalTransform(configured("DATA.CROP_PCT", share, "DATA.CROP_MODE", "squash"))(image)
     cut = round((side - 32) / 2)
-    expected = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))[cut : cut + 32, cut : cut + 32]
+    expected = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))[
+        cut : cut + 32, cut : cut + 32
+    ]
     assert (found == expected).all()
-    grey = EvalTransform(configured("DATA.CROP_MODE", "squash", "DATA.INTERPOLATION", "bilinear"))(image.convert("L"))
-    expected = np.asarray(image.convert("L").resize((36, 36), Image.Resampling.BILINEAR))[2:34, 2:34, None]
+    grey = EvalTransform(configured("DATA.CROP_MODE", "squash", "DATA.INTERPOLATION", "bilinear"))(
+        image.convert("L")
+    )
+    expected = np.asarray(image.convert("L").resize((36, 36), Image.Resampling.BILINEAR))[
+        2:34, 2:34, None
+    ]
     assert (grey == expected).all()
 
 
 def test_the_random_crop_keeps_to_its_scale_and_ratio():
-    transform = TrainTransform(configured("TRAIN.CROP_SCALE", "[0.2,0.5]", "TRAIN.CROP_RATIO", "[0.8,1.25]"))
+    transform = TrainTransform(
+        configured("TRAIN.CROP_SCALE", "[0.2,0.5]", "TRAIN.CROP_RATIO", "[0.8,1.25]")
+    )
     boxes = [transform._crop_box(200, 100, RNG(i)) for i in range(300)]
     areas = np.array([(r - x) * (b - t) / 20000 for x, t, r, b in boxes])
     ratios = np.array([(r - x) / (b - t) for x, t, r, b in boxes])
@@ -72,7 +84,9 @@ def test_the_random_crop_keeps_to_its_scale_and_ratio():
 
 
 def test_a_crop_that_never_fits_falls_back_to_the_centre():
-    transform = TrainTransform(configured("TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.CROP_RATIO", "[1.0,1.0]"))
+    transform = TrainTransform(
+        configured("TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.CROP_RATIO", "[1.0,1.0]")
+    )
     assert transform._crop_box(100, 40, RNG(0)) == (30, 0, 70, 40)
     assert transform._crop_box(40, 100, RNG(0)) == (0, 30, 40, 70)
 
@@ -93,7 +107,9 @@ def test_affine_jitter_moves_by_what_it_says():
     rows, columns = np.mgrid[:32, :32]
 
     def moments(options, seed):
-        found = TrainTransform(configured(*fixed, "TRAIN.AFFINE", options))(Image.fromarray(disc), RNG(seed))[..., 0]
+        found = TrainTransform(configured(*fixed, "TRAIN.AFFINE", options))(
+            Image.fromarray(disc), RNG(seed)
+        )[..., 0]
         mass = found.sum(dtype=float)
         return (columns * found).sum() / mass - 15.5, (rows * found).sum() / mass - 15.5, mass
 
@@ -113,7 +129,10 @@ FIXED = ["TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.CROP_RATIO", "[1.0,1.0]", "TRAI
 def test_the_vertical_flip_is_exact_and_as_frequent_as_asked():
     image = picture(40, 40)
     plain = TrainTransform(configured(*FIXED))(image, RNG(0))
-    flipped = [TrainTransform(configured(*FIXED, "TRAIN.VFLIP", "0.3"))(image, RNG(seed)) for seed in range(200)]
+    flipped = [
+        TrainTransform(configured(*FIXED, "TRAIN.VFLIP", "0.3"))(image, RNG(seed))
+        for seed in range(200)
+    ]
     assert all((f == plain).all() or (f == plain[::-1]).all() for f in flipped)
     assert 0.2 < np.mean([(f == plain[::-1]).all() for f in flipped]) < 0.4
 
@@ -122,7 +141,11 @@ def test_the_simple_crop_resizes_the_short_side_and_shifts_over_a_mirrored_borde
     image = picture(64, 48)
     resized = np.asarray(image.resize((42, 32), Image.Resampling.BICUBIC))
     padded = np.pad(resized, ((4, 4), (4, 4), (0, 0)), "reflect")
-    places = {padded[top : top + 32, left : left + 32].tobytes(): (top, left) for top in range(9) for left in range(19)}
+    places = {
+        padded[top : top + 32, left : left + 32].tobytes(): (top, left)
+        for top in range(9)
+        for left in range(19)
+    }
     transform = TrainTransform(configured("TRAIN.CROP", "simple", "TRAIN.HFLIP", "0"))
     found = [places[transform(image, RNG(seed)).tobytes()] for seed in range(300)]
     assert {top for top, _ in found} == set(range(9))
@@ -131,21 +154,34 @@ def test_the_simple_crop_resizes_the_short_side_and_shifts_over_a_mirrored_borde
 
 @pytest.mark.parametrize(("crop", "sides"), [("squash", (40, 40)), ("short_side", (53, 40))])
 def test_a_resized_image_is_cropped_at_every_place(crop, sides):
-    """big_vision's resize_crop and resmall_crop (configs/transfer.py): 448, of which 384 x 384 are cut."""
+    """big_vision's resize_crop and resmall_crop (configs/transfer.py): 448, of which 384 x 384 are
+    cut.
+    """
     image = picture(64, 48)
     resized = np.asarray(image.resize(sides, Image.Resampling.BICUBIC))
     rows, columns = sides[1] - 31, sides[0] - 31
-    places = {resized[y : y + 32, x : x + 32].tobytes(): (y, x) for y in range(rows) for x in range(columns)}
-    transform = TrainTransform(configured("TRAIN.CROP", crop, "TRAIN.CROP_PCT", "0.8", "TRAIN.HFLIP", "0"))
+    places = {
+        resized[y : y + 32, x : x + 32].tobytes(): (y, x)
+        for y in range(rows)
+        for x in range(columns)
+    }
+    transform = TrainTransform(
+        configured("TRAIN.CROP", crop, "TRAIN.CROP_PCT", "0.8", "TRAIN.HFLIP", "0")
+    )
     found = [places[transform(image, RNG(seed)).tobytes()] for seed in range(300)]
     assert {top for top, _ in found} == set(range(rows))
     assert {left for _, left in found} == set(range(columns))
-    large = get_config(None, ["DATA.IMAGE_SIZE", "384", "TRAIN.CROP", crop, "TRAIN.CROP_PCT", "0.857"])
+    large = get_config(
+        None, ["DATA.IMAGE_SIZE", "384", "TRAIN.CROP", crop, "TRAIN.CROP_PCT", "0.857"]
+    )
     assert TrainTransform(large).resize_to == (448, 448)
 
 
 def test_a_crop_that_is_drawn_once_is_clipped_to_the_image():
-    once, often = (TrainTransform(configured("TRAIN.CROP", crop)) for crop in ("random_resized_once", "random_resized"))
+    once, often = (
+        TrainTransform(configured("TRAIN.CROP", crop))
+        for crop in ("random_resized_once", "random_resized")
+    )
     clipped = 0
     for seed in range(400):
         rng = RNG(seed)
@@ -186,7 +222,9 @@ def test_colour_jitter_keeps_to_its_strength_in_every_order():
     assert 0.6 < spread.min() / (50 / 64.9) < 0.72  # saturation and contrast, 0.8 each
     assert 1.3 < spread.max() / (50 / 64.9) < 1.5
     assert (found[:, 1] == found[:, 2]).all()
-    grey = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "0.2"))(image.convert("L"), RNG(1))
+    grey = TrainTransform(configured(*FIXED, "TRAIN.COLOR_JITTER", "0.2"))(
+        image.convert("L"), RNG(1)
+    )
     assert grey.shape == (32, 32, 1)
 
 
@@ -203,15 +241,21 @@ def test_colour_jitter_draws_its_order_and_its_factors_evenly(monkeypatch):
     rng = RNG(0)
     for _ in range(1200):
         transform(image, rng)
-    orders = Counter(tuple(name for name, _ in seen[first : first + 3]) for first in range(0, len(seen), 3))
+    orders = Counter(
+        tuple(name for name, _ in seen[first : first + 3]) for first in range(0, len(seen), 3)
+    )
     assert set(orders) == set(permutations(names))
     assert 150 < min(orders.values()) <= max(orders.values()) < 250
     for name in names:
         factors = [factor for found, factor in seen if found == name]
-        np.testing.assert_allclose(np.quantile(factors, [0, 0.25, 0.5, 0.75, 1]), np.linspace(0, 2.5, 5), atol=0.12)
+        np.testing.assert_allclose(
+            np.quantile(factors, [0, 0.25, 0.5, 0.75, 1]), np.linspace(0, 2.5, 5), atol=0.12
+        )
 
 
-@pytest.mark.parametrize("text", ["None", "rand-m9-mstd0.5-inc1", "original", "3a", "trivial", "augmix-m3"])
+@pytest.mark.parametrize(
+    "text", ["None", "rand-m9-mstd0.5-inc1", "original", "3a", "trivial", "augmix-m3"]
+)
 def test_a_transform_travels_to_loader_workers(text):
     transform = TrainTransform(configured("TRAIN.AUTO_AUGMENT", text, "TRAIN.COLOR_JITTER", "0.3"))
     image = picture(60, 40)
@@ -229,7 +273,9 @@ def test_later_draws_leave_the_earlier_ones_as_they_were(monkeypatch):
     whole = TrainTransform(configured(*base, *more))
     given = []
     augment = whole.augment
-    monkeypatch.setattr(whole, "augment", lambda image, rng: given.append(np.asarray(image)) or augment(image, rng))
+    monkeypatch.setattr(
+        whole, "augment", lambda image, rng: given.append(np.asarray(image)) or augment(image, rng)
+    )
     for seed in range(20):
         flipped = flipping(image, RNG(seed))
         assert (flipped[::-1] == plain(image, RNG(seed))).all()

@@ -37,7 +37,12 @@ class Numbers(paddle.io.Dataset):
         epoch, index, _ = key if isinstance(key, tuple) else (0, key, 0)
         if index % 3 == 0:
             time.sleep(0.003)
-        return np.full((2, 2, 3), index, np.uint8), np.int64(index), np.int64(epoch), np.int64(os.getpid())
+        return (
+            np.full((2, 2, 3), index, np.uint8),
+            np.int64(index),
+            np.int64(epoch),
+            np.int64(os.getpid()),
+        )
 
 
 class Multiplying(Numbers):
@@ -83,7 +88,9 @@ def test_passes_follow_each_other_and_their_workers_stay(workers, prefetch):
     loader = training(workers, prefetch)
     assert len(loader) == 5
     first = read(loader, 1)
-    assert first == ({process.pid for process in loader._workers.processes} if workers else {os.getpid()})
+    assert first == (
+        {process.pid for process in loader._workers.processes} if workers else {os.getpid()}
+    )
     assert read(loader, 2) == read(loader, 3) == first
     assert bool(read(loader, 5) & first) == (not workers)  # not the pass that was loaded ahead
     assert read(loader, 6, consumed=8) == read(loader, 7)
@@ -106,12 +113,16 @@ def test_nothing_is_loaded_beyond_the_last_epoch():
 
 def test_evaluations_repeat_themselves_and_one_alone_loads_once():
     for once, then in ((False, 0), (True, None)):
-        config = get_config("vit_digits", ["EVAL", str(once), "DATA.NUM_WORKERS", "1", "DATA.IMAGE_SIZE", "2"])
+        config = get_config(
+            "vit_digits", ["EVAL", str(once), "DATA.NUM_WORKERS", "1", "DATA.IMAGE_SIZE", "2"]
+        )
         config.defrost()
         config.DATA.IMAGE_CHANNELS = 3
         loader = ProcessLoader(config, Numbers(), EvalBatchSampler(Numbers(), 3, 1, 2))
         for _ in range(1 if once else 3):
-            assert [index for batch in loader for index in batch["labels"].tolist()] == list(range(1, 20, 2))
+            assert [index for batch in loader for index in batch["labels"].tolist()] == list(
+                range(1, 20, 2)
+            )
         following = next(loader._batches, None)
         assert (following and then) == then
         assert (following is None) == once
@@ -123,9 +134,13 @@ def test_evaluations_repeat_themselves_and_one_alone_loads_once():
 def test_a_worker_computes_in_one_thread():
     loader = training(2, dataset=Multiplying())
     for process in read(loader, 1):
-        stats = [file.read_text().rpartition(")")[2].split() for file in Path(f"/proc/{process}/task").glob("*/stat")]
+        stats = [
+            file.read_text().rpartition(")")[2].split()
+            for file in Path(f"/proc/{process}/task").glob("*/stat")
+        ]
         ticks = [int(user) + int(system) for *_, user, system in (stat[:13] for stat in stats)]
-        assert sum(count > 2 for count in ticks) == 1, ticks  # OpenBLAS may keep others, which sleep
+        # OpenBLAS may keep others, which sleep
+        assert sum(count > 2 for count in ticks) == 1, ticks
 
 
 @pytest.mark.smoke
@@ -134,7 +149,9 @@ def test_a_worker_that_is_killed_is_named():
     read(loader, 1)
     worker = loader._workers.processes[1].pid
     os.kill(worker, signal.SIGKILL)
-    with pytest.raises(RunError, match=rf"^loader worker {worker} was killed by SIGKILL; is memory short\?$"):
+    with pytest.raises(
+        RunError, match=rf"^loader worker {worker} was killed by SIGKILL; is memory short\?$"
+    ):
         for epoch in (2, 3):  # what it had sent already counts
             read(loader, epoch)
 
@@ -161,9 +178,16 @@ print(*[process.pid for process in loader._workers.processes], flush=True)
 
 @pytest.mark.parametrize("last", ["sys.stdin.read()", ""])
 def test_a_process_leaves_no_worker_and_no_file(last):
-    """Killed, or at its end; the memory is in no file, such as those of /dev/shm, that could be left."""
+    """Killed, or at its end; the memory is in no file, such as those of /dev/shm, that could be
+    left.
+    """
     command = [sys.executable, "-c", PROGRAM.format(root=ROOT, last=last)]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    streams = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+    }
     process = subprocess.Popen(command, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, **streams)
     workers = [int(number) for number in process.stdout.readline().split()]
     assert len(workers) == 2
@@ -182,10 +206,12 @@ def test_memory_that_is_short_is_an_error_before_anything_starts(monkeypatch):
     monkeypatch.setattr(loading.workers, "free_memory", lambda: 10_000)
     config = configured(8, prefetch=2, batch_size=20)
     sampler = TrainBatchSampler(config, Numbers(), 0, 1)
-    ProcessLoader(config, Numbers(), sampler, 4)  # one batch: one worker; 3 slots x 20 x 12 bytes x 4
+    # one batch: one worker; 3 slots x 20 x 12 bytes x 4
+    ProcessLoader(config, Numbers(), sampler, 4)
     monkeypatch.setattr(loading.workers, "free_memory", lambda: 2879)
     with pytest.raises(
-        InputError, match=r"^3 batches of 20 images for each of 4 processes take 0\.0 GB .* lower DATA\."
+        InputError,
+        match=r"^3 batches of 20 images for each of 4 processes take 0\.0 GB .* lower DATA\.",
     ):
         ProcessLoader(config, Numbers(), sampler, 4)
 
@@ -198,7 +224,9 @@ def test_free_memory_is_what_the_machine_or_its_container_has():
 def test_free_memory_does_without_a_containers_count_of_files(tmp_path, monkeypatch):
     for name, text in {"max": "100\n", "current": "90\n", "stat": "anon 7\n"}.items():
         (tmp_path / f"memory.{name}").write_text(text)
-    monkeypatch.setattr("utils.Path", lambda path: tmp_path if path == "/sys/fs/cgroup" else Path(path))
+    monkeypatch.setattr(
+        "utils.Path", lambda path: tmp_path if path == "/sys/fs/cgroup" else Path(path)
+    )
     assert free_memory() == 10
 
 
@@ -212,14 +240,22 @@ def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded
     drawn = lambda epoch, step, count: np.full((count, 1), 100 * epoch + step, np.float32)  # noqa: E731
     loader = ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1), draw=drawn)
     assert loader.columns == (*dataset.columns, "mixed")
-    for epoch, consumed, steps in ((1, 0, (1, 2, 3, 4)), (2, 0, (1, 2, 3, 4)), (2, 12, (3, 4)), (3, 0, (1, 2, 3, 4))):
+    for epoch, consumed, steps in (
+        (1, 0, (1, 2, 3, 4)),
+        (2, 0, (1, 2, 3, 4)),
+        (2, 12, (3, 4)),
+        (3, 0, (1, 2, 3, 4)),
+    ):
         loader.batch_sampler.set_epoch(epoch, consumed)
         batches = list(loader)
         assert [batch["mixed"].flatten().tolist() for batch in batches] == [
             [100 * epoch + step] * (2 if step == 4 else 6) for step in steps
         ]
         assert all(set(batch["epochs"].tolist()) == {epoch} for batch in batches)
-    assert ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1)).columns == dataset.columns
+    assert (
+        ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1)).columns
+        == dataset.columns
+    )
 
 
 @pytest.mark.smoke
@@ -246,7 +282,8 @@ def test_a_copy_for_the_gpu_lets_other_threads_run_and_shares_nothing():
         sys.setswitchinterval(interval)
         thread.join()
     quarters = [(start + (end - start) / 4, end - (end - start) / 4) for start, end in copies[:8]]
-    assert sum(any(low < moment < high for moment in ticks) for low, high in quarters) >= 4  # the other thread ran
+    # the other thread ran
+    assert sum(any(low < moment < high for moment in ticks) for low, high in quarters) >= 4
     copy = loading.workers._copy(array[:4])
     array[:4] = 7
     assert copy.tolist() == [1] * 4
@@ -282,7 +319,9 @@ def test_batches_leave_no_object_behind():
         return sum(type(one) is list for one in gc.get_objects())
 
     def copy(count):
-        for _ in on_device(([np.zeros([2, 3], np.uint8), np.zeros(2, np.int64)] for _ in range(count)), False):
+        for _ in on_device(
+            ([np.zeros([2, 3], np.uint8), np.zeros(2, np.int64)] for _ in range(count)), False
+        ):
             pass
 
     copy(10)
@@ -291,9 +330,15 @@ def test_batches_leave_no_object_behind():
     assert lists() - before < 100
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "float32", "float64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int16", "int32", "int64", "float32", "float64", "bool"]
+)
 def test_a_column_keeps_its_type_and_values(dtype):
     values = np.arange(-3, 9).astype(dtype).reshape(3, 4)
     ((found,),) = on_device(iter([[values]]), False)
-    assert (found.numpy().dtype, found.shape, found.stop_gradient) == (np.dtype(dtype), [3, 4], True)
+    assert (found.numpy().dtype, found.shape, found.stop_gradient) == (
+        np.dtype(dtype),
+        [3, 4],
+        True,
+    )
     np.testing.assert_array_equal(found.numpy(), values)

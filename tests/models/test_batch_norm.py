@@ -21,7 +21,12 @@ import ops
 from errors import InputError
 from models import resnet
 from models.layers import batch_norm
-from models.layers.batch_norm import BatchNorm2D, SyncBatchNorm, hold_frozen_statistics, keeping_statistics
+from models.layers.batch_norm import (
+    BatchNorm2D,
+    SyncBatchNorm,
+    hold_frozen_statistics,
+    keeping_statistics,
+)
 from models.resnet import ResNet
 from weights.layout import file_name
 
@@ -63,12 +68,21 @@ def test_training_leaves_timms_statistics_and_logits(tmp_path, name, monkeypatch
     model.eval()
     found = {"logits": model(paddle.to_tensor(images)).numpy()}
     stored = model.state_dict()
-    found |= {file_name(key): buffer.numpy()[:MOST] for key, buffer in model.named_buffers() if key in stored}
-    expected = {key.removeprefix(f"{name}/"): golden[key] for key in golden if key.startswith(f"{name}/")}
+    found |= {
+        file_name(key): buffer.numpy()[:MOST]
+        for key, buffer in model.named_buffers()
+        if key in stored
+    }
+    expected = {
+        key.removeprefix(f"{name}/"): golden[key] for key in golden if key.startswith(f"{name}/")
+    }
     assert found.keys() == expected.keys()
-    assert np.abs(np.diff(expected["logits"], axis=0)).max() > 1e-2 * np.ptp(expected["logits"])  # the images matter
+    # the images matter
+    assert np.abs(np.diff(expected["logits"], axis=0)).max() > 1e-2 * np.ptp(expected["logits"])
     for key, value in expected.items():
-        np.testing.assert_allclose(found[key], value, atol=1e-5 * np.ptp(value), rtol=0, err_msg=key)
+        np.testing.assert_allclose(
+            found[key], value, atol=1e-5 * np.ptp(value), rtol=0, err_msg=key
+        )
 
 
 @pytest.mark.smoke
@@ -80,7 +94,9 @@ def test_a_traced_network_and_one_that_recomputes_leave_the_same_statistics():
         if changes == "traced":
             paddle.jit.to_static(model, full_graph=True)
         for step in range(2):
-            model(paddle.to_tensor(array(f"images {step}", (2, 3, 64, 64)))).square().sum().backward()
+            model(
+                paddle.to_tensor(array(f"images {step}", (2, 3, 64, 64)))
+            ).square().sum().backward()
         found.append({name: buffer.numpy() for name, buffer in model.named_buffers()})
     eager, again, traced = found
     for name, value in eager.items():
@@ -120,12 +136,15 @@ def test_the_running_variance_is_torchs(traced):
         sizes = [paddle.static.InputSpec([None, 3, None, None])] if traced == "any size" else None
         paddle.jit.to_static(norm, full_graph=True, input_spec=sizes)
     for step in range(10):
-        passes = [batch(f"{step} {i}", 4, 3, 4, 4) for i in range(2)]  # n = 64; both before the gradient
+        # n = 64; both before the gradient
+        passes = [batch(f"{step} {i}", 4, 3, 4, 4) for i in range(2)]
         outputs = [norm(paddle.to_tensor(x)) for x in passes]
         sum(y.square().mean() for y in outputs).backward()
         seen += passes
         for x, y in zip(passes, outputs, strict=True):  # by the batch's own, over n
-            own = (x - x.mean((0, 2, 3), keepdims=True)) / np.sqrt(x.var((0, 2, 3), keepdims=True) + 1e-5)
+            own = (x - x.mean((0, 2, 3), keepdims=True)) / np.sqrt(
+                x.var((0, 2, 3), keepdims=True) + 1e-5
+            )
             np.testing.assert_allclose(y.numpy(), own, atol=1e-5)
     assert_statistics(norm, seen)
     norm.eval()
@@ -144,7 +163,8 @@ def test_two_values_of_a_channel_are_the_least():
     assert_statistics(norm, [pair])
     held = norm._variance.numpy()
     with pytest.raises(
-        InputError, match=r"batch norm got one value of a channel in training .1 image of 1 x 1., expected"
+        InputError,
+        match=r"batch norm got one value of a channel in training .1 image of 1 x 1., expected",
     ):
         norm(paddle.to_tensor(pair[:1]))
     assert (norm._variance.numpy() == held).all()
@@ -181,7 +201,9 @@ def test_a_parameter_has_its_gradient_beside_a_frozen_one(frozen, training, comp
     getattr(norm, frozen).stop_gradient = True
     values = batch(0, 4, 3, 2, 2)
     norm(paddle.to_tensor(values)).backward(paddle.to_tensor(wanted))
-    mean, variance = (values.mean((0, 2, 3)), values.var((0, 2, 3))) if training else (np.zeros(3), np.ones(3))
+    mean, variance = (
+        (values.mean((0, 2, 3)), values.var((0, 2, 3))) if training else (np.zeros(3), np.ones(3))
+    )
     normed = (values - mean.reshape(-1, 1, 1)) / np.sqrt(variance.reshape(-1, 1, 1) + 1e-5)
     expected = {"weight": (wanted * normed).sum((0, 2, 3)), "bias": wanted.sum((0, 2, 3))}
     expected[frozen] = None
@@ -196,12 +218,16 @@ def test_a_parameter_has_its_gradient_beside_a_frozen_one(frozen, training, comp
 @pytest.mark.smoke
 @pytest.mark.parametrize("traced", [False, True])
 def test_synchronised_statistics_count_all_processes_images(monkeypatch, traced):
-    """Paddle's kernel is for GPUs: here one that gives the same, on two processes with the same images."""
+    """Paddle's kernel is for GPUs: here one that gives the same, on two processes with the same
+    images.
+    """
     ranks = []
 
     def kernel(self, x):
         ranks.append(2)
-        return F.batch_norm(x, self._mean, self._variance, self.weight, self.bias, self.training, self._momentum)
+        return F.batch_norm(
+            x, self._mean, self._variance, self.weight, self.bias, self.training, self._momentum
+        )
 
     monkeypatch.setattr(nn.SyncBatchNorm, "forward", kernel)
     monkeypatch.setattr(batch_norm, "world_size", lambda: 2)

@@ -44,31 +44,47 @@ def test_a_pair_of_tokens_has_the_row_of_its_offset_and_the_class_token_its_own(
     expected = np.full((7, 7), 15)  # 5 x 3 offsets come before
     expected[1:, 1:] = [[rows[y - v, x - u] for v, u in places] for y, x in places]
     expected[1:, 0], expected[0, 0] = 16, 17
-    np.testing.assert_array_equal(relative_position_index((height, width), class_token=True), expected)
+    np.testing.assert_array_equal(
+        relative_position_index((height, width), class_token=True), expected
+    )
 
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(embed_dim=48, init_values=1e-5, use_abs_pos_emb=True, use_shared_rel_pos_bias=True, num_classes=100)
+    model = small(
+        embed_dim=48,
+        init_values=1e-5,
+        use_abs_pos_emb=True,
+        use_shared_rel_pos_bias=True,
+        num_classes=100,
+    )
     for i, block in enumerate(model.blocks, start=1):
         for layer, std in ((block.attn.qkv, 0.02), (block.mlp.fc1, 0.02)):
             assert float(layer.weight.std()) == pytest.approx(std, rel=0.05)
         for layer in (block.attn.proj, block.mlp.fc2):
             assert float(layer.weight.std()) == pytest.approx(0.02 / (2 * i) ** 0.5, rel=0.05)
-        for zero in (block.attn.q_bias, block.attn.v_bias, block.attn.relative_position_bias_table, block.mlp.fc1.bias):
+        for zero in (
+            block.attn.q_bias,
+            block.attn.v_bias,
+            block.attn.relative_position_bias_table,
+            block.mlp.fc1.bias,
+        ):
             assert not zero.numpy().any()
         assert (block.gamma_1.numpy() == np.float32(1e-5)).all()
         assert (block.gamma_2.numpy() == np.float32(1e-5)).all()
     assert not model.rel_pos_bias.relative_position_bias_table.numpy().any()
     for token in (model.cls_token, model.pos_embed):
         assert float(token.std()) == pytest.approx(0.02, rel=0.2)
-    assert float(model.head.weight.std()) == pytest.approx(0.02 * 0.001, rel=0.05)  # HEAD_INIT_SCALE by default
+    # HEAD_INIT_SCALE by default
+    assert float(model.head.weight.std()) == pytest.approx(0.02 * 0.001, rel=0.05)
 
 
 def test_drop_path_rises_over_the_blocks_and_dropout_is_theirs_alike():
     model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2, depth=3)
     blocks = model.blocks
-    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {(0.2, 0.1, 0.1)}
+    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {
+        (0.2, 0.1, 0.1)
+    }
     assert model.pos_drop.p == 0.1
     assert [block.drop_path1.drop_prob for block in blocks] == pytest.approx([0.0, 0.2, 0.4])
     assert [block.drop_path2.drop_prob for block in blocks] == pytest.approx([0.0, 0.2, 0.4])
@@ -84,7 +100,12 @@ def test_every_parameter_is_in_one_of_the_authors_layer_groups(options):
         ("rel_pos_bias", "norm", "fc_norm", "head"),
     ]
     for name, _ in model.named_parameters():
-        owners = [prefix for group in model.layer_groups() for prefix in group if f"{name}.".startswith(f"{prefix}.")]
+        owners = [
+            prefix
+            for group in model.layer_groups()
+            for prefix in group
+            if f"{name}.".startswith(f"{prefix}.")
+        ]
         assert len(owners) == 1, name
 
 
@@ -103,7 +124,11 @@ def test_reset_classifier_replaces_the_head():
     model.eval()
     images = paddle.randn([2, 3, 16, 16])
     model.reset_classifier(5)
-    assert (model.classifier_names(), model.head.weight.shape, model(images).shape) == (("head",), [24, 5], [2, 5])
+    assert (model.classifier_names(), model.head.weight.shape, model(images).shape) == (
+        ("head",),
+        [24, 5],
+        [2, 5],
+    )
     assert 0.015 < float(model.head.weight.std()) < 0.025
     model.reset_classifier(0)
     pooled = model.fc_norm(model.forward_features(images)[:, 1:].mean(axis=1))
@@ -129,7 +154,9 @@ def test_images_of_another_size_are_refused():
 
 
 def test_the_shipped_models_are_built_by_name():
-    model = create_model("beit_large_patch16_224", image_size=32, depth=2, embed_dim=48, num_heads=3, num_classes=100)
+    model = create_model(
+        "beit_large_patch16_224", image_size=32, depth=2, embed_dim=48, num_heads=3, num_classes=100
+    )
     assert type(model) is Beit
     assert model.pos_embed is None
     assert model.rel_pos_bias is None

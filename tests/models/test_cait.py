@@ -17,7 +17,10 @@ from training.optim.groups import within
 
 def small(name="cait", **changes):
     """The CaiT of golden/cait.py's case NAME, with changes."""
-    return Cait(**{{"img_size": "image_size"}.get(key, key): value for key, value in CASES[name].items()} | changes)
+    return Cait(
+        **{{"img_size": "image_size"}.get(key, key): value for key, value in CASES[name].items()}
+        | changes
+    )
 
 
 ZOO = {"cait": small}
@@ -42,7 +45,9 @@ def test_initialisation_is_timms():
     assert float(model.cls_token.std()) == pytest.approx(0.02, rel=0.3)
     for scale in (block.gamma_1, block.gamma_2, last.gamma_1, last.gamma_2):
         assert (scale.numpy() == np.float32(1e-5)).all()
-    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(0.002, rel=0.05)
+    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(
+        0.002, rel=0.05
+    )
 
 
 def test_drop_path_is_one_rate_and_the_class_tokens_blocks_drop_nothing():
@@ -105,7 +110,10 @@ def test_the_class_token_alone_asks_in_its_blocks():
     [
         (["MODEL.NUM_HEADS", "5"], "EMBED_DIM 192 is not a multiple of NUM_HEADS 5"),
         (["DATA.IMAGE_SIZE", "225"], "IMAGE_SIZE 225 is not a multiple of PATCH_SIZE 16"),
-        (["MODEL.MLP_RATIO", "0.001"], "MODEL.MLP_RATIO is 0.001, which leaves nothing of 192 channels"),
+        (
+            ["MODEL.MLP_RATIO", "0.001"],
+            "MODEL.MLP_RATIO is 0.001, which leaves nothing of 192 channels",
+        ),
         (["MODEL.DISTILLED", "True"], "MODEL.DISTILLED is True, but CaiT takes no DISTILLED"),
     ],
 )

@@ -18,9 +18,13 @@ WORDS = {"img_size": "image_size", "mlp_ratios": "mlp_ratio", "serial_depths": "
 
 def small(name="coat", **changes):
     """The CoaT of golden/coat.py's case NAME, with changes."""
-    options = {WORDS.get(key, key): value for key, value in CASES[name].items() if key != "patch_size"}
+    options = {
+        WORDS.get(key, key): value for key, value in CASES[name].items() if key != "patch_size"
+    }
     if "crpe_window" in options:
-        options["crpe_window"] = [side for side, heads in options["crpe_window"].items() for _ in range(heads)]
+        options["crpe_window"] = [
+            side for side, heads in options["crpe_window"].items() for _ in range(heads)
+        ]
     return CoaT(**options | changes)
 
 
@@ -34,7 +38,9 @@ class Joined(CoaT):
         return paddle.concat(CoaT.forward_features(self, x), 1)
 
     def forward_head(self, x):
-        scales = [rows * columns // 4**i + 1 for i in (1, 2, 3) for rows, columns in [self.cpe1.grid]]
+        scales = [
+            rows * columns // 4**i + 1 for i in (1, 2, 3) for rows, columns in [self.cpe1.grid]
+        ]
         return CoaT.forward_head(self, x.split(scales, 1))
 
     def _collect(self, *given):
@@ -59,7 +65,9 @@ def test_training_computes_what_evaluation_does_where_nothing_is_dropped():
     np.testing.assert_array_equal(model(images).numpy(), logits)
 
 
-@pytest.mark.parametrize(("old", "new"), [((3, 2), (6, 4)), ((2, 1), (8, 4)), ((8, 12), (2, 3)), ((4, 2), (2, 2))])
+@pytest.mark.parametrize(
+    ("old", "new"), [((3, 2), (6, 4)), ((2, 1), (8, 4)), ((8, 12), (2, 3)), ((4, 2), (2, 2))]
+)
 def test_maps_are_resized_as_by_bilinear_interpolation(old, new):
     x = paddle.to_tensor(array("map", (2, 3, *old)))
     expected = paddle.nn.functional.interpolate(x, new, mode="bilinear").numpy()
@@ -70,7 +78,12 @@ def test_initialisation_is_timms():
     paddle.seed(0)
     model = small("coat_parallel", embed_dims=(64, 128, 128, 128), num_classes=200)
     block = model.serial_blocks2[0]
-    for layer in (block.factoratt_crpe.qkv, block.mlp.fc1, model.parallel_blocks[0].mlp2.fc2, model.head):
+    for layer in (
+        block.factoratt_crpe.qkv,
+        block.mlp.fc1,
+        model.parallel_blocks[0].mlp2.fc2,
+        model.head,
+    ):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert not layer.bias.numpy().any()
     for layer, fan_in in (
@@ -92,7 +105,9 @@ def test_every_block_has_one_rate_of_drop_path_and_dropout():
     calls = []
     for name, layer in model.named_sublayers():
         if name.endswith(("drop_path", "drop")):
-            layer.register_forward_post_hook(lambda layer, *_: calls.append(getattr(layer, "drop_prob", layer.p)))
+            layer.register_forward_post_hook(
+                lambda layer, *_: calls.append(getattr(layer, "drop_prob", layer.p))
+            )
         if name.endswith("drop_path"):
             layer.p = None
     model(paddle.zeros([1, 3, 64, 96]))
@@ -106,7 +121,11 @@ def test_shared_layers_are_the_models_own_and_get_the_gradients_of_all_blocks():
     names = [name for name, _ in model.named_parameters()]
     assert len(names) == len(set(names)) == len(model.state_dict())
     assert not any(".cpe." in name or ".crpe." in name or ".mlp3." in name for name in names)
-    assert model.parallel_blocks[1].encodings[2][1] is model.serial_blocks4[0].encodings[1] is model.crpe4
+    assert (
+        model.parallel_blocks[1].encodings[2][1]
+        is model.serial_blocks4[0].encodings[1]
+        is model.crpe4
+    )
 
 
 def test_recompute_gives_the_same_gradients():
@@ -116,7 +135,9 @@ def test_recompute_gives_the_same_gradients():
         model = small("coat_parallel", recompute=recompute, droppath=0.3, dropout=0.2)
         paddle.seed(1)
         model(paddle.to_tensor(array("images", (2, 3, 64, 96)))).square().sum().backward()
-        gradients.append({name: parameter.grad.numpy() for name, parameter in model.named_parameters()})
+        gradients.append(
+            {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+        )
     assert all((gradients[1][name] == gradient).all() for name, gradient in gradients[0].items())
 
 
@@ -127,13 +148,18 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
         ("cls_token1", "patch_embed1", "cpe1", "crpe1"),
         ("serial_blocks1.0",),
         ("serial_blocks1.1",),
-        *((f"cls_token{i}", f"patch_embed{i}", f"cpe{i}", f"crpe{i}", f"serial_blocks{i}.0") for i in (2, 3, 4)),
+        *(
+            (f"cls_token{i}", f"patch_embed{i}", f"cpe{i}", f"crpe{i}", f"serial_blocks{i}.0")
+            for i in (2, 3, 4)
+        ),
         ("parallel_blocks.0",),
         ("parallel_blocks.1",),
         ("norm2", "norm3", "norm4", "aggregate", "head"),
     ]
     for name, _ in model.named_parameters():
-        assert sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+        assert (
+            sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1
+        ), name
     assert small().layer_groups()[-1] == ("norm4", "head")
     assert model.no_weight_decay() == {"cls_token1", "cls_token2", "cls_token3", "cls_token4"}
 
@@ -148,7 +174,9 @@ def test_the_classifier_is_exchangeable():
     model.reset_classifier(0)
     expected = (tokens * model.aggregate.weight).sum(1) + model.aggregate.bias
     np.testing.assert_allclose(model(images).numpy(), expected.numpy(), atol=1e-6)
-    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(0.002, rel=0.05)
+    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(
+        0.002, rel=0.05
+    )
 
 
 def test_the_parallel_blocks_have_intermediates_and_maps_of_a_class():
@@ -171,13 +199,31 @@ def test_the_parallel_blocks_have_intermediates_and_maps_of_a_class():
     [
         (["MODEL.STAGE_DEPTHS", "[2, 2]"], r"STAGE_DEPTHS is \[2, 2\], expected four numbers"),
         (["MODEL.MLP_RATIO", "[8, 4]"], r"MLP_RATIO is \[8.0, 4.0\], expected four numbers"),
-        (["DATA.IMAGE_SIZE", "240"], "IMAGE_SIZE 240 is not a multiple of 32; choose one that is: 224 or 256"),
-        (["MODEL.NUM_HEADS", "7"], r"EMBED_DIMS is \[152, 216, 216, 216\], expected multiples of NUM_HEADS 7"),
-        (["MODEL.NUM_HEADS", "4"], r"CRPE_WINDOW is .*, expected an odd side for each of 4 heads, equal ones together"),
-        (["MODEL.CRPE_WINDOW", "[3, 3, 5, 5, 5, 7, 7, 3]"], "CRPE_WINDOW is .* equal ones together"),
+        (
+            ["DATA.IMAGE_SIZE", "240"],
+            "IMAGE_SIZE 240 is not a multiple of 32; choose one that is: 224 or 256",
+        ),
+        (
+            ["MODEL.NUM_HEADS", "7"],
+            r"EMBED_DIMS is \[152, 216, 216, 216\], expected multiples of NUM_HEADS 7",
+        ),
+        (
+            ["MODEL.NUM_HEADS", "4"],
+            r"CRPE_WINDOW is .*, expected an odd side for each of 4 heads, equal ones together",
+        ),
+        (
+            ["MODEL.CRPE_WINDOW", "[3, 3, 5, 5, 5, 7, 7, 3]"],
+            "CRPE_WINDOW is .* equal ones together",
+        ),
         (["MODEL.CRPE_WINDOW", "[3, 3, 5, 5, 5, 6, 6, 6]"], "CRPE_WINDOW is .* an odd side"),
-        (["MODEL.EMBED_DIMS", "[152, 216, 216, 232]"], "with PARALLEL_DEPTH the last three scales have one number"),
-        (["MODEL.ATTENTION_DROPOUT", "0.1"], "MODEL.ATTENTION_DROPOUT is 0.1, but CoaT takes no ATTENTION_DROPOUT"),
+        (
+            ["MODEL.EMBED_DIMS", "[152, 216, 216, 232]"],
+            "with PARALLEL_DEPTH the last three scales have one number",
+        ),
+        (
+            ["MODEL.ATTENTION_DROPOUT", "0.1"],
+            "MODEL.ATTENTION_DROPOUT is 0.1, but CoaT takes no ATTENTION_DROPOUT",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -50,7 +50,9 @@ def test_every_parameter_is_in_one_layer_group():
     groups = model.layer_groups()
     assert groups == [("stem",), ("blocks.0",), ("blocks.1",), ("blocks.2",), ("head",)]
     for name, _ in model.named_parameters():
-        assert sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+        assert (
+            sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1
+        ), name
     assert model.no_weight_decay() == set()
 
 

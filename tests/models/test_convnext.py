@@ -37,12 +37,24 @@ def test_initialisation_is_timms():
     paddle.seed(0)
     model = ConvNeXt(32, stage_depths=(1, 1, 1, 1), embed_dims=(32, 64, 64, 128), num_classes=200)
     block = model.stages[3].blocks[0]
-    for layer in (model.stages[3].downsample[1], block.conv_dw, block.mlp.fc1, block.mlp.fc2, model.head.fc):
+    for layer in (
+        model.stages[3].downsample[1],
+        block.conv_dw,
+        block.mlp.fc1,
+        block.mlp.fc2,
+        model.head.fc,
+    ):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert not layer.bias.numpy().any()
     assert (block.gamma.numpy() == np.float32(1e-6)).all()
     assert (block.norm.weight.numpy() == 1).all()
-    scaled = ConvNeXt(32, stage_depths=(1, 1, 1, 1), embed_dims=(32, 64, 64, 128), num_classes=200, head_init_scale=0.1)
+    scaled = ConvNeXt(
+        32,
+        stage_depths=(1, 1, 1, 1),
+        embed_dims=(32, 64, 64, 128),
+        num_classes=200,
+        head_init_scale=0.1,
+    )
     assert float(scaled.head.fc.weight.std()) == pytest.approx(0.002, rel=0.05)
     assert float(scaled.stages[3].blocks[0].mlp.fc1.weight.std()) == pytest.approx(0.02, rel=0.05)
 
@@ -51,7 +63,10 @@ def test_the_small_stems_of_timm():
     """make_divisible of timm's layers: a multiple of 8, not below nine tenths of the half."""
     for dim, between in ((40, 24), (48, 24), (64, 32), (80, 40), (22, 16), (8, 8), (38, 24)):
         made = small(stem_type="overlap_tiered", embed_dims=(dim, 8, 8, 8)).stem
-        assert [made[0].weight.shape, made[1].weight.shape] == [[between, 3, 3, 3], [dim, between, 3, 3]]
+        assert [made[0].weight.shape, made[1].weight.shape] == [
+            [between, 3, 3, 3],
+            [dim, between, 3, 3],
+        ]
     assert small(stem_type="overlap").stem[0].weight.shape == [4, 3, 3, 3]
 
 
@@ -75,13 +90,16 @@ def test_linears_and_convolutions_compute_the_same_and_read_each_others_weights(
         found.append(kept | {"logits": logits.numpy(), "stem": model.stem[0].weight.grad.numpy()})
     for other in found[1:]:
         for name, expected in found[0].items():
-            np.testing.assert_allclose(other[name], expected, atol=2e-5 * np.ptp(expected) + 1e-7, err_msg=name)
+            np.testing.assert_allclose(
+                other[name], expected, atol=2e-5 * np.ptp(expected) + 1e-7, err_msg=name
+            )
 
 
 def test_the_response_norm_has_gradients_where_a_channel_is_zero():
     norm = GlobalResponseNorm(3)
     norm.weight.set_value(paddle.to_tensor([1.0, 2.0, 3.0]))
-    x = paddle.to_tensor([[[[3.0, 0.0, 1.0], [4.0, 0.0, 0.0]]]], stop_gradient=False)  # norms 5, 0, 1; mean 2
+    # norms 5, 0, 1; mean 2
+    x = paddle.to_tensor([[[[3.0, 0.0, 1.0], [4.0, 0.0, 0.0]]]], stop_gradient=False)
     np.testing.assert_allclose(
         norm(x).numpy().reshape(2, 3), [[3 + 3 * 2.5, 0, 1 + 3 * 0.5], [4 + 4 * 2.5, 0, 0]], 1e-6
     )
@@ -94,7 +112,11 @@ def test_the_response_norm_has_gradients_where_a_channel_is_zero():
 
 
 def test_drop_path_rises_linearly_over_all_blocks():
-    blocks = [block for stage in small(stage_depths=(1, 2, 1, 1), droppath=0.4).stages for block in stage.blocks]
+    blocks = [
+        block
+        for stage in small(stage_depths=(1, 2, 1, 1), droppath=0.4).stages
+        for block in stage.blocks
+    ]
     assert [block.drop_path.drop_prob for block in blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
@@ -105,10 +127,15 @@ def test_layer_groups_are_the_authors():
     names = [name for name, _ in model.named_parameters()]
     found = {}
     for name in names:
-        owners = [i for i, group in enumerate(groups) if any(f"{name}.".startswith(f"{prefix}.") for prefix in group)]
+        owners = [
+            i
+            for i, group in enumerate(groups)
+            if any(f"{name}.".startswith(f"{prefix}.") for prefix in group)
+        ]
         assert len(owners) == 1, name
         found[name] = owners[0]
-    for name, group in found.items():  # optim_factory.py of facebookresearch/ConvNeXt, get_num_layer_for_convnext
+    # optim_factory.py of facebookresearch/ConvNeXt, get_num_layer_for_convnext
+    for name, group in found.items():
         part, stage, kind, *rest = name.split(".")
         expected = {"stem": 0, "head": 13}.get(part)
         if expected is None:
@@ -120,8 +147,8 @@ def test_layer_groups_are_the_authors():
 
 
 def test_layer_groups_of_v2_are_its_authors():
-    """get_num_layer_for_convnext_single of facebookresearch/ConvNeXt-V2's optim_factory.py: the stem has the first
-    block's number; from 27 blocks on V1's.
+    """get_num_layer_for_convnext_single of facebookresearch/ConvNeXt-V2's optim_factory.py: the
+    stem has the first block's number; from 27 blocks on V1's.
     """
     model = small("convnext_v2")
     assert model.layer_groups() == [
@@ -175,7 +202,10 @@ def test_dropout_comes_between_norm_and_classifier():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.STAGE_DEPTHS", "[3, 3, 9]"], r"STAGE_DEPTHS is \[3, 3, 9\], expected four numbers"),
+        (
+            ["MODEL.STAGE_DEPTHS", "[3, 3, 9]"],
+            r"STAGE_DEPTHS is \[3, 3, 9\], expected four numbers",
+        ),
         (["MODEL.EMBED_DIMS", "[96]"], r"EMBED_DIMS is \[96\], expected four numbers"),
         (["DATA.IMAGE_SIZE", "31"], "IMAGE_SIZE is 31, ConvNeXt takes images of at least 32 x 32"),
         (

@@ -11,7 +11,8 @@ from models import ARCHITECTURES, create_model, list_models
 from models.costs import cost
 
 MOST = 0.02  # difference from the reference
-EXTRAS = ["pvtv2_b2_linear", "deit_tiny_distilled_patch16_224"]  # what is counted in a way of its own
+# what is counted in a way of its own
+EXTRAS = ["pvtv2_b2_linear", "deit_tiny_distilled_patch16_224"]
 
 
 @functools.cache
@@ -57,10 +58,27 @@ def test_all_models_have_a_reference_and_a_row():
 def test_layers_have_their_own_share():
     found = cost(get_config("vit_digits"))
     layers = {layer.name: layer for layer in found.layers}
-    block = ("blocks.0.norm1", "blocks.0.attn", "blocks.0.attn.qkv", "blocks.0.attn.proj", "blocks.0.norm2")
-    assert [name for name in layers if name.startswith("blocks.0.")] == [*block, "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"]
-    assert layers["blocks.0.attn.qkv"][1:] == ("Linear", (1, 17, 192), 64 * 192 + 192, 17 * 64 * 192, 17 * 192)
-    attention = 4 * 17 * 17 * 16  # 4 heads of 16 channels: the weights, and what they bring together
+    block = (
+        "blocks.0.norm1",
+        "blocks.0.attn",
+        "blocks.0.attn.qkv",
+        "blocks.0.attn.proj",
+        "blocks.0.norm2",
+    )
+    assert [name for name in layers if name.startswith("blocks.0.")] == [
+        *block,
+        "blocks.0.mlp.fc1",
+        "blocks.0.mlp.fc2",
+    ]
+    assert layers["blocks.0.attn.qkv"][1:] == (
+        "Linear",
+        (1, 17, 192),
+        64 * 192 + 192,
+        17 * 64 * 192,
+        17 * 192,
+    )
+    # 4 heads of 16 channels: the weights, and what they bring together
+    attention = 4 * 17 * 17 * 16
     assert layers["blocks.0.attn"][3:] == (0, 2 * attention, 4 * 17 * 17 + 17 * 64)
     assert layers["blocks.0.norm1"][1:] == ("LayerNorm", (1, 17, 64), 128, 5 * 17 * 64, 0)
     assert layers[""][1:] == ("VisionTransformer", (1, 10), 64 + 17 * 64, 0, 0)
@@ -72,7 +90,10 @@ def test_another_size_costs_more_and_nothing_stays_traced():
     config = get_config("vit_digits")
     small = cost(config)
     large = cost(config, image_size=16)
-    attention = [next(layer for layer in one.layers if layer.name == "blocks.0.attn") for one in (small, large)]
+    attention = [
+        next(layer for layer in one.layers if layer.name == "blocks.0.attn")
+        for one in (small, large)
+    ]
     assert attention[1].macs / attention[0].macs == (65 / 17) ** 2
     assert large.parameters == small.parameters + (65 - 17) * 64
     assert paddle.in_dynamic_mode()

@@ -51,13 +51,23 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = CrossViT(240, depth=1, embed_dims=(64, 128), num_heads=(2, 4), num_classes=300, multi_conv=True)
+    model = CrossViT(
+        240, depth=1, embed_dims=(64, 128), num_heads=(2, 4), num_classes=300, multi_conv=True
+    )
     block = model.blocks[0]
-    linears = [block.blocks[1][0].attn.qkv, block.blocks[0][0].mlp.fc2, block.projs[0][2], block.revert_projs[0][2]]
+    linears = [
+        block.blocks[1][0].attn.qkv,
+        block.blocks[0][0].mlp.fc2,
+        block.projs[0][2],
+        block.revert_projs[0][2],
+    ]
     for layer in (*linears, block.fusion[0].attn.wk, *model.head):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert not layer.bias.numpy().any()
-    for layer, fan_in in ((model.patch_embed[1].proj[0], 3 * 49), (model.patch_embed[0].proj[4], 32 * 9)):
+    for layer, fan_in in (
+        (model.patch_embed[1].proj[0], 3 * 49),
+        (model.patch_embed[0].proj[4], 32 * 9),
+    ):
         assert float(layer.weight.abs().max()) == pytest.approx(fan_in**-0.5, rel=0.02)
     for tokens in (model.cls_token_1, model.pos_embed_0, model.pos_embed_1):
         assert float(tokens.std()) == pytest.approx(0.02, rel=0.15)
@@ -87,7 +97,12 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
 def test_layer_groups_are_in_order():
     model = small()
     tokens = ("cls_token_0", "cls_token_1", "pos_embed_0", "pos_embed_1")
-    assert model.layer_groups() == [(*tokens, "patch_embed"), ("blocks.0",), ("blocks.1",), ("norm", "head")]
+    assert model.layer_groups() == [
+        (*tokens, "patch_embed"),
+        ("blocks.0",),
+        ("blocks.1",),
+        ("norm", "head"),
+    ]
     assert model.no_weight_decay() == set(tokens)
 
 
@@ -96,20 +111,26 @@ def test_each_branch_has_a_classifier(pool):
     model = small(global_pool=pool)
     model.eval()
     images = paddle.to_tensor(values("images", (2, 3, 30, 60)))
-    pooled = [one[:, 0] if pool == "token" else one[:, 1:].mean(axis=1) for one in model.forward_features(images)]
+    pooled = [
+        one[:, 0] if pool == "token" else one[:, 1:].mean(axis=1)
+        for one in model.forward_features(images)
+    ]
     model.reset_classifier(7)
     assert [head.weight.shape for head in model.head] == [[8, 7], [12, 7]]
     mean = (model.head[0](pooled[0]) + model.head[1](pooled[1])) / 2
     np.testing.assert_allclose(model(images).numpy(), mean.numpy(), atol=1e-6)
     model.reset_classifier(0)
-    np.testing.assert_allclose(model(images).numpy(), np.concatenate([one.numpy() for one in pooled], 1), atol=1e-6)
+    np.testing.assert_allclose(
+        model(images).numpy(), np.concatenate([one.numpy() for one in pooled], 1), atol=1e-6
+    )
 
 
 def test_what_it_looks_at_has_each_branchs_grid():
     model = small()
     model.eval()
     image = paddle.to_tensor(values("images", (1, 3, 30, 60)))
-    # By stage: the fine branch's block, the coarse one's two; the fine token among coarse patches, and the other way.
+    # By stage: the fine branch's block, the coarse one's two; the fine token among coarse patches,
+    # and the other way.
     grids = [(2, 5, 10), (3, 3, 6), (3, 3, 6), (3, 3, 6), (2, 5, 10)]
     assert [attention(model, image, block).shape for block in range(10)] == 2 * grids
     assert float(attention(model, image, 9).sum()) < 2  # the class token itself has the rest
@@ -120,7 +141,9 @@ def test_what_it_looks_at_has_each_branchs_grid():
     model.eval()
     assert cam(model, image, None).shape == (3, 6)
     places = model.pos_embed[0, 1:].numpy().reshape(5, 10, 8)
-    expected = places[1, 2] @ places[4, 3] / np.linalg.norm(places[1, 2]) / np.linalg.norm(places[4, 3])
+    expected = (
+        places[1, 2] @ places[4, 3] / np.linalg.norm(places[1, 2]) / np.linalg.norm(places[4, 3])
+    )
     assert similarities(model)[1, 2, 4, 3] == pytest.approx(expected, rel=1e-5)
 
 
@@ -131,18 +154,30 @@ def test_what_it_looks_at_has_each_branchs_grid():
             ["MODEL.NUM_HEADS", "[4]"],
             r"NUM_HEADS is \[4\], expected two numbers: of the fine and of the coarse patches",
         ),
-        (["MODEL.BRANCH_DEPTHS", "[1, 2, 3]"], r"BRANCH_DEPTHS is \[1, 2, 3\], expected two numbers"),
-        (["MODEL.NUM_HEADS", "[4, 5]"], "EMBED_DIMS has 256, no multiple of its NUM_HEADS 5; choose one that is"),
+        (
+            ["MODEL.BRANCH_DEPTHS", "[1, 2, 3]"],
+            r"BRANCH_DEPTHS is \[1, 2, 3\], expected two numbers",
+        ),
+        (
+            ["MODEL.NUM_HEADS", "[4, 5]"],
+            "EMBED_DIMS has 256, no multiple of its NUM_HEADS 5; choose one that is",
+        ),
         (
             ["MODEL.PATCH_SIZE", "[8, 16]"],
             "PATCH_SIZE has 8 where EMBED_DIMS has 128, MULTI_CONV takes 12 and 16, and multiples of 4",
         ),
-        (["MODEL.IMAGE_SCALES", "[1, 0.001]"], "IMAGE_SCALES leaves 0 x 0 pixels of an image; raise it"),
+        (
+            ["MODEL.IMAGE_SCALES", "[1, 0.001]"],
+            "IMAGE_SCALES leaves 0 x 0 pixels of an image; raise it",
+        ),
         (
             ["DATA.IMAGE_SIZE", "256"],
             "times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16; choose one that is: 240 or 360",
         ),
-        (["DATA.IMAGE_SIZE", "252"], "IMAGE_SIZE 252 times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16"),
+        (
+            ["DATA.IMAGE_SIZE", "252"],
+            "IMAGE_SIZE 252 times IMAGE_SCALES is not a multiple of PATCH_SIZE 12 and 16",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -1,4 +1,6 @@
-"""DeiT's and DeiT-III's networks and flows, as facebookresearch/deit has them (models.py, models_v2.py, main.py)."""
+"""DeiT's and DeiT-III's networks and flows, as facebookresearch/deit has them (models.py,
+models_v2.py, main.py).
+"""
 
 import json
 
@@ -25,7 +27,9 @@ def test_every_file_but_the_shared_ones_has_a_model():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_drop_path_layer_scale_and_positions_are_the_authors(name):
-    """DeiT-III: models_v2.py:200, 182 and 198; DeiT: timm 0.3.2's, linear, without scales, of all tokens."""
+    """DeiT-III: models_v2.py:200, 182 and 198; DeiT: timm 0.3.2's, linear, without scales, of all
+    tokens.
+    """
     config = get_config(name, [*SMALL, "TRAIN.DISTILLATION_TYPE", "null", "MODEL.DEPTH", "5"])
     paddle.seed(0)
     model = build_model(config)
@@ -33,7 +37,9 @@ def test_drop_path_layer_scale_and_positions_are_the_authors(name):
     for share, block in zip(shares, model.blocks, strict=True):
         found = [block.drop_path1.drop_prob, block.drop_path2.drop_prob]
         assert found == pytest.approx([share * config.MODEL.DROPPATH] * 2)
-        scales = [scale.gamma.numpy() for scale in (block.ls1, block.ls2) if hasattr(scale, "gamma")]
+        scales = [
+            scale.gamma.numpy() for scale in (block.ls1, block.ls2) if hasattr(scale, "gamma")
+        ]
         assert len(scales) == (2 if name in DEIT3 else 0)
         assert all((scale == np.float32(1e-4)).all() for scale in scales)
     assert 0.012 < float(model.cls_token.std()) < 0.028  # models_v2.py:217
@@ -66,7 +72,17 @@ def test_a_second_step_takes_the_weights_of_the_first(tmp_path, first, size, sec
 
 def test_a_folder_of_21k_then_imagenet_1k(tmp_path, program):
     write_data(tmp_path / "data")
-    common = ["-batch_size=8", "-o", *SMALL[:6], "MODEL.DEPTH", "1", "DATA.IMAGE_SIZE", "32", "DATA.NUM_WORKERS", "0"]
+    common = [
+        "-batch_size=8",
+        "-o",
+        *SMALL[:6],
+        "MODEL.DEPTH",
+        "1",
+        "DATA.IMAGE_SIZE",
+        "32",
+        "DATA.NUM_WORKERS",
+        "0",
+    ]
     common += ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]
     first = ["-cfg=deit3_21k_small", "-data_path=data/flowers", "-output=first"]
     second = ["-cfg=deit3_21k_finetune_small", "-data_path=data/imagenet", "-output=second"]
@@ -75,7 +91,9 @@ def test_a_folder_of_21k_then_imagenet_1k(tmp_path, program):
         assert status == 0, errors
     assert "classifier left fresh: 4 classes in the file, 1000 in the model" in printed
     assert json.loads((tmp_path / "first" / "classes.json").read_text()) == REGIONS
-    results = [json.loads((tmp_path / run / "result.json").read_text()) for run in ("first", "second")]
+    results = [
+        json.loads((tmp_path / run / "result.json").read_text()) for run in ("first", "second")
+    ]
     assert [result["config"]["MODEL"]["NUM_CLASSES"] for result in results] == [4, 1000]
     assert [result["num_samples"] for result in results] == [10, 11]
     assert [result["config"]["TRAIN"]["CROP"] for result in results] == ["simple", "simple"]

@@ -56,7 +56,9 @@ def test_training_without_rates_gives_the_evaluations_logits():
 
 
 def test_places_turn_queries_and_keys_by_their_distance():
-    """A score depends on how far two places are from each other, not on where they are; other tokens aren't turned."""
+    """A score depends on how far two places are from each other, not on where they are; other
+    tokens aren't turned.
+    """
     table = RotaryEmbedding("cat", (4, 5), head_dim=8, temperature=100.0, prefix=2)((4, 5))
     q, k = (paddle.to_tensor(array(name, (1, 1, 1, 8))).expand([1, 22, 1, 8]) for name in "qk")
     for halves in (False, True):
@@ -66,7 +68,8 @@ def test_places_turn_queries_and_keys_by_their_distance():
         np.testing.assert_allclose(scores[2, 1, 0, 0], scores[3, 4, 1, 3], rtol=1e-5)
         assert abs(scores[0, 0, 2, 1] - scores[0, 0, 1, 2]) > 1e-3
         assert (one[:2] == q.numpy()[0, :2, 0]).all()
-        np.testing.assert_allclose((one**2).sum(1), float((q[0, 0] ** 2).sum()), rtol=1e-5)  # turned, not stretched
+        # turned, not stretched
+        np.testing.assert_allclose((one**2).sum(1), float((q[0, 0] ** 2).sum()), rtol=1e-5)
 
 
 def test_half_queries_are_turned_in_float32_and_stay_half():
@@ -79,19 +82,34 @@ def test_half_queries_are_turned_in_float32_and_stay_half():
 
 
 def test_periods_are_rounded_to_bfloat16():
-    values = np.float32([1, 3.1622777, -31.622776, 1.00390625, 1.01171875, 0])  # of the ties the even one
-    np.testing.assert_array_equal(to_bfloat16(values), np.float32([1, 3.15625, -31.625, 1, 1.015625, 0]))
+    # of the ties the even one
+    values = np.float32([1, 3.1622777, -31.622776, 1.00390625, 1.01171875, 0])
+    np.testing.assert_array_equal(
+        to_bfloat16(values), np.float32([1, 3.15625, -31.625, 1, 1.015625, 0])
+    )
 
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small("eva_gated", embed_dim=48, num_classes=100, qkv_fused=False, init_values=1e-5, head_init_scale=0.001)
+    model = small(
+        "eva_gated",
+        embed_dim=48,
+        num_classes=100,
+        qkv_fused=False,
+        init_values=1e-5,
+        head_init_scale=0.001,
+    )
     for i, block in enumerate(model.blocks, start=1):
         for layer in (block.attn.q_proj, block.attn.k_proj, block.mlp.fc1_g, block.mlp.fc1_x):
             assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.06)
         for layer in (block.attn.proj, block.mlp.fc2):
             assert float(layer.weight.std()) == pytest.approx(0.02 / (2 * i) ** 0.5, rel=0.06)
-        for zero in (block.attn.q_proj.bias, block.attn.v_proj.bias, block.mlp.fc1_g.bias, block.mlp.fc2.bias):
+        for zero in (
+            block.attn.q_proj.bias,
+            block.attn.v_proj.bias,
+            block.mlp.fc1_g.bias,
+            block.mlp.fc2.bias,
+        ):
             assert not zero.numpy().any()
         assert (block.gamma_1.numpy() == np.float32(1e-5)).all()
         assert (block.gamma_2.numpy() == np.float32(1e-5)).all()
@@ -104,7 +122,9 @@ def test_initialisation_is_timms():
 
 def test_drop_path_rises_over_the_blocks_and_dropout_is_theirs_alike():
     model = small("eva_gated", droppath=0.4, dropout=0.1, attention_dropout=0.2, depth=3)
-    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in model.blocks} == {(0.2, 0.1, 0.1)}
+    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in model.blocks} == {
+        (0.2, 0.1, 0.1)
+    }
     assert (model.pos_drop.p, small(dropout=0.1).blocks[0].mlp.drop.p) == (0.1, 0.1)
     assert [block.drop_path1.drop_prob for block in model.blocks] == pytest.approx([0.0, 0.2, 0.4])
     assert [block.drop_path2.drop_prob for block in model.blocks] == pytest.approx([0.0, 0.2, 0.4])
@@ -121,7 +141,8 @@ def test_layer_groups_are_the_authors_and_tokens_have_no_weight_decay():
         model = small(name)
         assert model.layer_groups() == expected
         assert model.no_weight_decay() == {"pos_embed", "cls_token", "reg_token"}
-        assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}  # no angles in files
+        # no angles in files
+        assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
 
 
 def test_the_classifier_is_exchangeable():
@@ -150,9 +171,14 @@ def test_intermediates_and_attention_follow_the_images_size():
 
 def test_images_that_do_not_fit_are_named():
     model = small("eva_dinov3")
-    assert (model.input_sizes, small().input_sizes) == ("images of multiples of 4 pixels", "images of 16 x 24")
+    assert (model.input_sizes, small().input_sizes) == (
+        "images of multiples of 4 pixels",
+        "images of 16 x 24",
+    )
     for height, width in ((18, 16), (16, 18), (0, 4)):
-        with pytest.raises(InputError, match=f"takes multiples of 4 pixels, found images of {height} x {width}"):
+        with pytest.raises(
+            InputError, match=f"takes multiples of 4 pixels, found images of {height} x {width}"
+        ):
             model(paddle.zeros([1, 3, height, width]))
     with pytest.raises(InputError, match="the model takes images of 16 x 24, found 24 x 24"):
         small()(paddle.zeros([1, 3, 24, 24]))
@@ -161,12 +187,36 @@ def test_images_that_do_not_fit_are_named():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("eva02_tiny_patch14_224", ["MODEL.NUM_HEADS", "7"], "EMBED_DIM 192 is not a multiple of NUM_HEADS 7"),
-        ("eva02_tiny_patch14_224", ["MODEL.NUM_HEADS", "32"], "EMBED_DIM / NUM_HEADS is 6, expected a multiple of 4"),
-        ("eva02_tiny_patch14_224", ["DATA.IMAGE_SIZE", "220"], "IMAGE_SIZE 220 is not a multiple of PATCH_SIZE 14"),
-        ("eva02_tiny_patch14_224", ["MODEL.DYNAMIC_IMG_SIZE", "True"], "needs USE_ABS_POS_EMB False"),
-        ("eva02_base_patch14_224", ["MODEL.SWIGLU_MLP", "False"], "SWIGLU_MLP is False, but SWIGLU_ALIGN_TO and SCALE"),
-        ("vit_small_patch16_dinov3", ["MODEL.MLP_RATIO", "0.001"], "MLP_RATIO is 0.001, which leaves nothing of 384"),
+        (
+            "eva02_tiny_patch14_224",
+            ["MODEL.NUM_HEADS", "7"],
+            "EMBED_DIM 192 is not a multiple of NUM_HEADS 7",
+        ),
+        (
+            "eva02_tiny_patch14_224",
+            ["MODEL.NUM_HEADS", "32"],
+            "EMBED_DIM / NUM_HEADS is 6, expected a multiple of 4",
+        ),
+        (
+            "eva02_tiny_patch14_224",
+            ["DATA.IMAGE_SIZE", "220"],
+            "IMAGE_SIZE 220 is not a multiple of PATCH_SIZE 14",
+        ),
+        (
+            "eva02_tiny_patch14_224",
+            ["MODEL.DYNAMIC_IMG_SIZE", "True"],
+            "needs USE_ABS_POS_EMB False",
+        ),
+        (
+            "eva02_base_patch14_224",
+            ["MODEL.SWIGLU_MLP", "False"],
+            "SWIGLU_MLP is False, but SWIGLU_ALIGN_TO and SCALE",
+        ),
+        (
+            "vit_small_patch16_dinov3",
+            ["MODEL.MLP_RATIO", "0.001"],
+            "MLP_RATIO is 0.001, which leaves nothing of 384",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(name, options, message):

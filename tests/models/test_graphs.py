@@ -1,4 +1,6 @@
-"""What every architecture's training step computes on a GPU, by the graph that Paddle makes of it on a CPU."""
+"""What every architecture's training step computes on a GPU, by the graph that Paddle makes of it
+on a CPU.
+"""
 
 from collections import Counter
 
@@ -40,13 +42,17 @@ def test_every_model_computes_in_the_types_of_the_table():
 def test_what_has_to_be_exact_is_float32_in_every_row():
     for variant, row in TYPES.items():
         assert row["products"] == "half", variant
-        assert {row.get(key, "float32") for key in ("softmax", "norms", "loss", "depthwise")} == {"float32"}, variant
+        assert {row.get(key, "float32") for key in ("softmax", "norms", "loss", "depthwise")} == {
+            "float32"
+        }, variant
         if "norms" in row:
             assert "float32" in row["residual sums"], variant
 
 
 def test_attention_of_every_vision_transformer_is_flash_attention():
-    """Each block's queries, keys and values are of one half type, and no softmax over N x N is left."""
+    """Each block's queries, keys and values are of one half type, and no softmax over N x N is
+    left.
+    """
     for variant, (name, _) in variants().items():
         blocks = FLASH.get(get_config(name).MODEL.TYPE.lower(), 0)
         model = get_config(name).MODEL
@@ -63,7 +69,11 @@ def test_attention_of_every_vision_transformer_is_flash_attention():
 
 def test_without_flash_attention_softmax_is_float32_between_half_products():
     found = types_of(graph("vit, QK_NORM", flash=False))
-    assert (found["softmax"], found["products"], found["residual sums"]) == ("float32", "half", "float32")
+    assert (found["softmax"], found["products"], found["residual sums"]) == (
+        "float32",
+        "half",
+        "float32",
+    )
     assert "flash attention" not in found
 
 
@@ -74,14 +84,36 @@ def test_every_gradient_is_added_up_in_one_order():
         backward = {op.name for op in graph(variant).operators if op.backward}
         unread |= dict.fromkeys(backward - known, variant)
     plain = graph("vit, QK_NORM", flash=False)
-    unread |= {op.name: "no flash" for op in plain.operators if op.backward and op.name not in known}
-    unread |= {op.name: "losses" for losses in loss_graphs() for op in losses if op.backward and op.name not in known}
-    assert not unread, "read their kernels for atomic additions, then see tests/golden/gradients.yaml"
+    unread |= {
+        op.name: "no flash" for op in plain.operators if op.backward and op.name not in known
+    }
+    unread |= {
+        op.name: "losses"
+        for losses in loss_graphs()
+        for op in losses
+        if op.backward and op.name not in known
+    }
+    assert not unread, (
+        "read their kernels for atomic additions, then see tests/golden/gradients.yaml"
+    )
 
 
 def test_no_step_waits_for_the_host():
-    """Operators that copy between host and device, or that need a tensor's value on the host to go on."""
-    waiting = {"memcpy", "memcpy_d2h", "memcpy_h2d", "py_func", "print", "assert", "if", "while", "shape", "shape64"}
+    """Operators that copy between host and device, or that need a tensor's value on the host to go
+    on.
+    """
+    waiting = {
+        "memcpy",
+        "memcpy_d2h",
+        "memcpy_h2d",
+        "py_func",
+        "print",
+        "assert",
+        "if",
+        "while",
+        "shape",
+        "shape64",
+    }
     waiting |= {"nonzero", "masked_select", "unique"}
     for variant in variants():
         assert not waiting & {op.name for op in graph(variant).operators}, variant

@@ -18,7 +18,9 @@ from models.layers.attention import kept_weights
 
 
 def small(name="halonet", **changes):
-    """The HaloNet of golden/halonet.py's case NAME, with changes; its blocks do something from the start."""
+    """The HaloNet of golden/halonet.py's case NAME, with changes; its blocks do something from the
+    start.
+    """
     keys = ("stage_depths", "embed_dims", "attention_every", "num_heads")
     options = {key: value for key, value in CASES[name].items() if key != "stages"}
     options |= dict(zip(keys, map(list, zip(*CASES[name]["stages"], strict=True)), strict=True))
@@ -47,7 +49,9 @@ def test_attention_is_the_same_with_and_without_operators(compiled_operators, st
         output = layer(x)
         found.append([output, *paddle.grad([(output**2).sum()], [x, *layer.parameters()])])
     for own, plain in zip(*found, strict=True):
-        np.testing.assert_allclose(own.numpy(), plain.numpy(), rtol=0, atol=1e-5 * np.abs(plain.numpy()).max())
+        np.testing.assert_allclose(
+            own.numpy(), plain.numpy(), rtol=0, atol=1e-5 * np.abs(plain.numpy()).max()
+        )
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -73,14 +77,20 @@ def test_a_query_meets_the_vector_of_each_keys_distance():
         for key in range(9):
             (y, x), (row, column) = divmod(query, 2), divmod(key, 3)
             vector = rows[row - y + 2] + columns[column - x + 2]
-            np.testing.assert_allclose(found[:, 0, query, key], q.numpy()[:, 0, query] @ vector, atol=1e-5)
+            np.testing.assert_allclose(
+                found[:, 0, query, key], q.numpy()[:, 0, query] @ vector, atol=1e-5
+            )
 
 
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = HaloNet(256, embed_dims=(64, 128, 512, 512), stage_depths=(1, 1, 2, 1))
     block = model.stages[2][1]
-    fan_outs = [(model.stem.conv2.conv, 9 * 32), (block.conv1_1x1.conv, 128), (model.stages[2][0].shortcut.conv, 512)]
+    fan_outs = [
+        (model.stem.conv2.conv, 9 * 32),
+        (block.conv1_1x1.conv, 128),
+        (model.stages[2][0].shortcut.conv, 512),
+    ]
     for layer, fan_out in fan_outs:
         assert float(layer.weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.06)
     for layer in (block.self_attn.q, block.self_attn.kv):
@@ -89,7 +99,9 @@ def test_initialisation_is_timms():
     assert [tuple(one.shape) for one in positions.parameters()] == [(23, 16), (23, 16)]
     assert float(positions.height_rel.std()) == pytest.approx(0.25, rel=0.15)
     assert float(model.head.fc.weight.std()) == pytest.approx(0.01, rel=0.05)
-    norms = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.BatchNorm2D)}
+    norms = {
+        name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.BatchNorm2D)
+    }
     for name, norm in norms.items():
         assert (norm.weight.numpy() == (0 if name.endswith("conv3_1x1.bn") else 1)).all(), name
     assert len(norms) == 3 + 5 * 3 + 3
@@ -97,7 +109,11 @@ def test_initialisation_is_timms():
 
 
 def test_every_so_many_th_block_attends_and_drop_path_rises():
-    model = build_model(get_config("halonet_50ts_256", ["MODEL.EMBED_DIMS", "[32,64,64,64]", "MODEL.DROPPATH", "0.3"]))
+    model = build_model(
+        get_config(
+            "halonet_50ts_256", ["MODEL.EMBED_DIMS", "[32,64,64,64]", "MODEL.DROPPATH", "0.3"]
+        )
+    )
     blocks = [[hasattr(block, "self_attn") for block in stage] for stage in model.stages]
     assert blocks == [[False] * 3, [False] * 3 + [True], [False, True] * 3, [False, True, False]]
     rates = [block.drop_path.drop_prob for stage in model.stages for block in stage]
@@ -118,7 +134,11 @@ def test_the_classifier_reads_the_mean_of_the_last_maps():
     features = model.forward_features(images)
     assert features.shape == [2, 96, 2, 4]
     model.reset_classifier(7)
-    assert (model.classifier_names(), model.head.fc.weight.shape, model.head.drop.p) == (("head.fc",), [96, 7], 0.5)
+    assert (model.classifier_names(), model.head.fc.weight.shape, model.head.drop.p) == (
+        ("head.fc",),
+        [96, 7],
+        0.5,
+    )
     model.reset_classifier(0)
     np.testing.assert_allclose(model(images).numpy(), features.mean(axis=[2, 3]).numpy(), atol=1e-6)
 
@@ -138,8 +158,8 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
     assert weights.shape == (2, 8, 4, 16)
     np.testing.assert_allclose(weights.sum(3), 1, rtol=1e-5)
     found = attention(model, image, 2)
-    # Place (1, 2) is in the second block at (1, 0), which is (2, 1) in its window; in the first one's it is (2, 3), in
-    # the fifth one's, below that, (0, 3), in the sixth one's (0, 1).
+    # Place (1, 2) is in the second block at (1, 0), which is (2, 1) in its window; in the first
+    # one's it is (2, 3), in the fifth one's, below that, (0, 3), in the sixth one's (0, 1).
     keys = weights.mean(2).reshape(2, 2, 4, 4, 4)
     expected = keys[:, 0, 1, 2, 1] + keys[:, 0, 0, 2, 3] + keys[:, 1, 0, 0, 3] + keys[:, 1, 1, 0, 1]
     np.testing.assert_allclose(found[:, 1, 2], expected, rtol=1e-5)
@@ -150,16 +170,31 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.STAGE_DEPTHS", "[2, 2, 6]"], r"STAGE_DEPTHS is \[2, 2, 6\], expected four numbers"),
+        (
+            ["MODEL.STAGE_DEPTHS", "[2, 2, 6]"],
+            r"STAGE_DEPTHS is \[2, 2, 6\], expected four numbers",
+        ),
         (["MODEL.ATTENTION_EVERY", "[2]"], r"ATTENTION_EVERY is \[2\], expected 4 numbers"),
-        (["MODEL.NUM_HEADS", "[0, 0, 6, 8]"], "NUM_HEADS has 6 where 256 channels attend, a quarter of stage 2's"),
+        (
+            ["MODEL.NUM_HEADS", "[0, 0, 6, 8]"],
+            "NUM_HEADS has 6 where 256 channels attend, a quarter of stage 2's",
+        ),
         (["MODEL.NUM_HEADS", "[0, 0, 8, 0]"], "NUM_HEADS has 0 where 512 channels attend"),
         (["MODEL.STEM_DIM", "20"], "STEM_DIM is 20, expected a multiple of 8"),
-        (["MODEL.EMBED_DIMS", "[32, 30, 64, 64]"], r"EMBED_DIMS is \[32, 30, 64, 64\], expected multiples of 4"),
+        (
+            ["MODEL.EMBED_DIMS", "[32, 30, 64, 64]"],
+            r"EMBED_DIMS is \[32, 30, 64, 64\], expected multiples of 4",
+        ),
         (["MODEL.BLOCK_SIZE", "7"], "BLOCK_SIZE is 7, expected an even number: stride 2 halves it"),
         (["MODEL.HALO_SIZE", "9"], "HALO_SIZE is 9, expected at most BLOCK_SIZE 8"),
-        (["DATA.IMAGE_SIZE", "224"], "IMAGE_SIZE 224 is not a multiple of 128: stage 2 is cut into blocks"),
-        (["DATA.IMAGE_SIZE", "384"], "IMAGE_SIZE 384 is not a multiple of 256: stage 3 is cut into blocks"),
+        (
+            ["DATA.IMAGE_SIZE", "224"],
+            "IMAGE_SIZE 224 is not a multiple of 128: stage 2 is cut into blocks",
+        ),
+        (
+            ["DATA.IMAGE_SIZE", "384"],
+            "IMAGE_SIZE 384 is not a multiple of 256: stage 3 is cut into blocks",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -20,7 +20,11 @@ TIMMS = {"stages": "stage_depths"}
 
 def small(name="hiera", **changes):
     """The Hiera of golden/hiera.py's case NAME, with changes."""
-    case = {TIMMS.get(key, key): value for key, value in CASES[name].items() if key != "abs_win_pos_embed"}
+    case = {
+        TIMMS.get(key, key): value
+        for key, value in CASES[name].items()
+        if key != "abs_win_pos_embed"
+    }
     return Hiera(**{"image_size": SIZES[name]} | case | changes)
 
 
@@ -42,17 +46,27 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 def test_what_masked_images_give_is_timms(tmp_path, name):
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
     model = load_formula(small(name), tmp_path, array)
-    found, stages = model.forward_features(images_of(model), paddle.to_tensor(MASK), return_intermediates=True)
-    assert np.abs(golden["masked"] - golden["features"][:, : golden["masked"].shape[1]]).max() > 1e-2
+    found, stages = model.forward_features(
+        images_of(model), paddle.to_tensor(MASK), return_intermediates=True
+    )
+    assert (
+        np.abs(golden["masked"] - golden["features"][:, : golden["masked"].shape[1]]).max() > 1e-2
+    )
     numbers = paddle.to_tensor(np.nonzero(MASK)[1].reshape(2, -1))
-    np.testing.assert_array_equal(model.forward_features(images_of(model), numbers).numpy(), found.numpy())
+    np.testing.assert_array_equal(
+        model.forward_features(images_of(model), numbers).numpy(), found.numpy()
+    )
     for one, key in ((found, "masked"), *zip(stages, (f"stage{i}" for i in range(4)), strict=True)):
-        np.testing.assert_allclose(one.numpy(), golden[key], atol=1e-5 * np.ptp(golden[key]), rtol=0, err_msg=key)
+        np.testing.assert_allclose(
+            one.numpy(), golden[key], atol=1e-5 * np.ptp(golden[key]), rtol=0, err_msg=key
+        )
     (found * paddle.to_tensor(array("loss", tuple(found.shape)))).sum().backward()
     parameters = dict(model.named_parameters())
     for key in TRAINED:
         expected = golden[f"masked/{key}"]
-        np.testing.assert_allclose(parameters[key].grad.numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
+        np.testing.assert_allclose(
+            parameters[key].grad.numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0
+        )
 
 
 def test_a_mask_that_keeps_all_changes_nothing(tmp_path):
@@ -62,7 +76,12 @@ def test_a_mask_that_keeps_all_changes_nothing(tmp_path):
     whole, maps = model.forward_features(images, return_intermediates=True)
     masked, units = model.forward_features(images, every, return_intermediates=True)
     np.testing.assert_allclose(masked.numpy(), whole.numpy(), atol=1e-6)
-    assert [one.shape for one in maps] == [[2, 16, 24, 4], [2, 8, 12, 8], [2, 4, 6, 16], [2, 2, 3, 32]]
+    assert [one.shape for one in maps] == [
+        [2, 16, 24, 4],
+        [2, 8, 12, 8],
+        [2, 4, 6, 16],
+        [2, 2, 3, 32],
+    ]
     np.testing.assert_allclose(units[0][:, 4].numpy(), maps[0][:, 8:, 8:16].numpy(), atol=1e-5)
 
 
@@ -81,7 +100,10 @@ def test_what_is_left_out_is_not_seen(tmp_path):
     ("mask", "message"),
     [
         (np.ones((2, 5), bool), r"the mask is \[2, 5\], expected \[2, 6\]: images x mask units"),
-        (np.arange(12).reshape(2, 6) < 7, r"the mask keeps \[1, 6\] units, expected one number of 1 to 6"),
+        (
+            np.arange(12).reshape(2, 6) < 7,
+            r"the mask keeps \[1, 6\] units, expected one number of 1 to 6",
+        ),
         (np.zeros((2, 6), bool), r"the mask keeps \[0\] units, expected one number of 1 to 6"),
     ],
 )
@@ -104,10 +126,16 @@ def test_training_leaves_out_a_share_of_the_units():
     mask = np.zeros((2, 6), bool)
     np.put_along_axis(mask, kept, True, axis=1)
     expected = whole.forward_features(images, paddle.to_tensor(mask))
-    np.testing.assert_allclose(np.sort(features.numpy(), 1), np.sort(expected.numpy(), 1), atol=1e-5)
-    with pytest.raises(InputError, match="12 tokens make no map: PATCH_DROP leaves some out in training"):
+    np.testing.assert_allclose(
+        np.sort(features.numpy(), 1), np.sort(expected.numpy(), 1), atol=1e-5
+    )
+    with pytest.raises(
+        InputError, match="12 tokens make no map: PATCH_DROP leaves some out in training"
+    ):
         model.forward_intermediates(images, [2])
-    with pytest.raises(InputError, match="a mask was given, and PATCH_DROP leaves out units by itself"):
+    with pytest.raises(
+        InputError, match="a mask was given, and PATCH_DROP leaves out units by itself"
+    ):
         model.forward_features(images, paddle.to_tensor(mask))
     model.eval()
     whole.eval()
@@ -120,10 +148,14 @@ def test_units_are_pooled_as_maps_are(side):
     units = to_units(maps, side)
     first = unit_maps(units, side)[:, 0].numpy()
     np.testing.assert_array_equal(first, maps[:, :side, :side].numpy())
-    np.testing.assert_array_equal(from_units(units, side, (16 // side, 24 // side)).numpy(), maps.numpy())
+    np.testing.assert_array_equal(
+        from_units(units, side, (16 // side, 24 // side)).numpy(), maps.numpy()
+    )
     if side > 1:
         found = from_units(pool_units(units, side * side), side // 2, (16 // side, 24 // side))
-        np.testing.assert_array_equal(found.numpy(), maps.numpy().reshape(2, 8, 2, 12, 2, 3).max((2, 4)))
+        np.testing.assert_array_equal(
+            found.numpy(), maps.numpy().reshape(2, 8, 2, 12, 2, 3).max((2, 4))
+        )
 
 
 @pytest.mark.smoke
@@ -138,7 +170,12 @@ def test_equal_values_share_the_gradient():
 def test_initialisation_is_timms(kind):
     paddle.seed(0)
     model = Hiera(
-        64, embed_dim=32, stage_depths=(1, 1, 1, 1), num_classes=300, weight_init=kind, global_pos_size=(14, 14)
+        64,
+        embed_dim=32,
+        stage_depths=(1, 1, 1, 1),
+        num_classes=300,
+        weight_init=kind,
+        global_pos_size=(14, 14),
     )
     last = model.blocks[3]
     shares = [math.sqrt(2), 2, math.sqrt(6), math.sqrt(8)]
@@ -150,14 +187,18 @@ def test_initialisation_is_timms(kind):
         if kind == "timm":
             np.testing.assert_array_equal(bias, np.float32(0.02))
         else:
-            assert np.abs(bias).max() == 0 or (layer is last.mlp.fc1 and 0.7e-6 < bias.std() < 1.3e-6)
+            assert np.abs(bias).max() == 0 or (
+                layer is last.mlp.fc1 and 0.7e-6 < bias.std() < 1.3e-6
+            )
     for block, share in zip(model.blocks, shares, strict=True):
         for layer in (block.attn.proj, block.mlp.fc2):
             assert float(layer.weight.std()) == pytest.approx(plain(layer) / share, rel=0.1)
     fc = model.head.fc
     assert float(fc.weight.std()) == pytest.approx(0.001 * plain(fc), rel=0.03)
     stem = model.patch_embed.proj
-    assert float(stem.weight.std()) == pytest.approx(0.02 if kind == "timm" else 147**-0.5, rel=0.05)
+    assert float(stem.weight.std()) == pytest.approx(
+        0.02 if kind == "timm" else 147**-0.5, rel=0.05
+    )
     bound = 147**-0.5 if kind == "timm" else 0.0
     assert 0.7 * bound <= np.abs(stem.bias.numpy()).max() <= bound
     for one in (model.pos_embed, model.pos_embed_win):
@@ -187,17 +228,28 @@ def test_the_classifier_is_exchangeable():
     model.reset_classifier(7)
     assert (model.classifier_names(), model.head.fc.weight.shape) == (("head.fc",), [32, 7])
     model.reset_classifier(0)
-    np.testing.assert_allclose(model(images).numpy(), model.head.norm(features.mean(axis=1)).numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        model(images).numpy(), model.head.norm(features.mean(axis=1)).numpy(), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["DATA.IMAGE_SIZE", "240"], "IMAGE_SIZE 240 is not a multiple of 32, a mask unit's side; choose one that is"),
-        (["MODEL.MASK_UNIT_ATTN", "[True]"], r"MASK_UNIT_ATTN is \[True\], expected 4 numbers: one per stage"),
+        (
+            ["DATA.IMAGE_SIZE", "240"],
+            "IMAGE_SIZE 240 is not a multiple of 32, a mask unit's side; choose one that is",
+        ),
+        (
+            ["MODEL.MASK_UNIT_ATTN", "[True]"],
+            r"MASK_UNIT_ATTN is \[True\], expected 4 numbers: one per stage",
+        ),
         (["MODEL.NUM_HEADS", "5"], "EMBED_DIM 96 is not a multiple of NUM_HEADS 5"),
         (["MODEL.Q_POOL", "4"], "Q_POOL is 4, expected 0 to 3: STAGE_DEPTHS has 4 stages"),
-        (["MODEL.GLOBAL_POS_SIZE", "[14]"], r"GLOBAL_POS_SIZE is \[14\], expected two numbers: rows and columns"),
+        (
+            ["MODEL.GLOBAL_POS_SIZE", "[14]"],
+            r"GLOBAL_POS_SIZE is \[14\], expected two numbers: rows and columns",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):
@@ -209,4 +261,6 @@ def test_gradients_lie_in_one_piece():
     """Paddle's DataParallel leaves others as they are on each rank."""
     model = small("hiera_windows")
     model(images_of(model)).square().sum().backward()
-    assert [name for name, parameter in model.named_parameters() if not parameter.grad.is_contiguous()] == []
+    assert [
+        name for name, parameter in model.named_parameters() if not parameter.grad.is_contiguous()
+    ] == []

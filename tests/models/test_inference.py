@@ -51,12 +51,16 @@ def test_every_architecture_gives_the_eager_logits(kind, tmp_path):
     export(model, tmp_path)
     predictor = Predictor(tmp_path)
     for count in (3, 1):
-        np.testing.assert_allclose(predictor(images[:count]).numpy(), expected[:count], atol=1e-5 * span, rtol=0)
+        np.testing.assert_allclose(
+            predictor(images[:count]).numpy(), expected[:count], atol=1e-5 * span, rtol=0
+        )
 
 
 @pytest.mark.parametrize("kind", EXPORTED)
 def test_every_architecture_runs_with_paddles_default_passes(kind, tmp_path):
-    """PaddleX, PaddleClas and other programs delete no pass; one of oneDNN's used to lose Swin's windows."""
+    """PaddleX, PaddleClas and other programs delete no pass; one of oneDNN's used to lose Swin's
+    windows.
+    """
     model = small(kind)
     images = images_of(model)
     expected = model(images).numpy()
@@ -97,21 +101,32 @@ def weights(tmp_path, tiny):
 
 def result_of(folder):
     result = json.loads((folder / "result.json").read_text())
-    return {key: result[key] for key in ("loss", "acc1", "acc5", "mean_class_acc", "num_samples", "class_acc")}
+    return {
+        key: result[key]
+        for key in ("loss", "acc1", "acc5", "mean_class_acc", "num_samples", "class_acc")
+    }
 
 
 @pytest.mark.smoke
-def test_one_process_and_two_give_the_result_of_the_eager_engine(weights, tiny, program, tmp_path, monkeypatch):
+def test_one_process_and_two_give_the_result_of_the_eager_engine(
+    weights, tiny, program, tmp_path, monkeypatch
+):
     calls = []
     run = Predictor.__call__
-    monkeypatch.setattr(Predictor, "__call__", lambda self, images: calls.append(len(images)) or run(self, images))
+    monkeypatch.setattr(
+        Predictor, "__call__", lambda self, images: calls.append(len(images)) or run(self, images)
+    )
     options = [*without(tiny, "TRAIN."), "EVAL", "True", "MODEL.PRETRAINED", str(weights)]
     options += ["DATA.BATCH_SIZE_EVAL", "7"]
     for kind in ("eager", "inference"):
-        config, _, val = get_datasets(get_config(None, [*options, "EVAL_ENGINE", kind, "OUTPUT", str(tmp_path / kind)]))
+        config, _, val = get_datasets(
+            get_config(None, [*options, "EVAL_ENGINE", kind, "OUTPUT", str(tmp_path / kind)])
+        )
         engine.evaluate_only(config, build_model(config), val, Run(config, val.classes))
     assert calls == [4, *[7] * 52]  # the check, and the batches of one engine
-    status, printed, errors = program("main_multi_gpu.py", "-output=pair", "-o", *options, "EVAL_ENGINE", "inference")
+    status, printed, errors = program(
+        "main_multi_gpu.py", "-output=pair", "-o", *options, "EVAL_ENGINE", "inference"
+    )
     assert status == 0, errors
     assert "float32 by Paddle Inference, exported in " in printed
     eager = result_of(tmp_path / "eager")
@@ -124,11 +139,15 @@ def test_one_process_and_two_give_the_result_of_the_eager_engine(weights, tiny, 
 
 
 def test_what_it_cant_do_is_refused(monkeypatch, tmp_path):
-    with pytest.raises(InputError, match="EVAL_ENGINE does nothing without EVAL True; leave it out"):
+    with pytest.raises(
+        InputError, match="EVAL_ENGINE does nothing without EVAL True; leave it out"
+    ):
         get_config(None, ["EVAL_ENGINE", "inference"])
     config = get_config(None, ["EVAL", "True", "EVAL_ENGINE", "inference", "AMP", "True"])
     monkeypatch.setattr("paddle.base.core.supports_bfloat16_fast_performance", lambda: False)
-    with pytest.raises(InputError, match="-amp with EVAL_ENGINE inference needs a CPU with bfloat16"):
+    with pytest.raises(
+        InputError, match="-amp with EVAL_ENGINE inference needs a CPU with bfloat16"
+    ):
         inference_engine(config, None, print)
     monkeypatch.setattr("models.inference.num_gpus", lambda: 2)
     with pytest.raises(InputError, match="EVAL_ENGINE inference runs on the CPU, found 2 GPUs"):
@@ -153,7 +172,11 @@ def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd
 def test_a_method_is_converted_once_for_all_layers(tmp_path, monkeypatch):
     converted = []
     convert = FunctionCache._convert
-    monkeypatch.setattr(FunctionCache, "_convert", lambda self, f: converted.append(f.__qualname__) or convert(self, f))
+    monkeypatch.setattr(
+        FunctionCache,
+        "_convert",
+        lambda self, f: converted.append(f.__qualname__) or convert(self, f),
+    )
     monkeypatch.setattr("paddle.jit.dy2static.program_translator._FUNCTION_CACHE", FunctionCache())
     export(small("vit"), tmp_path)
     assert converted.count("Block.forward") == 1  # of two blocks

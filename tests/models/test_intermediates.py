@@ -1,4 +1,6 @@
-"""What ``forward_intermediates`` gives, of every architecture; tests/support/parity.py holds its values to timm's."""
+"""What ``forward_intermediates`` gives, of every architecture; tests/support/parity.py holds its
+values to timm's.
+"""
 
 import numpy as np
 import paddle
@@ -28,15 +30,21 @@ CLASS_TOKEN_LAST = {
     "cait",
     "volo",
 }  # a class token comes after the intermediates, in blocks that leave the patches alone
-CHANGED_LATER = {"xcit"}  # a class token comes after the intermediates, in blocks that change the patches, too
-BRANCHES = {"crossvit"}  # each stage gives an intermediate of both: the first's come first, and features are a list
+# a class token comes after the intermediates, in blocks that change the patches, too
+CHANGED_LATER = {"xcit"}
+# each stage gives an intermediate of both: the first's come first, and features are a list
+BRANCHES = {"crossvit"}
 
 
 def built(kind):
-    """(the small model in evaluation mode, two images that leave pixels over where the architecture takes them)."""
+    """(the small model in evaluation mode, two images that leave pixels over where the architecture
+    takes them).
+    """
     paddle.seed(0)
     # Else their last norms come after the pooling.
-    model = SMALL[kind](**{"beit": {"global_pool": "token"}, "poolformer": {"fc_norm": False}}.get(kind, {}))
+    model = SMALL[kind](
+        **{"beit": {"global_pool": "token"}, "poolformer": {"fc_norm": False}}.get(kind, {})
+    )
     for parameter in getattr(model, "norm", paddle.nn.Identity()).parameters():
         parameter.set_value(parameter + 0.5)  # ResMLP's is the identity at first
     model.eval()
@@ -67,14 +75,25 @@ def test_an_architecture_gives_its_intermediates(kind):
             assert least <= places <= -(-side // info["reduction"])
         assert sublayer(model, info["module"]) is not None
     # Indices: the last n, some from either end in any order and twice.
-    for indices, chosen in ((1, [-1]), (count, range(count)), ([-1, 0, 0], [0, -1]), ((count - 1,), [-1])):
+    for indices, chosen in (
+        (1, [-1]),
+        (count, range(count)),
+        ([-1, 0, 0], [0, -1]),
+        ((count - 1,), [-1]),
+    ):
         found = model.forward_intermediates(images, indices, intermediates_only=True)
         assert len(found) == len(chosen)
-        assert all((one.numpy() == maps[i].numpy()).all() for one, i in zip(found, chosen, strict=True))
+        assert all(
+            (one.numpy() == maps[i].numpy()).all() for one, i in zip(found, chosen, strict=True)
+        )
     # The same as a sequence of places, by timm's name of the option, too.
     for word in ("output_format", "output_fmt"):
-        rows = model.forward_intermediates(images, [-1], intermediates_only=True, **{word: "NLC"})[0]
-        np.testing.assert_array_equal(rows.numpy(), maps[-1].flatten(2).transpose([0, 2, 1]).numpy())
+        rows = model.forward_intermediates(images, [-1], intermediates_only=True, **{word: "NLC"})[
+            0
+        ]
+        np.testing.assert_array_equal(
+            rows.numpy(), maps[-1].flatten(2).transpose([0, 2, 1]).numpy()
+        )
 
 
 @pytest.mark.parametrize("kind", SMALL)
@@ -83,10 +102,15 @@ def test_the_last_norm_leads_to_the_features(kind):
     model, images = built(kind)
     plain = model.forward_intermediates(images, intermediates_only=True)
     features, normed = model.forward_intermediates(images, norm=True)
-    changed = [bool((one.numpy() != two.numpy()).any()) for one, two in zip(plain, normed, strict=True)]
+    changed = [
+        bool((one.numpy() != two.numpy()).any()) for one, two in zip(plain, normed, strict=True)
+    ]
     last = kind in ("swin", "swinv2", "poolformer", "coat")
     later = 0 if kind == "volo" else len(plain)  # all but the first
-    normed_from = [kind in NORMED_THROUGHOUT or (last and i == len(plain) - 1) or i > later for i in range(len(plain))]
+    normed_from = [
+        kind in NORMED_THROUGHOUT or (last and i == len(plain) - 1) or i > later
+        for i in range(len(plain))
+    ]
     assert changed == normed_from
     rows = normed[-1].transpose([0, 2, 3, 1]).numpy()
     features = branches(features)[-1]
@@ -111,9 +135,13 @@ def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
     model, images = built(kind)
     calls = []
     through = type(model)._stage
-    monkeypatch.setattr(type(model), "_stage", lambda self, *given: calls.append(1) or through(self, *given))
+    monkeypatch.setattr(
+        type(model), "_stage", lambda self, *given: calls.append(1) or through(self, *given)
+    )
     whole = model.forward_intermediates(images, [0], intermediates_only=True)
-    assert len(calls) == len(model.feature_info) // (1 + (kind in BRANCHES)) - (kind in FIRST_IS_THE_STEMS)
+    assert len(calls) == len(model.feature_info) // (1 + (kind in BRANCHES)) - (
+        kind in FIRST_IS_THE_STEMS
+    )
     calls.clear()
     features, found = model.forward_intermediates(images, [0], stop_early=True)
     assert len(calls) == (kind not in FIRST_IS_THE_STEMS)
@@ -132,9 +160,15 @@ def test_bad_indices_are_refused_in_a_line(kind):
     name = type(model).__name__
     for indices, message in (
         (0, f"indices is 0, expected how many of the last: 1 to {count} of {name}"),
-        (count + 1, f"indices is {count + 1}, expected how many of the last: 1 to {count} of {name}"),
+        (
+            count + 1,
+            f"indices is {count + 1}, expected how many of the last: 1 to {count} of {name}",
+        ),
         ([0, count], f"indices has {count}, {name} has intermediates {-count} to {count - 1}"),
-        ([-count - 1], f"indices has {-count - 1}, {name} has intermediates {-count} to {count - 1}"),
+        (
+            [-count - 1],
+            f"indices has {-count - 1}, {name} has intermediates {-count} to {count - 1}",
+        ),
         ([1.0], f"indices has 1.0, {name} has intermediates {-count} to {count - 1}"),
         ([], f"indices is empty, expected numbers of {-count} to {count - 1}, or None for all"),
         ("12", f"indices has '1', {name} has intermediates {-count} to {count - 1}"),
@@ -164,13 +198,17 @@ def test_prefix_tokens_are_given_beside_the_maps(small):
     images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
     prefix = 3 if small is vit else 1
     assert model.num_prefix_tokens == prefix
-    features, pairs = model.forward_intermediates(images, [-1], norm=True, return_prefix_tokens=True)
+    features, pairs = model.forward_intermediates(
+        images, [-1], norm=True, return_prefix_tokens=True
+    )
     [(found, tokens)] = pairs
     assert tokens.shape == [2, prefix, 24]
     rows = paddle.concat([tokens, found.flatten(2).transpose([0, 2, 1])], axis=1)
     np.testing.assert_array_equal(rows.numpy(), features.numpy())
     keys = {"image_features", "image_intermediates", "image_intermediates_prefix"}
-    named = model.forward_intermediates(images, [-1], norm=True, return_prefix_tokens=True, output_dict=True)
+    named = model.forward_intermediates(
+        images, [-1], norm=True, return_prefix_tokens=True, output_dict=True
+    )
     assert named.keys() == keys
     np.testing.assert_array_equal(named["image_intermediates_prefix"][0].numpy(), tokens.numpy())
     np.testing.assert_array_equal(named["image_intermediates"][0].numpy(), found.numpy())
@@ -182,16 +220,22 @@ def test_prefix_tokens_are_given_beside_the_maps(small):
 @paddle.no_grad()
 def test_without_prefix_tokens_there_are_maps_alone():
     model, images = built("mixer")
-    for one in model.forward_intermediates(images, return_prefix_tokens=True, intermediates_only=True):
+    for one in model.forward_intermediates(
+        images, return_prefix_tokens=True, intermediates_only=True
+    ):
         assert one.shape == [2, 24, 4, 4]
 
 
 def test_patches_that_training_leaves_out_make_no_map():
     model, images = built("vit")
     model = vit(patch_drop=0.5)
-    with pytest.raises(InputError, match="8 tokens make no map of 4 x 4: PATCH_DROP leaves some out in training"):
+    with pytest.raises(
+        InputError, match="8 tokens make no map of 4 x 4: PATCH_DROP leaves some out in training"
+    ):
         model.forward_intermediates(images)
-    assert model.forward_intermediates(images, [-1], output_format="NLC", intermediates_only=True)[0].shape == [
+    assert model.forward_intermediates(images, [-1], output_format="NLC", intermediates_only=True)[
+        0
+    ].shape == [
         2,
         8,
         24,
@@ -200,5 +244,7 @@ def test_patches_that_training_leaves_out_make_no_map():
 
 def test_a_model_that_names_no_features_says_so():
     model = ImageModel(8, 3, 2)
-    with pytest.raises(InputError, match="ImageModel has no intermediates; it defines no feature_info"):
+    with pytest.raises(
+        InputError, match="ImageModel has no intermediates; it defines no feature_info"
+    ):
         model.forward_intermediates(paddle.zeros([1, 3, 8, 8]))

@@ -1,4 +1,6 @@
-"""Every operator of a step has a GPU kernel of the type that the step has: by what a build with GPUs registers."""
+"""Every operator of a step has a GPU kernel of the type that the step has: by what a build with
+GPUs registers.
+"""
 
 import os
 import re
@@ -18,17 +20,26 @@ REGISTERED = core._get_registered_phi_kernels("function")
 
 
 def gpu_types(kernel):
-    """The types of a kernel's GPU variants: "(GPU, Undefined(AnyLayout), float32)", or GPUDNN, cuDNN's."""
+    """The types of a kernel's GPU variants: "(GPU, Undefined(AnyLayout), float32)", or GPUDNN,
+    cuDNN's.
+    """
     keys = (key.strip("()").split(", ") for key in REGISTERED.get(kernel, []))
     return {key[-1] for key in keys if key[0] in ("GPU", "GPUDNN")}
 
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory):
-    """{(kernel, type)} of every architecture's step and of every optimizer's run in float32, by Paddle's own log."""
-    environment = os.environ | {"GLOG_vmodule": "*api*=6", "GLOG_minloglevel": "0"}  # tests import what lowers it
+    """{(kernel, type)} of every architecture's step and of every optimizer's run in float32, by
+    Paddle's own log.
+    """
+    # tests import what lowers it
+    environment = os.environ | {"GLOG_vmodule": "*api*=6", "GLOG_minloglevel": "0"}
     environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'models'}"
-    command = [sys.executable, str(ROOT / "tests" / "every_step.py"), str(tmp_path_factory.mktemp("runs"))]
+    command = [
+        sys.executable,
+        str(ROOT / "tests" / "every_step.py"),
+        str(tmp_path_factory.mktemp("runs")),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     lines = r"API kernel key: \[\w+, [\w()]+, (\w+)\]\n[^\n]*\] (\w+)(?: API)? kernel:"
@@ -36,8 +47,15 @@ def used(tmp_path_factory):
 
 
 def test_every_operator_of_a_float32_run_has_a_gpu_kernel(used):
-    """From normalising and mixing to the loss, all gradients, clipping, optimizers, averages and evaluation."""
-    assert {("matmul_grad", "float32"), ("adamw", "float32"), ("lerp", "float32"), ("index_add", "float64")} <= used
+    """From normalising and mixing to the loss, all gradients, clipping, optimizers, averages and
+    evaluation.
+    """
+    assert {
+        ("matmul_grad", "float32"),
+        ("adamw", "float32"),
+        ("lerp", "float32"),
+        ("index_add", "float64"),
+    } <= used
     missing = {f"{kernel}, {dtype}" for kernel, dtype in used if dtype not in gpu_types(kernel)}
     assert not missing
 
@@ -55,8 +73,14 @@ def test_flash_attention_has_no_other_types():
 
 
 def test_poolings_ordered_gradient_has_no_bfloat16():
-    """Why max pooling is in float32 (models/layers/conv.py); if this fails, see whether that can go."""
-    ordered = {key.strip("()").split(", ")[-1] for key in REGISTERED["pool2d_grad"] if key.startswith("(GPUDNN")}
+    """Why max pooling is in float32 (models/layers/conv.py); if this fails, see whether that can
+    go.
+    """
+    ordered = {
+        key.strip("()").split(", ")[-1]
+        for key in REGISTERED["pool2d_grad"]
+        if key.startswith("(GPUDNN")
+    }
     assert ordered == {"float16", "float32", "float64"}
 
 

@@ -29,7 +29,9 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean():
 @pytest.mark.smoke
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_layer_norms_gradient_is_the_formulas_where_the_weights_is_not_wanted(compiled, frozen, monkeypatch):
+def test_a_layer_norms_gradient_is_the_formulas_where_the_weights_is_not_wanted(
+    compiled, frozen, monkeypatch
+):
     if not compiled:
         monkeypatch.setattr(ops, "usable", lambda _: False)
     layer = LayerNorm(8, epsilon=1e-6)
@@ -60,7 +62,10 @@ def test_a_layer_norms_gradient_is_the_formulas_where_the_weights_is_not_wanted(
 )
 def test_drop_path_takes_its_shape_over_the_blocks(name, shape, expected):
     model = create_model(name, droppath=0.3, droppath_shape=shape, depth=4, embed_dim=48)
-    drops = [[layer.drop_prob for layer in block.sublayers() if isinstance(layer, DropPath)] for block in model.blocks]
+    drops = [
+        [layer.drop_prob for layer in block.sublayers() if isinstance(layer, DropPath)]
+        for block in model.blocks
+    ]
     np.testing.assert_allclose([rates[0] for rates in drops], expected)
     assert all(len(set(rates)) == 1 for rates in drops)
 
@@ -88,7 +93,8 @@ def test_patch_dropout_keeps_whole_tokens_and_the_prefix(patches, rate, kept, pr
     assert (out[:, prefix:].numpy() == x.numpy().reshape(-1, 5)[chosen]).all()
     assert (chosen // (prefix + patches) == np.arange(8)[:, None]).all()  # each sample's own
     assert all(len(set(row)) == kept for row in chosen.tolist())
-    assert len({tuple(sorted(row)) for row in (chosen % (prefix + patches)).tolist()}) > 1  # drawn per sample
+    # drawn per sample
+    assert len({tuple(sorted(row)) for row in (chosen % (prefix + patches)).tolist()}) > 1
     out.sum().backward()
     assert x.grad.numpy().sum() == 8 * (prefix + kept) * 5
     layer.eval()
@@ -126,9 +132,17 @@ def test_a_bias_that_is_added_apart_gives_the_same_bits(monkeypatch):
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(shape, np.float32) for shape in ((2, 7, 24), (24, 40), (40,))]
     assert not linear._bias_is_fused()  # it is on GPUs alone
-    assert_same_bits(outputs_and_gradients(linear.plain_linear, *arrays), outputs_and_gradients(F.linear, *arrays))
+    assert_same_bits(
+        outputs_and_gradients(linear.plain_linear, *arrays),
+        outputs_and_gradients(F.linear, *arrays),
+    )
     images = rng.standard_normal((2, 6, 9, 9), np.float32)
-    for options in ({"padding": 1}, {"stride": 2}, {"padding": "same", "groups": 6}, {"bias_attr": False}):
+    for options in (
+        {"padding": 1},
+        {"stride": 2},
+        {"padding": "same", "groups": 6},
+        {"bias_attr": False},
+    ):
         layer = Conv2D(6, 12, 3, **options)
         bias = [] if layer.bias is None else [layer.bias]
         for parameter in bias:
@@ -136,7 +150,11 @@ def test_a_bias_that_is_added_apart_gives_the_same_bits(monkeypatch):
         found = []
         for forward in (Conv2D.forward, nn.Conv2D.forward):
             layer.clear_gradients()
-            found.append(outputs_and_gradients(lambda x, layer=layer, forward=forward: forward(layer, x), images))
+            found.append(
+                outputs_and_gradients(
+                    lambda x, layer=layer, forward=forward: forward(layer, x), images
+                )
+            )
             found[-1] += [parameter.grad.numpy() for parameter in (layer.weight, *bias)]
         assert_same_bits(*found)
 
@@ -176,7 +194,9 @@ def test_linear_is_one_operator_on_gpus_from_paddle_3_3_on(legacy, monkeypatch):
 
 @pytest.mark.smoke
 def test_flash_attention_drops_in_training_alone_and_gets_one_type(monkeypatch):
-    """Paddle 2.6 doesn't hand ``training`` on, and its kernel takes queries, keys and values of one type."""
+    """Paddle 2.6 doesn't hand ``training`` on, and its kernel takes queries, keys and values of one
+    type.
+    """
     paddle.seed(0)
     monkeypatch.setattr("ops.usable", lambda x: False)
     monkeypatch.setattr("ops.flash_attention_takes", lambda x, width: True)
@@ -186,7 +206,9 @@ def test_flash_attention_drops_in_training_alone_and_gets_one_type(monkeypatch):
         norm.register_forward_post_hook(lambda layer, inputs, out: out.astype("float64"))
     for training in (True, False):
         layer.train() if training else layer.eval()
-        with mock.patch.object(F, "scaled_dot_product_attention", side_effect=lambda q, k, v, **_: v) as called:
+        with mock.patch.object(
+            F, "scaled_dot_product_attention", side_effect=lambda q, k, v, **_: v
+        ) as called:
             layer(x)
         (q, k, v), options = called.call_args
         assert q.shape == k.shape == v.shape == [2, 5, 2, 8]
@@ -201,7 +223,9 @@ def test_the_gradient_of_relative_positions_has_the_bits_of_a_gather(class_token
     index = layer.relative_position_index
 
     def gathered(table):
-        return paddle.gather(table, index.flatten()).reshape([*index.shape, -1]).transpose([2, 0, 1])
+        return (
+            paddle.gather(table, index.flatten()).reshape([*index.shape, -1]).transpose([2, 0, 1])
+        )
 
     expected = outputs_and_gradients(gathered, layer.relative_position_bias_table.numpy())
     bias = layer.position_bias()

@@ -21,7 +21,9 @@ def test_logits_and_gradients_are_paddle_visions(tmp_path):
     images = paddle.rand([2, 1, 28, 28])
     save_weights(theirs, tmp_path / "lenet.safetensors")
     ours = create_model("lenet", num_classes=10)
-    assert [name for name, _ in ours.named_parameters()] == [name for name, _ in theirs.named_parameters()]
+    assert [name for name, _ in ours.named_parameters()] == [
+        name for name, _ in theirs.named_parameters()
+    ]
     load_weights(ours, tmp_path / "lenet.safetensors")
     np.testing.assert_allclose(ours(images).numpy(), theirs(images).numpy(), rtol=1e-5, atol=1e-6)
     for model in (ours, theirs):
@@ -34,10 +36,15 @@ def test_sizes_classes_and_groups():
     model = LeNet(image_size=(12, 20), in_channels=3, num_classes=4)
     images = paddle.rand([2, 3, 12, 20])
     assert model(images).shape == [2, 4]
-    assert sum(p.size for p in model.parameters()) == 3 * 9 * 6 + 6 + 6 * 25 * 16 + 16 + 48 * 120 + 10_284 + 340
+    assert (
+        sum(p.size for p in model.parameters())
+        == 3 * 9 * 6 + 6 + 6 * 25 * 16 + 16 + 48 * 120 + 10_284 + 340
+    )
     groups = model.layer_groups()
     for name, _ in model.named_parameters():
-        assert sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+        assert (
+            sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1
+        ), name
     assert groups[-1] == model.classifier_names() == ("fc.2",)
     model.reset_classifier(0)
     features = model.fc[1](model.fc[0](model.features(images).flatten(1)))
@@ -58,7 +65,9 @@ def test_head_init_scale_multiplies_the_fresh_classifier():
 
 
 def test_wrong_sizes_are_named():
-    with pytest.raises(InputError, match="IMAGE_SIZE is 11, LeNet takes images of at least 12 x 12"):
+    with pytest.raises(
+        InputError, match="IMAGE_SIZE is 11, LeNet takes images of at least 12 x 12"
+    ):
         build_model(get_config("lenet", ["DATA.IMAGE_SIZE", "11"]))
     with pytest.raises(InputError, match="the model takes images of 28 x 28, found 30 x 28"):
         create_model("lenet")(paddle.zeros([1, 1, 30, 28]))

@@ -40,9 +40,15 @@ def test_the_deployed_model_is_equal_and_has_no_batch_norm(tmp_path, name):
     deployed = model.inference_model()
     assert not [layer for layer in deployed.sublayers() if isinstance(layer, nn.BatchNorm2D)]
     assert len(deployed.state_dict()) < len(state) / 2
-    np.testing.assert_allclose(deployed(images).numpy(), expected, atol=1e-6 * np.ptp(expected), rtol=0)
-    for found, one in zip(*(each.forward_intermediates(images)[1] for each in (deployed, model)), strict=True):
-        np.testing.assert_allclose(found.numpy(), one.numpy(), atol=1e-6 * np.ptp(one.numpy()), rtol=0)
+    np.testing.assert_allclose(
+        deployed(images).numpy(), expected, atol=1e-6 * np.ptp(expected), rtol=0
+    )
+    for found, one in zip(
+        *(each.forward_intermediates(images)[1] for each in (deployed, model)), strict=True
+    ):
+        np.testing.assert_allclose(
+            found.numpy(), one.numpy(), atol=1e-6 * np.ptp(one.numpy()), rtol=0
+        )
     assert model(images).numpy().tolist() == expected.tolist()  # the model itself is as it was
     assert all((model.state_dict()[key].numpy() == value).all() for key, value in state.items())
     assert deployed.inference_model() is deployed
@@ -54,14 +60,21 @@ def test_initialisation_is_timms():
     model = LeViT(32, stage_depths=(1, 1), embed_dims=(128, 192), num_heads=(4, 4), num_classes=200)
     block = model.stages[1].blocks[0]
     down = model.stages[1].downsample.attn_downsample
-    for layer, fan_in in ((model.stem.conv3, 9 * 32), (block.attn.qkv, 192), (block.mlp.ln2, 384), (down.q.ln, 128)):
+    for layer, fan_in in (
+        (model.stem.conv3, 9 * 32),
+        (block.attn.qkv, 192),
+        (block.mlp.ln2, 384),
+        (down.q.ln, 128),
+    ):
         assert float(layer.linear.weight.abs().max()) == pytest.approx(fan_in**-0.5, rel=0.01)
         assert float(layer.linear.weight.std()) == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)
         assert layer.linear.bias is None
     starts = {"attn.qkv": 1, "attn.proj.ln": 0, "mlp.ln1": 1, "mlp.ln2": 0}
-    assert {name: {*layer.bn.weight.tolist()} for name, layer in block.named_sublayers() if name in starts} == {
-        name: {start} for name, start in starts.items()
-    }
+    assert {
+        name: {*layer.bn.weight.tolist()}
+        for name, layer in block.named_sublayers()
+        if name in starts
+    } == {name: {start} for name, start in starts.items()}
     assert {*down.proj.ln.bn.weight.tolist(), *down.kv.bn.weight.tolist()} == {1}
     for head in (model.head, model.head_dist):
         assert float(head.linear.weight.std()) == pytest.approx(0.02, rel=0.05)
@@ -134,10 +147,19 @@ def test_dropout_comes_between_norm_and_classifier():
     ("options", "message"),
     [
         (["DATA.IMAGE_SIZE", "200"], "IMAGE_SIZE 200 is not a multiple of 16"),
-        (["MODEL.STAGE_DEPTHS", "[2, 3]"], r"STAGE_DEPTHS is \[2, 3\], expected 3 numbers: one per stage"),
+        (
+            ["MODEL.STAGE_DEPTHS", "[2, 3]"],
+            r"STAGE_DEPTHS is \[2, 3\], expected 3 numbers: one per stage",
+        ),
         (["MODEL.NUM_HEADS", "[4]"], r"NUM_HEADS is \[4\], expected 3 numbers"),
-        (["MODEL.EMBED_DIMS", "[100, 200, 300]"], "EMBED_DIMS begins with 100, not a multiple of 8"),
-        (["MODEL.EMBED_DIMS", "[128, 200, 384]"], "EMBED_DIMS has 200 before its last, not a multiple of KEY_DIM 16"),
+        (
+            ["MODEL.EMBED_DIMS", "[100, 200, 300]"],
+            "EMBED_DIMS begins with 100, not a multiple of 8",
+        ),
+        (
+            ["MODEL.EMBED_DIMS", "[128, 200, 384]"],
+            "EMBED_DIMS has 200 before its last, not a multiple of KEY_DIM 16",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):

@@ -1,4 +1,6 @@
-"""Layers and tokens that learn beside frozen ones: they compute their papers' formulas, merged or not."""
+"""Layers and tokens that learn beside frozen ones: they compute their papers' formulas, merged or
+not.
+"""
 
 import numpy as np
 import paddle
@@ -19,8 +21,18 @@ BASED = ["MODEL.PRETRAINED", "base"]
 SIZES = {"num_classes": 5, "image_size": 32, "droppath": 0.0}
 SMALL = {
     "vit_tiny_patch16_224": {"depth": 2, "embed_dim": 24},
-    "swin_tiny_patch4_window7_224": {"embed_dim": 12, "stage_depths": [1, 1], "num_heads": [1, 2], "window_size": 4},
-    "swinv2_tiny_window8_256": {"embed_dim": 12, "stage_depths": [1, 1], "num_heads": [1, 2], "window_size": 4},
+    "swin_tiny_patch4_window7_224": {
+        "embed_dim": 12,
+        "stage_depths": [1, 1],
+        "num_heads": [1, 2],
+        "window_size": 4,
+    },
+    "swinv2_tiny_window8_256": {
+        "embed_dim": 12,
+        "stage_depths": [1, 1],
+        "num_heads": [1, 2],
+        "window_size": 4,
+    },
     "beit_base_patch16_224": {"embed_dim": 24, "depth": 2, "num_heads": 2},
     "eva02_tiny_patch14_224": {"embed_dim": 24, "depth": 2, "num_heads": 2, "patch_size": 8},
     "convnext_tiny": {"embed_dims": [8, 16, 24, 32], "stage_depths": [1, 1, 1, 1]},
@@ -62,23 +74,38 @@ def test_the_layer_and_its_gradients_are_the_formulas():
     out = numbers(4, 3, 7, seed=1)
     plain = layer(paddle.to_tensor(x)).numpy()
     adapt(layer, rank=2, alpha=3.0, dropout=0.0)
-    assert sorted(name for name, _ in layer.named_parameters()) == ["bias", "lora_A.weight", "lora_B.weight", "weight"]
+    assert sorted(name for name, _ in layer.named_parameters()) == [
+        "bias",
+        "lora_A.weight",
+        "lora_B.weight",
+        "weight",
+    ]
     np.testing.assert_allclose(layer(paddle.to_tensor(x)).numpy(), plain, atol=1e-6)  # B is 0
     assert np.abs(layer.lora_A.weight.numpy()).max() <= 5**-0.5
     fill(layer, "lora_B")
     layer._parameters["weight"].stop_gradient = True
-    w, a, b = (p.numpy() for p in (layer._parameters["weight"], layer.lora_A.weight, layer.lora_B.weight))
+    w, a, b = (
+        p.numpy() for p in (layer._parameters["weight"], layer.lora_A.weight, layer.lora_B.weight)
+    )
     flat = x.reshape(-1, 5)
     grad = out.reshape(-1, 7)
     for read in (layer, lambda x: paddle.matmul(x, layer.weight) + layer.bias):
         layer.clear_gradients()
         found = read(inputs := paddle.to_tensor(x, stop_gradient=False))
-        np.testing.assert_allclose(found.numpy(), x @ (w + 1.5 * a @ b) + layer.bias.numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            found.numpy(), x @ (w + 1.5 * a @ b) + layer.bias.numpy(), rtol=1e-5, atol=1e-5
+        )
         (found * paddle.to_tensor(out)).sum().backward()
-        np.testing.assert_allclose(layer.lora_A.weight.grad.numpy(), 1.5 * flat.T @ grad @ b.T, rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(layer.lora_B.weight.grad.numpy(), 1.5 * (flat @ a).T @ grad, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            layer.lora_A.weight.grad.numpy(), 1.5 * flat.T @ grad @ b.T, rtol=1e-4, atol=1e-4
+        )
+        np.testing.assert_allclose(
+            layer.lora_B.weight.grad.numpy(), 1.5 * (flat @ a).T @ grad, rtol=1e-4, atol=1e-4
+        )
         np.testing.assert_allclose(layer.bias.grad.numpy(), grad.sum(0), rtol=1e-4, atol=1e-4)
-        np.testing.assert_allclose(inputs.grad.numpy(), out @ (w + 1.5 * a @ b).T, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            inputs.grad.numpy(), out @ (w + 1.5 * a @ b).T, rtol=1e-4, atol=1e-4
+        )
         assert layer._parameters["weight"].grad is None
 
 
@@ -107,7 +134,9 @@ def test_merged_is_unmerged_in_every_kind_of_layer(name):
     wanted = other(images).numpy()
     assert np.abs(wanted - plain).max() > 0.01 * np.abs(plain).max()
     for training, logits in found.items():
-        np.testing.assert_allclose(logits.numpy(), wanted, rtol=1e-4, atol=2e-5, err_msg=f"training {training}")
+        np.testing.assert_allclose(
+            logits.numpy(), wanted, rtol=1e-4, atol=2e-5, err_msg=f"training {training}"
+        )
 
 
 def test_recomputation_and_a_graph_compute_the_same():
@@ -124,15 +153,20 @@ def test_recomputation_and_a_graph_compute_the_same():
         logits = model(images)
         logits.square().sum().backward()
         found.append(
-            {n: p.grad.numpy() for n, p in model.named_parameters() if p.grad is not None} | {"": logits.numpy()}
+            {n: p.grad.numpy() for n, p in model.named_parameters() if p.grad is not None}
+            | {"": logits.numpy()}
         )
     for name, one in found[0].items():
         for other in found[1:]:
-            np.testing.assert_allclose(other[name], one, rtol=1e-3, atol=1e-3 * np.abs(one).max(), err_msg=name)
+            np.testing.assert_allclose(
+                other[name], one, rtol=1e-3, atol=1e-3 * np.abs(one).max(), err_msg=name
+            )
 
 
 def test_dropout_is_of_what_the_first_matrix_reads():
-    model = adapted("vit_tiny_patch16_224", "TRAIN.ADAPTER.DROPOUT", "0.5", "TRAIN.ADAPTER.TARGETS", "['*.fc1']")
+    model = adapted(
+        "vit_tiny_patch16_224", "TRAIN.ADAPTER.DROPOUT", "0.5", "TRAIN.ADAPTER.TARGETS", "['*.fc1']"
+    )
     assert not model.blocks[0].mlp.fused  # the fused operator would pass it by
     fill(model)
     layer = model.blocks[0].mlp.fc1
@@ -143,11 +177,15 @@ def test_dropout_is_of_what_the_first_matrix_reads():
     a, b = layer.lora_A.weight.numpy(), layer.lora_B.weight.numpy()
     plain = x.numpy() @ layer._parameters["weight"].numpy() + layer.bias.numpy()
     np.testing.assert_allclose(layer(x).numpy(), plain + 1.5 * kept @ a @ b, rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="DROPOUT: this model reads a target's weights themselves; set it to 0"):
+    with pytest.raises(
+        InputError, match="DROPOUT: this model reads a target's weights themselves; set it to 0"
+    ):
         assert layer.weight is None
 
 
-@pytest.mark.parametrize("name", ["beit_base_patch16_224", "eva02_tiny_patch14_224", "swinv2_tiny_window8_256"])
+@pytest.mark.parametrize(
+    "name", ["beit_base_patch16_224", "eva02_tiny_patch14_224", "swinv2_tiny_window8_256"]
+)
 def test_dropout_reaches_layers_whose_bias_is_given_beside(name):
     fused = {"qkv_fused": True} if name.startswith("eva") else {}
     model = create_model(name, **SMALL[name], **SIZES, **fused)
@@ -162,7 +200,9 @@ def test_dropout_reaches_layers_whose_bias_is_given_beside(name):
 @pytest.mark.smoke
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_gradient_passes_frozen_layers_as_it_passes_others(compiled):
-    """Paddle 2.6's and 3.3's layer norm leaves its weight out of the gradient of x where that is frozen."""
+    """Paddle 2.6's and 3.3's layer norm leaves its weight out of the gradient of x where that is
+    frozen.
+    """
     ops.enable(compiled)
     try:
         for layer in (LayerNorm(6), Linear(6, 5), Mlp(6, 9)):
@@ -189,7 +229,9 @@ def test_shallow_prompts_are_registers_without_a_position():
     state = one.state_dict()
     state["reg_token"] = state.pop("prompt_tokens")
     place = state["pos_embed"]
-    state["pos_embed"] = paddle.concat([place[:, :1], paddle.zeros([1, 3, 24]), place[:, 1:]], axis=1)
+    state["pos_embed"] = paddle.concat(
+        [place[:, :1], paddle.zeros([1, 3, 24]), place[:, 1:]], axis=1
+    )
     two.set_state_dict(state)
     images = paddle.to_tensor(numbers(2, 3, 32, 32))
     np.testing.assert_allclose(one(images).numpy(), two(images).numpy(), rtol=1e-5, atol=1e-6)
@@ -199,7 +241,11 @@ def test_shallow_prompts_are_registers_without_a_position():
 
 def test_deep_prompts_take_the_last_ones_place():
     model = create_model(
-        "vit_tiny_patch16_224", prompt_tokens=2, prompt_deep=True, **SMALL["vit_tiny_patch16_224"], **SIZES
+        "vit_tiny_patch16_224",
+        prompt_tokens=2,
+        prompt_deep=True,
+        **SMALL["vit_tiny_patch16_224"],
+        **SIZES,
     )
     assert model.prompt_tokens.shape == [2, 2, 24]
     images = paddle.to_tensor(numbers(2, 3, 32, 32))
@@ -211,6 +257,8 @@ def test_deep_prompts_take_the_last_ones_place():
         x = block(paddle.concat([cls, own.unsqueeze(0).expand([2, -1, -1]), patches], axis=1))
         cls = x[:, :1]
         patches = x[:, 3:]
-    np.testing.assert_allclose(model(images).numpy(), model.head(model.norm(x)[:, 0]).numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        model(images).numpy(), model.head(model.norm(x)[:, 0]).numpy(), rtol=1e-5, atol=1e-6
+    )
     features, [last] = model.forward_intermediates(images, 1)
     assert (features.shape, last.shape) == ([2, 7, 24], [2, 24, 2, 2])

@@ -50,13 +50,18 @@ def test_gradients_of_single_numbers_are_timms_but_for_rounding(tmp_path, name):
     found = {f"sum/{key}": p.grad.numpy() for key, p in model.named_parameters() if p.shape == [1]}
     assert found.keys() == {key for key in golden if key.startswith("sum/")}
     for key, value in found.items():
-        np.testing.assert_allclose(value, golden[key], atol=5e-5 * max(abs(golden[key].item()), least), err_msg=key)
+        np.testing.assert_allclose(
+            value, golden[key], atol=5e-5 * max(abs(golden[key].item()), least), err_msg=key
+        )
 
 
 def test_norms_have_timms_epsilons_and_the_blocks_no_shift():
     model = small(head_norm_eps=1e-5)
     found = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, LayerNorm)}
-    assert {name for name, layer in found.items() if layer.bias is not None} == {"head.norm", "head.fc.norm"}
+    assert {name for name, layer in found.items() if layer.bias is not None} == {
+        "head.norm",
+        "head.fc.norm",
+    }
     assert len(found) == 1 + 3 + 2 * 5 + 2  # stem, downsampling, two a block, head
     assert {name for name, layer in found.items() if layer._epsilon != 1e-6} == {"head.fc.norm"}
     assert found["head.fc.norm"]._epsilon == 1e-5
@@ -76,7 +81,12 @@ def test_initialisation_is_timms():
     model = small(embed_dims=(32, 64, 64, 64), num_classes=200)
     block = model.stages[1].blocks[0]
     last = model.stages[3].blocks[0]
-    drawn = [model.stem.conv, model.stages[1].downsample.conv, block.token_mixer.dwconv, block.token_mixer.pwconv1]
+    drawn = [
+        model.stem.conv,
+        model.stages[1].downsample.conv,
+        block.token_mixer.dwconv,
+        block.token_mixer.pwconv1,
+    ]
     drawn += [block.mlp.fc1, last.mlp.fc2, last.token_mixer.qkv, last.token_mixer.proj]
     for layer in (*drawn, model.head.fc.fc1, model.head.fc.fc2):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
@@ -93,9 +103,16 @@ def test_initialisation_is_timms():
 def test_drop_path_and_dropouts():
     model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.stages for block in stage.blocks]
-    for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
+    for rates in (
+        [block.drop_path1.drop_prob for block in blocks],
+        [block.drop_path2.drop_prob for block in blocks],
+    ):
         assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
-    found = [block.token_mixer.attn_drop.p for block in blocks if isinstance(block.token_mixer, Attention)]
+    found = [
+        block.token_mixer.attn_drop.p
+        for block in blocks
+        if isinstance(block.token_mixer, Attention)
+    ]
     assert (found, model.head.fc.head_drop.p) == ([0.2, 0.2], 0.1)
 
 
@@ -136,7 +153,10 @@ def test_the_classifier_is_exchangeable():
     before = model.head.fc.fc1.weight.numpy()
     assert features.shape == [2, 32, 2, 2]
     model.reset_classifier(7)
-    assert (model.classifier_names(), model.head.fc.fc2.weight.shape) == (("head.fc.fc2",), [128, 7])
+    assert (model.classifier_names(), model.head.fc.fc2.weight.shape) == (
+        ("head.fc.fc2",),
+        [128, 7],
+    )
     assert (model.head.fc.fc1.weight.numpy() != before).any()
     assert model(images).shape == [2, 7]
     model.reset_classifier(0)
@@ -151,10 +171,14 @@ def test_variants_differ_in_what_mixes_tokens():
     sizes = {"stage_depths": "[1, 1, 1, 1]", "embed_dims": "[8, 8, 32, 64]"}
     kinds = {name: create_model(name, **sizes) for name in ("caformer_s18", "convformer_s18")}
     found = {
-        name: [type(stage.blocks[0].token_mixer).__name__ for stage in model.stages] for name, model in kinds.items()
+        name: [type(stage.blocks[0].token_mixer).__name__ for stage in model.stages]
+        for name, model in kinds.items()
     }
     convolutions = ["SepConv", "SepConv"]
-    assert found == {"caformer_s18": [*convolutions, "Attention", "Attention"], "convformer_s18": 2 * convolutions}
+    assert found == {
+        "caformer_s18": [*convolutions, "Attention", "Attention"],
+        "convformer_s18": 2 * convolutions,
+    }
     attention = kinds["caformer_s18"].stages[3].blocks[0].token_mixer
     assert (attention.num_heads, attention.head_dim) == (2, 32)
 
@@ -164,8 +188,14 @@ def test_variants_differ_in_what_mixes_tokens():
     [
         (["MODEL.STAGE_DEPTHS", "[2, 2]"], r"STAGE_DEPTHS is \[2, 2\], expected four numbers"),
         (["MODEL.EMBED_DIMS", "[64]"], r"EMBED_DIMS is \[64\], expected four numbers"),
-        (["MODEL.ATTENTION_STAGES", "5"], "ATTENTION_STAGES is 5, expected how many of the four stages: 0 to 4"),
-        (["MODEL.RES_SCALE_STAGES", "5"], "RES_SCALE_STAGES is 5, expected how many of the four stages: 0 to 4"),
+        (
+            ["MODEL.ATTENTION_STAGES", "5"],
+            "ATTENTION_STAGES is 5, expected how many of the four stages: 0 to 4",
+        ),
+        (
+            ["MODEL.RES_SCALE_STAGES", "5"],
+            "RES_SCALE_STAGES is 5, expected how many of the four stages: 0 to 4",
+        ),
         (["DATA.IMAGE_SIZE", "2"], "IMAGE_SIZE is 2, MetaFormer takes images of at least 3 x 3"),
     ],
 )

@@ -39,7 +39,9 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 
 
 def assert_lecun(layer, fan_in):
-    """Flax's own: deviation 1 / sqrt(fan in) after a cut at two deviations, which makes it 0.88 of the uncut one."""
+    """Flax's own: deviation 1 / sqrt(fan in) after a cut at two deviations, which makes it 0.88 of
+    the uncut one.
+    """
     bound = 2 * fan_in**-0.5 / 0.8796256610342398
     assert float(layer.weight.std()) == pytest.approx(fan_in**-0.5, rel=0.03)
     assert 0.97 * bound < float(layer.weight.abs().max()) <= bound * 1.000001
@@ -93,9 +95,17 @@ def test_every_parameter_is_in_one_layer_group(name):
     groups = model.layer_groups()
     assert groups == [("stem",), ("blocks.0",), ("blocks.1",), ("norm", "head")]
     for key, _ in model.named_parameters():
-        assert sum(f"{key}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, key
-    affine = {f"{norm}.{key}" for norm in ("blocks.0.norm1", "blocks.0.norm2", "norm") for key in ("alpha", "beta")}
-    assert affine <= model.no_weight_decay() if name == "resmlp" else model.no_weight_decay() == set()
+        assert (
+            sum(f"{key}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1
+        ), key
+    affine = {
+        f"{norm}.{key}"
+        for norm in ("blocks.0.norm1", "blocks.0.norm2", "norm")
+        for key in ("alpha", "beta")
+    }
+    assert (
+        affine <= model.no_weight_decay() if name == "resmlp" else model.no_weight_decay() == set()
+    )
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -110,7 +120,9 @@ def test_the_classifier_is_exchangeable(name):
     np.testing.assert_allclose(model(images).numpy(), features.mean(axis=1).numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "branches", "dropouts"), [("mixer", 2, 4), ("gmlp", 1, 2), ("resmlp", 2, 2)])
+@pytest.mark.parametrize(
+    ("name", "branches", "dropouts"), [("mixer", 2, 4), ("gmlp", 1, 2), ("resmlp", 2, 2)]
+)
 def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name, branches, dropouts):
     model = small(name, dropout=0.25, droppath=0.3)
     calls = []
@@ -125,15 +137,31 @@ def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name, branches
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("mixer_b16_224", ["DATA.IMAGE_SIZE", "225"], "IMAGE_SIZE 225 is not a multiple of PATCH_SIZE 16"),
-        ("mixer_b16_224", ["MODEL.INIT_VALUES", "0.1"], "INIT_VALUES is 0.1, but Mixer takes no INIT_VALUES"),
+        (
+            "mixer_b16_224",
+            ["DATA.IMAGE_SIZE", "225"],
+            "IMAGE_SIZE 225 is not a multiple of PATCH_SIZE 16",
+        ),
+        (
+            "mixer_b16_224",
+            ["MODEL.INIT_VALUES", "0.1"],
+            "INIT_VALUES is 0.1, but Mixer takes no INIT_VALUES",
+        ),
         (
             "gmlp_s16_224",
             ["MODEL.EMBED_DIM", "5", "MODEL.MLP_RATIO", "1.0"],
             "MLP_RATIO 1.0 x EMBED_DIM 5 is 5, expected",
         ),
-        ("gmlp_s16_224", ["MODEL.MLP_RATIO", "[0.5, 4.0]"], r"MLP_RATIO is \[0.5, 4.0\], but gMLP takes one number"),
-        ("mixer_b16_224", ["MODEL.MLP_RATIO", "[1, 2, 3]"], r"MLP_RATIO is \[1.0, 2.0, 3.0\], expected one number"),
+        (
+            "gmlp_s16_224",
+            ["MODEL.MLP_RATIO", "[0.5, 4.0]"],
+            r"MLP_RATIO is \[0.5, 4.0\], but gMLP takes one number",
+        ),
+        (
+            "mixer_b16_224",
+            ["MODEL.MLP_RATIO", "[1, 2, 3]"],
+            r"MLP_RATIO is \[1.0, 2.0, 3.0\], expected one number",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(name, options, message):

@@ -20,8 +20,14 @@ from weights import load_weights, save_weights
 def small(name="mobileone", **changes):
     """The MobileOne of golden/mobileone.py's case NAME, with changes."""
     case = CASES[name]
-    sizes = {"stage_depths": case["d"], "embed_dims": case["dims"], "num_branches": case["branches"]}
-    return MobileOne(SIZES[name], **sizes | {"use_se": bool(case["se"]), "num_classes": 5} | changes)
+    sizes = {
+        "stage_depths": case["d"],
+        "embed_dims": case["dims"],
+        "num_branches": case["branches"],
+    }
+    return MobileOne(
+        SIZES[name], **sizes | {"use_se": bool(case["se"]), "num_classes": 5} | changes
+    )
 
 
 ZOO = {"mobileone": small}
@@ -49,11 +55,15 @@ def test_folding_keeps_the_logits_and_leaves_one_convolution_in_a_block(tmp_path
     names = list(model.state_dict())
     expected = model(images).numpy()
     folded = model.inference_model()
-    np.testing.assert_allclose(folded(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
+    np.testing.assert_allclose(
+        folded(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0
+    )
     assert folded.deploy
     assert not folded.training
     assert folded.inference_model() is folded
-    assert not [layer for layer in folded.sublayers() if isinstance(layer, nn.BatchNorm2D | ConvNorm)]
+    assert not [
+        layer for layer in folded.sublayers() if isinstance(layer, nn.BatchNorm2D | ConvNorm)
+    ]
     plain = small(name, deploy=True)
     assert {key: t.shape for key, t in folded.state_dict().items()} == {
         key: t.shape for key, t in plain.state_dict().items()
@@ -76,7 +86,9 @@ def test_a_block_of_groups_is_folded():
     images = paddle.randn([2, 12, 5, 7])
     expected = block(images).numpy()
     block.fold()
-    np.testing.assert_allclose(block(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
+    np.testing.assert_allclose(
+        block(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0
+    )
 
 
 def test_initialisation_is_timms():
@@ -93,7 +105,9 @@ def test_initialisation_is_timms():
     assert (first.identity, second.identity) == (None, None)
     assert isinstance(model.stages[2][3].identity, nn.BatchNorm2D)
     folded = create_model("mobileone_s0", num_classes=100, deploy=True)
-    assert float(folded.stages[2][1].reparam_conv.weight.std()) == pytest.approx((2 / 256) ** 0.5, rel=0.05)
+    assert float(folded.stages[2][1].reparam_conv.weight.std()) == pytest.approx(
+        (2 / 256) ** 0.5, rel=0.05
+    )
     assert not folded.stages[2][1].reparam_conv.bias.numpy().any()
 
 

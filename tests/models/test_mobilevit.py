@@ -53,7 +53,11 @@ def test_channels_within_a_block_are_timms():
 
 def test_epsilons_are_timms_or_paddlevits():
     for model, last in ((small(), 1e-5), (small(last_norm_eps=1e-6), 1e-6)):
-        found = {name: layer._epsilon for name, layer in model.named_sublayers() if isinstance(layer, LayerNorm)}
+        found = {
+            name: layer._epsilon
+            for name, layer in model.named_sublayers()
+            if isinstance(layer, LayerNorm)
+        }
         assert {name: found.pop(name) for name in [*found] if name.endswith("1.norm")} == {
             f"stages.{i}.1.norm": last for i in (2, 3, 4)
         }
@@ -62,29 +66,45 @@ def test_epsilons_are_timms_or_paddlevits():
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(embed_dims=(16, 16, 32, 32, 32, 64, 64, 64, 96), hidden_dims=(32, 64, 64), num_classes=200)
+    model = small(
+        embed_dims=(16, 16, 32, 32, 32, 64, 64, 64, 96), hidden_dims=(32, 64, 64), num_classes=200
+    )
     block = model.stages[4][1]
     first = model.stages[1][1]
     for layer in (block.transformer[0].attn.qkv, block.transformer[0].mlp.fc2, model.head.fc):
         assert float(layer.weight.std()) == pytest.approx(0.01, rel=0.05)
         assert not layer.bias.numpy().any()
-    for layer, fan_out in ((first.conv2_kxk.conv, 9), (block.conv_kxk.conv, 64 * 9), (block.conv_1x1, 64)):
+    for layer, fan_out in (
+        (first.conv2_kxk.conv, 9),
+        (block.conv_kxk.conv, 64 * 9),
+        (block.conv_1x1, 64),
+    ):
         assert float(layer.weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.1)
     blocks = [layer for layer in model.sublayers() if isinstance(layer, InvertedResidual)]
-    assert [float(block.conv3_1x1.bn.weight.max()) for block in blocks] == [0, 1, 0, 0, 1, 1, 1]  # 0: with a shortcut
+    # 0: with a shortcut
+    assert [float(block.conv3_1x1.bn.weight.max()) for block in blocks] == [0, 1, 0, 0, 1, 1, 1]
 
 
 def test_rates_are_timms():
-    """timm 1.0.31's mobilevit_s with drop_path_rate 0.9: ten blocks from 0 on, one rate for a block's attention."""
+    """timm 1.0.31's mobilevit_s with drop_path_rate 0.9: ten blocks from 0 on, one rate for a
+    block's attention.
+    """
     model = small(droppath=0.9, dropout=0.1, attention_dropout=0.2, head_dropout=0.3)
-    rates = [[getattr(b, "drop_path", None) or b.transformer[-1].drop_path1 for b in stage] for stage in model.stages]
+    rates = [
+        [getattr(b, "drop_path", None) or b.transformer[-1].drop_path1 for b in stage]
+        for stage in model.stages
+    ]
     found = [[layer.drop_prob for layer in stage] for stage in rates]
     assert sum(found, []) == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
     for stage in list(model.stages)[2:]:
         for block in stage[1].transformer:
             rate = stage[1].transformer[0].drop_path1.drop_prob
             assert {block.drop_path1.drop_prob, block.drop_path2.drop_prob} == {rate}
-            assert (block.attn.attn_drop.p, block.attn.proj_drop.p, block.mlp.drop.p) == (0.2, 0.1, 0.1)
+            assert (block.attn.attn_drop.p, block.attn.proj_drop.p, block.mlp.drop.p) == (
+                0.2,
+                0.1,
+                0.1,
+            )
     assert model.head.drop.p == 0.3
 
 
@@ -115,8 +135,15 @@ def test_the_classifier_is_exchangeable():
 
 def test_a_norm_before_the_attention_is_paddlevits():
     model = small(hidden_norm=True)
-    names = {name for name, _ in model.named_parameters()} ^ {name for name, _ in small().named_parameters()}
-    assert {name.partition("conv_1x1.")[2] for name in names} == {"weight", "conv.weight", "bn.weight", "bn.bias"}
+    names = {name for name, _ in model.named_parameters()} ^ {
+        name for name, _ in small().named_parameters()
+    }
+    assert {name.partition("conv_1x1.")[2] for name in names} == {
+        "weight",
+        "conv.weight",
+        "bn.weight",
+        "bn.bias",
+    }
     assert len(names) == 3 * 4
 
 
@@ -147,7 +174,8 @@ def test_attention_of_each_place_within_patches_is_put_together():
     with kept_weights(model, ["stages.2.1.transformer.0.attn"]) as kept:
         model(image)
     [weights] = kept.values()
-    assert weights.shape == [4, 4, 15, 15]  # places within a patch, heads, 5 x 3 patches of a map of 10 x 5
+    # places within a patch, heads, 5 x 3 patches of a map of 10 x 5
+    assert weights.shape == [4, 4, 15, 15]
     found = attention(model, image, 0)
     assert found.shape == (4, 10, 6)
     for row in range(2):

@@ -11,15 +11,32 @@ from settings.names import families, names
 
 
 def test_every_model_of_paddlevit_is_shipped_under_its_name():
-    sizes = ("tiny_patch16", "small_patch16", "small_patch32", "base_patch16", "base_patch32", "large_patch16")
+    sizes = (
+        "tiny_patch16",
+        "small_patch16",
+        "small_patch32",
+        "base_patch16",
+        "base_patch32",
+        "large_patch16",
+    )
     names = {f"vit_{size}_{pixels}" for size in (*sizes, "large_patch32") for pixels in (224, 384)}
     names |= {"vit_huge_patch14_224", "vit_digits"}
-    names |= {f"vit_{size}_224_finetune" for size in ("base_patch16", "large_patch16", "huge_patch14")}
-    names |= {f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")} | {"deit_base_patch16_384"}
-    names |= {name.replace("_patch", "_distilled_patch") for name in names if name.startswith("deit")}
-    names |= {f"deit3_{size}_patch16_224" for size in ("small", "medium", "base", "large")} | {"deit3_huge_patch14_224"}
+    names |= {
+        f"vit_{size}_224_finetune" for size in ("base_patch16", "large_patch16", "huge_patch14")
+    }
+    names |= {f"deit_{size}_patch16_224" for size in ("tiny", "small", "base")} | {
+        "deit_base_patch16_384"
+    }
+    names |= {
+        name.replace("_patch", "_distilled_patch") for name in names if name.startswith("deit")
+    }
+    names |= {f"deit3_{size}_patch16_224" for size in ("small", "medium", "base", "large")} | {
+        "deit3_huge_patch14_224"
+    }
     names |= {f"deit3_{size}_patch16_384" for size in ("small", "base", "large")}
-    shipped = [file.stem for file in model_files() if file.parent.name in ("vit", "deit", "deit3", "mae")]
+    shipped = [
+        file.stem for file in model_files() if file.parent.name in ("vit", "deit", "deit3", "mae")
+    ]
     assert names <= set(shipped)
     for name in list_models():
         assert name == get_config(name).MODEL.NAME
@@ -29,7 +46,9 @@ def test_the_page_says_how_many_of_timms_names_are_here():
     """``python tests/support/timm_names.py`` writes the table anew."""
     assert table() in PAGE.read_text(encoding="utf-8")
     claimed = {name for module, _ in CLAIMED.values() for name in families()[module]}
-    theirs = {names(file)["timm"].partition(".")[0] for file in model_files() if "timm" in names(file)}
+    theirs = {
+        names(file)["timm"].partition(".")[0] for file in model_files() if "timm" in names(file)
+    }
     assert theirs <= claimed
 
 
@@ -46,7 +65,9 @@ def test_recipes_are_configurations_but_no_models(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", list_models("deit*"))
 def test_images_are_read_as_the_authors_read_them(name):
-    """main.py:174 of facebookresearch/deit, and --eval-crop-ratio 1.0 of each command in its README_revenge.md."""
+    """main.py:174 of facebookresearch/deit, and --eval-crop-ratio 1.0 of each command in its
+    README_revenge.md.
+    """
     data = get_config(name).DATA
     expected = 1.0 if name.startswith("deit3") else 0.875
     assert expected == data.CROP_PCT
@@ -67,7 +88,11 @@ def test_create_model_takes_overrides_and_names_what_is_wrong():
     assert model(paddle.zeros([1, 3, 32, 32])).shape == [1, 192]
     with pytest.raises(InputError, match="takes images of 32 x 32"):
         model(paddle.zeros([1, 3, 48, 48]))
-    with pytest.raises(InputError, match="no model vit_bas_patch16_224; did you mean vit_base_patch16_224"):
+    with pytest.raises(
+        InputError, match="no model vit_bas_patch16_224; did you mean vit_base_patch16_224"
+    ):
         create_model("vit_bas_patch16_224")
-    with pytest.raises(InputError, match="unknown key MODEL.NUM_CLASES; did you mean MODEL.NUM_CLASSES"):
+    with pytest.raises(
+        InputError, match="unknown key MODEL.NUM_CLASES; did you mean MODEL.NUM_CLASSES"
+    ):
         create_model("vit_tiny_patch16_224", num_clases=3)

@@ -51,10 +51,18 @@ def test_a_distilled_model_trains_both_heads_when_told(tmp_path):
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = PoolingVisionTransformer(64, num_classes=200, base_dims=(32, 32, 32), stage_depths=(1, 1, 1))
+    model = PoolingVisionTransformer(
+        64, num_classes=200, base_dims=(32, 32, 32), stage_depths=(1, 1, 1)
+    )
     block = model.transformers[1].blocks[0]
     pool = model.transformers[2].pool
-    inputs = {model.patch_embed.conv: 3 * 16 * 16, pool.conv: 9, pool.fc: 128, block.attn.qkv: 128, block.mlp.fc2: 512}
+    inputs = {
+        model.patch_embed.conv: 3 * 16 * 16,
+        pool.conv: 9,
+        pool.fc: 128,
+        block.attn.qkv: 128,
+        block.mlp.fc2: 512,
+    }
     for layer, fan_in in {**inputs, model.head: 256}.items():  # PyTorch's own, uniform
         for parameter in (layer.weight, layer.bias):
             assert float(parameter.abs().max()) == pytest.approx(fan_in**-0.5, rel=0.1)
@@ -68,12 +76,22 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
     model = small(droppath=0.3, dropout=0.1, attention_dropout=0.2)
     calls = []
     for block in model.blocks:
-        for layer in (block.attn.attn_drop, block.attn.proj_drop, block.drop_path1, block.mlp.drop, block.drop_path2):
-            layer.register_forward_post_hook(lambda layer, *_: calls.append(getattr(layer, "p", "path")))
+        for layer in (
+            block.attn.attn_drop,
+            block.attn.proj_drop,
+            block.drop_path1,
+            block.mlp.drop,
+            block.drop_path2,
+        ):
+            layer.register_forward_post_hook(
+                lambda layer, *_: calls.append(getattr(layer, "p", "path"))
+            )
     model(paddle.zeros([1, 3, 44, 44]))
     assert calls == 4 * [0.2, 0.1, "path", 0.1, 0.1, "path"]
     assert model.pos_drop.p == 0.1
-    for rates in zip(*((b.drop_path1.drop_prob, b.drop_path2.drop_prob) for b in model.blocks), strict=True):
+    for rates in zip(
+        *((b.drop_path1.drop_prob, b.drop_path2.drop_prob) for b in model.blocks), strict=True
+    ):
         assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
 
 
@@ -89,7 +107,9 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
         ("norm", "head", "head_dist"),
     ]
     for name, _ in model.named_parameters():
-        assert sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+        assert (
+            sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1
+        ), name
     assert model.no_weight_decay() == {"pos_embed", "cls_token"}
 
 
@@ -103,7 +123,9 @@ def test_the_classifier_reads_the_normalised_class_token():
     assert model(images).shape == [2, 7]
     model.reset_classifier(0)
     np.testing.assert_allclose(model(images).numpy(), features[:, 0].numpy(), atol=1e-6)
-    maps = model.forward_intermediates(images, norm=True, return_prefix_tokens=True, intermediates_only=True)
+    maps = model.forward_intermediates(
+        images, norm=True, return_prefix_tokens=True, intermediates_only=True
+    )
     assert [(one.shape, token.shape) for one, token in maps] == [
         ([2, 8, 10, 10], [2, 1, 8]), ([2, 8, 5, 5], [2, 1, 8]), ([2, 24, 3, 3], [2, 1, 24]),
     ]  # fmt: skip
@@ -127,20 +149,31 @@ def test_what_it_looks_at_has_each_stages_grid():
     assert cam(model, image, None).shape == (3, 4)
     assert not rolls_out(model)
     places = model.pos_embed[0].numpy()
-    expected = places[:, 1, 2] @ places[:, 4, 3] / np.linalg.norm(places[:, 1, 2]) / np.linalg.norm(places[:, 4, 3])
+    expected = (
+        places[:, 1, 2]
+        @ places[:, 4, 3]
+        / np.linalg.norm(places[:, 1, 2])
+        / np.linalg.norm(places[:, 4, 3])
+    )
     assert similarities(model)[1, 2, 4, 3] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.NUM_HEADS", "[2, 4]"], r"NUM_HEADS is \[2, 4\], expected 3 numbers: one per stage of STAGE_DEPTHS"),
+        (
+            ["MODEL.NUM_HEADS", "[2, 4]"],
+            r"NUM_HEADS is \[2, 4\], expected 3 numbers: one per stage of STAGE_DEPTHS",
+        ),
         (["MODEL.BASE_DIMS", "[32]"], r"BASE_DIMS is \[32\], expected 3 numbers"),
         (
             ["MODEL.NUM_HEADS", "[2, 5, 8]"],
             r"NUM_HEADS is \[64, 160, 256\], expected each a multiple of the one before",
         ),
-        (["DATA.IMAGE_SIZE", "15"], "IMAGE_SIZE 15 x 15 holds no patch of PATCH_SIZE 16; choose a larger one"),
+        (
+            ["DATA.IMAGE_SIZE", "15"],
+            "IMAGE_SIZE 15 x 15 holds no patch of PATCH_SIZE 16; choose a larger one",
+        ),
         (["MODEL.EMBED_DIM", "64"], "MODEL.EMBED_DIM is 64, but PiT takes no EMBED_DIM"),
     ],
 )

@@ -21,7 +21,9 @@ def num_bytes(tensors):
 
 
 def held():
-    """By model and stage, the bytes of weights, gradients and moments that this process holds at an update."""
+    """By model and stage, the bytes of weights, gradients and moments that this process holds at an
+    update.
+    """
     found = {}
     for name in MODELS:
         for stage, engine in ENGINES.items():
@@ -32,7 +34,9 @@ def held():
             trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
             sum(parameter.sum() for parameter in trained).backward()
             parallel.reduce_gradients(model, optimizer)
-            gradients = num_bytes(parameter.grad for parameter in trained if parameter.grad is not None)
+            gradients = num_bytes(
+                parameter.grad for parameter in trained if parameter.grad is not None
+            )
             optimizer.step()
             state = optimizer_state(model, optimizer)
             moments = num_bytes(tensor for key, tensor in state.items() if "pow_acc" not in key)
@@ -47,7 +51,8 @@ def test_weights_gradients_and_moments_are_what_two_processes_hold():
         weights, gradients, moments = np.max([own[name, stage] for own in ranks], axis=0)
         assert weights == planned.weights
         assert moments == planned.moments
-        # In the backward pass a rank has all gradients with stage 1. At the update it has its own, with both.
+        # In the backward pass a rank has all gradients with stage 1. At the update it has its own,
+        # with both.
         assert planned.gradients == (planned.weights if stage == 1 else gradients)
 
 
@@ -69,5 +74,7 @@ def test_what_changes_a_part_changes_it_alone():
     assert again == whole._replace(activations=again.activations)
     # The inputs of 4 blocks of 17 tokens, and what one block keeps.
     assert again.activations < whole.activations / 2
-    assert plain.memory(3, 8, 4) == plain.memory(2, 8, 4)._replace(weights=plain.memory(3, 8, 4).weights)
+    assert plain.memory(3, 8, 4) == plain.memory(2, 8, 4)._replace(
+        weights=plain.memory(3, 8, 4).weights
+    )
     assert plain.memory(3, 8, 4).weights < 0.7 * whole.weights

@@ -34,14 +34,19 @@ def test_the_last_norm_is_the_authors_before_the_pooling():
     model = create_model("poolformer_s12", stage_depths="[1, 1, 1, 1]", embed_dims="[4, 8, 12, 16]")
     assert not model.fc_norm
     features = paddle.to_tensor(values("images", (2, 16, 3, 5)))
-    whole = features.numpy().reshape(2, -1)  # sail-sg/poolformer's GroupNorm has one group: channels and places
+    # sail-sg/poolformer's GroupNorm has one group: channels and places
+    whole = features.numpy().reshape(2, -1)
     expected = (whole - whole.mean(1, keepdims=True)) / np.sqrt(whole.var(1, keepdims=True) + 1e-5)
     np.testing.assert_allclose(model.norm(features).numpy().reshape(2, -1), expected, atol=1e-5)
     assert not [name for name, _ in model.named_parameters() if name.startswith("head.norm")]
 
 
 def test_epsilons_are_timms():
-    found = {name: layer._epsilon for name, layer in small().named_sublayers() if "norm" in name and name != "norm"}
+    found = {
+        name: layer._epsilon
+        for name, layer in small().named_sublayers()
+        if "norm" in name and name != "norm"
+    }
     assert found.pop("head.norm") == 1e-6
     assert len(found) == 10
     assert set(found.values()) == {1e-5}
@@ -52,12 +57,25 @@ def test_initialisation_is_timms():
     paddle.seed(0)
     model = small(embed_dims=(32, 64, 64, 128), num_classes=200)
     block = model.stages[1].blocks[0]
-    for layer in (model.stem.conv, model.stages[1].downsample.conv, block.mlp.fc1, block.mlp.fc2, model.head.fc):
+    for layer in (
+        model.stem.conv,
+        model.stages[1].downsample.conv,
+        block.mlp.fc1,
+        block.mlp.fc2,
+        model.head.fc,
+    ):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert not layer.bias.numpy().any()
     assert (block.layer_scale1.scale.numpy() == np.float32(1e-5)).all()
-    assert float(small(num_classes=500, head_init_scale=0.1).head.fc.weight.std()) == pytest.approx(0.002, rel=0.05)
-    scales = create_model("poolformer_s36", stage_depths="[1, 1, 1, 1]").stages[3].blocks[0].layer_scale2.scale
+    assert float(small(num_classes=500, head_init_scale=0.1).head.fc.weight.std()) == pytest.approx(
+        0.002, rel=0.05
+    )
+    scales = (
+        create_model("poolformer_s36", stage_depths="[1, 1, 1, 1]")
+        .stages[3]
+        .blocks[0]
+        .layer_scale2.scale
+    )
     assert (scales.numpy() == np.float32(1e-6)).all()
 
 
@@ -67,10 +85,15 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
     blocks = [block for stage in model.stages for block in stage.blocks]
     for block in blocks:
         for layer in (block.mlp.drop, block.drop_path1, block.drop_path2):
-            layer.register_forward_post_hook(lambda layer, *_: calls.append(getattr(layer, "p", "path")))
+            layer.register_forward_post_hook(
+                lambda layer, *_: calls.append(getattr(layer, "p", "path"))
+            )
     model(paddle.zeros([1, 3, 64, 64]))
     assert calls == 5 * ["path", 0.1, 0.1, "path"]
-    for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
+    for rates in (
+        [block.drop_path1.drop_prob for block in blocks],
+        [block.drop_path2.drop_prob for block in blocks],
+    ):
         assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
@@ -106,7 +129,9 @@ def test_the_classifier_is_exchangeable():
 
 def test_images_of_any_size_from_three_pixels():
     assert small(image_size=3)(paddle.zeros([1, 3, 3, 40])).shape == [1, 5]
-    with pytest.raises(InputError, match="IMAGE_SIZE is 2, PoolFormer takes images of at least 3 x 3"):
+    with pytest.raises(
+        InputError, match="IMAGE_SIZE is 2, PoolFormer takes images of at least 3 x 3"
+    ):
         small(image_size=2)
 
 

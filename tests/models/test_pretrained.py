@@ -25,7 +25,9 @@ STORED = {
 
 @pytest.fixture
 def configured(tmp_path):
-    """Returns a function: the configuration of ``options`` with weights whose config.json is STORED and ``changes``."""
+    """Returns a function: the configuration of ``options`` with weights whose config.json is STORED
+    and ``changes``.
+    """
 
     def made(options=(), cfg=None, **changes):
         stored = STORED | {"pretrained_cfg": STORED["pretrained_cfg"] | changes}
@@ -43,7 +45,8 @@ def test_a_configuration_knows_which_keys_were_given():
         assert not is_given(copy, "DATA.IMAGENET_STD")
     assert is_given(with_values(config, SEED=1), "SEED")
     assert not is_given(config, "SEED")
-    assert not is_given(get_config(), "DATA.CROP_PCT")  # nothing of the others is left in the defaults
+    # nothing of the others is left in the defaults
+    assert not is_given(get_config(), "DATA.CROP_PCT")
 
 
 def test_what_is_not_given_comes_from_the_weights(configured):
@@ -77,7 +80,12 @@ def test_the_crop_mode_is_the_weights(configured):
     config = with_preprocessing(configured(crop_mode="squash"))
     assert config.DATA.CROP_MODE == "squash"
     assert list(disagreements(config, {"crop_mode": "squash"})) == []
-    assert with_preprocessing(configured(["DATA.CROP_MODE", "center"], crop_mode="squash")).DATA.CROP_MODE == "center"
+    assert (
+        with_preprocessing(
+            configured(["DATA.CROP_MODE", "center"], crop_mode="squash")
+        ).DATA.CROP_MODE
+        == "center"
+    )
     assert with_preprocessing(configured(crop_mode=None)).DATA.CROP_MODE == "center"
 
 
@@ -100,7 +108,12 @@ def test_what_a_configuration_cannot_hold_is_named(configured, changes, message)
 
 def test_means_of_other_lengths_disagree(configured):
     config = with_preprocessing(configured())
-    for mean, count in (([0.485, 0.456], 1), ([0.485] * 4, 1), ([0.485], 1), ([0.485, 0.456, 0.406], 0)):
+    for mean, count in (
+        ([0.485, 0.456], 1),
+        ([0.485] * 4, 1),
+        ([0.485], 1),
+        ([0.485, 0.456, 0.406], 0),
+    ):
         assert len(list(disagreements(config, {"mean": mean}))) == count
 
 

@@ -32,7 +32,11 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 
 
 def test_epsilons_are_timms():
-    found = {name: layer._epsilon for name, layer in small().named_sublayers() if name.endswith(("norm", "norm1"))}
+    found = {
+        name: layer._epsilon
+        for name, layer in small().named_sublayers()
+        if name.endswith(("norm", "norm1"))
+    }
     for name in ("patch_embed.norm", "stages.1.downsample.norm", "stages.0.blocks.0.attn.norm"):
         assert found[name] == 1e-5
     for name in ("stages.0.norm", "stages.3.norm", "stages.2.blocks.0.norm1"):
@@ -54,7 +58,9 @@ def test_initialisation_is_timms():
     ):
         assert float(layer.weight.std()) == pytest.approx(math.sqrt(2 / fan_out), rel=0.05)
         assert not layer.bias.numpy().any()
-    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(0.002, rel=0.05)
+    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(
+        0.002, rel=0.05
+    )
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
@@ -62,11 +68,22 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
     blocks = [block for stage in model.stages for block in stage.blocks]
     calls = []
     for block in blocks:
-        for layer in (block.attn.attn_drop, block.attn.proj_drop, block.mlp.drop, block.drop_path1, block.drop_path2):
-            layer.register_forward_post_hook(lambda layer, *_: calls.append(getattr(layer, "p", "path")))
+        for layer in (
+            block.attn.attn_drop,
+            block.attn.proj_drop,
+            block.mlp.drop,
+            block.drop_path1,
+            block.drop_path2,
+        ):
+            layer.register_forward_post_hook(
+                lambda layer, *_: calls.append(getattr(layer, "p", "path"))
+            )
     model(paddle.zeros([1, 3, 64, 64]))
     assert calls == 5 * [0.2, 0.1, "path", 0.1, 0.1, "path"]
-    for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
+    for rates in (
+        [block.drop_path1.drop_prob for block in blocks],
+        [block.drop_path2.drop_prob for block in blocks],
+    ):
         assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
@@ -115,7 +132,10 @@ def test_the_least_images_are_those_that_fill_a_patch_of_keys():
         (["MODEL.NUM_HEADS", "8"], r"NUM_HEADS is \[8\], expected four numbers: one per stage"),
         (["MODEL.SR_RATIO", "[8, 4]"], r"SR_RATIO is \[8, 4\], expected four numbers"),
         (["MODEL.MLP_RATIO", "[8, 4]"], r"MLP_RATIO is \[8.0, 4.0\], expected four numbers"),
-        (["MODEL.NUM_HEADS", "[1, 2, 5, 7]"], "NUM_HEADS has 7 where EMBED_DIMS has 256, no multiple of it"),
+        (
+            ["MODEL.NUM_HEADS", "[1, 2, 5, 7]"],
+            "NUM_HEADS has 7 where EMBED_DIMS has 256, no multiple of it",
+        ),
         (["MODEL.EMBED_DIM", "64"], "MODEL.EMBED_DIM is 64, but PVTv2 takes no EMBED_DIM"),
     ],
 )

@@ -79,18 +79,28 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
     module = own_file(TINY)
     (tmp_path / "configs" / "tiny").mkdir(parents=True)
     file = tmp_path / "configs" / "tiny" / "tiny_blue.yaml"
-    file.write_text("BASE: ''\nMODEL: {TYPE: Tiny, HUE: blue, DEPTHS: [3, 4]}\nDATA: {IMAGE_SIZE: 8}\n")
+    file.write_text(
+        "BASE: ''\nMODEL: {TYPE: Tiny, HUE: blue, DEPTHS: [3, 4]}\nDATA: {IMAGE_SIZE: 8}\n"
+    )
     monkeypatch.setattr("settings.merging.CONFIG_DIR", tmp_path / "configs")
     assert list_models() == ["tiny_blue"]
     model = create_model("tiny_blue", num_classes=5)
-    assert (type(model), model.hue, model.depths, model.num_classes) == (module.Tiny, "blue", [3, 4], 5)
+    assert (type(model), model.hue, model.depths, model.num_classes) == (
+        module.Tiny,
+        "blue",
+        [3, 4],
+        5,
+    )
     assert type(build_model(get_config("tiny_blue"))) is module.Tiny
     for options, message in (
         (["MODEL.HUEE", "red"], "unknown key MODEL.HUEE; did you mean MODEL.HUE?"),
         (["MODEL.HUE", "green"], "MODEL.HUE is 'green', expected one of red, blue"),
         (["MODEL.DEPTHS", "[0]"], "MODEL.DEPTHS is [0], expected 1 to 1000000"),
         (["MODEL.DROPPATH", "1"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
-        (["MODEL.EMBED_DIM", "8"], "MODEL.EMBED_DIM is 8, but Tiny takes no EMBED_DIM; leave it out"),
+        (
+            ["MODEL.EMBED_DIM", "8"],
+            "MODEL.EMBED_DIM is 8, but Tiny takes no EMBED_DIM; leave it out",
+        ),
     ):
         with pytest.raises(InputError) as caught:
             get_config("tiny_blue", options)

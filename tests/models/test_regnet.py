@@ -48,11 +48,17 @@ def test_regnety_160_is_timms():
         parameters += before * dim + 2 * dim
     assert parameters + dims[-1] * 1000 + 1000 == 83_590_140
     # The formula is the model's.
-    model = create_model("regnety_160", stage_depths=[1, 1, 1, 1], embed_dims=[112, 112, 112, 224], num_classes=0)
+    model = create_model(
+        "regnety_160", stage_depths=[1, 1, 1, 1], embed_dims=[112, 112, 112, 224], num_classes=0
+    )
     squeezed = [8, 28, 28, 28]
     expected = 3 * 9 * 32 + 64
-    for before, dim, hidden in zip((32, 112, 112, 112), (112, 112, 112, 224), squeezed, strict=True):
-        expected += before * dim + 9 * 112 * dim + dim * dim + 6 * dim + 2 * dim * hidden + dim + hidden
+    for before, dim, hidden in zip(
+        (32, 112, 112, 112), (112, 112, 112, 224), squeezed, strict=True
+    ):
+        expected += (
+            before * dim + 9 * 112 * dim + dim * dim + 6 * dim + 2 * dim * hidden + dim + hidden
+        )
         expected += before * dim + 2 * dim
     assert sum(p.size for p in model.parameters()) == expected
 
@@ -68,7 +74,9 @@ def test_initialisation_is_timms():
         assert layer.bias is None or not layer.bias.numpy().any()
     assert float(model.head.fc.weight.std()) == pytest.approx(0.01, rel=0.05)
     assert not model.head.fc.bias.numpy().any()
-    norms = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.BatchNorm2D)}
+    norms = {
+        name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.BatchNorm2D)
+    }
     for name, norm in norms.items():
         assert (norm.weight.numpy() == (0 if name.endswith("conv3.bn") else 1)).all(), name
         assert (norm._momentum, norm._epsilon) == (0.9, 1e-5)
@@ -84,9 +92,19 @@ def test_drop_path_rises_linearly_over_all_blocks():
 def test_every_parameter_is_in_one_layer_group():
     model = small()
     groups = model.layer_groups()
-    assert groups == [("stem",), ("s1.b1",), ("s2.b1",), ("s3.b1",), ("s3.b2",), ("s4.b1",), ("head",)]
+    assert groups == [
+        ("stem",),
+        ("s1.b1",),
+        ("s2.b1",),
+        ("s3.b1",),
+        ("s3.b2",),
+        ("s4.b1",),
+        ("head",),
+    ]
     for name, _ in model.named_parameters():
-        assert sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+        assert (
+            sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1
+        ), name
     assert model.no_weight_decay() == set()
 
 
@@ -138,7 +156,10 @@ def test_batch_norms_statistics_are_buffers():
     ("options", "message"),
     [
         (["MODEL.STAGE_DEPTHS", "[2, 4]"], r"STAGE_DEPTHS is \[2, 4\], expected four numbers"),
-        (["MODEL.GROUP_WIDTH", "100"], "EMBED_DIMS holds 224, which is not a multiple of GROUP_WIDTH 100"),
+        (
+            ["MODEL.GROUP_WIDTH", "100"],
+            "EMBED_DIMS holds 224, which is not a multiple of GROUP_WIDTH 100",
+        ),
         (["MODEL.SE_RATIO", "-1"], "MODEL.SE_RATIO is -1.0, expected 0 to 1000000"),
     ],
 )

@@ -18,7 +18,11 @@ from models.layers import DropPath, batch_norm
 from models.layers.batch_norm import synchronise
 from models.resnet import BasicBlock, Bottleneck, ResNet
 
-ZOO = {"resnet": lambda **options: ResNet(**{"image_size": 33, "depth": 18, "num_classes": 5} | options)}
+ZOO = {
+    "resnet": lambda **options: ResNet(
+        **{"image_size": 33, "depth": 18, "num_classes": 5} | options
+    )
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -38,16 +42,19 @@ def test_logits_and_features_are_timms(tmp_path, name):
     ],
 )  # fmt: skip
 def test_variants_are_timms(tmp_path, name, options):
-    # The formula's weights raise the activations, and with them the rounding, from block to block: 8e-4 of the range
-    # lie between two CPUs. Another option in place of one of these changes half of it. docs/parity.md compares at full
-    # size.
+    # The formula's weights raise the activations, and with them the rounding, from block to block:
+    # 8e-4 of the range lie between two CPUs. Another option in place of one of these changes half
+    # of it. docs/parity.md compares at full size.
     assert_parity(ResNet(SIZES[name], num_classes=5, **options), name, tmp_path, array, within=5e-3)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"depth": 18, "cardinality": 2}, "CARDINALITY and BASE_WIDTH are for blocks of three convolutions"),
+        (
+            {"depth": 18, "cardinality": 2},
+            "CARDINALITY and BASE_WIDTH are for blocks of three convolutions",
+        ),
         ({"small_stem": True, "stem_type": "deep"}, "SMALL_STEM True has no pooling"),
         ({"small_stem": True, "anti_alias": "avg"}, "SMALL_STEM True has no pooling"),
         ({"se_ratio": 0.25, "eca": True}, "SE_RATIO is 0.25 and ECA True, expected one of them"),
@@ -77,7 +84,11 @@ def test_gradients_are_timms(tmp_path):
     for name in GRADIENTS:
         expected = golden[f"gradient/{name}"]
         np.testing.assert_allclose(
-            parameters[name].grad.numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0, err_msg=name
+            parameters[name].grad.numpy(),
+            expected,
+            atol=1e-5 * np.ptp(expected),
+            rtol=0,
+            err_msg=name,
         )
 
 
@@ -87,12 +98,18 @@ def test_initialisation_is_timms(name):
     model = create_model(name, zero_init_last=True)  # the recipes' is torchvision's
     block = model.layer3[1]
     last = "bn3" if name == "resnet50" else "bn2"
-    for layer, fan_out in ((model.conv1, 49 * 64), (block.conv2, 9 * 256), (model.layer2[0].downsample[0], None)):
+    for layer, fan_out in (
+        (model.conv1, 49 * 64),
+        (block.conv2, 9 * 256),
+        (model.layer2[0].downsample[0], None),
+    ):
         fan_out = fan_out or layer.weight.shape[0]
         assert float(layer.weight.std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.03)
     for layer_name, layer in model.named_sublayers():
         if isinstance(layer, nn.BatchNorm2D):
-            assert (layer.weight.numpy() == (0 if layer_name.endswith(last) else 1)).all(), layer_name
+            assert (layer.weight.numpy() == (0 if layer_name.endswith(last) else 1)).all(), (
+                layer_name
+            )
             assert (layer._momentum, layer._epsilon) == (0.9, 1e-5)
     bound = model.num_features**-0.5
     assert 0.99 * bound < float(model.fc.weight.abs().max()) <= bound
@@ -110,16 +127,21 @@ def test_the_stem_for_small_images_changes_nothing_else():
     images = paddle.to_tensor(array("images", (2, 1, 28, 28)))
     assert model.forward_features(images).shape == [2, 512, 4, 4]
     np.testing.assert_allclose(model(images).numpy(), theirs(images).numpy(), atol=1e-6)
-    assert {name for name, _ in model.named_parameters()} == {name for name, _ in ResNet(depth=18).named_parameters()}
+    assert {name for name, _ in model.named_parameters()} == {
+        name for name, _ in ResNet(depth=18).named_parameters()
+    }
 
 
 def test_batch_norm_is_synchronised_with_its_parameters_and_statistics(monkeypatch):
     model = create_model("resnet18", num_classes=5)
     with pytest.raises(
-        InputError, match="TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs"
+        InputError,
+        match="TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs",
     ):
         synchronise(model)
-    with pytest.raises(InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm"):
+    with pytest.raises(
+        InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm"
+    ):
         synchronise(create_model("vit_digits"))
     before = model.state_dict()
     parameters = dict(model.named_parameters())
@@ -144,17 +166,23 @@ def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
     assert groups[:2] == [("conv1", "bn1", "maxpool"), ("layer1.0",)]
     assert groups[-2:] == [("layer4.1",), ("fc",)]
     for name, _ in model.named_parameters():
-        assert sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+        assert (
+            sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1
+        ), name
     model.reset_classifier(0)
     np.testing.assert_allclose(model(images).numpy(), features.mean(axis=[2, 3]).numpy(), atol=1e-6)
     assert model(paddle.zeros([1, 1, 1, 1])).shape == [1, 512]
 
 
-@pytest.mark.parametrize(("kind", "last"), [("resnet18", "bn2"), ("resnet50", "bn3"), ("regnety_160", "conv3.bn")])
+@pytest.mark.parametrize(
+    ("kind", "last"), [("resnet18", "bn2"), ("resnet50", "bn3"), ("regnety_160", "conv3.bn")]
+)
 def test_a_blocks_last_norm_starts_at_1_where_asked(kind, last):
     small = {"embed_dims": [112] * 4, "stage_depths": [1] * 4} if kind == "regnety_160" else {}
     model = create_model(kind, zero_init_last=False, num_classes=5, **small)
-    norms = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.BatchNorm2D)}
+    norms = {
+        name: layer for name, layer in model.named_sublayers() if isinstance(layer, nn.BatchNorm2D)
+    }
     assert len([name for name in norms if name.endswith(last)]) >= 4
     assert all((norm.weight.numpy() == 1).all() for norm in norms.values())
     by_key = build_model(get_config("resnet18", ["MODEL.ZERO_INIT_LAST", "False"]))
@@ -176,7 +204,11 @@ def test_drop_path_drops_the_branch_before_the_addition(kind, in_dim, monkeypatc
     branch = block._branch(images).numpy()
     shortcut = block.downsample(images).numpy()
     kept = np.float32([1, 0, 1, 0])
-    monkeypatch.setattr(paddle, "bernoulli", lambda rates: paddle.to_tensor(kept * (rates.numpy() == np.float32(0.8))))
+    monkeypatch.setattr(
+        paddle,
+        "bernoulli",
+        lambda rates: paddle.to_tensor(kept * (rates.numpy() == np.float32(0.8))),
+    )
     expected = np.maximum(branch * kept.reshape([4, 1, 1, 1]) / 0.8 + shortcut, 0)
     np.testing.assert_allclose(block(images).numpy(), expected, atol=1e-6)
     monkeypatch.undo()
@@ -192,5 +224,7 @@ def test_dropout_comes_before_the_classifier():
 
 
 def test_depths_that_do_not_exist_are_named():
-    with pytest.raises(InputError, match="DEPTH is 20, expected one of 10, 14, 18, 26, 34, 50, 101"):
+    with pytest.raises(
+        InputError, match="DEPTH is 20, expected one of 10, 14, 18, 26, 34, 50, 101"
+    ):
         build_model(get_config("resnet18", ["MODEL.DEPTH", "20"]))

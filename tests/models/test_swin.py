@@ -20,7 +20,9 @@ from weights import load_weights, save_weights
 def small(name="swin", **changes):
     """The Swin Transformer of golden/swin.py's case NAME, with changes."""
     sizes = CASES[name] | changes
-    return SwinTransformer(image_size=sizes.pop("img_size"), stage_depths=sizes.pop("depths"), **sizes)
+    return SwinTransformer(
+        image_size=sizes.pop("img_size"), stage_depths=sizes.pop("depths"), **sizes
+    )
 
 
 ZOO = {"swin": small}
@@ -59,8 +61,9 @@ def test_tokens_attend_within_their_window():
 
 
 def test_shifted_windows_keep_opposite_borders_apart():
-    # The first window begins at (2, 2). A map of 8 x 6 is rolled by it, then padded to 8 x 8: its first two columns
-    # come to stand beside the padding alone, its first two rows beside the last two.
+    # The first window begins at (2, 2). A map of 8 x 6 is rolled by it, then padded to 8 x 8: its
+    # first two columns come to stand beside the padding alone, its first two rows beside the last
+    # two.
     assert attended(shift=True) == set(itertools.product(range(2), range(2)))
     mask = shift_mask((8, 8), (4, 4), (2, 2)).reshape(2, 2, 4, 4, 4, 4)
     for rows, columns in itertools.product((False, True), repeat=2):
@@ -83,8 +86,14 @@ def test_windows_are_no_larger_than_the_map_and_shift_where_there_are_two():
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = SwinTransformer(image_size=64, embed_dim=48, stage_depths=(1, 1), num_heads=(12, 24), num_classes=50)
-    for layer in (model.layers[0].blocks[0].attn.qkv, model.layers[1].downsample.reduction, model.head.fc):
+    model = SwinTransformer(
+        image_size=64, embed_dim=48, stage_depths=(1, 1), num_heads=(12, 24), num_classes=50
+    )
+    for layer in (
+        model.layers[0].blocks[0].attn.qkv,
+        model.layers[1].downsample.reduction,
+        model.head.fc,
+    ):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.03)
     assert not model.layers[0].blocks[0].attn.qkv.bias.numpy().any()
     table = model.layers[0].blocks[0].attn.relative_position_bias_table
@@ -98,8 +107,13 @@ def test_initialisation_is_timms():
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
     model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.layers for block in stage.blocks]
-    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {(0.2, 0.1, 0.1)}
-    for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
+    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {
+        (0.2, 0.1, 0.1)
+    }
+    for rates in (
+        [block.drop_path1.drop_prob for block in blocks],
+        [block.drop_path2.drop_prob for block in blocks],
+    ):
         assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
@@ -121,8 +135,14 @@ def test_layer_groups_are_simmims():
 
 def test_tables_have_no_weight_decay_and_derived_buffers_are_in_no_file():
     model = small()
-    tables = [f"layers.{i}.blocks.{j}.attn.relative_position_bias_table" for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))]
-    assert model.no_weight_decay() == {*tables, "layers.2.blocks.0.attn.relative_position_bias_table"}
+    tables = [
+        f"layers.{i}.blocks.{j}.attn.relative_position_bias_table"
+        for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))
+    ]
+    assert model.no_weight_decay() == {
+        *tables,
+        "layers.2.blocks.0.attn.relative_position_bias_table",
+    }
     assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
 
 
@@ -146,10 +166,16 @@ def test_reset_classifier_replaces_the_head():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.NUM_HEADS", "3"], r"NUM_HEADS is \[3\], expected 4 numbers: one per stage, as in STAGE_DEPTHS"),
+        (
+            ["MODEL.NUM_HEADS", "3"],
+            r"NUM_HEADS is \[3\], expected 4 numbers: one per stage, as in STAGE_DEPTHS",
+        ),
         (["MODEL.NUM_HEADS", "[3, 6, 12]"], r"NUM_HEADS is \[3, 6, 12\], expected 4 numbers"),
         (["MODEL.MLP_RATIO", "[4, 4]"], r"MLP_RATIO is \[4.0, 4.0\], expected 4 numbers"),
-        (["MODEL.NUM_HEADS", "[3, 6, 12, 25]"], "NUM_HEADS has 25 where there are 768 channels, no multiple of it"),
+        (
+            ["MODEL.NUM_HEADS", "[3, 6, 12, 25]"],
+            "NUM_HEADS has 25 where there are 768 channels, no multiple of it",
+        ),
         (["DATA.IMAGE_SIZE", "222"], "IMAGE_SIZE 222 is not a multiple of PATCH_SIZE 4"),
         (["MODEL.DEPTH", "3"], "MODEL.DEPTH is 3, but Swin takes no DEPTH"),
     ],
@@ -166,14 +192,20 @@ def test_images_of_another_size_are_refused():
 
 def test_the_shipped_models_are_built_by_name():
     model = create_model(
-        "swin_tiny_patch4_window7_224", image_size=32, stage_depths=[1, 1], num_heads=[3, 6], embed_dim=12
+        "swin_tiny_patch4_window7_224",
+        image_size=32,
+        stage_depths=[1, 1],
+        num_heads=[3, 6],
+        embed_dim=12,
     )
     assert type(model) is SwinTransformer
     assert model.layers[1].blocks[0].drop_path1.drop_prob == 0.2
     assert model.layers[0].blocks[0].attn.window_size == (7, 7)
 
 
-def test_fine_tuning_from_22k_keeps_1ks_classes_and_others_classifiers_start_at_zero(tmp_path, program):
+def test_fine_tuning_from_22k_keeps_1ks_classes_and_others_classifiers_start_at_zero(
+    tmp_path, program
+):
     sizes = [
         "MODEL.EMBED_DIM",
         "16",
@@ -190,14 +222,24 @@ def test_fine_tuning_from_22k_keeps_1ks_classes_and_others_classifiers_start_at_
         parameter.set_value(paddle.randn(parameter.shape))
     save_weights(source, tmp_path / "22k.safetensors")
     options = ["-batch_size=8", "-o", *sizes, "DATA.SYNTHETIC_SIZE", "16", "DATA.NUM_WORKERS", "0"]
-    command = ["main_single_gpu.py", f"-cfg={name}", "-dataset=synthetic", "-pretrained=22k.safetensors", "-output=run"]
+    command = [
+        "main_single_gpu.py",
+        f"-cfg={name}",
+        "-dataset=synthetic",
+        "-pretrained=22k.safetensors",
+        "-output=run",
+    ]
     status, _, errors = program(*command, "-eval", *options)
     assert status == 0, errors
-    assert "classifier: 1,000 of its 21,841 classes kept (imagenet22k_swin)" in (tmp_path / "run/log.txt").read_text()
+    assert (
+        "classifier: 1,000 of its 21,841 classes kept (imagenet22k_swin)"
+        in (tmp_path / "run/log.txt").read_text()
+    )
     status, _, errors = program(*command[:-1], "-output=own", *options, "MODEL.NUM_CLASSES", "7")
     assert status == 2
     assert (
-        "imagenet22k_swin, which keeps ImageNet-1k's 1000 classes, but the data has 7 classes; set it with -o" in errors
+        "imagenet22k_swin, which keeps ImageNet-1k's 1000 classes, but the data has 7 classes; set it with -o"
+        in errors
     )
     assert not (tmp_path / "own").exists()
     own = build_model(get_config(name, [*sizes, "MODEL.NUM_CLASSES", "7"]))

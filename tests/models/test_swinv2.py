@@ -18,7 +18,9 @@ from models.swinv2 import SwinTransformerV2, relative_coords_table
 def small(name="swinv2", **changes):
     """The Swin Transformer V2 of golden/swinv2.py's case NAME, with changes."""
     sizes = CASES[name] | changes
-    return SwinTransformerV2(image_size=sizes.pop("img_size"), stage_depths=sizes.pop("depths"), **sizes)
+    return SwinTransformerV2(
+        image_size=sizes.pop("img_size"), stage_depths=sizes.pop("depths"), **sizes
+    )
 
 
 ZOO = {"swinv2": small}
@@ -34,8 +36,12 @@ def test_offsets_are_measured_by_the_window_of_the_pre_training():
     own = relative_coords_table((4, 3), (4, 3))
     larger = relative_coords_table((4, 4), (2, 2))
     assert own.shape == (7 * 5, 2)
-    np.testing.assert_allclose(own[[0, -1]], [[-math.log(9, 8)] * 2, [math.log(9, 8)] * 2], rtol=1e-6)
-    np.testing.assert_allclose(own[2 * 5 + 3], [-math.log(1 + 8 / 3, 8), math.log(1 + 8 / 2, 8)], rtol=1e-6)
+    np.testing.assert_allclose(
+        own[[0, -1]], [[-math.log(9, 8)] * 2, [math.log(9, 8)] * 2], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        own[2 * 5 + 3], [-math.log(1 + 8 / 3, 8), math.log(1 + 8 / 2, 8)], rtol=1e-6
+    )
     assert larger[-1] == pytest.approx([math.log(1 + 8 * 3, 8)] * 2)
     assert not relative_coords_table((1, 1), (1, 1)).any()
     assert small().pretrained_window_sizes == [3, 4]
@@ -58,20 +64,33 @@ def test_the_bias_lies_between_0_and_16_and_keys_have_none():
         attention.cpb_mlp[2].weight.set_value(paddle.full([512, 1], weight))
         bias = attention.position_bias().numpy()
         assert (bias.max(), bias.min()) == (max(most, 8), min(most, 8))
-        assert (np.diagonal(bias, axis1=1, axis2=2) == 8).all()  # offset 0: the MLP's bias is 0 at first
+        # offset 0: the MLP's bias is 0 at first
+        assert (np.diagonal(bias, axis1=1, axis2=2) == 8).all()
     attention.qkv.weight.set_value(paddle.zeros([8, 24]))
     attention.q_bias.set_value(paddle.full([8], 2.0))
     attention.v_bias.set_value(paddle.full([8], 3.0))
-    np.testing.assert_array_equal(attention._project(paddle.ones([8])).numpy(), [2] * 8 + [0] * 8 + [3] * 8)
+    np.testing.assert_array_equal(
+        attention._project(paddle.ones([8])).numpy(), [2] * 8 + [0] * 8 + [3] * 8
+    )
 
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = SwinTransformerV2(image_size=64, embed_dim=48, stage_depths=(1, 1), num_heads=(12, 24), num_classes=50)
+    model = SwinTransformerV2(
+        image_size=64, embed_dim=48, stage_depths=(1, 1), num_heads=(12, 24), num_classes=50
+    )
     block = model.layers[0].blocks[0]
-    for layer in (block.attn.qkv, block.attn.cpb_mlp[2], model.layers[1].downsample.reduction, model.head.fc):
+    for layer in (
+        block.attn.qkv,
+        block.attn.cpb_mlp[2],
+        model.layers[1].downsample.reduction,
+        model.head.fc,
+    ):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.03)
-    assert not any(one.numpy().any() for one in (block.attn.q_bias, block.attn.v_bias, block.attn.cpb_mlp[0].bias))
+    assert not any(
+        one.numpy().any()
+        for one in (block.attn.q_bias, block.attn.v_bias, block.attn.cpb_mlp[0].bias)
+    )
     assert (block.attn.logit_scale.numpy() == np.float32(math.log(10))).all()
     x = paddle.randn([2, 16, 16, 48])
     assert (block(x) == x).numpy().all()  # the norms of both branches are 0
@@ -81,8 +100,13 @@ def test_initialisation_is_timms():
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
     model = small("swinv2_plain", droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.layers for block in stage.blocks]
-    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {(0.2, 0.1, 0.1)}
-    for rates in ([block.drop_path1.drop_prob for block in blocks], [block.drop_path2.drop_prob for block in blocks]):
+    assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {
+        (0.2, 0.1, 0.1)
+    }
+    for rates in (
+        [block.drop_path1.drop_prob for block in blocks],
+        [block.drop_path2.drop_prob for block in blocks],
+    ):
         assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
 
 
@@ -98,7 +122,8 @@ def test_layer_groups_are_swins_and_what_gives_the_scores_has_no_weight_decay():
     kinds = ("logit_scale", "cpb_mlp.0.weight", "cpb_mlp.0.bias", "cpb_mlp.2.weight")
     blocks = ("layers.0.blocks.0", "layers.0.blocks.1", "layers.1.blocks.0")
     assert model.no_weight_decay() == {f"{block}.attn.{kind}" for block in blocks for kind in kinds}
-    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}  # no derived buffers
+    # no derived buffers
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
 
 
 def test_reset_classifier_replaces_the_head():

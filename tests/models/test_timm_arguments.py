@@ -1,4 +1,6 @@
-"""What timm's config.json says of the model: taken, refused, or the user's; weights never answer as another model."""
+"""What timm's config.json says of the model: taken, refused, or the user's; weights never answer as
+another model.
+"""
 
 import json
 
@@ -21,7 +23,14 @@ from weights import file_arrays, save_weights
 
 ANY = {"any": np.ones(1, np.float32)}
 TINY = ["MODEL.DEPTH", "2", "DATA.IMAGE_SIZE", "32", "MODEL.NUM_CLASSES", "3"]
-BUILT = {"depth": 2, "img_size": [32, 32], "num_classes": 3, "drop_rate": 0.5, "drop_path_rate": 0.1, "in_chans": 3}
+BUILT = {
+    "depth": 2,
+    "img_size": [32, 32],
+    "num_classes": 3,
+    "drop_rate": 0.5,
+    "drop_path_rate": 0.1,
+    "in_chans": 3,
+}
 BUILT |= {
     "global_pool": "token",
     "qk_norm": False,
@@ -35,7 +44,11 @@ BUILT |= {
 def stored(folder, model=None, name="vit_tiny_patch16_224", arguments=None, **settings):
     """Writes config.json, of settings beside timm's arguments, and a model's weights."""
     settings = {"fixed_input_size": True, "input_size": [3, 32, 32]} | settings
-    content = {"architecture": name, "num_classes": 3, "model_args": BUILT if arguments is None else arguments}
+    content = {
+        "architecture": name,
+        "num_classes": 3,
+        "model_args": BUILT if arguments is None else arguments,
+    }
     (folder / "config.json").write_text(json.dumps(content | {"pretrained_cfg": settings}))
     if model is not None:
         save_weights(model, folder / "model.safetensors")
@@ -44,11 +57,16 @@ def stored(folder, model=None, name="vit_tiny_patch16_224", arguments=None, **se
     return folder
 
 
-@pytest.mark.parametrize("key", [[], ["MODEL.NUM_HEADS", "6"], ["MODEL.GLOBAL_POOL", "avg", "MODEL.FC_NORM", "False"]])
+@pytest.mark.parametrize(
+    "key", [[], ["MODEL.NUM_HEADS", "6"], ["MODEL.GLOBAL_POOL", "avg", "MODEL.FC_NORM", "False"]]
+)
 def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
     own = build_model(get_config("vit_tiny_patch16_224", [*TINY, *key]))
     own.eval()
-    changes = {name.removeprefix("MODEL.").lower(): value for name, value in zip(key[::2], key[1::2], strict=True)}
+    changes = {
+        name.removeprefix("MODEL.").lower(): value
+        for name, value in zip(key[::2], key[1::2], strict=True)
+    }
     changes = {name: {"6": 6, "False": False}.get(value, value) for name, value in changes.items()}
     stored(tmp_path, own, arguments=BUILT | changes)
     image = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
@@ -59,12 +77,19 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
         scaled = (pixels / 255 - data.IMAGENET_MEAN) / data.IMAGENET_STD
         expected = own(paddle.to_tensor(scaled.astype("float32").transpose(0, 3, 1, 2))).numpy()
     np.testing.assert_allclose(predictor.logits(pixels), expected, atol=1e-5)
-    by_name = Predictor(tmp_path, "vit_tiny_patch16_224", ["MODEL.NUM_CLASSES=3", "DATA.IMAGE_SIZE=32"])
+    by_name = Predictor(
+        tmp_path, "vit_tiny_patch16_224", ["MODEL.NUM_CLASSES=3", "DATA.IMAGE_SIZE=32"]
+    )
     np.testing.assert_allclose(
-        by_name.model(paddle.to_tensor(scaled.astype("float32").transpose(0, 3, 1, 2))), expected, atol=1e-5
+        by_name.model(paddle.to_tensor(scaled.astype("float32").transpose(0, 3, 1, 2))),
+        expected,
+        atol=1e-5,
     )
     created = create_model("vit_tiny_patch16_224", str(tmp_path), num_classes=3, image_size=32)
-    assert (created.blocks[0].attn.num_heads, created.global_pool) == (own.blocks[0].attn.num_heads, own.global_pool)
+    assert (created.blocks[0].attn.num_heads, created.global_pool) == (
+        own.blocks[0].attn.num_heads,
+        own.global_pool,
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,36 +100,104 @@ def test_weights_answer_as_the_model_that_they_were_made_by(tmp_path, key):
             {"act_layer": "relu"},
             "act_layer is 'relu'; MODEL.ACT is 'relu', expected one of gelu",
         ),
-        ("vit_tiny_patch16_224", {"global_pool": "max"}, "global_pool is 'max'; .*expected one of token, avg"),
+        (
+            "vit_tiny_patch16_224",
+            {"global_pool": "max"},
+            "global_pool is 'max'; .*expected one of token, avg",
+        ),
         ("vit_tiny_patch16_224", {"num_heads": "x"}, "num_heads is 'x'; .*MODEL.NUM_HEADS"),
-        ("vit_tiny_patch16_224", {"pos_embed": "none"}, "pos_embed is 'none', which ViT here can't be"),
-        ("eva02_tiny_patch14_224", {"use_rot_pos_emb": False}, "use_rot_pos_emb is False, but Eva here has True alone"),
+        (
+            "vit_tiny_patch16_224",
+            {"pos_embed": "none"},
+            "pos_embed is 'none', which ViT here can't be",
+        ),
+        (
+            "eva02_tiny_patch14_224",
+            {"use_rot_pos_emb": False},
+            "use_rot_pos_emb is False, but Eva here has True alone",
+        ),
         (
             "vit_tiny_patch16_224",
             {"scale_attn_norm": True},
             "scale_attn_norm is True, but ViT here has no such argument",
         ),
-        ("vit_tiny_patch16_224", {"a\nb": {"c": 1}}, r"a\\nb is a dictionary of 1, but ViT here has no such argument"),
-        ("swin_tiny_patch4_window7_224", {"global_pool": "max"}, "global_pool is 'max', but Swin here has 'avg' alone"),
+        (
+            "vit_tiny_patch16_224",
+            {"a\nb": {"c": 1}},
+            r"a\\nb is a dictionary of 1, but ViT here has no such argument",
+        ),
+        (
+            "swin_tiny_patch4_window7_224",
+            {"global_pool": "max"},
+            "global_pool is 'max', but Swin here has 'avg' alone",
+        ),
         ("resnet18", {"output_stride": 8}, "output_stride is 8, but ResNet here has 32 alone"),
-        ("vit_small_patch16_dinov3", {"rope_type": "cat"}, "rope_type is 'cat', but .*_dinov3 here has 'dinov3' alone"),
-        ("eva02_tiny_patch14_224", {"rope_type": "dinov3"}, "rope_type is 'dinov3', but .*_224 here has 'cat' alone"),
+        (
+            "vit_small_patch16_dinov3",
+            {"rope_type": "cat"},
+            "rope_type is 'cat', but .*_dinov3 here has 'dinov3' alone",
+        ),
+        (
+            "eva02_tiny_patch14_224",
+            {"rope_type": "dinov3"},
+            "rope_type is 'dinov3', but .*_224 here has 'cat' alone",
+        ),
         (
             "vit_small_patch16_dinov3",
             {"rope_rotate_half": False},
             "rope_rotate_half is False, but .* has True alone",
         ),
-        ("eva02_tiny_patch14_224", {"rope_rotate_half": True}, "rope_rotate_half is True, but .* here has False alone"),
-        ("convnext_atto", {"conv_bias": False}, "conv_bias is False, but ConvNeXt here has True alone"),
-        ("xcit_nano_12_p16_224", {"use_pos_embed": False}, "use_pos_embed is False, but XCiT here has True alone"),
-        ("resnet18", {"act_layer": "gelu"}, "act_layer is 'gelu', but ResNet here has 'relu' alone"),
-        ("resnet18", {"aa_layer": "blurpc"}, "aa_layer is 'blurpc', but ResNet here takes 'avg' or 'blur' alone"),
-        ("resnet18", {"block_args": {"attn_layer": "ese"}}, "block_args is .* takes an attn_layer, 'se' or 'eca', al"),
-        ("resnet18", {"block_args": {"attn_layer": "se", "rd_ratio": 0.5}}, "block_args is .* takes an attn_layer"),
+        (
+            "eva02_tiny_patch14_224",
+            {"rope_rotate_half": True},
+            "rope_rotate_half is True, but .* here has False alone",
+        ),
+        (
+            "convnext_atto",
+            {"conv_bias": False},
+            "conv_bias is False, but ConvNeXt here has True alone",
+        ),
+        (
+            "xcit_nano_12_p16_224",
+            {"use_pos_embed": False},
+            "use_pos_embed is False, but XCiT here has True alone",
+        ),
+        (
+            "resnet18",
+            {"act_layer": "gelu"},
+            "act_layer is 'gelu', but ResNet here has 'relu' alone",
+        ),
+        (
+            "resnet18",
+            {"aa_layer": "blurpc"},
+            "aa_layer is 'blurpc', but ResNet here takes 'avg' or 'blur' alone",
+        ),
+        (
+            "resnet18",
+            {"block_args": {"attn_layer": "ese"}},
+            "block_args is .* takes an attn_layer, 'se' or 'eca', al",
+        ),
+        (
+            "resnet18",
+            {"block_args": {"attn_layer": "se", "rd_ratio": 0.5}},
+            "block_args is .* takes an attn_layer",
+        ),
         ("resnet18", {"block_args": ["se"]}, "block_args is .* here takes an attn_layer"),
-        ("resnet18", {"stem_type": "overlap"}, "stem_type is 'overlap'; MODEL.STEM_TYPE is 'overlap', expected one of"),
-        ("resnet18", {"layers": [1, 1, 1, 1]}, "layers is .*, but ResNet here has no such argument"),
-        ("convnext_atto", {"block_args": {"attn_layer": "se"}}, "block_args is .*, but ConvNeXt here has no such arg"),
+        (
+            "resnet18",
+            {"stem_type": "overlap"},
+            "stem_type is 'overlap'; MODEL.STEM_TYPE is 'overlap', expected one of",
+        ),
+        (
+            "resnet18",
+            {"layers": [1, 1, 1, 1]},
+            "layers is .*, but ResNet here has no such argument",
+        ),
+        (
+            "convnext_atto",
+            {"block_args": {"attn_layer": "se"}},
+            "block_args is .*, but ConvNeXt here has no such arg",
+        ),
     ],
 )
 def test_what_no_model_here_computes_is_refused(tmp_path, name, arguments, message):
@@ -117,18 +210,28 @@ def test_what_no_model_here_computes_is_refused(tmp_path, name, arguments, messa
 def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
     stored(tmp_path, arguments={"num_heads": 6})
     taken = with_arguments(get_config("vit_tiny_patch16_224"), tmp_path)
-    assert (taken.MODEL.NUM_HEADS, notes(taken)) == (6, [f"MODEL.NUM_HEADS 6, as the config.json of {tmp_path} tells"])
+    assert (taken.MODEL.NUM_HEADS, notes(taken)) == (
+        6,
+        [f"MODEL.NUM_HEADS 6, as the config.json of {tmp_path} tells"],
+    )
     mine = with_arguments(get_config("vit_tiny_patch16_224", ["MODEL.NUM_HEADS", "3"]), tmp_path)
     assert mine.MODEL.NUM_HEADS == 3
     assert notes(mine) == [f"the config.json of {tmp_path}: model_args.num_heads is 6, yours 3"]
-    with pytest.raises(InputError, match="num_heads is 6, but vit_base_patch16_224 has MODEL.NUM_HEADS 12; say by -o"):
+    with pytest.raises(
+        InputError,
+        match="num_heads is 6, but vit_base_patch16_224 has MODEL.NUM_HEADS 12; say by -o",
+    ):
         with_arguments(get_config("vit_base_patch16_224"), tmp_path)
     other = get_config("vit_base_patch16_224", ["MODEL.NUM_HEADS", "12"])
     assert with_arguments(other, tmp_path).MODEL.NUM_HEADS == 12
 
 
 def test_arguments_have_their_names_here(tmp_path):
-    stored(tmp_path, name="xcit_nano_12_p16_224", arguments={"eta": 0.1, "cls_attn_layers": 3, "use_pos_embed": True})
+    stored(
+        tmp_path,
+        name="xcit_nano_12_p16_224",
+        arguments={"eta": 0.1, "cls_attn_layers": 3, "use_pos_embed": True},
+    )
     model = with_arguments(get_config("xcit_nano_12_p16_224"), tmp_path).MODEL
     assert (model.INIT_VALUES, model.DEPTH_TOKEN_ONLY) == (0.1, 3)
 
@@ -137,12 +240,32 @@ def test_arguments_have_their_names_here(tmp_path):
     ("name", "arguments", "keys"),
     [
         ("resnet26", {"stem_type": "deep"}, {"STEM_TYPE": "deep", "STEM_WIDTH": 64}),
-        ("resnet26", {"stem_type": "deep", "stem_width": 24}, {"STEM_TYPE": "deep", "STEM_WIDTH": 24}),
+        (
+            "resnet26",
+            {"stem_type": "deep", "stem_width": 24},
+            {"STEM_TYPE": "deep", "STEM_WIDTH": 24},
+        ),
         ("resnet26d", {"stem_type": "deep_tiered"}, {"STEM_TYPE": "deep_tiered", "STEM_WIDTH": 32}),
-        ("resnet26d", {"stem_type": "", "avg_down": False}, {"STEM_TYPE": "plain", "AVG_DOWN": False}),
-        ("resnetrs50", {"replace_stem_pool": False, "stem_type": None}, {"STEM_POOL": "max", "STEM_TYPE": "deep"}),
-        ("resnet18", {"replace_stem_pool": True, "aa_layer": "avg_pool"}, {"STEM_POOL": "conv", "ANTI_ALIAS": "avg"}),
-        ("resnet18", {"aa_layer": "Blur-Pool", "replace_stem_pool": True}, {"STEM_POOL": "conv", "ANTI_ALIAS": "blur"}),
+        (
+            "resnet26d",
+            {"stem_type": "", "avg_down": False},
+            {"STEM_TYPE": "plain", "AVG_DOWN": False},
+        ),
+        (
+            "resnetrs50",
+            {"replace_stem_pool": False, "stem_type": None},
+            {"STEM_POOL": "max", "STEM_TYPE": "deep"},
+        ),
+        (
+            "resnet18",
+            {"replace_stem_pool": True, "aa_layer": "avg_pool"},
+            {"STEM_POOL": "conv", "ANTI_ALIAS": "avg"},
+        ),
+        (
+            "resnet18",
+            {"aa_layer": "Blur-Pool", "replace_stem_pool": True},
+            {"STEM_POOL": "conv", "ANTI_ALIAS": "blur"},
+        ),
         ("resnetaa50d", {"aa_layer": None}, {"ANTI_ALIAS": "avg"}),
         ("resnet18", {"block_args": {"attn_layer": "SE"}}, {"SE_RATIO": 0.0625, "ECA": False}),
         ("ecaresnet26t", {"block_args": {"attn_layer": True}}, {"SE_RATIO": 0.0625, "ECA": False}),
@@ -175,7 +298,13 @@ def test_what_a_model_is_anyway_may_be_named(tmp_path, name, arguments):
 
 
 def test_hieras_arguments_are_taken(tmp_path):
-    made = {"stages": [1, 1, 1, 1], "abs_win_pos_embed": True, "global_pos_size": [5, 5], "q_pool": 2, "dim_mul": 2.0}
+    made = {
+        "stages": [1, 1, 1, 1],
+        "abs_win_pos_embed": True,
+        "global_pos_size": [5, 5],
+        "q_pool": 2,
+        "dim_mul": 2.0,
+    }
     stored(tmp_path, name="hiera_tiny_224", arguments=made)
     model = with_arguments(get_config("hiera_tiny_224"), tmp_path).MODEL
     assert (model.STAGE_DEPTHS, model.GLOBAL_POS_SIZE, model.Q_POOL) == ([1, 1, 1, 1], [5, 5], 2)
@@ -183,26 +312,37 @@ def test_hieras_arguments_are_taken(tmp_path):
 
 def test_what_config_json_leaves_out_is_as_timm_has_it(tmp_path):
     imagenet = [0.485, 0.456, 0.406]
-    for settings in ({}, {"mean": None, "std": None, "crop_pct": 0, "interpolation": None, "crop_mode": None}):
+    for settings in (
+        {},
+        {"mean": None, "std": None, "crop_pct": 0, "interpolation": None, "crop_mode": None},
+    ):
         data = description_of(stored(tmp_path, arguments={}, **settings)).to_config().DATA
         assert list(data.IMAGENET_MEAN) == imagenet
         assert data.IMAGENET_STD == [0.229, 0.224, 0.225]
         assert (data.CROP_PCT, data.CROP_MODE, data.INTERPOLATION) == (0.875, "center", "bicubic")
         by_default = with_preprocessing(get_config(None, ["MODEL.PRETRAINED", str(tmp_path)]))
         assert list(by_default.DATA.IMAGENET_MEAN) == imagenet
-    (tmp_path / "config.json").write_text('{"architecture": "resnet18"}')  # its YAML file has bilinear
+    # its YAML file has bilinear
+    (tmp_path / "config.json").write_text('{"architecture": "resnet18"}')
     assert description_of(tmp_path).values["DATA.INTERPOLATION"] == "bicubic"
 
 
 def test_another_preparation_is_refused_and_options_come_first(tmp_path):
-    stored(tmp_path, arguments={}, input_size=[3, 32, 64], crop_mode="border", interpolation="lanczos")
+    stored(
+        tmp_path, arguments={}, input_size=[3, 32, 64], crop_mode="border", interpolation="lanczos"
+    )
     options: list[str] = []
     for key, value, message in (
         ("DATA.CROP_MODE", "center", "DATA.CROP_MODE is 'border', expected one of center, squash"),
-        ("DATA.INTERPOLATION", "bicubic", "DATA.INTERPOLATION is 'lanczos', expected one of bicubic"),
+        (
+            "DATA.INTERPOLATION",
+            "bicubic",
+            "DATA.INTERPOLATION is 'lanczos', expected one of bicubic",
+        ),
     ):
         with pytest.raises(
-            InputError, match=rf"^the config.json of .*: {message}.*; with -o KEY VALUE yours is taken$"
+            InputError,
+            match=rf"^the config.json of .*: {message}.*; with -o KEY VALUE yours is taken$",
         ):
             description_of(tmp_path, options)
         options += [key, value]
@@ -215,7 +355,8 @@ def test_windows_that_timm_keeps_for_other_images_are_refused(tmp_path):
     made = {"img_size": [224, 224], "strict_img_size": False}
     stored(tmp_path, name=name, arguments=made, input_size=[3, 256, 256])
     with pytest.raises(
-        InputError, match=r"input_size is 256, but its windows stay those of 224 pixels \(DATA.IMAGE_SI"
+        InputError,
+        match=r"input_size is 256, but its windows stay those of 224 pixels \(DATA.IMAGE_SI",
     ):
         description_of(tmp_path)
     assert description_of(tmp_path, ["DATA.IMAGE_SIZE", "224"]).values["DATA.IMAGE_SIZE"] == 224
@@ -249,22 +390,33 @@ def test_outputs_are_imagenets_where_the_tag_says_so(tmp_path, tag, arguments, n
     save_file(ANY, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(content | {"pretrained_cfg": {"tag": tag}}))
     assert description_of(tmp_path).classes[:1] == (["tench"] if named else [])
-    (tmp_path / "config.json").write_text(json.dumps(content | {"pretrained_cfg": {}, "label_names": ["a\nb"]}))
-    with pytest.raises(InputError, match=r"the name of its class 'a\\nb' can't be printed; rename it there$"):
+    (tmp_path / "config.json").write_text(
+        json.dumps(content | {"pretrained_cfg": {}, "label_names": ["a\nb"]})
+    )
+    with pytest.raises(
+        InputError, match=r"the name of its class 'a\\nb' can't be printed; rename it there$"
+    ):
         description_of(tmp_path)
 
 
-@pytest.mark.parametrize("lie", [{"MODEL.EMBED_DIM": 9600}, {"MODEL.DEPTH": 200}, {"MODEL.NUM_CLASSES": 8_000_000}])
-def test_a_description_of_more_than_the_file_holds_is_refused_before_it_is_built(tmp_path, lie, monkeypatch):
+@pytest.mark.parametrize(
+    "lie", [{"MODEL.EMBED_DIM": 9600}, {"MODEL.DEPTH": 200}, {"MODEL.NUM_CLASSES": 8_000_000}]
+)
+def test_a_description_of_more_than_the_file_holds_is_refused_before_it_is_built(
+    tmp_path, lie, monkeypatch
+):
     config = get_config("vit_tiny_patch16_224", TINY)
     told = describe(config, [])
     told.values.update(lie)
     file = tmp_path / "lie.safetensors"
     save_file(file_arrays(build_model(config)), file, {METADATA: told.to_json()})
     made = []
-    monkeypatch.setattr(paddle.nn.Layer, "create_parameter", _counted(paddle.nn.Layer.create_parameter, made))
+    monkeypatch.setattr(
+        paddle.nn.Layer, "create_parameter", _counted(paddle.nn.Layer.create_parameter, made)
+    )
     with pytest.raises(
-        InputError, match=r"lie.safetensors: it describes a model of more than .* parameters, more than"
+        InputError,
+        match=r"lie.safetensors: it describes a model of more than .* parameters, more than",
     ):
         Predictor(file)
     assert sum(made) < 26e6
@@ -280,28 +432,52 @@ def _counted(create, made):
 
 # model_args.global_pool as timm 1.0.31's save_for_hf writes it for one model of each family.
 POOLED = dict.fromkeys(
-    ("beit_base_patch16_224", "convmixer_768_32", "convnext_atto", "eva02_tiny_patch14_224", "gmlp_s16_224"), "avg"
+    (
+        "beit_base_patch16_224",
+        "convmixer_768_32",
+        "convnext_atto",
+        "eva02_tiny_patch14_224",
+        "gmlp_s16_224",
+    ),
+    "avg",
 )
-POOLED |= dict.fromkeys(("hiera_tiny_224", "levit_128s", "caformer_s18", "mixer_b16_224", "mobileone_s0"), "avg")
-POOLED |= dict.fromkeys(("mobilevit_xxs", "poolformer_s12", "pvt_v2_b0", "regnety_160", "resmlp_12_224"), "avg")
-POOLED |= dict.fromkeys(("resnet18", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"), "avg")
+POOLED |= dict.fromkeys(
+    ("hiera_tiny_224", "levit_128s", "caformer_s18", "mixer_b16_224", "mobileone_s0"), "avg"
+)
+POOLED |= dict.fromkeys(
+    ("mobilevit_xxs", "poolformer_s12", "pvt_v2_b0", "regnety_160", "resmlp_12_224"), "avg"
+)
+POOLED |= dict.fromkeys(
+    ("resnet18", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"), "avg"
+)
 POOLED |= dict.fromkeys(("tiny_vit_5m_224", "vit_small_patch16_dinov3"), "avg")
-POOLED |= dict.fromkeys(("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "cait_xxs24_224"), "token")
-POOLED |= dict.fromkeys(("coat_lite_tiny", "crossvit_9_224", "pit_ti_224", "pit_ti_distilled_224"), "token")
+POOLED |= dict.fromkeys(
+    ("vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "cait_xxs24_224"), "token"
+)
+POOLED |= dict.fromkeys(
+    ("coat_lite_tiny", "crossvit_9_224", "pit_ti_224", "pit_ti_distilled_224"), "token"
+)
 POOLED |= dict.fromkeys(("volo_d1_224", "xcit_nano_12_p16_224"), "token")
 POOLED |= {"vit_base_patch16_siglip_224": "map"}
 
 
 @pytest.mark.parametrize("name", POOLED)
 def test_what_timm_saves_of_each_family_is_taken(tmp_path, name):
-    stored(tmp_path, name=name, arguments={"num_classes": 3, "in_chans": 3, "global_pool": POOLED[name]})
+    stored(
+        tmp_path,
+        name=name,
+        arguments={"num_classes": 3, "in_chans": 3, "global_pool": POOLED[name]},
+    )
     described = description_of(tmp_path)
     assert described.values["MODEL.NUM_CLASSES"] == 3
     assert described.values.get("MODEL.GLOBAL_POOL", POOLED[name]) == POOLED[name]
     if "MODEL.GLOBAL_POOL" not in described.values:
         other = "avg" if POOLED[name] == "token" else "token"
         stored(tmp_path, name=name, arguments={"global_pool": other})
-        with pytest.raises(InputError, match=f"model_args.global_pool is '{other}', but .* has '{POOLED[name]}' alone"):
+        with pytest.raises(
+            InputError,
+            match=f"model_args.global_pool is '{other}', but .* has '{POOLED[name]}' alone",
+        ):
             description_of(tmp_path)
 
 
@@ -336,34 +512,100 @@ def test_timms_keywords_build_the_same_model_as_ours():
     assert [p.shape for p in theirs.parameters()] == [p.shape for p in ours.parameters()]
     assert theirs(paddle.zeros([2, 1, 32, 48])).shape == [2, 5]
     assert (
-        create_model("vit_tiny_patch16_224", num_classes=None, img_size=None, in_chans=None, **SMALL).head is not None
+        create_model(
+            "vit_tiny_patch16_224", num_classes=None, img_size=None, in_chans=None, **SMALL
+        ).head
+        is not None
     )
-    assert create_model("resnet18", in_chans=1, global_pool="avg", num_classes=2).num_features == 512  # it has no other
+    # it has no other
+    assert (
+        create_model("resnet18", in_chans=1, global_pool="avg", num_classes=2).num_features == 512
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("vit_digits", {"features_only": True}, "create_model takes no features_only; model.forward_intermediates(i"),
-        ("vit_digits", {"out_indices": [1]}, "create_model takes no out_indices; model.forward_intermediates(images"),
-        ("vit_digits", {"scriptable": True}, "create_model takes no scriptable; leave it out: paddle.jit.to_static"),
-        ("vit_digits", {"exportable": True}, "create_model takes no exportable; leave it out: tools/export_model.py"),
-        ("vit_digits", {"drop_rate": 0.1}, "create_model takes no drop_rate; timm's is before the classifier, where"),
-        ("vit_digits", {"proj_drop_rate": 0.1}, "create_model takes no proj_drop_rate; dropout=RATE is after"),
-        ("vit_digits", {"pretrained_cfg": {"a": 1}}, "create_model takes no pretrained_cfg; give pretrained='hf-hub"),
-        ("vit_digits", {"cache_dir": "x"}, "create_model takes no cache_dir; set HF_HOME before the program starts"),
+        (
+            "vit_digits",
+            {"features_only": True},
+            "create_model takes no features_only; model.forward_intermediates(i",
+        ),
+        (
+            "vit_digits",
+            {"out_indices": [1]},
+            "create_model takes no out_indices; model.forward_intermediates(images",
+        ),
+        (
+            "vit_digits",
+            {"scriptable": True},
+            "create_model takes no scriptable; leave it out: paddle.jit.to_static",
+        ),
+        (
+            "vit_digits",
+            {"exportable": True},
+            "create_model takes no exportable; leave it out: tools/export_model.py",
+        ),
+        (
+            "vit_digits",
+            {"drop_rate": 0.1},
+            "create_model takes no drop_rate; timm's is before the classifier, where",
+        ),
+        (
+            "vit_digits",
+            {"proj_drop_rate": 0.1},
+            "create_model takes no proj_drop_rate; dropout=RATE is after",
+        ),
+        (
+            "vit_digits",
+            {"pretrained_cfg": {"a": 1}},
+            "create_model takes no pretrained_cfg; give pretrained='hf-hub",
+        ),
+        (
+            "vit_digits",
+            {"cache_dir": "x"},
+            "create_model takes no cache_dir; set HF_HOME before the program starts",
+        ),
         ("vit_digits", {"in_chans": 0}, "image_channels is 0, expected a number from 1 on"),
         ("vit_digits", {"in_chans": "3"}, "image_channels is '3', expected a number from 1 on"),
         ("vit_digits", {"img_size": -8}, "DATA.IMAGE_SIZE is -8, expected 1 to 10000"),
-        ("vit_digits", {"img_size": 8.5}, "command line: DATA.IMAGE_SIZE takes int or a list of ints, found 8.5"),
-        ("vit_digits", {"global_pool": "max"}, "command line: MODEL.GLOBAL_POOL is 'max', expected one of token, av"),
-        ("resnet18", {"global_pool": "max"}, "global_pool is 'max', but ResNet here has 'avg' alone; leave it out"),
-        ("vit_digits", {"depths": 3}, "depths is 3, but ViT here has no such argument; leave it out"),
+        (
+            "vit_digits",
+            {"img_size": 8.5},
+            "command line: DATA.IMAGE_SIZE takes int or a list of ints, found 8.5",
+        ),
+        (
+            "vit_digits",
+            {"global_pool": "max"},
+            "command line: MODEL.GLOBAL_POOL is 'max', expected one of token, av",
+        ),
+        (
+            "resnet18",
+            {"global_pool": "max"},
+            "global_pool is 'max', but ResNet here has 'avg' alone; leave it out",
+        ),
+        (
+            "vit_digits",
+            {"depths": 3},
+            "depths is 3, but ViT here has no such argument; leave it out",
+        ),
         ("vit_digits", {"pretrained": 1}, "pretrained is 1, expected True, False or weights"),
-        ("vit_digits", {"pretrained": True}, "timm has no weights of vit_digits; give pretrained=FILE, or leave it"),
+        (
+            "vit_digits",
+            {"pretrained": True},
+            "timm has no weights of vit_digits; give pretrained=FILE, or leave it",
+        ),
         ("vit_digits", {"checkpoint_path": "/none"}, "no weights at /none"),
-        ("vit_digits", {"checkpoint_path": "a", "pretrained": "b"}, "checkpoint_path is a, and pretrained is b; giv"),
-        ("vit_digits", {"num_clases": 3}, "command line: unknown key MODEL.NUM_CLASES; did you mean MODEL.NUM_CLASS"),
+        (
+            "vit_digits",
+            {"checkpoint_path": "a", "pretrained": "b"},
+            "checkpoint_path is a, and pretrained is b; giv",
+        ),
+        (
+            "vit_digits",
+            {"num_clases": 3},
+            "command line: unknown key MODEL.NUM_CLASES; did you mean MODEL.NUM_CLASS",
+        ),
     ],
 )
 def test_what_has_no_counterpart_is_one_line(name, words, message):
@@ -379,14 +621,21 @@ def test_another_number_of_classes_tells_which_head_is_new(tmp_path):
     save_weights(model, file)
     for words in ({"pretrained": file}, {"checkpoint_path": file}):
         with pytest.warns(
-            UserWarning, match=r"^head\.weight, head\.bias are new: 3 classes in the file, 5 in the model"
+            UserWarning,
+            match=r"^head\.weight, head\.bias are new: 3 classes in the file, 5 in the model",
         ):
-            other = create_model("vit_tiny_patch16_224", img_size=32, num_classes=5, **words, **SMALL)
+            other = create_model(
+                "vit_tiny_patch16_224", img_size=32, num_classes=5, **words, **SMALL
+            )
         assert paddle.equal_all(other.patch_embed.proj.weight, model.patch_embed.proj.weight)
-        features = create_model("vit_tiny_patch16_224", img_size=32, num_classes=0, **words, **SMALL)  # no warning
+        # no warning
+        features = create_model(
+            "vit_tiny_patch16_224", img_size=32, num_classes=0, **words, **SMALL
+        )
         assert paddle.equal_all(features.norm.weight, model.norm.weight)
     with pytest.raises(InputError, match=r"doesn't fit the model: head.weight is \[16, 3\], the m"):
-        create_model("vit_tiny_patch16_224", img_size=32, pretrained=file, **SMALL)  # 1000, as nobody asked for
+        # 1000, as nobody asked for
+        create_model("vit_tiny_patch16_224", img_size=32, pretrained=file, **SMALL)
 
 
 def test_the_hub_has_weights_by_timms_name_and_tag():
@@ -398,7 +647,10 @@ def test_the_hub_has_weights_by_timms_name_and_tag():
     assert of("resnet50") == "hf-hub:timm/resnet50.a1_in1k"
     assert of("pvtv2_b1") == "hf-hub:timm/pvt_v2_b1.in1k"
     assert of("convnext_base_384_21k_1k") == "hf-hub:timm/convnext_base.fb_in22k_ft_in1k_384"
-    assert of("vit_base_patch16_clip_quickgelu_224.openai") == "hf-hub:timm/vit_base_patch16_clip_224.openai"
+    assert (
+        of("vit_base_patch16_clip_quickgelu_224.openai")
+        == "hf-hub:timm/vit_base_patch16_clip_224.openai"
+    )
     for file in model_files():
         if tags(names(file).get("timm", "").partition(".")[0]):
             assert of(file.stem).startswith("hf-hub:timm/")
@@ -412,7 +664,9 @@ def test_attention_pooling_reads_patches_alone(tmp_path):
     tokens = paddle.randn([2, 3 + 4, 192])
     others = tokens.clone()
     others[:, :3] += 1
-    np.testing.assert_array_equal(model.forward_head(tokens).numpy(), model.forward_head(others).numpy())
+    np.testing.assert_array_equal(
+        model.forward_head(tokens).numpy(), model.forward_head(others).numpy()
+    )
     expected = model.head(model.fc_norm(model.attn_pool(tokens[:, 3:])))
     np.testing.assert_allclose(model.forward_head(tokens).numpy(), expected.numpy(), atol=1e-6)
 
@@ -421,8 +675,16 @@ def test_attention_pooling_reads_patches_alone(tmp_path):
     ("name", "arguments", "message"),
     [
         (None, {}, "the model's name is None, expected a string"),
-        ("vit_tiny_patch16_224", {"pos_embed": "none"}, "pos_embed is 'none', which ViT here can't be; leave it out"),
-        ("vit_tiny_patch16_224", {"drop_block_rate": 0.1}, "takes no drop_block_rate; droppath=RATE"),
+        (
+            "vit_tiny_patch16_224",
+            {"pos_embed": "none"},
+            "pos_embed is 'none', which ViT here can't be; leave it out",
+        ),
+        (
+            "vit_tiny_patch16_224",
+            {"drop_block_rate": 0.1},
+            "takes no drop_block_rate; droppath=RATE",
+        ),
     ],
 )
 def test_calls_that_would_build_another_model_are_refused(name, arguments, message):
@@ -431,5 +693,7 @@ def test_calls_that_would_build_another_model_are_refused(name, arguments, messa
 
 
 def test_deits_usual_call_is_taken():
-    model = create_model("vit_tiny_patch16_224", False, depth=1, drop_rate=0.0, drop_block_rate=None, img_size=32)
+    model = create_model(
+        "vit_tiny_patch16_224", False, depth=1, drop_rate=0.0, drop_block_rate=None, img_size=32
+    )
     assert len(model.blocks) == 1

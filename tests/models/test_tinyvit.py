@@ -18,7 +18,9 @@ from weights.layout import linear_weights
 def small(name="tinyvit", **changes):
     """The TinyViT of golden/tinyvit.py's case NAME, with changes."""
     words = {"depths": "stage_depths"}
-    return TinyViT(SIZES[name], **{words.get(key, key): value for key, value in CASES[name].items()} | changes)
+    return TinyViT(
+        SIZES[name], **{words.get(key, key): value for key, value in CASES[name].items()} | changes
+    )
 
 
 ZOO = {"tinyvit": small}
@@ -27,7 +29,8 @@ ZOO = {"tinyvit": small}
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_and_features_are_timms(tmp_path, name):
-    # Ten convolutions and batch norms make much of a rounding: Paddle's own attention is 0.8e-5 from timm's features.
+    # Ten convolutions and batch norms make much of a rounding: Paddle's own attention is 0.8e-5
+    # from timm's features.
     assert_parity(small(name), name, tmp_path, array, within=2e-5)
 
 
@@ -36,14 +39,18 @@ def test_gradients_are_timms_but_for_rounding(tmp_path):
     model = load_formula(small("tinyvit_padded"), tmp_path, array)
     logits = model(paddle.to_tensor(array("images", (2, 3, *model.image_size))))
     (logits * paddle.to_tensor(array("loss", tuple(logits.shape)))).sum().backward()
-    expected = {key.removeprefix("rounded/"): golden[key] for key in golden if key.startswith("rounded/")}
+    expected = {
+        key.removeprefix("rounded/"): golden[key] for key in golden if key.startswith("rounded/")
+    }
     transposed = linear_weights(model)
     least = 1e-2 * max(np.ptp(value) for value in expected.values())
     found = {key: parameter.grad.numpy() for key, parameter in model.named_parameters()}
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         one = found[key].T if key in transposed else found[key]
-        np.testing.assert_allclose(one, value, atol=5e-4 * max(np.ptp(value), least), rtol=0, err_msg=key)
+        np.testing.assert_allclose(
+            one, value, atol=5e-4 * max(np.ptp(value), least), rtol=0, err_msg=key
+        )
 
 
 def test_a_pair_of_tokens_has_the_bias_of_its_distance():
@@ -61,18 +68,28 @@ def test_a_pair_of_tokens_has_the_bias_of_its_distance():
 def test_initialisation_is_timms():
     paddle.seed(0)
     model = TinyViT(
-        32, embed_dims=(32, 64, 96, 128), stage_depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4), num_classes=200
+        32,
+        embed_dims=(32, 64, 96, 128),
+        stage_depths=(1, 1, 1, 1),
+        num_heads=(1, 2, 3, 4),
+        num_classes=200,
     )
     first = model.stages[0].blocks[0]
     block = model.stages[3].blocks[0]
     for layer in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2, model.head.fc):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert not layer.bias.numpy().any()
-    for layer, fan_in in ((model.patch_embed.conv2.conv, 16 * 9), (first.conv2.conv, 9), (first.conv3.conv, 128)):
+    for layer, fan_in in (
+        (model.patch_embed.conv2.conv, 16 * 9),
+        (first.conv2.conv, 9),
+        (first.conv3.conv, 128),
+    ):
         bound = fan_in**-0.5
         assert 0.98 * bound < float(layer.weight.abs().max()) <= bound
     assert not block.attn.attention_biases.numpy().any()
-    assert [float(norm.weight.max()) for norm in (first.conv2.bn, first.conv3.bn, block.local_conv.bn)] == [1, 0, 1]
+    assert [
+        float(norm.weight.max()) for norm in (first.conv2.bn, first.conv3.bn, block.local_conv.bn)
+    ] == [1, 0, 1]
 
 
 def test_drop_path_rises_over_all_blocks():
@@ -112,10 +129,16 @@ def test_the_classifier_is_exchangeable():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["MODEL.STAGE_DEPTHS", "[2, 2, 6]"], r"STAGE_DEPTHS is \[2, 2, 6\], expected four numbers"),
+        (
+            ["MODEL.STAGE_DEPTHS", "[2, 2, 6]"],
+            r"STAGE_DEPTHS is \[2, 2, 6\], expected four numbers",
+        ),
         (["MODEL.NUM_HEADS", "[2, 4]"], r"NUM_HEADS is \[2, 4\], expected four numbers"),
         (["MODEL.WINDOW_SIZES", "[7]"], r"WINDOW_SIZES is \[7\], expected four numbers"),
-        (["MODEL.NUM_HEADS", "[2, 4, 7, 10]"], "NUM_HEADS has 7 where there are 160 channels, no multiple of it"),
+        (
+            ["MODEL.NUM_HEADS", "[2, 4, 7, 10]"],
+            "NUM_HEADS has 7 where there are 160 channels, no multiple of it",
+        ),
         (["DATA.IMAGE_SIZE", "31"], "IMAGE_SIZE is 31, TinyViT takes images of at least 32 x 32"),
     ],
 )

@@ -70,13 +70,19 @@ def test_a_differential_heads_share_begins_as_published(block):
     paddle.seed(0)
     model = small("vit_differential", depth=4, embed_dim=192, block=block)
     heads = [one if block == "parallel" else one.attn for one in model.blocks]
-    expected = [0.2, 0.8 - 0.6 * math.exp(-0.3), 0.8 - 0.6 * math.exp(-0.6), 0.8 - 0.6 * math.exp(-0.9)]
+    expected = [
+        0.2,
+        0.8 - 0.6 * math.exp(-0.3),
+        0.8 - 0.6 * math.exp(-0.6),
+        0.8 - 0.6 * math.exp(-0.9),
+    ]
     assert [one.first_share for one in heads] == pytest.approx(expected)
     drawn = paddle.concat([one.lambda_q1 for one in heads]).numpy()
     assert 0.08 < drawn.std() < 0.12
     with kept_weights(model, attention_layers(model)) as kept:
         model(paddle.randn([2, 3, 16, 16]))
-    assert [tuple(weights.shape) for weights in kept.values()] == [(2, 6, 17, 17)] * 4  # two maps of three heads
+    # two maps of three heads
+    assert [tuple(weights.shape) for weights in kept.values()] == [(2, 6, 17, 17)] * 4
     assert all(np.allclose(weights.sum(-1).numpy(), 1, atol=1e-5) for weights in kept.values())
 
 
@@ -99,9 +105,13 @@ def test_initialisation_is_timms():
 
 
 def test_initialisation_is_big_visions():
-    """Flax's defaults: xavier_uniform for each of query, key and value, lecun_normal for the patches."""
+    """Flax's defaults: xavier_uniform for each of query, key and value, lecun_normal for the
+    patches.
+    """
     paddle.seed(0)
-    model = create_model("vit_tiny_patch16_224", weight_init="big_vision", num_classes=10, head_init_scale=0)
+    model = create_model(
+        "vit_tiny_patch16_224", weight_init="big_vision", num_classes=10, head_init_scale=0
+    )
     block = model.blocks[0]
     dim = 192
     for weight, fan in (
@@ -115,7 +125,13 @@ def test_initialisation_is_big_visions():
     assert float(patches.weight.std()) == pytest.approx(768**-0.5, rel=0.01)
     assert float(patches.weight.abs().max()) == pytest.approx(2 * 768**-0.5 / 0.87962566, rel=0.01)
     assert float(model.pos_embed.std()) == pytest.approx(dim**-0.5, rel=0.01)
-    for bias in (patches.bias, block.attn.qkv.bias, block.attn.proj.bias, model.cls_token, model.head.weight):
+    for bias in (
+        patches.bias,
+        block.attn.qkv.bias,
+        block.attn.proj.bias,
+        model.cls_token,
+        model.head.weight,
+    ):
         assert not bias.numpy().any()
     for bias in (block.mlp.fc1.bias, block.mlp.fc2.bias):
         assert float(bias.std()) == pytest.approx(1e-6, rel=0.15)
@@ -149,7 +165,9 @@ def test_fixed_positions_are_big_visions(tmp_path):
     images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
     model.blocks, model.norm = paddle.nn.LayerList(), paddle.nn.Identity()
     tokens = model.forward_features(images).numpy()
-    np.testing.assert_allclose(tokens[:, 1:], (model.patch_embed(images) + model.pos_embed).numpy(), atol=1e-6)
+    np.testing.assert_allclose(
+        tokens[:, 1:], (model.patch_embed(images) + model.pos_embed).numpy(), atol=1e-6
+    )
     np.testing.assert_array_equal(tokens[:, 0], np.repeat(model.cls_token.numpy()[0], 2, axis=0))
 
 
@@ -177,7 +195,9 @@ def test_head_init_scale_multiplies_fresh_heads_alone(distilled):
         states.append({name: tensor.numpy().copy() for name, tensor in model.state_dict().items()})
         paddle.seed(1)
         model.reset_classifier(5)
-        states[-1] |= {f"new {name}": getattr(model, name).weight.numpy() for name in model.classifier_names()}
+        states[-1] |= {
+            f"new {name}": getattr(model, name).weight.numpy() for name in model.classifier_names()
+        }
     for name, value in states[0].items():
         scale = np.float32(1e-3 if "head" in name else 1)
         assert (states[1][name] == value * scale).all(), name
@@ -194,17 +214,35 @@ def test_every_parameter_is_in_one_layer_group(options):
     assert groups[1:-1] == [("blocks.0",), ("blocks.1",), ("blocks.2",)]
     assert groups[-1] == ("norm", "attn_pool", "fc_norm", "head", "head_dist")
     for name, _ in model.named_parameters():
-        owners = [group for group in groups for prefix in group if name == prefix or name.startswith(f"{prefix}.")]
+        owners = [
+            group
+            for group in groups
+            for prefix in group
+            if name == prefix or name.startswith(f"{prefix}.")
+        ]
         assert len(owners) == 1, name
-    assert model.no_weight_decay() == {"pos_embed", "cls_token", "dist_token", "reg_token", "prompt_tokens"}
+    assert model.no_weight_decay() == {
+        "pos_embed",
+        "cls_token",
+        "dist_token",
+        "reg_token",
+        "prompt_tokens",
+    }
 
 
 def test_reset_classifier_replaces_every_head():
     images = paddle.zeros([2, 3, 16, 16])
     model = small(distilled=True)
-    assert (small().classifier_names(), model.classifier_names()) == (("head",), ("head", "head_dist"))
+    assert (small().classifier_names(), model.classifier_names()) == (
+        ("head",),
+        ("head", "head_dist"),
+    )
     model.reset_classifier(5)
-    assert (model.num_classes, model.head.weight.shape, model.head_dist.weight.shape) == (5, [24, 5], [24, 5])
+    assert (model.num_classes, model.head.weight.shape, model.head_dist.weight.shape) == (
+        5,
+        [24, 5],
+        [24, 5],
+    )
     assert model(images).shape == [2, 5]
     model.reset_classifier(0)
     tokens = model.forward_features(images)
@@ -218,7 +256,10 @@ def test_reset_classifier_replaces_every_head():
         (["MODEL.NUM_HEADS", "7"], "EMBED_DIM 768 is not a multiple of NUM_HEADS 7"),
         (["MODEL.TYPE", "Vitt"], "MODEL.TYPE is 'Vitt', expected one of beit, "),
         (["MODEL.NUM_CLASSES", "auto"], "MODEL.NUM_CLASSES is 'auto'"),
-        (["MODEL.DISTILLED", "True", "MODEL.GLOBAL_POOL", "avg"], "GLOBAL_POOL is 'avg', expected 'token'"),
+        (
+            ["MODEL.DISTILLED", "True", "MODEL.GLOBAL_POOL", "avg"],
+            "GLOBAL_POOL is 'avg', expected 'token'",
+        ),
         (["MODEL.DISTILLED", "True", "MODEL.REG_TOKENS", "4"], "REG_TOKENS is 4, expected 0"),
         (["MODEL.CLASS_TOKEN", "False"], "GLOBAL_POOL is 'token', expected 'avg'"),
         (
@@ -226,13 +267,22 @@ def test_reset_classifier_replaces_every_head():
             "EMBED_DIM is 6, expected a multiple of 4, 8 or more, with POS_EMBED sincos2d",
         ),
         (["MODEL.POS_EMBED", "sine"], "MODEL.POS_EMBED is 'sine', expected one of learn, sincos2d"),
-        (["MODEL.WEIGHT_INIT", "jax"], "MODEL.WEIGHT_INIT is 'jax', expected one of timm, deit, big_vision"),
+        (
+            ["MODEL.WEIGHT_INIT", "jax"],
+            "MODEL.WEIGHT_INIT is 'jax', expected one of timm, deit, big_vision",
+        ),
         (
             ["MODEL.ATTENTION", "differential", "MODEL.ATTN_HEAD_SIZE", "7"],
             "a head has 7 channels, ATTENTION differential",
         ),
-        (["MODEL.BLOCK", "parallel", "MODEL.ACT", "swiglu"], "ACT is 'swiglu', which BLOCK parallel doesn't take"),
-        (["MODEL.WINDOW_SIZE", "7"], "MODEL.WINDOW_SIZE is 7, but ViT takes no WINDOW_SIZE; leave it out"),
+        (
+            ["MODEL.BLOCK", "parallel", "MODEL.ACT", "swiglu"],
+            "ACT is 'swiglu', which BLOCK parallel doesn't take",
+        ),
+        (
+            ["MODEL.WINDOW_SIZE", "7"],
+            "MODEL.WINDOW_SIZE is 7, but ViT takes no WINDOW_SIZE; leave it out",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_named(options, message):
@@ -241,7 +291,9 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 
 
 def test_attn_head_size_sets_the_width_of_a_head():
-    model = create_model("vit_tiny_patch16_224", image_size=32, depth=1, attn_head_size=32, num_classes=2)
+    model = create_model(
+        "vit_tiny_patch16_224", image_size=32, depth=1, attn_head_size=32, num_classes=2
+    )
     assert model.blocks[0].attn.qkv.weight.shape == [192, 3 * 3 * 32]
     assert model.blocks[0].attn.scale == 32**-0.5
 
@@ -254,8 +306,8 @@ def test_training_drops_patches_and_evaluation_does_not():
 
 
 def gradients(recompute, parallel=False, frozen=("nothing",)):
-    """Two backward passes with all that is random: (calls of the last block, gradients). In parallel the first has no
-    synchronisation.
+    """Two backward passes with all that is random: (calls of the last block, gradients). In
+    parallel the first has no synchronisation.
     """
     paddle.seed(0)
     random = {"dropout": 0.2, "attention_dropout": 0.2, "droppath": 0.4, "patch_drop": 0.3}
@@ -270,11 +322,15 @@ def gradients(recompute, parallel=False, frozen=("nothing",)):
     with trained.no_sync() if parallel else contextlib.nullcontext():
         trained(images).square().sum().backward()
     trained(images).square().sum().backward()
-    return len(calls), {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+    return len(calls), {
+        name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("frozen", [("nothing",), ("cls_token", "pos_embed", "patch_embed", "blocks.0")])
+@pytest.mark.parametrize(
+    "frozen", [("nothing",), ("cls_token", "pos_embed", "patch_embed", "blocks.0")]
+)
 def test_recompute_gives_the_same_gradients(frozen):
     calls, expected = gradients(False, frozen=frozen)
     calls_again, found = gradients(True, frozen=frozen)
@@ -299,7 +355,8 @@ def test_recompute_gives_the_same_gradients_on_two_ranks():
     for name, value in expected.items():
         assert all((found[name] == value).all() for _, found in results), name
     alone = gradients(False)[1]
-    assert any(abs(alone[name] - value).max() > 1e-3 for name, value in expected.items())  # ranks were averaged
+    # ranks were averaged
+    assert any(abs(alone[name] - value).max() > 1e-3 for name, value in expected.items())
 
 
 def test_recompute_leaves_evaluation_alone():

@@ -25,7 +25,9 @@ from weights.resize import bicubic_matrix
 
 def small(name="volo", **changes):
     """The VOLO of golden/volo.py's case NAME, with changes."""
-    options = {{"layers": "stage_depths"}.get(key, key): value for key, value in CASES[name].items()}
+    options = {
+        {"layers": "stage_depths"}.get(key, key): value for key, value in CASES[name].items()
+    }
     return VOLO(**{"image_size": SIZES[name]} | options | changes)
 
 
@@ -59,7 +61,9 @@ def test_dense_training_gives_what_timms_forward_train_does(tmp_path, monkeypatc
         close(dense, golden[f"dense_{end}"])
         assert (share.shape, float(share)) == ([], pytest.approx(mixed))
     weighted = ((logits, "logits_mixed"), (dense, "dense_mixed"))
-    sum((out * paddle.to_tensor(array(key, tuple(out.shape)))).sum() for out, key in weighted).backward()
+    sum(
+        (out * paddle.to_tensor(array(key, tuple(out.shape)))).sum() for out, key in weighted
+    ).backward()
     transposed = linear_weights(model)
     keys = [key for key in golden if key.startswith("mixed_grad/")]
     assert len(keys) > 8
@@ -68,14 +72,20 @@ def test_dense_training_gives_what_timms_forward_train_does(tmp_path, monkeypatc
         gradient = dict(model.named_parameters())[name].grad
         close(gradient.t() if name in transposed else gradient, golden[key])
     for key in (key for key in golden if key.startswith("state/")):  # of a training step
-        name = key.partition("/")[2].replace("running_mean", "_mean").replace("running_var", "_variance")
+        name = (
+            key.partition("/")[2]
+            .replace("running_mean", "_mean")
+            .replace("running_var", "_variance")
+        )
         close(model.state_dict()[name], golden[key])
     model.eval()
     assert model(images).shape == [2, 5]
 
 
 def test_a_rectangle_has_the_share_that_is_drawn():
-    """Its sides are floor(r n), r = sqrt of a uniform share, around a uniform middle, cut at the border."""
+    """Its sides are floor(r n), r = sqrt of a uniform share, around a uniform middle, cut at the
+    border.
+    """
     paddle.seed(0)
     model = small(image_size=(80, 64))
     found = np.stack([model._rectangle().numpy()[0] for _ in range(400)])
@@ -101,10 +111,13 @@ def test_a_rectangle_has_the_share_that_is_drawn():
 def test_windows_are_unfolds_and_folds():
     x = paddle.randn([2, 6, 4, 3])
     windows = neighbours(neighbours(x, 1), 3)  # [2, 3, 3, 2, 3, 3]
-    unfolded = F.unfold(x.transpose([0, 3, 1, 2]), 3, 2, 1).reshape([2, 3, 3, 3, 3, 2])  # D, 3, 3, h, w
+    # D, 3, 3, h, w
+    unfolded = F.unfold(x.transpose([0, 3, 1, 2]), 3, 2, 1).reshape([2, 3, 3, 3, 3, 2])
     np.testing.assert_array_equal(windows.numpy(), unfolded.transpose([0, 4, 2, 5, 3, 1]).numpy())
     folded = F.fold(unfolded.reshape([2, 27, 6]), [6, 4], 3, 2, 1).transpose([0, 2, 3, 1])
-    np.testing.assert_allclose(sum_windows(sum_windows(windows, 3), 1).numpy(), folded.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        sum_windows(sum_windows(windows, 3), 1).numpy(), folded.numpy(), rtol=1e-6
+    )
 
 
 def test_initialisation_is_timms():
@@ -113,15 +126,25 @@ def test_initialisation_is_timms():
     outlook = model.network[0][0]
     block = model.network[2][0]
     last = model.post_network[1]
-    for layer in (outlook.attn.attn, outlook.attn.v, block.attn.qkv, block.mlp.fc1, last.attn.kv, model.aux_head):
+    for layer in (
+        outlook.attn.attn,
+        outlook.attn.v,
+        block.attn.qkv,
+        block.mlp.fc1,
+        last.attn.kv,
+        model.aux_head,
+    ):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert layer.bias is None or not layer.bias.numpy().any()
-    for layer, fan_in in ((model.patch_embed.conv[3], 9 * 32), (model.network[1].proj, 4 * 32)):  # PyTorch's own
+    # PyTorch's own
+    for layer, fan_in in ((model.patch_embed.conv[3], 9 * 32), (model.network[1].proj, 4 * 32)):
         assert float(layer.weight.abs().max()) == pytest.approx(fan_in**-0.5, rel=0.01)
         assert float(layer.weight.std()) == pytest.approx((3 * fan_in) ** -0.5, rel=0.05)
     for token in (model.pos_embed, model.cls_token):
         assert float(token.std()) == pytest.approx(0.02, rel=0.2)
-    assert {layer._epsilon for layer in model.sublayers() if isinstance(layer, paddle.nn.LayerNorm)} == {1e-5}
+    assert {
+        layer._epsilon for layer in model.sublayers() if isinstance(layer, paddle.nn.LayerNorm)
+    } == {1e-5}
 
 
 def test_drop_path_rises_after_the_first_stage():
@@ -129,7 +152,9 @@ def test_drop_path_rises_after_the_first_stage():
     rates = [(block.drop_path1.drop_prob, block.drop_path2.drop_prob) for block in model.blocks]
     assert rates == [(pytest.approx(rate),) * 2 for rate in (0, 0, 0.2, 0.3, 0.4, 0.5, 0, 0)]
     assert model.pos_drop.p == 0.1
-    assert [getattr(b.attn, "attn_drop", None) is not None for b in model.blocks] == [False] * 2 + [True] * 6
+    assert [getattr(b.attn, "attn_drop", None) is not None for b in model.blocks] == [False] * 2 + [
+        True
+    ] * 6
     assert model.network[0][0].attn.drop.p == model.post_network[0].attn.attn_drop.p == 0.2
     assert {block.mlp.drop.p for block in model.blocks} == {0.0}
 
@@ -150,7 +175,9 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
         ("norm", "head", "aux_head"),
     ]
     for name, _ in model.named_parameters():
-        assert sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1, name
+        assert (
+            sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1
+        ), name
     assert model.no_weight_decay() == {"pos_embed", "cls_token"}
 
 
@@ -181,7 +208,8 @@ def test_what_it_looks_at_has_the_grid_of_its_patches():
     image = paddle.to_tensor(array("images", (1, 3, *model.image_size)))
     assert [attention(model, image, block).shape for block in (0, -1)] == [(2, 5, 4), (4, 5, 4)]
     assert attention(model, image, 0).sum(axis=(1, 2)) == pytest.approx(1, rel=1e-5)
-    assert (attention(model, image, -1).sum(axis=(1, 2)) < 1).all()  # the class token keeps the rest
+    # the class token keeps the rest
+    assert (attention(model, image, -1).sum(axis=(1, 2)) < 1).all()
     assert cam(model, image, None).shape == (5, 4)
     assert not rolls_out(model)
     assert similarities(model).shape == (5, 4, 5, 4)
@@ -191,9 +219,18 @@ def test_what_it_looks_at_has_the_grid_of_its_patches():
     ("options", "message"),
     [
         (["MODEL.STAGE_DEPTHS", "[2, 4]"], r"STAGE_DEPTHS is \[2, 4\], expected four numbers"),
-        (["MODEL.NUM_HEADS", "[2, 4]"], r"NUM_HEADS is \[2, 4\], expected 4 numbers: one per stage"),
-        (["MODEL.NUM_HEADS", "[5, 12, 12, 12]"], "NUM_HEADS has 5 where EMBED_DIMS has 192, no multiple of it"),
-        (["MODEL.EMBED_DIMS", "[6, 12, 24, 24]"], r"EMBED_DIMS is \[6, 12, 24, 24\], expected the last three alike"),
+        (
+            ["MODEL.NUM_HEADS", "[2, 4]"],
+            r"NUM_HEADS is \[2, 4\], expected 4 numbers: one per stage",
+        ),
+        (
+            ["MODEL.NUM_HEADS", "[5, 12, 12, 12]"],
+            "NUM_HEADS has 5 where EMBED_DIMS has 192, no multiple of it",
+        ),
+        (
+            ["MODEL.EMBED_DIMS", "[6, 12, 24, 24]"],
+            r"EMBED_DIMS is \[6, 12, 24, 24\], expected the last three alike",
+        ),
         (["MODEL.PATCH_SIZE", "7"], "PATCH_SIZE is 7, expected 4, 8 or 16"),
         (
             ["DATA.IMAGE_SIZE", "200"],
@@ -210,14 +247,25 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 def test_token_labels_train_the_classifier_of_patches_and_no_other_model_takes_them(tiny):
     model = small()
     rng = np.random.default_rng(0)
-    options = ["MODEL.TYPE", "volo", "MODEL.NUM_CLASSES", str(model.num_classes), "TRAIN.LOSS", "token_label"]
+    options = [
+        "MODEL.TYPE",
+        "volo",
+        "MODEL.NUM_CLASSES",
+        str(model.num_classes),
+        "TRAIN.LOSS",
+        "token_label",
+    ]
     config = get_config(None, options)
     task = Classification(config)
     train = SimpleNamespace(labels=np.zeros(1, np.int64))
-    with pytest.raises(InputError, match="TRAIN.LOSS is token_label, but VisionTransformer classifies no patches"):
+    with pytest.raises(
+        InputError, match="TRAIN.LOSS is token_label, but VisionTransformer classifies no patches"
+    ):
         task.prepare(build_model(get_config(None, tiny)), train, None)
     task.prepare(model, train, None)
     pixels = paddle.to_tensor(rng.integers(0, 256, (2, *model.image_size, 3), np.uint8))
-    task.step(model.train(), {"pixels": pixels, "labels": paddle.to_tensor([0, 1])}, 0)["loss"].sum().backward()
+    task.step(model.train(), {"pixels": pixels, "labels": paddle.to_tensor([0, 1])}, 0)[
+        "loss"
+    ].sum().backward()
     assert model.mix_token
     assert model.aux_head.weight.grad.abs().sum() > 0.1

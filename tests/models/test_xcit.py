@@ -56,13 +56,16 @@ def test_initialisation_is_timms():
 
 
 def test_channels_attend_to_each_other_whatever_the_order_of_the_tokens():
-    """A head's channel is a mean of its values' channels, weighed by the cosine of its query over all tokens."""
+    """A head's channel is a mean of its values' channels, weighed by the cosine of its query over
+    all tokens.
+    """
     paddle.seed(0)
     layer = CrossCovarianceAttention(6, 2, qkv_bias=True, attn_drop=0.0, proj_drop=0.0)
     layer.temperature.set_value(paddle.to_tensor([[[3.0]], [[0.5]]]))
     layer.eval()
     x = paddle.randn([1, 5, 6])
-    q, k, v = layer.qkv(x).numpy()[0].reshape(5, 3, 2, 3).transpose(1, 2, 3, 0)  # [heads, channels, tokens]
+    # [heads, channels, tokens]
+    q, k, v = layer.qkv(x).numpy()[0].reshape(5, 3, 2, 3).transpose(1, 2, 3, 0)
     q, k = (part / np.linalg.norm(part, axis=2, keepdims=True) for part in (q, k))
     weights = np.exp(np.array([3.0, 0.5]).reshape(2, 1, 1) * (q @ k.transpose(0, 2, 1)))
     mixed = weights / weights.sum(2, keepdims=True) @ v
@@ -126,11 +129,14 @@ def test_attention_is_shown_of_the_class_tokens_blocks_alone():
     model = small()
     model.eval()
     assert list(attention_layers(model)) == ["cls_attn_blocks.0.attn", "cls_attn_blocks.1.attn"]
-    image = paddle.to_tensor(array("image", (1, 3, 48, 32)))  # another size than the model's: 6 x 4 patches
+    # another size than the model's: 6 x 4 patches
+    image = paddle.to_tensor(array("image", (1, 3, 48, 32)))
     with paddle.no_grad(), kept_weights(model, ["cls_attn_blocks.0.attn"]) as kept:
         model(image)
     weights = kept["cls_attn_blocks.0.attn"].numpy()[0]
-    np.testing.assert_allclose(attention(model, image, 0), weights[:, 0, 1:].reshape(2, 6, 4), atol=1e-6)
+    np.testing.assert_allclose(
+        attention(model, image, 0), weights[:, 0, 1:].reshape(2, 6, 4), atol=1e-6
+    )
     assert queries(model) == "of the class token"
     assert model.cam_layer() is model.cls_attn_blocks[-1].norm1
     assert small("xcit_16").cam_layer() is None  # it reads the mean of the patches
@@ -143,17 +149,23 @@ def test_positions_are_shown_by_their_similarity():
     assert alike.shape == (3, 5, 3, 5)
     one = places[:, 1, 4]
     other = places[:, 2, 0]
-    assert alike[1, 4, 2, 0] == pytest.approx(one @ other / np.linalg.norm(one) / np.linalg.norm(other), abs=1e-6)
+    assert alike[1, 4, 2, 0] == pytest.approx(
+        one @ other / np.linalg.norm(one) / np.linalg.norm(other), abs=1e-6
+    )
 
 
 def test_one_classifier_serves_a_teacher_too():
     logits = small()(paddle.randn([2, 3, 32, 32]))
     targets = paddle.nn.functional.one_hot(paddle.to_tensor([1, 2]), 7)
     taught = paddle.nn.functional.one_hot(paddle.to_tensor([3, 4]), 7)
-    loss = TrainingLoss(SoftTargetCrossEntropy(), lambda _: taught, "hard", alpha=0.25)(None, logits, targets)
+    loss = TrainingLoss(SoftTargetCrossEntropy(), lambda _: taught, "hard", alpha=0.25)(
+        None, logits, targets
+    )
     log = paddle.nn.functional.log_softmax(logits, axis=-1)
     np.testing.assert_allclose(
-        loss.numpy(), (-0.75 * (log * targets) - 0.25 * (log * taught)).sum(axis=-1).numpy(), rtol=1e-5
+        loss.numpy(),
+        (-0.75 * (log * targets) - 0.25 * (log * taught)).sum(axis=-1).numpy(),
+        rtol=1e-5,
     )
 
 
@@ -162,9 +174,15 @@ def test_one_classifier_serves_a_teacher_too():
     [
         (["MODEL.PATCH_SIZE", "4"], "PATCH_SIZE is 4, expected 8 or 16"),
         (["MODEL.NUM_HEADS", "5"], "EMBED_DIM 128 is not a multiple of NUM_HEADS 5"),
-        (["MODEL.EMBED_DIM", "4"], "EMBED_DIM is 4, which leaves nothing for the first convolution; raise it"),
+        (
+            ["MODEL.EMBED_DIM", "4"],
+            "EMBED_DIM is 4, which leaves nothing for the first convolution; raise it",
+        ),
         (["DATA.IMAGE_SIZE", "15"], "IMAGE_SIZE is 15, XCiT takes images of at least 16 x 16"),
-        (["MODEL.MLP_RATIO", "0.001"], "MODEL.MLP_RATIO is 0.001, which leaves nothing of 128 channels"),
+        (
+            ["MODEL.MLP_RATIO", "0.001"],
+            "MODEL.MLP_RATIO is 0.001, which leaves nothing of 128 channels",
+        ),
         (["MODEL.DISTILLED", "True"], "MODEL.DISTILLED is True, but XCiT takes no DISTILLED"),
     ],
 )

@@ -1,4 +1,6 @@
-"""What holds for every architecture: all that is shipped is in docs/parity.md, and trains on two ranks."""
+"""What holds for every architecture: all that is shipped is in docs/parity.md, and trains on two
+ranks.
+"""
 
 import importlib
 import inspect
@@ -28,9 +30,12 @@ SMALL = {}  # a small model by MODEL.TYPE: what each architecture's tests call Z
 for _file in sorted(Path(__file__).parent.glob("test_*.py")):
     if _file != Path(__file__) and "\nZOO = " in _file.read_text():
         SMALL |= getattr(importlib.import_module(_file.stem), "ZOO", {})
-TIMM_SCALES = json.loads((ROOT / "tests" / "golden" / "layer_groups.json").read_text())  # with a decay of 0.5
+# with a decay of 0.5
+TIMM_SCALES = json.loads((ROOT / "tests" / "golden" / "layer_groups.json").read_text())
 PARITY = re.findall(
-    r"^\| (\S+) \| \S+ \| ([\d,]+) \| (\S+) \|", (ROOT / "docs" / "parity.md").read_text(), re.MULTILINE
+    r"^\| (\S+) \| \S+ \| ([\d,]+) \| (\S+) \|",
+    (ROOT / "docs" / "parity.md").read_text(),
+    re.MULTILINE,
 )
 
 
@@ -40,8 +45,8 @@ def test_every_architecture_is_tested_here():
 
 
 def test_every_model_is_in_the_table_of_parity_with_its_parameters():
-    """The parameters are counted in each model as its file makes it: ``cost_table.py`` builds a file that has changed,
-    the slow part of test_costs.py all of them.
+    """The parameters are counted in each model as its file makes it: ``cost_table.py`` builds a
+    file that has changed, the slow part of test_costs.py all of them.
     """
     assert sorted(name for name, *_ in PARITY) == list_models()
     stored = json.loads(TABLE.read_text())
@@ -59,7 +64,13 @@ def test_every_model_is_in_the_table_of_parity_with_its_parameters():
 def test_timms_layer_groups_give_timms_rates(case):
     kind, _, variant = case.partition("_")
     names = {"fc_norm": True} if kind == "poolformer" else {}  # timm's
-    model = create_model(case, **names) if case in list_models() else SMALL[kind](case) if variant else SMALL[kind]()
+    model = (
+        create_model(case, **names)
+        if case in list_models()
+        else SMALL[kind](case)
+        if variant
+        else SMALL[kind]()
+    )
     config = get_config(None, ["TRAIN.LAYER_DECAY", "0.5", "TRAIN.LAYER_DECAY_GROUPS", "timm"])
     assert layer_scales(config, model) == TIMM_SCALES[case]
 
@@ -72,7 +83,14 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     names = [name for name, _ in model.named_parameters()]
     for name in names:
         assert sum(within(name, group) for group in model.layer_groups()) == 1, name
-    assert model.no_weight_decay() <= {*names, "pos_embed", "cls_token", "dist_token", "reg_token", "prompt_tokens"}
+    assert model.no_weight_decay() <= {
+        *names,
+        "pos_embed",
+        "cls_token",
+        "dist_token",
+        "reg_token",
+        "prompt_tokens",
+    }
     heads = model.classifier_names()
     assert all(within(f"{head}.weight", model.layer_groups()[-1]) for head in heads)
     for name in names:
@@ -82,23 +100,33 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     model.eval()
     height, width = model.image_size
     if model.min_image_size:
-        assert model.input_sizes == f"images of at least {model.min_image_size} x {model.min_image_size}"
+        assert (
+            model.input_sizes
+            == f"images of at least {model.min_image_size} x {model.min_image_size}"
+        )
         assert model(paddle.zeros([1, 3, height + 1, width + 2])).shape == [1, model.num_classes]
     else:
         assert model.input_sizes == f"images of {height} x {width}"
-        with pytest.raises(InputError, match=f"the model takes images of {height} x {width}, found 52 x 52"):
+        with pytest.raises(
+            InputError, match=f"the model takes images of {height} x {width}, found 52 x 52"
+        ):
             model(paddle.zeros([1, 3, 52, 52]))
     logits = model(images)
     assert logits.shape == [2, model.num_classes]
-    np.testing.assert_allclose(model.forward_head(model.forward_features(images)).numpy(), logits.numpy(), atol=1e-6)
-    # Saved, read into a model of other classes whose classifier stays, and into one of the same classes.
+    np.testing.assert_allclose(
+        model.forward_head(model.forward_features(images)).numpy(), logits.numpy(), atol=1e-6
+    )
+    # Saved, read into a model of other classes whose classifier stays, and into one of the same
+    # classes.
     save_weights(model, tmp_path / "model.safetensors")
     other = SMALL[kind](num_classes=3)
     fresh = {name: sublayer(other, name).weight.numpy().copy() for name in heads}
     report = load_weights(other, tmp_path, strict=False)
     assert {name.rpartition(".")[0] for name in report.fresh} == set(heads)
     assert all((sublayer(other, name).weight.numpy() == fresh[name]).all() for name in heads)
-    assert set(report.loaded) | set(report.fresh) == {file_name(name) for name in model.state_dict()}
+    assert set(report.loaded) | set(report.fresh) == {
+        file_name(name) for name in model.state_dict()
+    }
     same = SMALL[kind]()
     load_weights(same, tmp_path)
     same.eval()
@@ -119,12 +147,16 @@ def test_an_array_of_another_rank_is_named(kind, tmp_path):
     for name in {tuple(name.split(".")[-2:]): name for name in arrays}.values():  # one of each kind
         for shape in ((), (3,), (1, 2, 3, 4, 5)):
             write_weights(tmp_path / "a.safetensors", arrays | {name: np.ones(shape, np.float32)})
-            with pytest.raises(InputError, match=rf"a\.safetensors.*{re.escape(name)}|don't go together"):
+            with pytest.raises(
+                InputError, match=rf"a\.safetensors.*{re.escape(name)}|don't go together"
+            ):
                 load_weights(model, tmp_path / "a.safetensors")
 
 
 def step_of_each():
-    """One training step of each architecture in DataParallel: sums of gradients after it, by architecture."""
+    """One training step of each architecture in DataParallel: sums of gradients after it, by
+    architecture.
+    """
     sums = {}
     for kind, small in SMALL.items():
         paddle.seed(0)
@@ -151,7 +183,9 @@ def test_every_architecture_trains_on_two_ranks():
 
 @pytest.fixture(scope="module")
 def others():
-    """A model and another, none of which any other architecture's weights fit: each test is refused them."""
+    """A model and another, none of which any other architecture's weights fit: each test is refused
+    them.
+    """
     return {kind: SMALL[kind]() for kind in ("resnet", "mixer")}
 
 
@@ -168,7 +202,10 @@ def test_a_few_steps_lower_the_loss(kind):
     paddle.seed(0)
     model = SMALL[kind]()
     optimizer = paddle.optimizer.AdamW(3e-3, parameters=model.parameters())
-    images, labels = paddle.to_tensor(array("images", (4, 3, *model.image_size))), paddle.to_tensor([0, 1, 2, 1])
+    images, labels = (
+        paddle.to_tensor(array("images", (4, 3, *model.image_size))),
+        paddle.to_tensor([0, 1, 2, 1]),
+    )
     losses = []
     for _ in range(8):
         losses.append(paddle.nn.functional.cross_entropy(model(images), labels))
@@ -180,13 +217,19 @@ def test_a_few_steps_lower_the_loss(kind):
 
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "beit_base_patch16_224"])
 def test_tables_of_relative_positions_fit_another_image(name, tmp_path):
-    sizes = {"embed_dim": 24, "num_heads": 3} if "beit" in name else {"embed_dim": 12, "num_heads": [1, 2, 3, 4]}
+    sizes = (
+        {"embed_dim": 24, "num_heads": 3}
+        if "beit" in name
+        else {"embed_dim": 12, "num_heads": [1, 2, 3, 4]}
+    )
     sizes |= {"depth": 1} if "beit" in name else {"stage_depths": [1, 1, 1, 1]}
     window = {} if "beit" in name else {"window_size": 8}
     save_weights(create_model(name, **sizes), tmp_path / "model.safetensors")
     report = load_weights(create_model(name, image_size=256, **sizes, **window), tmp_path)
     from_to = "14 x 14 to 16 x 16" if "beit" in name else "7 x 7 to 8 x 8"
-    assert report.resized == [f"{1 if 'beit' in name else 4} relative_position_bias_table resized from {from_to}"]
+    assert report.resized == [
+        f"{1 if 'beit' in name else 4} relative_position_bias_table resized from {from_to}"
+    ]
 
 
 def after_a_step(kind, recompute):
@@ -208,7 +251,9 @@ def after_a_step(kind, recompute):
 @pytest.mark.parametrize("kind", sorted(SMALL.keys() - {"lenet"}))
 def test_recompute_gives_the_same_gradients_and_statistics(kind, monkeypatch):
     calls = []
-    monkeypatch.setattr("models.base.recompute", lambda *args, **named: calls.append(1) or recompute(*args, **named))
+    monkeypatch.setattr(
+        "models.base.recompute", lambda *args, **named: calls.append(1) or recompute(*args, **named)
+    )
     expected = after_a_step(kind, False)
     assert not calls
     found = after_a_step(kind, True)

@@ -1,4 +1,6 @@
-"""The compiled attention gives what Paddle's operators do in float64: every form of it that a model has."""
+"""The compiled attention gives what Paddle's operators do in float64: every form of it that a model
+has.
+"""
 
 import numpy as np
 import paddle
@@ -25,7 +27,8 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed + sum(shape)).standard_normal(shape).astype(np.float32)
 
 
-# Shapes of the parts, heads, width; of a bias, of a mask; "cosine": a scale per head; and attended's words.
+# Shapes of the parts, heads, width; of a bias, of a mask; "cosine": a scale per head; and
+# attended's words.
 FORMS = {
     "one tensor": ([[2, 17, 3 * 24]], 3, 8, {}),
     "two": ([[2, 17, 24], [2, 5, 48]], 3, 8, {}),
@@ -35,11 +38,21 @@ FORMS = {
     "many queries at a time": ([[1, 700, 20], [1, 33, 40]], 1, 20, {}),
     "many keys": ([[1, 9, 16], [1, 1100, 32]], 1, 16, {}),
     "head by head, a bias": ([[3, 12, 4 * 64]], 4, 16, {"by_head": True, "bias": [4, 12, 12]}),
-    "head by head, two": ([[3, 12, 64], [3, 49, 4 * 48]], 4, 16, {"by_head": True, "bias": [4, 12, 49]}),
+    "head by head, two": (
+        [[3, 12, 64], [3, 49, 4 * 48]],
+        4,
+        16,
+        {"by_head": True, "bias": [4, 12, 49]},
+    ),
     "each item's bias": ([[6, 16, 8], [6, 100, 16]], 1, 8, {"bias": [6, 1, 16, 100]}),
     "a bias for many items": ([[70, 5, 3 * 8]], 2, 4, {"bias": [2, 5, 5]}),
     "windows": ([[12, 49, 3 * 96]], 3, 32, {"bias": [3, 49, 49], "mask": [4, 49, 49]}),
-    "windows' cosines": ([[12, 16, 3 * 12]], 3, 4, {"bias": [3, 16, 16], "mask": [4, 16, 16], "scale": [3, 1, 1]}),
+    "windows' cosines": (
+        [[12, 16, 3 * 12]],
+        3,
+        4,
+        {"bias": [3, 16, 16], "mask": [4, 16, 16], "scale": [3, 1, 1]},
+    ),
     "a mask alone": ([[6, 9, 3 * 8]], 2, 4, {"mask": [3, 9, 9]}),
     "turned halves": ([[2, 20, 3 * 48]], 3, 16, {"turns": [20, 1, 8], "halves": True}),
     "turned neighbours": ([[2, 20, 48]] * 3, 3, 16, {"turns": [20, 1, 8]}),
@@ -49,7 +62,9 @@ FORMS = {
 def results(form, dtype):
     """The output of ``attend_heads``, and the gradients of all that has one."""
     shapes, heads, width, words = form
-    inputs = [paddle.to_tensor(normal(*shape, seed=i).astype(dtype)) for i, shape in enumerate(shapes)]
+    inputs = [
+        paddle.to_tensor(normal(*shape, seed=i).astype(dtype)) for i, shape in enumerate(shapes)
+    ]
     words = dict(words)
     count = len(inputs)
     for name in ("bias", "scale"):
@@ -59,10 +74,14 @@ def results(form, dtype):
     for one in inputs:
         one.stop_gradient = False
     if "mask" in words:
-        words["mask"] = paddle.to_tensor(np.where(normal(*words["mask"]) > 1, -100.0, 0.0).astype(dtype))
+        words["mask"] = paddle.to_tensor(
+            np.where(normal(*words["mask"]) > 1, -100.0, 0.0).astype(dtype)
+        )
     if "turns" in words:
         angles = normal(*words["turns"])
-        words["turns"] = [paddle.to_tensor(one.astype(dtype)) for one in (np.cos(angles), np.sin(angles))]
+        words["turns"] = [
+            paddle.to_tensor(one.astype(dtype)) for one in (np.cos(angles), np.sin(angles))
+        ]
     output = attend_heads(inputs[:count], heads, width, words.pop("scale", 0.3), **words)
     cotangent = paddle.to_tensor(normal(*output.shape).astype(dtype))
     return [output, *paddle.grad([output], inputs, [cotangent])]
@@ -79,7 +98,9 @@ def test_values_and_gradients_are_those_of_float64_for_any_number_of_threads(for
     assert len(bits) == 1
     for own, exact in zip(found, results(FORMS[form], "float64"), strict=True):
         assert own.shape == exact.shape
-        assert np.abs(own.numpy() - exact.numpy()).max() < 3e-6 * max(1, np.abs(exact.numpy()).max())
+        assert np.abs(own.numpy() - exact.numpy()).max() < 3e-6 * max(
+            1, np.abs(exact.numpy()).max()
+        )
 
 
 def test_not_a_number_stays_within_its_query():
@@ -109,7 +130,9 @@ def test_shapes_that_do_not_fit_are_refused(parts, words):
     if "turns" in words:
         words["turns"] = (words["turns"], words["turns"])
     with pytest.raises(Exception, match="shapes don't fit"):
-        ops.attention([paddle.ones(shape) for shape in parts], 2, 2, words.pop("scale", 1.0), **words)
+        ops.attention(
+            [paddle.ones(shape) for shape in parts], 2, 2, words.pop("scale", 1.0), **words
+        )
 
 
 LAYERS = {
@@ -145,7 +168,9 @@ def test_layers_are_the_same_with_and_without(name):
         paddle.seed(3)
         x = paddle.to_tensor(normal(*shape), stop_gradient=False)
         output = layer(x)
-        found.append([output, *paddle.grad([(output**2).sum()], [x, *layer.parameters()], allow_unused=True)])
+        found.append(
+            [output, *paddle.grad([(output**2).sum()], [x, *layer.parameters()], allow_unused=True)]
+        )
     for own, other in zip(*found, strict=True):
         assert (own is None) == (other is None)
         if own is not None:

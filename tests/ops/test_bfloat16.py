@@ -1,4 +1,6 @@
-"""Products by bfloat16: NumPy's of rounded factors, sums in float32; a gradient is of its forward pass's kind."""
+"""Products by bfloat16: NumPy's of rounded factors, sums in float32; a gradient is of its forward
+pass's kind.
+"""
 
 import math
 import os
@@ -51,7 +53,13 @@ def mlp(x, w1, b1, w2, b2, grad):
     h = times(x, w1)
     again, slope = gelu(rounded(h) + b1)  # what is kept of h
     dh = times(grad, w2.T) * slope
-    grads = [times(dh, w1.T), weight_grad(x, dh), dh.sum((0, 1)), weight_grad(again, grad), grad.sum((0, 1))]
+    grads = [
+        times(dh, w1.T),
+        weight_grad(x, dh),
+        dh.sum((0, 1)),
+        weight_grad(again, grad),
+        grad.sum((0, 1)),
+    ]
     return [times(gelu(h + b1)[0], w2) + b2, *grads]
 
 
@@ -66,14 +74,20 @@ def attention(qkv, grad):
     ds = weights * (dp - (weights * dp).sum(-1, keepdims=True))
     dq = 0.3 * times(ds, k)
     dk = 0.3 * times(ds.swapaxes(2, 3), q)
-    out = (times(powers, v) / powers.sum(-1, keepdims=True)).transpose(0, 2, 1, 3).reshape(grad.shape)
+    out = (
+        (times(powers, v) / powers.sum(-1, keepdims=True)).transpose(0, 2, 1, 3).reshape(grad.shape)
+    )
     return [out, np.stack([dq, dk, dv]).transpose(1, 3, 0, 2, 4)]
 
 
 CASES = {
     "linear": (ops.linear, linear, [normal(3, 7, 20), normal(20, 33), normal(33)]),
     "mlp": (ops.mlp, mlp, [normal(2, 5, 12), normal(12, 49), normal(49), normal(49, 8), normal(8)]),
-    "attention": (lambda qkv: ops.attention([qkv.flatten(2)], 3, 8, 0.3), attention, [normal(2, 17, 3, 3, 8)]),
+    "attention": (
+        lambda qkv: ops.attention([qkv.flatten(2)], 3, 8, 0.3),
+        attention,
+        [normal(2, 17, 3, 3, 8)],
+    ),
 }
 
 
@@ -90,7 +104,8 @@ def test_values_and_gradients_are_numpys_of_rounded_factors(case):
     expected = plain(*(array.astype(np.float64) for array in [*arrays, grad]))
     for own, exact in zip(found, expected, strict=True):
         assert own.dtype == paddle.float32
-        # A factor that float32's own rounding put on the other side of a tie is off by 2^-8 of itself.
+        # A factor that float32's own rounding put on the other side of a tie is off by 2^-8 of
+        # itself.
         error = np.abs(own.numpy() - exact)
         size = np.abs(exact).max()
         assert np.median(error) < 1e-6 * size
@@ -105,12 +120,16 @@ numpy.save(sys.argv[1], test_bfloat16.attended())
 
 
 def attended():
-    """Attention of bfloat16 products and its gradient, in one row; no side is a multiple of a tile's."""
+    """Attention of bfloat16 products and its gradient, in one row; no side is a multiple of a
+    tile's.
+    """
     qkv = paddle.to_tensor(normal(2, 83, 3 * 5 * 40).astype(np.float32), stop_gradient=False)
     with ops.multiplying(half=True):
         output = ops.attention([qkv], 5, 40, 0.15)
     grad = paddle.to_tensor(normal(*output.shape).astype(np.float32))
-    return np.concatenate([output.numpy().ravel(), paddle.grad([output], [qkv], [grad])[0].numpy().ravel()])
+    return np.concatenate(
+        [output.numpy().ravel(), paddle.grad([output], [qkv], [grad])[0].numpy().ravel()]
+    )
 
 
 def test_a_cpu_without_amx_gives_the_same(tmp_path):
@@ -119,7 +138,9 @@ def test_a_cpu_without_amx_gives_the_same(tmp_path):
         "PYTHONPATH": f"{ROOT}:{ROOT}/tests/ops:{ROOT}/tests",
     }
     file = tmp_path / "found.npy"
-    subprocess.run([sys.executable, "-c", WITHOUT_TILES, str(file)], env=environment, check=True, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, "-c", WITHOUT_TILES, str(file)], env=environment, check=True, cwd=ROOT
+    )
     with_them = attended()
     found = np.load(file)
     error = np.abs(with_them - found)
@@ -130,13 +151,20 @@ def test_a_cpu_without_amx_gives_the_same(tmp_path):
 
 @pytest.mark.smoke
 def test_ties_go_to_even_and_what_is_no_number_stays():
-    cases = {1 + 2**-8: 1.0, 1 + 3 * 2**-8: 1 + 2**-6, 1 + 2**-8 + 2**-20: 1 + 2**-7, -1 - 2**-8: -1.0, 3.4e38: np.inf}
+    cases = {
+        1 + 2**-8: 1.0,
+        1 + 3 * 2**-8: 1 + 2**-6,
+        1 + 2**-8 + 2**-20: 1 + 2**-7,
+        -1 - 2**-8: -1.0,
+        3.4e38: np.inf,
+    }
     cases |= {np.inf: np.inf, -np.inf: -np.inf, np.nan: np.nan}
     x = paddle.to_tensor(np.array(list(cases), np.float32)[:, None])
     with ops.multiplying(half=True):
         found = ops.linear(x, paddle.ones([1, 1]), None)
     np.testing.assert_array_equal(found.numpy()[:, 0], np.array(list(cases.values()), np.float32))
-    payload = np.array([[0x7FFFFFFF]], np.uint32).view(np.float32)  # whose upper half would carry over into -0
+    # whose upper half would carry over into -0
+    payload = np.array([[0x7FFFFFFF]], np.uint32).view(np.float32)
     with ops.multiplying(half=True):
         assert np.isnan(ops.linear(paddle.to_tensor(payload), paddle.ones([1, 1]), None).item())
 
@@ -163,7 +191,9 @@ def test_a_gradient_is_of_its_forward_passs_kind():
         with ops.multiplying(half=True):
             loss = model(paddle.ones([2, 3, 32, 32])).square().sum()
         loss.backward()
-        losses.append([loss.numpy().tobytes(), *(p.grad.numpy().tobytes() for p in model.parameters())])
+        losses.append(
+            [loss.numpy().tobytes(), *(p.grad.numpy().tobytes() for p in model.parameters())]
+        )
     assert losses[0] == losses[1]
 
 

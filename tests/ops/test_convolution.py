@@ -1,4 +1,6 @@
-"""The compiled convolution gives what Paddle's gives in float64: values and gradients of all its forms."""
+"""The compiled convolution gives what Paddle's gives in float64: values and gradients of all its
+forms.
+"""
 
 import numpy as np
 import paddle
@@ -29,7 +31,15 @@ FORMS = {
     "depthwise, stride 2": ((2, 6, 15, 16), (6, 1, 5, 5), (2, 2), (2, 2), (1, 1), 6, True),
     "depthwise, uneven": ((2, 6, 9, 20), (6, 1, 3, 5), (3, 2), (4, 0), (1, 1), 6, True),
     "depthwise, dilated": ((2, 6, 9, 9), (6, 1, 3, 3), (1, 1), (2, 2), (2, 2), 6, True),
-    "depthwise, twice as many channels": ((2, 4, 8, 8), (8, 1, 3, 3), (1, 1), (1, 1), (1, 1), 4, True),
+    "depthwise, twice as many channels": (
+        (2, 4, 8, 8),
+        (8, 1, 3, 3),
+        (1, 1),
+        (1, 1),
+        (1, 1),
+        4,
+        True,
+    ),
     "one place": ((2, 40, 1, 1), (3, 40, 1, 1), (1, 1), (0, 0), (1, 1), 1, True),
 }
 
@@ -53,7 +63,9 @@ def results(function, arrays, dtype, wanted=None):
 def assert_close(found, expected):
     for own, exact in zip(found, expected, strict=True):
         assert own.shape == exact.shape
-        assert np.abs(own.numpy() - exact.numpy()).max() < 3e-6 * max(1, np.abs(exact.numpy()).max())
+        assert np.abs(own.numpy() - exact.numpy()).max() < 3e-6 * max(
+            1, np.abs(exact.numpy()).max()
+        )
 
 
 @pytest.mark.smoke
@@ -71,7 +83,9 @@ def test_values_and_gradients_are_those_of_float64(form, threads, last):
     if last:
         arrays[0] = arrays[0].transpose([0, 2, 3, 1])
     with threadpool_limits(threads):
-        found = results(lambda x, w, b=None: ops.convolution(x, w, b, *options, last), arrays, "float32")
+        found = results(
+            lambda x, w, b=None: ops.convolution(x, w, b, *options, last), arrays, "float32"
+        )
     assert_close(found, results(plain, arrays, "float64"))
 
 
@@ -81,9 +95,17 @@ def test_gradients_that_are_not_wanted_change_nothing(form, wanted):
     x, weight, stride, padding, dilation, groups, bias = FORMS[form]
     arrays = inputs(x, weight, bias)
     found = results(
-        lambda x, w, b: ops.convolution(x, w, b, stride, padding, dilation, groups), arrays, "float32", wanted
+        lambda x, w, b: ops.convolution(x, w, b, stride, padding, dilation, groups),
+        arrays,
+        "float32",
+        wanted,
     )
-    expected = results(lambda x, w, b: F.conv2d(x, w, b, stride, padding, dilation, groups), arrays, "float64", wanted)
+    expected = results(
+        lambda x, w, b: F.conv2d(x, w, b, stride, padding, dilation, groups),
+        arrays,
+        "float64",
+        wanted,
+    )
     assert_close(found, expected)
 
 
@@ -92,7 +114,9 @@ def test_infinite_weights_stay_where_they_are():
     x = np.zeros((1, 2, 5, 5))
     x[0, 0, 2, 2] = np.inf
     _, _, grad = results(
-        lambda x, w: ops.convolution(x, w, None, (1, 1), (1, 1), (1, 1), 2), [x, np.ones((2, 1, 3, 3))], "float32"
+        lambda x, w: ops.convolution(x, w, None, (1, 1), (1, 1), (1, 1), 2),
+        [x, np.ones((2, 1, 3, 3))],
+        "float32",
     )
     assert np.isinf(grad.numpy()[0]).all()
     np.testing.assert_array_equal(grad.numpy()[1], 0)
@@ -101,11 +125,23 @@ def test_infinite_weights_stay_where_they_are():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ops.convolution(paddle.ones([1, 3, 4, 4]), paddle.ones([2, 4, 1, 1]), None, [1, 1], [0, 0], [1, 1], 1),
-        lambda: ops.convolution(paddle.ones([1, 3, 4, 4]), paddle.ones([2, 3, 5, 5]), None, [1, 1], [0, 0], [1, 1], 1),
-        lambda: ops.convolution(paddle.ones([1, 4, 4, 4]), paddle.ones([3, 2, 1, 1]), None, [1, 1], [0, 0], [1, 1], 2),
         lambda: ops.convolution(
-            paddle.ones([1, 3, 4, 4]), paddle.ones([2, 3, 1, 1]), paddle.ones([3]), [1, 1], [0, 0], [1, 1], 1
+            paddle.ones([1, 3, 4, 4]), paddle.ones([2, 4, 1, 1]), None, [1, 1], [0, 0], [1, 1], 1
+        ),
+        lambda: ops.convolution(
+            paddle.ones([1, 3, 4, 4]), paddle.ones([2, 3, 5, 5]), None, [1, 1], [0, 0], [1, 1], 1
+        ),
+        lambda: ops.convolution(
+            paddle.ones([1, 4, 4, 4]), paddle.ones([3, 2, 1, 1]), None, [1, 1], [0, 0], [1, 1], 2
+        ),
+        lambda: ops.convolution(
+            paddle.ones([1, 3, 4, 4]),
+            paddle.ones([2, 3, 1, 1]),
+            paddle.ones([3]),
+            [1, 1],
+            [0, 0],
+            [1, 1],
+            1,
         ),
     ],
 )
@@ -116,7 +152,8 @@ def test_shapes_that_do_not_fit_are_refused(call):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    "options", [{"padding": 1}, {"padding": "same"}, {"padding": "valid"}, {"padding": [1, 0], "stride": 2}]
+    "options",
+    [{"padding": 1}, {"padding": "same"}, {"padding": "valid"}, {"padding": [1, 0], "stride": 2}],
 )
 def test_a_layer_is_the_same_with_and_without(options):
     layer = Conv2D(3, 4, 3, **options)
@@ -124,8 +161,12 @@ def test_a_layer_is_the_same_with_and_without(options):
     with_them = [layer(x), layer(x.transpose([0, 2, 3, 1]), last=True)]
     ops.enable(False)
     try:
-        for own, plain in zip(with_them, [layer(x), layer(x.transpose([0, 2, 3, 1]), last=True)], strict=True):
+        for own, plain in zip(
+            with_them, [layer(x), layer(x.transpose([0, 2, 3, 1]), last=True)], strict=True
+        ):
             np.testing.assert_allclose(own.numpy(), plain.numpy(), rtol=0, atol=1e-5)
     finally:
         ops.enable(True)
-    np.testing.assert_allclose(with_them[0].transpose([0, 2, 3, 1]).numpy(), with_them[1].numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        with_them[0].transpose([0, 2, 3, 1]).numpy(), with_them[1].numpy(), rtol=0, atol=1e-5
+    )

@@ -1,4 +1,6 @@
-"""The compiled operations on images give Pillow's bits, whatever the size, the mode, the filter and the CPU's level."""
+"""The compiled operations on images give Pillow's bits, whatever the size, the mode, the filter and
+the CPU's level.
+"""
 
 import ctypes
 import io
@@ -19,7 +21,8 @@ from ops import build, images
 from settings.registry import operations
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
-SIZES = [(1, 1), (2, 1), (1, 5), (3, 3), (28, 28), (33, 50), (224, 224), (31, 200)]  # (height, width)
+# (height, width)
+SIZES = [(1, 1), (2, 1), (1, 5), (3, 3), (28, 28), (33, 50), (224, 224), (31, 200)]
 FILL = (124, 116, 3)
 RNG = np.random.default_rng
 
@@ -39,7 +42,9 @@ def level(request, monkeypatch):
     library.images_level.restype = ctypes.c_char_p
     if request.param > library.images_level().decode():
         pytest.skip("not on this CPU")
-    monkeypatch.setattr(images, "load", lambda: lambda name: getattr(library, f"{name}_{request.param}"))
+    monkeypatch.setattr(
+        images, "load", lambda: lambda name: getattr(library, f"{name}_{request.param}")
+    )
 
 
 def pictures(*sizes):
@@ -80,7 +85,9 @@ def test_affine_maps(level, resample):
 
         def pillow(image, matrix=matrix):
             fill = FILL if image.mode == "RGB" else FILL[0]
-            return image.transform(image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=fill)
+            return image.transform(
+                image.size, Image.Transform.AFFINE, matrix, resample, fillcolor=fill
+            )
 
         def compiled(pixels, matrix=matrix):
             return images.affine(pixels, matrix, resample, FILL if pixels.ndim == 3 else FILL[0])
@@ -92,7 +99,9 @@ def test_affine_maps(level, resample):
 @pytest.mark.parametrize("resample", images.FILTERS)
 def test_resizing_and_any_window_of_it(level, resample):
     for to in ((1, 1), (7, 40), (64, 64), (50, 33)):  # (width, height)
-        check(lambda p, to=to: images.resize(p, to, resample), lambda i, to=to: i.resize(to, resample))
+        check(
+            lambda p, to=to: images.resize(p, to, resample), lambda i, to=to: i.resize(to, resample)
+        )
     window = (5, 2, 41, 60)
     check(
         lambda pixels: images.resize(pixels, (48, 64), resample, window),
@@ -108,8 +117,14 @@ def test_gaussian_blur(level, deviation):
 
 @pytest.mark.parametrize("factor", [0.0, 0.1, 0.7, 1.0, 1.3, 1.9])
 def test_enhancements(level, factor):
-    check(lambda pixels: images.sharpen(pixels, factor), lambda image: ImageEnhance.Sharpness(image).enhance(factor))
-    check(lambda pixels: images.adjust_color(pixels, factor), lambda image: ImageEnhance.Color(image).enhance(factor))
+    check(
+        lambda pixels: images.sharpen(pixels, factor),
+        lambda image: ImageEnhance.Sharpness(image).enhance(factor),
+    )
+    check(
+        lambda pixels: images.adjust_color(pixels, factor),
+        lambda image: ImageEnhance.Color(image).enhance(factor),
+    )
     for (_, one), other in zip(enumerate(pictures(*SIZES)), pictures(*SIZES), strict=True):
         expected = Image.blend(Image.fromarray(one), Image.fromarray(other[::-1].copy()), factor)
         np.testing.assert_array_equal(images.blend(one, other[::-1], factor), np.asarray(expected))
@@ -120,7 +135,9 @@ def test_tables_counts_and_mirror_images(level):
     for pixels in pictures(*SIZES):
         image = Image.fromarray(pixels)
         own = tables[: pixels[0, 0].size]
-        assert (images.apply_tables(pixels, own) == np.asarray(image.point(own.ravel().tolist()))).all()
+        assert (
+            images.apply_tables(pixels, own) == np.asarray(image.point(own.ravel().tolist()))
+        ).all()
         assert images.histogram(pixels).ravel().tolist() == image.histogram()
         assert images.mean_grey(pixels) == ImageStat.Stat(image.convert("L")).mean[0]
         if pixels.ndim == 3:
@@ -135,7 +152,9 @@ def test_each_operation_of_a_policy_gives_an_array_what_it_gives_an_image(name):
         for level, seed in itertools.product((0.0, 0.3, 1.0, 30.0), range(2)):
             value = given["scale"](level, RNG(seed), 0.45) if "scale" in given else 0.0
             fill = FILL if pixels.ndim == 3 else FILL[0]
-            expected = augmentations.apply(name, Image.fromarray(pixels), value, Image.Resampling(resample), fill)
+            expected = augmentations.apply(
+                name, Image.fromarray(pixels), value, Image.Resampling(resample), fill
+            )
             found = augmentations.apply(name, pixels, value, Image.Resampling(resample), fill)
             np.testing.assert_array_equal(found, np.asarray(expected))
 
@@ -147,16 +166,33 @@ def test_trivial_augment_at_every_step():
         np.testing.assert_array_equal(augment.apply(pixels, name, step, sign), np.asarray(expected))
 
 
-POLICIES = ["rand-m9-mstd0.5-inc1", "rand-m9-n3-p1.0-t3a", "original", "3a", "trivial", "augmix-m5", "augmix-m5-b1"]
+POLICIES = [
+    "rand-m9-mstd0.5-inc1",
+    "rand-m9-n3-p1.0-t3a",
+    "original",
+    "3a",
+    "trivial",
+    "augmix-m5",
+    "augmix-m5-b1",
+]
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("text", POLICIES)
 def test_a_training_image_is_the_same_bits_without_the_library(text, monkeypatch):
     """So a run's results are the same with it and without it: no experiment has to tell."""
-    options = ["TRAIN.AUTO_AUGMENT", text, "TRAIN.COLOR_JITTER", "0.4", "TRAIN.INTERPOLATION", "random"]
+    options = [
+        "TRAIN.AUTO_AUGMENT",
+        text,
+        "TRAIN.COLOR_JITTER",
+        "0.4",
+        "TRAIN.INTERPOLATION",
+        "random",
+    ]
     transform = TrainTransform(get_config(None, [*options, "DATA.IMAGE_SIZE", "40"]))
-    photograph = Image.fromarray(RNG(1).integers(0, 256, (60, 70, 3), np.uint8)).filter(ImageFilter.GaussianBlur(2))
+    photograph = Image.fromarray(RNG(1).integers(0, 256, (60, 70, 3), np.uint8)).filter(
+        ImageFilter.GaussianBlur(2)
+    )
     found = [transform(photograph, RNG(seed)) for seed in range(25)]
     one = RNG(7)
     transform(photograph, one)
@@ -168,11 +204,15 @@ def test_a_training_image_is_the_same_bits_without_the_library(text, monkeypatch
 
 
 def test_an_operation_of_ones_own_gets_pillows_image(monkeypatch):
-    monkeypatch.setitem(operations.registered, "Fog", (lambda image, value, *_: image.point(lambda v: v // 2), {}))
+    monkeypatch.setitem(
+        operations.registered, "Fog", (lambda image, value, *_: image.point(lambda v: v // 2), {})
+    )
     augment = build_auto_augment(get_config(None, ["TRAIN.AUTO_AUGMENT", "trivial"]))
     assert isinstance(augment, TrivialAugmentWide)
     pixels = RNG(0).integers(0, 256, (8, 8, 3), np.uint8)
-    assert (augmentations.apply("Fog", pixels, 1.0, Image.Resampling.BICUBIC, 0) == pixels // 2).all()
+    assert (
+        augmentations.apply("Fog", pixels, 1.0, Image.Resampling.BICUBIC, 0) == pixels // 2
+    ).all()
 
 
 def encoded(image, **options):
@@ -184,20 +224,35 @@ def encoded(image, **options):
 @pytest.mark.smoke
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_an_evaluation_has_pillows_bits(mode, monkeypatch):
-    """Over sizes, subsamplings, orders of coding, qualities, crops and turns; as without the library, too."""
-    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"] * (mode == "L")
+    """Over sizes, subsamplings, orders of coding, qualities, crops and turns; as without the
+    library, too.
+    """
+    grey = ["DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5"] * (
+        mode == "L"
+    )
     exif = Image.Exif()
     exif[0x0112] = 6
-    ways = [{"subsampling": way} for way in (0, 1, 2)] + [{"progressive": True}, {"quality": 20}, {"exif": exif}]
+    ways = [{"subsampling": way} for way in (0, 1, 2)] + [
+        {"progressive": True},
+        {"quality": 20},
+        {"exif": exif},
+    ]
     sizes = [(57, 70), (64, 64), (41, 200), (300, 33), (500, 375), (640, 427)]
     for resampling, crop in (("bicubic", "center"), ("bilinear", "squash"), ("nearest", "center")):
-        options = ["DATA.INTERPOLATION", resampling, "DATA.CROP_MODE", crop, "DATA.IMAGE_SIZE", "56"]
+        options = [
+            "DATA.INTERPOLATION",
+            resampling,
+            "DATA.CROP_MODE",
+            crop,
+            "DATA.IMAGE_SIZE",
+            "56",
+        ]
         transform = EvalTransform(get_config(None, [*options, *grey]))
         for (size, way), stored in itertools.product(zip(sizes, ways, strict=True), ("RGB", "L")):
             photograph = Image.effect_noise(size, 60).resize(size).convert("RGB")
-            photograph = Image.merge("RGB", (photograph.getchannel(0), *photograph.rotate(9).split()[:2])).convert(
-                stored
-            )
+            photograph = Image.merge(
+                "RGB", (photograph.getchannel(0), *photograph.rotate(9).split()[:2])
+            ).convert(stored)
             data = encoded(photograph, **way)
             image = EncodedImage(data, mode, "", 10**8, oriented=True, exact=True)
             expected = transform(image.decode())
@@ -211,7 +266,9 @@ def test_a_strip_is_resized_in_two_steps_as_by_pillow():
     strip = Image.effect_noise((6, 900), 90).convert("RGB")
     image = EncodedImage(encoded(strip), "RGB", "", 10**8, exact=True)
     found = image.resized_crop((0, 0, 6, 900), (20, 30), Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(found, np.asarray(image.decode().resize((20, 30), Image.Resampling.BICUBIC)))
+    np.testing.assert_array_equal(
+        found, np.asarray(image.decode().resize((20, 30), Image.Resampling.BICUBIC))
+    )
 
 
 def test_where_it_is_missing_or_cannot_be_built(monkeypatch, tmp_path):

@@ -1,4 +1,6 @@
-"""The compiled operators on maps give what Paddle's give in float64: activations, norms, means of neighbours, axes."""
+"""The compiled operators on maps give what Paddle's give in float64: activations, norms, means of
+neighbours, axes.
+"""
 
 from functools import partial
 
@@ -49,18 +51,30 @@ VARIANCE = normal(9)[:6] ** 2 + 0.1
 CASES = {
     "relu": (lambda x: ops.activation(x, "relu"), F.relu, [X]),
     "gelu": (lambda x: ops.activation(x, "gelu"), F.gelu, [normal(3, 70, scale=3)]),
-    "gelu_tanh": (lambda x: ops.activation(x, "gelu_tanh"), lambda x: F.gelu(x, True), [normal(3, 70, scale=3)]),
+    "gelu_tanh": (
+        lambda x: ops.activation(x, "gelu_tanh"),
+        lambda x: F.gelu(x, True),
+        [normal(3, 70, scale=3)],
+    ),
     "quick_gelu": (lambda x: ops.activation(x, "quick_gelu"), quick_gelu, [normal(3, 70, scale=3)]),
     "silu": (lambda x: ops.activation(x, "silu"), F.silu, [normal(3, 9000, scale=9)]),
     "hardswish": (lambda x: ops.activation(x, "hardswish"), F.hardswish, [normal(3, 70, scale=3)]),
     "softmax": (lambda x: ops.activation(x, "softmax"), F.softmax, [normal(3, 6, 70, scale=9)]),
-    "log_softmax": (lambda x: ops.activation(x, "log_softmax"), F.log_softmax, [normal(3, 6, 70, scale=9)]),
+    "log_softmax": (
+        lambda x: ops.activation(x, "log_softmax"),
+        F.log_softmax,
+        [normal(3, 6, 70, scale=9)],
+    ),
     "star_relu": (
         ops.star_relu,
         lambda x, s, b: s * F.relu(x).square() + b,
         [normal(3, 700), normal(1), normal(2)[:1]],
     ),
-    "response norm": (ops.response_norm, response_norm, [normal(3, 5, 4, 21), normal(21), normal(22)[:21]]),
+    "response norm": (
+        ops.response_norm,
+        response_norm,
+        [normal(3, 5, 4, 21), normal(21), normal(22)[:21]],
+    ),
     "response norm, a channel of zeros": (
         ops.response_norm,
         response_norm,
@@ -93,8 +107,12 @@ CASES = {
     ),
     **{
         f"batch norm of {kind}, {act.__name__}{'' if training else ', evaluation'}": (
-            lambda *a, act=act, training=training: ops.batch_norm(*a, training, 0.9, 1e-5, act.__name__)[0],
-            lambda x, w, b, m, v, act=act, training=training: act(F.batch_norm(x, m, v, w, b, training, 0.9, 1e-5)),
+            lambda *a, act=act, training=training: ops.batch_norm(
+                *a, training, 0.9, 1e-5, act.__name__
+            )[0],
+            lambda x, w, b, m, v, act=act, training=training: act(
+                F.batch_norm(x, m, v, w, b, training, 0.9, 1e-5)
+            ),
             [x, W, B, MEAN, VARIANCE],
         )
         for kind, x in {"maps": X, "rows": normal(70, 6)}.items()
@@ -112,7 +130,11 @@ CASES = {
         [X, W, B],
     ),
     "means": (lambda x: ops.neighbour_means(x, 1), lambda x: F.avg_pool2d(x, 3, 1, 1), [X]),
-    "means, far": (lambda x: ops.neighbour_means(x, 4), lambda x: F.avg_pool2d(x, 9, 1, 4), [normal(2, 3, 5, 6)]),
+    "means, far": (
+        lambda x: ops.neighbour_means(x, 4),
+        lambda x: F.avg_pool2d(x, 9, 1, 4),
+        [normal(2, 3, 5, 6)],
+    ),
     "means of one place": (
         lambda x: ops.neighbour_means(x, 1),
         lambda x: F.avg_pool2d(x, 3, 1, 1),
@@ -126,7 +148,9 @@ CASES = {
 
 def results(function, arrays, dtype):
     """Returns the output and the gradients, which running statistics have none of."""
-    tensors = [paddle.to_tensor(array, dtype, stop_gradient=i > 2) for i, array in enumerate(arrays)]
+    tensors = [
+        paddle.to_tensor(array, dtype, stop_gradient=i > 2) for i, array in enumerate(arrays)
+    ]
     output = function(*tensors)
     cotangent = paddle.to_tensor(np.random.default_rng(1).standard_normal(output.shape), dtype)
     return [output, *paddle.grad([output], tensors[:3], [cotangent])]
@@ -142,7 +166,9 @@ def test_values_and_gradients_are_those_of_float64(case, threads):
     tolerance = 1e-4 if "far from 0" in case else 3e-6
     for own, exact in zip(found, results(plain, arrays, "float64"), strict=True):
         assert own.shape == exact.shape
-        assert np.abs(own.numpy() - exact.numpy()).max() < tolerance * max(1, np.abs(exact.numpy()).max())
+        assert np.abs(own.numpy() - exact.numpy()).max() < tolerance * max(
+            1, np.abs(exact.numpy()).max()
+        )
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "quick_gelu", "silu", "hardswish"])
@@ -163,8 +189,12 @@ def test_an_activation_that_there_is_not_is_refused():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ops.batch_norm(*(paddle.ones(s) for s in ([2, 3, 4], [4], [3], [3], [3])), True, 0.9, 1e-5),
-        lambda: ops.batch_norm(*(paddle.ones(s) for s in ([2, 3, 4], [3], [3], [4], [3])), True, 0.9, 1e-5),
+        lambda: ops.batch_norm(
+            *(paddle.ones(s) for s in ([2, 3, 4], [4], [3], [3], [3])), True, 0.9, 1e-5
+        ),
+        lambda: ops.batch_norm(
+            *(paddle.ones(s) for s in ([2, 3, 4], [3], [3], [4], [3])), True, 0.9, 1e-5
+        ),
         lambda: ops.group_norm(paddle.ones([2, 3, 4]), 2, paddle.ones([3]), paddle.ones([3]), 1e-5),
         lambda: ops.response_norm(paddle.ones([2, 3, 4]), paddle.ones([3]), paddle.ones([3])),
         lambda: ops.star_relu(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([1])),
@@ -206,7 +236,13 @@ def test_a_batch_norm_holds_the_same_statistics_with_and_without(mode, momentum)
 @pytest.mark.parametrize(
     "layer",
     [
-        *(activations.ReLU, activations.GELU, activations.TanhGELU, activations.SiLU, activations.Hardswish),
+        *(
+            activations.ReLU,
+            activations.GELU,
+            activations.TanhGELU,
+            activations.SiLU,
+            activations.Hardswish,
+        ),
         *(
             activations.QuickGELU,
             lambda: GlobalResponseNorm(37),
@@ -224,7 +260,9 @@ def test_a_layer_is_the_same_with_and_without(layer):
 
 
 def kept_maps(function, x):
-    """Returns how many tensors of the size of ``x`` are held by what ``function`` returns, and for its gradient."""
+    """Returns how many tensors of the size of ``x`` are held by what ``function`` returns, and for
+    its gradient.
+    """
     allocated = partial(paddle.base.core.host_memory_stat_current_value, "Allocated", 0)
     before = allocated()
     output = function(x)

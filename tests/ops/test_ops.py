@@ -1,4 +1,6 @@
-"""The compiled operators give what Paddle's own do: values, gradients, NaN; whatever threads compute them."""
+"""The compiled operators give what Paddle's own do: values, gradients, NaN; whatever threads
+compute them.
+"""
 
 import subprocess
 import sys
@@ -29,11 +31,27 @@ def mlp(x, w1, b1, w2, b2):
 
 CASES = {
     "linear": (ops.linear, F.linear, [normal(3, 7, 20), normal(20, 33), normal(33)]),
-    "linear, no bias": (lambda x, w: ops.linear(x, w, None), F.linear, [normal(3, 7, 20), normal(20, 33)]),
-    "linear, rows in parts": (ops.linear, F.linear, [normal(700, 512), normal(512, 520, scale=0.05), normal(520)]),
+    "linear, no bias": (
+        lambda x, w: ops.linear(x, w, None),
+        F.linear,
+        [normal(3, 7, 20), normal(20, 33)],
+    ),
+    "linear, rows in parts": (
+        ops.linear,
+        F.linear,
+        [normal(700, 512), normal(512, 520, scale=0.05), normal(520)],
+    ),
     "one row": (ops.linear, F.linear, [normal(1, 5), normal(5, 1), normal(1)]),
-    "mlp": (ops.mlp, mlp, [normal(2, 5, 12), normal(12, 49), normal(49), normal(49, 12), normal(12)]),
-    "mlp, large": (ops.mlp, mlp, [normal(4, 6, scale=30.0), normal(6, 9), normal(9), normal(9, 3), normal(3)]),
+    "mlp": (
+        ops.mlp,
+        mlp,
+        [normal(2, 5, 12), normal(12, 49), normal(49), normal(49, 12), normal(12)],
+    ),
+    "mlp, large": (
+        ops.mlp,
+        mlp,
+        [normal(4, 6, scale=30.0), normal(6, 9), normal(9), normal(9, 3), normal(3)],
+    ),
     "layer_norm": (
         lambda *a: ops.layer_norm(*a, 1e-6),
         lambda x, w, b: F.layer_norm(x, x.shape[-1:], w, b, 1e-6),
@@ -80,17 +98,37 @@ CASES = {
         lambda x, f, s: x * f + s,
         [normal(2, 9, 19), normal(19), normal(20)[:19]],
     ),
-    "a factor of each channel": (ops.scale_planes, paddle.multiply, [normal(2, 9, 4, 5), normal(9, 1, 1)]),
-    "a factor of each image's channel": (ops.scale_planes, paddle.multiply, [normal(2, 9, 4, 5), normal(2, 9, 1, 1)]),
-    "residual": (ops.residual, paddle.add, [normal(2, 9, 1019), normal(2, 1019, 9).reshape(2, 9, 1019)]),
+    "a factor of each channel": (
+        ops.scale_planes,
+        paddle.multiply,
+        [normal(2, 9, 4, 5), normal(9, 1, 1)],
+    ),
+    "a factor of each image's channel": (
+        ops.scale_planes,
+        paddle.multiply,
+        [normal(2, 9, 4, 5), normal(2, 9, 1, 1)],
+    ),
+    "residual": (
+        ops.residual,
+        paddle.add,
+        [normal(2, 9, 1019), normal(2, 1019, 9).reshape(2, 9, 1019)],
+    ),
     "residual, by sample": (
         lambda x, y: ops.residual(x, y, paddle.to_tensor([0.0, 1.25])),
         lambda x, y: x + y * paddle.to_tensor([[0.0], [1.25]], y.dtype),
         [normal(2, 18), normal(18, 2).reshape(2, 18)],
     ),
     "scaled": (ops.scale_channels, lambda x, f: x * f, [normal(2, 9, 19), normal(19)]),
-    "gated": (ops.swiglu, lambda g, x: F.silu(g) * x, [normal(3, 5, 21, scale=20.0), normal(3, 5, 21)]),
-    "gated, in one": (ops.swiglu, lambda x: F.silu(x[..., :9]) * x[..., 9:], [normal(3, 5, 18, scale=3.0)]),
+    "gated": (
+        ops.swiglu,
+        lambda g, x: F.silu(g) * x,
+        [normal(3, 5, 21, scale=20.0), normal(3, 5, 21)],
+    ),
+    "gated, in one": (
+        ops.swiglu,
+        lambda x: F.silu(x[..., :9]) * x[..., 9:],
+        [normal(3, 5, 18, scale=3.0)],
+    ),
 }
 
 
@@ -102,14 +140,21 @@ def test_values_and_gradients_are_those_of_float64(case, threads):
     found = []
     expected = []
     with threadpool_limits(threads):
-        for results, function, dtype in ((found, compiled, "float32"), (expected, plain, "float64")):
-            inputs = [paddle.to_tensor(array.astype(dtype), stop_gradient=False) for array in arrays]
+        for results, function, dtype in (
+            (found, compiled, "float32"),
+            (expected, plain, "float64"),
+        ):
+            inputs = [
+                paddle.to_tensor(array.astype(dtype), stop_gradient=False) for array in arrays
+            ]
             output = function(*inputs)
             cotangent = paddle.to_tensor(normal(*output.shape).astype(dtype))
             results += [output, *paddle.grad([output], inputs, [cotangent])]
     for own, exact in zip(found, expected, strict=True):
         assert own.shape == exact.shape
-        assert np.abs(own.numpy() - exact.numpy()).max() < 3e-6 * max(1, np.abs(exact.numpy()).max())
+        assert np.abs(own.numpy() - exact.numpy()).max() < 3e-6 * max(
+            1, np.abs(exact.numpy()).max()
+        )
 
 
 def test_the_same_bits_each_time():
@@ -120,7 +165,9 @@ def test_the_same_bits_each_time():
 def test_gelu_of_what_is_far_out_and_not_a_number_passes_through():
     one = paddle.ones([1, 1])
     zero = paddle.zeros([1])
-    values = paddle.to_tensor([[-1e4], [-20.0], [0.0], [20.0], [1e4], [float("nan")], [float("inf")]])
+    values = paddle.to_tensor(
+        [[-1e4], [-20.0], [0.0], [20.0], [1e4], [float("nan")], [float("inf")]]
+    )
     found = ops.mlp(values, one, zero, one, zero).flatten().numpy()
     np.testing.assert_allclose(found[:5], [0, 0, 0, 20, 1e4], rtol=0, atol=1e-30)
     assert np.isnan(found[5])
@@ -135,7 +182,9 @@ def test_a_frozen_linear_hands_on_its_gradient(bias):
     for parameter in layer.parameters():
         parameter.stop_gradient = True
     layer(x).backward(paddle.to_tensor(normal(2, 3)))
-    np.testing.assert_allclose(x.grad.numpy(), normal(2, 3) @ layer.weight.numpy().T, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        x.grad.numpy(), normal(2, 3) @ layer.weight.numpy().T, rtol=1e-5, atol=1e-6
+    )
     assert all(parameter.grad is None for parameter in layer.parameters())
 
 
@@ -215,7 +264,9 @@ def test_a_model_uses_them_and_trains_alike():
         paddle.seed(0)
         # A classifier that starts at zero would hide the first gradients of the rest.
         head = {"num_classes": 7, "head_init_scale": 1.0}
-        model = create_model("vit_tiny_patch16_224", **head, weight_init="timm", image_size=32, depth=2)
+        model = create_model(
+            "vit_tiny_patch16_224", **head, weight_init="timm", image_size=32, depth=2
+        )
         optimizer = paddle.optimizer.AdamW(1e-3, parameters=model.parameters())
         images, labels = paddle.to_tensor(normal(4, 3, 32, 32)), paddle.arange(4)
         with mock.patch.object(F, "gelu", wraps=F.gelu) as gelu:
@@ -257,7 +308,9 @@ def test_where_they_are_not_used():
 
 @pytest.mark.smoke
 def test_a_signal_within_a_product_harms_nothing():
-    """oneDNN's has the stack's register point into the heap. In a process of its own, which dies or hangs if unmet."""
+    """oneDNN's has the stack's register point into the heap. In a process of its own, which dies or
+    hangs if unmet.
+    """
     program = """
 import signal
 import paddle
@@ -271,5 +324,7 @@ for _ in range(4000):
     assert ops.linear(x, weight, bias).numpy().tobytes() == expected
 signal.setitimer(signal.ITIMER_REAL, 0)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr[-1000:]

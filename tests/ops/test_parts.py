@@ -1,4 +1,6 @@
-"""The compiled operators on parts of tensors give what Paddle does: split, joined, in windows, the largest, sums."""
+"""The compiled operators on parts of tensors give what Paddle does: split, joined, in windows, the
+largest, sums.
+"""
 
 import numpy as np
 import paddle
@@ -20,7 +22,10 @@ def outputs(function, *arrays, dtype="float32"):
     inputs = [paddle.to_tensor(array.astype(dtype), stop_gradient=False) for array in arrays]
     found = function(*inputs)
     found = [found] if isinstance(found, paddle.Tensor) else list(found)
-    weights = [paddle.to_tensor(np.cos(np.arange(one.size)).reshape(one.shape).astype(dtype)) for one in found]
+    weights = [
+        paddle.to_tensor(np.cos(np.arange(one.size)).reshape(one.shape).astype(dtype))
+        for one in found
+    ]
     return [one.numpy() for one in [*found, *paddle.grad(found, inputs, weights)]]
 
 
@@ -34,12 +39,20 @@ def check(compiled, plain, *arrays):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("axis", "sizes"), [(1, [1, 6]), (1, [1, 1, 5]), (-1, [2500, 1500]), (0, [1, 1, 1])])
+@pytest.mark.parametrize(
+    ("axis", "sizes"), [(1, [1, 6]), (1, [1, 1, 5]), (-1, [2500, 1500]), (0, [1, 1, 1])]
+)
 def test_parts_and_their_gradient_are_exact(axis, sizes):
-    ours, plain = outputs(lambda x: parts.split(x, sizes, axis), X), outputs(lambda x: x.split(sizes, axis), X)
+    ours, plain = (
+        outputs(lambda x: parts.split(x, sizes, axis), X),
+        outputs(lambda x: x.split(sizes, axis), X),
+    )
     assert len(ours) == len(sizes) + 1
     assert all(np.array_equal(own, other) for own, other in zip(ours, plain, strict=True))
-    ours, plain = (outputs(lambda *some, put=put: put(some, axis), *ours[:-1]) for put in (parts.concat, paddle.concat))
+    ours, plain = (
+        outputs(lambda *some, put=put: put(some, axis), *ours[:-1])
+        for put in (parts.concat, paddle.concat)
+    )
     assert all(np.array_equal(own, other) for own, other in zip(ours, plain, strict=True))
 
 
@@ -49,7 +62,9 @@ def test_a_part_that_nobody_reads_has_no_gradient(wanted):
     [found, gradient] = outputs(lambda x: parts.split(x, [3, 4], 1)[wanted], X)
     rows = slice(0, 3) if wanted == 0 else slice(3, 7)
     assert np.array_equal(found, X[:, rows].astype("float32"))
-    assert np.array_equal(gradient[:, rows].flatten(), np.cos(np.arange(found.size)).astype("float32"))
+    assert np.array_equal(
+        gradient[:, rows].flatten(), np.cos(np.arange(found.size)).astype("float32")
+    )
     assert np.count_nonzero(gradient) == np.count_nonzero(gradient[:, rows])
 
 
@@ -70,7 +85,9 @@ def test_the_largest_and_its_gradient():
 
 @pytest.mark.smoke
 def test_equal_ones_share_a_gradient_and_what_is_no_number_stays():
-    x = paddle.to_tensor([[[1.0, 2, 3, np.nan], [5, 2, 1, 2], [5, 2, 7, 1]]], "float32", stop_gradient=False)
+    x = paddle.to_tensor(
+        [[[1.0, 2, 3, np.nan], [5, 2, 1, 2], [5, 2, 7, 1]]], "float32", stop_gradient=False
+    )
     found = parts.largest(x)
     found.backward(paddle.to_tensor([[1.0, 3, 5, 7]]))
     np.testing.assert_array_equal(found.numpy(), [[5, 2, 7, np.nan]])
@@ -106,7 +123,11 @@ def test_windows_are_read_and_put_back_alike_with_and_without(size, shift):
     for enabled in (True, False):
         ops.enable(enabled)
         weight = paddle.to_tensor(weights.astype("float32"))
-        found.append(outputs(lambda x, weight=weight: in_windows(x, size, lambda one: one * weight, shift), maps))
+        found.append(
+            outputs(
+                lambda x, weight=weight: in_windows(x, size, lambda one: one * weight, shift), maps
+            )
+        )
     assert all(np.array_equal(own, other) for own, other in zip(*found, strict=True))
 
 

@@ -20,7 +20,11 @@ def test_device_flags_are_the_frameworks_own():
     for wanted in (True, False):
         keys = ["DETERMINISTIC", str(wanted), "CUDNN_BENCHMARK", str(not wanted)]
         settings.set_device_flags(get_config(None, keys), 1)
-        flags = ["FLAGS_cudnn_deterministic", "FLAGS_embedding_deterministic", "FLAGS_cudnn_exhaustive_search"]
+        flags = [
+            "FLAGS_cudnn_deterministic",
+            "FLAGS_embedding_deterministic",
+            "FLAGS_cudnn_exhaustive_search",
+        ]
         assert list(map(bool, paddle.get_flags(flags).values())) == [wanted, wanted, not wanted]
 
 
@@ -55,8 +59,13 @@ def test_float32_by_tf32_is_told(switches, monkeypatch):
     settings.set_tf32(True)
     assert settings.float32_text() == "float32"  # a CPU's
     monkeypatch.setattr(settings, "num_gpus", lambda: 1)
-    for capability, told in (((7, 5), "float32"), ((8, 0), "float32 (matrix products and convolutions by TF32)")):
-        monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda capability=capability: capability)
+    for capability, told in (
+        ((7, 5), "float32"),
+        ((8, 0), "float32 (matrix products and convolutions by TF32)"),
+    ):
+        monkeypatch.setattr(
+            paddle.device.cuda, "get_device_capability", lambda capability=capability: capability
+        )
         assert settings.float32_text() == told
     paddle.base.core.set_cublas_switch(False)  # 3.3.1's default
     assert settings.float32_text() == "float32 (convolutions by TF32)"
@@ -82,7 +91,9 @@ def test_cpu_settings_leave_alone_what_the_environment_sets(monkeypatch):
 
 
 def test_threads_that_the_user_chose_are_those_of_the_environment_he_started(monkeypatch, tmp_path):
-    """Paddle's import and launchers set OMP_NUM_THREADS, too: a rank goes by its parent's environment."""
+    """Paddle's import and launchers set OMP_NUM_THREADS, too: a rank goes by its parent's
+    environment.
+    """
     limits = []
     monkeypatch.setattr(settings, "threadpool_limits", limits.append)
     for module in (settings, environment):
@@ -112,7 +123,8 @@ def test_threads_that_the_user_chose_are_those_of_the_environment_he_started(mon
         assert settings._threads_chosen_by_user() == chosen
     assert settings.tune_cpu(1).startswith("3 threads (OMP_NUM_THREADS) per process, ")
     assert limits == [3]
-    monkeypatch.setattr(settings.multiprocessing, "parent_process", lambda: object())  # a spawned rank
+    # a spawned rank
+    monkeypatch.setattr(settings.multiprocessing, "parent_process", lambda: object())
     assert settings._threads_chosen_by_user() == 4
 
 
@@ -134,10 +146,13 @@ def test_the_allocator_is_told_both_thresholds(monkeypatch, refused):
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
         monkeypatch.delenv(name)
     told = {}
-    libc = SimpleNamespace(mallopt=lambda which, size: told.update({which: size}) or which != refused)
+    libc = SimpleNamespace(
+        mallopt=lambda which, size: told.update({which: size}) or which != refused
+    )
     monkeypatch.setattr(settings.ctypes, "CDLL", lambda name: libc)
     assert settings.keep_buffers() == ("" if refused else "large buffers kept by the allocator")
-    assert told == ({-3: 1 << 30} if refused == -3 else {-3: 1 << 30, -1: 1 << 30})  # malloc.h: mmap, then trim
+    # malloc.h: mmap, then trim
+    assert told == ({-3: 1 << 30} if refused == -3 else {-3: 1 << 30, -1: 1 << 30})
 
 
 def test_a_cpu_is_set_up_as_one_unless_told_otherwise(monkeypatch):

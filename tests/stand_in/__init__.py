@@ -1,10 +1,13 @@
-"""A device that isn't the CPU, on a CPU: a plugin of Paddle's, compiled on first use. The tests run on it what, by its
-place, would fail on a GPU alone: a collective on a tensor of the CPU, a device's tensor read by its host.
+"""A device that isn't the CPU, on a CPU: a plugin of Paddle's, compiled on first use. The tests run
+on it what, by its place, would fail on a GPU alone: a collective on a tensor of the CPU, a device's
+tensor read by its host.
 
-Where the environment names the plugin's folder as Paddle is imported, "stand_in:0" is the default device. Two more
-variables are its own: STAND_IN_MEMORY, the bytes of a device (8 GiB), and STAND_IN_DEVICES, how many there are (2).
+Where the environment names the plugin's folder as Paddle is imported, "stand_in:0" is the default
+device. Two more variables are its own: STAND_IN_MEMORY, the bytes of a device (8 GiB), and
+STAND_IN_DEVICES, how many there are (2).
 
-It isn't a GPU: it draws random numbers from the CPU's generator, has no stream of its own, and no kernel of a GPU runs.
+It isn't a GPU: it draws random numbers from the CPU's generator, has no stream of its own, and no
+kernel of a GPU runs.
 """
 
 import ctypes
@@ -37,7 +40,14 @@ def library() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent.parent) as folder:
             built = Path(folder) / target.name
-            command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-DPADDLE_WITH_CUSTOM_DEVICE"]
+            command = [
+                "g++",
+                "-std=c++17",
+                "-O1",
+                "-fPIC",
+                "-shared",
+                "-DPADDLE_WITH_CUSTOM_DEVICE",
+            ]
             for include in (_PADDLE / "include", _PADDLE / "include" / "third_party"):
                 command += ["-isystem", str(include)]
             command += [str(path) for path in sources if path.suffix == ".cc"]
@@ -48,7 +58,9 @@ def library() -> Path:
 
 
 def environment() -> dict[str, str]:
-    """What a process's environment has to hold, as it starts, to have the stand-in, and collectives on it."""
+    """What a process's environment has to hold, as it starts, to have the stand-in, and collectives
+    on it.
+    """
     quiet = {"GLOG_minloglevel": "1"}  # Paddle tells what it loads
     return {"CUSTOM_DEVICE_ROOT": str(library().parent), "PADDLE_DISTRI_BACKEND": "xccl", **quiet}
 

@@ -1,4 +1,5 @@
-"""docs/accuracy.svg: the accuracy of timm's weights against the models' parameters (golden/published.json).
+"""docs/accuracy.svg: the accuracy of timm's weights against the models' parameters
+(golden/published.json).
 
 PYTHONPATH=.:tests python tests/support/accuracy_picture.py
 """
@@ -23,13 +24,19 @@ MORE_IMAGES = r"in2[12]k|in12k|laion|openai|ig1b|m30m|m38m|merged|clip"  # in ta
 
 
 def families() -> dict[str, list[tuple[float, float, bool]]]:
-    """Returns (millions of parameters, acc1, whether the weights saw more images) of each family's models."""
+    """Returns (millions of parameters, acc1, whether the weights saw more images) of each family's
+    models.
+    """
     costs = json.loads(TABLE.read_text(encoding="utf-8"))
     found: dict[str, list[tuple[float, float, bool]]] = {}
     for file in model_files():
         if file.stem in PUBLISHED:
             tag, _, accuracy = PUBLISHED[file.stem]
-            point = (costs[file.stem]["parameters"] / 1e6, accuracy, bool(re.search(MORE_IMAGES, tag)))
+            point = (
+                costs[file.stem]["parameters"] / 1e6,
+                accuracy,
+                bool(re.search(MORE_IMAGES, tag)),
+            )
             found.setdefault(file.parent.name, []).append(point)
     return found
 
@@ -47,8 +54,17 @@ def draw() -> None:
         for panel, more in zip(panels, (False, True), strict=True):
             chosen = sorted(point[:2] for point in points if point[2] is more)
             if chosen:
-                panel.plot(*zip(*chosen, strict=True), f"{marker}-", color=color, label=family, lw=0.5, ms=5)
-    for panel, title in zip(panels, ("ImageNet-1k alone", "pre-trained on more images"), strict=True):
+                panel.plot(
+                    *zip(*chosen, strict=True),
+                    f"{marker}-",
+                    color=color,
+                    label=family,
+                    lw=0.5,
+                    ms=5,
+                )
+    for panel, title in zip(
+        panels, ("ImageNet-1k alone", "pre-trained on more images"), strict=True
+    ):
         panel.set(xscale="log", title=title, xlabel="parameters (millions)")
         panel.grid(alpha=0.3)
         panel.legend(loc="lower right", ncols=3)

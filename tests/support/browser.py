@@ -1,4 +1,6 @@
-"""A headless Chromium that a test tells what to do, by its own protocol over two pipes: no package is needed."""
+"""A headless Chromium that a test tells what to do, by its own protocol over two pipes: no package
+is needed.
+"""
 
 import base64
 import contextlib
@@ -12,7 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 _SAYING = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
 
 
@@ -26,7 +30,13 @@ class Browser:
     def __init__(self, folder):
         commands, self._commands = os.pipe()
         self._answers, answers = os.pipe()
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+        ]
         flags += [f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"]
 
         def descriptors():  # Chromium reads commands from 3 and answers at 4
@@ -45,7 +55,9 @@ class Browser:
         self._rest = b""
         self.said = []
         self._session = None
-        [page] = [one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"]
+        [page] = [
+            one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page"
+        ]
         told = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
         self._session = told["sessionId"]
         for domain in ("Page", "Runtime", "Log", "DOM"):
@@ -64,7 +76,8 @@ class Browser:
             if told.get("id") == self._number:
                 assert "error" not in told, told["error"]
                 return told["result"]
-            verbose = told.get("params", {}).get("entry", {}).get("level") == "verbose"  # a recommendation
+            # a recommendation
+            verbose = told.get("params", {}).get("entry", {}).get("level") == "verbose"
             if told.get("method") in _SAYING and not verbose:
                 self.said.append(json.dumps(told["params"]))
 
@@ -82,13 +95,21 @@ class Browser:
     def open(self, url, width=1280, height=800):
         """Opens a page, in a window of that size."""
         phone = width < 600
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=phone,
+        )
         self.call("Page.navigate", url=url)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def value(self, script):
         """Returns the value of an expression in the page."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
@@ -107,7 +128,14 @@ class Browser:
     def press(self, key, code):
         for kind in ("keyDown", "keyUp"):
             text = {"text": "\r"} if key == "Enter" and kind == "keyDown" else {}
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **text)
+            self.call(
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=key,
+                code=key,
+                windowsVirtualKeyCode=code,
+                **text,
+            )
 
     def picture(self, file):
         data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]

@@ -1,5 +1,5 @@
-"""docs/models.md: what each shipped model costs, beside what fvcore counts in timm's model (golden/costs.json), and the
-accuracy of timm's weights (golden/published.json).
+"""docs/models.md: what each shipped model costs, beside what fvcore counts in timm's model
+(golden/costs.json), and the accuracy of timm's weights (golden/published.json).
 
 Write the page and settings/costs.json anew, or the rows of some models (a second each):
 
@@ -70,7 +70,14 @@ def row(name: str, found: Cost) -> str:
     theirs, (_, height, width) = REFERENCE[name], found.images
     gmacs = f"{found.macs / 1e9:,.3f} | {theirs['flops'] / 1e9:,.3f} | {100 * difference(found, name):+.2f} %"
     activations = f"{found.activations / 1e6:,.2f} | {theirs['activations'] / 1e6:,.2f}"
-    cells = (name, f"{height} x {width}", f"{found.parameters:,}", gmacs, activations, published(name, height))
+    cells = (
+        name,
+        f"{height} x {width}",
+        f"{found.parameters:,}",
+        gmacs,
+        activations,
+        published(name, height),
+    )
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -82,11 +89,16 @@ def published(name: str, side: int) -> str:
 
 
 if __name__ == "__main__":
-    rows = {line.split(" | ")[0].removeprefix("| "): line for line in PAGE.read_text().splitlines(keepends=True)}
+    rows = {
+        line.split(" | ")[0].removeprefix("| "): line
+        for line in PAGE.read_text().splitlines(keepends=True)
+    }
     rows |= {name: row(name, cost(get_config(name))) for name in sys.argv[1:] or list_models()}
     PAGE.write_text(HEAD + "".join(rows[name] for name in list_models()), encoding="utf-8")
     stored = json.loads(TABLE.read_text()) | {
-        file.stem: cost_row(file) for file in model_files() if file.stem in (sys.argv[1:] or list_models())
+        file.stem: cost_row(file)
+        for file in model_files()
+        if file.stem in (sys.argv[1:] or list_models())
     }
     lines = [f'"{name}": {json.dumps(stored[name])}' for name in list_models()]
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")

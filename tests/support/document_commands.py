@@ -21,7 +21,15 @@ from settings.values import parse_value
 
 # ------------------------------------------------------------ what the documents show
 
-FILES = ["README*.md", "CONTRIBUTING.md", "docs/*.md", "run_*.sh", "main_*.py", "examples/*.py", "tools/*.py"]
+FILES = [
+    "README*.md",
+    "CONTRIBUTING.md",
+    "docs/*.md",
+    "run_*.sh",
+    "main_*.py",
+    "examples/*.py",
+    "tools/*.py",
+]
 FILES += ["configs/*/*.yaml"]
 _STARTS = (
     r"(?:[A-Z_]+=\S+ +)*(?:sh run_|bash |cd |sbatch |srun |torchrun |etcd --|pip |sha256sum |/usr/bin/time |\.venv/bin/"
@@ -43,13 +51,21 @@ def documents() -> Iterator[Path]:
 
 
 def shown_in(file: Path) -> list[Shown]:
-    """Returns the commands of a Markdown file (blocks, prompts, code in a line), or of the comment at a file's head."""
+    """Returns the commands of a Markdown file (blocks, prompts, code in a line), or of the comment
+    at a file's head.
+    """
     text = file.read_text()
     if file.suffix == ".md":
         found = list(_shown_in_markdown(text))
     else:
-        found = [Shown(line) for line in _joined(_head(text, file.suffix)) if re.match(_STARTS, line)]
-    return [Shown(_plain(shown.command), shown.prints) for shown in found if _is_command(_plain(shown.command))]
+        found = [
+            Shown(line) for line in _joined(_head(text, file.suffix)) if re.match(_STARTS, line)
+        ]
+    return [
+        Shown(_plain(shown.command), shown.prints)
+        for shown in found
+        if _is_command(_plain(shown.command))
+    ]
 
 
 def _shown_in_markdown(text: str) -> Iterator[Shown]:
@@ -65,7 +81,9 @@ def _shown_in_markdown(text: str) -> Iterator[Shown]:
 
 
 def _head(text: str, suffix: str) -> str:
-    """A file's docstring or first comment; "Train:", "Evaluate:" and the like stand before commands."""
+    """A file's docstring or first comment; "Train:", "Evaluate:" and the like stand before
+    commands.
+    """
     if suffix == ".py":
         found = re.match(r'"""(.*?)"""', text, re.S)
         return found[1] if found else ""
@@ -119,7 +137,9 @@ VALIDATION = {
 
 
 def crops(count: int, seed: int) -> Iterator[tuple[int, Image.Image]]:
-    """Yields (label, picture): crops of the halves of scikit-learn's two photographs, scaled to 36 x 36 or 36 x 44."""
+    """Yields (label, picture): crops of the halves of scikit-learn's two photographs, scaled to 36
+    x 36 or 36 x 44.
+    """
     rng = np.random.default_rng(seed)
     photographs = load_sample_images().images
     for index in range(count):
@@ -133,10 +153,18 @@ def crops(count: int, seed: int) -> Iterator[tuple[int, Image.Image]]:
 
 
 def write_data(folder: Path) -> None:
-    """Writes the pictures as folders of classes, as tables of attributes, as ImageNet's lists, as MNIST and CIFAR."""
+    """Writes the pictures as folders of classes, as tables of attributes, as ImageNet's lists, as
+    MNIST and CIFAR.
+    """
     for mode, count in (("train", 24), ("val", 10)):
         for index, (label, crop) in enumerate(crops(count, count)):
-            file = folder / "flowers" / mode / REGIONS[label] / f"{index}.{'jpg' if index % 3 else 'png'}"
+            file = (
+                folder
+                / "flowers"
+                / mode
+                / REGIONS[label]
+                / f"{index}.{'jpg' if index % 3 else 'png'}"
+            )
             file.parent.mkdir(parents=True, exist_ok=True)
             crop.save(file)
     for mode, count in (("train", 24), ("val", 10)):
@@ -171,8 +199,12 @@ def write_data(folder: Path) -> None:
     for name, count in [(f"data_batch_{part}", 5) for part in range(1, 6)] + [("test_batch", 13)]:
         labels, images = zip(*crops(count, sum(name.encode())), strict=True)
         rows = [np.asarray(image.resize((32, 32))).transpose(2, 0, 1).ravel() for image in images]
-        (cifar / name).write_bytes(pickle.dumps({b"data": np.stack(rows), b"labels": list(labels)}, 2))
-    (cifar / "batches.meta").write_bytes(pickle.dumps({b"label_names": [b"class %d" % i for i in range(10)]}, 2))
+        (cifar / name).write_bytes(
+            pickle.dumps({b"data": np.stack(rows), b"labels": list(labels)}, 2)
+        )
+    (cifar / "batches.meta").write_bytes(
+        pickle.dumps({b"label_names": [b"class %d" % i for i in range(10)]}, 2)
+    )
 
 
 # What PaddleViT's files of these names say, smaller.
@@ -193,7 +225,9 @@ class Done(NamedTuple):
 
 
 class Desk:
-    """A folder that looks like the toolkit's own, with data in it: commands are typed there as documents show them."""
+    """A folder that looks like the toolkit's own, with data in it: commands are typed there as
+    documents show them.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -210,15 +244,22 @@ class Desk:
         """Runs a line by the shell and asserts its exit status."""
         env = warm.environment()
         if "paddle.distributed.launch" in command:
-            del env["CUDA_VISIBLE_DEVICES"]  # which is empty: the launcher takes that for one device
+            # which is empty: the launcher takes that for one device
+            del env["CUDA_VISIBLE_DEVICES"]
         before = {entry.name for entry in self.folder.iterdir()}
         words = ["sh", "-c", command]
-        done = subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=timeout
+        )
         assert done.returncode == status, f"{command}\n{done.stderr}"
-        return Done(done.stdout, done.stderr, {entry.name for entry in self.folder.iterdir()} - before)
+        return Done(
+            done.stdout, done.stderr, {entry.name for entry in self.folder.iterdir()} - before
+        )
 
     def python(self, code: str) -> str:
-        """Runs a document's Python block as a program that lies beside the toolkit's; returns what it prints."""
+        """Runs a document's Python block as a program that lies beside the toolkit's; returns what
+        it prints.
+        """
         (self.folder / "snippet.py").write_text(textwrap.dedent(code))
         done = self.type(f"PYTHONPATH={shlex.quote(str(ROOT))} python snippet.py")
         assert done.errors == ""
@@ -226,7 +267,9 @@ class Desk:
 
 
 def asked_for(command: str, flags: dict[str, tuple]) -> dict[str, object]:
-    """Returns {key: value} of a command's flags and of what follows -o, the last of each; "auto" as it is."""
+    """Returns {key: value} of a command's flags and of what follows -o, the last of each; "auto" as
+    it is.
+    """
     words = shlex.split(command)
     found = {}
     index = 0

@@ -1,4 +1,6 @@
-"""What dummy ranks do in ``test_supervision`` and ``test_launched``: here, so that their processes need no Paddle."""
+"""What dummy ranks do in ``test_supervision`` and ``test_launched``: here, so that their processes
+need no Paddle.
+"""
 
 import json
 import os
@@ -57,14 +59,18 @@ def ignore(ready):
 
 
 def launch(place, count, port, folder, acts, timeout, separate):
-    """Does as a launcher's process of rank ``place`` of ``count``; it says what it says in the file ``place``.
+    """Does as a launcher's process of rank ``place`` of ``count``; it says what it says in the file
+    ``place``.
 
     Args:
         acts: what the ranks do once all are ready, and are at step 7: (function, *args), by rank.
         separate: whether each rank's stderr is a file of its own, as under Paddle's launcher.
     """
     os.environ |= {"PADDLE_TRAINER_ID": str(place), "PADDLE_TRAINERS_NUM": str(count)}
-    os.environ |= {"PADDLE_MASTER": f"127.0.0.1:{port}", "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2"}
+    os.environ |= {
+        "PADDLE_MASTER": f"127.0.0.1:{port}",
+        "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2",
+    }
     os.environ |= {"PADDLE_LOG_DIR": "log"} if separate else {}
     sys.stderr = open(Path(folder) / str(place), "w")  # noqa: SIM115
     launched.EVERY = 0.1

@@ -1,4 +1,6 @@
-"""A program for test_kernels.py: every architecture's step and every optimizer's run, by Paddle's own operators."""
+"""A program for test_kernels.py: every architecture's step and every optimizer's run, by Paddle's
+own operators.
+"""
 
 import sys
 
@@ -14,10 +16,44 @@ SHORT = [*TINY, "DATA.BATCH_SIZE", "8", "REPORT_FREQ", "1"]
 # Together: each optimizer, each way to clip, to mix, to erase and to average, and each loss.
 RUNS = (
     ("AdamW", "TRAIN.GRAD_CLIP", "1.0", "TRAIN.MODEL_EMA", "True", "TRAIN.MIXUP_ALPHA", "0.8"),
-    ("Adam", "TRAIN.GRAD_CLIP", "0.1", "TRAIN.GRAD_CLIP_MODE", "value", "TRAIN.CUTMIX_ALPHA", "1.0"),
-    ("SGD", "TRAIN.GRAD_CLIP", "0.1", "TRAIN.GRAD_CLIP_MODE", "agc", "TRAIN.LOSS", "bce", "TRAIN.ACCUM_ITER", "2"),
-    ("LAMB", "TRAIN.RANDOM_ERASE_PROB", "0.9", "TRAIN.SMOOTHING", "0.1", "TRAIN.CLASS_WEIGHTS", "auto"),
-    ("LARS", "TRAIN.RANDOM_ERASE_PROB", "0.9", "TRAIN.RANDOM_ERASE_MODE", "rand", "MODEL.HEAD_BATCH_NORM", "True"),
+    (
+        "Adam",
+        "TRAIN.GRAD_CLIP",
+        "0.1",
+        "TRAIN.GRAD_CLIP_MODE",
+        "value",
+        "TRAIN.CUTMIX_ALPHA",
+        "1.0",
+    ),
+    (
+        "SGD",
+        "TRAIN.GRAD_CLIP",
+        "0.1",
+        "TRAIN.GRAD_CLIP_MODE",
+        "agc",
+        "TRAIN.LOSS",
+        "bce",
+        "TRAIN.ACCUM_ITER",
+        "2",
+    ),
+    (
+        "LAMB",
+        "TRAIN.RANDOM_ERASE_PROB",
+        "0.9",
+        "TRAIN.SMOOTHING",
+        "0.1",
+        "TRAIN.CLASS_WEIGHTS",
+        "auto",
+    ),
+    (
+        "LARS",
+        "TRAIN.RANDOM_ERASE_PROB",
+        "0.9",
+        "TRAIN.RANDOM_ERASE_MODE",
+        "rand",
+        "MODEL.HEAD_BATCH_NORM",
+        "True",
+    ),
     ("Lion", "TRAIN.LOSS", "bce", "TRAIN.BCE_TARGET_THRESH", "0.2", "MODEL.DROPPATH", "0.3"),
     ("Muon", "MODEL.QK_NORM", "True", "MODEL.PATCH_DROP", "0.5", "MODEL.DROPOUT", "0.2"),
 )

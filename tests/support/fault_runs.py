@@ -20,7 +20,9 @@ def finish(folder, flags=RUN):
 
 
 def assert_fails(process, status, message, pids=(), seconds=60):
-    """The program ends with ``status``, says ``message`` (a regular expression) and nothing else, and leaves none."""
+    """The program ends with ``status``, says ``message`` (a regular expression) and nothing else,
+    and leaves none.
+    """
     _, errors = process.communicate(timeout=seconds)
     assert process.returncode == status, errors
     assert message.fullmatch(errors), errors

@@ -10,7 +10,9 @@ from PIL import Image
 
 from support.hostile_files import damaged
 
-NUMBERS = st.sampled_from([0, 1, 7, 255, 256, 16383, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1])
+NUMBERS = st.sampled_from(
+    [0, 1, 7, 255, 256, 16383, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
+)
 SIDES = st.sampled_from([0, 1, 2, 16, 4000, 12000, 65535])
 PICTURE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8))
 
@@ -30,7 +32,9 @@ def chunk(kind, data=b"", length=None):
 def png(width, height, *between, depth=8, colour=2, pixels=b""):
     """A PNG file of ``between`` and ``pixels``, which zlib has compressed."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + b"".join(between) + chunk(b"IDAT", pixels) + chunk(b"IEND")
+    return (
+        b"\x89PNG\r\n\x1a\n" + header + b"".join(between) + chunk(b"IDAT", pixels) + chunk(b"IEND")
+    )
 
 
 def black(width, height):
@@ -40,7 +44,10 @@ def black(width, height):
 
 def segment(marker, data=b"", length=None):
     """A segment of JPEG."""
-    return struct.pack(">BBH", 0xFF, marker, (len(data) if length is None else length) + 2 & 0xFFFF) + data
+    return (
+        struct.pack(">BBH", 0xFF, marker, (len(data) if length is None else length) + 2 & 0xFFFF)
+        + data
+    )
 
 
 def directory(entries, order="<", following=0):
@@ -60,8 +67,11 @@ def tags_that_overlap(size):
 
 def with_exif(data):
     """A JPEG file whose notes are ``data``, in pieces."""
-    parts = [segment(0xE1, b"Exif\0\0" + data[at : at + 65_000]) for at in range(0, len(data), 65_000)]
-    return b"\xff\xd8" + b"".join(parts) + saved("JPEG")[20:]  # without JFIF's segment, which would tell the density
+    parts = [
+        segment(0xE1, b"Exif\0\0" + data[at : at + 65_000]) for at in range(0, len(data), 65_000)
+    ]
+    # without JFIF's segment, which would tell the density
+    return b"\xff\xd8" + b"".join(parts) + saved("JPEG")[20:]
 
 
 def with_scans(width, height, count):
@@ -90,7 +100,11 @@ def pngs(draw):
     kinds = st.sampled_from([b"tRNS", b"PLTE", b"iCCP", b"zTXt", b"iTXt", b"eXIf", b"acTL", b"fcTL", b"fdAT", b"IDAT",
                              b"gAMA", b"sBIT", b"ABCD", b"IEND", b"\0\0\0\0"])  # fmt: skip
     parts = st.builds(chunk, kinds, st.binary(max_size=40), st.none() | NUMBERS)
-    pixels = draw(st.sampled_from([zlib.compress(bytes(1 << 16)), zlib.compress(bytes(1 << 24), 9), b"", b"x\x9c"]))
+    pixels = draw(
+        st.sampled_from(
+            [zlib.compress(bytes(1 << 16)), zlib.compress(bytes(1 << 24), 9), b"", b"x\x9c"]
+        )
+    )
     depth = draw(st.sampled_from([1, 2, 4, 8, 16, 3]))
     colour = draw(st.sampled_from([0, 2, 3, 4, 6, 1]))
     between = draw(st.lists(parts, max_size=4))
@@ -102,7 +116,11 @@ def jpegs(draw):
     whole = saved("JPEG", progressive=draw(st.booleans()))
     markers = st.sampled_from([0xC0, 0xC1, 0xC2, 0xC4, 0xC9, 0xCC, 0xD0, 0xD8, 0xD9, 0xDA, 0xDB, 0xDD, 0xE0, 0xE1,
                                0xE2, 0xEE, 0xFE, 0x01, 0xFF, 0x00])  # fmt: skip
-    parts = draw(st.lists(st.builds(segment, markers, st.binary(max_size=30), st.none() | NUMBERS), max_size=4))
+    parts = draw(
+        st.lists(
+            st.builds(segment, markers, st.binary(max_size=30), st.none() | NUMBERS), max_size=4
+        )
+    )
     place = whole.index(draw(st.sampled_from([b"\xff\xdb", b"\xff\xc4", b"\xff\xda"])))
     whole = bytearray(whole[:place] + b"".join(parts) + whole[place:])
     frame = max(whole.find(b"\xff\xc0"), whole.find(b"\xff\xc2"), 0)
@@ -124,7 +142,12 @@ def tiffs(draw):
             (277, 3, 1, draw(st.sampled_from([1, 3, 4, 65535])) << shift), (279, 4, 1, draw(NUMBERS))]  # fmt: skip
     told = [entry for entry in told if entry[0] not in {lie[0] for lie in lies}] + lies
     start = b"II*\0" if order == "<" else b"MM\0*"
-    return start + struct.pack(f"{order}I", 8) + directory(sorted(told), order, draw(NUMBERS)) + draw(st.binary())
+    return (
+        start
+        + struct.pack(f"{order}I", 8)
+        + directory(sorted(told), order, draw(NUMBERS))
+        + draw(st.binary())
+    )
 
 
 @st.composite
@@ -140,7 +163,12 @@ def others(draw):
     if kind == "BMP":
         data[30:34] = struct.pack("<I", draw(st.sampled_from([0, 1, 2, 3, 4, 5, 6])))
     if kind == "PPM":
-        data[:15] = b"P%c\n%d %d\n%d\n" % (draw(st.sampled_from(b"123456f")), draw(SIDES), draw(SIDES), draw(NUMBERS))
+        data[:15] = b"P%c\n%d %d\n%d\n" % (
+            draw(st.sampled_from(b"123456f")),
+            draw(SIDES),
+            draw(SIDES),
+            draw(NUMBERS),
+        )
     return bytes(data)
 
 
@@ -151,4 +179,6 @@ WHOLE = {
     "GIF": saved("GIF", PICTURE.quantize(16)), "PPM": saved("PPM"), "lossless": saved("WEBP", lossless=True),
     "animated": saved("WEBP", save_all=True, append_images=[PICTURE]),
 }  # fmt: skip
-ANY = pngs() | jpegs() | tiffs() | others() | st.sampled_from(sorted(WHOLE.values())).flatmap(damaged)
+ANY = (
+    pngs() | jpegs() | tiffs() | others() | st.sampled_from(sorted(WHOLE.values())).flatmap(damaged)
+)

@@ -1,6 +1,8 @@
-"""What a stranger's file may do to its reader, measured; and files damaged in every way, for Hypothesis.
+"""What a stranger's file may do to its reader, measured; and files damaged in every way, for
+Hypothesis.
 
-How much is tried: half a minute in ``make test``, an hour in ``make fuzz``, fixed seeds in ``make campaign``.
+How much is tried: half a minute in ``make test``, an hour in ``make fuzz``, fixed seeds in ``make
+campaign``.
 """
 
 import collections
@@ -26,7 +28,12 @@ BYTES_PER_PIXEL = 32
 FREE_SECONDS = 10.0
 BYTES_PER_SECOND = 100e6
 SECONDS_PER_LINE = 5e-6
-_COMMON = {"deadline": None, "database": None, "print_blob": True, "suppress_health_check": list(HealthCheck)}
+_COMMON = {
+    "deadline": None,
+    "database": None,
+    "print_blob": True,
+    "suppress_health_check": list(HealthCheck),
+}
 settings.register_profile("suite", max_examples=60, derandomize=True, **_COMMON)
 settings.register_profile("campaign", max_examples=1000, derandomize=True, **_COMMON)
 settings.register_profile("fuzz", max_examples=1000, **_COMMON)
@@ -40,8 +47,8 @@ def a_share(part):
 
 
 def attempt(kind, size, read, lines=0, pixels=0):
-    """Calls ``read()`` in a forked process, and holds it to the rule: it ends well, or with one line, within its memory
-    and time.
+    """Calls ``read()`` in a forked process, and holds it to the rule: it ends well, or with one
+    line, within its memory and time.
 
     Args:
         kind: of file, for the table (``tried``).
@@ -53,7 +60,8 @@ def attempt(kind, size, read, lines=0, pixels=0):
         The error's line; "" where it was read.
 
     Raises:
-        AssertionError: a crash, a hang, a traceback, a line that is none, or too much memory or time.
+        AssertionError: a crash, a hang, a traceback, a line that is none, or too much memory or
+            time.
     """
     seconds = FREE_SECONDS + size / BYTES_PER_SECOND + SECONDS_PER_LINE * lines
     reader, writer = os.pipe()
@@ -81,14 +89,18 @@ def attempt(kind, size, read, lines=0, pixels=0):
     took = used.ru_utime + used.ru_stime + float(of_others)  # of a core: others may be busy
     assert took <= seconds, f"{kind}: {took:.1f} s instead of {seconds:.1f} for {size} bytes"
     most = FREE_BYTES + BYTES_PER_BYTE * size + BYTES_PER_PIXEL * pixels
-    assert int(grown) <= most, f"{kind}: {int(grown) >> 20} MiB instead of {most >> 20} for {size} bytes ({line})"
+    assert int(grown) <= most, (
+        f"{kind}: {int(grown) >> 20} MiB instead of {most >> 20} for {size} bytes ({line})"
+    )
     check_line(line)
     tried[kind]["refused" if line else "read"] += 1
     return line
 
 
 def one_thread():
-    """For a forked process that computes: OpenMP's threads are the parent's, and would be waited for in vain."""
+    """For a forked process that computes: OpenMP's threads are the parent's, and would be waited
+    for in vain.
+    """
     threadpoolctl.threadpool_limits(1)
 
 
@@ -143,12 +155,27 @@ def _cpu_seconds(process):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-_EXTREMES = (0, 1, -1, 0x7F, 0x80, 1 << 15, 0xFFFF, 1 << 31, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 40, (1 << 63) - 1)
+_EXTREMES = (
+    0,
+    1,
+    -1,
+    0x7F,
+    0x80,
+    1 << 15,
+    0xFFFF,
+    1 << 31,
+    0x7FFFFFFF,
+    0xFFFFFFFF,
+    1 << 40,
+    (1 << 63) - 1,
+)
 
 
 @st.composite
 def damaged(draw, data):
-    """Bytes with one to four edits: a byte, a number at an extreme, a piece that is removed, doubled or moved."""
+    """Bytes with one to four edits: a byte, a number at an extreme, a piece that is removed,
+    doubled or moved.
+    """
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, max(0, len(data) - 1)))
         length = draw(st.integers(1, 64))

@@ -1,4 +1,5 @@
-"""docs/keys.md: every key with its default and its meaning, as config.py, the components and the models declare it.
+"""docs/keys.md: every key with its default and its meaning, as config.py, the components and the
+models declare it.
 
 Write the page anew:
 
@@ -44,15 +45,23 @@ def page() -> str:
     """Returns what docs/keys.md has to hold."""
     meant = {key: own.text for key, own in own_keys().items()}
     meant |= meanings((ROOT / "config.py").read_text(encoding="utf-8"))
-    readers = {key: names for kind in KINDS for key, names in kind.readers().items() if key in own_keys()}
+    readers = {
+        key: names for kind in KINDS for key, names in kind.readers().items() if key in own_keys()
+    }
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for key, default in default_values().items():
         if key not in all_keys():
-            text = cell(meant.get(key, "")) + (f" (`{'`, `'.join(readers[key])}`)" if key in readers else "")
-            sections.setdefault(key.rpartition(".")[0], []).append((f"`{key}`", f"`{default}`", text))
+            text = cell(meant.get(key, "")) + (
+                f" (`{'`, `'.join(readers[key])}`)" if key in readers else ""
+            )
+            sections.setdefault(key.rpartition(".")[0], []).append(
+                (f"`{key}`", f"`{default}`", text)
+            )
     parts = [HEAD]
     for section, rows in sections.items():
-        parts.append(f"\n## {section or 'Keys without a section'}\n\n{table('| Key | Default | Meaning |', rows)}")
+        parts.append(
+            f"\n## {section or 'Keys without a section'}\n\n{table('| Key | Default | Meaning |', rows)}"
+        )
     parts.append(MODELS)
     for name, found in sorted(architectures().items()):
         rows = [

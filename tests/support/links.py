@@ -1,4 +1,6 @@
-"""Lists the links between this repository's Markdown pages that lead nowhere: ``python tests/support/links.py [PAGE ...]``."""
+"""Lists the links between this repository's Markdown pages that lead nowhere: ``python
+tests/support/links.py [PAGE ...]``.
+"""
 
 import functools
 import re
@@ -18,14 +20,20 @@ def pages() -> Iterator[Path]:
 
 @functools.cache
 def anchors(page: Path) -> set[str]:
-    """Returns the anchors that GitHub makes of a page's headings: the second "Serve" is ``serve-1``."""
+    """Returns the anchors that GitHub makes of a page's headings: the second "Serve" is
+    ``serve-1``.
+    """
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     found: list[str] = []
     for heading in re.findall(r"^#+ +(.*?)\s*$", text, re.M):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
         anchor = re.sub(r"[^\w\- ]", "", plain).strip().lower().replace(" ", "-")
         found.append(f"{anchor}-{found.count(anchor)}" if anchor in found else anchor)
-    return {*found, *re.findall(r'<a (?:id|name)="([^"]+)"', text), *re.findall(r"\{ ?#([\w-]+) ?\}", text)}
+    return {
+        *found,
+        *re.findall(r'<a (?:id|name)="([^"]+)"', text),
+        *re.findall(r"\{ ?#([\w-]+) ?\}", text),
+    }
 
 
 def broken(page: Path) -> list[str]:

@@ -8,7 +8,14 @@ import tifffile
 from inference.fidelity import crops
 
 UNITS = {"uint8": 255, "uint16": 65535, "float32": 1}
-FIVE = ["DATA.IMAGE_CHANNELS", "5", "DATA.IMAGENET_MEAN", "[0.1,0.2,0.3,0.4,0.5]", "DATA.IMAGENET_STD", "0.2"]
+FIVE = [
+    "DATA.IMAGE_CHANNELS",
+    "5",
+    "DATA.IMAGENET_MEAN",
+    "[0.1,0.2,0.3,0.4,0.5]",
+    "DATA.IMAGENET_STD",
+    "0.2",
+]
 MOST = 10**6
 
 
@@ -16,7 +23,9 @@ def bands(dtype="uint16", channels=5, seed=0):
     """A photograph's crop with more channels, [H, W, C]; floats are negative, too."""
     colours = np.asarray(crops(1, seed)[0])[:60, :80].astype(np.float64) / 255
     values = np.stack([colours[..., c % 3] ** (1 + c // 3) for c in range(channels)], 2)
-    return ((values - 0.5) * 7 if dtype == "float32" else (values * UNITS[dtype]).round()).astype(dtype)
+    return ((values - 0.5) * 7 if dtype == "float32" else (values * UNITS[dtype]).round()).astype(
+        dtype
+    )
 
 
 def tiff(values, **options):

@@ -1,14 +1,16 @@
-"""Tests that can't fail: changes a file at random places, one at a time, and runs the tests that mirror it.
+"""Tests that can't fail: changes a file at random places, one at a time, and runs the tests that
+mirror it.
 
     .venv/bin/pip install cosmic-ray==8.7.0
     .venv/bin/python tests/support/mutants.py loading/samplers.py weights/fit.py
     .venv/bin/python tests/support/mutants.py loading/samplers.py -n 40 -seed 1
 
-tests/mutants.yaml says which tests, at how many places, and what earlier runs left. cosmic-ray says what may be
-changed, and how; a place is drawn once. Types aren't changed: nothing reads them. Neither is ``==`` made ``is``, which
-is the same for small numbers. The tests run on a copy of the working tree, each time in a fork of this process, which
-has imported what takes long. A test that fails, or takes much longer than before, kills the mutant. Printed is each
-change that survived, then a line: the file, how many were killed, by time alone among them, how long it took.
+tests/mutants.yaml says which tests, at how many places, and what earlier runs left. cosmic-ray says
+what may be changed, and how; a place is drawn once. Types aren't changed: nothing reads them.
+Neither is ``==`` made ``is``, which is the same for small numbers. The tests run on a copy of the
+working tree, each time in a fork of this process, which has imported what takes long. A test that
+fails, or takes much longer than before, kills the mutant. Printed is each change that survived,
+then a line: the file, how many were killed, by time alone among them, how long it took.
 """
 
 import argparse
@@ -51,7 +53,9 @@ def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
 
 
 def places(source: str) -> list[tuple[tuple[int, int], list[tuple[str, int]]]]:
-    """Returns each place that can be changed, with its changes: cosmic-ray's operator, and which of its occurrences."""
+    """Returns each place that can be changed, with its changes: cosmic-ray's operator, and which of
+    its occurrences.
+    """
     types = annotations(source)
     found = {}
     nodes = list(ast_nodes(get_ast(source)))
@@ -67,20 +71,25 @@ def places(source: str) -> list[tuple[tuple[int, int], list[tuple[str, int]]]]:
 
 
 def drawn(source: str, count: int, seed: str) -> list[str]:
-    """Returns up to ``count`` changed sources, each at another place: a pure function of the source and ``seed``."""
+    """Returns up to ``count`` changed sources, each at another place: a pure function of the source
+    and ``seed``.
+    """
     generator = random.Random(seed)
     chosen = places(source)
     mutants = []
     generator.shuffle(chosen)
     for _, changes in chosen:
         name, occurrence = generator.choice(changes)
-        with contextlib.suppress(AttributeError):  # cosmic-ray finds no way to replace ``except module.Error``
+        # cosmic-ray finds no way to replace ``except module.Error``
+        with contextlib.suppress(AttributeError):
             mutants.append(mutate_code(source, cosmic_ray.plugins.get_operator(name)(), occurrence))
     return mutants[:count]
 
 
 def passes(copy: Path, tests: list[str], limit: float) -> bool | None:
-    """Whether the tests pass in the copy; None: not within ``limit`` seconds. What they print goes to a file in it."""
+    """Whether the tests pass in the copy; None: not within ``limit`` seconds. What they print goes
+    to a file in it.
+    """
     child = os.fork()
     if not child:
         os.setsid()
@@ -89,9 +98,21 @@ def passes(copy: Path, tests: list[str], limit: float) -> bool | None:
         for stream in (1, 2):
             os.dup2(output, stream)
         os.chdir(copy)
-        sys.path[:] = [path for path in sys.path if path != str(ROOT / "tests")]  # this program's own
+        # this program's own
+        sys.path[:] = [path for path in sys.path if path != str(ROOT / "tests")]
         os._exit(
-            pytest.main(["-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--basetemp", str(copy / "tmp"), *tests])
+            pytest.main(
+                [
+                    "-x",
+                    "-p",
+                    "no:cacheprovider",
+                    "-p",
+                    "no:xdist",
+                    "--basetemp",
+                    str(copy / "tmp"),
+                    *tests,
+                ]
+            )
         )
     end = time.monotonic() + limit
     while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
@@ -103,8 +124,12 @@ def passes(copy: Path, tests: list[str], limit: float) -> bool | None:
     return done[1] == 0 if done[0] else None
 
 
-def survivors(file: str, tests: list[str], count: int, seed: int, copy: Path) -> tuple[list[str], int, int]:
-    """Returns the changed sources that the tests let pass, of how many, and how many others took too long."""
+def survivors(
+    file: str, tests: list[str], count: int, seed: int, copy: Path
+) -> tuple[list[str], int, int]:
+    """Returns the changed sources that the tests let pass, of how many, and how many others took
+    too long.
+    """
     path = copy / file
     source = path.read_text(encoding="utf-8")
     start = time.monotonic()
@@ -126,8 +151,16 @@ def survivors(file: str, tests: list[str], count: int, seed: int, copy: Path) ->
 
 def main() -> None:
     rows = yaml.safe_load((ROOT / "tests" / "mutants.yaml").read_text(encoding="utf-8"))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", metavar="FILE", choices=rows, help="what is changed: a row of mutants.yaml")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        choices=rows,
+        help="what is changed: a row of mutants.yaml",
+    )
     parser.add_argument("-n", type=int, help="at how many places, one at a time (the row's number)")
     parser.add_argument("-seed", type=int, default=0, help="which (0)")
     given = parser.parse_args()
@@ -138,13 +171,25 @@ def main() -> None:
         count = given.n or row["places"]
         with tempfile.TemporaryDirectory(prefix="mutants") as folder:
             copy = Path(folder) / "copy"
-            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "__pycache__", "output", "log", "logs"))
+            shutil.copytree(
+                ROOT,
+                copy,
+                ignore=shutil.ignore_patterns(".*", "__pycache__", "output", "log", "logs"),
+            )
             source = (copy / file).read_text(encoding="utf-8").splitlines()
             left, tested, late = survivors(file, tests, count, given.seed, copy)
         for mutant in left:
-            print(*difflib.unified_diff(source, mutant.splitlines(), file, "survived", n=0, lineterm=""), sep="\n")
+            print(
+                *difflib.unified_diff(
+                    source, mutant.splitlines(), file, "survived", n=0, lineterm=""
+                ),
+                sep="\n",
+            )
         seconds = time.monotonic() - start
-        print(f"{file}: {tested - len(left)} of {tested} killed ({late} by time) in {seconds:.0f} s", flush=True)
+        print(
+            f"{file}: {tested - len(left)} of {tested} killed ({late} by time) in {seconds:.0f} s",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -33,11 +33,15 @@ def sound():
     """{name: file} of images that an evaluation reads."""
     frames = {"save_all": True, "append_images": [COLOURS.rotate(90)], "duration": 50}
     found = {
-        f"{name.replace(' ', '_').replace(',', '')}{p.suffix}": p.data for name, p in picture_files.PICTURES.items()
+        f"{name.replace(' ', '_').replace(',', '')}{p.suffix}": p.data
+        for name, p in picture_files.PICTURES.items()
     }
     found |= {f"{name.replace(' ', '_')}.jpg": data for name, data in forged_images.WHOLE.items()}
     found |= {f"turned_{number}.jpg": turned(number) for number in (2, 3, 6, 8)}
-    found |= {f"animated.{kind}": saved(COLOURS, name, **frames) for kind, name in (("gif", "GIF"), ("png", "PNG"))}
+    found |= {
+        f"animated.{kind}": saved(COLOURS, name, **frames)
+        for kind, name in (("gif", "GIF"), ("png", "PNG"))
+    }
     found["animated.webp"] = saved(COLOURS, "WEBP", **frames)
     found["cmyk_inverted.jpg"] = saved(COLOURS.convert("CMYK"), "JPEG", quality=90)
     found["one_pixel.png"] = saved(Image.new("RGB", (1, 1)), "PNG")
@@ -47,19 +51,36 @@ def sound():
 
 def refused():
     """{name: file} of what isn't read, with a reason."""
-    found = {f"unscaled_{n}{suffix}": data for n, (suffix, data, _) in enumerate(picture_files.UNSCALED.values())}
-    found |= {"a.svg": SVG, "svg.png": SVG, "a.pdf": PDF, "pdf.jpg": PDF, "text.jpg": b"hello\n" * 99, "empty.jpg": b""}
+    found = {
+        f"unscaled_{n}{suffix}": data
+        for n, (suffix, data, _) in enumerate(picture_files.UNSCALED.values())
+    }
+    found |= {
+        "a.svg": SVG,
+        "svg.png": SVG,
+        "a.pdf": PDF,
+        "pdf.jpg": PDF,
+        "text.jpg": b"hello\n" * 99,
+        "empty.jpg": b"",
+    }
     found |= {
         "zeros.png": bytes(5000),
         "bomb.png": forged_images.png(65_500, 65_500, pixels=forged_images.black(1, 99)),
     }
-    found |= {"html.gif": b"<!doctype html><title>404</title>", "eps.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\nshowpage\n"}
+    found |= {
+        "html.gif": b"<!doctype html><title>404</title>",
+        "eps.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\nshowpage\n",
+    }
     found["bomb.jpg"] = with_size(saved(COLOURS, "JPEG"), 65_500)
-    found["bomb.gif"] = saved(COLOURS.quantize(16), "GIF")[:6] + struct.pack("<HH", 65_500, 65_500) + bytes(3)
+    found["bomb.gif"] = (
+        saved(COLOURS.quantize(16), "GIF")[:6] + struct.pack("<HH", 65_500, 65_500) + bytes(3)
+    )
     found["bomb.bmp"] = saved(COLOURS, "BMP")[:18] + struct.pack("<ii", 65_500, 65_500) + bytes(40)
     found["bomb.ppm"] = b"P6 65500 65500 255\n" + bytes(99)
     found["bomb.tif"] = picture_files.tiff(bytes(99), (65_500, 65_500), 8)
-    found["negative.bmp"] = saved(COLOURS, "BMP")[:18] + struct.pack("<ii", -32, -(1 << 31)) + bytes(40)
+    found["negative.bmp"] = (
+        saved(COLOURS, "BMP")[:18] + struct.pack("<ii", -32, -(1 << 31)) + bytes(40)
+    )
     if features.check("avif"):
         found["a.avif"] = found["avif.jpg"] = saved(COLOURS, "AVIF")
     try:
@@ -82,7 +103,9 @@ def spoilt(seed=0):
     found = {}
     for name, data in sound().items():
         stem, suffix = os.path.splitext(name)
-        found |= {f"{stem}-{share}{suffix}": data[: len(data) * share // 100] for share in (5, 50, 90)}
+        found |= {
+            f"{stem}-{share}{suffix}": data[: len(data) * share // 100] for share in (5, 50, 90)
+        }
         found[f"{stem}-mistyped{'.png' if suffix != '.png' else '.bmp'}"] = data
         for turn in range(3):
             changed = bytearray(data)
@@ -93,7 +116,9 @@ def spoilt(seed=0):
 
 
 def write_all(folder):
-    """Writes them all, and what is no file; returns the paths, as bytes, and how many of them are sound."""
+    """Writes them all, and what is no file; returns the paths, as bytes, and how many of them are
+    sound.
+    """
     whole = sound()
     for name, data in (whole | refused() | spoilt()).items():
         (folder / name).write_bytes(data)

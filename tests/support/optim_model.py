@@ -11,13 +11,19 @@ from utils import all_gather, rank
 
 
 def whole_state(model, optimizer):
-    """The optimizer's state on rank 0, however it is shared out; on other ranks nothing. Every rank calls it."""
-    shares = all_gather({key: tensor.numpy() for key, tensor in optimizer_state(model, optimizer).items()})
+    """The optimizer's state on rank 0, however it is shared out; on other ranks nothing. Every rank
+    calls it.
+    """
+    shares = all_gather(
+        {key: tensor.numpy() for key, tensor in optimizer_state(model, optimizer).items()}
+    )
     return {key: array for share in shares for key, array in share.items()} if rank() == 0 else {}
 
 
 class Small(nn.Layer):
-    """Holds parameters, made by the golden file's formula, and takes gradients; arrays are in torch's layout."""
+    """Holds parameters, made by the golden file's formula, and takes gradients; arrays are in
+    torch's layout.
+    """
 
     def __init__(self):
         super().__init__()
@@ -32,7 +38,10 @@ class Small(nn.Layer):
                 parameter.grad = paddle.to_tensor(_turned(name, gradients[name]))
 
     def arrays(self, of=lambda parameter: parameter):
-        return {name: _turned(name, of(parameter).numpy()) for name, parameter in self.named_parameters()}
+        return {
+            name: _turned(name, of(parameter).numpy())
+            for name, parameter in self.named_parameters()
+        }
 
     def layer_groups(self):
         return [("embed", "conv"), ("fc",), ("head",)]

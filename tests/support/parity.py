@@ -11,20 +11,26 @@ from weights.layout import file_name, linear_weights
 
 
 def load_formula(model, folder, array=array):
-    """Gives ``model`` the formula's weights by a file in timm's names and layout; returns it in evaluation mode."""
+    """Gives ``model`` the formula's weights by a file in timm's names and layout; returns it in
+    evaluation mode.
+    """
     transposed = linear_weights(model)
     shapes = {
         file_name(name): tuple(t.shape)[::-1] if name in transposed else tuple(t.shape)
         for name, t in model.state_dict().items()
     }
-    save_file({name: array(name, shape) for name, shape in shapes.items()}, folder / "timm.safetensors")
+    save_file(
+        {name: array(name, shape) for name, shape in shapes.items()}, folder / "timm.safetensors"
+    )
     load_weights(model, folder / "timm.safetensors")
     model.eval()
     return model
 
 
 def assert_parity(model, name, folder, array=array, within=1e-5):
-    """Logits, features and intermediates ``within`` so much of their range, gradients 1e-5; two images must differ."""
+    """Logits, features and intermediates ``within`` so much of their range, gradients 1e-5; two
+    images must differ.
+    """
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))
     logits = load_formula(model, folder, array)(images)
@@ -32,38 +38,58 @@ def assert_parity(model, name, folder, array=array, within=1e-5):
     assert np.abs(np.diff(golden["logits"], axis=0)).max() > 1e-4 * span  # the images matter
     np.testing.assert_allclose(logits.numpy(), golden["logits"], atol=within * span, rtol=0)
     features = model.forward_features(images).numpy()
-    np.testing.assert_allclose(features, golden["features"], atol=within * np.ptp(golden["features"]), rtol=0)
+    np.testing.assert_allclose(
+        features, golden["features"], atol=within * np.ptp(golden["features"]), rtol=0
+    )
     assert_intermediates(model, name, images, within)
     expected = {key.removeprefix("grad/"): golden[key] for key in golden if key.startswith("grad/")}
     if expected:
         (logits * paddle.to_tensor(array("loss", tuple(logits.shape)))).sum().backward()
         found = {
-            key: parameter.grad.numpy() for key, parameter in model.named_parameters() if parameter.grad is not None
+            key: parameter.grad.numpy()
+            for key, parameter in model.named_parameters()
+            if parameter.grad is not None
         }
         assert found.keys() == expected.keys()
         for key in linear_weights(model):
             found[key] = found[key].T
-        least = 2e-2 * max(np.ptp(value) for value in expected.values())  # what cancels out is only rounding
+        # what cancels out is only rounding
+        least = 2e-2 * max(np.ptp(value) for value in expected.values())
         for key, value in expected.items():
-            np.testing.assert_allclose(found[key], value, atol=1e-5 * max(np.ptp(value), least), rtol=0, err_msg=key)
+            np.testing.assert_allclose(
+                found[key], value, atol=1e-5 * max(np.ptp(value), least), rtol=0, err_msg=key
+            )
 
 
 @paddle.no_grad()
 def assert_intermediates(model, name, images, within=1e-5):
-    """Shapes, channels, reductions; values with and without the last norm, of prefix tokens, and of an early stop."""
+    """Shapes, channels, reductions; values with and without the last norm, of prefix tokens, and of
+    an early stop.
+    """
     stored = np.load(ROOT / "tests" / "golden" / "intermediates.npz")
     golden = {key.partition("/")[2]: stored[key] for key in stored if key.partition("/")[0] == name}
     plain = model.forward_intermediates(images, intermediates_only=True)
     assert [one.shape for one in plain] == golden["shapes"].tolist()
-    assert [[one["num_chs"], one["reduction"]] for one in model.feature_info] == golden["info"].tolist()
-    found = {"plain": plain, "normed": model.forward_intermediates(images, norm=True, intermediates_only=True)}
-    found["early"] = [model.forward_intermediates(images, [min(1, len(plain) - 1)], stop_early=True)[0]]
+    assert [[one["num_chs"], one["reduction"]] for one in model.feature_info] == golden[
+        "info"
+    ].tolist()
+    found = {
+        "plain": plain,
+        "normed": model.forward_intermediates(images, norm=True, intermediates_only=True),
+    }
+    found["early"] = [
+        model.forward_intermediates(images, [min(1, len(plain) - 1)], stop_early=True)[0]
+    ]
     if "prefix" in golden:
-        pairs = model.forward_intermediates(images, return_prefix_tokens=True, intermediates_only=True)
+        pairs = model.forward_intermediates(
+            images, return_prefix_tokens=True, intermediates_only=True
+        )
         found["prefix"] = [prefix for _, prefix in pairs]
     assert found.keys() == golden.keys() - {"shapes", "info"}
     for key, tensors in found.items():
         assert len(tensors) == len(golden[key])
         for tensor, expected in zip(tensors, golden[key], strict=True):
             values = tensor.numpy()
-            np.testing.assert_allclose(places(values), expected, atol=within * np.ptp(values), rtol=0, err_msg=key)
+            np.testing.assert_allclose(
+                places(values), expected, atol=within * np.ptp(values), rtol=0, err_msg=key
+            )

@@ -12,12 +12,23 @@ from training.checkpoint import describe
 from training.checkpoint.description import METADATA
 
 CLASSES = ("bridge", 'flower, "red"')
-MODEL = ["MODEL.NUM_CLASSES", "2", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2"]
+MODEL = [
+    "MODEL.NUM_CLASSES",
+    "2",
+    "MODEL.PATCH_SIZE",
+    "8",
+    "MODEL.EMBED_DIM",
+    "16",
+    "MODEL.DEPTH",
+    "2",
+]
 MODEL += ["MODEL.NUM_HEADS", "2", "DATA.IMAGE_SIZE", "32", "DATA.CROP_PCT", "0.8"]
 
 
 def write_photographs(root, count=9):
-    """Writes val/<class>/<n>.jpg and .png, and train/ likewise: crops of two photographs, of several sizes."""
+    """Writes val/<class>/<n>.jpg and .png, and train/ likewise: crops of two photographs, of
+    several sizes.
+    """
     for label, photograph in enumerate(load_sample_images().images):
         for place in range(count):
             for split in ("train", "val"):
@@ -29,7 +40,8 @@ def write_photographs(root, count=9):
 
 
 def write_weights(file, task="classification", classes=CLASSES, outputs=2, changes=None):
-    """Writes a small ViT's random weights, which tell what they are of; they part the photographs, badly.
+    """Writes a small ViT's random weights, which tell what they are of; they part the photographs,
+    badly.
 
     Args:
         outputs: of the classifier; 0: none.
@@ -39,9 +51,17 @@ def write_weights(file, task="classification", classes=CLASSES, outputs=2, chang
     config = get_config(None, [*MODEL, "MODEL.NUM_CLASSES", str(outputs)])
     rng = np.random.default_rng(3)
     arrays = {name: value.numpy() for name, value in build_model(config).state_dict().items()}
-    arrays = {name: (value + rng.normal(0, 0.1, value.shape)).astype(np.float32) for name, value in arrays.items()}
-    arrays = {name: np.ascontiguousarray(value.T) if _linear(name, value) else value for name, value in arrays.items()}
-    save_file(arrays | (changes or {}), file, {METADATA: describe(config, list(classes), task).to_json()})
+    arrays = {
+        name: (value + rng.normal(0, 0.1, value.shape)).astype(np.float32)
+        for name, value in arrays.items()
+    }
+    arrays = {
+        name: np.ascontiguousarray(value.T) if _linear(name, value) else value
+        for name, value in arrays.items()
+    }
+    save_file(
+        arrays | (changes or {}), file, {METADATA: describe(config, list(classes), task).to_json()}
+    )
     return file
 
 

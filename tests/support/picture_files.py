@@ -9,12 +9,15 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-COLOURS = np.ascontiguousarray(load_sample_images().images[0][150:182, 200:232])  # [32, 32, 3] of china.jpg
+# [32, 32, 3] of china.jpg
+COLOURS = np.ascontiguousarray(load_sample_images().images[0][150:182, 200:232])
 WIDE = COLOURS.astype(np.uint16) * 256 + COLOURS[::-1]  # 16 bits; the low byte is another picture
 
 
 class Picture(NamedTuple):
-    """A file and what it shows: [32, 32, 3] uint8; ``grey`` [32, 32] where it isn't the colours' luma."""
+    """A file and what it shows: [32, 32, 3] uint8; ``grey`` [32, 32] where it isn't the colours'
+    luma.
+    """
 
     suffix: str
     data: bytes
@@ -41,18 +44,47 @@ def png(pixels: np.ndarray, colour_type: int) -> bytes:
     """A PNG file of 16 bits per channel [H, W, C], which Pillow doesn't write of colours."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        return (
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
+        )
 
     height, width = pixels.shape[:2]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
     header = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
-def tiff(data: bytes, size: tuple[int, int], bits: int, photometric: int = 1, kind: int = 1, order: str = "<") -> bytes:
-    """A TIFF file of one channel. ``photometric`` 0: white is zero; ``kind`` 1: unsigned, 2: signed, 3: float."""
+def tiff(
+    data: bytes,
+    size: tuple[int, int],
+    bits: int,
+    photometric: int = 1,
+    kind: int = 1,
+    order: str = "<",
+) -> bytes:
+    """A TIFF file of one channel. ``photometric`` 0: white is zero; ``kind`` 1: unsigned, 2:
+    signed, 3: float.
+    """
     width, height = size
-    tags = {256: width, 257: height, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: height, 279: len(data)}
+    tags = {
+        256: width,
+        257: height,
+        258: bits,
+        259: 1,
+        262: photometric,
+        273: 8,
+        277: 1,
+        278: height,
+        279: len(data),
+    }
     tags[339] = kind
     head = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}HI", 42, 8 + len(data))
     entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
@@ -97,11 +129,17 @@ def _pictures() -> dict[str, Picture]:
         "16-bit PNG": grey(".png", saved(Image.fromarray(GREY16), "PNG")),
         "16-bit TIFF": grey(".tif", tiff(little, size, 16)),
         "16-bit TIFF, big end first": grey(".tif", tiff(big, size, 16, order=">")),
-        "16-bit TIFF, compressed": grey(".tif", saved(Image.fromarray(GREY16), "TIFF", compression="tiff_lzw")),
-        "16-bit TIFF, white is 0": grey(".tif", tiff(little, size, 16, photometric=0), 255 - (GREY16 >> 8)),
+        "16-bit TIFF, compressed": grey(
+            ".tif", saved(Image.fromarray(GREY16), "TIFF", compression="tiff_lzw")
+        ),
+        "16-bit TIFF, white is 0": grey(
+            ".tif", tiff(little, size, 16, photometric=0), 255 - (GREY16 >> 8)
+        ),
         "12-bit TIFF": grey(".tif", tiff(twelve_bits(GREY16 >> 4), size, 12)),
         "16-bit PGM": grey(".pgm", f"{maximum} 65535\n".encode() + big),
-        "10-bit PGM": grey(".pgm", f"{maximum} 1023\n".encode() + (GREY16 >> 6).astype(">u2").tobytes()),
+        "10-bit PGM": grey(
+            ".pgm", f"{maximum} 1023\n".encode() + (GREY16 >> 6).astype(">u2").tobytes()
+        ),
         "16-bit grey and alpha PNG": grey(".png", png(np.stack([GREY16, GREY16[::-1]], 2), 4)),
         "48-bit PNG": colour(".png", png(WIDE, 2)),
         "64-bit PNG": colour(".png", png(np.concatenate([WIDE, WIDE[::-1, :, :1]], 2), 6)),
@@ -111,7 +149,9 @@ def _pictures() -> dict[str, Picture]:
         "grey and alpha PNG": grey(".png", saved(packed_alpha, "PNG"), GREY),
         "palette PNG": colour(".png", saved(few, "PNG"), of_palette),
         "palette PNG, one clear": colour(".png", saved(few, "PNG", transparency=3), of_palette),
-        "palette PNG, half clear": colour(".png", saved(few, "PNG", transparency=bytes(range(0, 256, 16))), of_palette),
+        "palette PNG, half clear": colour(
+            ".png", saved(few, "PNG", transparency=bytes(range(0, 256, 16))), of_palette
+        ),
         "palette GIF": colour(".gif", saved(few, "GIF"), of_palette),
         "RGBA PNG": colour(".png", saved(with_alpha, "PNG")),
         "RGB PNG, one clear": colour(".png", saved(image, "PNG", transparency=(1, 2, 3))),
@@ -124,7 +164,15 @@ PICTURES = _pictures()
 _FLOATS = (GREY16 / 65535).astype(np.float32)
 UNSCALED = {  # name: (suffix, file, what its pixels are)
     "float TIFF": (".tif", saved(Image.fromarray(_FLOATS), "TIFF"), "floats"),
-    "32-bit TIFF": (".tif", saved(Image.fromarray(GREY16.astype(np.int32)), "TIFF"), "32-bit integers"),
+    "32-bit TIFF": (
+        ".tif",
+        saved(Image.fromarray(GREY16.astype(np.int32)), "TIFF"),
+        "32-bit integers",
+    ),
     "signed TIFF": (".tif", tiff(GREY16.tobytes(), (32, 32), 16, kind=2), "32-bit integers"),
-    "unsigned 32-bit TIFF": (".tif", tiff(GREY16.astype("<u4").tobytes(), (32, 32), 32), "32-bit integers"),
+    "unsigned 32-bit TIFF": (
+        ".tif",
+        tiff(GREY16.astype("<u4").tobytes(), (32, 32), 32),
+        "32-bit integers",
+    ),
 }

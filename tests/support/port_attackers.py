@@ -1,4 +1,6 @@
-"""Who attacks the ports of a run from beside it: silent, many, slow, wrong, and with what was heard before."""
+"""Who attacks the ports of a run from beside it: silent, many, slow, wrong, and with what was heard
+before.
+"""
 
 import contextlib
 import itertools
@@ -43,7 +45,9 @@ def listening(pids):
                     inode = re.match(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}"))
                     if inode and inode[1] in sockets:
                         address, _, port = sockets[inode[1]].rpartition(":")
-                        found[socket.inet_ntoa(bytes.fromhex(address)[::-1][-4:]), int(port, 16)] = pid
+                        found[
+                            socket.inet_ntoa(bytes.fromhex(address)[::-1][-4:]), int(port, 16)
+                        ] = pid
     return found
 
 
@@ -112,7 +116,9 @@ def _reset(address, held, words):
 
 
 def _answered(address, held, words):
-    """Goes as far as a stranger can: a proof by another secret, and one that was heard in another meeting."""
+    """Goes as far as a stranger can: a proof by another secret, and one that was heard in another
+    meeting.
+    """
     found = _connected(address)
     held.append(found)
     proved = channel.introduce(found, b"another", 1.0)

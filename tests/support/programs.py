@@ -22,19 +22,31 @@ def start(folder, *flags, disturbed=True, **environment):
     """
     command = ["sh", str(ROOT / "run_train_multi.sh"), "-ngpus=2", *flags]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = (os.environ | {"PATH": path, "VIRTUAL_ENV": "1"} if disturbed else warm.environment()) | environment
+    environment = (
+        os.environ | {"PATH": path, "VIRTUAL_ENV": "1"} if disturbed else warm.environment()
+    ) | environment
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started.append(subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams))
+    started.append(
+        subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
+    )
     return started[-1]
 
 
 def descendants(pid):
-    """The ranks and loader workers of a run, as long as the parent lives: {pid: (parent, command line)}."""
+    """The ranks and loader workers of a run, as long as the parent lives: {pid: (parent, command
+    line)}.
+    """
     rows = {}
-    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):  # a fifth of what ps takes
+    # a fifth of what ps takes
+    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
         with contextlib.suppress(OSError):  # it has ended
-            parent = int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-            rows[int(folder.name)] = parent, (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
+            parent = int(
+                (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+            )
+            rows[int(folder.name)] = (
+                parent,
+                (folder / "cmdline").read_text(errors="replace").replace("\0", " ").strip(),
+            )
     found = {}
     wanted = {pid}
     while wanted:
@@ -71,7 +83,9 @@ def wait_for(condition, process, seconds=90):
 
 
 def wait_for_first_step(process, run):
-    """Waits until the run reports anew and returns the pids of its processes: none, if it ended well instead."""
+    """Waits until the run reports anew and returns the pids of its processes: none, if it ended
+    well instead.
+    """
     log = Path(run) / "log.txt"
 
     def steps():

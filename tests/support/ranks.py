@@ -1,4 +1,6 @@
-"""Real processes for the tests: ``run_ranks`` calls a function in N of them, joined by gloo or by another backend."""
+"""Real processes for the tests: ``run_ranks`` calls a function in N of them, joined by gloo or by
+another backend.
+"""
 
 import multiprocessing
 import os
@@ -10,23 +12,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# What a forked rank needs not import. Paddle has computed nothing there. A device's plugin is read at Paddle's import,
-# so ranks of another backend begin by themselves.
+# What a forked rank needs not import. Paddle has computed nothing there. A device's plugin is read
+# at Paddle's import, so ranks of another backend begin by themselves.
 _PRELOADED = ["zlib", "paddle.distributed", "pytest", "training.engine"]
-_PRELOADED += ["sklearn.datasets", "matplotlib.pyplot", "hypothesis", "models"]  # of tests/conftest.py, and of runs
+# of tests/conftest.py, and of runs
+_PRELOADED += ["sklearn.datasets", "matplotlib.pyplot", "hypothesis", "models"]
 _PRELOADED.append("support.fork_server_preload")
 
 
 def run_ranks(
     function: Callable, *args: Any, ranks: int = 2, backend: str = "gloo", compiled: bool = True
 ) -> list[Any]:
-    """Returns what ``function(*args)`` returned (or the RunError it raised) on each of ``ranks`` processes, by rank.
+    """Returns what ``function(*args)`` returned (or the RunError it raised) on each of ``ranks``
+    processes, by rank.
 
     One rank runs here, without a process group, as a run of one process does.
 
     Args:
-        compiled: ranks load the operators compiled for CPUs, as runs do. Otherwise the function's module decides: it
-            does if it imports tests/conftest.py.
+        compiled: ranks load the operators compiled for CPUs, as runs do. Otherwise the function's
+            module decides: it does if it imports tests/conftest.py.
     """
     if ranks == 1:
         return [function(*args)]
@@ -35,7 +39,9 @@ def run_ranks(
     context.set_forkserver_preload(_PRELOADED)  # three seconds for each rank
     with tempfile.TemporaryDirectory() as folder:
         given = (endpoints, backend, compiled and backend == "gloo", function, args, folder)
-        processes = [context.Process(target=_call, args=(rank, *given), daemon=True) for rank in range(ranks)]
+        processes = [
+            context.Process(target=_call, args=(rank, *given), daemon=True) for rank in range(ranks)
+        ]
         for process in processes:
             process.start()
         for process in processes:
@@ -56,12 +62,22 @@ def free_ports(count: int) -> list[int]:
 
 
 def _call(
-    rank: int, endpoints: str, backend: str, compiled: bool, function: Callable, args: tuple, folder: str
+    rank: int,
+    endpoints: str,
+    backend: str,
+    compiled: bool,
+    function: Callable,
+    args: tuple,
+    folder: str,
 ) -> None:
     own = endpoints.split(",")[rank]
-    os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(endpoints.count(",") + 1)}
+    os.environ |= {
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(endpoints.count(",") + 1),
+    }
     os.environ |= {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_CURRENT_ENDPOINT": own}
-    os.environ |= {"PADDLE_DISTRI_BACKEND": backend, "FLAGS_selected_stand_ins": str(rank)}  # (tests/stand_in)
+    # (tests/stand_in)
+    os.environ |= {"PADDLE_DISTRI_BACKEND": backend, "FLAGS_selected_stand_ins": str(rank)}
     import paddle.distributed as dist
 
     import ops

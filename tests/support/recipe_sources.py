@@ -1,4 +1,5 @@
-"""What the recipes' sources say, key by key, with file and line: sources/*.yaml, a file per repository.
+"""What the recipes' sources say, key by key, with file and line: sources/*.yaml, a file per
+repository.
 
 Compare the quotations with the repositories, each cloned (bare or not) as FOLDER/<owner>+<name>:
 
@@ -47,16 +48,22 @@ class Recipe(NamedTuple):
 
 
 def sources() -> dict[str, Recipe]:
-    """Returns {recipe: what its source says}; where several groups name a recipe, the last one's row counts."""
+    """Returns {recipe: what its source says}; where several groups name a recipe, the last one's
+    row counts.
+    """
     found: dict[str, Recipe] = {}
     for file in sorted(FOLDER.glob("*.yaml")):
         content = yaml.load(file.read_text(), yaml.CSafeLoader)  # a second less than by Python's
         for group in content["recipes"]:
             for name in group["names"]:
-                recipe = found.setdefault(name, Recipe(content["repository"], content["commit"], {}, None))
+                recipe = found.setdefault(
+                    name, Recipe(content["repository"], content["commit"], {}, None)
+                )
                 if recipe.repository != content["repository"]:
                     raise ValueError(f"{file.name}: {name} is {recipe.repository}'s already")
-                recipe.rows.update({key: _row(value) for key, value in group.get("rows", {}).items()})
+                recipe.rows.update(
+                    {key: _row(value) for key, value in group.get("rows", {}).items()}
+                )
                 if name in group.get("accuracy", {}):
                     found[name] = recipe._replace(accuracy=_row(group["accuracy"][name]))
     return found
@@ -64,7 +71,9 @@ def sources() -> dict[str, Recipe]:
 
 def _row(value: list | dict) -> Row:
     if isinstance(value, dict):
-        return Row(_value(value["source"]), _value(value["ours"]), value["at"], value["text"], value["why"])
+        return Row(
+            _value(value["source"]), _value(value["ours"]), value["at"], value["text"], value["why"]
+        )
     source, at, text, *remark = value
     return Row(_value(source), _value(source), at, text, *(remark or [""]))
 
@@ -77,11 +86,17 @@ def _value(value: Any) -> Any:
 
 
 def values(name: str, batch: int) -> dict[str, Any]:
-    """Returns a recipe's values by key, with the rates that its schedule gives at an effective batch of ``batch``."""
+    """Returns a recipe's values by key, with the rates that its schedule gives at an effective
+    batch of ``batch``.
+    """
     config = get_config(name)
     schedule = build_schedule(config, 1000, batch)
     late = config.TRAIN.LR_SCHEDULER.PER_EPOCH == "late"  # by an epoch
-    ends = {"RATE.START": 0, "RATE.PEAK": config.TRAIN.WARMUP_EPOCHS + late, "RATE.END": config.TRAIN.NUM_EPOCHS + late}
+    ends = {
+        "RATE.START": 0,
+        "RATE.PEAK": config.TRAIN.WARMUP_EPOCHS + late,
+        "RATE.END": config.TRAIN.NUM_EPOCHS + late,
+    }
     rates = {key: schedule(round(1000 * epoch)) for key, epoch in ends.items()}
     return dict(leaves(config)) | rates | {"BATCH": batch}
 
@@ -97,8 +112,14 @@ def page() -> str:
             lines += [f"\n{', '.join(f'`{name}`' for name in group['names'])}\n"]
             lines += ["| key | ours | the source's | where | |", "|---|---|---|---|---|"]
             lines += [_line(key, _row(value)) for key, value in group.get("rows", {}).items()]
-            published = {f"acc1 of `{name}`": _row(value) for name, value in group.get("accuracy", {}).items()}
-            lines += [_cells(key, "not run", _shown(row.source), row.at, row.remark) for key, row in published.items()]
+            published = {
+                f"acc1 of `{name}`": _row(value)
+                for name, value in group.get("accuracy", {}).items()
+            }
+            lines += [
+                _cells(key, "not run", _shown(row.source), row.at, row.remark)
+                for key, row in published.items()
+            ]
     return "\n".join(lines) + "\n"
 
 
@@ -112,7 +133,13 @@ rates at the first update, after warm-up and at the end, at that batch."""
 
 def _line(key: str, row: Row) -> str:
     same = "equal" if row.source == row.ours else "**differs**"
-    return _cells(key, _shown(row.ours), _shown(row.source), row.at, f"{same}: {row.remark}" if row.remark else same)
+    return _cells(
+        key,
+        _shown(row.ours),
+        _shown(row.source),
+        row.at,
+        f"{same}: {row.remark}" if row.remark else same,
+    )
 
 
 def _cells(*cells: str) -> str:
@@ -124,20 +151,33 @@ def _shown(value: Any) -> str:
 
 
 def quotations() -> Iterator[tuple[str, str, str, int, int, str]]:
-    """Yields (repository, commit, file, first line, last line, text), each once, of all that a clone can be asked."""
+    """Yields (repository, commit, file, first line, last line, text), each once, of all that a
+    clone can be asked.
+    """
     seen = set()
     for recipe in sources().values():
         for row in (*recipe.rows.values(), *filter(None, [recipe.accuracy])):
             if row.text is not None:
                 file, _, place = row.at.rpartition(":")
                 first, _, last = place.partition("-")
-                seen.add((recipe.repository, recipe.commit, file, int(first), int(last or first), row.text))
+                seen.add(
+                    (
+                        recipe.repository,
+                        recipe.commit,
+                        file,
+                        int(first),
+                        int(last or first),
+                        row.text,
+                    )
+                )
     yield from sorted(seen)
 
 
 @cache
 def lines(clone: Path, commit: str, file: str) -> list[str]:
-    shown = subprocess.run(["git", "-C", clone, "show", f"{commit}:{file}"], capture_output=True, text=True)
+    shown = subprocess.run(
+        ["git", "-C", clone, "show", f"{commit}:{file}"], capture_output=True, text=True
+    )
     return shown.stdout.splitlines()
 
 

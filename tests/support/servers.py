@@ -26,7 +26,16 @@ from training.checkpoint.description import METADATA
 from weights import file_arrays
 from weights.formats import write_weights
 
-TINY = ["DATA.IMAGE_SIZE", "32", "MODEL.PATCH_SIZE", "8", "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2"]
+TINY = [
+    "DATA.IMAGE_SIZE",
+    "32",
+    "MODEL.PATCH_SIZE",
+    "8",
+    "MODEL.EMBED_DIM",
+    "16",
+    "MODEL.DEPTH",
+    "2",
+]
 TINY += ["MODEL.NUM_HEADS", "2"]
 CLASSES = ("bridge", "<img src=x onerror=alert(1)>", "flower, red")
 
@@ -45,9 +54,17 @@ class Served:
 
     def __init__(self, path, *flags, folder, **environment):
         self.log = Path(folder) / f"serve-{time.monotonic_ns()}"
-        command = [sys.executable, str(ROOT / "tools" / "serve.py"), str(path), "-port=0", *map(str, flags)]
+        command = [
+            sys.executable,
+            str(ROOT / "tools" / "serve.py"),
+            str(path),
+            "-port=0",
+            *map(str, flags),
+        ]
         with open(f"{self.log}.out", "w") as out, open(f"{self.log}.err", "w") as err:
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, env=os.environ | environment, cwd=folder)
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=err, env=os.environ | environment, cwd=folder
+            )
         self.port = int(self.said(r"serving .* at http://[^ ]*:(\d+)/"))
 
     def text(self, stream="out"):
@@ -60,8 +77,12 @@ class Served:
             found = re.findall(pattern, self.text(stream))
             if len(found) >= times:
                 return found[times - 1]
-            assert self.process.poll() is None, f"it ended with {self.process.returncode}: {self.text('err')}"
-            assert time.monotonic() < until, f"no {pattern!r} within {seconds} s: {self.text('out')}{self.text('err')}"
+            assert self.process.poll() is None, (
+                f"it ended with {self.process.returncode}: {self.text('err')}"
+            )
+            assert time.monotonic() < until, (
+                f"no {pattern!r} within {seconds} s: {self.text('out')}{self.text('err')}"
+            )
             time.sleep(0.02)
 
     def ready(self):
@@ -78,10 +99,16 @@ class Served:
         finally:
             connection.close()
         told = {name.lower(): value for name, value in answer.getheaders()}
-        return answer.status, json.loads(data) if data and "json" in told.get("content-type", "") else data, told
+        return (
+            answer.status,
+            json.loads(data) if data and "json" in told.get("content-type", "") else data,
+            told,
+        )
 
     def raw(self, *parts, timeout=5, half=False):
-        """Sends bytes as they are; returns all that comes until the server closes, or the time is up."""
+        """Sends bytes as they are; returns all that comes until the server closes, or the time is
+        up.
+        """
         with socket.create_connection(("127.0.0.1", self.port), timeout) as client:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with suppress(OSError):  # it may have closed already
@@ -92,7 +119,11 @@ class Served:
             return read_all(client)
 
     def workers(self):
-        return [pid for pid, (_, words) in descendants(self.process.pid).items() if "compute.py" in words]
+        return [
+            pid
+            for pid, (_, words) in descendants(self.process.pid).items()
+            if "compute.py" in words
+        ]
 
     def memory(self):
         """Bytes of all its processes."""
@@ -103,7 +134,11 @@ class Served:
     def metric(self, name):
         """The sum of a metric's values."""
         text = self.ask("GET", "/metrics")[1].decode()
-        return sum(float(row.rpartition(" ")[2]) for row in text.splitlines() if re.match(rf"{name}[{{ ]", row))
+        return sum(
+            float(row.rpartition(" ")[2])
+            for row in text.splitlines()
+            if re.match(rf"{name}[{{ ]", row)
+        )
 
     def end(self, number=signal.SIGTERM, seconds=30):
         """Sends a signal; returns the exit status."""
@@ -161,7 +196,9 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(checkpoint):
-    with serving(checkpoint, "-max_images=8", "-max_request_mb=4", folder=checkpoint.parent) as server:
+    with serving(
+        checkpoint, "-max_images=8", "-max_request_mb=4", folder=checkpoint.parent
+    ) as server:
         yield server.ready()
 
 

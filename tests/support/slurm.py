@@ -1,8 +1,10 @@
-"""One node of a real SLURM, for the slow tests: munged, slurmctld and slurmd of this machine, in a folder of their own.
+"""One node of a real SLURM, for the slow tests: munged, slurmctld and slurmd of this machine, in a
+folder of their own.
 
     python tests/support/slurm.py FOLDER sbatch --wait run_train_slurm.sh ...    # runs a command with it
 
-Debian: apt-get install slurm-wlm munge. It has no cgroups: a task sees all cores, as on many small clusters.
+Debian: apt-get install slurm-wlm munge. It has no cgroups: a task sees all cores, as on many small
+clusters.
 """
 
 import contextlib
@@ -20,8 +22,8 @@ from support.ranks import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "sinfo")
 _FOLDERS = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-# cred_expire: a job that is queued again waits for as long, by default two minutes. config_overrides: the node has as
-# many CPUs as this says, whatever the machine has.
+# cred_expire: a job that is queued again waits for as long, by default two minutes.
+# config_overrides: the node has as many CPUs as this says, whatever the machine has.
 _SETTINGS = """ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
@@ -66,7 +68,9 @@ def one_node(folder: Path, cpus: int = 4) -> Iterator[dict[str, str]]:
     environment = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": _FOLDERS}
     for name in ("state", "spool"):
         (folder / name).mkdir()
-    settings = _SETTINGS.format(host=host, ports=free_ports(2), user=getpass.getuser(), folder=folder, cpus=cpus)
+    settings = _SETTINGS.format(
+        host=host, ports=free_ports(2), user=getpass.getuser(), folder=folder, cpus=cpus
+    )
     (folder / "slurm.conf").write_text(settings)
     (folder / "munge.key").write_bytes(os.urandom(1024))
     (folder / "munge.key").chmod(0o400)
@@ -81,7 +85,9 @@ def one_node(folder: Path, cpus: int = 4) -> Iterator[dict[str, str]]:
                 _wait(lambda: (folder / "munge.socket").exists(), folder)
         _wait(lambda: _answer(["sinfo", "-h", "-o", "%T"], environment) == "idle", folder)
         yield environment
-        subprocess.run(["scancel", "--full", "--user", getpass.getuser()], env=environment, check=False)
+        subprocess.run(
+            ["scancel", "--full", "--user", getpass.getuser()], env=environment, check=False
+        )
         _wait(lambda: _answer(["squeue", "-h"], environment) == "", folder)
     finally:
         for process in reversed(started):
@@ -91,7 +97,9 @@ def one_node(folder: Path, cpus: int = 4) -> Iterator[dict[str, str]]:
 
 
 def _answer(command: list[str], environment: dict[str, str]) -> str:
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def _wait(reached, folder: Path, limit: float = 60) -> None:

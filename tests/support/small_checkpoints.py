@@ -36,11 +36,17 @@ def saved(folder, name, classes=("bridge", "flower, red"), options=(), task="cla
 
 
 def cut(folder):
-    """Cuts four crops out of each of two photographs, into a folder of each class; returns where they are."""
-    for name, photograph in zip(("bridge", "flower, red"), load_sample_images().images, strict=True):
+    """Cuts four crops out of each of two photographs, into a folder of each class; returns where
+    they are.
+    """
+    for name, photograph in zip(
+        ("bridge", "flower, red"), load_sample_images().images, strict=True
+    ):
         (folder / name).mkdir()
         for place in range(4):
-            Image.fromarray(photograph[40 * place : 40 * place + 200, :300]).save(folder / name / f"{place}.png")
+            Image.fromarray(photograph[40 * place : 40 * place + 200, :300]).save(
+                folder / name / f"{place}.png"
+            )
     return folder
 
 

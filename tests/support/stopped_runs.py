@@ -14,15 +14,18 @@ from utils import rank, world_size
 
 
 def each(calls):
-    """Calls functions one after the other, in the same ranks: starting ranks takes longer than a small run."""
+    """Calls functions one after the other, in the same ranks: starting ranks takes longer than a
+    small run.
+    """
     return [function(*args) for function, *args in calls]
 
 
 def stop_at(call, options, output, length, number=signal.SIGTERM):
-    """Trains until, as requests are heeded for the ``call``-th time, the last rank has got a signal.
+    """Trains until, as requests are heeded for the ``call``-th time, the last rank has got a
+    signal.
 
-    Steps but an epoch's last, each epoch's end and evaluated batches heed requests. Returns (exit status, name of the
-    last checkpoint).
+    Steps but an epoch's last, each epoch's end and evaluated batches heed requests. Returns (exit
+    status, name of the last checkpoint).
     """
     calls = itertools.count(1)
     asked = requests.Keeper._asked_signal

@@ -1,7 +1,9 @@
-"""Image files built as their formats are, for Hypothesis: lengths, offsets and counts that lie, pieces that are shared.
+"""Image files built as their formats are, for Hypothesis: lengths, offsets and counts that lie,
+pieces that are shared.
 
-``forged`` damages whole files. These are whole in each piece, and out of proportion together: a thousand strips that
-share one stream, run lengths that skip rows, a million bytes that fill. Most of them can be read.
+``forged`` damages whole files. These are whole in each piece, and out of proportion together: a
+thousand strips that share one stream, run lengths that skip rows, a million bytes that fill. Most
+of them can be read.
 """
 
 import lzma
@@ -17,7 +19,9 @@ from PIL import Image
 from support import forged_images
 
 # Some are over the limits: sides of 1,000,001, images of more than a million pixels.
-SIDES = st.sampled_from([1, 2, 3, 8, 15, 16, 17, 255, 256, 1000, 4097, 65_535, 1_000_000, 1_000_001, 8_000_000])
+SIDES = st.sampled_from(
+    [1, 2, 3, 8, 15, 16, 17, 255, 256, 1000, 4097, 65_535, 1_000_000, 1_000_001, 8_000_000]
+)
 _SIZES = [
     (1, 1), (16, 16), (300, 200), (1000, 1000), (4097, 240), (65_535, 15), (15, 65_535), (1_000_000, 1), (1, 1_000_000),
 ]  # fmt: skip
@@ -32,7 +36,11 @@ def _either(draw, honest, lies=LIES):
 
 def _size(draw):
     """A width and a height: mostly of an image that is within the limits."""
-    return draw(st.tuples(SIDES, SIDES)) if draw(st.integers(0, 5)) == 0 else draw(st.sampled_from(_SIZES))
+    return (
+        draw(st.tuples(SIDES, SIDES))
+        if draw(st.integers(0, 5)) == 0
+        else draw(st.sampled_from(_SIZES))
+    )
 
 
 def _times(draw, pieces, most=1 << 20):
@@ -47,7 +55,9 @@ def _times(draw, pieces, most=1 << 20):
 def bmp(width, height, content, bits=8, compression=1, colours=0, length=40):
     """A BMP of these numbers; of 8 bits with a black palette."""
     palette = bytes(4 * min(colours or 1 << min(bits, 8), 256)) if bits <= 8 else b""
-    header = struct.pack("<IiiHHIIiiII", length, width, height, 1, bits, compression, len(content), 0, 0, colours, 0)
+    header = struct.pack(
+        "<IiiHHIIiiII", length, width, height, 1, bits, compression, len(content), 0, 0, colours, 0
+    )
     body = header.ljust(length, b"\0") + palette + content
     return b"BM" + struct.pack("<IHHI", 14 + len(body), 0, 0, 14 + length + len(palette)) + body
 
@@ -89,7 +99,11 @@ def gifs(draw):
     sides = st.sampled_from([1, 2, 16, 255, 1000, 4097, 65_535])
     screen = [min(side, 65_535) for side in _size(draw)]
     palette = draw(st.booleans())
-    data = b"GIF89a" + struct.pack("<HHBBB", *screen, 0xF7 if palette else 0, 0, 0) + bytes(768 if palette else 0)
+    data = (
+        b"GIF89a"
+        + struct.pack("<HHBBB", *screen, 0xF7 if palette else 0, 0, 0)
+        + bytes(768 if palette else 0)
+    )
     extensions = st.sampled_from([
         b"!\xf9\4\1\0\0\0\0", b"!\xf9\4\x09\0\0\0\0", b"!\xf9\4\x0d\0\0\0\0",
         b"!\xfe" + _gif_blocks(b"a" * 40), b"!\xff\x0bNETSCAPE2.0\3\1\0\0\0",
@@ -100,7 +114,9 @@ def gifs(draw):
         frame = [_either(draw, side, sides) for side in screen]
         place = _either(draw, 0, st.sampled_from([1, 255, 65_535]))
         flags = draw(st.sampled_from([0, 0x40, 0x87]))
-        data += struct.pack("<BHHHHB", 0x2C, place, place, *frame, flags) + bytes(768 if flags & 0x80 else 0)
+        data += struct.pack("<BHHHHB", 0x2C, place, place, *frame, flags) + bytes(
+            768 if flags & 0x80 else 0
+        )
         codes = st.sampled_from([b"\0", b"\xff", b"\x80", bytes(range(256)), b"\0\1", b"\x55\xaa"])
         lzw = _times(draw, codes, 1 << 19)
         if draw(st.booleans()):
@@ -126,10 +142,16 @@ def jpegs(draw):
     scan = whole.index(b"\xff\xda")
     places = [2, scan, scan + 4, len(whole) - 2, len(whole)]
     place = draw(st.sampled_from(places))
-    frame = next(place for place in range(2, scan) if whole[place] == 0xFF and whole[place + 1] in (0xC0, 0xC2))
+    frame = next(
+        place
+        for place in range(2, scan)
+        if whole[place] == 0xFF and whole[place + 1] in (0xC0, 0xC2)
+    )
     told = bytearray(whole)
     if draw(st.booleans()):
-        told[frame + 5 : frame + 9] = struct.pack(">HH", *(min(65_535, side) for side in _size(draw)))
+        told[frame + 5 : frame + 9] = struct.pack(
+            ">HH", *(min(65_535, side) for side in _size(draw))
+        )
     if draw(st.booleans()):
         told[frame + 11] = draw(st.sampled_from([0x11, 0x22, 0x44, 0x41, 0x14, 0x33, 0x00]))
     last = bytes(told[told.rindex(b"\xff\xda") : -2])
@@ -140,15 +162,21 @@ def jpegs(draw):
 
 @st.composite
 def pngs(draw):
-    """Every depth and colour, interlacing, streams of any ratio in pieces of any size, chunks in number."""
+    """Every depth and colour, interlacing, streams of any ratio in pieces of any size, chunks in
+    number.
+    """
     width, height = _size(draw)
     colour = draw(st.sampled_from([0, 2, 3, 4, 6]))
     depths = {0: [1, 2, 4, 8, 16], 3: [1, 2, 4, 8]}.get(colour, [8, 16])
     depth = _either(draw, draw(st.sampled_from(depths)), st.integers(0, 32))
-    content = draw(st.sampled_from([bytes(1 << 16), bytes(1 << 22), b"\4" * (1 << 20), bytes(range(256)) * 64]))
+    content = draw(
+        st.sampled_from([bytes(1 << 16), bytes(1 << 22), b"\4" * (1 << 20), bytes(range(256)) * 64])
+    )
     if draw(st.booleans()):
         content = bytes(min(9 * (width + 1) * (height + 1), 1 << 24))
-    stream = draw(st.sampled_from([zlib.compress(content, 9), zlib.compress(content, 0)[: 1 << 20]]))
+    stream = draw(
+        st.sampled_from([zlib.compress(content, 9), zlib.compress(content, 0)[: 1 << 20]])
+    )
     if draw(st.booleans()):
         stream = b"\x78\x01" + b"\0\0\0\xff\xff" * draw(COUNTS) + stream[2:]
     piece = draw(st.sampled_from([1, 10, 8192, 1 << 30]))
@@ -194,7 +222,9 @@ def _zeros(compression, count):
     if compression == 32773:
         return b"\x81\0" * (count // 128 + 1)
     if compression == 5:
-        return forged_images.saved("TIFF", Image.new("L", (max(1, count), 1)), compression="tiff_lzw")[8:]
+        return forged_images.saved(
+            "TIFF", Image.new("L", (max(1, count), 1)), compression="tiff_lzw"
+        )[8:]
     if compression == 7:
         return forged_images.saved("JPEG", Image.new("L", (16, 16)))
     if compression == 50001:
@@ -203,7 +233,9 @@ def _zeros(compression, count):
 
 
 def tiff(big, tags, tiled, places, lengths, content):
-    """A TIFF of these tags and of strips or tiles, whose places are counted from where ``content`` begins."""
+    """A TIFF of these tags and of strips or tiles, whose places are counted from where ``content``
+    begins.
+    """
     entry, number, kind, before = ("<HHQQ", "<Q", 16, 16) if big else ("<HHII", "<I", 4, 8)
     form = np.dtype(number)
     count = len(places)
@@ -212,7 +244,9 @@ def tiff(big, tags, tiled, places, lengths, content):
     places = ((places + np.uint64(start)) % np.uint64((1 << 8 * form.itemsize) - 1)).astype(form)
     lengths = lengths.astype(form)
     codes = (324, 325) if tiled else (273, 279)
-    for code, values, place in zip(codes, (places, lengths), (lists, lists + count * form.itemsize), strict=True):
+    for code, values, place in zip(
+        codes, (places, lengths), (lists, lists + count * form.itemsize), strict=True
+    ):
         tags = [*tags, (code, kind, count, int(values[0]) if count == 1 else place)]
     packed = b"".join(struct.pack(entry, *tag) for tag in sorted(tags))
     directory = struct.pack("<Q" if big else "<H", len(tags)) + packed + struct.pack(number, 0)
@@ -222,16 +256,39 @@ def tiff(big, tags, tiled, places, lengths, content):
 
 @st.composite
 def tiffs(draw):
-    """Strips and tiles whose streams are shared, overlap, repeat or lie beyond the end; every compression."""
+    """Strips and tiles whose streams are shared, overlap, repeat or lie beyond the end; every
+    compression.
+    """
     width, height = _size(draw)
-    compression = draw(st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 32773, 32946, 34925, 50000, 50001, 34676, 32809]))
-    forms = [(1, 1, 0), (8, 1, 1), (8, 1, 0), (8, 3, 2), (8, 4, 5), (8, 3, 6), (16, 1, 1), (16, 3, 2)]
+    compression = draw(
+        st.sampled_from(
+            [1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 32773, 32946, 34925, 50000, 50001, 34676, 32809]
+        )
+    )
+    forms = [
+        (1, 1, 0),
+        (8, 1, 1),
+        (8, 1, 0),
+        (8, 3, 2),
+        (8, 4, 5),
+        (8, 3, 6),
+        (16, 1, 1),
+        (16, 3, 2),
+    ]
     bits, samples, meaning = draw(st.sampled_from(forms))
     if draw(st.integers(0, 7)) == 0:
         bits, samples, meaning = (draw(st.integers(0, 40)) for _ in range(3))
     tiled = draw(st.booleans())
-    across = _either(draw, draw(st.sampled_from([16, 64, 256])), st.sampled_from([4096, 3_000_000])) if tiled else width
-    down = _either(draw, draw(st.sampled_from([16, 64, 256])), st.sampled_from([1, 4096, 1 << 30, (1 << 32) - 1]))
+    across = (
+        _either(draw, draw(st.sampled_from([16, 64, 256])), st.sampled_from([4096, 3_000_000]))
+        if tiled
+        else width
+    )
+    down = _either(
+        draw,
+        draw(st.sampled_from([16, 64, 256])),
+        st.sampled_from([1, 4096, 1 << 30, (1 << 32) - 1]),
+    )
     count = max(1, draw(COUNTS))
     if draw(st.integers(0, 3)):  # as many as are needed
         count = min(100_000, -(-width // across) * -(-height // down))
@@ -246,7 +303,9 @@ def tiffs(draw):
     ]  # fmt: skip
     tags += [(322, 4, 1, across), (323, 4, 1, min(down, 1 << 30))] if tiled else [(278, 4, 1, down)]
     if draw(st.integers(0, 3)) == 0:
-        tags.append((530, 3, 2, draw(st.sampled_from([0x00010001, 0x00020002, 0x00040004, 0x00040001]))))
+        tags.append(
+            (530, 3, 2, draw(st.sampled_from([0x00010001, 0x00020002, 0x00040004, 0x00040001])))
+        )
     if draw(st.integers(0, 3)) == 0:  # XMP in number, each all of the file
         tags += [(700, 1, 1 << 24, 0)] * min(draw(COUNTS), 50_000)
     if draw(st.integers(0, 3)) == 0:  # a list of rational numbers
@@ -261,7 +320,9 @@ def tiffs(draw):
 
 
 def _riff(*chunks):
-    parts = (kind + struct.pack("<I", len(data)) + data + bytes(len(data) % 2) for kind, data in chunks)
+    parts = (
+        kind + struct.pack("<I", len(data)) + data + bytes(len(data) % 2) for kind, data in chunks
+    )
     body = b"WEBP" + b"".join(parts)
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
@@ -270,13 +331,15 @@ def vp8l(side, groups):
     """A lossless WebP's stream: ``side`` x ``side`` pixels of one colour.
 
     Args:
-        groups: sets of Huffman codes, up to 65,536. Blocks of 4 x 4 pixels name one set after the other.
+        groups: sets of Huffman codes, up to 65,536. Blocks of 4 x 4 pixels name one set after the
+            other.
     """
     one_symbol = [(1, 1), (0, 1), (0, 1), (0, 1)]  # a code of symbol 0 alone, which takes no bits
     # Codes of 8 bits for 256 symbols: 256 lengths, whose own code has one symbol, the length 8.
     all_symbols = [(0, 1), (8, 4), *[(0, 3)] * 11, (1, 3), (1, 1), (3, 3), (254, 8)]
     bits = [(0x2F, 8), (side - 1, 14), (side - 1, 14), (0, 4)]
-    bits += [(0, 1), (0, 1), (1, 1), (0, 3)]  # no transform, no cache; sets of codes, of blocks of 4 x 4
+    # no transform, no cache; sets of codes, of blocks of 4 x 4
+    bits += [(0, 1), (0, 1), (1, 1), (0, 3)]
     # The image of sets: green is a number's low byte, red its high byte.
     bits += [(0, 1), *all_symbols * 2, *one_symbol * 3]
     # Codes begin with their highest bit.
@@ -298,32 +361,50 @@ def webp_of_sets(side, groups, alpha=False):
         return _riff((b"VP8L", stream))
     canvas = b"\x10\0\0\0" + (side - 1).to_bytes(3, "little") * 2
     plain = forged_images.saved("WEBP", Image.new("RGB", (side, side)))
-    # Of alpha the stream has no header: its 5 bytes are left out, and a byte tells that it is compressed.
+    # Of alpha the stream has no header: its 5 bytes are left out, and a byte tells that it is
+    # compressed.
     return _riff((b"VP8X", canvas), (b"ALPH", b"\1" + stream[5:]), (plain[12:16], plain[20:]))
 
 
 @st.composite
 def webps(draw):
-    """Canvases and frames of other sizes, frames and chunks in number, a set of codes for each block."""
+    """Canvases and frames of other sizes, frames and chunks in number, a set of codes for each
+    block.
+    """
     if draw(st.integers(0, 7)) == 0:
         side = draw(st.sampled_from([4, 100, 1000]))
         blocks = (side // 4) ** 2
         groups = draw(st.sampled_from([1, blocks // 2 + 1, blocks]))
         return webp_of_sets(side, groups, draw(st.booleans()))
     side = draw(st.sampled_from([1, 16, 1000]))
-    inner = forged_images.saved("WEBP", Image.new("RGB", (side, side)), lossless=draw(st.booleans()))
+    inner = forged_images.saved(
+        "WEBP", Image.new("RGB", (side, side)), lossless=draw(st.booleans())
+    )
     image = (inner[12:16], inner[20:])
     sides = st.sampled_from([1, 2, 16, 1000, 1001, 16_383, 16_384, 1 << 24])
     width = _either(draw, draw(st.sampled_from([side, 1000])), sides)
     height = _either(draw, draw(st.sampled_from([side, 1000])), sides)
     animated = draw(st.booleans())
     flags = draw(st.sampled_from([0x00, 0x10, 0x3C])) | (2 if animated else 0)
-    canvas = bytes([flags, 0, 0, 0]) + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    canvas = (
+        bytes([flags, 0, 0, 0])
+        + (width - 1).to_bytes(3, "little")
+        + (height - 1).to_bytes(3, "little")
+    )
     frame = _either(draw, side - 1, st.sampled_from([0, 15, 16_382, (1 << 24) - 1]))
     corner = _either(draw, 0, st.sampled_from([1, 1000, (1 << 24) - 1]))
     shown = corner.to_bytes(3, "little") * 2 + frame.to_bytes(3, "little") * 2 + b"\x64\0\0\0"
-    nested = image[0] + struct.pack("<I", _either(draw, len(image[1]))) + image[1] + bytes(len(image[1]) % 2)
-    frames = [[(b"ANMF", shown + nested)]] if animated else [[image], [(b"ALPH", b"\1" + bytes(30)), image]]
+    nested = (
+        image[0]
+        + struct.pack("<I", _either(draw, len(image[1])))
+        + image[1]
+        + bytes(len(image[1]) % 2)
+    )
+    frames = (
+        [[(b"ANMF", shown + nested)]]
+        if animated
+        else [[image], [(b"ALPH", b"\1" + bytes(30)), image]]
+    )
     frames += [[(b"ANMF", shown + nested + b"ABCD\0\0\0\0" * draw(COUNTS))]] * animated
     others = [[(kind, bytes(1000))] for kind in (b"EXIF", b"ABCD", b"ICCP", b"XMP ")]
     others += [[(b"ABCD", b"")]]
@@ -343,11 +424,20 @@ def npys(draw):
     shape = [*reversed(_size(draw)), *draw(st.sampled_from([[], [1], [1], [3]]))]
     if draw(st.integers(0, 3)) == 0:
         shape = draw(st.lists(st.sampled_from([0, 1, 3, 16, 1000, 1_000_001, 1 << 62]), max_size=5))
-    kind = draw(st.sampled_from(["|u1", "|u1", "<u2", ">u2", "<f4", "<f8", "|O", "<c16", "<U9", "|V0"]))
-    head = repr({"descr": kind, "fortran_order": draw(st.booleans()), "shape": tuple(shape)}).encode()
+    kind = draw(
+        st.sampled_from(["|u1", "|u1", "<u2", ">u2", "<f4", "<f8", "|O", "<c16", "<U9", "|V0"])
+    )
+    head = repr(
+        {"descr": kind, "fortran_order": draw(st.booleans()), "shape": tuple(shape)}
+    ).encode()
     if draw(st.integers(0, 7)) == 0:
         head = re.sub(rb"(\d)([,)])", rb"\1L\2", head)  # numbers as Python 2 wrote them
-    head = _either(draw, head, st.sampled_from([b"(" * 9000, b"{" + b"'a':1," * 9000 + b"}", b"9" * 9999])) + b"\n"
+    head = (
+        _either(
+            draw, head, st.sampled_from([b"(" * 9000, b"{" + b"'a':1," * 9000 + b"}", b"9" * 9999])
+        )
+        + b"\n"
+    )
     content = _times(draw, st.sampled_from([b"\0", b"\xff", bytes(48)]))
     if draw(st.booleans()):
         content = bytes(min(math.prod(shape) * {"|u1": 1, "<f4": 4}.get(kind, 2), 1 << 20))

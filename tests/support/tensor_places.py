@@ -1,8 +1,10 @@
-"""Which tensors Paddle would keep on the CPU while a GPU computes, on a machine that has the CPU alone.
+"""Which tensors Paddle would keep on the CPU while a GPU computes, on a machine that has the CPU
+alone.
 
-Paddle's optimizers fill some accumulators with ``device="cpu"``. Within ``elsewhere()`` these, and what is computed
-from them alone, have a place that isn't the process's device. A collective that is given one is noted: NCCL's would
-fail. It works in every build of Paddle; tests/stand_in sees more, in builds that load plugins.
+Paddle's optimizers fill some accumulators with ``device="cpu"``. Within ``elsewhere()`` these, and
+what is computed from them alone, have a place that isn't the process's device. A collective that is
+given one is noted: NCCL's would fail. It works in every build of Paddle; tests/stand_in sees more,
+in builds that load plugins.
 """
 
 import contextlib
@@ -25,7 +27,9 @@ COLLECTIVES = (
     "recv",
     "all_gather",
 )
-_ELSEWHERE = SimpleNamespace(_equals=lambda other: False, is_cpu_place=lambda: True, is_gpu_place=lambda: False)
+_ELSEWHERE = SimpleNamespace(
+    _equals=lambda other: False, is_cpu_place=lambda: True, is_gpu_place=lambda: False
+)
 
 
 class Elsewhere:
@@ -91,9 +95,17 @@ def elsewhere():
         return original(*args, **options)
 
     place = Tensor.place
-    patch(Tensor, "place", property(lambda tensor: _ELSEWHERE if tensor in found else place.__get__(tensor)))
+    patch(
+        Tensor,
+        "place",
+        property(lambda tensor: _ELSEWHERE if tensor in found else place.__get__(tensor)),
+    )
     add = Optimizer._add_accumulator
-    patch(Optimizer, "_add_accumulator", lambda self, *args, **options: fill(add, self, *args, **options))
+    patch(
+        Optimizer,
+        "_add_accumulator",
+        lambda self, *args, **options: fill(add, self, *args, **options),
+    )
     for name in dir(paddle._C_ops):
         operator = getattr(paddle._C_ops, name)
         if callable(operator) and not name.startswith("_"):

@@ -1,4 +1,5 @@
-"""The table of docs/architectures.md: how many of timm's names of each family are here, and which aren't.
+"""The table of docs/architectures.md: how many of timm's names of each family are here, and which
+aren't.
 
 Write it anew (tests/golden/make_timm_tags.py stored timm's names in settings/timm_tags.json):
 
@@ -54,7 +55,9 @@ def table() -> str:
         sums[0] += len(theirs)
         sums[1] += len(theirs) - len(absent)
         listed = ", ".join(f"`{name}`" for name in absent)
-        rows.append(f"| {family} | `{module}` | {len(theirs)} | {len(theirs) - len(absent)} | {listed} |\n")
+        rows.append(
+            f"| {family} | `{module}` | {len(theirs)} | {len(theirs) - len(absent)} | {listed} |\n"
+        )
     return f"{HEAD}{''.join(rows)}| **all** | | {sums[0]} | {sums[1]} | |\n"
 
 

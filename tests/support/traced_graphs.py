@@ -19,7 +19,16 @@ from models import architecture, build_model, list_models
 from training.losses import BinaryCrossEntropy, CrossEntropy, SoftTargetCrossEntropy, TrainingLoss
 
 # Keys that change no operator: sizes, initial values, and rates, which are all on here.
-SIZES = ("NUM_CLASSES", "DEPTH", "EMBED_DIM", "EMBED_DIMS", "NUM_HEADS", "PATCH_SIZE", "MLP_RATIO", "STAGE_DEPTHS")
+SIZES = (
+    "NUM_CLASSES",
+    "DEPTH",
+    "EMBED_DIM",
+    "EMBED_DIMS",
+    "NUM_HEADS",
+    "PATCH_SIZE",
+    "MLP_RATIO",
+    "STAGE_DEPTHS",
+)
 SIZES += (
     "WINDOW_SIZE",
     "WINDOW_SIZES",
@@ -30,7 +39,14 @@ SIZES += (
     "WEIGHT_INIT",
     "HEAD_INIT_SCALE",
 )
-SIZES += ("HEAD_INIT_BIAS", "DROPOUT", "ATTENTION_DROPOUT", "DROPPATH", "DROPPATH_SHAPE", "ZERO_INIT_LAST")
+SIZES += (
+    "HEAD_INIT_BIAS",
+    "DROPOUT",
+    "ATTENTION_DROPOUT",
+    "DROPPATH",
+    "DROPPATH_SHAPE",
+    "ZERO_INIT_LAST",
+)
 SIZES += ("STRIDE", "BASE_DIMS", "STEM_HIDDEN_DIM", "PRETRAINED_WINDOW_SIZES", "NAME", "PRETRAINED")
 SIZES += ("PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "PRETRAINED_ADAPTER", "RESUME")
 RATES = {"dropout": 0.1, "attention_dropout": 0.1, "droppath": 0.1}
@@ -55,7 +71,8 @@ EXTRAS = {
 class Op(NamedTuple):
     """An operator of a graph; types are those of dense tensors, "?" for lists of them.
 
-    data: of each input, whether it depends on the images; backward: it belongs to the backward pass.
+    data: of each input, whether it depends on the images; backward: it belongs to the backward
+    pass.
     """
 
     name: str
@@ -74,20 +91,28 @@ class Graph(NamedTuple):
 
 @cache
 def variants():
-    """Returns {name: (model, arguments)}: the first shipped model of each set of features, then what none has."""
+    """Returns {name: (model, arguments)}: the first shipped model of each set of features, then
+    what none has.
+    """
     found = {}
     for name in list_models():
         model = get_config(name).MODEL
-        features = {k: v if isinstance(v, bool | str) else bool(v) for k, v in model.items() if k not in SIZES}
+        features = {
+            k: v if isinstance(v, bool | str) else bool(v)
+            for k, v in model.items()
+            if k not in SIZES
+        }
         found.setdefault(tuple(sorted(features.items())), name)
     return {name: (name, {}) for name in found.values()} | EXTRAS
 
 
 @cache
 def graph(variant, flash=True):
-    """Returns the graph of a training step of a small form of ``variant``, from images to all gradients.
+    """Returns the graph of a training step of a small form of ``variant``, from images to all
+    gradients.
 
-    It is of autocast to bfloat16: a CPU build has no products of float16. flash: the device has flash attention.
+    It is of autocast to bfloat16: a CPU build has no products of float16. flash: the device has
+    flash attention.
     """
     name, arguments = variants()[variant]
     config = get_config(name)
@@ -99,13 +124,15 @@ def graph(variant, flash=True):
         small |= {"parallel_depth": 2, "embed_dims": [16, 32, 32, 32]}
     if config.MODEL.TYPE.lower() == "volo":  # all but the first stage have one width
         small |= {"embed_dims": [16, 32, 32, 32], "num_heads": [2, 4, 4, 4]}
-    small |= {"head_init_scale": 1.0, "head_init_bias": 0.0}  # a graph can't change parameters in place
+    # a graph can't change parameters in place
+    small |= {"head_init_scale": 1.0, "head_init_bias": 0.0}
     small |= {"depth": 18 if config.MODEL.TYPE.lower() == "resnet" else 2, **RATES}
     if config.MODEL.TYPE.lower() == "crossvit":  # two branches
         small |= {"embed_dims": [16, 32], "num_heads": [2, 4], "branch_depths": [1, 2]}
     if config.MODEL.TYPE.lower() == "halonet":  # one block a stage
         small |= {"attention_every": [0, 1, 1, 1], "num_heads": [0, 2, 4, 4]}
-    if config.MODEL.TYPE.lower() == "mobilevit":  # of the stem, seven blocks and the last convolution
+    # of the stem, seven blocks and the last convolution
+    if config.MODEL.TYPE.lower() == "mobilevit":
         small |= {"embed_dims": [16] * 9, "hidden_dims": [32] * 3}
     if config.MODEL.TYPE.lower() == "levit":
         small["key_dim"] = 16  # of which the widths above are multiples
@@ -129,10 +156,17 @@ def graph(variant, flash=True):
 
 
 def loss_graphs():
-    """Returns the operators of each criterion, forward and backward: with labels, distributions, and distillation."""
+    """Returns the operators of each criterion, forward and backward: with labels, distributions,
+    and distillation.
+    """
     paddle.enable_static()
     try:
-        for base in (CrossEntropy(0.1), CrossEntropy(), SoftTargetCrossEntropy(), BinaryCrossEntropy(0.1)):
+        for base in (
+            CrossEntropy(0.1),
+            CrossEntropy(),
+            SoftTargetCrossEntropy(),
+            BinaryCrossEntropy(0.1),
+        ):
             for kind in (None, "hard", "soft"):
                 program = paddle.static.Program()
                 with paddle.static.program_guard(program, paddle.static.Program()):
@@ -140,9 +174,13 @@ def loss_graphs():
                     logits.stop_gradient = False
                     taught = paddle.static.data("taught", [4, 10], "bfloat16")
                     soft = isinstance(base, SoftTargetCrossEntropy)
-                    targets = paddle.static.data("targets", [4, 10] if soft else [4], "float32" if soft else "int64")
+                    targets = paddle.static.data(
+                        "targets", [4, 10] if soft else [4], "float32" if soft else "int64"
+                    )
                     with paddle.amp.auto_cast(dtype="bfloat16", level="O1"):
-                        criterion = TrainingLoss(base, kind and (lambda _, taught=taught: taught), kind, tau=2.0)
+                        criterion = TrainingLoss(
+                            base, kind and (lambda _, taught=taught: taught), kind, tau=2.0
+                        )
                         loss = criterion(None, logits, targets)
                     forward = len(program.global_block().ops)
                     paddle.static.gradients([loss.sum()], [logits])
@@ -152,7 +190,9 @@ def loss_graphs():
 
 
 def _stand_ins(replaced):
-    """What stands for operators that a CPU build has no half kernel of, and so refuses in a graph; they are noted."""
+    """What stands for operators that a CPU build has no half kernel of, and so refuses in a graph;
+    they are noted.
+    """
 
     def flash_attn(q, k, v, *others):
         replaced.append(("flash_attn", _type(q), _type(k), _type(v)))
@@ -172,7 +212,9 @@ def _stand_ins(replaced):
 
         return stand_in
 
-    return {"flash_attn": flash_attn} | {name: in_float32(name) for name in ("batch_norm_", "roll", "silu")}
+    return {"flash_attn": flash_attn} | {
+        name: in_float32(name) for name in ("batch_norm_", "roll", "silu")
+    }
 
 
 def _trace(build, replaced):
@@ -196,7 +238,8 @@ def _trace(build, replaced):
 def _operators(operators, first, forward):
     from_data = set()
     for index, op in enumerate(operators):
-        inputs = [value for value in op.operands_source() if value.initialized()]  # optional ones may be absent
+        # optional ones may be absent
+        inputs = [value for value in op.operands_source() if value.initialized()]
         outputs = [value for value in op.results() if value.initialized()]
         data = tuple(value.id in from_data for value in inputs)
         if op.name() == "pd_op.data" or any(data):
@@ -219,18 +262,28 @@ def types_of(graph):
     found = {
         "products": [t for op in graph.operators if op.name in products for t in op.inputs],
         "depthwise": _types(graph, "depthwise_conv2d"),
-        "flash attention": [t for name, *types in graph.replaced if name == "flash_attn" for t in types],
+        "flash attention": [
+            t for name, *types in graph.replaced if name == "flash_attn" for t in types
+        ],
         "softmax": _types(graph, "softmax"),
         "norms": _types(graph, "layer_norm", "group_norm"),
-        "batch norms": [t for name, *types in graph.replaced if name == "batch_norm" for t in types],
+        "batch norms": [
+            t for name, *types in graph.replaced if name == "batch_norm" for t in types
+        ],
         "activations": _types(graph, "gelu", "relu", "sigmoid", "hardswish")
         + [t for name, *types in graph.replaced if name == "silu" for t in types],
-        "residual sums": [op.inputs[0] for op in graph.operators if op.name == "add" and all(op.data)],
+        "residual sums": [
+            op.inputs[0] for op in graph.operators if op.name == "add" and all(op.data)
+        ],
         "logits": [graph.logits],
         "loss": [graph.loss],
     }
     half = {"bfloat16": "half"}
-    return {key: " and ".join(sorted({half.get(t, t) for t in types} - {"?"})) for key, types in found.items() if types}
+    return {
+        key: " and ".join(sorted({half.get(t, t) for t in types} - {"?"}))
+        for key, types in found.items()
+        if types
+    }
 
 
 def half_operators():
@@ -238,7 +291,11 @@ def half_operators():
 
     def half(operators):
         """Those of half inputs; of a list of inputs the output tells."""
-        return {op.name for op in operators if "bfloat16" in (op.outputs if "?" in op.inputs else op.inputs)}
+        return {
+            op.name
+            for op in operators
+            if "bfloat16" in (op.outputs if "?" in op.inputs else op.inputs)
+        }
 
     found = set().union(*map(half, loss_graphs()))
     for one in [*map(graph, variants()), graph("vit, QK_NORM", flash=False)]:

@@ -1,4 +1,6 @@
-"""What the files of trackers say: values by (tag, step), each of them once; hyper-parameters; results."""
+"""What the files of trackers say: values by (tag, step), each of them once; hyper-parameters;
+results.
+"""
 
 import json
 import struct
@@ -7,7 +9,9 @@ import yaml
 
 
 def of_tensorboard(file):
-    """Yields the payloads of a file of TFRecords: a length and its checksum, the payload and its checksum."""
+    """Yields the payloads of a file of TFRecords: a length and its checksum, the payload and its
+    checksum.
+    """
     data = file.read_bytes()
     place = 0
     while place < len(data):
@@ -35,8 +39,14 @@ def of_wandb(file):
 
 def apart(values):
     """The results among values by (tag, step), and the others."""
-    results = {tag.removeprefix("result/"): value for (tag, _), value in values.items() if tag.startswith("result/")}
-    return {key: value for key, value in values.items() if not key[0].startswith("result/")}, results
+    results = {
+        tag.removeprefix("result/"): value
+        for (tag, _), value in values.items()
+        if tag.startswith("result/")
+    }
+    return {
+        key: value for key, value in values.items() if not key[0].startswith("result/")
+    }, results
 
 
 def read_tensorboard(folder):
@@ -52,7 +62,9 @@ def read_tensorboard(folder):
                 assert key not in values
                 values[key] = value.simple_value
             elif value.tag == "_hparams_/session_start_info":
-                content = plugin_hparams_pb2.HParamsPluginData.FromString(value.metadata.plugin_data.content)
+                content = plugin_hparams_pb2.HParamsPluginData.FromString(
+                    value.metadata.plugin_data.content
+                )
                 for name, one in content.session_start_info.hparams.items():
                     parameters[name] = getattr(one, one.WhichOneof("kind"))
     shown, results = apart(values)
@@ -88,22 +100,31 @@ def read_wandb(folder):
     for payload in of_wandb(next(run.glob("*.wandb"))):
         record = Record.FromString(payload)
         if record.WhichOneof("record_type") == "run":
-            parameters |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            parameters |= {
+                item.key: json.loads(item.value_json) for item in record.run.config.update
+            }
         elif record.WhichOneof("record_type") == "history":
-            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            row = {
+                "/".join(item.nested_key) or item.key: json.loads(item.value_json)
+                for item in record.history.item
+            }
             for name in (name for name in row if "/" in name):
                 assert (name, row["step"]) not in values
                 values[name, row["step"]] = row[name]
         elif record.WhichOneof("record_type") == "summary":
             named = {item.key: json.loads(item.value_json) for item in record.summary.update}
-            results |= {name[7:]: value for name, value in named.items() if name.startswith("result/")}
+            results |= {
+                name[7:]: value for name, value in named.items() if name.startswith("result/")
+            }
     return values, parameters, results
 
 
 def read_mlflow(folder):
     values = {}
     parameters = {}
-    [experiment] = [entry for entry in folder.iterdir() if entry.name not in (".trash", "models", "0")]
+    [experiment] = [
+        entry for entry in folder.iterdir() if entry.name not in (".trash", "models", "0")
+    ]
     [run] = [entry for entry in experiment.iterdir() if (entry / "metrics").is_dir()]
     for file in (entry for entry in (run / "metrics").rglob("*") if entry.is_file()):
         for line in file.read_text().splitlines():
@@ -118,4 +139,9 @@ def read_mlflow(folder):
     return shown, parameters, results
 
 
-READERS = {"visualdl": read_visualdl, "tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
+READERS = {
+    "visualdl": read_visualdl,
+    "tensorboard": read_tensorboard,
+    "wandb": read_wandb,
+    "mlflow": read_mlflow,
+}

@@ -24,7 +24,8 @@ from training.setup import share_batch
 
 
 def train(options, output, length=None, named=()):
-    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's weights.
+    """Trains as main_worker does, on the first ``length`` images; returns a checksum of this rank's
+    weights.
 
     Args:
         named: options that -o names, which may change what a checkpoint's run had.
@@ -33,9 +34,13 @@ def train(options, output, length=None, named=()):
     given += [Option(key, value, NAMED) for key, value in pairs(named, default_values())]
     config, dataset, val = get_datasets(asked_config(None, [*given, Option("OUTPUT", str(output))]))
     if length:
-        dataset = ArrayDataset(config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes)
+        dataset = ArrayDataset(
+            config, "train", dataset.images[:length], dataset.labels[:length], dataset.classes
+        )
     model = work(config, dataset, val)
-    return float(sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.state_dict().values()))
+    return float(
+        sum(np.abs(p.numpy().astype(np.float64)).sum() for p in model.state_dict().values())
+    )
 
 
 def refused(message, options, output, length=32, named=()):
@@ -71,8 +76,13 @@ def weights(output):
 
 def records(output):
     """The lines of metrics.jsonl, without their times and memory."""
-    untimed = [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in r.items() if k not in ("images_per_s", "data_wait", "peak_memory")} for r in untimed]
+    untimed = [
+        json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()
+    ]
+    return [
+        {k: v for k, v in r.items() if k not in ("images_per_s", "data_wait", "peak_memory")}
+        for r in untimed
+    ]
 
 
 def optimizer_state(checkpoint):
@@ -88,9 +98,15 @@ def optimizer_state(checkpoint):
 def assert_same_run(one, two):
     """The last checkpoints hold the same bits, and each metrics.jsonl the same tail."""
     ends = [Path(run) / "checkpoints" / "last" for run in (one, two)]
-    files = [{file.name for file in end.iterdir() if not file.name.startswith("optimizer")} for end in ends]
+    files = [
+        {file.name for file in end.iterdir() if not file.name.startswith("optimizer")}
+        for end in ends
+    ]
     assert files[0] == files[1]
-    held = [{name: load_file(end / name) for name in files[0] if name.endswith(".safetensors")} for end in ends]
+    held = [
+        {name: load_file(end / name) for name in files[0] if name.endswith(".safetensors")}
+        for end in ends
+    ]
     for end, found in zip(ends, held, strict=True):
         found["optimizer"] = optimizer_state(end)
     for name, first in held[0].items():

@@ -1,4 +1,6 @@
-"""Weight files assembled by hand: pickles, hostile ones too, the files of torch and Paddle around them, safetensors."""
+"""Weight files assembled by hand: pickles, hostile ones too, the files of torch and Paddle around
+them, safetensors.
+"""
 
 import io
 import json
@@ -14,7 +16,8 @@ import numpy as np
 
 from weights.formats import write_weights
 
-MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."  # of torch before 1.6: magic number, protocol
+# of torch before 1.6: magic number, protocol
+MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."
 
 
 @dataclass(eq=False)
@@ -117,8 +120,12 @@ def tensor(of: Any, shape: Any, strides: Any, first: Any = 0) -> Call:
     return Call("torch._utils", "_rebuild_tensor_v2", (of, first, shape, strides, False, None))
 
 
-def numpy_array(shape: Any, data: Any, code: Any = "f4", order: Any = "<", fortran: Any = False) -> Built:
-    dtype = Built(Call("numpy", "dtype", (code, False, True)), (3, order, None, None, None, -1, -1, 0))
+def numpy_array(
+    shape: Any, data: Any, code: Any = "f4", order: Any = "<", fortran: Any = False
+) -> Built:
+    dtype = Built(
+        Call("numpy", "dtype", (code, False, True)), (3, order, None, None, None, -1, -1, 0)
+    )
     empty = Call("numpy.core.multiarray", "_reconstruct", (Named("numpy", "ndarray"), (0,), b"b"))
     return Built(empty, (1, shape, dtype, fortran, data))
 
@@ -129,7 +136,10 @@ def write_pickle(path: Path, pickled: bytes, storages: dict[str, bytes] | None =
 
 
 def write_zip(
-    path: Path, pickled: bytes, storages: dict[str, bytes] | None = None, compression: int = zipfile.ZIP_STORED
+    path: Path,
+    pickled: bytes,
+    storages: dict[str, bytes] | None = None,
+    compression: int = zipfile.ZIP_STORED,
 ) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("archive/data.pkl", pickled)
@@ -138,7 +148,9 @@ def write_zip(
     return path
 
 
-def write_legacy(path: Path, pickled: bytes, storages: dict[str, bytes] | None = None, keys: Any = None) -> Path:
+def write_legacy(
+    path: Path, pickled: bytes, storages: dict[str, bytes] | None = None, keys: Any = None
+) -> Path:
     """Writes torch's format before 1.6; storages hold four bytes per element."""
     machine = program({"little_endian": True})
     contents = [struct.pack("<q", len(data) // 4) + data for data in (storages or {}).values()]

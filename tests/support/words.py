@@ -1,18 +1,20 @@
-"""Counts the words of each sentence: in the documents, in public docstrings and in the comments of config.py.
+"""Counts the words of each sentence: in the documents, in public docstrings and in the comments of
+config.py.
 
     python tests/support/words.py                      # every file
     python tests/support/words.py docs/own_data.md     # or some
 
-It prints a line for each file (words, sentences, words per sentence, the longest) and the ten longest sentences.
+It prints a line for each file (words, sentences, words per sentence, the longest) and the ten
+longest sentences.
 
 The rules:
 
-- A sentence ends at ``.``, ``?`` or ``!``. It also ends with its paragraph, list item, heading or table cell. A colon
-  or a semicolon doesn't end it.
-- A word stands between two spaces and has a letter or a digit. Code spans, blocks of code, the addresses of links, and
-  numbers in tables aren't counted.
-- An argument's name (``name:`` below ``Args:``) isn't counted. Other indented lines of a docstring are examples. Lines
-  with a gap of two spaces are rows of a table.
+- A sentence ends at ``.``, ``?`` or ``!``. It also ends with its paragraph, list item, heading or
+  table cell. A colon or a semicolon doesn't end it.
+- A word stands between two spaces and has a letter or a digit. Code spans, blocks of code, the
+  addresses of links, and numbers in tables aren't counted.
+- An argument's name (``name:`` below ``Args:``) isn't counted. Other indented lines of a docstring
+  are examples. Lines with a gap of two spaces are rows of a table.
 - A comment of config.py continues in the lines below it that have only a comment.
 """
 
@@ -45,7 +47,9 @@ class Sentence(NamedTuple):
 def files() -> list[Path]:
     """Returns the documents in English and the modules of the toolkit; tests aren't among them."""
     folders = [
-        entry for entry in ROOT.iterdir() if entry.is_dir() and not re.match(r"\.|(tests|output|logs?)$", entry.name)
+        entry
+        for entry in ROOT.iterdir()
+        if entry.is_dir() and not re.match(r"\.|(tests|output|logs?)$", entry.name)
     ]
     modules = [*ROOT.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))]
     documents = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
@@ -58,10 +62,15 @@ def sentences(file: Path) -> Iterator[Sentence]:
     if file.suffix == ".md":
         passages = _of_markdown(text)
     else:
-        passages = [*_of_docstrings(text), *(_of_comments(text) if file.name == "config.py" else [])]
+        passages = [
+            *_of_docstrings(text),
+            *(_of_comments(text) if file.name == "config.py" else []),
+        ]
     name = str(file.relative_to(ROOT)) if file.is_relative_to(ROOT) else str(file)
     for line, passage, in_table in passages:
-        for text in re.split(r"(?<=[.?!])[\"')]*\s+", re.sub(r"\b(e\.g|i\.e|et al|vs)\.", r"\1", passage)):
+        for text in re.split(
+            r"(?<=[.?!])[\"')]*\s+", re.sub(r"\b(e\.g|i\.e|et al|vs)\.", r"\1", passage)
+        ):
             words = [word for word in text.split() if re.search(r"\w", word) and "`" not in word]
             number = sum(not in_table or re.search(r"[^\W\d_]", word) is not None for word in words)
             if number:
@@ -76,7 +85,11 @@ def _of_markdown(text: str) -> Iterator[tuple[int, str, bool]]:
         line = token.map[0] + 1 if token.map else line
         if token.type == "inline":
             shown = {"text": None, "code_inline": "`", "softbreak": " ", "hardbreak": ". "}
-            parts = [shown[child.type] or child.content for child in token.children or [] if child.type in shown]
+            parts = [
+                shown[child.type] or child.content
+                for child in token.children or []
+                if child.type in shown
+            ]
             yield line, "".join(parts), in_table
         in_table = token.type in ("th_open", "td_open")
 
@@ -99,7 +112,12 @@ def _passages(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         entry = _ENTRY.match(line.strip())
         indented = line.startswith("  ")
-        begins = not line or line.startswith("- ") or _SECTION.match(line) or re.search(r"\S {2,}\S", line)
+        begins = (
+            not line
+            or line.startswith("- ")
+            or _SECTION.match(line)
+            or re.search(r"\S {2,}\S", line)
+        )
         if begins or (indented and section and entry):
             yield passage
             passage = ""

@@ -1,4 +1,6 @@
-"""tools/benchmark.py growth: exponents of known costs, the table, what is marked, and each subject's work."""
+"""tools/benchmark.py growth: exponents of known costs, the table, what is marked, and each
+subject's work.
+"""
 
 import importlib.util
 import json
@@ -41,7 +43,9 @@ def test_the_exponent_is_of_the_larger_half_and_by_least_squares():
     slope = np.polyfit(np.log(SIZES[2:]), np.log(costs[2:]), 1)[0]
     assert exponent(SIZES, costs) == pytest.approx(slope)
     # Three at least, and all of two.
-    assert exponent(SIZES[:4], costs[:4]) == pytest.approx(np.polyfit(np.log(SIZES[1:4]), np.log(costs[1:4]), 1)[0])
+    assert exponent(SIZES[:4], costs[:4]) == pytest.approx(
+        np.polyfit(np.log(SIZES[1:4]), np.log(costs[1:4]), 1)[0]
+    )
     assert exponent((10, 1000), (2.0, 20.0)) == pytest.approx(0.5)
     eight = tuple(2**power for power in range(8))
     assert exponent(eight, [5.0] * 4 + [16.0, 32.0, 64.0, 128.0]) == pytest.approx(1)
@@ -49,7 +53,9 @@ def test_the_exponent_is_of_the_larger_half_and_by_least_squares():
 
 @pytest.fixture
 def call(monkeypatch, tmp_path, capsys):
-    """Returns a function that runs the tool in this process: (the JSON that it wrote, the lines that it printed)."""
+    """Returns a function that runs the tool in this process: (the JSON that it wrote, the lines
+    that it printed).
+    """
 
     def called(*words):
         file = tmp_path / "found.json"
@@ -62,7 +68,9 @@ def call(monkeypatch, tmp_path, capsys):
 
 @pytest.fixture
 def known(monkeypatch):
-    """Two subjects of known costs, of which each first run is disturbed; returns the order of the runs."""
+    """Two subjects of known costs, of which each first run is disturbed; returns the order of the
+    runs.
+    """
     asked = []
 
     def ask(script, request, threads):
@@ -121,7 +129,12 @@ def test_each_size_takes_its_turn_and_what_grows_faster_is_marked(call, known):
 
 def test_what_lies_below_the_noise_of_a_start_does_not_grow(call, known, monkeypatch):
     def ask(script, request, threads):
-        return {SECONDS: [request["size"] / 1e6], CPU: [0.0], PEAK: [300.0], RISE: [request["size"] / 1e3]}
+        return {
+            SECONDS: [request["size"] / 1e6],
+            CPU: [0.0],
+            PEAK: [300.0],
+            RISE: [request["size"] / 1e3],
+        }
 
     monkeypatch.setattr(growth, "ask", ask)
     report, _ = call("square", "-repeats=1")
@@ -129,16 +142,22 @@ def test_what_lies_below_the_noise_of_a_start_does_not_grow(call, known, monkeyp
 
 
 def test_a_subject_that_is_not_there_is_named(call, known, monkeypatch):
-    with pytest.raises(InputError, match=r"SUBJECT is 'duplicate', expected one of .*; did you mean duplicates\?"):
+    with pytest.raises(
+        InputError, match=r"SUBJECT is 'duplicate', expected one of .*; did you mean duplicates\?"
+    ):
         call("duplicate")
     with pytest.raises(InputError, match="-repeats 0: expected at least 1"):
         call("flat", "-repeats=0")
     monkeypatch.setitem(MEASURES, "flat", MEASURES["flat"]._replace(needs="absent_package"))
-    with pytest.raises(InputError, match="flat needs absent_package, which isn't installed; leave it out"):
+    with pytest.raises(
+        InputError, match="flat needs absent_package, which isn't installed; leave it out"
+    ):
         call("flat")
     report, _ = call("-quick", "-repeats=1")
     assert list(report["growth"]) == [
-        name for name, one in MEASURES.items() if not one.needs or importlib.util.find_spec(one.needs)
+        name
+        for name, one in MEASURES.items()
+        if not one.needs or importlib.util.find_spec(one.needs)
     ]
     assert {"subject": "square", "size": 4} in known
 
@@ -148,7 +167,9 @@ def test_a_real_subject_is_measured_in_processes_of_its_own(call):
     report, printed = call("list_models", "-quick", "-repeats=1")
     assert report["growth"]["list_models"]["sizes"] == list(MEASURES["list_models"].quick)
     for size in MEASURES["list_models"].quick:
-        found = {what: s["values"][0] for what, s in report["figures"][f"list_models, {size}"].items()}
+        found = {
+            what: s["values"][0] for what, s in report["figures"][f"list_models, {size}"].items()
+        }
         assert found.keys() == {SECONDS, CPU, PEAK, RISE}
         assert 0 < found[SECONDS] < 60
         assert 10 < found[PEAK] < 500

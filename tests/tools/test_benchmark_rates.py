@@ -20,7 +20,14 @@ def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):  # noqa: 
     )
     report, _ = benchmark("eval", "-cfg=vit_digits", *flags)
     request = json.loads((tmp_path / "request.json").read_text())
-    expected = {"measure": "eval", "batches": 2, "warm_up": 4, "batch_size": 2, "amp": False, "compile": False}
+    expected = {
+        "measure": "eval",
+        "batches": 2,
+        "warm_up": 4,
+        "batch_size": 2,
+        "amp": False,
+        "compile": False,
+    }
     assert expected.items() <= request.items()
     assert request["weights"].endswith("/vit_digits.safetensors")  # what ours reads
     assert next(iter(report["figures"])) == "ours, eager"
@@ -31,18 +38,37 @@ def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):  # noqa: 
 
 def test_inference_of_each_side_is_beside_its_peers(benchmark, tmp_path):  # noqa: F811
     fake = fake_timm(tmp_path, told=[4.0])
-    flags = ("--against=timm", f"--timm_python={fake}", "-repeats=1", "--seconds=0.01", "--timm_modes=max-autotune")
+    flags = (
+        "--against=timm",
+        f"--timm_python={fake}",
+        "-repeats=1",
+        "--seconds=0.01",
+        "--timm_modes=max-autotune",
+    )
     sides = ("--sides", "paddle, float32", "paddle, bfloat16")
-    report, printed = benchmark("infer", "-cfg", "vit_digits", "-batch_size", "1", "3", *flags, *sides)
+    report, printed = benchmark(
+        "infer", "-cfg", "vit_digits", "-batch_size", "1", "3", *flags, *sides
+    )
     ours = ["eager", "paddle, float32", "paddle, bfloat16"]
     theirs = ["timm, max-autotune, float32", "timm, max-autotune, bfloat16"]
     sides = [*(f"ours, {side}" for side in ours), *theirs]
-    assert list(report["figures"]) == [f"vit_digits, {batch}: {side}" for batch in (1, 3) for side in sides]
+    assert list(report["figures"]) == [
+        f"vit_digits, {batch}: {side}" for batch in (1, 3) for side in sides
+    ]
     request = json.loads((tmp_path / "request.json").read_text())
-    expected = {"measure": "infer", "batch_size": 3, "mode": "max-autotune", "bfloat16": True, "seconds": 0.01}
+    expected = {
+        "measure": "infer",
+        "batch_size": 3,
+        "mode": "max-autotune",
+        "bfloat16": True,
+        "seconds": 0.01,
+    }
     assert expected.items() <= request.items()
     pairs = [(ratio["of"], ratio["over"]) for ratio in report["ratios"]]
-    assert pairs[2] == ("vit_digits, 1: ours, paddle, bfloat16", "vit_digits, 1: timm, max-autotune, bfloat16")
+    assert pairs[2] == (
+        "vit_digits, 1: ours, paddle, bfloat16",
+        "vit_digits, 1: timm, max-autotune, bfloat16",
+    )
     assert len(pairs) == 6  # eager's and float32's peer is float32
     for ratio in report["ratios"]:
         assert ratio["values"] == [report["figures"][ratio["of"]]["inference"]["values"][0] / 4]

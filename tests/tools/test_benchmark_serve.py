@@ -18,7 +18,10 @@ def test_a_server_is_measured_against_the_plain_model(monkeypatch, tmp_path, cap
     report = json.loads(file.read_text())
     printed = capsys.readouterr().out.splitlines()
     assert [file.name for file in tmp_path.iterdir()] == ["found.json"]
-    figures = {kind: {what: s["values"] for what, s in of.items()} for kind, of in report["figures"].items()}
+    figures = {
+        kind: {what: s["values"] for what, s in of.items()}
+        for kind, of in report["figures"].items()
+    }
     assert {kind: list(found) for kind, found in figures.items()} == {
         "plain model": ["images/s"],
         "1 client": ["images/s", "p50", "p99"],
@@ -27,5 +30,7 @@ def test_a_server_is_measured_against_the_plain_model(monkeypatch, tmp_path, cap
     for name in ("1 client", "4 clients"):
         assert 0 < figures[name]["p50"][0] <= figures[name]["p99"][0]
     [one, _] = report["ratios"]
-    assert one["median"] == figures["1 client"]["images/s"][0] / figures["plain model"]["images/s"][0]
+    assert (
+        one["median"] == figures["1 client"]["images/s"][0] / figures["plain model"]["images/s"][0]
+    )
     assert "batch 4, workers 1" in printed[0]

@@ -1,4 +1,6 @@
-"""tools/benchmark.py zoo: its table by value, and that every model of it can be measured; train -amp."""
+"""tools/benchmark.py zoo: its table by value, and that every model of it can be measured; train
+-amp.
+"""
 
 import argparse
 import json
@@ -19,7 +21,9 @@ def test_the_zoo_has_a_row_for_each_model(benchmark, canned_runs, tmp_path, monk
     found = {"images_per_s": [30.0], "peak_memory": 600.0}
     monkeypatch.setattr(
         "tools.benchmarks.evaluation.ask",
-        lambda script, *rest: found if script == "our_evaluation.py" else measure.ask(script, *rest),
+        lambda script, *rest: found
+        if script == "our_evaluation.py"
+        else measure.ask(script, *rest),
     )
     monkeypatch.setattr("tools.benchmarks.zoo.ask", lambda *_: [100.0])
     flags = (f"--timm_python={fake}", "-repeats=2", "-batch_size=4", "--reports=3")
@@ -41,7 +45,15 @@ def test_the_zoo_has_a_row_for_each_model(benchmark, canned_runs, tmp_path, monk
 def test_the_zoo_has_every_architecture_of_timms_and_no_recipe_stops_it(tmp_path):
     kinds = {get_config(name).MODEL.TYPE.lower() for name in ZOO}
     assert kinds == architectures().keys() - {"lenet"}
-    flags = {"batch_size": 8, "reports": 2, "threads": 2, "processes": 1, "o": [], "timm_python": "", "amp": False}
+    flags = {
+        "batch_size": 8,
+        "reports": 2,
+        "threads": 2,
+        "processes": 1,
+        "o": [],
+        "timm_python": "",
+        "amp": False,
+    }
     for name in ZOO:
         training.training_sides(argparse.Namespace(cfg=name, **flags), tmp_path)
         config = get_config(tmp_path / f"{name}.yaml")
@@ -51,7 +63,13 @@ def test_the_zoo_has_every_architecture_of_timms_and_no_recipe_stops_it(tmp_path
 
 
 def test_train_with_amp_measures_both_sides_in_both_types(benchmark, canned_runs, tmp_path):  # noqa: F811
-    flags = ("--against=timm", f"--timm_python={fake_timm(tmp_path)}", "--threads=1", "-repeats=1", "-amp")
+    flags = (
+        "--against=timm",
+        f"--timm_python={fake_timm(tmp_path)}",
+        "--threads=1",
+        "-repeats=1",
+        "-amp",
+    )
     report, _ = benchmark("train", "-cfg=vit_digits", *flags)
     assert list(report["figures"]) == ["ours", "timm", "ours, bfloat16", "timm, bfloat16"]
     assert [call[2]["AMP"] for call in canned_runs] == ["False", "True"]

@@ -39,7 +39,9 @@ def test_every_form_leads_to_every_other_and_back(saved):
     first, arrays = saved
     folder = first.parent
     source = first
-    for step, ending in enumerate((".pdparams", ".npz", ".pdparams", ".safetensors", ".npz", ".safetensors")):
+    for step, ending in enumerate(
+        (".pdparams", ".npz", ".pdparams", ".safetensors", ".npz", ".safetensors")
+    ):
         target = folder / str(step) / f"vit_digits{ending}"
         target.parent.mkdir()
         convert(str(source), target)
@@ -86,18 +88,27 @@ def test_the_model_is_told_by_the_config_beside_the_weights_or_by_name(saved, tm
     folder = tmp_path / "hub"
     folder.mkdir()
     source.rename(folder / "model.safetensors")
-    with pytest.raises(InputError, match="nor a config.json, nor its name tells its model; add -cfg MODEL"):
+    with pytest.raises(
+        InputError, match="nor a config.json, nor its name tells its model; add -cfg MODEL"
+    ):
         convert(str(folder), tmp_path / "out.npz")
     (folder / "config.json").write_text(json.dumps({"architecture": "vit_digits"}))
     assert convert(str(folder), tmp_path / "out.npz").startswith("72 tensors of ")
     convert(str(folder), tmp_path / "out.safetensors")  # which then says it itself
     assert convert(str(tmp_path / "out"), tmp_path / "again.npz").startswith("72 tensors of ")
-    assert set(np.load(tmp_path / "out.npz")) >= {"cls", "head/kernel", "Transformer/encoderblock_3/LayerNorm_2/scale"}
+    assert set(np.load(tmp_path / "out.npz")) >= {
+        "cls",
+        "head/kernel",
+        "Transformer/encoderblock_3/LayerNorm_2/scale",
+    }
 
 
 def test_only_the_models_own_weights_are_converted(saved, tmp_path):
     source, _ = saved
-    with pytest.raises(InputError, match=r"isn't this model's \(pos_embed resized from 4 x 4 to 8 x 8\); give its own"):
+    with pytest.raises(
+        InputError,
+        match=r"isn't this model's \(pos_embed resized from 4 x 4 to 8 x 8\); give its own",
+    ):
         convert(str(source), tmp_path / "out.npz", "vit_digits", ["DATA.IMAGE_SIZE", "16"])
     with pytest.raises(InputError, match="expected .safetensors, .pdparams, .npz"):
         convert(str(source), tmp_path / "out.bin")
@@ -109,7 +120,9 @@ def test_only_the_models_own_weights_are_converted(saved, tmp_path):
 
 
 def test_sizes_are_those_of_the_papers():
-    """DeiT: 17.6; Swin: 4.5; ResNet, ConvNeXt: 4.1, 4.5 billion multiply-adds. Paddle's LeNet by hand."""
+    """DeiT: 17.6; Swin: 4.5; ResNet, ConvNeXt: 4.1, 4.5 billion multiply-adds. Paddle's LeNet by
+    hand.
+    """
     for name, macs in (
         ("deit_base_patch16_224", 17.6), ("swin_tiny_patch4_window7_224", 4.5), ("resnet50", 4.1),
         ("convnext_tiny", 4.5), ("vit_base_patch16_224", 17.6), ("beit_base_patch16_224", 17.6),
@@ -120,7 +133,8 @@ def test_sizes_are_those_of_the_papers():
     assert found["macs"] == convolutions + 400 * 120 + 120 * 84 + 84 * 10
     assert found["images"] == [1, 28, 28]
     assert found["parameters"] == sum(p.size for p in create_model("lenet").parameters())
-    attention = 2 * 4 * 17 * 17 * 16  # 4 heads of 16 channels, 17 tokens; the classifier reads one of them
+    # 4 heads of 16 channels, 17 tokens; the classifier reads one of them
+    attention = 2 * 4 * 17 * 17 * 16
     block = 17 * (64 * 192 + 64 * 64 + 2 * 64 * 128) + attention
     norms = 9 * 5 * 17 * 64  # 5 per element, as fvcore counts
     assert describe(find_config("vit_digits"))["macs"] == 16 * 4 * 64 + 4 * block + 64 * 10 + norms
@@ -130,7 +144,14 @@ def test_models_are_listed(tmp_path):
     status, out, _ = run("list_models.py", tmp_path, "deit_tiny*224")
     lines = out.splitlines()
     assert status == 0
-    assert lines[1].split()[:6] == ["deit_tiny_distilled_patch16_224", "5,910,800", "1.27", "3", "x", "224"]
+    assert lines[1].split()[:6] == [
+        "deit_tiny_distilled_patch16_224",
+        "5,910,800",
+        "1.27",
+        "3",
+        "x",
+        "224",
+    ]
     assert lines[2].endswith("DeiT (arXiv:2012.12877) on ImageNet-1k, 224 x 224")
     status, _, errors = run("list_models.py", tmp_path, "nothing*")
     assert (status, errors.partition(";")[0]) == (2, "error: no model matches 'nothing*'")

@@ -24,7 +24,9 @@ REHEARSAL = "rehearsal on a CPU: says nothing about a GPU"
 def start(folder, *flags, **environment):
     words = [warm.python(), str(ROOT / "tools" / "doctor.py"), *flags]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(words, env=os.environ | {"TMPDIR": str(folder)} | environment, **streams)
+    return subprocess.Popen(
+        words, env=os.environ | {"TMPDIR": str(folder)} | environment, **streams
+    )
 
 
 def end(process):
@@ -49,11 +51,18 @@ def test_without_a_gpu_one_line_says_so(tmp_path):
         (["--rehearse"], "--rehearse and --only go with --gpu; write that, too, or leave them out"),
         (["--gpu", "--rehearse", "-ngpus=0"], "-ngpus is 0, expected -1 (all) or at least 1"),
         (["--gpu", "-cfg=vit_digits_x"], "-cfg does nothing with --gpu; leave it out"),
-        (["--gpu"], "--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu"),
+        (
+            ["--gpu"],
+            "--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu",
+        ),
     ],
 )
 def test_flags_that_would_do_nothing_are_refused(tmp_path, flags, expected):
-    launched = {"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ENDPOINTS": "a:1,b:1"}
+    launched = {
+        "PADDLE_TRAINER_ID": "0",
+        "PADDLE_TRAINERS_NUM": "2",
+        "PADDLE_TRAINER_ENDPOINTS": "a:1,b:1",
+    }
     launched = launched | {"PADDLE_CURRENT_ENDPOINT": "a:1"} if flags == ["--gpu"] else {}
     status, printed, errors = end(start(tmp_path, *flags, **launched))
     assert (status, printed, errors.removeprefix("rank 0: ")) == (2, "", f"error: {expected}\n")
@@ -64,7 +73,9 @@ def test_a_check_is_rehearsed(tmp_path):
     status, printed, errors = end(start(tmp_path, "--gpu", "--rehearse", "--only", "flash"))
     assert (status, errors, list(tmp_path.iterdir())) == (0, "", [])
     lines = printed.splitlines()
-    assert re.fullmatch(rf"first steps on a GPU, \d{{4}}-\d\d-\d\d \d\d:\d\d UTC: {REHEARSAL}", lines[0])
+    assert re.fullmatch(
+        rf"first steps on a GPU, \d{{4}}-\d\d-\d\d \d\d:\d\d UTC: {REHEARSAL}", lines[0]
+    )
     assert [line.split()[0] for line in lines[1:4]] == ["toolkit", "paddle", "host"]
     assert paddle.__version__ in lines[2]
     assert re.fullmatch(
@@ -83,16 +94,22 @@ def test_all_are_rehearsed(tmp_path):
     todo = re.findall(r"^todo  (\S+)", printed, re.MULTILINE)
     assert (todo, status, errors, list(tmp_path.iterdir())) == ([], 0, "", []), printed
     assert list(found) == list(gpu_first_steps.CHECKS)
-    assert found["attention"].startswith("0 of 2 attentions of a ViT under -amp (float32) are fused; none is expected")
+    assert found["attention"].startswith(
+        "0 of 2 attentions of a ViT under -amp (float32) are fused; none is expected"
+    )
     assert found["same-bits"].endswith("the same bits of weights: ViT-S, Swin-T, BEiT-B, ResNet-50")
-    assert re.fullmatch(r"killed after epoch_0002_sample_\d+, gone on with: the \d\d\d tensors of .*", found["resumed"])
+    assert re.fullmatch(
+        r"killed after epoch_0002_sample_\d+, gone on with: the \d\d\d tensors of .*",
+        found["resumed"],
+    )
     assert "saved after epoch_0001" in found["sharded"]
     assert "between 2 ranks over GLOO" in found["all-reduce"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "said"), [(signal.SIGINT, "stopped by SIGINT\n"), (signal.SIGTERM, "stopped by SIGTERM\n")]
+    ("number", "said"),
+    [(signal.SIGINT, "stopped by SIGINT\n"), (signal.SIGTERM, "stopped by SIGTERM\n")],
 )
 def test_a_signal_ends_it_and_what_it_started(tmp_path, number, said):
     process = start(tmp_path, "--gpu", "--rehearse", "--only", "sharded")
@@ -112,7 +129,9 @@ def test_where_nothing_can_be_written_one_line_says_so(monkeypatch):
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 
     monkeypatch.setattr(gpu_first_steps.tempfile, "gettempdir", none)
-    with pytest.raises(InputError, match=r"^No usable .* found in \['/tmp'\]; let TMPDIR name a folder that can be"):
+    with pytest.raises(
+        InputError, match=r"^No usable .* found in \['/tmp'\]; let TMPDIR name a folder that can be"
+    ):
         gpu_first_steps.main(SimpleNamespace(gpu=True, changed=[]), print)
 
 
@@ -165,9 +184,20 @@ def test_what_paddle_says_of_gpus(monkeypatch):
     monkeypatch.setattr(paddle.amp, "is_bfloat16_supported", lambda: True)
     monkeypatch.setattr(paddle.device, "get_cudnn_version", lambda: 8907)
     monkeypatch.setattr(paddle.base.core, "get_cublas_switch", lambda: True, raising=False)
-    monkeypatch.setattr(machine, "cuda", lambda: (True, "Paddle is built for 11.8, the driver is of 12.4, NCCL 21804"))
+    monkeypatch.setattr(
+        machine,
+        "cuda",
+        lambda: (True, "Paddle is built for 11.8, the driver is of 12.4, NCCL 21804"),
+    )
     found = gpu_probe.about({})
-    assert (found["gpus"], found["name"], found["capability"], found["memory"]) == (2, "NVIDIA A100", 8.0, 42.3)
-    assert found["cuda"] == "Paddle is built for 11.8, the driver is of 12.4, NCCL 21804; cuDNN 8907"
+    assert (found["gpus"], found["name"], found["capability"], found["memory"]) == (
+        2,
+        "NVIDIA A100",
+        8.0,
+        42.3,
+    )
+    assert (
+        found["cuda"] == "Paddle is built for 11.8, the driver is of 12.4, NCCL 21804; cuDNN 8907"
+    )
     first = "1 x NVIDIA A100, compute capability 8.0, 42.3 GB"
     assert found["kinds"] == f"{first}; 1 x Tesla T4, compute capability 7.5, 15.8 GB"

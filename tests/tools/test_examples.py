@@ -1,5 +1,6 @@
-"""The examples: the values they print, held to what this process computes itself. Their workers run in two ranks of
-this test's, which saves ten starts of Paddle; the commands as they are typed are the slow tests'.
+"""The examples: the values they print, held to what this process computes itself. Their workers run
+in two ranks of this test's, which saves ten starts of Paddle; the commands as they are typed are
+the slow tests'.
 """
 
 import contextlib
@@ -24,7 +25,14 @@ from examples import data_parallel_from_scratch, fleet_resnet, gather_prediction
 from models import build_model
 from weights import save_weights
 
-SMALL_RESNET = ["--image_size=32", "--batch_size=2", "--num_samples=9", "--epochs=1", "--num_workers=0", "--report=1"]
+SMALL_RESNET = [
+    "--image_size=32",
+    "--batch_size=2",
+    "--num_samples=9",
+    "--epochs=1",
+    "--num_workers=0",
+    "--report=1",
+]
 # 37 samples on two ranks, in batches of 5.
 GATHERED = ["DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", "37", "DATA.BATCH_SIZE_EVAL", "5"]
 
@@ -39,7 +47,9 @@ def accuracies():
     paddle.seed(3)
     network = spawn_minimal.build_network()
     points = [spawn_minimal.TRAIN, spawn_minimal.TEST, ([[0.5, -1.0]], [0])]
-    return [spawn_minimal.compute_accuracy(network, spawn_minimal.Points(*those)) for those in points]
+    return [
+        spawn_minimal.compute_accuracy(network, spawn_minimal.Points(*those)) for those in points
+    ]
 
 
 def examples_here(folder):
@@ -67,12 +77,16 @@ def ran(tmp_path_factory):
 
 
 def command(folder, script, *flags, launcher=(), **environment):
-    """What an example prints, and what comes on stderr; without CUDA_VISIBLE_DEVICES: the launcher takes an empty one
-    for one device.
+    """What an example prints, and what comes on stderr; without CUDA_VISIBLE_DEVICES: the launcher
+    takes an empty one for one device.
     """
-    environment = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"} | environment
+    environment = {
+        key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"
+    } | environment
     words = [sys.executable, *launcher, str(ROOT / "examples" / script), *flags]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 
@@ -89,13 +103,17 @@ def test_gradients_summed_by_hand_give_data_parallels_parameters_and_one_process
 
 @pytest.mark.slow
 def test_the_command_by_hand(tmp_path):
-    check_by_hand(command(tmp_path, "data_parallel_from_scratch.py", "--batch_size=33", "--steps=4")[0])
+    check_by_hand(
+        command(tmp_path, "data_parallel_from_scratch.py", "--batch_size=33", "--steps=4")[0]
+    )
 
 
 def check_by_hand(printed):
     lines = printed.splitlines()
     assert lines[0] == "2 processes over GLOO, 4 steps of 16 + 17 images"
-    before, after = map(float, re.fullmatch(r"loss of the first batch (\S+) -> (\S+)", lines[1]).groups())
+    before, after = map(
+        float, re.fullmatch(r"loss of the first batch (\S+) -> (\S+)", lines[1]).groups()
+    )
     assert 2.3 < before < 3.5  # ln 10, and what random logits add
     assert after < before - 0.3
     differences = {line[:32].strip(): float(line[32:]) for line in lines[3:]}
@@ -115,14 +133,18 @@ def test_each_rank_prints_its_losses_and_rank_0_alone_the_accuracies(ran):
 @pytest.mark.slow
 def test_the_spawning_command_and_its_port(tmp_path):
     (port,) = free_ports(1)
-    printed, errors = command(tmp_path, "spawn_minimal.py", MASTER_PORT=str(port), GLOG_minloglevel="0")
+    printed, errors = command(
+        tmp_path, "spawn_minimal.py", MASTER_PORT=str(port), GLOG_minloglevel="0"
+    )
     check_spawn(printed)
     assert f"127.0.0.1:{port}" in errors  # Paddle's note on where they met
 
 
 def check_spawn(printed):
     line = r"\[CPU(\d)\] Epoch: (\d{3})/003 \| Batchsize 002 \| Train/Val Loss: (\d\.\d\d)\n"
-    found = {(int(rank), int(epoch)): float(loss) for rank, epoch, loss in re.findall(line, printed)}
+    found = {
+        (int(rank), int(epoch)): float(loss) for rank, epoch, loss in re.findall(line, printed)
+    }
     assert sorted(found) == [(rank, epoch) for rank in (0, 1) for epoch in (1, 2, 3)]
     for rank in (0, 1):
         assert found[rank, 3] < 0.2 < found[rank, 1]
@@ -135,7 +157,10 @@ def check_spawn(printed):
 def test_two_ranks_tell_the_accuracy_of_one(ran):
     paddle.seed(3)
     network = spawn_minimal.build_network()
-    hits = network(paddle.to_tensor(spawn_minimal.TRAIN[0])).argmax(1).numpy() == spawn_minimal.TRAIN[1]
+    hits = (
+        network(paddle.to_tensor(spawn_minimal.TRAIN[0])).argmax(1).numpy()
+        == spawn_minimal.TRAIN[1]
+    )
     assert 0 < hits.mean() < 1  # else counting twice wouldn't show
     expected = accuracies()
     assert expected[0] == pytest.approx(hits.mean())
@@ -159,7 +184,8 @@ def test_fleet_under_the_launcher_and_alone(tmp_path):
     alone, _ = command(tmp_path, "fleet_resnet.py", *SMALL_RESNET)
     assert "4 steps of 2 x 1 = 2 images an epoch; learning rate 0.000625 to 0.00625\n" in alone
     first = r"\[Epoch 0, batch 0\] .*\n"
-    assert re.search(first, alone)[0] == re.search(first, logs[0])[0]  # the same images, and the same weights
+    # the same images, and the same weights
+    assert re.search(first, alone)[0] == re.search(first, logs[0])[0]
     assert "differ" not in alone
 
 
@@ -173,7 +199,9 @@ def check_fleet(logs):
     paddle.seed(0)
     model = fleet_resnet.ResNet(fleet_resnet.BottleneckBlock, 50, num_classes=102)
     for of_rank, pair in zip(found, ((0, 1), (2, 3)), strict=True):
-        pixels, labels = (paddle.to_tensor(np.stack(c)) for c in zip(*map(images.__getitem__, pair), strict=True))
+        pixels, labels = (
+            paddle.to_tensor(np.stack(c)) for c in zip(*map(images.__getitem__, pair), strict=True)
+        )
         loss = paddle.nn.functional.cross_entropy(model(pixels), labels).item()
         assert of_rank[0][1] == pytest.approx(loss, rel=1e-3)
     assert found[0][0][1] != found[1][0][1]
@@ -209,7 +237,9 @@ def test_fewer_samples_than_ranks_are_gathered(ran):
     folder, ranks = ran
     rows = (folder / "few.csv").read_text().splitlines()
     assert (len(rows), rows[1][:4]) == (2, "0,0,")
-    assert ranks[0][0]["fewer samples than ranks"].startswith(f"{folder}/few.csv: 1 + 0 = 1 samples, ")
+    assert ranks[0][0]["fewer samples than ranks"].startswith(
+        f"{folder}/few.csv: 1 + 0 = 1 samples, "
+    )
 
 
 def test_predictions_are_those_of_the_weights(tmp_path):
@@ -235,8 +265,15 @@ def test_the_gathering_command(tmp_path):
         flags = [f"-ngpus={processes}", f"-output={processes}.csv", "-o", *GATHERED]
         command(tmp_path, "gather_predictions.py", *flags)
     check_csv(tmp_path / "2.csv", tmp_path / "1.csv")
-    words = [warm.python(), str(ROOT / "examples" / "gather_predictions.py"), "-output=no.csv", "-pretrained=absent"]
-    done = subprocess.run([*words, "-ngpus=2"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    words = [
+        warm.python(),
+        str(ROOT / "examples" / "gather_predictions.py"),
+        "-output=no.csv",
+        "-pretrained=absent",
+    ]
+    done = subprocess.run(
+        [*words, "-ngpus=2"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 2
     assert re.findall("^error: .*", done.stderr, re.MULTILINE)[0].startswith(
         "error: no weights at absent: no such file"
@@ -262,4 +299,7 @@ def check_csv(two, one):
 def test_the_file_of_predictions_has_to_be_named():
     words = [warm.python(), str(ROOT / "examples" / "gather_predictions.py")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (2, "error: -output is missing: the CSV file to write\n")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: -output is missing: the CSV file to write\n",
+    )

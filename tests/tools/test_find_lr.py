@@ -1,4 +1,6 @@
-"""The sweep of rates: what it tells of a curve, and that it trains as a run does and leaves nothing."""
+"""The sweep of rates: what it tells of a curve, and that it trains as a run does and leaves
+nothing.
+"""
 
 import csv
 import io
@@ -32,18 +34,35 @@ def test_the_steepest_and_the_lowest_place_of_a_curve_are_told():
 
 
 def test_too_few_updates_are_an_error():
-    with pytest.raises(RunError, match="the loss went out of bounds after 3 of 200 updates; give a lower -low"):
+    with pytest.raises(
+        RunError, match="the loss went out of bounds after 3 of 200 updates; give a lower -low"
+    ):
         judge_rates(RATES[:3], RATES[:3], 200)
 
 
-def test_a_sweep_trains_by_rising_rates_and_leaves_a_curve_alone(tmp_path, tiny, monkeypatch, capfd):
+def test_a_sweep_trains_by_rising_rates_and_leaves_a_curve_alone(
+    tmp_path, tiny, monkeypatch, capfd
+):
     monkeypatch.chdir(tmp_path)
-    options = [*tiny, "DATA.BATCH_SIZE", "32", "TRAIN.ACCUM_ITER", "2", "TRAIN.MODEL_EMA", "True", "SAVE_STEPS", "1"]
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "32",
+        "TRAIN.ACCUM_ITER",
+        "2",
+        "TRAIN.MODEL_EMA",
+        "True",
+        "SAVE_STEPS",
+        "1",
+    ]
     options += ["TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.HFLIP", "0"]
     config, dataset, _ = get_datasets(get_config(None, options))
     found = sweep(config, dataset, 60, 1e-4, 10)
-    assert 30 < len(found.rates) < 60  # 44 steps make 22 updates an epoch; at such rates the loss goes out of bounds
-    np.testing.assert_allclose(found.rates, np.geomspace(1e-4, 10, 60)[: len(found.rates)], rtol=1e-6)
+    # 44 steps make 22 updates an epoch; at such rates the loss goes out of bounds
+    assert 30 < len(found.rates) < 60
+    np.testing.assert_allclose(
+        found.rates, np.geomspace(1e-4, 10, 60)[: len(found.rates)], rtol=1e-6
+    )
     assert found.losses[0] == pytest.approx(2.33, abs=0.15)
     assert found.smooth.min() < 2.2
     assert 1e-3 < found.steepest < found.lowest < 1
@@ -58,7 +77,17 @@ def test_a_sweep_trains_by_rising_rates_and_leaves_a_curve_alone(tmp_path, tiny,
 
 
 def test_a_sweep_makes_the_updates_of_a_run(tmp_path, tiny):
-    options = [*tiny, "DATA.BATCH_SIZE", "32", "TRAIN.MIXUP_ALPHA", "0.8", "MODEL.DROPOUT", "0.1", "REPORT_FREQ", "1"]
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "32",
+        "TRAIN.MIXUP_ALPHA",
+        "0.8",
+        "MODEL.DROPOUT",
+        "0.1",
+        "REPORT_FREQ",
+        "1",
+    ]
     config, dataset, _ = get_datasets(get_config(None, options))
     found = sweep(config, dataset, 43, 0.003, 0.003 * (1 + 1e-12))
     train([*options, "TRAIN.BASE_LR", "0.003", "TRAIN.LR_SCHEDULER.NAME", "constant"], tmp_path)
@@ -102,7 +131,9 @@ def test_a_picture_is_written_where_it_is_asked_for(tmp_path, monkeypatch, capsy
         ("f", ["lr.csv", "lr.png"]),
     ):
         before = set(tmp_path.rglob("*.*"))
-        monkeypatch.setattr("sys.argv", ["find_lr.py", "-cfg=vit_digits", f"-output={output}", "-ngpus=1"])
+        monkeypatch.setattr(
+            "sys.argv", ["find_lr.py", "-cfg=vit_digits", f"-output={output}", "-ngpus=1"]
+        )
         main()
         assert sorted(file.name for file in set(tmp_path.rglob("*.*")) - before) == files
         with pytest.raises(InputError, match="is there already; choose another -output"):
@@ -111,5 +142,7 @@ def test_a_picture_is_written_where_it_is_asked_for(tmp_path, monkeypatch, capsy
         assert picture.format == "PNG"
     assert "; x.png, x.csv\n" in capsys.readouterr().out
     monkeypatch.setattr("sys.argv", ["find_lr.py", "-cfg=vit_digits", "-output=x.jpg"])
-    with pytest.raises(InputError, match=r"^-output is x.jpg; expected a folder, or a file that ends in .png$"):
+    with pytest.raises(
+        InputError, match=r"^-output is x.jpg; expected a folder, or a file that ends in .png$"
+    ):
         main()

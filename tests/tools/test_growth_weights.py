@@ -1,4 +1,6 @@
-"""The subjects of ``growth`` that weights, predictions and long runs are: each does its work, at a small size."""
+"""The subjects of ``growth`` that weights, predictions and long runs are: each does its work, at a
+small size.
+"""
 
 import pytest
 from safetensors.numpy import load_file

@@ -26,26 +26,48 @@ def test_the_sides_take_turns_and_each_adds_to_its_lists():
 
         return run
 
-    kinds = {"a": side("a", {"x": [1.0], "y": [5.0, 6.0]}, {"x": [2.0]}), "b": side("b", {"x": [3.0]}, {"x": [4.0]})}
-    assert measure.alternate(kinds, 2) == {"a": {"x": [1.0, 2.0], "y": [5.0, 6.0]}, "b": {"x": [3.0, 4.0]}}
+    kinds = {
+        "a": side("a", {"x": [1.0], "y": [5.0, 6.0]}, {"x": [2.0]}),
+        "b": side("b", {"x": [3.0]}, {"x": [4.0]}),
+    }
+    assert measure.alternate(kinds, 2) == {
+        "a": {"x": [1.0, 2.0], "y": [5.0, 6.0]},
+        "b": {"x": [3.0, 4.0]},
+    }
     assert made == ["a", "b", "a", "b"]
 
 
 def test_ratios_are_taken_run_by_run_and_the_table_says_what_the_file_holds(tmp_path, capsys):
     runs = {"ours": iter([10.0, 30.0, 2000.0]), "theirs": iter([20.0, 20.0, 1000.0])}
     kinds = {kind: lambda values=values: {"speed": [next(values)]} for kind, values in runs.items()}
-    compared = [Ratio("speed", "ours", "theirs"), Ratio("speed", "ours", "theirs", 0.5, "efficiency")]
+    compared = [
+        Ratio("speed", "ours", "theirs"),
+        Ratio("speed", "ours", "theirs", 0.5, "efficiency"),
+    ]
     arguments = argparse.Namespace(what="train", repeats=3, json=tmp_path / "found.json")
-    measure.measure(Benchmark("a title", kinds, {"speed": "images/s"}, compared, {"torch": "2"}), arguments)
+    measure.measure(
+        Benchmark("a title", kinds, {"speed": "images/s"}, compared, {"torch": "2"}), arguments
+    )
     found = json.loads((tmp_path / "found.json").read_text())
     values = {"median": 30.0, "min": 10.0, "max": 2000.0, "values": [10.0, 30.0, 2000.0]}
     assert found["figures"]["ours"] == {"speed": {"unit": "images/s"} | values}
     pair = {"of": "ours", "over": "theirs"}
     assert found["ratios"] == [
         {"what": "speed", **pair, "median": 1.5, "min": 0.5, "max": 2.0, "values": [0.5, 1.5, 2.0]},
-        {"what": "efficiency", **pair, "median": 0.75, "min": 0.25, "max": 1.0, "values": [0.25, 0.75, 1.0]},
+        {
+            "what": "efficiency",
+            **pair,
+            "median": 0.75,
+            "min": 0.25,
+            "max": 1.0,
+            "values": [0.25, 0.75, 1.0],
+        },
     ]
-    assert (found["benchmark"], found["title"], found["peer_versions"]) == ("train", "a title", {"torch": "2"})
+    assert (found["benchmark"], found["title"], found["peer_versions"]) == (
+        "train",
+        "a title",
+        {"torch": "2"},
+    )
     assert found["machine"].keys() == {"cpu", "cores", "load"}
     assert {"python", "numpy", "pillow"} < found["versions"].keys()
     printed = capsys.readouterr().out.splitlines()
@@ -112,7 +134,9 @@ def test_a_run_that_fails_is_told_by_its_last_line(capsys):
 
 
 def test_workers_have_images_to_load_until_the_clock_stops(monkeypatch, tmp_path):
-    """What they load ahead isn't measured where it begins; where it ends nothing may stand in for it."""
+    """What they load ahead isn't measured where it begins; where it ends nothing may stand in for
+    it.
+    """
     counts = []
 
     def stop(source, folder, count):
@@ -120,7 +144,16 @@ def test_workers_have_images_to_load_until_the_clock_stops(monkeypatch, tmp_path
         raise InputError("enough")
 
     monkeypatch.setattr(loading, "_list", stop)
-    asked = {"workers": 2, "images": 100, "batch_size": 10, "data_path": str(tmp_path), "o": [], "against": []}
+    asked = {
+        "workers": 2,
+        "images": 100,
+        "batch_size": 10,
+        "data_path": str(tmp_path),
+        "o": [],
+        "against": [],
+    }
     with pytest.raises(InputError, match="enough"):
-        loading.loader(argparse.Namespace(**asked, auto_augment="", color_jitter=0.0, evaluation=False))
+        loading.loader(
+            argparse.Namespace(**asked, auto_augment="", color_jitter=0.0, evaluation=False)
+        )
     assert counts == [256 + 100 + 4 * 2 * 10]

@@ -1,4 +1,6 @@
-"""tools/model_info.py, by command line; its memory against the resident memory that a process had at most."""
+"""tools/model_info.py, by command line; its memory against the resident memory that a process had
+at most.
+"""
 
 import itertools
 import json
@@ -52,7 +54,8 @@ def test_memory_is_what_a_process_takes():
         command = [sys.executable, "-c", PROGRAM, kind]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
         found = int(done.stdout)
-        # Without the compiled operators and the allocator's setting that runs have: by a fifth, and 40 MB.
+        # Without the compiled operators and the allocator's setting that runs have: by a fifth, and
+        # 40 MB.
         assert told["memory"][kind] == pytest.approx(found, rel=0.2, abs=40e6), kind
         assert told["memory"][kind] > copies * weights
     assert told["memory"]["evaluation"] < told["memory"]["training"]
@@ -78,9 +81,15 @@ def test_it_reads_well():
     ("arguments", "said"),
     [
         (["vit_digit"], "no configuration file vit_digit; did you mean vit_digits?"),
-        (["vit_digits", "-image_size", 9], "IMAGE_SIZE 9 is not a multiple of PATCH_SIZE 2; choose one that is"),
+        (
+            ["vit_digits", "-image_size", 9],
+            "IMAGE_SIZE 9 is not a multiple of PATCH_SIZE 2; choose one that is",
+        ),
         (["vit_digits", "-image_size", 0], "DATA.IMAGE_SIZE is 0, expected 1 to 10000"),
-        (["convnext_tiny", "-image_size", 16], "IMAGE_SIZE is 16, ConvNeXt takes images of at least 32 x 32; choose a"),
+        (
+            ["convnext_tiny", "-image_size", 16],
+            "IMAGE_SIZE is 16, ConvNeXt takes images of at least 32 x 32; choose a",
+        ),
         (["vit_digits", "-batch_size", 0], "-batch_size is 0, expected 1 to 100000 images"),
     ],
 )
@@ -103,9 +112,12 @@ def test_memory_that_isnt_there_is_told_and_the_rest_as_well(monkeypatch):
 
 def test_memory_that_a_process_is_refused_is_told(monkeypatch):
     """Eight thousand images of 44 MB each."""
-    monkeypatch.setattr("ops.settings.tune_cpu", lambda processes: "")  # this process has other tests to run
+    # this process has other tests to run
+    monkeypatch.setattr("ops.settings.tune_cpu", lambda processes: "")
     options = ["DATA.IMAGE_SIZE", "1920"]
-    with pytest.raises(RunError, match=r"^out of memory: .*; a smaller -batch_size or -image_size takes less$"):
+    with pytest.raises(
+        RunError, match=r"^out of memory: .*; a smaller -batch_size or -image_size takes less$"
+    ):
         peak("vit_tiny_patch16_224", options, 8000, training=False)
 
 
@@ -117,11 +129,19 @@ def plan_of(monkeypatch, capsys, *arguments):
 
 def test_the_memory_of_more_processes_is_computed(monkeypatch, capsys):
     lines = plan_of(monkeypatch, capsys, "vit_giant_patch14_224", "-ranks", 8, "-batch_size", 32)
-    assert lines[5] == "training on 8 processes, MiB of each for a batch of 32; computed, not measured"
+    assert (
+        lines[5] == "training on 8 processes, MiB of each for a batch of 32; computed, not measured"
+    )
     names, *rows = (re.split(r"\s{2,}", line) for line in lines[6:11])
-    assert names == ["sharding", "weights", "copies", "gradients", "moments", "activations", "sum"] + [
-        f"GPUs, {size} GB" for size in (24, 40, 80)
-    ]
+    assert names == [
+        "sharding",
+        "weights",
+        "copies",
+        "gradients",
+        "moments",
+        "activations",
+        "sum",
+    ] + [f"GPUs, {size} GB" for size in (24, 40, 80)]
     assert [row[0] for row in rows] == ["none", "stage 1", "stage 2", "stage 3"]
     table = [[int(cell.replace(",", "")) for cell in row[1:7]] for row in rows]
     weights = 4 * 1_012_611_432 / (1 << 20)
@@ -141,7 +161,10 @@ def test_the_memory_of_more_processes_is_computed(monkeypatch, capsys):
     ("arguments", "said"),
     [
         (["-ranks", 0], "-ranks is 0, expected 1 to 100000 processes"),
-        (["--ranks", 57], "-ranks is 57, but vit_digits has 56 parameters to share out; lower -ranks"),
+        (
+            ["--ranks", 57],
+            "-ranks is 57, but vit_digits has 56 parameters to share out; lower -ranks",
+        ),
         (["-amp"], "-amp and -recompute need -ranks N"),
         (["-recompute", "-layers"], "-amp and -recompute need -ranks N"),
     ],

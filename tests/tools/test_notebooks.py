@@ -1,4 +1,6 @@
-"""The notebooks of examples/: each is run as a program, small; what is stored in them is of a real run."""
+"""The notebooks of examples/: each is run as a program, small; what is stored in them is of a real
+run.
+"""
 
 import base64
 import json
@@ -18,7 +20,8 @@ SMALLER = {
     "COUNT = 400": "COUNT = 64",
     "MODEL.DEPTH 4": "MODEL.DEPTH 1",
 }
-NAMES = ["first_run", "finetune_own_pictures", "look_at_attention"]  # the last reads what the second leaves
+# the last reads what the second leaves
+NAMES = ["first_run", "finetune_own_pictures", "look_at_attention"]
 
 
 def cells(name, kind):
@@ -66,7 +69,12 @@ def test_fine_tuning_and_looking(desk):
     trained = result(desk, "finetuned")
     evaluated = result(desk, "finetuned_evaluated")
     assert evaluated["acc1"] == trained["best"]["acc1"]
-    assert list(trained["class_acc"]) == ["flower_bottom", "flower_top", "temple_bottom", "temple_top"]
+    assert list(trained["class_acc"]) == [
+        "flower_bottom",
+        "flower_top",
+        "temple_bottom",
+        "temple_top",
+    ]
     assert "tensors loaded from ../output/pretrained/checkpoints/best/model.safetensors" in printed
     assert "classifier left fresh" in printed
     run(desk, "look_at_attention")
@@ -78,7 +86,9 @@ def test_a_program_draws_where_a_notebook_starts_it():
     """Jupyter names its own backend to all that it starts, which other interpreters may lack."""
     code = "import errors, matplotlib; print(matplotlib.get_backend())"
     environment = os.environ | {"MPLBACKEND": "module://of_another_interpreter"}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert (done.stdout, done.stderr) == ("agg\n", "")
 
 
@@ -88,7 +98,9 @@ def test_what_is_stored_is_of_a_run_from_top_to_bottom(name):
     assert [cell["execution_count"] for cell in of_code] == list(range(1, len(of_code) + 1))
     outputs = [output for cell in of_code for output in cell["outputs"]]
     assert not [output for output in outputs if output["output_type"] == "error"]
-    shown = [output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})]
+    shown = [
+        output["data"]["image/png"] for output in outputs if "image/png" in output.get("data", {})
+    ]
     assert shown
     assert max(len(base64.b64decode(picture)) for picture in shown) <= 150_000
     printed = json.dumps(outputs)

@@ -1,4 +1,6 @@
-"""The toolkit as a package: built, installed, and used from a folder that has modules of the same names."""
+"""The toolkit as a package: built, installed, and used from a folder that has modules of the same
+names.
+"""
 
 import email
 import json
@@ -25,7 +27,9 @@ import ops
 from models import create_model
 from settings.options import __version__ as VERSION
 
-LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "tests", "docs", "output", "data", "built", "*.egg-info")
+LEFT_OUT = shutil.ignore_patterns(
+    ".*", "__pycache__", "tests", "docs", "output", "data", "built", "*.egg-info"
+)
 BUILD = """
 import sys
 from setuptools import build_meta
@@ -33,22 +37,35 @@ folder = sys.argv[1]  # a build changes sys.argv
 print(build_meta.build_sdist(folder), build_meta.build_editable(folder))
 """
 
-pytestmark = pytest.mark.skipif(int(setuptools.partition(".")[0]) < 77, reason="setuptools can't build the package")
+pytestmark = pytest.mark.skipif(
+    int(setuptools.partition(".")[0]) < 77, reason="setuptools can't build the package"
+)
 
 
 def python(*words, **how):
-    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, timeout=120, **how)
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=120, **how
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder with a source distribution, the wheel of an editable installation, and in site/ what pip installed."""
+    """A folder with a source distribution, the wheel of an editable installation, and in site/ what
+    pip installed.
+    """
     folder = tmp_path_factory.mktemp("installed")
     shutil.copytree(ROOT, folder / "copy", ignore=LEFT_OUT)
     sources, editable = python("-c", BUILD, folder, cwd=folder / "copy").split()[-2:]
-    how = ["--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--no-compile", "--disable-pip-version-check"]
+    how = [
+        "--quiet",
+        "--no-index",
+        "--no-build-isolation",
+        "--no-deps",
+        "--no-compile",
+        "--disable-pip-version-check",
+    ]
     python("-m", "pip", "install", *how, "--target", folder / "site", folder / sources)
     shutil.unpack_archive(folder / editable, folder / "editable", "zip")
     return folder
@@ -60,12 +77,24 @@ def environment(installed):
 
 def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
     names = {name for name in HOUSE if not name.startswith("examples/")}
-    kinds = ("configs/**/*.yaml", "settings/*.json", "loading/*.txt", "ops/*.cc", "ops/*.h", "weights/*.txt")
-    names |= {str(file.relative_to(ROOT)) for kind in kinds for file in ROOT.glob(kind)} | {"inference/serve/page.html"}
+    kinds = (
+        "configs/**/*.yaml",
+        "settings/*.json",
+        "loading/*.txt",
+        "ops/*.cc",
+        "ops/*.h",
+        "weights/*.txt",
+    )
+    names |= {str(file.relative_to(ROOT)) for kind in kinds for file in ROOT.glob(kind)} | {
+        "inference/serve/page.html"
+    }
     package = installed / "site" / "paddle_vit_toolkit"
     found = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
     assert names | {"__init__.py", "__main__.py", "py.typed", "pyproject.toml"} == found
-    assert {entry.name for entry in (installed / "site").iterdir() if "." not in entry.name} == {package.name, "bin"}
+    assert {entry.name for entry in (installed / "site").iterdir() if "." not in entry.name} == {
+        package.name,
+        "bin",
+    }
 
 
 def test_an_editable_installation_copies_nothing(installed):
@@ -82,14 +111,17 @@ def test_the_package_asks_for_what_the_requirements_pin(installed):
     for name in ROOT.glob("requirements*.txt"):
         lines = [line.partition("#")[0].strip() for line in name.read_text().splitlines()]
         pins = [Requirement(line) for line in lines if line and not line.startswith("-")]
-        pinned[name.stem.removeprefix("requirements").lstrip("-")] = {pin.name: str(pin.specifier)[2:] for pin in pins}
+        pinned[name.stem.removeprefix("requirements").lstrip("-")] = {
+            pin.name: str(pin.specifier)[2:] for pin in pins
+        }
     asked = {extra: {} for extra in about.get_all("Provides-Extra")}
     for line in map(Requirement, about.get_all("Requires-Dist")):
         extra = str(line.marker).split('"')[1] if line.marker else ""
         asked.setdefault(extra, {})[line.name] = str(line.specifier)
     old = {"numpy": "1.26.4", "paddlepaddle": "2.6.2", "paddle2onnx": "1.3.1"}
     wanted = {
-        extra: {name: f">={old.get(name, version)}" for name, version in pins.items()} for extra, pins in pinned.items()
+        extra: {name: f">={old.get(name, version)}" for name, version in pins.items()}
+        for extra, pins in pinned.items()
     }
     wanted["cpu"] = {"paddlepaddle": wanted[""].pop("paddlepaddle")}
     wanted[""] |= wanted.pop("base")
@@ -102,7 +134,9 @@ def test_the_package_asks_for_what_the_requirements_pin(installed):
 
 def test_the_command_refuses_what_it_does_not_know(installed):
     command = [installed / "site" / "bin" / "paddle-vit"]
-    done = subprocess.run([*command, "nothing"], env=environment(installed), capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "nothing"], env=environment(installed), capture_output=True, text=True
+    )
     said = "error: paddle-vit has no command 'nothing'; paddle-vit -h lists them\n"
     assert (done.returncode, done.stderr) == (2, said)
     done = subprocess.run(command, env=environment(installed), capture_output=True, text=True)
@@ -119,13 +153,17 @@ def test_the_command_trains_evaluates_and_predicts_in_any_folder(installed, tmp_
     def typed(*words):
         start = f"import sys; sys.executable = {warm.python()!r}; from paddle_vit_toolkit.__main__ import main; main()"
         command = [sys.executable, "-c", start, *words]
-        done = subprocess.run(command, cwd=tmp_path, env=environment(installed), capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(installed), capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     typed("train", "-ngpus=1", "-batch_size=256", "-output=RUN", "-o", *TINY, "REPORT", "False")
     typed("eval", "-ngpus=1", "-pretrained=RUN/checkpoints/best", "-output=AGAIN")
-    trained, again = (json.loads((tmp_path / run / "result.json").read_text()) for run in ("RUN", "AGAIN"))
+    trained, again = (
+        json.loads((tmp_path / run / "result.json").read_text()) for run in ("RUN", "AGAIN")
+    )
     assert again["loss"] == pytest.approx(trained["best"]["loss"], abs=1e-5)
     assert trained["versions"]["toolkit"] == "0.1.0"
     assert typed("predict", "RUN", "grey.png", "-format", "csv").count("grey.png") == 5
@@ -133,12 +171,17 @@ def test_the_command_trains_evaluates_and_predicts_in_any_folder(installed, tmp_
 
 @pytest.mark.smoke
 def test_a_program_with_modules_of_the_same_names_uses_both(installed, tmp_path):
-    """Its own stay what they are, here and in a process that it spawns: models.py, utils.py, config.py, datasets/."""
+    """Its own stay what they are, here and in a process that it spawns: models.py, utils.py,
+    config.py, datasets/.
+    """
     for name in ("models.py", "utils.py", "config.py", "datasets/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"NAME = 'their {name}'\n")
     model = create_model("vit_digits", head_init_scale=1.0)
-    paddle.save({key: value.numpy() for key, value in model.state_dict().items()}, str(tmp_path / "w.pdparams"))
+    paddle.save(
+        {key: value.numpy() for key, value in model.state_dict().items()},
+        str(tmp_path / "w.pdparams"),
+    )
     program = """
         import json, multiprocessing, sys
         import models, utils
@@ -167,13 +210,21 @@ def test_a_program_with_modules_of_the_same_names_uses_both(installed, tmp_path)
                 print(json.dumps([seen(config), pool.apply(seen, [config])]))
     """
     (tmp_path / "program.py").write_text(textwrap.dedent(program))
-    how = {"cwd": tmp_path, "env": environment(installed), "capture_output": True, "text": True, "timeout": 120}
+    how = {
+        "cwd": tmp_path,
+        "env": environment(installed),
+        "capture_output": True,
+        "text": True,
+        "timeout": 120,
+    }
     done = subprocess.run([warm.python(), "program.py"], **how)
     assert done.returncode == 0, done.stderr
     here, spawned = json.loads(done.stdout.splitlines()[-1])
     assert here[1:] == spawned[1:]
     assert here[1:3] == [364, 0]
-    assert here[3] == [f"their {name}" for name in ("models.py", "utils.py", "config.py", "datasets/__init__.py")]
+    assert here[3] == [
+        f"their {name}" for name in ("models.py", "utils.py", "config.py", "datasets/__init__.py")
+    ]
     assert here[4:] == ["paddle_vit_toolkit.models.vit", []]
     model.eval()
     expected = model(paddle.ones([1, 1, 8, 8])).numpy()
@@ -193,7 +244,8 @@ def test_compiled_operators_go_to_the_cache_where_the_copy_is_read_only(tmp_path
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert ops.paths.library_folder("name") == tmp_path / ".cache" / "paddle_vit_toolkit" / "name"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # it would be found in whatever folder a program starts
+    # it would be found in whatever folder a program starts
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert ops.paths.library_folder("name") == ROOT / "ops" / "built" / "name"
 
 
@@ -208,9 +260,15 @@ def test_an_installed_copy_says_what_it_lacks_without_naming_make(tmp_path, monk
 
 def test_what_an_extra_needs_is_installed_as_the_toolkit_was(tmp_path, monkeypatch):
     extras = {file.stem.partition("-")[2] for file in ROOT.glob("requirements-*.txt")}
-    asked = {call[1] for name in HOUSE for call in re.finditer(r"install\(['\"](\w+)", (ROOT / name).read_text())}
+    asked = {
+        call[1]
+        for name in HOUSE
+        for call in re.finditer(r"install\(['\"](\w+)", (ROOT / name).read_text())
+    }
     assert {"dali", "elastic", "export", "hub", "robustness", "serve", "sweep"} == asked <= extras
-    declared = re.search(r"optional-dependencies\]\n(.*?)\n\n", (ROOT / "pyproject.toml").read_text(), re.S)[1]
+    declared = re.search(
+        r"optional-dependencies\]\n(.*?)\n\n", (ROOT / "pyproject.toml").read_text(), re.S
+    )[1]
     assert asked <= set(re.findall(r"^(\w+) =", declared, re.M))
     monkeypatch.chdir(ROOT)
     assert errors.install("hub") == "pip install -r requirements-hub.txt"
@@ -221,12 +279,17 @@ def test_what_an_extra_needs_is_installed_as_the_toolkit_was(tmp_path, monkeypat
 
 
 def test_no_other_message_names_a_file_that_a_wheel_lacks():
-    said = {name: re.findall(r"pip install -r requirements\S*", (ROOT / name).read_text()) for name in HOUSE}
+    said = {
+        name: re.findall(r"pip install -r requirements\S*", (ROOT / name).read_text())
+        for name in HOUSE
+    }
     assert {name: found for name, found in said.items() if found} == {}
 
 
 def test_the_version_is_one_and_the_package_is_silent(installed, tmp_path):
-    """By Python, by the command, and by the wheel's metadata; importing it, and Paddle with it, prints nothing."""
+    """By Python, by the command, and by the wheel's metadata; importing it, and Paddle with it,
+    prints nothing.
+    """
     program = """
         import importlib.metadata, paddle_vit_toolkit, warnings
         filters = list(warnings.filters)
@@ -238,11 +301,21 @@ def test_the_version_is_one_and_the_package_is_silent(installed, tmp_path):
         except AttributeError as error:
             print(error)
     """
-    how = {"env": os.environ | {"PYTHONPATH": str(installed / "site")}, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, timeout=120, **how)
+    how = {
+        "env": os.environ | {"PYTHONPATH": str(installed / "site")},
+        "capture_output": True,
+        "text": True,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=tmp_path, timeout=120, **how
+    )
     absent = "module 'paddle_vit_toolkit' has no attribute 'nothing'"
     assert (done.stdout, done.stderr) == (f"{VERSION} {VERSION} True\n{absent}\n", "")
     command = installed / "site" / "bin" / "paddle-vit"
     for words in (["--version"], ["-version"], ["predict", "--version"], ["train", "-version"]):
         done = subprocess.run([command, *words], cwd=tmp_path, timeout=120, **how)
-        assert (done.returncode, done.stdout, done.stderr) == (0, f"paddle-vit-toolkit {VERSION}\n", "")
+        assert (done.returncode, done.stdout, done.stderr) == (
+            0,
+            f"paddle-vit-toolkit {VERSION}\n",
+            "",
+        )

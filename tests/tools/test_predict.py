@@ -1,4 +1,6 @@
-"""tools/predict.py as people run it: its answers are -eval's, whoever computes them; what stops it leaves nothing."""
+"""tools/predict.py as people run it: its answers are -eval's, whoever computes them; what stops it
+leaves nothing.
+"""
 
 import csv
 import importlib
@@ -53,8 +55,19 @@ VAL = "photographs/val"
 
 @pytest.mark.smoke
 def test_its_accuracy_is_the_evaluations(place, program, tmp_path):
-    flags = ["-cfg=vit_tiny_patch16_224", "-eval", "-dataset=folder", f"-data_path={place}/photographs"]
-    flags += [f"-pretrained={place}/model.safetensors", "-output=evaluated", "-batch_size=4", "-o", *photographs.MODEL]
+    flags = [
+        "-cfg=vit_tiny_patch16_224",
+        "-eval",
+        "-dataset=folder",
+        f"-data_path={place}/photographs",
+    ]
+    flags += [
+        f"-pretrained={place}/model.safetensors",
+        "-output=evaluated",
+        "-batch_size=4",
+        "-o",
+        *photographs.MODEL,
+    ]
     status, _, err = program("main_single_gpu.py", *flags)
     assert not status, err
     result = json.loads((tmp_path / "evaluated/result.json").read_text())
@@ -82,9 +95,18 @@ def test_every_way_of_asking_gives_the_same(place):
 @SLOW
 def test_a_launchers_processes_give_the_same(place):
     plain = predict(place, VAL, "-format=jsonl", "-batch_size=1")
-    (place / "list.txt").write_text("\n".join(json.loads(line)["name"] for line in plain[1].splitlines()))
+    (place / "list.txt").write_text(
+        "\n".join(json.loads(line)["name"] for line in plain[1].splitlines())
+    )
     words = ["-batch_size=1", "--output=launched.jsonl"]
-    launcher = [sys.executable, "-m", "paddle.distributed.launch", "--devices=0,1", "--log_dir=logs", PREDICT[1]]
+    launcher = [
+        sys.executable,
+        "-m",
+        "paddle.distributed.launch",
+        "--devices=0,1",
+        "--log_dir=logs",
+        PREDICT[1],
+    ]
     # On a CPU, Paddle's launcher takes its devices from this variable alone.
     with_two = {"command": launcher, "env": os.environ | {"CUDA_VISIBLE_DEVICES": "0,1"}}
     status, *said = predict(place, "list.txt", *words, **with_two)
@@ -100,7 +122,11 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
     assert first["probability"][:8] == last["probability"][:8] != ""
     assert (cut["class"], cut["error"]) == ("", "it ends before its pixels; repair or remove it")
     status, out, err = predict(place, *words, "-output=sheet.png")
-    assert (status, out, err) == (1, "", "error: 1 of 3 images can't be read; each picture says why\n")
+    assert (status, out, err) == (
+        1,
+        "",
+        "error: 1 of 3 images can't be read; each picture says why\n",
+    )
     assert (place / "sheet.png").read_bytes()[:4] == b"\x89PNG"
     status, out, _ = predict(place, *words)
     assert (status, out.splitlines()[2]) == (1, f"{'cut.jpg':<28}        error  {cut['error']}")
@@ -109,7 +135,10 @@ def test_an_image_that_cant_be_read_is_a_row_and_status_1(place):
 def test_several_labels_are_those_above_the_threshold(place):
     photographs.write_weights(place / "many.safetensors", "multilabel")
     some, every = (
-        [json.loads(line)["predictions"] for line in predict(place, VAL, *flags, weights="many")[1].splitlines()]
+        [
+            json.loads(line)["predictions"]
+            for line in predict(place, VAL, *flags, weights="many")[1].splitlines()
+        ]
         for flags in (["-format=jsonl", "-threshold=0.55"], ["-format=jsonl", "-threshold=0"])
     )
     assert {len(found) for found in every} == {2}
@@ -156,8 +185,12 @@ def test_what_cant_be_is_refused_and_leaves_nothing(place, words, monkeypatch):
 def test_weights_without_a_classifier_are_for_features(place, tool):
     photographs.write_weights(place / "features.safetensors", classes=(), outputs=0)
     command = [warm.python(), str(ROOT / "tools" / tool)]
-    words = {"predict.py": [VAL], "export_model.py": ["-output=exported"], "serve.py": ["-port=0"]}[tool]
-    weights = "-pretrained=features.safetensors" if tool == "export_model.py" else "features.safetensors"
+    words = {"predict.py": [VAL], "export_model.py": ["-output=exported"], "serve.py": ["-port=0"]}[
+        tool
+    ]
+    weights = (
+        "-pretrained=features.safetensors" if tool == "export_model.py" else "features.safetensors"
+    )
     status, _, err = predict(place, *words, command=command, weights=weights)
     told = "features.safetensors has no classifier: it gives features, and no classes; tools/features.py computes them"
     assert status
@@ -173,8 +206,19 @@ def test_a_classifier_that_tells_nothing_apart_is_warned_of(place, program):
     status, out, err = predict(place, VAL, "-format=csv", weights="blind.safetensors")
     assert (status, err.count(warning)) == (0, 1)
     assert {row["probability"] for row in rows(out)} == {"0.5"}
-    flags = ["-cfg=vit_tiny_patch16_224", "-eval", "-dataset=folder", f"-data_path={place}/photographs"]
-    flags += [f"-pretrained={place}/blind.safetensors", "-output=evaluated", "-batch_size=4", "-o", *photographs.MODEL]
+    flags = [
+        "-cfg=vit_tiny_patch16_224",
+        "-eval",
+        "-dataset=folder",
+        f"-data_path={place}/photographs",
+    ]
+    flags += [
+        f"-pretrained={place}/blind.safetensors",
+        "-output=evaluated",
+        "-batch_size=4",
+        "-o",
+        *photographs.MODEL,
+    ]
     status, out, err = program("main_single_gpu.py", *flags)
     assert (status, (out + err).count(warning)) == (0, 1)
 
@@ -204,7 +248,10 @@ def endless(place):
 )
 def test_a_stop_leaves_nothing(place, endless, number, flags):
     process = begin(place, endless, "-output=stopped", *flags, start_new_session=True)
-    assert wait_for(lambda: [n for n in os.listdir(place) if n.startswith(".stopped") and _grown(place / n)], process)
+    assert wait_for(
+        lambda: [n for n in os.listdir(place) if n.startswith(".stopped") and _grown(place / n)],
+        process,
+    )
     left = list(descendants(process.pid))
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     out, err = process.communicate(timeout=60)
@@ -221,14 +268,19 @@ def _grown(path):
 @SLOW
 def test_a_rank_that_dies_ends_the_others(place, endless):
     process = begin(place, endless, "-output=stopped", "-ngpus=2", "-workers=0")
-    assert wait_for(lambda: [n for n in os.listdir(place) if n.startswith(".stopped") and _grown(place / n)], process)
+    assert wait_for(
+        lambda: [n for n in os.listdir(place) if n.startswith(".stopped") and _grown(place / n)],
+        process,
+    )
     ranks = ranks_of(process)
     started = time.monotonic()
     os.kill(max(ranks), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert time.monotonic() - started < 15
     assert (process.returncode, out) == (1, b"")
-    assert re.fullmatch(r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n", err.decode())
+    assert re.fullmatch(
+        r"error: rank \d was killed by SIGKILL \(is memory short\?\) at step \d+\n", err.decode()
+    )
     assert not [name for name in os.listdir(place) if "stopped" in name]
     assert_none_left(ranks)
 
@@ -268,5 +320,7 @@ def test_what_is_read_isnt_replaced(place, tmp_path, output):
             == f"error: -output {tmp_path}/link.png: it is a link, through which nothing is written; choose another\n"
         )
     else:
-        assert err == f"error: {tmp_path / output} would be read and written; choose another output\n"
+        assert (
+            err == f"error: {tmp_path / output} would be read and written; choose another output\n"
+        )
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before

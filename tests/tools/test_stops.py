@@ -1,4 +1,6 @@
-"""Every tool is stopped by a signal as it starts, as it imports Paddle, and in the middle of its work."""
+"""Every tool is stopped by a signal as it starts, as it imports Paddle, and in the middle of its
+work.
+"""
 
 import os
 import shutil
@@ -51,17 +53,34 @@ TOOLS = {
     "model_info": (["vit_base_patch16_224"], STARTS),  # it measures for some seconds
     "predict": (["w.safetensors", "images", "-output=out.csv"], WRITES),
     "robustness": (
-        ["-cfg=small.yaml", "-pretrained=w.safetensors", "-published=published", "-corruptions=fog", "-output=out"],
+        [
+            "-cfg=small.yaml",
+            "-pretrained=w.safetensors",
+            "-published=published",
+            "-corruptions=fog",
+            "-output=out",
+        ],
         STARTS,
     ),
-    "search": (["images/train/a/0.jpg", "images", "-checkpoint=w.safetensors", "-grid=out.png"], WRITES),
+    "search": (
+        ["images/train/a/0.jpg", "images", "-checkpoint=w.safetensors", "-grid=out.png"],
+        WRITES,
+    ),
     "serve": (["w.safetensors", "-port=0"], STARTS),
     "show_batch": (["-cfg=small.yaml", "-output=out.png"], WRITES),
     "sweep": (["sweep.yaml"], None),
     "visualize": (["features", "w.safetensors", "images/train/a/0.jpg", "-output=out.png"], WRITES),
 }
 # They import no Paddle, or after they have started others.
-WITHOUT_PADDLE = {"benchmark", "check_parity", "list_models", "make_photographs", "robustness", "serve", "sweep"}
+WITHOUT_PADDLE = {
+    "benchmark",
+    "check_parity",
+    "list_models",
+    "make_photographs",
+    "robustness",
+    "serve",
+    "sweep",
+}
 NO_COMMANDS = {"gpu_checks", "gpu_first_steps", "gpu_probe", "machine", "network", "timm_reference"}
 
 
@@ -73,7 +92,13 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stops")
     write_checkpoint(folder / "w.safetensors", classes=("a", "b"))
     for number in range(24):
-        file = folder / "images" / ("val" if number % 4 == 0 else "train") / "ab"[number % 2] / f"{number}.jpg"
+        file = (
+            folder
+            / "images"
+            / ("val" if number % 4 == 0 else "train")
+            / "ab"[number % 2]
+            / f"{number}.jpg"
+        )
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((64, 48), number + 1).save(file)
     Image.effect_noise((64, 48), 99).save(folder / "images" / "train" / "a" / "0.jpg")
@@ -81,9 +106,15 @@ def place(tmp_path_factory):
         shutil.copytree(folder / "images" / "val", folder / "published" / "fog" / str(severity))
     make(folder / "run", 0.8)
     make(folder / "other", 0.6)
-    (folder / "small.yaml").write_text(resolved_yaml(get_config(None, [*TINY, "DATA.BATCH_SIZE", "8"])))
+    (folder / "small.yaml").write_text(
+        resolved_yaml(get_config(None, [*TINY, "DATA.BATCH_SIZE", "8"]))
+    )
     write_sharded(folder / "epoch_0001")
-    sweep = {"command": "python main_single_gpu.py -cfg=small.yaml", "keys": {"SEED": [1, 2]}, "output": "out"}
+    sweep = {
+        "command": "python main_single_gpu.py -cfg=small.yaml",
+        "keys": {"SEED": [1, 2]},
+        "output": "out",
+    }
     (folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
     (folder / "waits").write_text("#!/bin/sh\nexec sleep 600\n")
     (folder / "waits").chmod(0o755)
@@ -95,12 +126,26 @@ def place(tmp_path_factory):
 
 def write_sharded(folder):
     """A checkpoint whose optimizer's state is in two shares, with as little as such a folder has."""
-    from training.checkpoint.folder import INDEX, MODEL, STATE, SUMS, index_of, share_name, write_file
+    from training.checkpoint.folder import (
+        INDEX,
+        MODEL,
+        STATE,
+        SUMS,
+        index_of,
+        share_name,
+        write_file,
+    )
 
     folder.mkdir()
     keys = ["a/moment1_0", "b/moment1_0"]
-    content = {MODEL: {"a": np.zeros(1, np.float32)}, STATE: b"{}", INDEX: index_of([[key] for key in keys])}
-    content |= {share_name(owner, 2): {key: np.zeros(1, np.float32)} for owner, key in enumerate(keys)}
+    content = {
+        MODEL: {"a": np.zeros(1, np.float32)},
+        STATE: b"{}",
+        INDEX: index_of([[key] for key in keys]),
+    }
+    content |= {
+        share_name(owner, 2): {key: np.zeros(1, np.float32)} for owner, key in enumerate(keys)
+    }
     sums = [write_file(folder / name, found) for name, found in content.items()]
     (folder / SUMS).write_text("".join(sums))
 
@@ -108,7 +153,11 @@ def write_sharded(folder):
 def begin(place, tool):
     words = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *TOOLS[tool][0]]
     writing = f"{tool}.py" if TOOLS[tool][1] == WRITES else "none"
-    waits = {"PYTHONPATH": str(place / "site"), "AT_FSYNC": str(place / "tmp" / "at_fsync"), "STOPPED": writing}
+    waits = {
+        "PYTHONPATH": str(place / "site"),
+        "AT_FSYNC": str(place / "tmp" / "at_fsync"),
+        "STOPPED": writing,
+    }
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     environment = {**os.environ, **waits, "TMPDIR": str(place / "tmp")}
     process = subprocess.Popen(words, cwd=place, env=environment, start_new_session=True, **streams)
@@ -128,7 +177,9 @@ def imports_paddle(process):
 
 
 def files_of(place):
-    return sorted(file for file in place.rglob("*") if "site" not in file.parts and file.name != "at_fsync")
+    return sorted(
+        file for file in place.rglob("*") if "site" not in file.parts and file.name != "at_fsync"
+    )
 
 
 def stop(place, tool, reached, number):
@@ -169,7 +220,9 @@ def in_the_middle(place, tool):
     def reached(process):
         if TOOLS[tool][1] == WRITES:
             return (place / "tmp" / "at_fsync").exists()
-        return any("resource_tracker" not in words for _, words in descendants(process.pid).values())
+        return any(
+            "resource_tracker" not in words for _, words in descendants(process.pid).values()
+        )
 
     return reached
 

@@ -53,7 +53,9 @@ def test_the_mean_is_taken_in_float64_and_written_as_float32(tmp_path):
     assert {name: array.dtype.name for name, array in found.items()} == {
         "w": "float32", "large": "float32", "half": "float32", "scalar": "float32", "steps": "int64",
     }  # fmt: skip
-    np.testing.assert_array_equal(found["w"], np.mean(np.float64(weights), axis=0).astype(np.float32))
+    np.testing.assert_array_equal(
+        found["w"], np.mean(np.float64(weights), axis=0).astype(np.float32)
+    )
     np.testing.assert_array_equal(found["large"], np.float32([1 / 3]))
     np.testing.assert_array_equal(found["half"], [60000, 60000])
     assert found["scalar"].shape == ()
@@ -85,7 +87,10 @@ def test_one_tensor_at_a_time_is_averaged(tmp_path):
             r"^b is real \[3\] in .*y.safetensors, is real \[2\] in .*x.safetensors",
         ),
         ({"a": np.zeros(2)}, "^b is missing in .*y.safetensors, is real"),
-        ({"a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(1)}, r"^c is real \[1\] in .*y.*, is missing in .*x"),
+        (
+            {"a": np.zeros(2), "b": np.zeros(2), "c": np.zeros(1)},
+            r"^c is real \[1\] in .*y.*, is missing in .*x",
+        ),
         ({"a": np.zeros(2), "b": np.zeros(2, np.int64)}, r"^b is int64 \[2\] in .*y"),
     ],
 )
@@ -103,9 +108,13 @@ def test_the_command_averages_checkpoints_and_a_model_takes_the_result(tmp_path,
     models = [build_model(get_config(None, tiny)) for _ in range(3)]
     for number, model in enumerate(models[:2]):
         (tmp_path / f"epoch_{number}").mkdir()
-        write_weights(tmp_path / f"epoch_{number}" / "model.safetensors", file_arrays(model), {"of": "two"})
+        write_weights(
+            tmp_path / f"epoch_{number}" / "model.safetensors", file_arrays(model), {"of": "two"}
+        )
     for dash in ("-", "--"):
-        status, printed, errors = run(tmp_path, f"{dash}output=new/{dash}.safetensors", "epoch_0", "epoch_1/model")
+        status, printed, errors = run(
+            tmp_path, f"{dash}output=new/{dash}.safetensors", "epoch_0", "epoch_1/model"
+        )
         assert status == 0, errors
         tensors = len(load_file(tmp_path / "epoch_0" / "model.safetensors"))
         assert printed == (
@@ -115,12 +124,20 @@ def test_the_command_averages_checkpoints_and_a_model_takes_the_result(tmp_path,
         load_weights(models[2], tmp_path / "new" / f"{dash}.safetensors")
         assert read_metadata(tmp_path / "new" / f"{dash}.safetensors") == {"of": "two"}
         for first, second, mean in zip(*(model.parameters() for model in models), strict=True):
-            np.testing.assert_allclose(mean.numpy(), (first.numpy() + second.numpy()) / 2, rtol=1e-6, atol=1e-8)
-    assert [file.name for file in sorted((tmp_path / "new").iterdir())] == ["--.safetensors", "-.safetensors"]
+            np.testing.assert_allclose(
+                mean.numpy(), (first.numpy() + second.numpy()) / 2, rtol=1e-6, atol=1e-8
+            )
+    assert [file.name for file in sorted((tmp_path / "new").iterdir())] == [
+        "--.safetensors",
+        "-.safetensors",
+    ]
 
 
 def test_an_average_has_no_thresholds_of_its_parts(tmp_path):
-    of_parts = [describe(get_config(), ["a", "b"], "multilabel", own) for own in ([0.2, 0.3], [0.4, 0.5], [])]
+    of_parts = [
+        describe(get_config(), ["a", "b"], "multilabel", own)
+        for own in ([0.2, 0.3], [0.4, 0.5], [])
+    ]
     for place, told in enumerate(of_parts):
         metadata = {METADATA: told.to_json(), "of": "two"}
         write_weights(tmp_path / f"{place}.safetensors", {"w": np.zeros(2, np.float32)}, metadata)
@@ -133,7 +150,10 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):
     write(tmp_path / "b.safetensors", w=np.zeros(3))
     (tmp_path / "c.safetensors").write_bytes(b"not weights")
     for arguments, message in [
-        (["-output=out.safetensors", "a", "b"], "error: w is real [3] in b.safetensors, is real [2] in a.safetensors"),
+        (
+            ["-output=out.safetensors", "a", "b"],
+            "error: w is real [3] in b.safetensors, is real [2] in a.safetensors",
+        ),
         (["-output=out.safetensors", "a", "c"], "error: c.safetensors: it is no weight file"),
         (["-output=out.safetensors", "absent"], "error: no weights at absent"),
         (["-output=out", "a"], "error: -output is out, expected a name that ends in .safetensors"),
@@ -142,21 +162,32 @@ def test_a_wrong_command_is_one_line_and_writes_nothing(tmp_path):
         status, _, errors = run(tmp_path, *arguments)
         assert (status, errors.count("error: "), message in errors) == (2, 1, True), errors
         assert "Traceback" not in errors
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.safetensors", "b.safetensors", "c.safetensors"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "a.safetensors",
+        "b.safetensors",
+        "c.safetensors",
+    ]
 
 
 def test_help_comes_before_paddle(tmp_path):
     status, printed, _ = run(tmp_path, "-h")
     assert status == 0
     assert "Averages the weights" in printed
-    code = (
-        f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import tools.average_checkpoints; print('paddle' in sys.modules)"
+    code = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; import tools.average_checkpoints; print('paddle' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "False\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_an_interpreter_without_timm_is_one_line_of_the_parity_check():
-    command = [sys.executable, str(ROOT / "tools" / "check_parity.py"), "vit_digits", "-python", "/bin/true"]
+    command = [
+        sys.executable,
+        str(ROOT / "tools" / "check_parity.py"),
+        "vit_digits",
+        "-python",
+        "/bin/true",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     said = "error: /bin/true gave no logits of vit_tiny_patch16_224: it needs torch and timm (this tool's -h)\n"
     assert (done.returncode, done.stderr) == (1, said)

@@ -1,4 +1,6 @@
-"""Adapters: a few parameters train beside a frozen model, and every file that a run leaves is merged."""
+"""Adapters: a few parameters train beside a frozen model, and every file that a run leaves is
+merged.
+"""
 
 import json
 
@@ -37,7 +39,16 @@ def numbers(*shape, seed=0):
 @pytest.mark.parametrize(
     ("options", "added", "trained"),
     [
-        (LORA, {f"blocks.{i}.attn.{n}.lora_{x}.weight" for i in (0, 1) for n in ("qkv", "proj") for x in "AB"}, 8),
+        (
+            LORA,
+            {
+                f"blocks.{i}.attn.{n}.lora_{x}.weight"
+                for i in (0, 1)
+                for n in ("qkv", "proj")
+                for x in "AB"
+            },
+            8,
+        ),
         (
             ["TRAIN.ADAPTER.NAME", "bitfit"],
             set(),
@@ -48,7 +59,9 @@ def numbers(*shape, seed=0):
     ids=["lora", "bitfit", "prompt"],
 )
 def test_the_adapter_and_the_classifier_train(options, added, trained):
-    model = create_model("vit_tiny_patch16_224", prompt_tokens=3, **SMALL["vit_tiny_patch16_224"], **SIZES)
+    model = create_model(
+        "vit_tiny_patch16_224", prompt_tokens=3, **SMALL["vit_tiny_patch16_224"], **SIZES
+    )
     before = {name for name, _ in model.named_parameters()}
     frozen = freeze(get_config(None, [*BASED, *options]), model)
     names = {name for name, parameter in model.named_parameters() if not parameter.stop_gradient}
@@ -57,7 +70,9 @@ def test_the_adapter_and_the_classifier_train(options, added, trained):
     assert len(names) == trained + 2
     assert {"head.weight", "head.bias"} <= names
     model(paddle.ones([2, 3, 32, 32])).sum().backward()
-    assert {name for name, parameter in model.named_parameters() if parameter.grad is not None} == names
+    assert {
+        name for name, parameter in model.named_parameters() if parameter.grad is not None
+    } == names
 
 
 @pytest.mark.parametrize(
@@ -68,13 +83,21 @@ def test_the_adapter_and_the_classifier_train(options, added, trained):
             [*LORA, "TRAIN.ADAPTER.TARGETS", "['*.attn.qvk']"],
             r"TARGETS: '\*.attn.qvk' matches none of 8 Linear layers but the classifier; did you mean \*.attn.qkv\?",
         ),
-        ("convnext_tiny", LORA, r"TARGETS: '\*.attn.qkv' matches none of 8 Linear layers but the classifier"),
+        (
+            "convnext_tiny",
+            LORA,
+            r"TARGETS: '\*.attn.qkv' matches none of 8 Linear layers but the classifier",
+        ),
         (
             "vit_tiny_patch16_224",
             [*LORA, "TRAIN.ADAPTER.RANK", "25"],
             r"RANK is 25, blocks.0.attn.qkv takes 1 to 24, its smaller side",
         ),
-        ("vit_tiny_patch16_224", ["TRAIN.ADAPTER.NAME", "prompt"], "no prompt tokens; set MODEL.PROMPT_TOKENS 10"),
+        (
+            "vit_tiny_patch16_224",
+            ["TRAIN.ADAPTER.NAME", "prompt"],
+            "no prompt tokens; set MODEL.PROMPT_TOKENS 10",
+        ),
         (
             "vit_tiny_patch16_224",
             [*LORA, "MODEL.PRETRAINED", "null"],
@@ -90,14 +113,23 @@ def test_an_adapter_that_has_nothing_to_act_on_is_refused(name, options, message
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([*BASED, "TRAIN.ADAPTER.RANK", "4"], "TRAIN.ADAPTER.RANK does nothing without TRAIN.ADAPTER.NAME lora"),
+        (
+            [*BASED, "TRAIN.ADAPTER.RANK", "4"],
+            "TRAIN.ADAPTER.RANK does nothing without TRAIN.ADAPTER.NAME lora",
+        ),
         (
             [*BASED, *LORA, "TRAIN.FREEZE", "backbone"],
             "TRAIN.FREEZE does nothing with TRAIN.ADAPTER.NAME; leave it out",
         ),
         ([*BASED, "TRAIN.ADAPTER.NAME", "lorra"], "expected one of None, .*; did you mean lora?"),
-        (["MODEL.PRETRAINED_ADAPTER", "x"], "MODEL.PRETRAINED_ADAPTER does nothing without MODEL.PRETRAINED"),
-        (["MODEL.PROMPT_DEEP", "True"], "MODEL.PROMPT_DEEP does nothing without MODEL.PROMPT_TOKENS above 0"),
+        (
+            ["MODEL.PRETRAINED_ADAPTER", "x"],
+            "MODEL.PRETRAINED_ADAPTER does nothing without MODEL.PRETRAINED",
+        ),
+        (
+            ["MODEL.PROMPT_DEEP", "True"],
+            "MODEL.PROMPT_DEEP does nothing without MODEL.PROMPT_TOKENS above 0",
+        ),
     ],
 )
 def test_keys_that_do_nothing_are_refused(options, message):
@@ -118,10 +150,36 @@ def base(tmp_path_factory):
 
 
 SHAPE = {"patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "mlp_ratio": 4.0}
-RECIPE = ["DATA.BATCH_SIZE", "8", "TRAIN.BASE_LR", "0.01", "SAVE_STEPS", "1", "KEEP_LAST", "9", "REPORT_FREQ", "2"]
+RECIPE = [
+    "DATA.BATCH_SIZE",
+    "8",
+    "TRAIN.BASE_LR",
+    "0.01",
+    "SAVE_STEPS",
+    "1",
+    "KEEP_LAST",
+    "9",
+    "REPORT_FREQ",
+    "2",
+]
 KINDS = {
-    "lora": [*LORA, "TRAIN.ADAPTER.DROPOUT", "0.2", "TRAIN.MODEL_EMA", "True", "TRAIN.LAYER_DECAY", "0.8"],
-    "prompt": ["TRAIN.ADAPTER.NAME", "prompt", "MODEL.PROMPT_TOKENS", "2", "MODEL.PROMPT_DEEP", "True"],
+    "lora": [
+        *LORA,
+        "TRAIN.ADAPTER.DROPOUT",
+        "0.2",
+        "TRAIN.MODEL_EMA",
+        "True",
+        "TRAIN.LAYER_DECAY",
+        "0.8",
+    ],
+    "prompt": [
+        "TRAIN.ADAPTER.NAME",
+        "prompt",
+        "MODEL.PROMPT_TOKENS",
+        "2",
+        "MODEL.PROMPT_DEEP",
+        "True",
+    ],
     "bitfit": ["TRAIN.ADAPTER.NAME", "bitfit", "TRAIN.MODEL_EMA", "True"],
 }
 
@@ -177,24 +235,37 @@ def test_an_own_adapter_lacks_nothing(tmp_path, tiny, base, kind):
 
     def load(changed, told=metadata):
         save_file(changed, tmp_path / "own.safetensors", told)
-        load_weights(create_model("vit_digits", **SHAPE, **prompts), base, adapter=tmp_path / "own.safetensors")
+        load_weights(
+            create_model("vit_digits", **SHAPE, **prompts),
+            base,
+            adapter=tmp_path / "own.safetensors",
+        )
 
     load(tensors)
     for name in tensors:
         with pytest.raises(InputError, match=f"it lacks {name.removeprefix('base_model.model.')}"):
             load({other: array for other, array in tensors.items() if other != name})
-    old = {key: value for key, value in json.loads(metadata["adapter"]).items() if key not in ("rank", "tensors")}
+    old = {
+        key: value
+        for key, value in json.loads(metadata["adapter"]).items()
+        if key not in ("rank", "tensors")
+    }
     old = metadata | {"adapter": json.dumps(old)}
     load(tensors, old)
     if kind == "lora":
         for name in (name for name in tensors if "lora" in name):
-            with pytest.raises(InputError, match=f"it lacks {name.removeprefix('base_model.model.')}$"):
+            with pytest.raises(
+                InputError, match=f"it lacks {name.removeprefix('base_model.model.')}$"
+            ):
                 load({other: array for other, array in tensors.items() if other != name}, old)
         widened = {
-            name: np.repeat(array, 3, int("lora_B" in name)) for name, array in tensors.items() if "lora" in name
+            name: np.repeat(array, 3, int("lora_B" in name))
+            for name, array in tensors.items()
+            if "lora" in name
         }
         with pytest.raises(
-            InputError, match=r"lora_A and lora_B of .* are \[6, 16\] and \[\d+, 6\], expected \[2, 16\]"
+            InputError,
+            match=r"lora_A and lora_B of .* are \[6, 16\] and \[\d+, 6\], expected \[2, 16\]",
         ):
             load(tensors | widened)
 
@@ -204,11 +275,27 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
     other = tmp_path / "other.safetensors"
     paddle.seed(4)
     write_weights(other, file_arrays(create_model("vit_digits", **SHAPE, num_classes=5)))
-    joined = ["EVAL", "True", "MODEL.PRETRAINED_ADAPTER", str(tmp_path / "run" / "checkpoints" / "last")]
+    joined = [
+        "EVAL",
+        "True",
+        "MODEL.PRETRAINED_ADAPTER",
+        str(tmp_path / "run" / "checkpoints" / "last"),
+    ]
     options = [*of_model(tiny), *joined]
-    refused("was trained on other weights than", [*options, "MODEL.PRETRAINED", str(other)], tmp_path / "eval", None)
+    refused(
+        "was trained on other weights than",
+        [*options, "MODEL.PRETRAINED", str(other)],
+        tmp_path / "eval",
+        None,
+    )
     # What has no matrix: a norm's bias, another training's biases, tokens and positions.
-    for name in ("norm.bias", "blocks.0.norm1.weight", "blocks.1.mlp.fc1.bias", "cls_token", "pos_embed"):
+    for name in (
+        "norm.bias",
+        "blocks.0.norm1.weight",
+        "blocks.1.mlp.fc1.bias",
+        "cls_token",
+        "pos_embed",
+    ):
         arrays = load_file(base)
         write_weights(other, arrays | {name: arrays[name] + np.float32(0.1)})
         told = name if name in ("cls_token", "pos_embed") else "biases or factors"
@@ -226,12 +313,25 @@ def test_an_adapter_knows_its_base(tmp_path, tiny, base):
     assert evaluated(tiny, tmp_path / "eval", *joined[2:], "MODEL.PRETRAINED", str(base))
     # What its description doesn't name isn't used in silence.
     extra = {"base_model.model.norm.weight": np.ones(16, np.float32)}
-    save_file(load_file(last) | extra, tmp_path / "extra.safetensors", {"adapter": json.dumps(told)})
+    save_file(
+        load_file(last) | extra, tmp_path / "extra.safetensors", {"adapter": json.dumps(told)}
+    )
     joined[-1] = str(tmp_path / "extra.safetensors")
     message = "it holds norm.weight, which its description doesn't name"
-    refused(message, [*of_model(tiny), *joined, "MODEL.PRETRAINED", str(base)], tmp_path / "eval", None)
-    tell = "it is no adapter: its metadata don't say so, and there is no adapter_config.json beside it"
-    strange = [*of_model(tiny), "EVAL", "True", "MODEL.PRETRAINED", str(base), "MODEL.PRETRAINED_ADAPTER"]
+    refused(
+        message, [*of_model(tiny), *joined, "MODEL.PRETRAINED", str(base)], tmp_path / "eval", None
+    )
+    tell = (
+        "it is no adapter: its metadata don't say so, and there is no adapter_config.json beside it"
+    )
+    strange = [
+        *of_model(tiny),
+        "EVAL",
+        "True",
+        "MODEL.PRETRAINED",
+        str(base),
+        "MODEL.PRETRAINED_ADAPTER",
+    ]
     refused(tell, [*strange, str(other)], tmp_path / "eval", None)
     file = tmp_path / "run" / "checkpoints" / "last" / "unmerged.safetensors"
     assert {name.partition("/")[0] for name in load_file(file)} == {"val"}
@@ -252,26 +352,43 @@ def peft_folder(folder, change=None, strange=None):
     tensors["base_model.model.head.bias"] = numbers(10)
     tensors |= strange or {}
     folder.mkdir(exist_ok=True)
-    save_file({name: a for name, a in tensors.items() if a is not None}, folder / "adapter_model.safetensors")
+    save_file(
+        {name: a for name, a in tensors.items() if a is not None},
+        folder / "adapter_model.safetensors",
+    )
     told = CONFIG | {"modules_to_save": ["head"]} | (change or {})
-    (folder / "adapter_config.json").write_text(json.dumps({key: v for key, v in told.items() if v is not None}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({key: v for key, v in told.items() if v is not None})
+    )
     return folder
 
 
 SCALES = {
     "alpha over rank": ({}, 4.0),
     "alpha over its root": ({"use_rslora": True}, 8 / 2**0.5),
-    "a layer's last name": ({"target_modules": ["qkv"], "layers_to_transform": [1], "layers_pattern": "blocks"}, 4.0),
-    "all but one": ({"target_modules": ["attn.qkv"], "exclude_modules": ["blocks.0.attn.qkv"]}, 4.0),
+    "a layer's last name": (
+        {"target_modules": ["qkv"], "layers_to_transform": [1], "layers_pattern": "blocks"},
+        4.0,
+    ),
+    "all but one": (
+        {"target_modules": ["attn.qkv"], "exclude_modules": ["blocks.0.attn.qkv"]},
+        4.0,
+    ),
     "a pattern": ({"target_modules": r"blocks\.(1|2)\.attn\.(qkv|k)"}, 4.0),
-    "what Linears don't have": ({"fan_in_fan_out": True, "lora_dropout": 0.1, "peft_version": "1"}, 4.0),
+    "what Linears don't have": (
+        {"fan_in_fan_out": True, "lora_dropout": 0.1, "peft_version": "1"},
+        4.0,
+    ),
 }
 
 
 @pytest.mark.parametrize(("change", "scale"), SCALES.values(), ids=list(SCALES))
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_pefts_folder_is_read(tmp_path, base, change, scale, dtype):
-    a, b, head = (array.astype(dtype) for array in (numbers(2, 16), numbers(48, 2, seed=1), numbers(10, 16, seed=2)))
+    a, b, head = (
+        array.astype(dtype)
+        for array in (numbers(2, 16), numbers(48, 2, seed=1), numbers(10, 16, seed=2))
+    )
     peft_folder(tmp_path, change, {A: a, B: b, "base_model.model.head.weight": head})
     model = create_model("vit_digits", **SHAPE)
     before = load_file(base)
@@ -281,7 +398,9 @@ def test_pefts_folder_is_read(tmp_path, base, change, scale, dtype):
     wanted = before["blocks.1.attn.qkv.weight"] + scale * b.astype("float32") @ a.astype("float32")
     np.testing.assert_allclose(found["blocks.1.attn.qkv.weight"], wanted, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(found["head.weight"], head.astype("float32"))
-    np.testing.assert_array_equal(found["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"])
+    np.testing.assert_array_equal(
+        found["blocks.0.attn.qkv.weight"], before["blocks.0.attn.qkv.weight"]
+    )
 
 
 @pytest.mark.parametrize("kind", ["all", "lora_only"])
@@ -292,9 +411,14 @@ def test_pefts_biases_take_the_place_of_the_base_s(tmp_path, base, kind):
     names = names if kind == "all" else ["blocks.1.attn.qkv.bias"]
     stored = {name: before[name] + 1 for name in names}
     inside = {
-        name.replace("qkv.bias", "qkv.base_layer.bias") if ".1." in name else name: a for name, a in stored.items()
+        name.replace("qkv.bias", "qkv.base_layer.bias") if ".1." in name else name: a
+        for name, a in stored.items()
     }
-    peft_folder(tmp_path, {"bias": kind}, {f"base_model.model.{name}": array for name, array in inside.items()})
+    peft_folder(
+        tmp_path,
+        {"bias": kind},
+        {f"base_model.model.{name}": array for name, array in inside.items()},
+    )
     load_weights(model, base, adapter=tmp_path)
     found = file_arrays(model)
     for name in before:
@@ -303,7 +427,11 @@ def test_pefts_biases_take_the_place_of_the_base_s(tmp_path, base, kind):
         elif not name.startswith("head") and name != "blocks.1.attn.qkv.weight":
             np.testing.assert_array_equal(found[name], before[name])
     last = sorted(inside)[-1]
-    peft_folder(tmp_path, {"bias": kind}, {f"base_model.model.{n}": a for n, a in inside.items() if n != last})
+    peft_folder(
+        tmp_path,
+        {"bias": kind},
+        {f"base_model.model.{n}": a for n, a in inside.items() if n != last},
+    )
     with pytest.raises(InputError, match=f"it lacks {last.replace('.base_layer', '')}$"):
         load_weights(create_model("vit_digits", **SHAPE), base, adapter=tmp_path)
 
@@ -331,14 +459,20 @@ def test_a_product_needs_the_weights_that_it_changes(tmp_path, base):
     own = dict.fromkeys(["base_model.model.head.weight", "base_model.model.head.bias"])
     change = {"target_modules": ["blocks.1.attn.qkv", "head"], "modules_to_save": None}
     folder = peft_folder(tmp_path, change, head | own)
-    with pytest.raises(InputError, match=r"base.safetensors has no head.weight \[16, 3\], which .* changes"):
-        load_weights(create_model("vit_digits", **SHAPE, num_classes=3), base, strict=False, adapter=folder)
+    with pytest.raises(
+        InputError, match=r"base.safetensors has no head.weight \[16, 3\], which .* changes"
+    ):
+        load_weights(
+            create_model("vit_digits", **SHAPE, num_classes=3), base, strict=False, adapter=folder
+        )
 
 
 def test_an_adapter_in_the_place_of_weights_is_named(tmp_path, base):
     folder = peft_folder(tmp_path / "peft")
     for path in (folder, folder / "adapter_model.safetensors"):
-        message = f"{path} (is|holds) an adapter, no whole model; .* -o MODEL.PRETRAINED_ADAPTER {path}$"
+        message = (
+            f"{path} (is|holds) an adapter, no whole model; .* -o MODEL.PRETRAINED_ADAPTER {path}$"
+        )
         with pytest.raises(InputError, match=message):
             load_weights(create_model("vit_digits", **SHAPE), path)
 
@@ -348,9 +482,17 @@ REFUSED = {
     "no A": ({}, {A: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight$"),
     "no B": ({}, {B: None}, LACKS + r"blocks.1.attn.qkv.lora_B.weight$"),
     "neither": ({}, {A: None, B: None}, LACKS + r"blocks.1.attn.qkv.lora_A.weight and 1 more"),
-    "another layer's": ({"target_modules": ["qkv"]}, {}, LACKS + r"blocks.0.attn.qkv.lora_A.weight and 1 more"),
+    "another layer's": (
+        {"target_modules": ["qkv"]},
+        {},
+        LACKS + r"blocks.0.attn.qkv.lora_A.weight and 1 more",
+    ),
     "a saved layer": ({}, {"base_model.model.head.bias": None}, LACKS + "head.bias$"),
-    "a saved layer of the base": ({"modules_to_save": ["head", "norm"]}, {}, LACKS + "norm.bias and 1 more"),
+    "a saved layer of the base": (
+        {"modules_to_save": ["head", "norm"]},
+        {},
+        LACKS + "norm.bias and 1 more",
+    ),
     "an untargeted pair": (
         {},
         {A.replace("qkv", "proj"): numbers(2, 16), B.replace("qkv", "proj"): numbers(16, 2)},
@@ -373,7 +515,11 @@ REFUSED = {
     ),
     "three axes": ({}, {A: numbers(2, 1, 16)}, r"are \[2, 1, 16\] and \[48, 2\], expected"),
     "no axes": ({}, {A: numbers()}, r"are \[\] and \[48, 2\], expected"),
-    "zero sizes": ({}, {A: numbers(0, 16), B: numbers(48, 0)}, r"are \[0, 16\] and \[48, 0\], expected"),
+    "zero sizes": (
+        {},
+        {A: numbers(0, 16), B: numbers(48, 0)},
+        r"are \[0, 16\] and \[48, 0\], expected",
+    ),
     "another width": (
         {},
         {A: numbers(2, 32), B: numbers(96, 2)},
@@ -384,16 +530,32 @@ REFUSED = {
         {A.replace("qkv", "q"): numbers(2, 16)},
         "another model: it has blocks.1.attn.q.lora_A.weight",
     ),
-    "a strange tensor": ({}, {"gone.weight": numbers(1)}, "an adapter of another model: it has gone.weight"),
-    "a bias of a factor": ({}, {A.replace("A.weight", "A.bias"): numbers(2)}, "it has blocks.1.attn.qkv.lora_A.bias"),
+    "a strange tensor": (
+        {},
+        {"gone.weight": numbers(1)},
+        "an adapter of another model: it has gone.weight",
+    ),
+    "a bias of a factor": (
+        {},
+        {A.replace("A.weight", "A.bias"): numbers(2)},
+        "it has blocks.1.attn.qkv.lora_A.bias",
+    ),
     "an adapter's name": (
         {},
         {A.replace("A.", "A.default."): numbers(2, 16)},
         "it has blocks.1.attn.qkv.lora_A.default.weight",
     ),
     "twice": ({}, {A[17:]: numbers(2, 16)}, "holds blocks.1.attn.qkv.lora_A.weight twice"),
-    "NaN": ({}, {A: np.full((2, 16), np.nan, "float32")}, "32 of the 32 values of .*lora_A.weight are NaN"),
-    "whole numbers": ({}, {A: np.ones((2, 16), np.int32)}, "has the type int32, expected floating point"),
+    "NaN": (
+        {},
+        {A: np.full((2, 16), np.nan, "float32")},
+        "32 of the 32 values of .*lora_A.weight are NaN",
+    ),
+    "whole numbers": (
+        {},
+        {A: np.ones((2, 16), np.int32)},
+        "has the type int32, expected floating point",
+    ),
     "too large": (
         {},
         {A: np.full((2, 16), 1e38, "float32"), B: np.full((48, 2), 1e3, "float32")},
@@ -412,21 +574,41 @@ REFUSED = {
         {},
         "has rank_pattern a dictionary of 1, which isn't computed here",
     ),
-    "scales by layer": ({"alpha_pattern": {"qkv": 4}}, {}, "has alpha_pattern a dictionary of 1, which isn't"),
-    "what comes next": ({"use_next": True}, {}, "has use_next True, .* or remove the entry if it changes nothing"),
+    "scales by layer": (
+        {"alpha_pattern": {"qkv": 4}},
+        {},
+        "has alpha_pattern a dictionary of 1, which isn't",
+    ),
+    "what comes next": (
+        {"use_next": True},
+        {},
+        "has use_next True, .* or remove the entry if it changes nothing",
+    ),
     "a changed base": (
         {"init_lora_weights": "pissa"},
         {},
         "init_lora_weights is 'pissa', expected true, false or one of",
     ),
-    "no targets": ({"target_modules": None}, {}, "target_modules is missing, expected a list of layers' names"),
-    "an empty list": ({"target_modules": []}, {}, r"target_modules has \[\], which is no layer of this model"),
+    "no targets": (
+        {"target_modules": None},
+        {},
+        "target_modules is missing, expected a list of layers' names",
+    ),
+    "an empty list": (
+        {"target_modules": []},
+        {},
+        r"target_modules has \[\], which is no layer of this model",
+    ),
     "a target that isn't there": (
         {"target_modules": ["blocks.1.attn.qkv", "gone"]},
         {},
         "target_modules has gone, which is no",
     ),
-    "a pattern of nothing": ({"target_modules": r".*\.gone"}, {}, r"target_modules has .*gone, which is no layer"),
+    "a pattern of nothing": (
+        {"target_modules": r".*\.gone"},
+        {},
+        r"target_modules has .*gone, which is no layer",
+    ),
     "a convolution": (
         {"target_modules": ["blocks.1.attn.qkv", "patch_embed.proj"]},
         {},
@@ -465,10 +647,14 @@ def test_an_adapter_in_a_file_belongs_to_the_weights_beside_it(tmp_path):
     file.write_text(resolved_yaml(get_config("vit_digits", keys)))
 
     def adapter(*words):
-        return config_from_arguments("main_single_gpu.py", [f"-cfg={file}", *words]).MODEL.PRETRAINED_ADAPTER
+        return config_from_arguments(
+            "main_single_gpu.py", [f"-cfg={file}", *words]
+        ).MODEL.PRETRAINED_ADAPTER
 
     assert adapter() == "own"
     assert adapter("-eval", "-pretrained=best") is None  # a run's own file has it merged
-    assert adapter("-eval", "-pretrained=best", "-o", "MODEL.PRETRAINED_ADAPTER", "other") == "other"
+    assert (
+        adapter("-eval", "-pretrained=best", "-o", "MODEL.PRETRAINED_ADAPTER", "other") == "other"
+    )
     file.write_text("BASE: vit_digits\nMODEL: {PRETRAINED_ADAPTER: own}\n")
     assert adapter("-eval", "-pretrained=base") == "own"

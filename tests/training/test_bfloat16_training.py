@@ -1,4 +1,6 @@
-"""A training with -amp on a CPU that has bfloat16: resumed in the same bits, the same on two processes."""
+"""A training with -amp on a CPU that has bfloat16: resumed in the same bits, the same on two
+processes.
+"""
 
 import shutil
 

@@ -25,8 +25,8 @@ def arrays_of(model):
 
 
 def begun(options, folder):
-    """This rank's weights before the first step, or before the evaluation, by model and name, where rank 1 has loaded
-    the same file and computed other values of it.
+    """This rank's weights before the first step, or before the evaluation, by model and name, where
+    rank 1 has loaded the same file and computed other values of it.
     """
 
     def load(model, *args, **how):
@@ -36,7 +36,9 @@ def begun(options, folder):
         return report
 
     def stop(training, *_):
-        raise Enough({split: arrays_of(model) for split, model in training.evaluated_models.items()})
+        raise Enough(
+            {split: arrays_of(model) for split, model in training.evaluated_models.items()}
+        )
 
     def stop_evaluation(task, model, *_):
         raise Enough({"val": arrays_of(model)})
@@ -58,7 +60,12 @@ def begun(options, folder):
 )
 def test_all_ranks_begin_with_rank_0s_weights(tmp_path, tiny, options):
     save_weights(build_model(get_config(None, tiny)), tmp_path / "stored.safetensors")
-    options = [*without(tiny, "TRAIN."), "MODEL.PRETRAINED", str(tmp_path / "stored.safetensors"), *options]
+    options = [
+        *without(tiny, "TRAIN."),
+        "MODEL.PRETRAINED",
+        str(tmp_path / "stored.safetensors"),
+        *options,
+    ]
     first, second = run_ranks(begun, options, tmp_path)
     stored = load_file(tmp_path / "stored.safetensors")
     assert ("ema" in first) == ("TRAIN.MODEL_EMA" in options)
@@ -90,7 +97,9 @@ class Odd(paddle.nn.Layer):
         self.frozen.stop_gradient = True
         self.norm = paddle.nn.BatchNorm1D(2)
         self.register_buffer("count", paddle.to_tensor([7, 8]) + rank())
-        self.register_buffer("unsaved", paddle.to_tensor([rank() == 0, rank() > 0]), persistable=False)
+        self.register_buffer(
+            "unsaved", paddle.to_tensor([rank() == 0, rank() > 0]), persistable=False
+        )
         for tensor in (self.frozen, self.norm.weight, self.norm._mean, self.norm._variance):
             tensor.set_value(paddle.full(tensor.shape, 5.0 + rank()))
 
@@ -98,12 +107,19 @@ class Odd(paddle.nn.Layer):
 def sent():
     model = Odd()
     parallel.broadcast_weights(model, without=["norm._mean"])
-    return {name: tensor.tolist() for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+    return {
+        name: tensor.tolist()
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    }
 
 
 def test_parameters_and_buffers_of_every_type_are_rank_0s():
     for place, found in enumerate(run_ranks(sent, ranks=3)):
         assert found.pop("norm._mean") == [5.0 + place] * 2
         assert found.pop("norm.bias") == [0.0, 0.0]
-        expected = {"frozen": [[5.0] * 2] * 3, "norm.weight": [5.0] * 2, "norm._variance": [5.0] * 2}
+        expected = {
+            "frozen": [[5.0] * 2] * 3,
+            "norm.weight": [5.0] * 2,
+            "norm._variance": [5.0] * 2,
+        }
         assert found == expected | {"count": [7, 8], "unsaved": [True, False]}

@@ -53,7 +53,12 @@ def test_what_is_written_is_found_whole(tmp_path):
             np.testing.assert_array_equal(found[key], expected[key])
     assert entries(tmp_path) == {"epoch_0001", "last"}
     assert os.readlink(tmp_path / "last") == "epoch_0001"
-    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=written, check=True, capture_output=True)
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"],
+        cwd=written,
+        check=True,
+        capture_output=True,
+    )
 
 
 def truncate(file):
@@ -82,15 +87,35 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
     ("change", "message"),
     [
         (lambda text: None, r"SHA256SUMS: can't be read as a list of files \(FileNotFoundError"),
-        (lambda text: text.splitlines(True)[0], r"SHA256SUMS: it has no line for optimizer.safetensors"),
-        (lambda text: "".join(text.splitlines(True)[:-1]), r"SHA256SUMS: it has no line for state.json"),
-        (lambda text: "é" + text, r"SHA256SUMS: can't be read as a list of files \(UnicodeDecodeError"),
+        (
+            lambda text: text.splitlines(True)[0],
+            r"SHA256SUMS: it has no line for optimizer.safetensors",
+        ),
+        (
+            lambda text: "".join(text.splitlines(True)[:-1]),
+            r"SHA256SUMS: it has no line for state.json",
+        ),
+        (
+            lambda text: "é" + text,
+            r"SHA256SUMS: can't be read as a list of files \(UnicodeDecodeError",
+        ),
         *(
             (
                 lambda text, name=name: f"{text}{'0' * 64}  {name}\n",
                 r"SHA256SUMS: its line 5 isn't a SHA-256 and the name",
             )
-            for name in ("../other", "/dev/zero", "..", ".", "", ".hidden", "a/b", "a\0b", "a\x1b[2J", "x  y")
+            for name in (
+                "../other",
+                "/dev/zero",
+                "..",
+                ".",
+                "",
+                ".hidden",
+                "a/b",
+                "a\0b",
+                "a\x1b[2J",
+                "x  y",
+            )
         ),
         (lambda text: text + text.splitlines(True)[0], "SHA256SUMS: it names a file twice"),
         (lambda text: text * 9000, "SHA256SUMS: it has more than 1048576 bytes"),
@@ -120,7 +145,9 @@ def test_a_state_that_is_none_is_one_line(tmp_path):
 
 def test_what_is_no_checkpoint_is_told_from_a_damaged_one(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match=f"no checkpoint at {path}: expected a folder that holds state.json"):
+        with pytest.raises(
+            InputError, match=f"no checkpoint at {path}: expected a folder that holds state.json"
+        ):
             folder.verify(path)
 
 
@@ -166,13 +193,24 @@ def test_values_that_are_not_finite_are_not_saved(tmp_path, value):
     write(tmp_path)
     files = arrays()
     files[folder.EMA]["a"][1, 2] = value
-    with pytest.raises(RunError, match=r"epoch_0002 isn't saved: a of ema.safetensors holds NaN or infinite values"):
+    with pytest.raises(
+        RunError, match=r"epoch_0002 isn't saved: a of ema.safetensors holds NaN or infinite values"
+    ):
         folder.write_checkpoint(tmp_path, "epoch_0002", files, STATE, {})
     assert entries(tmp_path) == {"epoch_0001", "last"}
 
 
 def test_checkpoints_are_found_in_the_order_of_training(tmp_path):
-    moments = [(0, 0), (0, 64), (9, 0), (9, 999_999_999), (9, 1_000_000_000), (10, 0), (10, 12_800), (10_000, 0)]
+    moments = [
+        (0, 0),
+        (0, 64),
+        (9, 0),
+        (9, 999_999_999),
+        (9, 1_000_000_000),
+        (10, 0),
+        (10, 12_800),
+        (10_000, 0),
+    ]
     names = [folder.folder_name(*moment) for moment in moments]
     assert names[2:7] == [
         "epoch_0009", "epoch_0010_sample_999999999", "epoch_0010_sample_1000000000", "epoch_0010",
@@ -191,7 +229,12 @@ def test_checkpoints_are_found_in_the_order_of_training(tmp_path):
         (2, 0, [(1, 0, ""), (1, 8, ""), (2, 0, "")], [(1, 8), (2, 0)]),
         (1, 2, [(e, s, "") for e in range(1, 6) for s in (0, 8)], [(2, 0), (4, 0), (5, 8)]),
         (1, 0, [(1, 0, "val"), (2, 0, "ema"), (3, 0, ""), (4, 0, "")], [(1, 0), (2, 0), (4, 0)]),
-        (1, 0, [(1, 0, "val ema"), (2, 0, "val"), (3, 0, "ema"), (4, 0, "")], [(2, 0), (3, 0), (4, 0)]),
+        (
+            1,
+            0,
+            [(1, 0, "val ema"), (2, 0, "val"), (3, 0, "ema"), (4, 0, "")],
+            [(2, 0), (3, 0), (4, 0)],
+        ),
         (3, 10, [(e, 0, "val") for e in range(1, 12)], [(9, 0), (10, 0), (11, 0)]),
     ],
 )

@@ -35,14 +35,24 @@ def test_options_are_written_with_a_space_or_an_equals_sign():
         "-o", "SEED=3", "TRAIN.BASE_LR", "1e-4", "TAG=a=b c", "-amp", "-o", "DATA.IMAGENET_MEAN=[0.1,0.2,0.3]",
         "DATA.IMAGENET_STD", "[0.1, 0.2, 0.3]", "TRAIN.FREEZE=[head.*,blocks.0.*]", "NGPUS", "-1",
     )  # fmt: skip
-    assert (config.SEED, config.TRAIN.BASE_LR, config.TAG, config.AMP, config.NGPUS) == (3, 1e-4, "a=b c", True, -1)
-    assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ([0.1, 0.2, 0.3], [0.1, 0.2, 0.3])
+    assert (config.SEED, config.TRAIN.BASE_LR, config.TAG, config.AMP, config.NGPUS) == (
+        3,
+        1e-4,
+        "a=b c",
+        True,
+        -1,
+    )
+    assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == (
+        [0.1, 0.2, 0.3],
+        [0.1, 0.2, 0.3],
+    )
     assert config.TRAIN.FREEZE == ["head.*", "blocks.0.*"]
     keys = "SEED TRAIN.BASE_LR TAG AMP DATA.IMAGENET_MEAN DATA.IMAGENET_STD TRAIN.FREEZE NGPUS"
     assert option_keys(config) == set(keys.split())  # what a resumed run may change
     assert get_config(None, ["SEED=3", "TAG", "SEEDS=1"]).TAG == "SEEDS=1"
     assert config_of("-o", "SEED=3", "SEED=4", "-o", "SEED", "5").SEED == 5
-    assert config_of("-output=AMP", "-data_path", "EVAL=1").OUTPUT == "AMP"  # a flag's value, not a key
+    # a flag's value, not a key
+    assert config_of("-output=AMP", "-data_path", "EVAL=1").OUTPUT == "AMP"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +60,10 @@ def test_options_are_written_with_a_space_or_an_equals_sign():
     [
         ("SEED", "'SEED' has no value; write SEED VALUE or SEED=VALUE"),
         ("SEED=1 2", "'2' has no value; write 2 VALUE or 2=VALUE"),
-        ("TRAIN.BASE_LR=", "'TRAIN.BASE_LR=' has no value; write TRAIN.BASE_LR VALUE or TRAIN.BASE_LR=VALUE"),
+        (
+            "TRAIN.BASE_LR=",
+            "'TRAIN.BASE_LR=' has no value; write TRAIN.BASE_LR VALUE or TRAIN.BASE_LR=VALUE",
+        ),
         ("TAG = x", "'TAG' has no value; write TAG VALUE or TAG=VALUE"),
         ("TAG SEED 3", "TAG has no value: the next word is 'SEED'; write TAG=VALUE"),
         ("TAG SEED=3", "TAG has no value: the next word is 'SEED=3'; write TAG=VALUE"),
@@ -58,7 +71,10 @@ def test_options_are_written_with_a_space_or_an_equals_sign():
         ("SEED=x", "SEED takes int, found 'x' (str)"),
         ("SEED={[]:1}", "SEED takes int, found '{[]:1}' (str)"),
         ("Global.epochs=10", "unknown key Global.epochs; did you mean TRAIN.NUM_EPOCHS?"),
-        ("Optimizer.lr.learning_rate=0.1", "unknown key Optimizer.lr.learning_rate; did you mean TRAIN.BASE_LR?"),
+        (
+            "Optimizer.lr.learning_rate=0.1",
+            "unknown key Optimizer.lr.learning_rate; did you mean TRAIN.BASE_LR?",
+        ),
         ("Optimizer.name=SGD", "unknown key Optimizer.name; did you mean TRAIN.OPTIMIZER.NAME?"),
         ("Global.seed=1", "unknown key Global.seed; did you mean SEED?"),
         ("Arch.name=ViT", "unknown key Arch.name; write -cfg=VALUE"),
@@ -98,8 +114,14 @@ def test_a_wrong_option_is_one_line_that_names_the_word(words, message):
         ("-c vit.yaml", "-cfg=vit.yaml"),
         # PaddleViT's
         ("-num_classes=10", "-o MODEL.NUM_CLASSES 10"),
-        ("-teacher_model='./regnety_160'", "-o TRAIN.TEACHER_MODEL regnety_160 TRAIN.TEACHER_PATH ./regnety_160"),
-        ("-teacher_model_path=r.pdparams", "-o TRAIN.TEACHER_MODEL regnety_160 TRAIN.TEACHER_PATH r.pdparams"),
+        (
+            "-teacher_model='./regnety_160'",
+            "-o TRAIN.TEACHER_MODEL regnety_160 TRAIN.TEACHER_PATH ./regnety_160",
+        ),
+        (
+            "-teacher_model_path=r.pdparams",
+            "-o TRAIN.TEACHER_MODEL regnety_160 TRAIN.TEACHER_PATH r.pdparams",
+        ),
         # others'
         ("--TRAIN.NUM_EPOCHS 3", "-o TRAIN.NUM_EPOCHS 3"),
         ("--gpus 0,1", "CUDA_VISIBLE_DEVICES=0,1 before the command"),
@@ -134,15 +156,33 @@ def test_every_entry_of_other_toolkits_names_leads_to_a_key_that_exists():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-eval", " ", "-amp"], "found the word ' '; in a script nothing may follow the backslash at a line's end"),
-        (["-eval", "-amp\\"], r"found the word '-amp\\\\'; in a script nothing may follow the backslash"),
-        (["-data_path=/data\r"], r"found the word '-data_path=/data\\r'; in a script nothing may follow"),
-        (["-output", ""], "-output is followed by an empty value; is a variable of the script unset?"),
-        (["-pretrained="], "-pretrained is followed by an empty value; is a variable of the script unset?"),
+        (
+            ["-eval", " ", "-amp"],
+            "found the word ' '; in a script nothing may follow the backslash at a line's end",
+        ),
+        (
+            ["-eval", "-amp\\"],
+            r"found the word '-amp\\\\'; in a script nothing may follow the backslash",
+        ),
+        (
+            ["-data_path=/data\r"],
+            r"found the word '-data_path=/data\\r'; in a script nothing may follow",
+        ),
+        (
+            ["-output", ""],
+            "-output is followed by an empty value; is a variable of the script unset?",
+        ),
+        (
+            ["-pretrained="],
+            "-pretrained is followed by an empty value; is a variable of the script unset?",
+        ),
         (["-pretrained", "-eval"], "-pretrained has no value; -h says what it takes"),
         (["-o", "-eval"], "-o has no value; -h says what it takes"),
         (["vit_tiny"], "no flag takes the word 'vit_tiny'"),
-        (["–cfg=vit_tiny"], "no flag takes the word '–cfg=vit_tiny'; it begins with a typographic dash: write -"),
+        (
+            ["–cfg=vit_tiny"],
+            "no flag takes the word '–cfg=vit_tiny'; it begins with a typographic dash: write -",
+        ),
         (["SEED=4"], "no flag takes the word 'SEED=4'; write -o before KEY=VALUE"),
     ],
 )
@@ -158,9 +198,18 @@ def test_paddlevits_flags_are_taken():
             " -last_epoch=12 -output=./out -amp"
         )
     )
-    assert (config.DATA.BATCH_SIZE, config.DATA.BATCH_SIZE_EVAL, config.DATA.IMAGE_SIZE, config.NGPUS) == (8, 4, 384, 4)
+    assert (
+        config.DATA.BATCH_SIZE,
+        config.DATA.BATCH_SIZE_EVAL,
+        config.DATA.IMAGE_SIZE,
+        config.NGPUS,
+    ) == (8, 4, 384, 4)
     assert (config.TRAIN.ACCUM_ITER, config.TRAIN.LAST_EPOCH, config.AMP) == (2, 12, True)
-    assert (config.MODEL.PRETRAINED, config.OUTPUT, config.DATA.DATA_PATH) == ("./vit", "./out", "/dataset/imagenet")
+    assert (config.MODEL.PRETRAINED, config.OUTPUT, config.DATA.DATA_PATH) == (
+        "./vit",
+        "./out",
+        "/dataset/imagenet",
+    )
 
 
 def test_the_line_is_the_whole_output(program):
@@ -195,7 +244,11 @@ def test_a_models_name_elsewhere_is_answered_by_the_name_here(name, own):
 
 def test_timms_names_of_the_shipped_models_are_taken():
     """docs/parity.md has timm's name of each model."""
-    rows = re.findall(r"^\| (\w+) \| (\w+) \|", (CONFIG_DIR.parent / "docs" / "parity.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (\w+) \| (\w+) \|",
+        (CONFIG_DIR.parent / "docs" / "parity.md").read_text(),
+        re.MULTILINE,
+    )
     rows = [(own, theirs) for own, theirs in rows if own != "model"]
     shipped = set(list_models())
     assert {own for own, _ in rows} == shipped
@@ -224,11 +277,13 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
     assert create_model("pvt_v2_b0.in1k", num_classes=2).num_classes == 2
     for ask in (create_model, get_config):
         with pytest.raises(
-            InputError, match=r"timm has no weights pvt_v2_b0\.in2k; of pvt_v2_b0 it has in1k$|no model"
+            InputError,
+            match=r"timm has no weights pvt_v2_b0\.in2k; of pvt_v2_b0 it has in1k$|no model",
         ):
             ask("pvt_v2_b0.in2k")
         with pytest.raises(
-            InputError, match=r"; the model is pvtv2_b0, its weights are -pretrained=hf-hub:timm/pvt_v2_b0.in1k"
+            InputError,
+            match=r"; the model is pvtv2_b0, its weights are -pretrained=hf-hub:timm/pvt_v2_b0.in1k",
         ):
             ask("hf-hub:timm/pvt_v2_b0.in1k")
 
@@ -236,8 +291,14 @@ def test_a_tag_of_timms_tells_how_images_are_prepared_and_where_the_weights_are(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet50_gn", r"\d+ of the 80 names of timm's resnet are here, this one isn't; the nearest are resnet50, "),
-        ("resnet50_gn.a1h_in1k", "names of timm's resnet are here, this one isn't; the nearest are resnet50, "),
+        (
+            "resnet50_gn",
+            r"\d+ of the 80 names of timm's resnet are here, this one isn't; the nearest are resnet50, ",
+        ),
+        (
+            "resnet50_gn.a1h_in1k",
+            "names of timm's resnet are here, this one isn't; the nearest are resnet50, ",
+        ),
         ("vit_base_patch16_xp_224", "this one isn't; the nearest are vit_base_patch16_"),
         ("mobilevitv2_150_in22ft1k", "this one isn't; the nearest are mobilevit_"),
         ("pvt_v2_b9", "did you mean pvtv2_b"),
@@ -257,8 +318,18 @@ def test_a_name_of_timms_that_is_not_here_says_so(name, message):
     ("name", "now", "own", "values"),
     [
         ("convnext_base_in22k", "convnext_base.fb_in22k", "convnext_base", (224, 0.875)),
-        ("convnext_base_384_in22ft1k", "convnext_base.fb_in22k_ft_in1k_384", "convnext_base_384_21k_1k", (384, 1.0)),
-        ("xcit_nano_12_p8_384_dist", "xcit_nano_12_p8_384.fb_dist_in1k", "xcit_nano_12_p8_384", (384, 1.0)),
+        (
+            "convnext_base_384_in22ft1k",
+            "convnext_base.fb_in22k_ft_in1k_384",
+            "convnext_base_384_21k_1k",
+            (384, 1.0),
+        ),
+        (
+            "xcit_nano_12_p8_384_dist",
+            "xcit_nano_12_p8_384.fb_dist_in1k",
+            "xcit_nano_12_p8_384",
+            (384, 1.0),
+        ),
         ("tv_resnet50", "resnet50.tv_in1k", "resnet50", (224, 0.875)),
         ("vit_base_patch8_224_dino", "vit_base_patch8_224.dino", "vit_base_patch8_224", (224, 0.9)),
     ],
@@ -285,7 +356,11 @@ def test_every_name_that_timm_gave_up_is_taken_where_its_model_is_here():
 
 def test_models_are_listed_by_patterns_in_any_case():
     assert list_models("ViT_Tiny_*4") == ["vit_tiny_patch16_224", "vit_tiny_patch16_384"]
-    assert list_models(["vit_tiny*384", "lenet", "*digits"]) == ["lenet", "vit_digits", "vit_tiny_patch16_384"]
+    assert list_models(["vit_tiny*384", "lenet", "*digits"]) == [
+        "lenet",
+        "vit_digits",
+        "vit_tiny_patch16_384",
+    ]
     assert list_models("vit_tiny") == list_models([]) == []
 
 
@@ -303,4 +378,7 @@ def test_the_tool_suggests_a_wider_pattern(pattern, wider, monkeypatch):
     with pytest.raises(InputError) as caught:
         list_models_tool.main()
     number = len(list_models())
-    assert str(caught.value) == f"no model matches '{pattern}'{wider}; without a pattern all {number} are listed"
+    assert (
+        str(caught.value)
+        == f"no model matches '{pattern}'{wider}; without a pattern all {number} are listed"
+    )

@@ -1,4 +1,6 @@
-"""tools/compare_runs.py: what sets runs apart, and whether it is more than chance; made runs of few images."""
+"""tools/compare_runs.py: what sets runs apart, and whether it is more than chance; made runs of few
+images.
+"""
 
 import json
 import re
@@ -20,20 +22,31 @@ DRAWN = RNG.random((8, 200))
 
 
 def make(folder, share, seed=0, draw=0, task="classification", **options):
-    """A run's folder: ``share`` of 200 images are right, other ones for each ``draw``; returns (it, its accuracy)."""
+    """A run's folder: ``share`` of 200 images are right, other ones for each ``draw``; returns (it,
+    its accuracy).
+    """
     folder.mkdir(parents=True)
     right = DRAWN[draw] < share
-    words = [word for key, value in options.items() for word in (key.replace("__", "."), str(value))]
+    words = [
+        word for key, value in options.items() for word in (key.replace("__", "."), str(value))
+    ]
     words += ["TASK", task, "SEED", str(seed), "OUTPUT", str(folder)]
     (folder / "config.yaml").write_text(resolved_yaml(get_config(None, [*TINY, *words])))
     accuracy = 100 * float(right.mean())
-    told = {"acc1": accuracy, "loss": 1 - share, "num_samples": 200, "best": {"epoch": 2, "acc1": accuracy}}
+    told = {
+        "acc1": accuracy,
+        "loss": 1 - share,
+        "num_samples": 200,
+        "best": {"epoch": 2, "acc1": accuracy},
+    }
     (folder / "result.json").write_text(json.dumps(told))
     rows = [
         f"sample {i},{label},{label if ok else (label + 1) % 10},0.5"
         for i, (label, ok) in enumerate(zip(LABELS, right, strict=True))
     ]
-    (folder / "predictions.csv").write_text("\n".join(["image,label,predicted,probability", *rows]) + "\n")
+    (folder / "predictions.csv").write_text(
+        "\n".join(["image,label,predicted,probability", *rows]) + "\n"
+    )
     records = [
         {"split": split, "epoch": epoch, "step": 10 * epoch, "loss": share, "lr": 0.1, "acc1": 50}
         for epoch in (1, 2)
@@ -44,7 +57,10 @@ def make(folder, share, seed=0, draw=0, task="classification", **options):
 
 
 def test_two_runs_are_compared_on_their_images(tmp_path):
-    (one, first), (other, second) = make(tmp_path / "a", 0.8), make(tmp_path / "b", 0.6, draw=1, TRAIN__BASE_LR=0.5)
+    (one, first), (other, second) = (
+        make(tmp_path / "a", 0.8),
+        make(tmp_path / "b", 0.6, draw=1, TRAIN__BASE_LR=0.5),
+    )
     found = compare([one, other])
     own = DRAWN[0] < 0.8
     others = DRAWN[1] < 0.6
@@ -67,7 +83,9 @@ def test_two_runs_are_compared_on_their_images(tmp_path):
 
 def test_long_names_and_values_are_cut(tmp_path):
     same = "9" * 150
-    folders = [tmp_path / f"{same[:99]}{place}{same[:99]}" for place in (1, 2)] + [tmp_path / "_$x$"]
+    folders = [tmp_path / f"{same[:99]}{place}{same[:99]}" for place in (1, 2)] + [
+        tmp_path / "_$x$"
+    ]
     for folder, rate in zip(folders, (0.1, 0.2, 0.3), strict=True):
         make(folder, 0.8, TRAIN__BASE_LR=rate, MODEL__NAME=f"{same}{rate}")
     found = compare(folders)
@@ -81,19 +99,30 @@ def test_long_names_and_values_are_cut(tmp_path):
 
 def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
     runs = [make(tmp_path / f"a{n}", 0.7, seed=n, draw=n) for n in range(3)]
-    runs += [make(tmp_path / f"b{n}", 0.75, seed=n, draw=3 + n, TRAIN__BASE_LR=0.5) for n in range(2)]
+    runs += [
+        make(tmp_path / f"b{n}", 0.75, seed=n, draw=3 + n, TRAIN__BASE_LR=0.5) for n in range(2)
+    ]
     found = compare([folder for folder, _ in runs])
     scores = [accuracy for _, accuracy in runs]
     probability = ttest_ind(scores[:3], scores[3:], equal_var=False).pvalue
     [verdict] = found.verdicts
-    assert f"mean acc1 {np.mean(scores[:3]):.2f} of 3 runs, {np.mean(scores[3:]):.2f} of 2, Welch's t-test" in verdict
-    assert f": p = {probability:.3g}; the difference is no larger than chance may make it (level 0.05)" in verdict
-    spread = (
-        f"{np.mean(scores[:3]):.2f} +- {np.std(scores[:3], ddof=1):.2f} (mean and standard deviation) of a0, a1, a2"
+    assert (
+        f"mean acc1 {np.mean(scores[:3]):.2f} of 3 runs, {np.mean(scores[3:]):.2f} of 2, Welch's t-test"
+        in verdict
     )
+    assert (
+        f": p = {probability:.3g}; the difference is no larger than chance may make it (level 0.05)"
+        in verdict
+    )
+    spread = f"{np.mean(scores[:3]):.2f} +- {np.std(scores[:3], ddof=1):.2f} (mean and standard deviation) of a0, a1, a2"
     assert f"a0 and 2 more (seeds, folds): acc1 {spread}" in found.spreads()
-    three = compare([runs[0][0], runs[3][0], make(tmp_path / "c", 0.9, draw=7, TRAIN__BASE_LR=0.1)[0]])
-    assert [verdict.partition(":")[0] for verdict in three.verdicts] == ["a0 against b0", "a0 against c"]
+    three = compare(
+        [runs[0][0], runs[3][0], make(tmp_path / "c", 0.9, draw=7, TRAIN__BASE_LR=0.1)[0]]
+    )
+    assert [verdict.partition(":")[0] for verdict in three.verdicts] == [
+        "a0 against b0",
+        "a0 against c",
+    ]
     assert three.verdicts[1].endswith("larger than chance (level 0.025, 0.05 over 2 comparisons)")
     [seeds] = compare([runs[0][0], runs[1][0]]).verdicts
     assert seeds.startswith("a0 against a1: of 200 images ")
@@ -101,20 +130,33 @@ def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
 
 def test_folds_are_compared_on_all_their_images(tmp_path):
     folds = [
-        make(tmp_path / f"{name}{n}", share, draw=n + more, DATA__FOLDS=2, DATA__FOLD=n, TRAIN__BASE_LR=rate)[0]
+        make(
+            tmp_path / f"{name}{n}",
+            share,
+            draw=n + more,
+            DATA__FOLDS=2,
+            DATA__FOLD=n,
+            TRAIN__BASE_LR=rate,
+        )[0]
         for name, share, more, rate in (("a", 0.8, 0, 0.1), ("b", 0.7, 2, 0.2))
         for n in (0, 1)
     ]
     own, others = (
-        np.concatenate([DRAWN[first] < share, DRAWN[first + 1] < share]) for first, share in ((0, 0.8), (2, 0.7))
+        np.concatenate([DRAWN[first] < share, DRAWN[first + 1] < share])
+        for first, share in ((0, 0.8), (2, 0.7))
     )
     for order in (folds, [folds[1], folds[0], folds[2], folds[3]]):
         [verdict] = compare(order).verdicts
         alone = (own & ~others).sum()
         there = (others & ~own).sum()
-        assert f": of 400 images {alone} are right in the first alone, {there} in the second alone" in verdict
+        assert (
+            f": of 400 images {alone} are right in the first alone, {there} in the second alone"
+            in verdict
+        )
     [verdict] = compare([folds[0], folds[3]]).verdicts
-    assert verdict.endswith("not tested: they were evaluated on different images, or on other labels of them")
+    assert verdict.endswith(
+        "not tested: they were evaluated on different images, or on other labels of them"
+    )
 
 
 def test_what_cant_be_compared_says_so(tmp_path):
@@ -122,15 +164,25 @@ def test_what_cant_be_compared_says_so(tmp_path):
     other = make(tmp_path / "b", 0.6, TRAIN__BASE_LR=0.5)[0]
     table = other / "predictions.csv"
     text = table.read_text()
-    for changed in (text.replace("sample 7,", "sample seven,"), text.replace(f"7,{LABELS[7]},", f"7,{LABELS[7] + 1},")):
+    for changed in (
+        text.replace("sample 7,", "sample seven,"),
+        text.replace(f"7,{LABELS[7]},", f"7,{LABELS[7] + 1},"),
+    ):
         table.write_text(changed)
-        assert "not tested: they were evaluated on different images, or on other" in compare([one, other]).verdicts[0]
+        assert (
+            "not tested: they were evaluated on different images, or on other"
+            in compare([one, other]).verdicts[0]
+        )
     table.unlink()
     assert "not tested: a run without predictions.csv (REPORT)" in compare([one, other]).verdicts[0]
     with pytest.raises(InputError, match="a run is given twice"):
         compare([one, one.parent / "." / "a"])
-    with pytest.raises(InputError, match="c is of TASK multilabel, a of classification; compare runs of one TASK"):
-        compare([one, make(tmp_path / "c", 0.6, task="multilabel", DATA__DATASET="multilabel_csv")[0]])
+    with pytest.raises(
+        InputError, match="c is of TASK multilabel, a of classification; compare runs of one TASK"
+    ):
+        compare(
+            [one, make(tmp_path / "c", 0.6, task="multilabel", DATA__DATASET="multilabel_csv")[0]]
+        )
     same = make(tmp_path / "deep" / "a", 0.8, seed=1)[0]
     assert list(compare([one, same]).runs) == [f"{tmp_path.name}/a", "deep/a"]
 
@@ -160,7 +212,9 @@ def test_the_command_prints_a_comparison_and_writes_a_page(tmp_path, command, ca
     assert "<h1>2 runs: a\\x1b[2J, b</h1>" in (tmp_path / "out.html").read_text()
     command("b")
     assert capsys.readouterr().out == "b/report.html is written\n"
-    assert {"report.html", "confusion.csv", "confusion.png"} <= {file.name for file in (tmp_path / "b").iterdir()}
+    assert {"report.html", "confusion.csv", "confusion.png"} <= {
+        file.name for file in (tmp_path / "b").iterdir()
+    }
     assert (tmp_path / "b" / "report.html").read_text().count("<figure") == 24  # digits' pictures
 
 
@@ -169,7 +223,10 @@ def test_the_command_prints_a_comparison_and_writes_a_page(tmp_path, command, ca
     [
         (["a"], "a: holds no result.json: it is no run's folder, or the run isn't over"),
         (["b", "-output", "out.html"], "of one run its own report.html is written"),
-        (["b", "a", "-output", "out.pdf"], "expected a file that ends in .html, in a folder that is there"),
+        (
+            ["b", "a", "-output", "out.pdf"],
+            "expected a file that ends in .html, in a folder that is there",
+        ),
         (["b", "c"], "c/metrics.jsonl: it is no regular file; move it away"),
     ],
 )

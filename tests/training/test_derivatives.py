@@ -1,7 +1,8 @@
-"""Every operator that training differentiates, at corners, ties and ends: values and gradients are torch's.
+"""Every operator that training differentiates, at corners, ties and ends: values and gradients are
+torch's.
 
-Its rows are in golden/derivative_points.py, its figures in golden/make_derivatives.py. Whoever uses another operator
-with such points in training adds a row.
+Its rows are in golden/derivative_points.py, its figures in golden/make_derivatives.py. Whoever uses
+another operator with such points in training adds a row.
 """
 
 from pathlib import Path
@@ -15,7 +16,18 @@ from paddle.nn import functional as F
 
 import ops
 from models.layers import LayerNorm
-from models.layers.activations import GELU, Hardswish, QuickGELU, ReLU, SiLU, TanhGELU, gelu, relu, silu, softmax
+from models.layers.activations import (
+    GELU,
+    Hardswish,
+    QuickGELU,
+    ReLU,
+    SiLU,
+    TanhGELU,
+    gelu,
+    relu,
+    silu,
+    softmax,
+)
 from models.layers.attention import attend_heads, unit
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.classifier_norm import ClassifierNorm
@@ -53,7 +65,9 @@ def of(criterion, targets=ANSWERS):
 
 
 def distil(found, wanted):
-    return TrainingLoss(CrossEntropy(), lambda _: wanted.detach(), "soft", 1.0, 2.0)(None, found, labels(found))
+    return TrainingLoss(CrossEntropy(), lambda _: wanted.detach(), "soft", 1.0, 2.0)(
+        None, found, labels(found)
+    )
 
 
 def layer_norm(frozen=False):
@@ -112,7 +126,9 @@ OPERATORS = {
     "log_softmax": log_softmax,
     "cross_entropy": of(CrossEntropy(), labels),
     "cross_entropy, smoothed": of(CrossEntropy(0.1), labels),
-    "soft_target": of(SoftTargetCrossEntropy(), lambda x: paddle.to_tensor([[0.1, 0.2, 0.3, 0.4]]).expand(x.shape)),
+    "soft_target": of(
+        SoftTargetCrossEntropy(), lambda x: paddle.to_tensor([[0.1, 0.2, 0.3, 0.4]]).expand(x.shape)
+    ),
     "distillation": distil,
     "bce": of(BinaryCrossEntropy(), paddle.zeros_like),
     "bce, soft": of(BinaryCrossEntropy()),
@@ -122,7 +138,8 @@ OPERATORS = {
     "focal, gamma 0": of(Focal(0.0, 0.0, None)),
     "asymmetric": of(Asymmetric(0.0, 4, 1, 0.05)),
     "asymmetric, plain": of(Asymmetric(0.0, 0, 0, 0)),
-    "smooth_l1": lambda x: F.smooth_l1_loss(x, paddle.zeros_like(x), reduction="none", delta=BETA) / BETA,
+    "smooth_l1": lambda x: F.smooth_l1_loss(x, paddle.zeros_like(x), reduction="none", delta=BETA)
+    / BETA,
     "max_pool, 2": MaxPool2D(2, 2),
     "max_pool, 3": MaxPool2D(3, 2, 1),
     "pooling": Pooling(),

@@ -1,4 +1,6 @@
-"""What ends a run before its epochs do: the same end for every number of processes, and for a run that goes on."""
+"""What ends a run before its epochs do: the same end for every number of processes, and for a run
+that goes on.
+"""
 
 import json
 import types
@@ -42,10 +44,12 @@ def test_a_run_ends_after_so_many_evaluations_without_gain():
     stop = ["TRAIN.EARLY_STOP", "2"]
     assert judged(stop, *({"val": acc} for acc in (50, 60, 60, 59, 70))) == 4
     assert judged(stop, *({"val": acc} for acc in (50, 60, 60, 61, 60, 62))) is None
-    assert judged(stop, {"val": 50}, {}, {"val": 49}, {}, {}, {"val": 50}) == 6  # epochs without one don't count
+    # epochs without one don't count
+    assert judged(stop, {"val": 50}, {}, {"val": 49}, {}, {}, {"val": 50}) == 6
     assert judged([], *({"val": 50} for _ in range(50))) is None
     least = [*stop, "TRAIN.EARLY_STOP_MIN", "1"]
-    assert judged(least, *({"val": acc} for acc in (50, 50.9, 51.0, 99))) == 3  # a gain is more than 1 over 50
+    # a gain is more than 1 over 50
+    assert judged(least, *({"val": acc} for acc in (50, 50.9, 51.0, 99))) == 3
     assert judged(least, *({"val": acc} for acc in (50, 50.9, 51.1, 51.2, 52.2, 52.2, 52.2))) == 7
     average = [(50, 40), (50, 45), (50, 50), (50, 50), (50, 50)]  # which still gains
     assert judged(stop, *({"val": acc, "ema": ema} for acc, ema in average)) == 5
@@ -53,18 +57,30 @@ def test_a_run_ends_after_so_many_evaluations_without_gain():
 
 def test_a_run_that_stops_early_is_whole_and_goes_on_counting(ranks):
     folder, _ = ranks
-    assert [record["epoch"] for record in records(folder / "whole") if record["split"] == "val"] == [1, 2, 3, 4]
-    assert sorted(file.name for file in (folder / "whole" / "checkpoints").glob("epoch_*"))[-1] == "epoch_0004"
+    assert [
+        record["epoch"] for record in records(folder / "whole") if record["split"] == "val"
+    ] == [1, 2, 3, 4]
+    assert (
+        sorted(file.name for file in (folder / "whole" / "checkpoints").glob("epoch_*"))[-1]
+        == "epoch_0004"
+    )
     assert (folder / "whole" / "curves.png").stat().st_size > 1000
     told = "TRAIN.EARLY_STOP: 3 evaluations without gain, the last after epoch 4 of 9"
     assert result(folder / "whole")["ended"] == result(folder / "resumed")["ended"] == told
     assert told in (folder / "whole" / "log.txt").read_text()
     assert_same_run(folder / "whole", folder / "resumed")
-    states = [json.loads((folder / run / "checkpoints/last/state.json").read_text()) for run in ("whole", "resumed")]
-    assert [(state["stale"], state["marks"].keys()) for state in states] == [(3, {"val", "ema"})] * 2
+    states = [
+        json.loads((folder / run / "checkpoints/last/state.json").read_text())
+        for run in ("whole", "resumed")
+    ]
+    assert [(state["stale"], state["marks"].keys()) for state in states] == [
+        (3, {"val", "ema"})
+    ] * 2
     assert states[0]["marks"] == states[1]["marks"]
     assert result(folder / "longer")["best"]["epoch"] <= 5
-    assert [record["epoch"] for record in records(folder / "longer") if record["split"] == "val"] == [5]
+    assert [
+        record["epoch"] for record in records(folder / "longer") if record["split"] == "val"
+    ] == [5]
 
 
 # --------------------------------------------------------------- time budget
@@ -73,7 +89,9 @@ BUDGET = [*EVERY, "DATA.GLOBAL_BATCH", "8", "TRAIN.NUM_EPOCHS", "100", "TRAIN.MA
 
 
 def timed(runs):
-    """Trains; the clock of the budget goes on by a second at an update, and by two at an evaluation."""
+    """Trains; the clock of the budget goes on by a second at an update, and by two at an
+    evaluation.
+    """
     now = 0.0
 
     def slow(function, seconds):
@@ -98,10 +116,17 @@ def timed(runs):
 
 
 def rates(output):
-    return {record["step"]: record["lr"] for record in records(output) if record["split"] == "train"}
+    return {
+        record["step"]: record["lr"] for record in records(output) if record["split"] == "train"
+    }
 
 
-LONG = [*without(TINY, "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS"), *BUDGET, "TRAIN.WARMUP_EPOCHS", "20"]
+LONG = [
+    *without(TINY, "TRAIN.NUM_EPOCHS", "TRAIN.WARMUP_EPOCHS"),
+    *BUDGET,
+    "TRAIN.WARMUP_EPOCHS",
+    "20",
+]
 MIDDLES = ("epoch_0003", "epoch_0009_sample_000000024")
 
 
@@ -116,13 +141,26 @@ def in_ranks(stopping, budgeted):
 def ranks(tmp_path_factory):
     """Runs of two processes: their folder, and the seconds of the first budget."""
     folder = tmp_path_factory.mktemp("ranks")
-    options = [*without(TINY, "TRAIN.NUM_EPOCHS"), *EVERY, "DATA.GLOBAL_BATCH", "16", "TRAIN.MODEL_EMA", "True"]
-    options += ["TRAIN.NUM_EPOCHS", "9", "TRAIN.EARLY_STOP", "3", "TRAIN.EARLY_STOP_MIN", "99"]  # never a gain
+    options = [
+        *without(TINY, "TRAIN.NUM_EPOCHS"),
+        *EVERY,
+        "DATA.GLOBAL_BATCH",
+        "16",
+        "TRAIN.MODEL_EMA",
+        "True",
+    ]
+    # never a gain
+    options += ["TRAIN.NUM_EPOCHS", "9", "TRAIN.EARLY_STOP", "3", "TRAIN.EARLY_STOP_MIN", "99"]
     resume = [*options, "MODEL.RESUME"]
     stopping = [
         (options, folder / "whole", 40),
         ([*resume, str(folder / "whole/checkpoints/epoch_0002")], folder / "resumed", 40),
-        ([*resume, str(folder / "whole/checkpoints/epoch_0004")], folder / "longer", 40, ["TRAIN.EARLY_STOP", "4"]),
+        (
+            [*resume, str(folder / "whole/checkpoints/epoch_0004")],
+            folder / "longer",
+            40,
+            ["TRAIN.EARLY_STOP", "4"],
+        ),
         ([*resume, "auto"], folder / "resumed", 40),
     ]
     budgeted = [([*LONG, "SAVE_STEPS", "5"], folder / "timed", 37)]
@@ -134,8 +172,8 @@ def ranks(tmp_path_factory):
 
 
 def test_the_schedule_ends_when_the_time_does(ranks):
-    """An epoch of 4 updates and its evaluation take 6 seconds; of 60, 3 % stay free. After the first epoch 8 whole ones
-    fit, and 2 updates with the last evaluation: 38 updates.
+    """An epoch of 4 updates and its evaluation take 6 seconds; of 60, 3 % stay free. After the
+    first epoch 8 whole ones fit, and 2 updates with the last evaluation: 38 updates.
     """
     folder, seconds = ranks
     assert seconds == 58
@@ -155,12 +193,22 @@ def test_the_schedule_ends_when_the_time_does(ranks):
         "an update takes 1 s, an evaluation takes 2 s; the run ends after 38 updates, 9.5 of 100"
         in (folder / "timed" / "log.txt").read_text()
     )
-    assert json.loads((folder / "timed/checkpoints/last/state.json").read_text())["length"] == [1.0, 9.5]
+    assert json.loads((folder / "timed/checkpoints/last/state.json").read_text())["length"] == [
+        1.0,
+        9.5,
+    ]
     assert (folder / "timed/checkpoints/last").resolve().name == "epoch_0010"
 
 
 def test_time_that_was_used_before_a_stop_counts(tmp_path, tiny):
-    options = [*without(tiny, "TRAIN.NUM_EPOCHS"), *BUDGET, "TRAIN.ACCUM_ITER", "2", "VALIDATE_FREQ", "50"]
+    options = [
+        *without(tiny, "TRAIN.NUM_EPOCHS"),
+        *BUDGET,
+        "TRAIN.ACCUM_ITER",
+        "2",
+        "VALIDATE_FREQ",
+        "50",
+    ]
     timed([([*options, "SAVE_STEPS", "6"], tmp_path / "whole", 8 * 18)])
     middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000048"
     state = json.loads((middle / "state.json").read_text())
@@ -173,14 +221,22 @@ def test_time_that_was_used_before_a_stop_counts(tmp_path, tiny):
     going_on = [*options, "MODEL.RESUME", "auto"]
     for named, message in (
         (["TRAIN.MAX_MINUTES", "2"], "epochs; TRAIN.MAX_MINUTES is 2.0 and was 1.0: leave it so"),
-        (["TRAIN.NUM_EPOCHS", "99"], "TRAIN.NUM_EPOCHS is 99 and was 100: leave it so, or start from the weights with"),
+        (
+            ["TRAIN.NUM_EPOCHS", "99"],
+            "TRAIN.NUM_EPOCHS is 99 and was 100: leave it so, or start from the weights with",
+        ),
     ):
         refused(message, going_on, tmp_path / "resumed", 144, named)
 
 
 def test_a_run_that_fits_is_the_run_without_a_budget(tmp_path, tiny):
     options = [*tiny, *EVERY, "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "3"]
-    timed([(options, tmp_path / "plain", 37), ([*options, "TRAIN.MAX_MINUTES", "1"], tmp_path / "fits", 37)])
+    timed(
+        [
+            (options, tmp_path / "plain", 37),
+            ([*options, "TRAIN.MAX_MINUTES", "1"], tmp_path / "fits", 37),
+        ]
+    )
     assert_same_run(tmp_path / "plain", tmp_path / "fits")
     assert "ended" not in result(tmp_path / "fits")
 
@@ -195,7 +251,10 @@ def test_a_budget_that_is_over_makes_one_more_update(tmp_path, tiny):
     ("options", "message"),
     [
         (["TRAIN.EARLY_STOP", "0"], "TRAIN.EARLY_STOP is 0, expected 1 to"),
-        (["TRAIN.EARLY_STOP_MIN", "0"], "TRAIN.EARLY_STOP_MIN does nothing without TRAIN.EARLY_STOP"),
+        (
+            ["TRAIN.EARLY_STOP_MIN", "0"],
+            "TRAIN.EARLY_STOP_MIN does nothing without TRAIN.EARLY_STOP",
+        ),
         (["TRAIN.MAX_MINUTES", "0"], "TRAIN.MAX_MINUTES is 0.0, expected above 0"),
         (["EVAL", "True", "TRAIN.MAX_MINUTES", "1"], "TRAIN.MAX_MINUTES does nothing under EVAL"),
     ],
@@ -207,7 +266,14 @@ def test_what_cannot_be_is_named(options, message):
 
 @pytest.mark.parametrize(
     "values",
-    [{"length": [2, 1]}, {"length": [1]}, {"length": "x"}, {"stale": -1}, {"marks": {"x": 1}}, {"seconds": -1.0}],
+    [
+        {"length": [2, 1]},
+        {"length": [1]},
+        {"length": "x"},
+        {"stale": -1},
+        {"marks": {"x": 1}},
+        {"seconds": -1.0},
+    ],
 )
 def test_a_strangers_state_is_held_to_its_form(values):
     good = {"length": [0.5, 2.0], "stale": 2, "marks": {"val": 1.0}, "seconds": 3.5}

@@ -1,4 +1,6 @@
-"""Ranks that have read other data or weights than rank 0 end in one line, before anything is written."""
+"""Ranks that have read other data or weights than rank 0 end in one line, before anything is
+written.
+"""
 
 import functools
 import os
@@ -36,7 +38,12 @@ SHARDS = ["-dataset=shards", "-data_path=shards"]
 CACHED = ["-o", "DATA.CACHE=cache"]
 PRETRAINED = ["-pretrained=small.safetensors"]
 TASK = ["-o", "TASK=multilabel"]
-TEACHER = ["-o", "TRAIN.DISTILLATION_TYPE=hard", "TRAIN.TEACHER_MODEL=teacher.yaml", "TRAIN.TEACHER_PATH=t.safetensors"]
+TEACHER = [
+    "-o",
+    "TRAIN.DISTILLATION_TYPE=hard",
+    "TRAIN.TEACHER_MODEL=teacher.yaml",
+    "TRAIN.TEACHER_PATH=t.safetensors",
+]
 ADAPTER = [*PRETRAINED, "-o", "MODEL.PRETRAINED_ADAPTER=lora/checkpoints/last"]
 FLEET = ["-o", "DIST.ENGINE=fleet"]
 RESUMED = ["-resume=run/checkpoints/epoch_0001"]
@@ -93,7 +100,12 @@ def other_shards(folder):
 
 def pack(folder):
     shutil.rmtree(folder / "shards", ignore_errors=True)
-    words = ["make_shards.py", "-dataset=folder", f"-data_path={folder / 'data'}", f"-output={folder / 'shards'}"]
+    words = [
+        "make_shards.py",
+        "-dataset=folder",
+        f"-data_path={folder / 'data'}",
+        f"-output={folder / 'shards'}",
+    ]
     before = sys.argv
     sys.argv = words
     try:
@@ -110,7 +122,9 @@ def write_idx(folder, seed=0, label=0):
         pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 8), np.uint8)
         for kind, array in (("images-idx3", pixels), ("labels-idx1", labels)):
             sizes = np.array(array.shape, ">i4").tobytes()
-            (folder / f"{split}-{kind}-ubyte").write_bytes(bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes())
+            (folder / f"{split}-{kind}-ubyte").write_bytes(
+                bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+            )
 
 
 def write_groups(folder, size):
@@ -126,7 +140,10 @@ def stale_cache(folder):
     images[2] ^= 1
     np.save(pixels, images)
     rest = pixels.with_suffix(".npz")
-    np.savez(rest, **(dict(np.load(rest)) | {"crcs": np.uint32([zlib.crc32(image.data) for image in images])}))
+    np.savez(
+        rest,
+        **(dict(np.load(rest)) | {"crcs": np.uint32([zlib.crc32(image.data) for image in images])}),
+    )
 
 
 FOLD = ["-data_path=data/train", "-o", "DATA.FOLDS=4"]
@@ -162,7 +179,11 @@ DATA = {
     ),
     "another order": (
         LISTS,
-        edited("lists/train_list.txt", "a/0.png 0\n../data/train/a/1.png", "a/1.png 0\n../data/train/a/0.png"),
+        edited(
+            "lists/train_list.txt",
+            "a/0.png 0\n../data/train/a/1.png",
+            "a/1.png 0\n../data/train/a/0.png",
+        ),
         f"the training images {WHO}number 0 is '../data/train/a/1.png' of label 0 on rank 1, '../data/train/a/0.png'",
     ),
     "other labels": (
@@ -181,7 +202,11 @@ DATA = {
         f"the validation images {WHO}number 3 is '../data/val/b/1.png' of label [1] on rank 1, '../data/val/b/1.png' of"
         " label [1, 2] on rank 0",
     ),
-    "shards": (SHARDS, other_shards, f"the validation images {WHO}number 2 is '000000002.png' of label 1 and 3"),
+    "shards": (
+        SHARDS,
+        other_shards,
+        f"the validation images {WHO}number 2 is '000000002.png' of label 1 and 3",
+    ),
     "arrays": (
         IDX,
         lambda folder: write_idx(folder / "idx", label=4),
@@ -216,7 +241,11 @@ DATA = {
 
 # Settings of rank 1 alone, which say when ranks meet or what they gather.
 SETTINGS = {
-    setting: (([], ["-o", setting]), unchanged, f"rank 1 has {setting.replace('=', ' ')}, rank 0 has ")
+    setting: (
+        ([], ["-o", setting]),
+        unchanged,
+        f"rank 1 has {setting.replace('=', ' ')}, rank 0 has ",
+    )
     for setting in (
         "VALIDATE_FREQ=2",
         "REPORT_FREQ=2",
@@ -253,7 +282,10 @@ WEIGHTS = {
     ),
     "an adapter": (
         ADAPTER,
-        changed("lora/checkpoints/epoch_0002/adapter.safetensors", "base_model.model.blocks.0.attn.qkv.lora_B.weight"),
+        changed(
+            "lora/checkpoints/epoch_0002/adapter.safetensors",
+            "base_model.model.blocks.0.attn.qkv.lora_B.weight",
+        ),
         "rank 1 loaded other values than rank 0 (MODEL.PRETRAINED): blocks.0.attn.qkv's"
         " product is the first of 1 that differ; rank 1 read small.safetensors and lora/checkpoints/last, rank 0",
     ),
@@ -316,9 +348,17 @@ def place(tmp_path_factory):
         (folder / name).mkdir()
         (folder / name / "classes.txt").write_text("a\nb\nc\n")
     for split in ("train", "val"):
-        paths = sorted((folder / "data" / split).glob("*/*.png"), key=lambda path: (path.parent, int(path.stem)))
-        rows = [(f"../data/{split}/{path.parent.name}/{path.name}", "abc".index(path.parent.name)) for path in paths]
-        (folder / "lists" / f"{split}_list.txt").write_text("".join(f"{path} {label}\n" for path, label in rows))
+        paths = sorted(
+            (folder / "data" / split).glob("*/*.png"),
+            key=lambda path: (path.parent, int(path.stem)),
+        )
+        rows = [
+            (f"../data/{split}/{path.parent.name}/{path.name}", "abc".index(path.parent.name))
+            for path in paths
+        ]
+        (folder / "lists" / f"{split}_list.txt").write_text(
+            "".join(f"{path} {label}\n" for path, label in rows)
+        )
         several = "".join(f"{path}\t{label}{',2' * (label < 2)}\n" for path, label in rows)
         (folder / "multi" / f"{split}_list.txt").write_text(several)
     write_idx(folder / "idx")
@@ -345,18 +385,24 @@ def trained(place):
 
 
 def restored(own, training, chosen, restore=resume._restore):
-    """Goes on from what is in this rank's folder: two machines may have other files at the same path."""
+    """Goes on from what is in this rank's folder: two machines may have other files at the same
+    path.
+    """
     return restore(training, Path(own))
 
 
 def attempts(folder, names, commands, engine):
-    """What each command was refused for, in the folder of this rank's machine; it may differ by rank."""
+    """What each command was refused for, in the folder of this rank's machine; it may differ by
+    rank.
+    """
     told = []
     for name, flags in zip(names, commands, strict=True):
         os.chdir(folder / name / "machine" if rank() == 1 else folder / "machine")
         own = flags[rank()] if isinstance(flags, tuple) else flags
         config = [] if any(flag.startswith("-resume") for flag in own) else ["-cfg=small.yaml"]
-        resume._restore = functools.partial(restored, os.path.realpath(RESUMED[0].partition("=")[2]))
+        resume._restore = functools.partial(
+            restored, os.path.realpath(RESUMED[0].partition("=")[2])
+        )
         told.append(attempt([*config, *own, f"-output={folder}/new/{name}", *engine]))
     return told
 
@@ -372,10 +418,17 @@ def assert_refused(place, tmp_path, cases, ranks, engine=()):
         for folder in (tmp_path / "machine", tmp_path / "a stale cache/machine"):
             with pytest.MonkeyPatch.context() as patched:
                 patched.chdir(folder)
-                read_datasets(config_from_arguments("main_multi_gpu.py", ["-cfg=small.yaml", *CACHED]))
+                read_datasets(
+                    config_from_arguments("main_multi_gpu.py", ["-cfg=small.yaml", *CACHED])
+                )
         stale_cache(folder)
     for told in run_ranks(
-        attempts, tmp_path, list(cases), [flags for flags, _, _ in cases.values()], engine, ranks=ranks
+        attempts,
+        tmp_path,
+        list(cases),
+        [flags for flags, _, _ in cases.values()],
+        engine,
+        ranks=ranks,
     ):
         for (name, (_, _, message)), found in zip(cases.items(), told, strict=True):
             assert message in (found or "nothing"), name
@@ -404,7 +457,9 @@ def with_another(name, version):
 @pytest.mark.parametrize("name", ["paddle", "numpy", "toolkit"])
 def test_another_version_of_a_rank_ends_all_in_a_line(place, monkeypatch, name):
     monkeypatch.chdir(place)
-    line = f"rank 1 has {name} 0.0.9, rank 0 has {versions()[name]}; install the same on every machine"
+    line = (
+        f"rank 1 has {name} 0.0.9, rank 0 has {versions()[name]}; install the same on every machine"
+    )
     assert run_ranks(with_another, name, "0.0.9") == [line] * 2
 
 
@@ -420,26 +475,39 @@ def test_other_weights_on_a_rank_end_all_in_a_line(trained, tmp_path):
 
 
 def test_one_of_three_ranks_of_fleet_is_named(trained, tmp_path):
-    cases = {name: DATA[name] for name in ("a missing image", "another order")} | {"weights": WEIGHTS["weights"]}
+    cases = {name: DATA[name] for name in ("a missing image", "another order")} | {
+        "weights": WEIGHTS["weights"]
+    }
     assert_refused(trained, tmp_path, cases, 3, FLEET)
 
 
 def elsewhere(folder, names, commands):
-    """What each command was refused for; rank 1 has all in another folder, which was written at another time."""
+    """What each command was refused for; rank 1 has all in another folder, which was written at
+    another time.
+    """
     os.chdir(folder / f"machine{rank()}")
     return [
         attempt(
-            ["-cfg=small.yaml", f"-output={folder}/{name}", *(flags[rank()] if isinstance(flags, tuple) else flags)]
+            [
+                "-cfg=small.yaml",
+                f"-output={folder}/{name}",
+                *(flags[rank()] if isinstance(flags, tuple) else flags),
+            ]
         )
         for name, flags in zip(names, commands, strict=True)
     ]
 
 
 def test_where_files_lie_and_how_they_are_written_does_not_count(trained, tmp_path):
-    arrays = {name: array.astype(np.float16) for name, array in load_file(trained / "small.safetensors").items()}
+    arrays = {
+        name: array.astype(np.float16)
+        for name, array in load_file(trained / "small.safetensors").items()
+    }
     for place in range(2):
         machine = tmp_path / f"machine{place}"
-        shutil.copytree(trained, machine, symlinks=True, copy_function=shutil.copy2 if place else shutil.copy)
+        shutil.copytree(
+            trained, machine, symlinks=True, copy_function=shutil.copy2 if place else shutil.copy
+        )
         paths = machine / "lists/train_list.txt"
         paths.write_text(paths.read_text().replace("../data/", f"{machine}/lists/../data/"))
     write_weights(tmp_path / "machine0/half.safetensors", arrays)
@@ -454,7 +522,10 @@ def test_where_files_lie_and_how_they_are_written_does_not_count(trained, tmp_pa
         "teacher": TEACHER,
         "settings": (["-o", "TAG=left", "DIST.TIMEOUT=700"], ["-o", "TAG=right", "TUNE_CPU=False"]),
     }
-    assert run_ranks(elsewhere, tmp_path, list(commands), list(commands.values())) == [[None] * len(commands)] * 2
+    assert (
+        run_ranks(elsewhere, tmp_path, list(commands), list(commands.values()))
+        == [[None] * len(commands)] * 2
+    )
 
 
 # -------------------------------------------------------------------- searches
@@ -485,7 +556,12 @@ def test_every_rank_that_differs_is_named():
 
 
 def test_the_first_difference_is_found_in_few_small_turns():
-    cases = [(1_281_167, [900_001, 1_281_166, 5000]), (3, [2, 1, 2]), (300, [299, 299, 299]), (1, [[], 0, []])]
+    cases = [
+        (1_281_167, [900_001, 1_281_166, 5000]),
+        (3, [2, 1, 2]),
+        (300, [299, 299, 299]),
+        (1, [[], 0, []]),
+    ]
     expected = [(5000, [256, 228, 20]), (1, [3]), (300, [150]), (0, [1])]
     for found in run_ranks(all_searches, cases, ranks=3):
         assert [place for place, _ in found] == [place for place, _ in expected]

@@ -29,8 +29,17 @@ COUNT = 23  # of images; no multiple of a batch or of ranks
 
 @pytest.fixture
 def options(tiny, tmp_path):
-    """A tiny ViT of 1,000 outputs with weights that tell images apart, and COUNT pictures in three classes' folders."""
-    data = ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path / "data"), "DATA.IMAGE_CHANNELS", "3"]
+    """A tiny ViT of 1,000 outputs with weights that tell images apart, and COUNT pictures in three
+    classes' folders.
+    """
+    data = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(tmp_path / "data"),
+        "DATA.IMAGE_CHANNELS",
+        "3",
+    ]
     kept = without(tiny, "TRAIN.", "DATA.DATASET", "DATA.IMAGE_CHANNELS", "MODEL.NUM_CLASSES")
     options = [*kept, *data, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", "4"]
     rng = np.random.default_rng(0)
@@ -59,13 +68,17 @@ def logits_of(options, path):
     model.eval()
     files = sorted((path / "data" / "val").rglob("*.PNG"), key=lambda file: file.name)
     pixels = np.stack([np.asarray(Image.open(file)) for file in files]).astype("float32")
-    found = model(paddle.to_tensor(pixels.transpose(0, 3, 1, 2) / 127.5 - 1)).numpy().astype(np.float64)
+    found = (
+        model(paddle.to_tensor(pixels.transpose(0, 3, 1, 2) / 127.5 - 1)).numpy().astype(np.float64)
+    )
     assert found.std(0).mean() > 0.1  # they depend on the image
     return found
 
 
 def expected(logits, sets, compared=None):
-    """What of images of any labels each comes by the formula: an image counts for each of its labels."""
+    """What of images of any labels each comes by the formula: an image counts for each of its
+    labels.
+    """
     low = np.full(1000, -np.inf)
     low[slice(None) if compared is None else list(compared)] = 0
     logits = logits + low
@@ -73,7 +86,9 @@ def expected(logits, sets, compared=None):
     order = np.argsort(-logits, 1, kind="stable")
     chances = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     first, five = ({i for i in kept if set(order[i, :k]) & set(sets[i])} for k in (1, 5))
-    by_class = {label: [i in first for i in kept if label in sets[i]] for own in sets for label in own}
+    by_class = {
+        label: [i in first for i in kept if label in sets[i]] for own in sets for label in own
+    }
     return {
         "loss": -np.mean([np.log(chances[i, list(sets[i])].sum()) for i in kept]),
         "acc1": 100 * len(first) / len(kept),
@@ -104,7 +119,9 @@ def test_each_sets_figures_are_the_formulas(tmp_path, options, ranks):
         + "\t".join(["more", *map(str, range(100, 140))])
     )
     best = np.argsort(-logits, 1)
-    real = [[int(best[i, 0])] * (i % 4 == 0) + [int(best[i, 3]), 5] * (i % 5 != 1) for i in range(COUNT)]
+    real = [
+        [int(best[i, 0])] * (i % 4 == 0) + [int(best[i, 3]), 5] * (i % 5 != 1) for i in range(COUNT)
+    ]
     assert 0 < sum(not own for own in real) < COUNT
     (tmp_path / "real.json").write_text(json.dumps(real))
     compared = [3, 7, 41, 998, *range(100, 140)]
@@ -133,30 +150,43 @@ def test_of_one_label_each_figure_is_the_usual_one():
     np.testing.assert_array_equal(found["acc1"].numpy(), 100 * right)
     assert 50 < found["acc5"].mean() < 100
     two = any_of(logits, paddle.to_tensor([[1, 0, 1, 0, 0, 0]] * 50).astype("uint8"))
-    np.testing.assert_array_equal(two["acc1"].numpy(), 100 * np.isin(logits.numpy().argmax(1), (0, 2)))
+    np.testing.assert_array_equal(
+        two["acc1"].numpy(), 100 * np.isin(logits.numpy().argmax(1), (0, 2))
+    )
 
 
 # ---------------------------------------------------------------- robustness
 
 
 def test_mce_is_the_papers():
-    """ResNet-50's errors of the paper's table 1, mean by mean: mCE 76.7, and its corruption errors to a percent."""
+    """ResNet-50's errors of the paper's table 1, mean by mean: mCE 76.7, and its corruption errors
+    to a percent.
+    """
     ce = [80, 82, 83, 75, 89, 78, 80, 78, 75, 66, 57, 71, 85, 77, 77]
     errors = {
-        name: dict.fromkeys(range(1, 6), share * ALEXNET[name] / 100) for name, share in zip(BENCHMARK, ce, strict=True)
+        name: dict.fromkeys(range(1, 6), share * ALEXNET[name] / 100)
+        for name, share in zip(BENCHMARK, ce, strict=True)
     }
     found = figures(errors, 23.9, 1000)
     assert found["mCE"] == pytest.approx(np.mean(ce)) == pytest.approx(76.7, abs=0.2)
     assert found["relative_mCE"] == pytest.approx(105.0, abs=1)
     assert found["CE"]["fog"] == pytest.approx(66)
-    assert found["relative_CE"]["fog"] == pytest.approx(100 * (0.66 * ALEXNET["fog"] - 23.9) / (ALEXNET["fog"] - 43.5))
+    assert found["relative_CE"]["fog"] == pytest.approx(
+        100 * (0.66 * ALEXNET["fog"] - 23.9) / (ALEXNET["fog"] - 43.5)
+    )
     assert found["mean_error"] == pytest.approx(np.mean([own[1] for own in errors.values()]))
     assert (
-        table(errors, found).splitlines()[-1] == f"mCE: {found['mCE']:.2f}, relative mCE: {found['relative_mCE']:.2f}"
+        table(errors, found).splitlines()[-1]
+        == f"mCE: {found['mCE']:.2f}, relative mCE: {found['relative_mCE']:.2f}"
     )
     errors["fog"] = {1: 10.0, 3: 40.0}
     some = figures(errors, 23.9, 1000)
-    assert (some["mean"]["fog"], some["mCE"], "fog" in some["CE"], len(some["CE"])) == (25, None, False, 14)
+    assert (some["mean"]["fog"], some["mCE"], "fog" in some["CE"], len(some["CE"])) == (
+        25,
+        None,
+        False,
+        14,
+    )
     [row] = [line.split() for line in table(errors, some).splitlines() if line.startswith("fog")]
     assert row == ["fog", "10.00", "-", "40.00", "-", "-", "25.00", "-", "-"]
     assert figures(errors, 23.9, 10)["CE"] == {}  # AlexNet's errors are ImageNet's
@@ -166,7 +196,9 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
     asked = []
 
     class Evaluation:
-        """Stands for main_multi_gpu.py: fog is an error of 10 at each severity, or a failure where one is ordered."""
+        """Stands for main_multi_gpu.py: fog is an error of 10 at each severity, or a failure where
+        one is ordered.
+        """
 
         def __init__(self, command, **_):
             asked.append(command[2:])
@@ -193,14 +225,23 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
             return 0
 
     def run(*flags):
-        words = [f"-output={tmp_path}/out", "-cfg=vit_digits", "-corruptions=fog,snow", "-severities=1,3", *flags]
+        words = [
+            f"-output={tmp_path}/out",
+            "-cfg=vit_digits",
+            "-corruptions=fog,snow",
+            "-severities=1,3",
+            *flags,
+        ]
         words += ["-o", "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "3"]
         monkeypatch.setattr("sys.argv", ["robustness.py", *words])
         robustness.main()
 
     monkeypatch.setattr(robustness.subprocess, "Popen", Evaluation)
     monkeypatch.setattr(robustness, "find_spec", lambda _: None)
-    with pytest.raises(InputError, match="^corruptions need imagecorruptions-imaug; pip install -r requirements-rob"):
+    with pytest.raises(
+        InputError,
+        match="^corruptions need imagecorruptions-imaug; pip install -r requirements-rob",
+    ):
         run()
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr(robustness, "find_spec", lambda _: "there")
@@ -222,7 +263,9 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
     assert found["errors"] == {"fog": {"1": 20, "3": 40}, "snow": {"1": 20, "3": 40}}
     assert (found["clean_error"], found["mean_error"], found["mCE"]) == (10, 30, None)
     assert "clean: 10.00, mean of the corruptions: 30.00" in capsys.readouterr().out
-    with pytest.raises(InputError, match="out has evaluations of SEED 0, not 4; choose another -output"):
+    with pytest.raises(
+        InputError, match="out has evaluations of SEED 0, not 4; choose another -output"
+    ):
         run("-o", "SEED", "4")
     with pytest.raises(InputError, match="leave out DATA.CORRUPTION: -corruptions does it"):
         run("-o", "DATA.CORRUPTION", "fog")
@@ -232,21 +275,35 @@ def test_what_an_evaluation_would_refuse_is_told_before_the_first(tmp_path, monk
     monkeypatch.setattr(robustness, "find_spec", lambda _: "there")
     colours = ["-cfg=vit_digits", "-o", "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "3"]
     for words, message in (
-        (["-dataset=multilabel_csv", "-o", "TASK", "multilabel"], "^TASK is multilabel, expected classification, "),
-        (["-o", "DATA.IMAGE_DTYPE", "float32"], "^DATA.IMAGE_DTYPE is 'float32', expected auto with DATA.CORRUPTION"),
-        ([f"-published={tmp_path}/C"], "^-published: there is no folder .*/C/gaussian_noise/1; expected <corruption>/"),
+        (
+            ["-dataset=multilabel_csv", "-o", "TASK", "multilabel"],
+            "^TASK is multilabel, expected classification, ",
+        ),
+        (
+            ["-o", "DATA.IMAGE_DTYPE", "float32"],
+            "^DATA.IMAGE_DTYPE is 'float32', expected auto with DATA.CORRUPTION",
+        ),
+        (
+            [f"-published={tmp_path}/C"],
+            "^-published: there is no folder .*/C/gaussian_noise/1; expected <corruption>/",
+        ),
     ):
-        monkeypatch.setattr("sys.argv", ["robustness.py", f"-output={tmp_path}/out", *colours, *words])
+        monkeypatch.setattr(
+            "sys.argv", ["robustness.py", f"-output={tmp_path}/out", *colours, *words]
+        )
         with pytest.raises(InputError, match=message):
             robustness.main()
     assert not list(tmp_path.iterdir())
 
 
 def test_published_images_are_folders_of_their_own():
-    words, rest = robustness.arguments_of(["-published=C", "-corruptions=fog", "-severities=2", "-cfg=x"])
+    words, rest = robustness.arguments_of(
+        ["-published=C", "-corruptions=fog", "-severities=2", "-cfg=x"]
+    )
     [_, (name, severity, flags)] = robustness.cells(words)
     assert (name, severity, rest) == ("fog", 2, ["--cfg=x"])
-    whole = ["DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null"]  # not the part that the run kept for validation
+    # not the part that the run kept for validation
+    whole = ["DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null"]
     assert flags == ["-dataset=folder", "-data_path=C/fog/2", "-o", "DATA.CROP_PCT", "1.0", *whole]
     for flag in ("-corruptions=fogg", "-severities=6"):
         with pytest.raises(InputError, match=f"^{flag[:11]}.* has '(fogg|6)', expected some of "):
@@ -264,7 +321,10 @@ RESULT = {"acc1": 50.0, "loss": 1.0, "num_samples": 4, "config": {"MODEL": {"NUM
         (json.dumps(RESULT | {"acc1": float("nan")}), "it holds NaN, which is no number"),
         (json.dumps(RESULT | {"config": []}), r"its config is \[\], expected a dictionary"),
         (json.dumps(RESULT | {"config": {}}), "its config.MODEL is None, expected a dictionary"),
-        (json.dumps(RESULT | {"config": {"MODEL": {"NUM_CLASSES": "10"}}}), "its config.MODEL.NUM_CLASSES is '10'"),
+        (
+            json.dumps(RESULT | {"config": {"MODEL": {"NUM_CLASSES": "10"}}}),
+            "its config.MODEL.NUM_CLASSES is '10'",
+        ),
         (None, "it is no regular file"),
     ],
 )
@@ -274,7 +334,9 @@ def test_a_cells_result_that_no_evaluation_wrote_is_refused(text, message, tmp_p
         os.mkfifo(file)
     else:
         file.write_text(text)
-    with pytest.raises(InputError, match=f"result.json: {message}.*; remove it to repeat the evaluation"):
+    with pytest.raises(
+        InputError, match=f"result.json: {message}.*; remove it to repeat the evaluation"
+    ):
         robustness.evaluation_result(tmp_path, [])
 
 

@@ -17,7 +17,15 @@ from training.sweeps.points import Drawn, Sweep
 
 # The second would raise as a formula, and a legend would leave out the third.
 NAMES = ["$x_1$", r"$\frac{$", "_hidden", "__init__", "<b>&amp;", "9" * 4000, "a\nb"]
-SHOWN = ["$x_1$", r"$\frac{$", " _hidden", " __init__", "<b>&amp;", "999999999999...999999999", "a\\nb"]
+SHOWN = [
+    "$x_1$",
+    r"$\frac{$",
+    " _hidden",
+    " __init__",
+    "<b>&amp;",
+    "999999999999...999999999",
+    "a\\nb",
+]
 
 
 @pytest.fixture
@@ -64,7 +72,9 @@ def test_values_of_a_sweep_are_shown_as_they_are(texts, tmp_path):
     sweep = Sweep("main_single_gpu.py", [], keys, "random", 7, 0, [], "", None, 1, tmp_path)
     points = [{"TAG": name, "TRAIN.BASE_LR": f"1e-{place + 1}"} for place, name in enumerate(NAMES)]
     outcome = results.Outcome(50.0, 1)
-    found = [results.Row(f"{place:04}", point, None, outcome, 0) for place, point in enumerate(points)]
+    found = [
+        results.Row(f"{place:04}", point, None, outcome, 0) for place, point in enumerate(points)
+    ]
     results.write(found, sweep, "$acc1$")
     told = [figures.shorten(name, 12) for name in NAMES]
     assert [text for text in texts if text in told] == told
@@ -97,15 +107,27 @@ def test_the_settings_of_others_stay():
 def test_a_picture_of_many_runs_has_one_legend(runs, monkeypatch):
     made = []
     legend = Axes.legend
-    monkeypatch.setattr(Axes, "legend", lambda axis, **how: made.append(len(axis.lines)) or legend(axis, **how))
+    monkeypatch.setattr(
+        Axes, "legend", lambda axis, **how: made.append(len(axis.lines)) or legend(axis, **how)
+    )
     points = array("d", [1, 2]), array("d", [1, 2])
-    drawings.curve({f"run {n}": {"train": {"loss": points}, "val": {"loss": points}} for n in range(runs)}, "loss", "")
+    drawings.curve(
+        {f"run {n}": {"train": {"loss": points}, "val": {"loss": points}} for n in range(runs)},
+        "loss",
+        "",
+    )
     assert made == [2 * runs]
 
 
 def test_a_curve_that_nobody_has_leaves_its_axis_without_a_legend(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(Axes, "legend", lambda axis: made.append(axis.get_ylabel()))
-    (tmp_path / "metrics.jsonl").write_text('{"split": "train", "epoch": 1, "step": 1, "loss": 1.0}\n')
-    plot_curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png", {"loss": "the loss", "acc1": "accuracy"})
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"split": "train", "epoch": 1, "step": 1, "loss": 1.0}\n'
+    )
+    plot_curves(
+        tmp_path / "metrics.jsonl",
+        tmp_path / "curves.png",
+        {"loss": "the loss", "acc1": "accuracy"},
+    )
     assert made == ["the loss"]

@@ -35,7 +35,14 @@ def own_run(tmp_path, monkeypatch):
     write_images(tmp_path / "others", dict.fromkeys("xyz", 8))
     for mode in ("train", "val"):
         write_images(tmp_path / "split" / mode, dict.fromkeys("pqrs", 4))
-    typed("-cfg=small_data_vit_small_patch16_224", *FOLDER, "-output=RUN", "-o", *SMALL, "DATA.VAL_SPLIT=0.25")
+    typed(
+        "-cfg=small_data_vit_small_patch16_224",
+        *FOLDER,
+        "-output=RUN",
+        "-o",
+        *SMALL,
+        "DATA.VAL_SPLIT=0.25",
+    )
 
 
 def refused(*words):
@@ -61,7 +68,13 @@ def test_other_classes_are_counted_and_the_classifier_is_told_of(own_run):
     there = "split/val is there, and DATA.VAL_SPLIT 0.25 would make another validation set"
     assert line == f"{there}; -o DATA.VAL_SPLIT null evaluates on it"
     assert fresh in typed(*split, "-output=4", "-o", "DATA.VAL_SPLIT", "null")
-    recipe = ["-cfg=finetune_vit_small_patch16_224", "-dataset=folder", "-o", *SMALL, "DATA.VAL_SPLIT=0.25"]
+    recipe = [
+        "-cfg=finetune_vit_small_patch16_224",
+        "-dataset=folder",
+        "-o",
+        *SMALL,
+        "DATA.VAL_SPLIT=0.25",
+    ]
     assert fresh in typed(*recipe, "-pretrained=RUN", "-data_path=more", "-output=5")
 
 
@@ -69,34 +82,59 @@ def test_what_is_said_counts_and_what_cannot_be_names_its_whole_mend(own_run):
     more = ["-pretrained=RUN", "-data_path=more"]
     line = refused(*more, "-output=1", "-o", "MODEL.NUM_CLASSES", "3")
     assert line == "the data has 4 classes, MODEL.NUM_CLASSES is 3; write -o MODEL.NUM_CLASSES auto"
-    assert config_from_arguments("test", [*more, "-o", "MODEL.NUM_CLASSES", "7"]).MODEL.NUM_CLASSES == 7
+    assert (
+        config_from_arguments("test", [*more, "-o", "MODEL.NUM_CLASSES", "7"]).MODEL.NUM_CLASSES
+        == 7
+    )
     assert config_from_arguments("test", ["-pretrained=RUN"]).MODEL.NUM_CLASSES == 3
     assert config_from_arguments("test", [*more, "-eval"]).MODEL.NUM_CLASSES == 3
     longer = ["-output=2", "-o", "TRAIN.NUM_EPOCHS=2"]
-    wanted = "a run goes on with its own data; -pretrained instead of -resume starts from its weights"
-    assert refused("-resume=RUN", "-data_path=more", *longer).endswith(f"MODEL.NUM_CLASSES is 3; {wanted}")
+    wanted = (
+        "a run goes on with its own data; -pretrained instead of -resume starts from its weights"
+    )
+    assert refused("-resume=RUN", "-data_path=more", *longer).endswith(
+        f"MODEL.NUM_CLASSES is 3; {wanted}"
+    )
     of_others = refused("-resume=RUN", "-data_path=others", *longer)
-    assert of_others.endswith("the data has x, y, z (3); give its own data, or start from its weights with -pretrained")
+    assert of_others.endswith(
+        "the data has x, y, z (3); give its own data, or start from its weights with -pretrained"
+    )
     write_images(Path("fewer"), dict.fromkeys("abc", 4))
     line = refused("-resume=RUN", "-data_path=fewer", *longer)
-    assert line.endswith("the data has 9; give its own data, or start from its weights with -pretrained")
-    assert refused("-resume=RUN", "-output=2").endswith("NUM_EPOCHS is 1; raise it with -o TRAIN.NUM_EPOCHS N")
+    assert line.endswith(
+        "the data has 9; give its own data, or start from its weights with -pretrained"
+    )
+    assert refused("-resume=RUN", "-output=2").endswith(
+        "NUM_EPOCHS is 1; raise it with -o TRAIN.NUM_EPOCHS N"
+    )
     assert not Path("2").exists()
 
 
 def test_a_recipe_for_trained_weights_warns_where_it_gets_none(own_run, tmp_path):
     def warnings(*words):
-        return [note for note in notes(config_from_arguments("test", words)) if note.startswith("warning: ")]
+        return [
+            note
+            for note in notes(config_from_arguments("test", words))
+            if note.startswith("warning: ")
+        ]
 
-    for recipe in ("finetune_vit_small_patch16_224", "vit_base_patch16_224_finetune", "eva02_base_patch14_448"):
+    for recipe in (
+        "finetune_vit_small_patch16_224",
+        "vit_base_patch16_224_finetune",
+        "eva02_base_patch14_448",
+    ):
         [line] = warnings(f"-cfg={recipe}", *FOLDER)
         assert line.startswith("warning: ")
-        assert line.endswith("none are given: the model starts from random values; give -pretrained=FILE")
+        assert line.endswith(
+            "none are given: the model starts from random values; give -pretrained=FILE"
+        )
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-pretrained=RUN")
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-resume=RUN")
         assert not warnings(f"-cfg={recipe}", *FOLDER, "-eval", "-pretrained=RUN")
         assert warnings(f"-cfg={recipe}", *FOLDER, "-resume=auto", "-output=new")
-    Path("own.yaml").write_text("BASE: [vit_tiny_patch16_224, finetune]\nTRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 0}\n")
+    Path("own.yaml").write_text(
+        "BASE: [vit_tiny_patch16_224, finetune]\nTRAIN: {NUM_EPOCHS: 3, WARMUP_EPOCHS: 0}\n"
+    )
     assert warnings("-cfg=own.yaml", *FOLDER)[0].startswith(
         "warning: finetune is a recipe for weights that were trained"
     )

@@ -1,4 +1,6 @@
-"""A run whose folder is removed or moved, or whose files are replaced: one line, and nothing is lost."""
+"""A run whose folder is removed or moved, or whose files are replaced: one line, and nothing is
+lost.
+"""
 
 import itertools
 import os
@@ -18,7 +20,16 @@ from training import requests
 from training.checkpoint import newest_whole
 from utils import rank
 
-OPTIONS = ["DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "2", "REPORT_FREQ", "2", "DATA.BATCH_SIZE_EVAL", "364"]
+OPTIONS = [
+    "DATA.BATCH_SIZE",
+    "8",
+    "TRAIN.NUM_EPOCHS",
+    "2",
+    "REPORT_FREQ",
+    "2",
+    "DATA.BATCH_SIZE_EVAL",
+    "364",
+]
 OPTIONS += ["SAVE_MINUTES", "none"]
 
 
@@ -114,7 +125,10 @@ def test_a_run_that_can_not_report_saves_and_ends(tmp_path, tiny, fault, way):
         assert type(error) is RunError
         assert error.exit_status == 1
         where = rf"stopped after step 4, saved in {output}/checkpoints/epoch_0001_sample_\d+"
-        expected = FAULTS[fault].format(run=output) + rf".*; {where}; -resume=auto -output={output} goes on from there"
+        expected = (
+            FAULTS[fault].format(run=output)
+            + rf".*; {where}; -resume=auto -output={output} goes on from there"
+        )
         assert re.fullmatch(expected, str(error)), error
     assert newest_whole(output / "checkpoints").name.startswith("epoch_0001_sample_")
     if ranks == 1:
@@ -126,7 +140,9 @@ def test_a_run_that_can_not_report_saves_and_ends(tmp_path, tiny, fault, way):
         assert records(output)[-1]["step"] == 16
 
 
-@pytest.mark.parametrize("fault", [checkpoints_are_a_file, checkpoints_are_a_dangling_link, replaced_by_a_file])
+@pytest.mark.parametrize(
+    "fault", [checkpoints_are_a_file, checkpoints_are_a_dangling_link, replaced_by_a_file]
+)
 def test_where_the_folder_takes_no_checkpoint_it_is_saved_beside(tmp_path, tiny, fault, way):
     ranks, own = way
     options = [*tiny, *OPTIONS, *own, "SAVE_STEPS", "5"]
@@ -135,7 +151,9 @@ def test_where_the_folder_takes_no_checkpoint_it_is_saved_beside(tmp_path, tiny,
         assert type(error) is RunError
         assert "\n" not in str(error)
         saved = newest_whole(tmp_path / "run-saved" / "checkpoints")
-        assert str(error).endswith(f"it is saved in {saved}, from where -resume goes on with a new -output")
+        assert str(error).endswith(
+            f"it is saved in {saved}, from where -resume goes on with a new -output"
+        )
     if ranks == 1:
         train([*options, "MODEL.RESUME", str(saved)], tmp_path / "next", 64)
         assert records(tmp_path / "next")[-1]["step"] == 16
@@ -171,7 +189,9 @@ def a_folder_in_place_of_each(run):
 def test_pictures_and_tables_that_can_not_be_written_end_no_run(tmp_path, tiny, ranks):
     options = [*without(tiny, "REPORT"), *OPTIONS]
     output = tmp_path / "run"
-    found = run_ranks(disturbed, a_folder_in_place_of_each, options, output, 64 * ranks, 7, ranks=ranks)
+    found = run_ranks(
+        disturbed, a_folder_in_place_of_each, options, output, 64 * ranks, 7, ranks=ranks
+    )
     assert len(set(found)) == 1
     log = (output / "log.txt").read_text()
     for name in LEFT[:2]:

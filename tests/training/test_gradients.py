@@ -31,14 +31,20 @@ def test_clipping_is_torchs_and_timms(mode):
     assert norm.shape == []
     assert norm.item() == pytest.approx(GOLDEN["norm"].item(), rel=1e-6)  # before clipping
     for name, found in model.arrays(gradient).items():
-        np.testing.assert_allclose(found, GOLDEN[f"{mode}/{name}"], rtol=2e-6, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            found, GOLDEN[f"{mode}/{name}"], rtol=2e-6, atol=1e-9, err_msg=name
+        )
 
 
-@pytest.mark.parametrize(("limit", "mode"), [(None, "norm"), (1e3, "norm"), (1e3, "value"), (1e3, "agc")])
+@pytest.mark.parametrize(
+    ("limit", "mode"), [(None, "norm"), (1e3, "norm"), (1e3, "value"), (1e3, "agc")]
+)
 def test_gradients_within_the_limit_keep_their_bits(limit, mode):
     model = Small()
     model.set_gradients(gradients(0))
-    clip_gradients(with_values(get_config(), TRAIN__GRAD_CLIP=limit, TRAIN__GRAD_CLIP_MODE=mode), model)
+    clip_gradients(
+        with_values(get_config(), TRAIN__GRAD_CLIP=limit, TRAIN__GRAD_CLIP_MODE=mode), model
+    )
     for name, found in model.arrays(gradient).items():
         np.testing.assert_array_equal(found, gradients(0)[name], err_msg=name)
 
@@ -49,7 +55,9 @@ def test_parameters_without_a_gradient_are_passed_over(mode):
     model.fc.weight.stop_gradient = True
     model.set_gradients(gradients(0))
     model.conv.bias.clear_gradient(False)  # trained, and not used in this update
-    norm = clip_gradients(get_config(None, ["TRAIN.GRAD_CLIP", "0.01", "TRAIN.GRAD_CLIP_MODE", mode]), model)
+    norm = clip_gradients(
+        get_config(None, ["TRAIN.GRAD_CLIP", "0.01", "TRAIN.GRAD_CLIP_MODE", mode]), model
+    )
     rest = [g for name, g in gradients(0).items() if name not in ("fc.weight", "conv.bias")]
     assert norm.item() == pytest.approx(np.sqrt(sum((g**2).sum() for g in rest)), rel=1e-6)
 
@@ -60,12 +68,16 @@ def test_ranks_that_share_out_gradients_add_squares_parameter_by_parameter(monke
     model.set_gradients(gradients(0))
     model.conv.bias.clear_gradient(False)  # its owner has it
     monkeypatch.setattr(
-        "training.optim.gradients.all_reduce_sum", lambda squares: (seen.append(squares), 4 * squares)[1]
+        "training.optim.gradients.all_reduce_sum",
+        lambda squares: (seen.append(squares), 4 * squares)[1],
     )
     alone = clip_gradients(get_config(), model)
     config = with_values(get_config(), DIST__ENGINE="fleet", DIST__STRATEGY__sharding=True)
     assert clip_gradients(config, model).item() == pytest.approx(2 * alone.item(), rel=1e-6)
-    expected = [0 if name == "conv.bias" else (gradients(0)[name] ** 2).sum() for name, _ in model.named_parameters()]
+    expected = [
+        0 if name == "conv.bias" else (gradients(0)[name] ** 2).sum()
+        for name, _ in model.named_parameters()
+    ]
     np.testing.assert_allclose(seen[0].numpy(), expected, rtol=1e-6)
 
 
@@ -78,7 +90,9 @@ def test_the_norm_of_many_small_gradients_is_exact():
 
 
 def strided_gradients():
-    """A parameter whose gradient is a view of other strides, and one whose gradient is plain; the values of both."""
+    """A parameter whose gradient is a view of other strides, and one whose gradient is plain; the
+    values of both.
+    """
     parameters = [paddle.create_parameter(shape, "float32") for shape in ([4, 6], [3])]
     value = np.arange(24.0)
     wanted = paddle.to_tensor(value.reshape(6, 4), dtype="float32")
@@ -88,7 +102,9 @@ def strided_gradients():
 
 @pytest.fixture
 def views():
-    """A transposed tensor is a view, which it isn't after a test that set this process's flags for speed."""
+    """A transposed tensor is a view, which it isn't after a test that set this process's flags for
+    speed.
+    """
     before = paddle.get_flags("FLAGS_use_stride_kernel")
     paddle.set_flags({"FLAGS_use_stride_kernel": True})
     yield
@@ -105,7 +121,9 @@ def test_gradients_of_other_strides_are_measured_and_scaled(views):
     layer.strided = strided
     layer.plain = plain
     exact = np.sqrt(sum((value**2).sum() for value in values)) / 4
-    assert clip_gradients(get_config(None, ["TRAIN.GRAD_CLIP", "0.5"]), layer).item() == pytest.approx(exact, rel=1e-6)
+    assert clip_gradients(
+        get_config(None, ["TRAIN.GRAD_CLIP", "0.5"]), layer
+    ).item() == pytest.approx(exact, rel=1e-6)
     np.testing.assert_allclose(strided.grad.numpy(), values[0] / 4 * 0.5 / exact, rtol=1e-6)
 
 
@@ -125,7 +143,9 @@ def test_all_gradients_are_scaled_by_one_operator(monkeypatch, counted_tensors):
     called = []
     scale = paddle._C_ops.check_finite_and_unscale_
     monkeypatch.setattr(
-        paddle._C_ops, "check_finite_and_unscale_", lambda xs, by: (called.append(len(xs)), scale(xs, by))[1]
+        paddle._C_ops,
+        "check_finite_and_unscale_",
+        lambda xs, by: (called.append(len(xs)), scale(xs, by))[1],
     )
     model = Small()
     model.set_gradients(gradients(0))
@@ -163,7 +183,8 @@ def test_the_scale_grows_and_falls_as_torchs():
     for overflow in OVERFLOWS:
         before = weight.item()
         assert update(scaler, optimizer, weight, np.inf if overflow else 1.0) is not overflow
-        assert weight.item() == (before if overflow else before - 0.25)  # a power of two scales without rounding
+        # a power of two scales without rounding
+        assert weight.item() == (before if overflow else before - 0.25)
         scales.append(scaler.loss_scale)
     np.testing.assert_array_equal(scales, GOLDEN["loss_scales"])
 
@@ -200,7 +221,9 @@ def test_gradients_that_are_never_finite_end_the_run():
     weight, optimizer = weight_and_sgd()
     scaler = LossScaler()
     skipped = 0
-    with pytest.raises(RunError, match="gradients aren't finite in float16 at a loss scale of 0.00012; lower") as error:
+    with pytest.raises(
+        RunError, match="gradients aren't finite in float16 at a loss scale of 0.00012; lower"
+    ) as error:
         while not update(scaler, optimizer, weight, np.nan):
             skipped += 1
     assert (skipped, error.value.shared, weight.item()) == (29, True, 1)
@@ -217,7 +240,9 @@ def test_the_scale_stays_a_float32():
 
 
 def overflowing_updates():
-    """Three updates on this rank's data; the second overflows on rank 1 alone. Returns what each left."""
+    """Three updates on this rank's data; the second overflows on rank 1 alone. Returns what each
+    left.
+    """
     import utils
 
     model = Small()

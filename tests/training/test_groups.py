@@ -21,27 +21,43 @@ from training.optim import build_optimizer, decayed_parameters, freeze, layer_sc
 def test_weight_decay_leaves_biases_norms_and_embeddings_alone():
     model = create_model("vit_digits")
     decayed = decayed_parameters(get_config(), model)
-    assert len(decayed) == 2 + 4 * 4  # patch projection, head, and four matrices in each of four blocks
-    assert not {"pos_embed", "cls_token", "norm.weight", "blocks.0.norm1.weight", "head.bias"} & set(decayed)
-    optimizer = build_optimizer(get_config("vit_digits", ["TRAIN.WEIGHT_DECAY", "0.5", "TRAIN.BASE_LR", "0.1"]), model)
+    # patch projection, head, and four matrices in each of four blocks
+    assert len(decayed) == 2 + 4 * 4
+    assert not {
+        "pos_embed",
+        "cls_token",
+        "norm.weight",
+        "blocks.0.norm1.weight",
+        "head.bias",
+    } & set(decayed)
+    optimizer = build_optimizer(
+        get_config("vit_digits", ["TRAIN.WEIGHT_DECAY", "0.5", "TRAIN.BASE_LR", "0.1"]), model
+    )
     before = {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = paddle.zeros_like(parameter)
     optimizer.step()
-    for name, parameter in model.named_parameters():  # with no gradient, decay is all that AdamW does
+    # with no gradient, decay is all that AdamW does
+    for name, parameter in model.named_parameters():
         factor = 1 - 0.1 * 0.5 if name in decayed else 1.0
-        np.testing.assert_allclose(parameter.numpy(), before[name] * factor, rtol=1e-6, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(
+            parameter.numpy(), before[name] * factor, rtol=1e-6, atol=1e-9, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("groups", ["authors", "timm"])
 def test_layer_decay_is_the_authors_or_timms_for_twelve_blocks(groups):
-    model = create_model("vit_base_patch16_224", embed_dim=12, num_heads=3, num_classes=10, image_size=32)
+    model = create_model(
+        "vit_base_patch16_224", embed_dim=12, num_heads=3, num_classes=10, image_size=32
+    )
     decay = ["TRAIN.LAYER_DECAY", "0.75", "TRAIN.LAYER_DECAY_GROUPS", groups]
     found = layer_scales(get_config(None, decay), model)
     expected = json.loads((FOLDER / "layer_scales.json").read_text())
     if groups == "authors":
-        assert {expected.pop(name) for name in ("norm.weight", "norm.bias")} == {0.75}  # the last block's, in timm
-        assert {found.pop(name) for name in ("norm.weight", "norm.bias")} == {1.0}  # the classifier's, in BEiT and MAE
+        # the last block's, in timm
+        assert {expected.pop(name) for name in ("norm.weight", "norm.bias")} == {0.75}
+        # the classifier's, in BEiT and MAE
+        assert {found.pop(name) for name in ("norm.weight", "norm.bias")} == {1.0}
     assert found == pytest.approx(expected, rel=1e-12)
     assert set(layer_scales(get_config(None), model).values()) == {1.0}
 
@@ -53,11 +69,15 @@ def test_the_classifier_has_a_rate_of_its_own():
     assert alone == {name: 10.0 if name.startswith("head.") else 1.0 for name in SCALES}
 
 
-@pytest.mark.parametrize(("groups", "count"), [([("fc",), ("head",)], 0), ([("embed", "conv"), ("embed",)], 2)])
+@pytest.mark.parametrize(
+    ("groups", "count"), [([("fc",), ("head",)], 0), ([("embed", "conv"), ("embed",)], 2)]
+)
 def test_a_parameter_belongs_to_one_layer_group(groups, count):
     model = Small()
     model.layer_groups = lambda: groups
-    with pytest.raises(ValueError, match=f"embed is in {count} of the model's layer groups, expected one"):
+    with pytest.raises(
+        ValueError, match=f"embed is in {count} of the model's layer groups, expected one"
+    ):
         layer_scales(get_config(None, ["TRAIN.LAYER_DECAY", "0.5"]), model)
 
 
@@ -83,7 +103,10 @@ def test_freezing_takes_patterns_and_returns_names(patterns, frozen):
             "cnv.*",
             "'cnv.*' matches no parameter, expected a pattern of names from embed to head.bias; .*mean conv\\.\\*\\?",
         ),
-        ("['backbone', 'hed.bias']", "'hed.bias' matches no parameter, .*; did you mean head.bias?"),
+        (
+            "['backbone', 'hed.bias']",
+            "'hed.bias' matches no parameter, .*; did you mean head.bias?",
+        ),
         ("backbon", "did you mean backbone?"),
         ("*", re.escape("TRAIN.FREEZE ['*'] leaves none of 7 parameters to train")),
         ("['backbone', 'head.*']", "leaves none of 7"),

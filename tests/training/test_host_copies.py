@@ -1,4 +1,6 @@
-"""Beside a GPU, a checkpoint's copy goes to pinned memory in its turn, and a thread waits for it (simulated)."""
+"""Beside a GPU, a checkpoint's copy goes to pinned memory in its turn, and a thread waits for it
+(simulated).
+"""
 
 import threading
 
@@ -49,7 +51,9 @@ class Pinned:
 def stream(monkeypatch):
     made = Stream()
     monkeypatch.setattr(saver, "num_gpus", lambda: 1)
-    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor, blocking=True: made.pin_memory(tensor, blocking))
+    monkeypatch.setattr(
+        Tensor, "pin_memory", lambda tensor, blocking=True: made.pin_memory(tensor, blocking)
+    )
     monkeypatch.setattr(paddle.device, "Event", lambda: made)
     yield made
     made.done.set()

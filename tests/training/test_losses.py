@@ -32,7 +32,8 @@ COUNT = 6
 CLASSES = 5
 GOLDEN = np.load(Path(__file__).parent.with_name("golden") / "losses.npz")
 LOGITS, STUDENT, TEACHER = (
-    paddle.to_tensor(array(name, (COUNT, CLASSES)) * 20) for name in ("logits", "student", "teacher")
+    paddle.to_tensor(array(name, (COUNT, CLASSES)) * 20)
+    for name in ("logits", "student", "teacher")
 )
 LABELS = paddle.arange(COUNT) * 3 % CLASSES
 SOFT = nn.functional.softmax(paddle.to_tensor(array("targets", (COUNT, CLASSES)) * 10))
@@ -71,7 +72,9 @@ def test_cross_entropies_are_torchs(weight):
     for smoothing in (0.0, 0.1):
         criterion = CrossEntropy(smoothing, WEIGHTS[weight])
         assert_golden(criterion(LOGITS, LABELS), f"cross_entropy/{smoothing}{weight}")
-        same = SoftTargetCrossEntropy(WEIGHTS[weight])(LOGITS, smooth_one_hot(LABELS, CLASSES, smoothing))
+        same = SoftTargetCrossEntropy(WEIGHTS[weight])(
+            LOGITS, smooth_one_hot(LABELS, CLASSES, smoothing)
+        )
         assert_golden(same, f"cross_entropy/{smoothing}{weight}")
     assert_golden(SoftTargetCrossEntropy(WEIGHTS[weight])(LOGITS, SOFT), f"soft_target{weight}")
 
@@ -94,13 +97,17 @@ def test_a_large_loss_and_a_small_one_are_what_they_are(apart):
             found = paddle.to_tensor(logits.astype("float32"), stop_gradient=False)
             losses = criterion(found, answer)
             losses.sum().backward()
-            np.testing.assert_allclose(losses.numpy(), -(wanted * logs).sum(axis=1), rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(
+                losses.numpy(), -(wanted * logs).sum(axis=1), rtol=1e-6, atol=1e-7
+            )
             np.testing.assert_allclose(found.grad.numpy(), np.exp(logs) - wanted, rtol=0, atol=2e-7)
 
 
 def test_a_large_loss_is_found_beside_one_that_is_no_number_and_none_is_none():
     logits = paddle.to_tensor([[float("nan"), 0, 0], [300, 0, 0]])
-    np.testing.assert_array_equal(CrossEntropy()(logits, paddle.to_tensor([1, 1])).numpy(), [np.nan, 300])
+    np.testing.assert_array_equal(
+        CrossEntropy()(logits, paddle.to_tensor([1, 1])).numpy(), [np.nan, 300]
+    )
     assert CrossEntropy()(paddle.zeros([0, 3]), paddle.zeros([0], "int64")).shape == [0]
 
 
@@ -117,11 +124,34 @@ def test_a_label_that_is_no_class_is_an_error(label):
 def test_binary_cross_entropy_is_timms(threshold, sums, weight):
     for smoothing in (0.0, 0.1):
         criterion = BinaryCrossEntropy(smoothing, threshold, sums, WEIGHTS[weight])
-        assert_golden(criterion(LOGITS, LABELS), f"bce/labels/{smoothing}/{threshold}/{sums}{weight}")
+        assert_golden(
+            criterion(LOGITS, LABELS), f"bce/labels/{smoothing}/{threshold}/{sums}{weight}"
+        )
         assert_golden(criterion(LOGITS, SOFT), f"bce/soft/{smoothing}/{threshold}/{sums}{weight}")
 
 
-EDGES = [0.0, -0.0, 1e-30, -1e-30, 1e-7, -1e-7, 0.5, -0.5, 5, -5, 20, -20, 88, -88, 100, -100, 1e4, -1e4, 1e30, -1e30]
+EDGES = [
+    0.0,
+    -0.0,
+    1e-30,
+    -1e-30,
+    1e-7,
+    -1e-7,
+    0.5,
+    -0.5,
+    5,
+    -5,
+    20,
+    -20,
+    88,
+    -88,
+    100,
+    -100,
+    1e4,
+    -1e4,
+    1e30,
+    -1e30,
+]
 
 
 def binary_entropy(logits, targets, pos_weight):
@@ -139,7 +169,9 @@ def binary_entropy(logits, targets, pos_weight):
 @pytest.mark.parametrize("how", ["eager", "traced", "autocast"])
 @pytest.mark.parametrize("target", [0.0, 1.0, 0.25, 0.5, 0.75, 0.92, 0.02])
 def test_the_gradient_of_binary_cross_entropy_is_the_formulas(how, target, pos_weight):
-    """Paddle 3.3.1's own gives 1 less at a logit of 0, where classifiers start that begin with zeros."""
+    """Paddle 3.3.1's own gives 1 less at a logit of 0, where classifiers start that begin with
+    zeros.
+    """
     criterion = BinaryCrossEntropy(sum_classes=True, pos_weight=pos_weight and [pos_weight])
     criterion = paddle.jit.to_static(criterion) if how == "traced" else criterion
     half = how == "autocast"
@@ -148,7 +180,9 @@ def test_the_gradient_of_binary_cross_entropy_is_the_formulas(how, target, pos_w
     with paddle.amp.auto_cast(enable=half, dtype="bfloat16", level="O1"):
         loss = criterion(logits, each)
     loss.sum().backward()
-    losses, gradient = binary_entropy(logits.astype("float32").numpy(), each.numpy(), pos_weight or 1.0)
+    losses, gradient = binary_entropy(
+        logits.astype("float32").numpy(), each.numpy(), pos_weight or 1.0
+    )
     np.testing.assert_allclose(loss.numpy(), losses.sum(1), rtol=1e-6)
     found = logits.grad.astype("float32").numpy()
     np.testing.assert_allclose(found, gradient, rtol=1e-2 if half else 1e-6, atol=1e-7)
@@ -174,8 +208,12 @@ def test_the_first_step_of_a_classifier_of_zeros_goes_the_right_way(loss):
 
 
 def test_a_target_at_the_threshold_is_0():
-    found = BinaryCrossEntropy(0.0, 0.5, True)(paddle.to_tensor([[3.0, 2.0]]), paddle.to_tensor([[0.5, 0.75]]))
-    np.testing.assert_allclose(found.numpy(), [np.log1p(np.exp(3)) + np.log1p(np.exp(-2))], rtol=1e-6)
+    found = BinaryCrossEntropy(0.0, 0.5, True)(
+        paddle.to_tensor([[3.0, 2.0]]), paddle.to_tensor([[0.5, 0.75]])
+    )
+    np.testing.assert_allclose(
+        found.numpy(), [np.log1p(np.exp(3)) + np.log1p(np.exp(-2))], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
@@ -185,9 +223,13 @@ def test_distillation_is_deits(kind, tau):
     base = CrossEntropy(0.1)
     loss = TrainingLoss(base, Fixed(), kind, 0.3, tau)
     found = loss(None, (LOGITS, STUDENT), LABELS).numpy()
-    np.testing.assert_allclose(found, 0.7 * GOLDEN["cross_entropy/0.1"] + 0.3 * golden, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        found, 0.7 * GOLDEN["cross_entropy/0.1"] + 0.3 * golden, rtol=1e-6, atol=1e-6
+    )
     plain = loss(None, STUDENT, LABELS).numpy()  # no distillation token: one classifier for both
-    np.testing.assert_allclose(plain, 0.7 * base(STUDENT, LABELS).numpy() + 0.3 * golden, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        plain, 0.7 * base(STUDENT, LABELS).numpy() + 0.3 * golden, rtol=1e-6, atol=1e-6
+    )
     alone = TrainingLoss(base, Fixed(), kind, 1.0, tau)(None, (LOGITS, STUDENT), LABELS).numpy()
     np.testing.assert_allclose(alone, golden, rtol=1e-6, atol=1e-6)
 
@@ -195,7 +237,11 @@ def test_distillation_is_deits(kind, tau):
 def test_half_precision_logits_are_lost_in_float32():
     low = (LOGITS / 5).astype("bfloat16")
     wide = low.astype("float32")
-    criteria = [(CrossEntropy(0.1), LABELS), (SoftTargetCrossEntropy(), SOFT), (BinaryCrossEntropy(0.1), LABELS)]
+    criteria = [
+        (CrossEntropy(0.1), LABELS),
+        (SoftTargetCrossEntropy(), SOFT),
+        (BinaryCrossEntropy(0.1), LABELS),
+    ]
     for criterion, targets in criteria:
         found = criterion(low, targets)
         assert found.dtype == paddle.float32
@@ -229,9 +275,13 @@ def test_gradients_reach_the_student_by_both_classifiers():
     logits = paddle.zeros([COUNT, CLASSES])
     distilled = paddle.zeros([COUNT, CLASSES])
     logits.stop_gradient = distilled.stop_gradient = False
-    TrainingLoss(CrossEntropy(), Fixed(), "hard", 0.25)(None, (logits, distilled), LABELS).sum().backward()
+    TrainingLoss(CrossEntropy(), Fixed(), "hard", 0.25)(
+        None, (logits, distilled), LABELS
+    ).sum().backward()
     choice = np.eye(CLASSES)[TEACHER.numpy().argmax(1)]
-    np.testing.assert_allclose(logits.grad.numpy(), 0.75 * (0.2 - np.eye(CLASSES)[LABELS.numpy()]), atol=1e-6)
+    np.testing.assert_allclose(
+        logits.grad.numpy(), 0.75 * (0.2 - np.eye(CLASSES)[LABELS.numpy()]), atol=1e-6
+    )
     np.testing.assert_allclose(distilled.grad.numpy(), 0.25 * (0.2 - choice), atol=1e-6)
 
 
@@ -240,12 +290,24 @@ def test_class_weights_are_given_or_inverse_to_the_number_of_images():
     automatic = class_weights(configured("TRAIN.CLASS_WEIGHTS", "auto"), labels)
     np.testing.assert_allclose(automatic, [10 / 24, 10 / 8, 0, 10 / 4, 10 / 4])
     np.testing.assert_allclose(np.array(automatic)[labels].mean(), 1)
-    assert class_weights(configured("TRAIN.CLASS_WEIGHTS", "[1,2,3,4,0.5]"), None) == [1, 2, 3, 4, 0.5]
+    assert class_weights(configured("TRAIN.CLASS_WEIGHTS", "[1,2,3,4,0.5]"), None) == [
+        1,
+        2,
+        3,
+        4,
+        0.5,
+    ]
     assert class_weights(configured(), labels) is None
-    with pytest.raises(InputError, match=r"CLASS_WEIGHTS has 2 values, expected 5, one per class of MODEL.NUM_CLASSES"):
+    with pytest.raises(
+        InputError,
+        match=r"CLASS_WEIGHTS has 2 values, expected 5, one per class of MODEL.NUM_CLASSES",
+    ):
         class_weights(configured("TRAIN.CLASS_WEIGHTS", "[1,2]"), labels)
     for missing in (None, labels[:0]):
-        with pytest.raises(InputError, match="CLASS_WEIGHTS is 'auto' and there are no training labels; give a factor"):
+        with pytest.raises(
+            InputError,
+            match="CLASS_WEIGHTS is 'auto' and there are no training labels; give a factor",
+        ):
             class_weights(configured("TRAIN.CLASS_WEIGHTS", "auto"), missing)
 
 
@@ -261,7 +323,11 @@ def test_class_weights_are_given_or_inverse_to_the_number_of_images():
         ),
         (["TRAIN.LOSS", "soft_target"], SOFT, "soft_target"),
         (["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.SMOOTHING", "0.1"], SOFT, "soft_target"),
-        (["TRAIN.CUTMIX_ALPHA", "1", "TRAIN.CLASS_WEIGHTS", "[0.5,1,1.5,2,2.5]"], SOFT, "soft_target/weight"),
+        (
+            ["TRAIN.CUTMIX_ALPHA", "1", "TRAIN.CLASS_WEIGHTS", "[0.5,1,1.5,2,2.5]"],
+            SOFT,
+            "soft_target/weight",
+        ),
         (["TRAIN.LOSS", "bce", "TRAIN.SMOOTHING", "0.1"], LABELS, "bce/labels/0.1/None/False"),
         (
             [
@@ -286,11 +352,20 @@ def test_the_criterion_is_the_configurations(options, targets, name):
 
 
 def test_the_criterion_distils_as_configured():
-    options = ["TRAIN.DISTILLATION_TYPE", "soft", "TRAIN.DISTILLATION_ALPHA", "1.0", "TRAIN.DISTILLATION_TAU", "3.0"]
+    options = [
+        "TRAIN.DISTILLATION_TYPE",
+        "soft",
+        "TRAIN.DISTILLATION_ALPHA",
+        "1.0",
+        "TRAIN.DISTILLATION_TAU",
+        "3.0",
+    ]
     criterion = build_criterion(configured(*options), teacher=Fixed())
     assert_golden(criterion(None, (LOGITS, STUDENT), LABELS), "soft/3.0")
     weighted = configured("TRAIN.CLASS_WEIGHTS", "auto")
-    found = build_criterion(weighted, labels=np.array([0, 0, 1, 2, 3, 4]))(None, LOGITS, LABELS).numpy()
+    found = build_criterion(weighted, labels=np.array([0, 0, 1, 2, 3, 4]))(
+        None, LOGITS, LABELS
+    ).numpy()
     factors = np.array([0.6, 1.2, 1.2, 1.2, 1.2])[LABELS.numpy()]
     np.testing.assert_allclose(found, GOLDEN["cross_entropy/0.0"] * factors, rtol=1e-6)
 
@@ -298,10 +373,13 @@ def test_the_criterion_distils_as_configured():
 def test_what_does_not_fit_is_refused():
     hard = configured("TRAIN.DISTILLATION_TYPE", "hard")
     with pytest.raises(
-        InputError, match="DISTILLATION_TYPE is 'hard' and there is no teacher; set TRAIN.TEACHER_MODEL"
+        InputError,
+        match="DISTILLATION_TYPE is 'hard' and there is no teacher; set TRAIN.TEACHER_MODEL",
     ):
         build_criterion(hard)
-    with pytest.raises(InputError, match="DISTILLATION_TYPE is None and there is a teacher; set it to hard or soft"):
+    with pytest.raises(
+        InputError, match="DISTILLATION_TYPE is None and there is a teacher; set it to hard or soft"
+    ):
         build_criterion(configured(), teacher=Fixed())
     criterion = build_criterion(hard, teacher=Fixed())
     with pytest.raises(InputError, match="the teacher has 5 classes, expected the student's 7"):
@@ -309,7 +387,9 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_token_labels_are_the_authors():
-    """The formula of loss/cross_entropy.py of sail-sg/volo (TokenLabelCrossEntropy, targets [B, K]), in NumPy."""
+    """The formula of loss/cross_entropy.py of sail-sg/volo (TokenLabelCrossEntropy, targets [B,
+    K]), in NumPy.
+    """
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(4, 5))
     dense = rng.normal(size=(4, 6, 5))
@@ -323,9 +403,13 @@ def test_token_labels_are_the_authors():
     wanted = np.eye(5)[labels] * (1 - smoothing) + smoothing / 5
     whole = (1 - mixed) * wanted + mixed * wanted[::-1]
     expected = entropy(logits, whole) + 0.5 * entropy(dense, wanted[:, None]).mean(1)
-    outputs = [paddle.to_tensor(value, dtype="float32") for value in (logits, dense, np.array(mixed))]
+    outputs = [
+        paddle.to_tensor(value, dtype="float32") for value in (logits, dense, np.array(mixed))
+    ]
     loss = TrainingLoss(TokenLabelCrossEntropy(smoothing))
-    np.testing.assert_allclose(loss(None, outputs, paddle.to_tensor(labels)).numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        loss(None, outputs, paddle.to_tensor(labels)).numpy(), expected, rtol=1e-5
+    )
     soft = paddle.to_tensor(wanted, dtype="float32")
     np.testing.assert_allclose(loss(None, outputs, soft).numpy(), expected, rtol=1e-5)
 
@@ -334,7 +418,9 @@ HOT = paddle.to_tensor((array("hot", (COUNT, CLASSES)) > 0).astype("float32"))
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize(("name", "targets"), [("hot", HOT), ("mixed", 0.7 * HOT + 0.3 * HOT.flip([0]))])
+@pytest.mark.parametrize(
+    ("name", "targets"), [("hot", HOT), ("mixed", 0.7 * HOT + 0.3 * HOT.flip([0]))]
+)
 def test_losses_of_several_classes_are_torchs_torchvisions_and_timms(name, targets):
     weight = WEIGHTS["/weight"]
     weighted = BinaryCrossEntropy(weight=weight, pos_weight=[3 * factor for factor in weight])
@@ -354,12 +440,17 @@ def test_losses_of_several_classes_have_finite_gradients_and_take_labels_and_wei
             kind(0.0, *settings)(logits, paddle.to_tensor([[1.0, 1, 0, 0, 1]])).sum().backward()
             assert np.isfinite(logits.grad.numpy()).all()
         one_hot = nn.functional.one_hot(LABELS, CLASSES)
-        np.testing.assert_array_equal(kind()(LOGITS, LABELS).numpy(), kind()(LOGITS, one_hot).numpy())
-        np.testing.assert_allclose(kind(weight=[3.0] * 5)(LOGITS, HOT), 3 * kind()(LOGITS, HOT).numpy(), rtol=1e-6)
+        np.testing.assert_array_equal(
+            kind()(LOGITS, LABELS).numpy(), kind()(LOGITS, one_hot).numpy()
+        )
+        np.testing.assert_allclose(
+            kind(weight=[3.0] * 5)(LOGITS, HOT), 3 * kind()(LOGITS, HOT).numpy(), rtol=1e-6
+        )
 
 
 def test_weights_of_several_classes_an_image_count_its_labels():
-    sets = LabelSets([0, 1, 0, 0, 1, 3], [0, 2, 3, 3, 4, 6])  # 5 images, one of no class; classes 2 and 4 in none
+    # 5 images, one of no class; classes 2 and 4 in none
+    sets = LabelSets([0, 1, 0, 0, 1, 3], [0, 2, 3, 3, 4, 6])
     several = ["TASK", "multilabel"]
     found = class_weights(configured(*several, "TRAIN.CLASS_WEIGHTS", "auto"), sets)
     np.testing.assert_allclose(found, [6 / 9, 6 / 6, 6 / 3, 6 / 3, 6 / 3])
@@ -371,7 +462,9 @@ def test_weights_of_several_classes_an_image_count_its_labels():
     message = "TRAIN.POS_WEIGHT has 2 values, expected 1 or 5, one per class of MODEL.NUM_CLASSES"
     with pytest.raises(InputError, match=message):
         pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "[2,3]"), sets)
-    with pytest.raises(InputError, match="TRAIN.POS_WEIGHT is 'auto' and there are no training labels"):
+    with pytest.raises(
+        InputError, match="TRAIN.POS_WEIGHT is 'auto' and there are no training labels"
+    ):
         pos_weights(configured(*several, "TRAIN.POS_WEIGHT", "auto"), None)
 
 
@@ -381,10 +474,15 @@ def test_weights_of_several_classes_an_image_count_its_labels():
         ([], BinaryCrossEntropy()),
         (["TRAIN.POS_WEIGHT", "[3]"], BinaryCrossEntropy(pos_weight=[3.0])),
         (["TRAIN.LOSS", "bce", "TRAIN.BCE_SUM", "True"], BinaryCrossEntropy(sum_classes=True)),
-        (["TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "1", "TRAIN.FOCAL_ALPHA", "null"], Focal(0.0, 1.0, None)),
+        (
+            ["TRAIN.LOSS", "focal", "TRAIN.FOCAL_GAMMA", "1", "TRAIN.FOCAL_ALPHA", "null"],
+            Focal(0.0, 1.0, None),
+        ),
         (["TRAIN.LOSS", "asymmetric", "TRAIN.ASL_CLIP", "0"], Asymmetric(0.0, 4.0, 1.0, 0.0)),
     ],
 )
 def test_the_criterion_of_several_classes_is_the_configurations(options, expected):
     found = build_criterion(configured("TASK", "multilabel", "TRAIN.SMOOTHING", "0.1", *options))
-    np.testing.assert_allclose(found(None, LOGITS, HOT).numpy(), expected(LOGITS, HOT).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(
+        found(None, LOGITS, HOT).numpy(), expected(LOGITS, HOT).numpy(), rtol=1e-6
+    )

@@ -1,4 +1,6 @@
-"""Sweeps of many points: what is read and written once for each, what Optuna knows, and what is told meanwhile."""
+"""Sweeps of many points: what is read and written once for each, what Optuna knows, and what is
+told meanwhile.
+"""
 
 import importlib.util
 import json
@@ -26,7 +28,9 @@ from training.sweeps.points import Suggestions, check, plan_points
 def test_the_commands_file_is_read_once_for_all_points(tmp_path, monkeypatch):
     sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=30)
     read = []
-    monkeypatch.setattr("settings.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
+    monkeypatch.setattr(
+        "settings.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1]
+    )
     told = []
     assert check(sweep, plan_points(sweep), lambda: told.append(1)) == "acc1"
     assert [path.name for path in read] == ["vit_digits.yaml"]
@@ -35,7 +39,11 @@ def test_the_commands_file_is_read_once_for_all_points(tmp_path, monkeypatch):
     kept = {}
     first, second, third = (
         config_from_arguments(sweep.program, sweep.arguments("0", point, None), read=kept)
-        for point in ({"TRAIN.BASE_LR": "0.5"}, {"TRAIN.OPTIMIZER.BETAS": "[0.5, 0.6]"}, {"TRAIN.BASE_LR": "0.5"})
+        for point in (
+            {"TRAIN.BASE_LR": "0.5"},
+            {"TRAIN.OPTIMIZER.BETAS": "[0.5, 0.6]"},
+            {"TRAIN.BASE_LR": "0.5"},
+        )
     )
     assert (first.TRAIN.BASE_LR, second.TRAIN.OPTIMIZER.BETAS) == (0.5, [0.5, 0.6])
     assert second.TRAIN.BASE_LR == get_config("vit_digits").TRAIN.BASE_LR
@@ -80,16 +88,24 @@ class Drawing:
 
 
 def test_each_result_is_read_once_and_each_point_written_once(tmp_path, monkeypatch):
-    sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=40, seeds=[0, 1])._replace(method="optuna")
+    sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=40, seeds=[0, 1])._replace(
+        method="optuna"
+    )
     monkeypatch.setattr("tools.sweep.Suggestions", Drawing)
     looked = []
     written = []
     read = []
-    monkeypatch.setattr("settings.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1])
+    monkeypatch.setattr(
+        "settings.merging.read_yaml", lambda path: [read.append(path), read_yaml(path)][1]
+    )
     outcome = results.outcome
     writing_whole = results.writing_whole
-    monkeypatch.setattr(results, "outcome", lambda *words: [looked.append(words[1]), outcome(*words)][1])
-    monkeypatch.setattr(results, "writing_whole", lambda file: [written.append(file.name), writing_whole(file)][1])
+    monkeypatch.setattr(
+        results, "outcome", lambda *words: [looked.append(words[1]), outcome(*words)][1]
+    )
+    monkeypatch.setattr(
+        results, "writing_whole", lambda file: [written.append(file.name), writing_whole(file)][1]
+    )
     lock = results.lock(sweep.output)
     session, ran = session_of(sweep, monkeypatch, fails=["0007_seed1"])
     session.run(lock)
@@ -103,7 +119,9 @@ def test_each_result_is_read_once_and_each_point_written_once(tmp_path, monkeypa
     assert len(lines) == 40
     scores = session.suggestions.scores
     assert [len(told) for told in scores] == list(range(0, 41, 2))
-    assert scores[-1][:3] == [results.mean(session.rows[2 * point : 2 * point + 2]) for point in range(3)]
+    assert scores[-1][:3] == [
+        results.mean(session.rows[2 * point : 2 * point + 2]) for point in range(3)
+    ]
     # The same again: what failed, and nothing else.
     looked.clear()
     again, ran = session_of(sweep, monkeypatch)
@@ -134,9 +152,18 @@ def test_half_a_point_is_left_out_and_written_over(tmp_path):
     [
         ("[]\n", "points.jsonl: its points.0. is .., expected a dictionary"),
         ("{\n", r"points.jsonl: can't be read as a sweep's points \(JSONDecodeError"),
-        ('{"TRAIN.BASE_LR": "0.001"}\n', r"points.jsonl: its points\[0\].TRAIN.WEIGHT_DECAY is missing"),
-        ('{"TRAIN.BASE_LR": "1", "TRAIN.WEIGHT_DECAY": "0"}\n', "TRAIN.BASE_LR is '1', expected a value that"),
-        ("{}\n" * 10_001, "it has 10001 points, and sweep.json 0: more than the 10000 that a sweep has"),
+        (
+            '{"TRAIN.BASE_LR": "0.001"}\n',
+            r"points.jsonl: its points\[0\].TRAIN.WEIGHT_DECAY is missing",
+        ),
+        (
+            '{"TRAIN.BASE_LR": "1", "TRAIN.WEIGHT_DECAY": "0"}\n',
+            "TRAIN.BASE_LR is '1', expected a value that",
+        ),
+        (
+            "{}\n" * 10_001,
+            "it has 10001 points, and sweep.json 0: more than the 10000 that a sweep has",
+        ),
     ],
 )
 def test_added_points_that_no_sweep_wrote_are_refused(text, message, tmp_path):
@@ -162,7 +189,9 @@ def test_what_takes_seconds_tells_how_far_it_is(monkeypatch, capsys):
 
 def test_a_picture_of_many_words_labels_some_of_them(tmp_path, monkeypatch):
     labels = []
-    monkeypatch.setattr("matplotlib.axes.Axes.set_xticks", lambda self, *words: labels.append(words))
+    monkeypatch.setattr(
+        "matplotlib.axes.Axes.set_xticks", lambda self, *words: labels.append(words)
+    )
     sweep = sweep_of(tmp_path, keys={"TAG": [f"t{place}" for place in range(1000)]})
     rows = [
         results.Row(f"{index:04}", point, None, results.Outcome(1.0, 1), 0)
@@ -185,15 +214,22 @@ def test_optuna_knows_the_newest_points_and_the_best_of_the_others(tmp_path, mon
     scores = [None if index % 7 == 0 else float(index * 37 % 59) for index in range(60)]
 
     def known(suggestions):
-        trials = suggestions.study.get_trials(states=(suggestions.optuna.trial.TrialState.COMPLETE,))
+        trials = suggestions.study.get_trials(
+            states=(suggestions.optuna.trial.TrialState.COMPLETE,)
+        )
         return [scores.index(trial.value) for trial in trials]
 
     suggestions = Suggestions(sweep)
     for count in range(0, 60, 2):
         new = suggestions.next(points[:count], scores[:count], 2)
         first = max(0, count - 20) // 10 * 10
-        best = sorted(sorted((i for i in range(first) if scores[i] is not None), key=lambda i: -scores[i])[:3])
-        assert known(suggestions) == [*best, *(i for i in range(first, count) if scores[i] is not None)]
+        best = sorted(
+            sorted((i for i in range(first) if scores[i] is not None), key=lambda i: -scores[i])[:3]
+        )
+        assert known(suggestions) == [
+            *best,
+            *(i for i in range(first, count) if scores[i] is not None),
+        ]
         # One that begins here draws the same.
         assert Suggestions(sweep).next(points[:count], scores[:count], 2) == new
 
@@ -218,6 +254,8 @@ def test_optunas_points_are_the_same_whenever_it_is_killed(tmp_path, monkeypatch
     assert found[0] == found[1]
     rates = [math.log10(float(point["TRAIN.BASE_LR"])) for point in found[0]]
     assert len(rates) == 30
-    assert np.abs(np.array(rates[-10:]) + 3).mean() < 0.7 * np.abs(np.array(rates[:10]) + 3).mean()  # it learns
-    failed = Suggestions(sweep).next(found[0][:12], [None] * 12, 2)  # where nothing is known, it draws
+    # it learns
+    assert np.abs(np.array(rates[-10:]) + 3).mean() < 0.7 * np.abs(np.array(rates[:10]) + 3).mean()
+    # where nothing is known, it draws
+    failed = Suggestions(sweep).next(found[0][:12], [None] * 12, 2)
     assert len(failed) == 2

@@ -17,7 +17,8 @@ from launch import progress
 from loading.workers import _load
 from main_multi_gpu import less_memory
 
-# As Paddle's sources put them: allocation/cuda_allocator.cc, auto_growth_best_fit and naive allocators; enforce.h.
+# As Paddle's sources put them: allocation/cuda_allocator.cc, auto_growth_best_fit and naive
+# allocators; enforce.h.
 GPU = """
 
 --------------------------------------
@@ -38,7 +39,9 @@ Please check whether there is any other process using GPU 3.
  (at /paddle/paddle/fluid/memory/allocation/cuda_allocator.cc:86)
 """
 CUBLAS = "(External) CUBLAS error(3). \n  [Hint: 'CUBLAS_STATUS_ALLOC_FAILED'. Resource allocation failed inside.]"
-CUDNN = "(External) CUDNN error(2), CUDNN_STATUS_ALLOC_FAILED. \n  [Hint: ...] (at /paddle/conv.cu:97)"
+CUDNN = (
+    "(External) CUDNN error(2), CUDNN_STATUS_ALLOC_FAILED. \n  [Hint: ...] (at /paddle/conv.cu:97)"
+)
 CUDA = "(External) CUDA error({}), {}. \n  [Hint: 'cudaError...'. This indicates ...] (at /paddle/gpu_info.cc:133)"
 TWO = CUDA.format(2, "out of memory")
 
@@ -50,7 +53,10 @@ TWO = CUDA.format(2, "out of memory")
             MemoryError(GPU.format("38.912345GB memory has been allocated and ")),
             "GPU 3 is out of memory: 1.50GB were asked for, 38.91GB are in use, 412.62MB are free",
         ),
-        (MemoryError(GPU.format("")), "GPU 3 is out of memory: 1.50GB were asked for, 412.62MB are free"),
+        (
+            MemoryError(GPU.format("")),
+            "GPU 3 is out of memory: 1.50GB were asked for, 412.62MB are free",
+        ),
         (
             MemoryError(GPU.replace("GPU 3", "stand_in:1").format("")),
             "stand_in:1 is out of memory: 1.50GB were asked for, 412.62MB are free",
@@ -62,8 +68,14 @@ TWO = CUDA.format(2, "out of memory")
         (OSError(TWO), "the GPU is out of memory (CUDA error(2), out of memory)"),
         (OSError(12, "Cannot allocate memory"), "out of memory: [Errno 12] Cannot allocate memory"),
         (MemoryError(), "out of memory"),
-        (MemoryError("(ResourceExhausted) No pinned memory. \n  [Hint: so]"), "out of memory: No pinned memory. "),
-        (MemoryError("\n\n---\nC++ Traceback\n---\nResourceExhaustedError: No more.\n"), "out of memory: No more."),
+        (
+            MemoryError("(ResourceExhausted) No pinned memory. \n  [Hint: so]"),
+            "out of memory: No pinned memory. ",
+        ),
+        (
+            MemoryError("\n\n---\nC++ Traceback\n---\nResourceExhaustedError: No more.\n"),
+            "out of memory: No more.",
+        ),
         (ValueError("out of memory"), ""),
         (OSError("(External) CUBLAS error(13). \n  [Hint: 'CUBLAS_STATUS_EXECUTION_FAILED'.]"), ""),
     ],
@@ -80,9 +92,21 @@ def test_what_paddle_says_on_a_gpu(error, line):
             "CUDA driver version is insufficient for CUDA runtime version",
             "install a newer driver, or a Paddle that",
         ),
-        (46, "all CUDA-capable devices are busy or unavailable", "another process has the GPU for itself: end it, or"),
-        (100, "no CUDA-capable device is detected", "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES"),
-        (209, "no kernel image is available for execution on the device", "this Paddle isn't built for this GPU's"),
+        (
+            46,
+            "all CUDA-capable devices are busy or unavailable",
+            "another process has the GPU for itself: end it, or",
+        ),
+        (
+            100,
+            "no CUDA-capable device is detected",
+            "name GPUs that nvidia-smi -L lists in CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            209,
+            "no kernel image is available for execution on the device",
+            "this Paddle isn't built for this GPU's",
+        ),
     ],
 )
 def test_gpus_that_cant_be_used(number, text, advice):
@@ -114,16 +138,24 @@ def test_what_to_do_about_it(monkeypatch, tmp_path):
         return less_memory(get_config(None, words), directory)
 
     assert told("EVAL", "True") == "lower -batch_size_eval (now 64)"
-    assert told("EVAL", "True", "DATA.BATCH_SIZE_EVAL", "1").startswith("the batch is one image already: lower -image_")
-    assert told("DATA.BATCH_SIZE", "1").startswith("the batch is one image already: lower -image_size, or the model")
+    assert told("EVAL", "True", "DATA.BATCH_SIZE_EVAL", "1").startswith(
+        "the batch is one image already: lower -image_"
+    )
+    assert told("DATA.BATCH_SIZE", "1").startswith(
+        "the batch is one image already: lower -image_size, or the model"
+    )
     monkeypatch.setattr(progress, "_doing", progress.STARTING)
-    assert told("EVAL", "True").startswith("the model alone takes more than there is: take a smaller one")
+    assert told("EVAL", "True").startswith(
+        "the model alone takes more than there is: take a smaller one"
+    )
     assert told().startswith("the model alone takes more than there is: take a smaller one")
     progress.beat(progress.COMPUTING)
     both = "lower -batch_size (now 256) and raise -accum_iter (now 1) by the same factor"
     assert told() == f"{both}; or set MODEL.RECOMPUTE True"
     assert told("MODEL.RECOMPUTE", "True", directory=tmp_path) == both
-    assert told("DATA.GLOBAL_BATCH", "64", "TO_STATIC", "True").startswith("lower DATA.GLOBAL_BATCH (now 64) and raise")
+    assert told("DATA.GLOBAL_BATCH", "64", "TO_STATIC", "True").startswith(
+        "lower DATA.GLOBAL_BATCH (now 64) and raise"
+    )
     (tmp_path / "checkpoints" / "epoch_0001").mkdir(parents=True)
     goes_on = f"-resume=auto -output={tmp_path} goes on with it from the last checkpoint"
     progress.beat(progress.EVALUATING)
@@ -179,19 +211,19 @@ def test_one_of_two_ranks_runs_out_of_memory_and_the_run_goes_on_with_smaller_ba
         common = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "PYTHONPATH": ROOT}
         common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_ports(1)[0]}
         command = (sys.executable, "full.py", *sizes, *flags)
-        return [start(tmp_path, *command, RANK=rank, LOCAL_RANK=rank, **common) for rank in range(2)]
+        return [
+            start(tmp_path, *command, RANK=rank, LOCAL_RANK=rank, **common) for rank in range(2)
+        ]
 
     ranks = run("-batch_size=16")
     assert statuses(*ranks) == [1, 1]
-    line = (
-        "rank 1: error: out of memory: 4,194,304.00GB were asked for; lower -batch_size (now 16) and raise -accum_iter"
-    )
-    line += (
-        " (now 1) by the same factor; or set MODEL.RECOMPUTE True; -resume=auto -output=run goes on with it from the"
-    )
+    line = "rank 1: error: out of memory: 4,194,304.00GB were asked for; lower -batch_size (now 16) and raise -accum_iter"
+    line += " (now 1) by the same factor; or set MODEL.RECOMPUTE True; -resume=auto -output=run goes on with it from the"
     assert f"\n{line} last checkpoint\n" in printed(*ranks)
     assert "Traceback" not in printed(*ranks)
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("epoch_*")] == ["epoch_0001_sample_000000064"]
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("epoch_*")] == [
+        "epoch_0001_sample_000000064"
+    ]
     ranks = run("-batch_size=8", "-accum_iter=2")
     assert statuses(*ranks) == [0, 0], printed(*ranks)
     assert "summary: acc1" in printed(*ranks)
@@ -199,7 +231,12 @@ def test_one_of_two_ranks_runs_out_of_memory_and_the_run_goes_on_with_smaller_ba
 
 def test_a_model_too_large_for_this_machine(tmp_path):
     process = start(
-        tmp_path, MAIN[0], str(ROOT / "main_single_gpu.py"), "-cfg=vit_digits", "-o", "MODEL.EMBED_DIM=983040"
+        tmp_path,
+        MAIN[0],
+        str(ROOT / "main_single_gpu.py"),
+        "-cfg=vit_digits",
+        "-o",
+        "MODEL.EMBED_DIM=983040",
     )
     assert statuses(process) == [1]
     line = "error: out of memory: 10,800.00GB were asked for; the model alone takes more than there is: take a smaller"

@@ -1,4 +1,6 @@
-"""Images of several classes: figures are scikit-learn's on any number of processes; a run from data to answers."""
+"""Images of several classes: figures are scikit-learn's on any number of processes; a run from data
+to answers.
+"""
 
 import json
 from unittest import mock
@@ -49,7 +51,9 @@ def test_average_precisions_and_thresholds_are_scikit_learns():
     assert (np.diff(sigmoid(np.float32([-800, -99, -98, 0, 30]))) > 0).all()
     for column, there in list(zip(shares.T, truth.T, strict=True))[:-1]:
         ranked = rank_images(column, there)
-        assert average_precision(ranked) == pytest.approx(average_precision_score(there, column), abs=1e-12)
+        assert average_precision(ranked) == pytest.approx(
+            average_precision_score(there, column), abs=1e-12
+        )
         precision, recall, levels = precision_recall_curve(there, column)
         best = (2 * precision * recall / np.maximum(precision + recall, 1e-12)).max()
         chosen = best_threshold(ranked)
@@ -72,10 +76,16 @@ def evaluated(count, batch, thresholds=None):
     logits, truth = drawn(count)
     own = range(paddle.distributed.get_rank(), count, paddle.distributed.get_world_size())
     rows = [list(own[start : start + batch]) for start in range(0, len(own), batch)]
-    task = MultiLabel(get_config(None, ["TASK", "multilabel", "MODEL.NUM_CLASSES", "6"]), list("abcdef"))
+    task = MultiLabel(
+        get_config(None, ["TASK", "multilabel", "MODEL.NUM_CLASSES", "6"]), list("abcdef")
+    )
     task.thresholds, task.normalize = thresholds, lambda pixels: pixels
     batches = (
-        {"pixels": paddle.to_tensor(logits[r]), "labels": paddle.to_tensor(truth[r].astype("uint8"))} for r in rows
+        {
+            "pixels": paddle.to_tensor(logits[r]),
+            "labels": paddle.to_tensor(truth[r].astype("uint8")),
+        }
+        for r in rows
     )
     with mock.patch.object(multilabel, "_PIECE", 2 * count):  # two classes at a time
         return task.evaluate(lambda pixels: pixels, batches)
@@ -91,7 +101,10 @@ def test_an_evaluation_is_scikit_learns():
     assert list(alone["class_ap"].values()) == [*map(pytest.approx, precisions), None]
     assert alone["mAP"] == pytest.approx(np.mean(precisions))
     at_half = alone["f1_micro_at_half"], alone["f1_macro_at_half"]
-    for level, found in ((alone["thresholds"], (alone["f1_micro"], alone["f1_macro"])), (0.5, at_half)):
+    for level, found in (
+        (alone["thresholds"], (alone["f1_micro"], alone["f1_macro"])),
+        (0.5, at_half),
+    ):
         told = shares >= level
         assert found[0] == pytest.approx(100 * f1_score(truth, told, average="micro"))
         assert found[1] == pytest.approx(100 * f1_score(truth[:, :5], told[:, :5], average="macro"))
@@ -102,9 +115,11 @@ def test_an_evaluation_is_scikit_learns():
 
 
 def evaluated_with_counts(count, batch):
-    """(The figures, how many classes this rank ranked, how many scores it held of other ranks at a time at most).
+    """(The figures, how many classes this rank ranked, how many scores it held of other ranks at a
+    time at most).
 
-    Pickles are exchanged twice, however many classes there are: the ranks' numbers of images, and their figures.
+    Pickles are exchanged twice, however many classes there are: the ranks' numbers of images, and
+    their figures.
     """
     ranked = []
     held = []
@@ -136,7 +151,8 @@ def evaluated_with_counts(count, batch):
 
 
 @pytest.mark.parametrize(
-    "ranks", [1, pytest.param(2, marks=pytest.mark.smoke), 3, pytest.param(5, marks=pytest.mark.long)]
+    "ranks",
+    [1, pytest.param(2, marks=pytest.mark.smoke), 3, pytest.param(5, marks=pytest.mark.long)],
 )
 @pytest.mark.parametrize(("count", "batch"), [(101, 8), (2, 4)])
 def test_ranks_share_the_classes_out_and_find_the_same_bits(ranks, count, batch):
@@ -175,11 +191,23 @@ def options(tmp_path, tiny):
     dropped = ("DATA.DATASET", "MODEL.NUM_CLASSES", "TRAIN.NUM_EPOCHS", "REPORT")
     words = [*without(tiny, *dropped), "TASK", "multilabel"]
     words += ["DATA.DATASET", "multilabel_csv", "DATA.DATA_PATH", data, "MODEL.NUM_CLASSES", "auto"]
-    return [*words, "TRAIN.NUM_EPOCHS", "3", "TRAIN.BASE_LR", "0.01", "TRAIN.CROP", "squash", "TRAIN.CROP_PCT", "1.0"]
+    return [
+        *words,
+        "TRAIN.NUM_EPOCHS",
+        "3",
+        "TRAIN.BASE_LR",
+        "0.01",
+        "TRAIN.CROP",
+        "squash",
+        "TRAIN.CROP_PCT",
+        "1.0",
+    ]
 
 
 def whole_life(options, output, training):
-    """Trains, goes on from the middle of it, evaluates by the run's weights; what ``evaluated`` gives besides."""
+    """Trains, goes on from the middle of it, evaluates by the run's weights; what ``evaluated``
+    gives besides.
+    """
     train([*options, *training], output / "whole")
     middle = output / "whole" / "checkpoints" / "epoch_0002_sample_000000016"
     train([*options, *training, "MODEL.RESUME", str(middle)], output / "resumed")
@@ -190,7 +218,9 @@ def whole_life(options, output, training):
 
 
 def evaluate(options, output):
-    config, _, val = get_datasets(get_config(None, [*options, "OUTPUT", str(output), "EVAL", "True"]))
+    config, _, val = get_datasets(
+        get_config(None, [*options, "OUTPUT", str(output), "EVAL", "True"])
+    )
     work(config, None, val)
 
 
@@ -201,7 +231,16 @@ def told_thresholds(file):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
 def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, options, ranks):
-    more = ["DATA.BATCH_SIZE", str(16 // ranks), "TRAIN.MODEL_EMA", "True", "SAVE_STEPS", "1", "KEEP_LAST", "99"]
+    more = [
+        "DATA.BATCH_SIZE",
+        str(16 // ranks),
+        "TRAIN.MODEL_EMA",
+        "True",
+        "SAVE_STEPS",
+        "1",
+        "KEEP_LAST",
+        "99",
+    ]
     for found in run_ranks(whole_life, options, tmp_path, more, ranks=ranks):
         for own, expected in zip(found, (evaluated(101, 3), evaluated(1, 3)), strict=True):
             assert own.pop("loss") == pytest.approx(expected.pop("loss"), rel=1e-6)
@@ -214,15 +253,29 @@ def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, 
     middle = tmp_path / "whole" / "checkpoints" / "epoch_0002_sample_000000016"
     assert thresholds_of(middle) == []  # nothing was evaluated there
     assert json.loads((tmp_path / "whole" / "classes.json").read_text()) == CLASSES
-    assert result["best"]["mAP"] == pytest.approx(max(r["mAP"] for r in _validations(tmp_path / "whole")), abs=1e-6)
+    assert result["best"]["mAP"] == pytest.approx(
+        max(r["mAP"] for r in _validations(tmp_path / "whole")), abs=1e-6
+    )
     again = json.loads((tmp_path / "again" / "result.json").read_text())
-    for name in ("mAP", "f1_micro", "f1_macro", "f1_micro_at_half", "class_ap", "class_f1", "thresholds"):
+    for name in (
+        "mAP",
+        "f1_micro",
+        "f1_macro",
+        "f1_micro_at_half",
+        "class_ap",
+        "class_f1",
+        "thresholds",
+    ):
         assert again[name] == result[name], name
     assert again["loss"] == pytest.approx(result["loss"], rel=1e-6)
     files = [(tmp_path / name / "predictions.csv").read_text() for name in ("whole", "resumed")]
     assert files[0] == files[1]
     page = write_report(tmp_path / "whole", None).read_text()
-    row = (f"{result['class_ap']['left']:.2f}", f"{result['class_f1']['left']:.2f}", f"{result['thresholds'][0]:.3g}")
+    row = (
+        f"{result['class_ap']['left']:.2f}",
+        f"{result['class_f1']['left']:.2f}",
+        f"{result['thresholds'][0]:.3g}",
+    )
     assert "<tr><th>left</th>" + "".join(f'<td class="n">{value}</td>' for value in row) in page
     assert page.count("<figure") == sum(
         not own for own in read_predictions(tmp_path / "whole" / "predictions.csv").right
@@ -233,22 +286,40 @@ def test_a_run_trains_goes_on_evaluates_and_answers_by_its_thresholds(tmp_path, 
         evaluate(own, tmp_path / "plain")
         plain = json.loads((tmp_path / "plain" / "result.json").read_text())
         assert (plain["f1_micro"], plain["thresholds"]) == (plain["f1_micro_at_half"], [0.5] * 4)
-        assert "thresholds: 0.5 of each class: the weights have none; " in (tmp_path / "plain" / "log.txt").read_text()
+        assert (
+            "thresholds: 0.5 of each class: the weights have none; "
+            in (tmp_path / "plain" / "log.txt").read_text()
+        )
         _answers(tmp_path, ends[0], result)
 
 
 def _validations(run):
-    return [r for r in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if r["split"] == "val"]
+    return [
+        r
+        for r in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if r["split"] == "val"
+    ]
 
 
 def _answers(tmp_path, weights, result):
-    """What a Predictor of the weights, and of their export, says of the validation set is what was counted."""
+    """What a Predictor of the weights, and of their export, says of the validation set is what was
+    counted.
+    """
     predictor = Predictor(weights)
-    assert (predictor.task, predictor.classes, predictor.thresholds) == ("multilabel", CLASSES, result["thresholds"])
+    assert (predictor.task, predictor.classes, predictor.thresholds) == (
+        "multilabel",
+        CLASSES,
+        result["thresholds"],
+    )
     paths = [str(tmp_path / "data" / "val" / f"{index}.png") for index in range(21)]
     truth = np.array([[(index >> place) % 2 for place in range(3)] + [0] for index in range(21)])
     write_export(
-        predictor.config, predictor.model, tmp_path / "out", CLASSES, task="multilabel", thresholds=predictor.thresholds
+        predictor.config,
+        predictor.model,
+        tmp_path / "out",
+        CLASSES,
+        task="multilabel",
+        thresholds=predictor.thresholds,
     )
     for own in (predictor, Predictor(tmp_path / "out")):
         told = np.zeros_like(truth)
@@ -260,11 +331,23 @@ def _answers(tmp_path, weights, result):
         np.testing.assert_array_equal(kept.right, (told == truth).all(1))
         np.testing.assert_array_equal(kept.predicted, truth[range(21), kept.label])
     everything = predictor(paths[:1], threshold=0.0)[0]
-    assert (len(everything.classes), len(predictor(paths[:1], threshold=0.0, top=2)[0].classes)) == (4, 2)
+    assert (
+        len(everything.classes),
+        len(predictor(paths[:1], threshold=0.0, top=2)[0].classes),
+    ) == (4, 2)
 
 
 def test_parts_of_a_few_pictures_are_learned(tmp_path, options):
-    more = ["TRAIN.NUM_EPOCHS", "25", "DATA.BATCH_SIZE", "8", "TRAIN.HFLIP", "0", "VALIDATE_FREQ", "25"]
+    more = [
+        "TRAIN.NUM_EPOCHS",
+        "25",
+        "DATA.BATCH_SIZE",
+        "8",
+        "TRAIN.HFLIP",
+        "0",
+        "VALIDATE_FREQ",
+        "25",
+    ]
     train([*without(options, "TRAIN.NUM_EPOCHS"), *more], tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["mAP"] > 85  # 53 by chance
@@ -280,7 +363,17 @@ def test_parts_of_a_few_pictures_are_learned(tmp_path, options):
 
 @pytest.mark.parametrize("mixup", [[], ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]])
 def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
-    words = ["TASK", "multilabel", "MODEL.NUM_CLASSES", "3", "TRAIN.SMOOTHING", "0.1", "DATA.IMAGE_SIZE", "8", *mixup]
+    words = [
+        "TASK",
+        "multilabel",
+        "MODEL.NUM_CLASSES",
+        "3",
+        "TRAIN.SMOOTHING",
+        "0.1",
+        "DATA.IMAGE_SIZE",
+        "8",
+        *mixup,
+    ]
     config = get_config(None, words)
     labels = np.uint8([[0, 0, 0], [1, 0, 1], [1, 1, 1], [0, 1, 0]])
     columns = {"pixels": paddle.zeros([4, 8, 8, 3], "uint8"), "labels": paddle.to_tensor(labels)}
@@ -297,11 +390,26 @@ def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["TRAIN.LOSS", "cross_entropy"], "'cross_entropy', expected one of bce, focal, asymmetric, auto with"),
-        (["TRAIN.LOSS", "token_label"], "'token_label', expected one of bce, focal, asymmetric, auto with"),
-        (["TRAIN.DISTILLATION_TYPE", "hard"], "'hard', expected None with TASK multilabel: distillation is"),
-        (["DATA.SAMPLER", "balanced"], "'balanced', expected shuffle with TASK multilabel: an image"),
-        (["BEST_METRIC", "acc1"], "BEST_METRIC is 'acc1', expected one of auto, mAP, f1_micro, f1_macro, loss"),
+        (
+            ["TRAIN.LOSS", "cross_entropy"],
+            "'cross_entropy', expected one of bce, focal, asymmetric, auto with",
+        ),
+        (
+            ["TRAIN.LOSS", "token_label"],
+            "'token_label', expected one of bce, focal, asymmetric, auto with",
+        ),
+        (
+            ["TRAIN.DISTILLATION_TYPE", "hard"],
+            "'hard', expected None with TASK multilabel: distillation is",
+        ),
+        (
+            ["DATA.SAMPLER", "balanced"],
+            "'balanced', expected shuffle with TASK multilabel: an image",
+        ),
+        (
+            ["BEST_METRIC", "acc1"],
+            "BEST_METRIC is 'acc1', expected one of auto, mAP, f1_micro, f1_macro, loss",
+        ),
         (
             ["TRAIN.LOSS", "focal", "TRAIN.POS_WEIGHT", "[2]"],
             "TRAIN.POS_WEIGHT does nothing without TRAIN.LOSS bce, or",
@@ -311,7 +419,10 @@ def test_targets_are_smoothed_by_halves_and_mixed_by_shares(mixup):
             "THRESH is 0.1, expected above 0.1",
         ),
         (["TASK", "multilable"], r"'multilable', expected one of classification, multilabel; did"),
-        (["TASK", "classification", "BEST_METRIC", "mAP"], "'mAP', expected one of auto, acc1, acc5, mean"),
+        (
+            ["TASK", "classification", "BEST_METRIC", "mAP"],
+            "'mAP', expected one of auto, acc1, acc5, mean",
+        ),
     ],
 )
 def test_what_an_image_of_several_classes_has_no_use_for_is_refused(words, message):
@@ -320,19 +431,36 @@ def test_what_an_image_of_several_classes_has_no_use_for_is_refused(words, messa
 
 
 def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny):
-    message = "DATA.DATASET 'digits' is of TASK classification, TASK is multilabel; change one of the two"
+    message = (
+        "DATA.DATASET 'digits' is of TASK classification, TASK is multilabel; change one of the two"
+    )
     refused(message, [*tiny, "TASK", "multilabel"], tmp_path / "a", None)
     swapped = [*without(options, "TASK"), "TASK", "classification"]
-    refused("DATA.DATASET 'multilabel_csv' is of TASK multilabel, TASK is", swapped, tmp_path / "b", None)
+    refused(
+        "DATA.DATASET 'multilabel_csv' is of TASK multilabel, TASK is",
+        swapped,
+        tmp_path / "b",
+        None,
+    )
     train([*tiny, "DATA.BATCH_SIZE", "32"], tmp_path / "digits", 64)
     weights = str(tmp_path / "digits" / "checkpoints" / "last")
     asked = [*without(options, "TRAIN."), "MODEL.PRETRAINED", weights]
     with pytest.raises(
-        InputError, match="weights of TASK classification, found TASK multilabel; give -o TASK classific"
+        InputError,
+        match="weights of TASK classification, found TASK multilabel; give -o TASK classific",
     ):
         evaluate(asked, tmp_path / "c")
-    adapted = [*options, "DATA.BATCH_SIZE", "16", "MODEL.PRETRAINED", weights, "TRAIN.ADAPTER.NAME", "bitfit"]
-    train(adapted, tmp_path / "adapted")  # an adapter of several labels, on a base of one class per image
+    adapted = [
+        *options,
+        "DATA.BATCH_SIZE",
+        "16",
+        "MODEL.PRETRAINED",
+        weights,
+        "TRAIN.ADAPTER.NAME",
+        "bitfit",
+    ]
+    # an adapter of several labels, on a base of one class per image
+    train(adapted, tmp_path / "adapted")
     result = json.loads((tmp_path / "adapted" / "result.json").read_text())
     own = str(tmp_path / "adapted" / "checkpoints" / "last")
     evaluate([*asked, "MODEL.PRETRAINED_ADAPTER", own], tmp_path / "d")
@@ -340,14 +468,24 @@ def test_data_and_weights_of_the_other_task_are_refused(tmp_path, options, tiny)
     assert again["mAP"] == pytest.approx(result["mAP"])
     assert again["thresholds"] == result["thresholds"]
     asked = [*without(asked, "TASK", "DATA."), "TASK", "classification", "DATA.DATASET", "digits"]
-    with pytest.raises(InputError, match="adapted.*: weights of TASK multilabel, found TASK classification"):
+    with pytest.raises(
+        InputError, match="adapted.*: weights of TASK multilabel, found TASK classification"
+    ):
         evaluate([*asked, "MODEL.PRETRAINED_ADAPTER", own], tmp_path / "e")
 
 
 def test_thresholds_of_other_outputs_are_refused(monkeypatch):
     """They would be compared with other classes' probabilities."""
     monkeypatch.setattr(multilabel, "thresholds_of", lambda *_: [0.5, 0.2])
-    words = ["TASK", "multilabel", "MODEL.PRETRAINED", "w.safetensors", "EVAL", "True", "MODEL.NUM_CLASSES"]
+    words = [
+        "TASK",
+        "multilabel",
+        "MODEL.PRETRAINED",
+        "w.safetensors",
+        "EVAL",
+        "True",
+        "MODEL.NUM_CLASSES",
+    ]
     assert MultiLabel(get_config(None, [*words, "2"])).thresholds.tolist() == [0.5, 0.2]
     with pytest.raises(InputError, match="^w.safetensors has 2 thresholds, the model 3 outputs$"):
         MultiLabel(get_config(None, [*words, "3"]))

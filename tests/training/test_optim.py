@@ -33,7 +33,15 @@ GOLDEN = np.load(FOLDER / "optim.npz")
 
 def test_adamw_is_the_papers():
     config = get_config(
-        None, ["TRAIN.BASE_LR", "0.01", "TRAIN.WEIGHT_DECAY", "0.1", "TRAIN.OPTIMIZER.BETAS", "[0.8,0.9]"]
+        None,
+        [
+            "TRAIN.BASE_LR",
+            "0.01",
+            "TRAIN.WEIGHT_DECAY",
+            "0.1",
+            "TRAIN.OPTIMIZER.BETAS",
+            "[0.8,0.9]",
+        ],
     )
 
     class Model(nn.Linear):
@@ -64,14 +72,18 @@ PROBLEM = {  # for every optimizer: not all are of one
 
 
 def configured(values):
-    return with_values(get_config(), **{key.replace(".", "__"): value for key, value in values.items()})
+    return with_values(
+        get_config(), **{key.replace(".", "__"): value for key, value in values.items()}
+    )
 
 
 def problem(case, model, *options):
     """The optimizer of a case of the golden file, over ``model``."""
     name, *nesterov = case.split()
     chosen = {"TRAIN.OPTIMIZER.NAME": name, "TRAIN.OPTIMIZER.NESTEROV": bool(nesterov)}
-    return build_optimizer(configured(PROBLEM | chosen | dict(zip(options[::2], options[1::2], strict=True))), model)
+    return build_optimizer(
+        configured(PROBLEM | chosen | dict(zip(options[::2], options[1::2], strict=True))), model
+    )
 
 
 def run_steps(optimizer, model, steps):
@@ -94,7 +106,9 @@ def test_ten_steps_are_the_references(case):
 
 
 def lars(steps, momentum=0.9, trust=0.001, zero=()):
-    """The parameters after MAE's LARS (main_linprobe.py, util/lars.py), in float64; those in ``zero`` start at 0."""
+    """The parameters after MAE's LARS (main_linprobe.py, util/lars.py), in float64; those in
+    ``zero`` start at 0.
+    """
     arrays = {name: array(name, shape) * (name not in zero) for name, shape in SHAPES.items()}
     arrays = {name: value.astype(np.float64) for name, value in arrays.items()}
     sums = dict.fromkeys(arrays, 0.0)
@@ -110,7 +124,9 @@ def lars(steps, momentum=0.9, trust=0.001, zero=()):
     return arrays
 
 
-@pytest.mark.parametrize(("momentum", "trust", "zero"), [(0.9, 0.001, ()), (0.5, 0.1, ("head.weight", "conv.bias"))])
+@pytest.mark.parametrize(
+    ("momentum", "trust", "zero"), [(0.9, 0.001, ()), (0.5, 0.1, ("head.weight", "conv.bias"))]
+)
 def test_ten_steps_of_lars_are_maes(momentum, trust, zero):
     model = Small()
     for name, parameter in model.named_parameters():
@@ -123,7 +139,8 @@ def test_ten_steps_of_lars_are_maes(momentum, trust, zero):
         moved = np.abs(expected - start[name]).max()
         assert moved > 1e-5
         assert np.abs(model.arrays()[name] - expected).max() < 1e-6 * np.abs(expected).max(), name
-        if trust == 0.001 and expected.ndim > 1:  # the updates' norms are the parameters': the steps' too
+        # the updates' norms are the parameters': the steps' too
+        if trust == 0.001 and expected.ndim > 1:
             assert moved < 0.02, name
 
 
@@ -147,7 +164,8 @@ def test_saved_state_goes_on_under_other_names_with_the_same_bits(case):
     run_steps(saved, first, range(3))
     names = {p.name: q.name for p, q in zip(first.parameters(), second.parameters(), strict=True)}
     state = {}
-    for key, value in saved.state_dict().items():  # as a checkpoint does: each key starts with its parameter's name
+    # as a checkpoint does: each key starts with its parameter's name
+    for key, value in saved.state_dict().items():
         (own,) = [name for name in names if key.startswith(f"{name}_")]
         state[names[own] + key[len(own) :]] = paddle.to_tensor(value.numpy())
     assert state.keys().isdisjoint(saved.state_dict())
@@ -166,7 +184,10 @@ def test_frozen_parameters_stay_and_keep_no_state(case):
     optimizer = problem(case, model)
     run_steps(optimizer, model, range(2))
     arrays = model.arrays()
-    assert [n for n in arrays if np.array_equal(arrays[n], array(n, arrays[n].shape))] == ["fc.weight", "fc.bias"]
+    assert [n for n in arrays if np.array_equal(arrays[n], array(n, arrays[n].shape))] == [
+        "fc.weight",
+        "fc.bias",
+    ]
     assert not [key for key in optimizer.state_dict() if key.startswith(model.fc.weight.name)]
 
 
@@ -191,15 +212,22 @@ def adamw_of(cls, model):
     if cls is AdamW:
         return optimizer
     keys = {"beta1": optimizer._beta1, "beta2": optimizer._beta2, "epsilon": optimizer._epsilon}
-    keys |= {"weight_decay": WEIGHT_DECAY, "apply_decay_param_fun": optimizer._apply_decay_param_fun}
+    keys |= {
+        "weight_decay": WEIGHT_DECAY,
+        "apply_decay_param_fun": optimizer._apply_decay_param_fun,
+    }
     return cls(learning_rate=0.1, parameters=optimizer._parameter_list, **keys)
 
 
-# Six groups: decayed or not, at each of three rates. Where another set of parameters has gradients than in the step
-# before, the step is Paddle's. A bias that has missed an update is alone, until its like has missed one, too.
+# Six groups: decayed or not, at each of three rates. Where another set of parameters has gradients
+# than in the step before, the step is Paddle's. A bias that has missed an update is alone, until
+# its like has missed one, too.
 @pytest.mark.parametrize(
     ("without", "groups"),
-    [({}, [6] * 9), ({2: ["conv.bias"], 5: ["fc.weight", "embed"], 6: ["fc.weight"]}, [6, 7, 6, 6])],
+    [
+        ({}, [6] * 9),
+        ({2: ["conv.bias"], 5: ["fc.weight", "embed"], 6: ["fc.weight"]}, [6, 7, 6, 6]),
+    ],
 )
 def test_adamw_in_groups_has_the_bits_of_paddles(without, groups, fused):
     left = []
@@ -215,7 +243,11 @@ def test_adamw_in_groups_has_the_bits_of_paddles(without, groups, fused):
                     parameter.clear_gradient(False)
             optimizer.step()
         names = {parameter.name: name for name, parameter in model.named_parameters()}
-        state = {(kind, names[name]): t for kind, of in optimizer._accumulators.items() for name, t in of.items()}
+        state = {
+            (kind, names[name]): t
+            for kind, of in optimizer._accumulators.items()
+            for name, t in of.items()
+        }
         left.append(model.arrays() | {key: tensor.numpy() for key, tensor in state.items()})
     paddles, ours = left
     assert paddles.keys() == ours.keys()
@@ -300,7 +332,9 @@ def test_an_optimizer_built_again_leaves_nothing_of_the_last():
 
 def test_lions_momentum_keeps_the_shares_that_are_asked():
     model = Small()
-    optimizer = problem("Lion", model, "TRAIN.OPTIMIZER.BETAS", [0.3, 0.4], "TRAIN.WEIGHT_DECAY", 0.0)
+    optimizer = problem(
+        "Lion", model, "TRAIN.OPTIMIZER.BETAS", [0.3, 0.4], "TRAIN.WEIGHT_DECAY", 0.0
+    )
     value = array("fc.weight", SHAPES["fc.weight"])
     momentum = 0.0
     for step in range(3):

@@ -1,4 +1,6 @@
-"""Fleet and its sharding train to the very bits of ``paddle.DataParallel``, and keep a share of the state each."""
+"""Fleet and its sharding train to the very bits of ``paddle.DataParallel``, and keep a share of the
+state each.
+"""
 
 import functools
 import re
@@ -58,35 +60,57 @@ def test_what_fleet_ignores_is_no_key_and_the_line_says_which_does_it(tmp_path, 
 def test_what_an_earlier_run_wrote_out_is_read_unless_it_did_something(tmp_path):
     file = tmp_path / "config.yaml"
     config = get_config(None, [*STAGE_1, "SEED", "3"])
-    for generation in (plain(config), yaml.safe_load(resolved_yaml(config))):  # before GIVEN was written, and since
-        generation["DIST"]["STRATEGY"] |= {"gradient_merge": False, "gradient_merge_configs": {"k_steps": 1}}
-        generation["DIST"]["STRATEGY"] |= {"recompute": False, "amp": False, "last_comm_group_size_MB": 1.0}
+    # before GIVEN was written, and since
+    for generation in (plain(config), yaml.safe_load(resolved_yaml(config))):
+        generation["DIST"]["STRATEGY"] |= {
+            "gradient_merge": False,
+            "gradient_merge_configs": {"k_steps": 1},
+        }
+        generation["DIST"]["STRATEGY"] |= {
+            "recompute": False,
+            "amp": False,
+            "last_comm_group_size_MB": 1.0,
+        }
         file.write_text(yaml.safe_dump(generation))
         assert get_config(file) == config
     generation["DIST"]["STRATEGY"]["amp"] = True
     file.write_text(yaml.safe_dump(generation))
-    with pytest.raises(InputError, match=r"config.yaml: unknown key DIST\.STRATEGY\.amp; did you mean AMP\?"):
+    with pytest.raises(
+        InputError, match=r"config.yaml: unknown key DIST\.STRATEGY\.amp; did you mean AMP\?"
+    ):
         get_config(file)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([*FLEET, "DIST.STRATEGY.sharding", "1"], "DIST.STRATEGY.sharding takes bool, found 1 (int)"),
+        (
+            [*FLEET, "DIST.STRATEGY.sharding", "1"],
+            "DIST.STRATEGY.sharding takes bool, found 1 (int)",
+        ),
         (STAGE_1[2:], "DIST.STRATEGY.sharding does nothing without DIST.ENGINE fleet"),
-        (["DIST.STRATEGY.fuse_grad_size_in_MB", "8"], "fuse_grad_size_in_MB does nothing without DIST.ENGINE"),
+        (
+            ["DIST.STRATEGY.fuse_grad_size_in_MB", "8"],
+            "fuse_grad_size_in_MB does nothing without DIST.ENGINE",
+        ),
         (
             [*FLEET, "DIST.STRATEGY.sharding_configs.stage", "2"],
             "stage does nothing without DIST.STRATEGY.sharding True",
         ),
-        ([*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "4"], "stage is 4, expected one of 1, 2, 3"),
+        (
+            [*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "4"],
+            "stage is 4, expected one of 1, 2, 3",
+        ),
         (
             [*STAGE_1, "DIST.STRATEGY.find_unused_parameters", "True"],
             "find_unused_parameters does nothing with DIST.STRATEGY.sharding",
         ),
         ([*FLEET, "DIST.STRATEGY.localsgd", "True"], "unknown key DIST.STRATEGY.localsgd"),
         ([*FLEET, "DIST.STRATEGY.SHARDING", "True"], "unknown key DIST.STRATEGY.SHARDING"),
-        (["DIST.ENGINE", "horovod"], "DIST.ENGINE is 'horovod', expected one of data_parallel, fleet"),
+        (
+            ["DIST.ENGINE", "horovod"],
+            "DIST.ENGINE is 'horovod', expected one of data_parallel, fleet",
+        ),
     ],
 )
 def test_what_would_have_no_effect_is_refused(options, message):
@@ -115,7 +139,9 @@ MIDDLE = "checkpoints/epoch_0001_sample_000000032"
 
 
 def train_all(runs):
-    """Trains; returns how many elements of state this rank has then read from the last run's checkpoint."""
+    """Trains; returns how many elements of state this rank has then read from the last run's
+    checkpoint.
+    """
     for run in runs:
         train(*run)
     options, output, _ = runs[-1]
@@ -128,7 +154,9 @@ def train_all(runs):
 
 
 @pytest.mark.smoke
-def test_fleet_and_sharding_train_to_the_bits_of_data_parallel_and_go_on_from_each_other(tmp_path, tiny):
+def test_fleet_and_sharding_train_to_the_bits_of_data_parallel_and_go_on_from_each_other(
+    tmp_path, tiny
+):
     options = [*tiny, *RECIPE]
     drops = ["MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.2"]
     engines = {
@@ -144,12 +172,15 @@ def test_fleet_and_sharding_train_to_the_bits_of_data_parallel_and_go_on_from_ea
     read = run_ranks(train_all, [*runs, *plain])
     for name in ("fleet", "stage 1", "on stage 1", "off stage 1"):
         assert_same_run(tmp_path / "parallel", tmp_path / name)
-    # The owner adds a step's gradients to those of the step before one after the other: the last bits may differ.
+    # The owner adds a step's gradients to those of the step before one after the other: the last
+    # bits may differ.
     assert_same(weights(tmp_path / "parallel"), weights(tmp_path / "stage 2"), atol=1e-6)
     alone = [*options, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", str(tmp_path / "shared" / MIDDLE)]
     train(alone, tmp_path / "alone", 64)
     assert_same(weights(tmp_path / "shared"), weights(tmp_path / "alone"), atol=1e-5)
-    shared, alone = (optimizer_state(tmp_path / name / "checkpoints" / "last") for name in ("shared", "alone"))
+    shared, alone = (
+        optimizer_state(tmp_path / name / "checkpoints" / "last") for name in ("shared", "alone")
+    )
     assert_same(shared, alone, atol=1e-5)
     assert sum(read) == sum(value.size for value in shared.values())
     assert max(read) < 0.6 * sum(read)
@@ -157,7 +188,10 @@ def test_fleet_and_sharding_train_to_the_bits_of_data_parallel_and_go_on_from_ea
 
 @pytest.mark.slow
 def test_three_ranks_share_out_the_state_and_bring_it_together(tmp_path, tiny):
-    runs = [([*tiny, *RECIPE, *words], tmp_path / name, 96) for name, words in (("parallel", []), ("shared", STAGE_1))]
+    runs = [
+        ([*tiny, *RECIPE, *words], tmp_path / name, 96)
+        for name, words in (("parallel", []), ("shared", STAGE_1))
+    ]
     run_ranks(train_all, runs, ranks=3)
     ends = [tmp_path / run / "checkpoints" / "last" for run in ("parallel", "shared")]
     for name in ("model", "ema"):
@@ -166,14 +200,18 @@ def test_three_ranks_share_out_the_state_and_bring_it_together(tmp_path, tiny):
 
 
 @pytest.mark.slow
-def test_a_sharded_run_that_is_stopped_goes_on_without_sharding_to_the_bits_of_a_whole_one(tmp_path, program):
+def test_a_sharded_run_that_is_stopped_goes_on_without_sharding_to_the_bits_of_a_whole_one(
+    tmp_path, program
+):
     options = ["-o", "TRAIN.NUM_EPOCHS", "3", "TRAIN.WARMUP_EPOCHS", "2", "REPORT_FREQ", "1"]
     with start(tmp_path, "-output=stopped", *options, *STAGE_2) as process:
         wait_for_first_step(process, tmp_path / "stopped")
         process.terminate()
         assert process.wait(120) == 143
     for name, flags in (("stopped", ["-resume=auto"]), ("whole", [])):
-        status, _, errors = program("main_multi_gpu.py", "-cfg=vit_digits", f"-output={name}", *flags, *options)
+        status, _, errors = program(
+            "main_multi_gpu.py", "-cfg=vit_digits", f"-output={name}", *flags, *options
+        )
         assert status == 0, errors
     assert (
         "fleet, sharding stage 2: the optimizer's state by rank is of 68,096, 68,042 parameters"
@@ -188,13 +226,23 @@ OPTIMIZERS = ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")
 
 
 def updates(optimizer, scale, engine=(), mode="norm"):
-    """Three updates of a small model whose gradients are the formula's times ``scale`` (None: rank + 1).
+    """Three updates of a small model whose gradients are the formula's times ``scale`` (None: rank
+    + 1).
 
-    Returns (parameters, norms, the whole state, elements of it here, gradients held after the backward pass, and left
-    for the update).
+    Returns (parameters, norms, the whole state, elements of it here, gradients held after the
+    backward pass, and left for the update).
     """
-    options = ["TRAIN.OPTIMIZER.NAME", optimizer, "TRAIN.WEIGHT_DECAY", "0.1", "TRAIN.LAYER_DECAY", "0.5"]
-    config = get_config(None, [*options, "TRAIN.GRAD_CLIP", "0.3", "TRAIN.GRAD_CLIP_MODE", mode, *engine])
+    options = [
+        "TRAIN.OPTIMIZER.NAME",
+        optimizer,
+        "TRAIN.WEIGHT_DECAY",
+        "0.1",
+        "TRAIN.LAYER_DECAY",
+        "0.5",
+    ]
+    config = get_config(
+        None, [*options, "TRAIN.GRAD_CLIP", "0.3", "TRAIN.GRAD_CLIP_MODE", mode, *engine]
+    )
     model = Small()
     norms = []
     parameters = dict(model.named_parameters())
@@ -212,14 +260,24 @@ def updates(optimizer, scale, engine=(), mode="norm"):
         norms.append(clip_gradients(config, model).item())
         wrapped.step()
         wrapped.clear_grad()
-    here = sum(int(np.prod(value.shape)) for value in wrapped.state_dict().values() if hasattr(value, "shape"))
+    here = sum(
+        int(np.prod(value.shape))
+        for value in wrapped.state_dict().values()
+        if hasattr(value, "shape")
+    )
     return model.arrays(), norms, whole_state(model, wrapped), here, held, left
 
 
 def all_updates():
-    """What ``updates`` returns, by optimizer and stage; the refusal of more ranks than parameters; a rank's strays."""
+    """What ``updates`` returns, by optimizer and stage; the refusal of more ranks than parameters;
+    a rank's strays.
+    """
     parallel.init(get_config(None, STAGE_1))
-    found = {(name, stage): updates(name, None, engine) for name in OPTIMIZERS for stage, engine in STAGES.items()}
+    found = {
+        (name, stage): updates(name, None, engine)
+        for name in OPTIMIZERS
+        for stage, engine in STAGES.items()
+    }
     found |= {(mode, 1): updates("SGD", None, STAGE_1, mode) for mode in ("value", "agc")}
     only = paddle.optimizer.SGD(parameters=[Small().embed])
     try:
@@ -240,7 +298,9 @@ def test_every_optimizer_updates_its_share_by_the_ranks_mean_gradient():
     assert refused == [f"{message}.sharding to False"] * 2
     for name, stage in found[0]:
         mode = name if name in ("value", "agc") else "norm"
-        expected, norms, state, whole, names, _ = updates("SGD" if mode == name else name, 1.5, mode=mode)
+        expected, norms, state, whole, names, _ = updates(
+            "SGD" if mode == name else name, 1.5, mode=mode
+        )
         first, second = (own[name, stage] for own in found)
         for arrays, own_norms, *_ in (first, second):
             assert own_norms == norms

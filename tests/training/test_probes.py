@@ -1,4 +1,6 @@
-"""Linear probes and transfers: the batch norm before the classifier, frozen backbones, images that are enlarged."""
+"""Linear probes and transfers: the batch norm before the classifier, frozen backbones, images that
+are enlarged.
+"""
 
 import numpy as np
 import paddle
@@ -22,7 +24,14 @@ from utils import seed_everything
 from weights import file_arrays, load_weights, save_weights
 
 NORM = {"head.0._mean", "head.0._variance"}
-PROBE = ["MODEL.HEAD_BATCH_NORM", "True", "TRAIN.FREEZE", "backbone", "TRAIN.OPTIMIZER.NAME", "LARS"]
+PROBE = [
+    "MODEL.HEAD_BATCH_NORM",
+    "True",
+    "TRAIN.FREEZE",
+    "backbone",
+    "TRAIN.OPTIMIZER.NAME",
+    "LARS",
+]
 RNG = np.random.default_rng
 
 
@@ -40,20 +49,26 @@ def values(model):
 
 @pytest.mark.smoke
 def test_the_norm_is_torchs_without_scale_and_shift():
-    """In torch the running variance takes in n / (n - 1) of the batch's; both statistics move by a tenth."""
+    """In torch the running variance takes in n / (n - 1) of the batch's; both statistics move by a
+    tenth.
+    """
     norm = ClassifierNorm(4)
     mean = np.zeros(4)
     variance = np.ones(4)
     for seed in range(3):
         x = RNG(seed).normal(2, 3, (5, 4))
         found = norm(paddle.to_tensor(x, dtype="float32")).numpy()
-        np.testing.assert_allclose(found, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-6), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            found, (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-6), rtol=1e-5, atol=1e-6
+        )
         mean = 0.9 * mean + 0.1 * x.mean(0)
         variance = 0.9 * variance + 0.1 * x.var(0, ddof=1)
     norm.eval()
     for _ in range(2):
         found = norm(paddle.to_tensor(x, dtype="float32")).numpy()
-        np.testing.assert_allclose(found, (x - mean) / np.sqrt(variance + 1e-6), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            found, (x - mean) / np.sqrt(variance + 1e-6), rtol=1e-5, atol=1e-6
+        )
     np.testing.assert_allclose(norm._mean.numpy(), mean, rtol=1e-6)
     np.testing.assert_allclose(norm._variance.numpy(), variance, rtol=1e-6)
     assert not list(norm.parameters())
@@ -72,19 +87,29 @@ def test_its_gradient_is_that_of_a_batch_norm():
 
 
 def test_one_image_has_no_variance():
-    with pytest.raises(InputError, match="^HEAD_BATCH_NORM got a batch of 1 image in training, expected two or more"):
+    with pytest.raises(
+        InputError,
+        match="^HEAD_BATCH_NORM got a batch of 1 image in training, expected two or more",
+    ):
         ClassifierNorm(4)(paddle.ones([1, 4]))
     alone = ["DATA.BATCH_SIZE", "1", "MODEL.HEAD_BATCH_NORM", "True"]
-    with pytest.raises(InputError, match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: one"):
+    with pytest.raises(
+        InputError,
+        match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: one",
+    ):
         get_config(None, alone)
     assert get_config(None, [*alone, "EVAL", "True"]).DATA.BATCH_SIZE == 1
     shared = get_config(None, ["DATA.GLOBAL_BATCH", "2", "MODEL.HEAD_BATCH_NORM", "True"])
-    with pytest.raises(InputError, match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: one"):
+    with pytest.raises(
+        InputError,
+        match="^DATA.BATCH_SIZE is 1, expected 2 or more with MODEL.HEAD_BATCH_NORM: one",
+    ):
         share_batch(shared, 2)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("vit_digits", {}), ("vit_digits", {"distilled": True}), ("beit_base_patch16_224", {})]
+    ("name", "options"),
+    [("vit_digits", {}), ("vit_digits", {"distilled": True}), ("beit_base_patch16_224", {})],
 )
 def test_it_stands_before_each_classifier_and_a_new_one_has_it_too(name, options):
     if name.startswith("beit"):
@@ -111,7 +136,9 @@ def test_it_stands_before_each_classifier_and_a_new_one_has_it_too(name, options
     assert type(model.head).__name__ == "Identity"
 
 
-@pytest.mark.parametrize(("patterns", "moves"), [("backbone", True), ("head.*", False), ("null", True)])
+@pytest.mark.parametrize(
+    ("patterns", "moves"), [("backbone", True), ("head.*", False), ("null", True)]
+)
 def test_it_is_frozen_with_the_classifier_not_with_the_backbone(patterns, moves):
     model = digits(head_batch_norm=True)
     freeze(get_config("vit_digits", ["TRAIN.FREEZE", patterns]), model)
@@ -120,23 +147,31 @@ def test_it_is_frozen_with_the_classifier_not_with_the_backbone(patterns, moves)
     hold_frozen_statistics(model)
     model(paddle.to_tensor(RNG(0).normal(size=(4, 1, 8, 8)), dtype="float32"))
     after = values(model)
-    assert {name for name in after if (after[name] != before[name]).any()} == (NORM if moves else set())
+    assert {name for name in after if (after[name] != before[name]).any()} == (
+        NORM if moves else set()
+    )
 
 
 def test_other_processes_images_are_not_asked_for():
-    with pytest.raises(InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm of images"):
+    with pytest.raises(
+        InputError, match="TRAIN.SYNC_BN is True, but VisionTransformer has no batch norm of images"
+    ):
         synchronise(digits(head_batch_norm=True))
 
 
 def test_an_exported_program_gives_its_logits(tmp_path):
     model = digits(head_batch_norm=True)
     for index, buffer in enumerate((model.head[0]._mean, model.head[0]._variance)):
-        buffer.set_value(paddle.to_tensor(RNG(index).uniform(0.5, 2, buffer.shape), dtype="float32"))
+        buffer.set_value(
+            paddle.to_tensor(RNG(index).uniform(0.5, 2, buffer.shape), dtype="float32")
+        )
     model.eval()
     images = paddle.to_tensor(RNG(0).normal(size=(3, 1, 8, 8)), dtype="float32")
     export(model, tmp_path)
     expected = model(images).numpy()
-    np.testing.assert_allclose(Predictor(tmp_path)(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
+    np.testing.assert_allclose(
+        Predictor(tmp_path)(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0
+    )
 
 
 # ----------------------------------------------------------------------- weights
@@ -156,8 +191,16 @@ def saved(folder, **options):
         ({}, {"head_batch_norm": True}, "another kind in the file"),
         ({"head_batch_norm": True}, {}, "another kind in the file"),
         ({"num_classes": 0}, {"head_batch_norm": True}, "none in the file, 10 in the model"),
-        ({"head_batch_norm": True, "num_classes": 3}, {"head_batch_norm": True}, "3 classes in the file, 10 in the"),
-        ({"head_batch_norm": True, "num_classes": 64}, {"head_batch_norm": True}, "64 classes in the file, 10 in the"),
+        (
+            {"head_batch_norm": True, "num_classes": 3},
+            {"head_batch_norm": True},
+            "3 classes in the file, 10 in the",
+        ),
+        (
+            {"head_batch_norm": True, "num_classes": 64},
+            {"head_batch_norm": True},
+            "64 classes in the file, 10 in the",
+        ),
         ({"head_batch_norm": True}, {"head_batch_norm": True}, None),
     ],
 )
@@ -176,13 +219,18 @@ def test_a_probe_takes_a_backbone_and_a_classifier_of_its_own_kind(tmp_path, the
 @pytest.mark.parametrize(("theirs", "ours"), [(True, False), (False, True)])
 def test_an_evaluation_names_the_key(tmp_path, theirs, ours):
     saved(tmp_path, head_batch_norm=theirs)
-    with pytest.raises(InputError, match=rf"its names tell MODEL.HEAD_BATCH_NORM {theirs}: set that$"):
+    with pytest.raises(
+        InputError, match=rf"its names tell MODEL.HEAD_BATCH_NORM {theirs}: set that$"
+    ):
         load_weights(digits(head_batch_norm=ours), tmp_path)
 
 
 def test_a_backbone_tells_nothing_of_the_key(tmp_path):
     saved(tmp_path, num_classes=0, init_values=0.1)
-    with pytest.raises(InputError, match=r"unexpected blocks.0.ls1.gamma.*its names tell MODEL.INIT_VALUES 1e-05: set"):
+    with pytest.raises(
+        InputError,
+        match=r"unexpected blocks.0.ls1.gamma.*its names tell MODEL.INIT_VALUES 1e-05: set",
+    ):
         load_weights(digits(head_batch_norm=True), tmp_path, strict=False)
 
 
@@ -196,11 +244,26 @@ def train_all(runs):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_probe_goes_on_in_the_same_bits_and_leaves_the_backbone_alone(tmp_path, ranks):
-    options = [*TINY, *PROBE, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "2", "TRAIN.BASE_LR", "2", "SAVE_STEPS", "2"]
+    options = [
+        *TINY,
+        *PROBE,
+        "DATA.BATCH_SIZE",
+        "8",
+        "TRAIN.ACCUM_ITER",
+        "2",
+        "TRAIN.BASE_LR",
+        "2",
+        "SAVE_STEPS",
+        "2",
+    ]
     options += ["KEEP_LAST", "100", "REPORT_FREQ", "2"]
     middle = tmp_path / "whole" / "checkpoints" / f"epoch_0001_sample_{16 * ranks:09d}"
     resumed = [*options, "MODEL.RESUME", str(middle)]
-    run_ranks(train_all, [(options, tmp_path / "whole", 64), (resumed, tmp_path / "resumed", 64)], ranks=ranks)
+    run_ranks(
+        train_all,
+        [(options, tmp_path / "whole", 64), (resumed, tmp_path / "resumed", 64)],
+        ranks=ranks,
+    )
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
     seed_everything(0)  # as the run began
     start = file_arrays(build_model(get_config(None, options)))

@@ -1,4 +1,6 @@
-"""Schedules that can't be meant, rates of another batch, targets that are all alike: told at the start."""
+"""Schedules that can't be meant, rates of another batch, targets that are all alike: told at the
+start.
+"""
 
 import pytest
 from support.training_runs import train
@@ -19,7 +21,10 @@ def test_a_warm_up_that_fills_the_run_is_an_error(warmup, epochs):
         f"TRAIN.WARMUP_EPOCHS is {warmup}.0, expected fewer than TRAIN.NUM_EPOCHS, {epochs} (a tenth of them is"
         " usual); otherwise the run ends before it reaches BASE_LR"
     )
-    assert get_config(None, ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]).TRAIN.NUM_EPOCHS == 1
+    assert (
+        get_config(None, ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]).TRAIN.NUM_EPOCHS
+        == 1
+    )
 
 
 # -------------------------------------------------------------- the batch
@@ -34,7 +39,10 @@ def test_who_said_for_which_batch_the_rates_are(tmp_path):
     }.items():  # fmt: skip
         assert recipe_batch(get_config(name)) == batch, name
     assert recipe_batch(get_config("beit_base_patch16_224", ["TRAIN.BASE_LR", "1e-4"])) is None
-    assert recipe_batch(get_config("beit_base_patch16_224", ["TRAIN.LINEAR_SCALED_LR", "1024"])) is None
+    assert (
+        recipe_batch(get_config("beit_base_patch16_224", ["TRAIN.LINEAR_SCALED_LR", "1024"]))
+        is None
+    )
     own = tmp_path / "own.yaml"
     own.write_text("BASE: ''\nTRAIN:\n  RECIPE_BATCH: 96\n")
     assert recipe_batch(get_config(own)) == 96
@@ -50,7 +58,8 @@ def test_rates_of_a_far_batch_are_told_with_what_they_would_scale_to(tmp_path, t
     assert far_batch(vit, 1023) == told.format(1023, "0.001", "0.00025")
     assert far_batch(vit, 1024) == far_batch(vit, 4096) == far_batch(vit, 16384) == ""
     assert far_batch(vit, 16385) == told.format(16385, "0.001", "0.004")
-    assert far_batch(get_config("vit_small_patch16_224", ["TRAIN.BASE_LR", "0.001"]), 64) == ""  # the user's
+    # the user's
+    assert far_batch(get_config("vit_small_patch16_224", ["TRAIN.BASE_LR", "0.001"]), 64) == ""
     assert far_batch(get_config("vit_digits"), 64) == ""
     train([*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "2"], tmp_path, 16)
     assert told.format(16, "0.003", "1.17e-05") in (tmp_path / "log.txt").read_text()
@@ -70,7 +79,11 @@ def test_a_highest_rate_that_scales_below_the_lowest_is_told(tmp_path, tiny):
         ["TRAIN.LR_SCALING", "sqrt", "TRAIN.END_LR", "1e-6"],
     ):
         assert rising(get_config("deit_base_patch16_384", options), 64) == ""
-    assert rising(get_config("deit3_finetune_base"), 8) == rising(get_config("swin_tiny_patch4_window7_224"), 8) == ""
+    assert (
+        rising(get_config("deit3_finetune_base"), 8)
+        == rising(get_config("swin_tiny_patch4_window7_224"), 8)
+        == ""
+    )
     scaled = ["TRAIN.LINEAR_SCALED_LR", "4096", "TRAIN.LR_SCALED", "base", "TRAIN.END_LR", "1e-5"]
     train([*tiny, "DATA.BATCH_SIZE", "8", *scaled], tmp_path, 16)
     assert told.format(8, "5.86e-06", "1e-05") in (tmp_path / "log.txt").read_text()
@@ -80,7 +93,15 @@ def test_a_highest_rate_that_scales_below_the_lowest_is_told(tmp_path, tiny):
 
 
 def bce(threshold, smoothing, classes="10", *options):
-    words = ["TRAIN.LOSS", "bce", "TRAIN.BCE_TARGET_THRESH", threshold, "TRAIN.SMOOTHING", smoothing, *options]
+    words = [
+        "TRAIN.LOSS",
+        "bce",
+        "TRAIN.BCE_TARGET_THRESH",
+        threshold,
+        "TRAIN.SMOOTHING",
+        smoothing,
+        *options,
+    ]
     return get_config(None, [*words, "MODEL.NUM_CLASSES", classes])
 
 
@@ -102,7 +123,10 @@ def test_a_threshold_that_makes_all_targets_alike_is_an_error():
         for mixed in ([], ["TRAIN.MIXUP_ALPHA", "0.8"]):
             with pytest.raises(InputError) as error:
                 bce(threshold, smoothing, "10", *mixed)
-            assert str(error.value) == f"TRAIN.BCE_TARGET_THRESH is {float(threshold)}, expected {expected}"
+            assert (
+                str(error.value)
+                == f"TRAIN.BCE_TARGET_THRESH is {float(threshold)}, expected {expected}"
+            )
     for threshold, smoothing, classes in (
         ("0.0", "0.0", "10"), ("0.2", "0.1", "10"), ("none", "0.1", "10"), ("0.01", "0.1", "auto"),
         ("0.0", "0.0", "auto"),
@@ -113,9 +137,13 @@ def test_a_threshold_that_makes_all_targets_alike_is_an_error():
 
 
 def test_the_datas_number_of_classes_decides_before_the_run(tmp_path, tiny):
-    """0.02 is above 0.1 / 10, and below it of fewer classes: "auto" is known once the data are read."""
+    """0.02 is above 0.1 / 10, and below it of fewer classes: "auto" is known once the data are
+    read.
+    """
     smooth = ["TRAIN.LOSS", "bce", "TRAIN.SMOOTHING", "0.5", "MODEL.NUM_CLASSES", "auto"]
     train([*tiny, *smooth, "TRAIN.BCE_TARGET_THRESH", "0.06"], tmp_path / "run", 256)
-    with pytest.raises(InputError, match=r"BCE_TARGET_THRESH is 0\.05, expected above 0\.05 \(SMOOTHING"):
+    with pytest.raises(
+        InputError, match=r"BCE_TARGET_THRESH is 0\.05, expected above 0\.05 \(SMOOTHING"
+    ):
         train([*tiny, *smooth, "TRAIN.BCE_TARGET_THRESH", "0.05"], tmp_path / "refused", 256)
     assert not (tmp_path / "refused").exists()

@@ -1,4 +1,6 @@
-"""The shipped configurations: heads that tell how to run them, the sources' numbers, and that they train."""
+"""The shipped configurations: heads that tell how to run them, the sources' numbers, and that they
+train.
+"""
 
 import json
 import math
@@ -22,11 +24,28 @@ from weights.layout import sublayer
 
 FILES = shipped_configs()
 RECIPES = [file.stem for file in FILES if file.parent.name == "recipes"]
-PAPERS = [file.stem for file in FILES if file.parent.name in ("deit", "deit3", "gmlp", "mae", "mixer", "resmlp")]
+PAPERS = [
+    file.stem
+    for file in FILES
+    if file.parent.name in ("deit", "deit3", "gmlp", "mae", "mixer", "resmlp")
+]
 VITS = [file for file in FILES if file.parent.name == "vit" and file.stem != "vit_digits"]
 RESNET = "resnet18_fashion_mnist"
-OWN_IMAGES = [name for name in RECIPES if name.startswith(("small_data", "finetune")) and "layer_decay" not in name]
-SMALL = ["MODEL.EMBED_DIM", "24", "MODEL.NUM_HEADS", "3", "MODEL.MLP_RATIO", "1", "MODEL.NUM_CLASSES", "10"]
+OWN_IMAGES = [
+    name
+    for name in RECIPES
+    if name.startswith(("small_data", "finetune")) and "layer_decay" not in name
+]
+SMALL = [
+    "MODEL.EMBED_DIM",
+    "24",
+    "MODEL.NUM_HEADS",
+    "3",
+    "MODEL.MLP_RATIO",
+    "1",
+    "MODEL.NUM_CLASSES",
+    "10",
+]
 
 
 def head(file):
@@ -64,7 +83,10 @@ def rates(config, batch):
     """The rate at the start, after warm-up and at the end."""
     schedule = build_schedule(config, 10, batch)
     late = config.TRAIN.LR_SCHEDULER.PER_EPOCH == "late"
-    return [schedule(10 * epoch) for epoch in (0, config.TRAIN.WARMUP_EPOCHS + late, config.TRAIN.NUM_EPOCHS + late)]
+    return [
+        schedule(10 * epoch)
+        for epoch in (0, config.TRAIN.WARMUP_EPOCHS + late, config.TRAIN.NUM_EPOCHS + late)
+    ]
 
 
 def fallen(base, end, share):
@@ -85,7 +107,9 @@ def test_a_recipe_for_ones_own_images_is_in_proportion(name):
 
 @pytest.mark.parametrize("file", VITS, ids=lambda file: file.stem)
 def test_a_recipe_over_a_vits_file_takes_back_that_ones_own(tmp_path, file):
-    """Only the network and the size of its images are left of AugReg's, the paper's and fine-tuning's settings."""
+    """Only the network and the size of its images are left of AugReg's, the paper's and
+    fine-tuning's settings.
+    """
     sizes = "".join(line for line in file.read_text().splitlines(True) if not line.startswith("#"))
     sizes = sizes.split("TRAIN:")[0].replace(re.search("BASE: .*", sizes)[0], 'BASE: ""')
     (tmp_path / "sizes.yaml").write_text(sizes)
@@ -100,7 +124,8 @@ def test_a_recipe_over_a_vits_file_takes_back_that_ones_own(tmp_path, file):
 
 def test_rates_follow_the_batch_where_the_source_scales_them():
     for name, batch, peak in (
-        ("deit_small_patch16_224", 256, fallen(2.5e-4, 1e-5, 5 / 300)),  # 5e-4 x batch / 512; the lowest stays
+        # 5e-4 x batch / 512; the lowest stays
+        ("deit_small_patch16_224", 256, fallen(2.5e-4, 1e-5, 5 / 300)),
         ("deit_base_patch16_384", 64, fallen(6.25e-7, 5e-6, 5 / 30)),
         ("finetune_layer_decay", 256, 5e-4),
         ("linear_probe", 256, 3.0),
@@ -119,7 +144,14 @@ def test_rates_follow_the_batch_where_the_source_scales_them():
 # ------------------------------------------------------------------ they train
 
 PYRAMIDS = {
-    "swin_22k_": ["MODEL.EMBED_DIM", "8", "MODEL.NUM_HEADS", "[1,1,1,1]", "MODEL.NUM_CLASSES", "10"],
+    "swin_22k_": [
+        "MODEL.EMBED_DIM",
+        "8",
+        "MODEL.NUM_HEADS",
+        "[1,1,1,1]",
+        "MODEL.NUM_CLASSES",
+        "10",
+    ],
     "convnext_22k_": ["MODEL.EMBED_DIMS", "[4,4,4,4]", "MODEL.NUM_CLASSES", "10"],
 }
 
@@ -135,10 +167,16 @@ def test_a_recipe_builds_all_that_trains(name):
     build_optimizer(config, model)
     TrainTransform(config), BatchTransform(config), build_criterion(config)
     head = sublayer(model, model.classifier_names()[0])
-    scales, (weight, _) = layer_scales(config, model), [parameter.numpy() for parameter in head.parameters()]
+    scales, (weight, _) = (
+        layer_scales(config, model),
+        [parameter.numpy() for parameter in head.parameters()],
+    )
     if name == "finetune_layer_decay":
         depth = config.MODEL.DEPTH
-        found = [scales[key] for key in ("pos_embed", "blocks.0.attn.qkv.weight", "fc_norm.weight", "head.weight")]
+        found = [
+            scales[key]
+            for key in ("pos_embed", "blocks.0.attn.qkv.weight", "fc_norm.weight", "head.weight")
+        ]
         assert found == pytest.approx([0.65 ** (depth + 1), 0.65**depth, 1, 1])
         assert weight.std() == pytest.approx(2e-5, rel=0.2)
     elif config.TRAIN.LAYER_DECAY is None:
@@ -151,7 +189,10 @@ def test_a_recipe_builds_all_that_trains(name):
     if "linear_probe" in name:
         head = "head.1" if name.startswith("mae") else "head"
         assert weight.std() == pytest.approx(0.01, rel=0.2)
-        assert {key for key, _ in model.named_parameters()} - set(frozen) == {f"{head}.weight", f"{head}.bias"}
+        assert {key for key, _ in model.named_parameters()} - set(frozen) == {
+            f"{head}.weight",
+            f"{head}.bias",
+        }
     elif not config.TRAIN.FREEZE:
         assert not frozen
 
@@ -161,12 +202,20 @@ def test_a_recipe_builds_all_that_trains(name):
     [
         ("deit3_base_patch16_224", 192, "deit3_finetune_base", "12 x 12 to 14 x 14"),
         ("deit3_huge_patch14_224", 154, "deit3_finetune_huge", "11 x 11 to 16 x 16"),
-        ("deit_base_distilled_patch16_224", 224, "deit_base_distilled_patch16_384", "14 x 14 to 24 x 24"),
+        (
+            "deit_base_distilled_patch16_224",
+            224,
+            "deit_base_distilled_patch16_384",
+            "14 x 14 to 24 x 24",
+        ),
     ],
 )
 def test_a_second_step_takes_the_weights_of_the_first(tmp_path, first, size, second, grids):
     small = [*SMALL, "MODEL.DEPTH", "1"]
-    save_weights(build_model(get_config(first, [*small, "DATA.IMAGE_SIZE", str(size)])), tmp_path / "model.safetensors")
+    save_weights(
+        build_model(get_config(first, [*small, "DATA.IMAGE_SIZE", str(size)])),
+        tmp_path / "model.safetensors",
+    )
     report = load_weights(build_model(get_config(second, small)), tmp_path, strict=False)
     assert report.resized == [f"pos_embed resized from {grids}"]
 
@@ -185,7 +234,9 @@ def trained(folder, program, *flags):
     return record, result
 
 
-@pytest.mark.parametrize(("cfg", "model"), [("cifar10", "vit_cifar10"), ("transfer_cifar10", "vit_base_patch16_224")])
+@pytest.mark.parametrize(
+    ("cfg", "model"), [("cifar10", "vit_cifar10"), ("transfer_cifar10", "vit_base_patch16_224")]
+)
 def test_cifar10_trains_on_its_original_archive(tmp_path, program, cfg, model):
     cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
     record, result = trained(tmp_path, program, f"-cfg={cfg}", "-data_path=.", *SMALL)
@@ -215,10 +266,21 @@ def test_a_vit_is_fine_tuned_on_cifar(tmp_path, program, classes, archive, label
 def test_fashion_mnist_trains_on_its_original_files(tmp_path, program):
     rng = np.random.default_rng(0)
     for prefix, count in (("train", 20), ("t10k", 5)):
-        write_idx(tmp_path / f"{prefix}-images-idx3-ubyte", rng.integers(0, 256, (count, 28, 28), np.uint8), True)
-        write_idx(tmp_path / f"{prefix}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8) % 10, True)
-    for cfg, model, depth, samples in (("fashion_mnist", "vit_fashion_mnist", "1", 16), (RESNET, RESNET, "18", 20)):
-        record, result = trained(tmp_path, program, f"-cfg={cfg}", "-data_path=.", "MODEL.DEPTH", depth)
+        write_idx(
+            tmp_path / f"{prefix}-images-idx3-ubyte",
+            rng.integers(0, 256, (count, 28, 28), np.uint8),
+            True,
+        )
+        write_idx(
+            tmp_path / f"{prefix}-labels-idx1-ubyte", np.arange(count, dtype=np.uint8) % 10, True
+        )
+    for cfg, model, depth, samples in (
+        ("fashion_mnist", "vit_fashion_mnist", "1", 16),
+        (RESNET, RESNET, "18", 20),
+    ):
+        record, result = trained(
+            tmp_path, program, f"-cfg={cfg}", "-data_path=.", "MODEL.DEPTH", depth
+        )
         assert record["samples"] == samples  # of 20: d2l's keeps the last batch
         assert (result["model"], result["num_samples"]) == (model, 5)
         shutil.rmtree(tmp_path / "run")
@@ -237,4 +299,7 @@ def test_a_distilled_model_asks_for_its_teacher(program):
         "main_single_gpu.py", "-cfg=deit_tiny_distilled_patch16_224", "-dataset=synthetic", *SHORT
     )
     assert status == 2
-    assert "error: DISTILLATION_TYPE is hard, but TEACHER_MODEL is regnety_160 and TEACHER_PATH None" in errors
+    assert (
+        "error: DISTILLATION_TYPE is hard, but TEACHER_MODEL is regnety_160 and TEACHER_PATH None"
+        in errors
+    )

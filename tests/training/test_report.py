@@ -1,4 +1,6 @@
-"""A run's report: its figures are scikit-learn's and SciPy's; whatever names hold, it is a page that loads nothing."""
+"""A run's report: its figures are scikit-learn's and SciPy's; whatever names hold, it is a page
+that loads nothing.
+"""
 
 import itertools
 import json
@@ -31,7 +33,9 @@ NAMES = ["cat", "<script>alert(1)</script>", '"dog, big"', "=1+1", "\u202enaïve
 
 
 def drawn(count=500, classes=6, seed=0):
-    """Labels, predicted classes and probabilities; nobody has the last class, nobody is told the one before it."""
+    """Labels, predicted classes and probabilities; nobody has the last class, nobody is told the
+    one before it.
+    """
     rng = np.random.default_rng(seed)
     label = rng.integers(0, classes - 1, count)
     predicted = np.where(rng.random(count) < 0.7, label, rng.integers(0, classes, count))
@@ -55,7 +59,9 @@ def test_confusions_and_scores_are_scikit_learns():
     worst = found.worst(3)
     off = expected - np.diag(np.diag(expected))
     assert worst.count.tolist() == np.sort(off.flatten())[::-1][:3].tolist()
-    assert [off[pair] for pair in zip(worst.label, worst.predicted, strict=True)] == worst.count.tolist()
+    assert [
+        off[pair] for pair in zip(worst.label, worst.predicted, strict=True)
+    ] == worst.count.tolist()
     scores, told = measures.scores(label, predicted, 7)  # an output more, which is nowhere
     by_class = precision_recall_fscore_support(label, predicted, labels=range(7), zero_division=0)
     for own, theirs in zip(scores, by_class, strict=True):
@@ -76,7 +82,9 @@ def test_a_calibration_error_is_its_definition():
         assert found.images[place] == own.sum()
         error += own.mean() * abs(right[own].mean() - probability[own].mean()) if own.any() else 0
     assert found.error == pytest.approx(error, abs=1e-12)
-    assert measures.calibration(np.array([0.95, 0.85]), np.array([True, False])).error == pytest.approx(0.45)
+    assert measures.calibration(
+        np.array([0.95, 0.85]), np.array([True, False])
+    ).error == pytest.approx(0.45)
 
 
 def test_a_difference_is_tested_as_the_formulas_say():
@@ -135,7 +143,8 @@ def test_a_page_tells_the_figures_and_escapes_names(made):
         head, *rows = csv_rows(file)
     assert head == ["label", *NAMES]
     assert [row[0] for row in rows] == NAMES
-    assert (folder / "confusion.csv").read_text().count('"\'=1+1"') == 2  # no formula for a spreadsheet
+    # no formula for a spreadsheet
+    assert (folder / "confusion.csv").read_text().count('"\'=1+1"') == 2
     expected = confusion_matrix(found["label"], found["predicted"], labels=range(6))
     np.testing.assert_array_equal([[int(count) for count in row[1:]] for row in rows], expected)
     with Image.open(folder / "confusion.png") as picture:
@@ -148,10 +157,20 @@ def test_a_page_tells_the_figures_and_escapes_names(made):
 
 def test_a_class_without_images_and_answers_has_no_scores(made):
     folder, dataset, found = made
-    label, predicted = (np.where(found[name] == 5, 0, found[name]) for name in ("label", "predicted"))
-    predictions.write(folder / predictions.FILE, {**found, "label": label, "predicted": predicted}, dataset, "data")
+    label, predicted = (
+        np.where(found[name] == 5, 0, found[name]) for name in ("label", "predicted")
+    )
+    predictions.write(
+        folder / predictions.FILE,
+        {**found, "label": label, "predicted": predicted},
+        dataset,
+        "data",
+    )
     empty = '<td class="n"></td>'
-    assert f'never</th>{empty * 3}<td class="n">0</td></tr>' in write_report(folder, dataset).read_text()
+    assert (
+        f'never</th>{empty * 3}<td class="n">0</td></tr>'
+        in write_report(folder, dataset).read_text()
+    )
 
 
 def test_a_mistake_is_never_shown_with_the_picture_of_another_image(made):
@@ -204,7 +223,13 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
     folder, dataset, _ = made
     (folder / "classes.json").write_text(json.dumps(["9" * 4000, *NAMES[1:]]))
     result = json.loads((folder / "result.json").read_text())
-    result["best"] = {"epoch": 1, "acc1": 50.0, "acc5": 90.0, "loss": 0.5, "checkpoint": "epoch_0001"}
+    result["best"] = {
+        "epoch": 1,
+        "acc1": 50.0,
+        "acc5": 90.0,
+        "loss": 0.5,
+        "checkpoint": "epoch_0001",
+    }
     (folder / "result.json").write_text(json.dumps(result))
     file = write_report(folder, dataset)
     with browsing() as browser:
@@ -219,18 +244,54 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("predictions.csv", "", "its first line isn't image,label,predicted,probability, nor image,labels"),
+        (
+            "predictions.csv",
+            "",
+            "its first line isn't image,label,predicted,probability, nor image,labels",
+        ),
         ("predictions.csv", "image,label,predicted,probability\n", "it holds no sample"),
-        ("predictions.csv", "image,label,predicted,probability\na,1,2\n", "a row has 3 columns, the first line has 4"),
-        ("predictions.csv", "image,label,predicted,probability\na,-1,2,0.5\n", "'-1' is no class's number"),
-        ("predictions.csv", "image,label,predicted,probability\na,1,1048576,0.5\n", "is no class's number"),
+        (
+            "predictions.csv",
+            "image,label,predicted,probability\na,1,2\n",
+            "a row has 3 columns, the first line has 4",
+        ),
+        (
+            "predictions.csv",
+            "image,label,predicted,probability\na,-1,2,0.5\n",
+            "'-1' is no class's number",
+        ),
+        (
+            "predictions.csv",
+            "image,label,predicted,probability\na,1,1048576,0.5\n",
+            "is no class's number",
+        ),
         ("predictions.csv", "image,label,predicted,probability\na,1,2,nan\n", "is no probability"),
-        ("predictions.csv", 'image,label,predicted,probability\n"a,1,2,0.5\n', "can't be read as a run's predictions"),
-        ("predictions.csv", "image,label,predicted,probability\n" + "a" * (1 << 20), "has a line of 1048576 bytes"),
-        ("predictions.csv", "image,label,predicted,probability\na,1,2,0.5\n", "samples and accuracy are 1, 0.0, those"),
+        (
+            "predictions.csv",
+            'image,label,predicted,probability\n"a,1,2,0.5\n',
+            "can't be read as a run's predictions",
+        ),
+        (
+            "predictions.csv",
+            "image,label,predicted,probability\n" + "a" * (1 << 20),
+            "has a line of 1048576 bytes",
+        ),
+        (
+            "predictions.csv",
+            "image,label,predicted,probability\na,1,2,0.5\n",
+            "samples and accuracy are 1, 0.0, those",
+        ),
         ("result.json", "{}", "its loss is missing, expected a number"),
-        ("result.json", '{"loss": 1, "num_samples": 0}', "its num_samples is 0, expected a number from 1 on"),
-        ("result.json", '{"loss": 1, "num_samples": 1, "best": 3}', "its best is 3, expected a dictionary"),
+        (
+            "result.json",
+            '{"loss": 1, "num_samples": 0}',
+            "its num_samples is 0, expected a number from 1 on",
+        ),
+        (
+            "result.json",
+            '{"loss": 1, "num_samples": 1, "best": 3}',
+            "its best is 3, expected a dictionary",
+        ),
         (
             "result.json",
             '{"loss": 1, "num_samples": 1, "best": {"epoch": 1, "acc1": "x"}}',
@@ -242,7 +303,11 @@ def test_a_browser_shows_it_at_two_widths_and_loads_nothing(made):
             "its best.checkpoint is 7, expected a text",
         ),
         ("result.json", '{"loss": 1, "num_samples": 1, "ema": {}}', "its ema.loss is missing"),
-        ("result.json", '{"loss": 1, "num_samples": 1, "acc5": "x"}', "its acc5 is 'x', expected a number"),
+        (
+            "result.json",
+            '{"loss": 1, "num_samples": 1, "acc5": "x"}',
+            "its acc5 is 'x', expected a number",
+        ),
         ("result.json", "[" * 100_000, "can't be read as a run's result"),
         ("classes.json", '{"a": 1}', "expected a list of names"),
         ("classes.json", r'["a", "\ud800"]', "expected a list of names"),
@@ -264,8 +329,21 @@ def test_what_no_run_writes_is_refused_in_a_line(made, file, text, message):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.smoke)])
 def test_predictions_are_of_each_sample_once_on_any_number_of_processes(tmp_path, tiny, ranks):
-    options = [*without(tiny, "TRAIN.NUM_EPOCHS", "REPORT"), "TRAIN.NUM_EPOCHS", "2", "TRAIN.MODEL_EMA", "True"]
-    options += ["TRAIN.BASE_LR", "0.01", "DATA.BATCH_SIZE", str(48 // ranks), "DATA.BATCH_SIZE_EVAL", "5"]
+    options = [
+        *without(tiny, "TRAIN.NUM_EPOCHS", "REPORT"),
+        "TRAIN.NUM_EPOCHS",
+        "2",
+        "TRAIN.MODEL_EMA",
+        "True",
+    ]
+    options += [
+        "TRAIN.BASE_LR",
+        "0.01",
+        "DATA.BATCH_SIZE",
+        str(48 // ranks),
+        "DATA.BATCH_SIZE_EVAL",
+        "5",
+    ]
     run_ranks(train, options, tmp_path / "run", 96, ranks=ranks)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     val = get_dataset(get_config(None, options), "val")
@@ -282,7 +360,9 @@ def test_predictions_are_of_each_sample_once_on_any_number_of_processes(tmp_path
     own = [*without(options, "TRAIN."), "EVAL", "True", "OUTPUT", str(tmp_path / "again")]
     weights = tmp_path / "run" / "checkpoints" / "last" / "model.safetensors"
     work(get_config(None, [*own, "MODEL.PRETRAINED", str(weights)]), None, val)
-    first, second = (read_predictions(tmp_path / name / predictions.FILE) for name in ("run", "again"))
+    first, second = (
+        read_predictions(tmp_path / name / predictions.FILE) for name in ("run", "again")
+    )
     assert first.same == second.same
     np.testing.assert_array_equal(first.predicted, second.predicted)
     np.testing.assert_allclose(first.probability, second.probability, atol=2e-6)
@@ -309,7 +389,10 @@ def test_predictions_are_of_each_sample_once_on_any_number_of_processes(tmp_path
     ]
     assert "average (EMA)" in text
     assert "<th>TRAIN.BASE_LR</th><td>0.003</td><td>0.01</td>" in text
-    assert re.findall('<img alt="([^"]*)"', write_report(tmp_path / "again", None).read_text())[0] == "Confusion matrix"
+    assert (
+        re.findall('<img alt="([^"]*)"', write_report(tmp_path / "again", None).read_text())[0]
+        == "Confusion matrix"
+    )
 
 
 def test_a_run_without_report_leaves_none_and_a_failure_is_a_line(tmp_path, tiny, monkeypatch):
@@ -330,7 +413,10 @@ def test_a_run_without_report_leaves_none_and_a_failure_is_a_line(tmp_path, tiny
     main_multi_gpu.leave_report(run, None)
     *_, first, second = (tmp_path / "new" / "log.txt").read_text().splitlines()
     command = f"python tools/compare_runs.py {tmp_path}/new"
-    assert first[14:] == f"report.html isn't written (ValueError: a bad day for all); {command} makes it again"
+    assert (
+        first[14:]
+        == f"report.html isn't written (ValueError: a bad day for all); {command} makes it again"
+    )
     assert second[14:] == "files: config.yaml"
     log = (tmp_path / "run" / "log.txt").read_text()
     again = f"-resume=auto -output={tmp_path}/run makes it again"
@@ -348,5 +434,7 @@ def test_reading_records_takes_a_limited_time(tmp_path, monkeypatch):
     assert list(records(file)) == []
     seconds = itertools.count(0, 0.1)
     monkeypatch.setattr("errors.time.thread_time", lambda: next(seconds))
-    with pytest.raises(InputError, match="metrics.jsonl: reading its 3000 bytes takes too long; move it away"):
+    with pytest.raises(
+        InputError, match="metrics.jsonl: reading its 3000 bytes takes too long; move it away"
+    ):
         list(records(file))

@@ -1,4 +1,6 @@
-"""Going on from a checkpoint: the same bits as a run that was never stopped, or one line that says why not."""
+"""Going on from a checkpoint: the same bits as a run that was never stopped, or one line that says
+why not.
+"""
 
 import json
 import shutil
@@ -38,7 +40,9 @@ def test_a_run_goes_on_from_every_update_in_the_same_bits(tmp_path, tiny, ranks)
     options = [*tiny, *RECIPE, *EVERY_STEP]
     length = 8 * 8 * ranks
     # Eight steps an epoch make updates after 3, 6 and 8 of them.
-    middles = [f"epoch_{epoch:04d}_sample_{24 * ranks * part:09d}" for epoch in (1, 2) for part in (1, 2)]
+    middles = [
+        f"epoch_{epoch:04d}_sample_{24 * ranks * part:09d}" for epoch in (1, 2) for part in (1, 2)
+    ]
     runs = [(options, tmp_path / "whole", length)]
     for name in (*middles, "epoch_0001"):
         path = str(tmp_path / "whole" / "checkpoints" / name)
@@ -61,12 +65,29 @@ def test_a_run_goes_on_from_every_update_in_the_same_bits(tmp_path, tiny, ranks)
         ["TRAIN.OPTIMIZER.NAME", "LARS", "TRAIN.OPTIMIZER.TRUST_COEFFICIENT", "0.02"],
         ["TRAIN.OPTIMIZER.NAME", "Lion"],
         ["TRAIN.OPTIMIZER.NAME", "Muon", "TRAIN.LAYER_DECAY", "0.7"],
-        ["TRAIN.REPEATED_AUGMENT", "3", "TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.AUTO_AUGMENT", "rand-m9-mstd0.5-inc1"],
+        [
+            "TRAIN.REPEATED_AUGMENT",
+            "3",
+            "TRAIN.RANDOM_ERASE_PROB",
+            "0.5",
+            "TRAIN.AUTO_AUGMENT",
+            "rand-m9-mstd0.5-inc1",
+        ],
         ["DATA.SAMPLER", "balanced", "DATA.DROP_LAST", "False", "TRAIN.LR_SCHEDULER.NAME", "poly"],
     ],
 )
 def test_every_recipe_is_resumed_in_the_same_bits(tmp_path, tiny, recipe):
-    options = [*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.BASE_LR", "0.01", "REPORT_FREQ", "3", *EVERY_STEP, *recipe]
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "8",
+        "TRAIN.BASE_LR",
+        "0.01",
+        "REPORT_FREQ",
+        "3",
+        *EVERY_STEP,
+        *recipe,
+    ]
     train(options, tmp_path / "whole", 37)
     middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000016"
     train([*options, "MODEL.RESUME", str(middle)], tmp_path / "resumed", 37)
@@ -99,7 +120,16 @@ def train_all_seen(runs):
 
 
 def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
-    options = [*tiny, "TRAIN.NUM_EPOCHS", "2", "TRAIN.BASE_LR", "0.01", "TRAIN.OPTIMIZER.NAME", "SGD", *EVERY_STEP]
+    options = [
+        *tiny,
+        "TRAIN.NUM_EPOCHS",
+        "2",
+        "TRAIN.BASE_LR",
+        "0.01",
+        "TRAIN.OPTIMIZER.NAME",
+        "SGD",
+        *EVERY_STEP,
+    ]
     options += ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.AFFINE", "[10.0,0.1,0.1]", "REPORT_FREQ", "3"]
     options += ["DATA.DROP_LAST", "False", "DATA.GLOBAL_BATCH", "16"]
 
@@ -110,7 +140,9 @@ def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
     train(options, tmp_path / "1", 72)
     on_two = run_ranks(train_all_seen, [(options, tmp_path / "2", 72), resumed(2, 1)])
     on_one = [train_all_seen([resumed(1, 2)])]
-    sampler = samplers.TrainBatchSampler(get_config(None, [*options[:-2], "DATA.BATCH_SIZE", "16"]), range(72), 0, 1)
+    sampler = samplers.TrainBatchSampler(
+        get_config(None, [*options[:-2], "DATA.BATCH_SIZE", "16"]), range(72), 0, 1
+    )
     sampler.set_epoch(1)
     order = [index for batch in sampler for _, index, _ in batch]
     expected = records(tmp_path / "1")
@@ -118,9 +150,12 @@ def test_two_ranks_go_on_as_one_and_one_as_two(tmp_path, tiny):
         first = sorted(index for own in seen for epoch, index in own[-1] if epoch == 1)
         assert first == sorted(order[32:])  # what hadn't been taken, each once
         found = records(tmp_path / f"on {ranks}")
-        assert [(r["step"], r["split"]) for r in found] == [(r["step"], r["split"]) for r in expected]
+        assert [(r["step"], r["split"]) for r in found] == [
+            (r["step"], r["split"]) for r in expected
+        ]
         assert found[-1]["loss"] == pytest.approx(expected[-1]["loss"], abs=1e-5)
-        assert found[0]["samples"] == 48  # the whole window, that part of it which the others did among it
+        # the whole window, that part of it which the others did among it
+        assert found[0]["samples"] == 48
         assert_same(weights(tmp_path / "1"), weights(tmp_path / f"on {ranks}"), atol=1e-6)
 
 
@@ -139,7 +174,14 @@ def test_another_batch_size_goes_on_after_the_last_sample(tmp_path, tiny, batch,
     options = [*tiny, "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
     train([*options, "DATA.BATCH_SIZE", "16"], tmp_path / "whole", 100)
     middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000048"
-    other = ["DATA.BATCH_SIZE", str(batch), "TRAIN.ACCUM_ITER", str(accumulation), "MODEL.RESUME", str(middle)]
+    other = [
+        "DATA.BATCH_SIZE",
+        str(batch),
+        "TRAIN.ACCUM_ITER",
+        str(accumulation),
+        "MODEL.RESUME",
+        str(middle),
+    ]
     seen = train_seen([*options, *other], tmp_path / "resumed", 100)
     counts = Counter(index for epoch, index in seen if epoch == 1)
     assert sum(counts.values()) == max(0, 100 // batch * batch - 48) // batch * batch
@@ -151,7 +193,9 @@ def test_another_batch_size_goes_on_after_the_last_sample(tmp_path, tiny, batch,
 # ------------------------------------------------------------------------- auto
 
 
-def test_auto_begins_afresh_where_there_is_nothing_and_ends_where_all_is_done(tmp_path, tiny, capsys):
+def test_auto_begins_afresh_where_there_is_nothing_and_ends_where_all_is_done(
+    tmp_path, tiny, capsys
+):
     options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_bytes(
@@ -161,9 +205,13 @@ def test_auto_begins_afresh_where_there_is_nothing_and_ends_where_all_is_done(tm
     )
     train(options, tmp_path / "run", 32)
     assert (
-        f"-resume=auto: no checkpoint in {tmp_path}/run/checkpoints; the run starts afresh" in capsys.readouterr().out
+        f"-resume=auto: no checkpoint in {tmp_path}/run/checkpoints; the run starts afresh"
+        in capsys.readouterr().out
     )
-    assert [(r["split"], r["step"]) for r in records(tmp_path / "run")] == [("train", 2), ("val", 2)]
+    assert [(r["split"], r["step"]) for r in records(tmp_path / "run")] == [
+        ("train", 2),
+        ("val", 2),
+    ]
     result = tmp_path / "run" / "result.json"
     first = json.loads(result.read_text())
     result.unlink()
@@ -186,18 +234,31 @@ def test_auto_takes_the_newest_whole_checkpoint_and_sets_damaged_ones_aside(tmp_
     (checkpoints / "best").symlink_to("epoch_0002")
     train([*options, "MODEL.RESUME", "auto"], tmp_path / "run", 64)
     told = capsys.readouterr().out
-    assert "epoch_0002: damaged checkpoint: ema.safetensors: can't be read as a file (FileNotFoundError: " in told
-    assert f"resumed after epoch 1, 48 samples into the next, from {checkpoints}/epoch_0002_sample_000000048" in told
+    assert (
+        "epoch_0002: damaged checkpoint: ema.safetensors: can't be read as a file (FileNotFoundError: "
+        in told
+    )
+    assert (
+        f"resumed after epoch 1, 48 samples into the next, from {checkpoints}/epoch_0002_sample_000000048"
+        in told
+    )
     assert (checkpoints / "damaged_epoch_0002").is_dir()
     assert not list(checkpoints.glob(".*"))
     assert_same_run(tmp_path / "whole", tmp_path / "run")
     assert records(tmp_path / "run") == records(tmp_path / "whole")
     for link in ("last", "best", "best_ema.safetensors"):
-        expected = (tmp_path / "whole" / "checkpoints" / link).resolve().relative_to(tmp_path / "whole")
+        expected = (
+            (tmp_path / "whole" / "checkpoints" / link).resolve().relative_to(tmp_path / "whole")
+        )
         assert (checkpoints / link).resolve().relative_to(tmp_path / "run") == expected
     for folder in checkpoints.glob("epoch_*"):
         (folder / "state.json").write_text("{}")
-    refused("none of its 6 checkpoints is whole", [*options, "MODEL.RESUME", "auto"], tmp_path / "run", 64)
+    refused(
+        "none of its 6 checkpoints is whole",
+        [*options, "MODEL.RESUME", "auto"],
+        tmp_path / "run",
+        64,
+    )
 
 
 def test_a_new_folder_gets_the_best_along(tmp_path, tiny):
@@ -222,7 +283,8 @@ def test_a_new_folder_gets_the_best_along(tmp_path, tiny):
     result = json.loads((tmp_path / "new" / "result.json").read_text())
     assert (result["best"]["epoch"], result["best"]["checkpoint"]) == (1, "epoch_0001")
     (tmp_path / "run" / "checkpoints" / "epoch_0001" / "state.json").unlink()
-    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "alone", 32)  # the best there is from now on
+    # the best there is from now on
+    train([*options, "MODEL.RESUME", str(middle)], tmp_path / "alone", 32)
     assert (tmp_path / "alone" / "checkpoints" / "best").resolve().name == "epoch_0003"
 
 
@@ -254,7 +316,19 @@ BEIT = [
         (BEIT, [TABLES]),
         ([*BEIT, "TRAIN.DECAY_ALL", "True"], []),
         ([*BEIT, "TRAIN.WEIGHT_DECAY", "0.0"], []),
-        (["MODEL.TYPE", "ViT", "MODEL.EMBED_DIM", "8", "MODEL.DEPTH", "1", "MODEL.NUM_HEADS", "1"], []),
+        (
+            [
+                "MODEL.TYPE",
+                "ViT",
+                "MODEL.EMBED_DIM",
+                "8",
+                "MODEL.DEPTH",
+                "1",
+                "MODEL.NUM_HEADS",
+                "1",
+            ],
+            [],
+        ),
     ],
 )
 def test_what_an_older_release_trained_otherwise_is_told(options, lines):
@@ -265,15 +339,25 @@ def test_what_an_older_release_trained_otherwise_is_told(options, lines):
 
 
 def test_a_run_of_an_older_release_tells_it_when_it_goes_on(tmp_path, tiny, capsys, monkeypatch):
-    options = [*without(tiny, "MODEL.NUM_HEADS"), "MODEL.TYPE", "ConvMixer", "DATA.BATCH_SIZE", "16"]
+    options = [
+        *without(tiny, "MODEL.NUM_HEADS"),
+        "MODEL.TYPE",
+        "ConvMixer",
+        "DATA.BATCH_SIZE",
+        "16",
+    ]
     monkeypatch.setattr(saver, "BEHAVIOUR", 1)
     train(options, tmp_path / "run", 32)
     monkeypatch.undo()
     last = str(tmp_path / "run" / "checkpoints" / "last")
     options += ["TRAIN.NUM_EPOCHS", "2", "MODEL.RESUME", last]
-    config = config_from_arguments("main_multi_gpu.py", ["-o", *options, "OUTPUT", str(tmp_path / "more")])
+    config = config_from_arguments(
+        "main_multi_gpu.py", ["-o", *options, "OUTPUT", str(tmp_path / "more")]
+    )
     _, dataset, val = get_datasets(config)
-    dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
+    dataset = ArrayDataset(
+        config, "train", dataset.images[:32], dataset.labels[:32], dataset.classes
+    )
     capsys.readouterr()
     work(config, dataset, val)
     assert NORMS in capsys.readouterr().out

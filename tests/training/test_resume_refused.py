@@ -28,11 +28,20 @@ def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
     checkpoints = tmp_path / "run" / "checkpoints"
     last, first = str(checkpoints / "last"), str(checkpoints / "epoch_0001")
     refused("already holds a run; go on from it with -resume", options, tmp_path / "run")
-    refused("epoch 2 is done already and TRAIN.NUM_EPOCHS is 2", [*options, "MODEL.RESUME", last], tmp_path / "a")
+    refused(
+        "epoch 2 is done already and TRAIN.NUM_EPOCHS is 2",
+        [*options, "MODEL.RESUME", last],
+        tmp_path / "a",
+    )
     refused("no checkpoint at", [*options, "MODEL.RESUME", str(tmp_path)], tmp_path / "b")
     late = [*options, "MODEL.RESUME", first, "TRAIN.LAST_EPOCH", "2"]
     refused("TRAIN.LAST_EPOCH is 2, the checkpoint's last epoch is 1", late, tmp_path / "c")
-    refused("its run had 32 training images, the data has 48", [*options, "MODEL.RESUME", first], tmp_path / "d", 48)
+    refused(
+        "its run had 32 training images, the data has 48",
+        [*options, "MODEL.RESUME", first],
+        tmp_path / "d",
+        48,
+    )
     message = "later checkpoints are in the same folder (epoch_0002_sample_000000016, epoch_0002)"
     refused(message, [*options, "MODEL.RESUME", first], tmp_path / "run")
     train(options, tmp_path / "other", 32)
@@ -51,7 +60,18 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
         " leave them as they were, or name what is meant to change with a flag or -o KEY VALUE"
     )
     refused(message, [*options, *resumed, *changed], tmp_path / "a")
-    free = ["DATA.BATCH_SIZE", "8", "DATA.BATCH_SIZE_EVAL", "7", "TRAIN.ACCUM_ITER", "2", "TAG", "b", "SAVE_STEPS", "0"]
+    free = [
+        "DATA.BATCH_SIZE",
+        "8",
+        "DATA.BATCH_SIZE_EVAL",
+        "7",
+        "TRAIN.ACCUM_ITER",
+        "2",
+        "TAG",
+        "b",
+        "SAVE_STEPS",
+        "0",
+    ]
     free += ["DATA.NUM_WORKERS", "1", "DATA.PREFETCH", "1"]
     train([*options, *resumed, *free], tmp_path / "b", 32)
     flags = ["-image_size=12", f"-resume={resumed[1]}"]
@@ -62,9 +82,17 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
 
 
 def test_every_flag_names_what_changes_and_the_log_repeats_it(tmp_path, tiny):
-    values = {"dataset": "folder", "image_size": "32", "amp": "True", "eval": "True", "data_path": "d"}
+    values = {
+        "dataset": "folder",
+        "image_size": "32",
+        "amp": "True",
+        "eval": "True",
+        "data_path": "d",
+    }
     for flag, (key, _, _) in FLAGS.items():
-        config = config_from_arguments("test", ["-cfg=finetune", f"-{flag}={values.get(flag, '1')}"])
+        config = config_from_arguments(
+            "test", ["-cfg=finetune", f"-{flag}={values.get(flag, '1')}"]
+        )
         assert option_keys(config) == {key}
     options = [*tiny, "DATA.BATCH_SIZE", "16"]
     train(options, tmp_path / "run", 32)
@@ -72,7 +100,9 @@ def test_every_flag_names_what_changes_and_the_log_repeats_it(tmp_path, tiny):
     words = [*options, "MODEL.RESUME", last, "TRAIN.NUM_EPOCHS", "2"]
     config = config_from_arguments("test", ["-amp", f"-output={tmp_path / 'amp'}", "-o", *words])
     _, dataset, val = get_datasets(config)
-    dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
+    dataset = ArrayDataset(
+        config, "train", dataset.images[:32], dataset.labels[:32], dataset.classes
+    )
     work(config, dataset, val)
     lines = (tmp_path / "amp" / "log.txt").read_text()
     assert "changed, as the command line names it: AMP False -> True" in lines
@@ -86,7 +116,10 @@ def test_a_runs_folder_stands_for_its_newest_whole_checkpoint(tmp_path, tiny):
     resumed = [*options, "TRAIN.NUM_EPOCHS", "3", "MODEL.RESUME", str(tmp_path / "run")]
     named = ["TRAIN.NUM_EPOCHS", "3"]
     train(resumed, tmp_path / "a", 32, named)
-    assert f"resumed after epoch 2, from {saved / 'epoch_0002'}" in (tmp_path / "a" / "log.txt").read_text()
+    assert (
+        f"resumed after epoch 2, from {saved / 'epoch_0002'}"
+        in (tmp_path / "a" / "log.txt").read_text()
+    )
     (saved / "epoch_0002" / "state.json").write_text("{}")
     train(resumed, tmp_path / "b", 32, named)
     log = (tmp_path / "b" / "log.txt").read_text()
@@ -110,7 +143,10 @@ def test_another_model_is_refused(tmp_path, tiny):
     last = tmp_path / "run" / "checkpoints" / "last"
     for other, message in (
         (["MODEL.DEPTH", "1"], r"doesn't fit the model: unexpected blocks.1"),
-        (["DATA.IMAGE_SIZE", "12"], r"can't go on with another model \(pos_embed resized from 2 x 2 to 3 x 3\)"),
+        (
+            ["DATA.IMAGE_SIZE", "12"],
+            r"can't go on with another model \(pos_embed resized from 2 x 2 to 3 x 3\)",
+        ),
     ):
         model = build_model(get_config(None, [*tiny, *other]))
         with pytest.raises(InputError, match=message):
@@ -122,35 +158,61 @@ def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path
     options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.OPTIMIZER.NAME"]
     train([*options, "Adam"], tmp_path / "run", 32)
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
-    words = [*options, name, "OUTPUT", str(tmp_path / "run"), "MODEL.RESUME", "auto", "TRAIN.NUM_EPOCHS", "2"]
+    words = [
+        *options,
+        name,
+        "OUTPUT",
+        str(tmp_path / "run"),
+        "MODEL.RESUME",
+        "auto",
+        "TRAIN.NUM_EPOCHS",
+        "2",
+    ]
     longer = config_from_arguments("main_multi_gpu.py", ["-o", *words])
     _, dataset, val = get_datasets(longer)
-    dataset = ArrayDataset(longer, "train", dataset.images[:32], dataset.labels[:32], dataset.classes)
+    dataset = ArrayDataset(
+        longer, "train", dataset.images[:32], dataset.labels[:32], dataset.classes
+    )
     if name in ("AdamW", "LAMB"):
         work(longer, dataset, val)
         return
-    with pytest.raises(InputError, match=f"holds the state of Adam, with which {name} can't go on; leave TRAIN.OPT"):
+    with pytest.raises(
+        InputError, match=f"holds the state of Adam, with which {name} can't go on; leave TRAIN.OPT"
+    ):
         work(longer, dataset, val)
-    assert before == {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    assert before == {
+        file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
+    }
 
 
 def test_a_parameter_that_did_not_train_is_named(tmp_path, tiny):
     train([*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.FREEZE", "backbone"], tmp_path / "run", 32)
     model = build_model(get_config(None, tiny))
-    message = (
-        r"cls_token didn't train in its run, and has no optimizer state \(\d+ such parameters\); leave TRAIN.FREEZE"
-    )
+    message = r"cls_token didn't train in its run, and has no optimizer state \(\d+ such parameters\); leave TRAIN.FREEZE"
     with pytest.raises(InputError, match=message):
-        load_checkpoint(tmp_path / "run" / "checkpoints" / "last", model, build_optimizer(get_config(), model))
+        load_checkpoint(
+            tmp_path / "run" / "checkpoints" / "last", model, build_optimizer(get_config(), model)
+        )
 
 
 def test_data_of_other_classes_are_refused(tmp_path, tiny):
     train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
-    resumed = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", str(tmp_path / "run" / "checkpoints" / "last")]
-    config, dataset, val = get_datasets(get_config(None, [*resumed, "OUTPUT", str(tmp_path / "new")]))
+    resumed = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "16",
+        "MODEL.RESUME",
+        str(tmp_path / "run" / "checkpoints" / "last"),
+    ]
+    config, dataset, val = get_datasets(
+        get_config(None, [*resumed, "OUTPUT", str(tmp_path / "new")])
+    )
     val.classes = ["zero", *val.classes[1:]]
     dataset = ArrayDataset(config, "train", dataset.images[:32], dataset.labels[:32], val.classes)
-    with pytest.raises(InputError, match=r"its run had the classes 0, 1, 2, 3, 4, ... \(10\), the data has zero, 1, 2"):
+    with pytest.raises(
+        InputError,
+        match=r"its run had the classes 0, 1, 2, 3, 4, ... \(10\), the data has zero, 1, 2",
+    ):
         work(config, dataset, val)
     assert not (tmp_path / "new").exists()
 
@@ -165,9 +227,13 @@ def test_a_folder_in_a_links_place_is_named_before_anything_changes(tmp_path, ti
     shutil.copytree(checkpoints / "epoch_0001", checkpoints / link)
     before = {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
     resumed = [*options, "TRAIN.NUM_EPOCHS", "2", "MODEL.RESUME", "auto"]
-    message = f"{checkpoints / link} is a folder, expected a link to one of its checkpoints; remove it"
+    message = (
+        f"{checkpoints / link} is a folder, expected a link to one of its checkpoints; remove it"
+    )
     refused(message, resumed, tmp_path / "run")
-    assert before == {file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()}
+    assert before == {
+        file: file.read_bytes() for file in (tmp_path / "run").rglob("*") if file.is_file()
+    }
 
 
 def test_auto_sets_aside_what_has_another_epochs_name(tmp_path, tiny, capsys):
@@ -196,9 +262,21 @@ def test_auto_sets_aside_what_has_another_epochs_name(tmp_path, tiny, capsys):
             np.full(16, np.nan, np.float32),
             "norm.weight/moment1_0 holds NaN or infinite values",
         ),
-        ("other.weight/moment1_0", np.zeros(16, np.float32), r"belongs to another model \(other.weight\)"),
-        ("norm.weight/moment1_0", np.zeros(8, np.float32), r"is float32 \[8\], expected float32 \[16\]; take another"),
-        ("norm.weight/moment1_0", np.zeros(16, np.int32), r"is int32 \[16\], expected float32 \[16\]; take another"),
+        (
+            "other.weight/moment1_0",
+            np.zeros(16, np.float32),
+            r"belongs to another model \(other.weight\)",
+        ),
+        (
+            "norm.weight/moment1_0",
+            np.zeros(8, np.float32),
+            r"is float32 \[8\], expected float32 \[16\]; take another",
+        ),
+        (
+            "norm.weight/moment1_0",
+            np.zeros(16, np.int32),
+            r"is int32 \[16\], expected float32 \[16\]; take another",
+        ),
     ],
 )
 def test_moments_that_are_not_the_models_are_refused(tmp_path, tiny, key, value, message):
@@ -211,7 +289,11 @@ def test_moments_that_are_not_the_models_are_refused(tmp_path, tiny, key, value,
 
 @pytest.mark.parametrize(
     ("found", "told"),
-    [({}, "missing"), ({"mean": np.zeros(2, np.float32)}, r"\[2\]"), ({"mean": np.full(3, np.inf)}, r"\[3\]")],
+    [
+        ({}, "missing"),
+        ({"mean": np.zeros(2, np.float32)}, r"\[2\]"),
+        ({"mean": np.full(3, np.inf)}, r"\[3\]"),
+    ],
 )
 def test_statistics_that_are_not_the_models_are_refused(tmp_path, found, told):
     layer = BatchNorm2D(3)
@@ -220,6 +302,11 @@ def test_statistics_that_are_not_the_models_are_refused(tmp_path, found, told):
     restore_statistics(tmp_path, {"val": layer})
     assert (layer._mean.tolist(), layer._variance.tolist()) == ([1, 2, 3], [4, 5, 6])
     del whole["0/val/_mean"]
-    save_file(whole | {f"0/val/_{name}": value for name, value in found.items()}, tmp_path / folder.STATISTICS)
-    with pytest.raises(InputError, match=rf"0/val/_mean is {told}, expected \[3\] and finite numbers"):
+    save_file(
+        whole | {f"0/val/_{name}": value for name, value in found.items()},
+        tmp_path / folder.STATISTICS,
+    )
+    with pytest.raises(
+        InputError, match=rf"0/val/_mean is {told}, expected \[3\] and finite numbers"
+    ):
         restore_statistics(tmp_path, {"val": layer})

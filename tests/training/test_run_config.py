@@ -1,4 +1,6 @@
-"""Which configuration a command without -cfg takes, on data that isn't digits: as README prints the commands."""
+"""Which configuration a command without -cfg takes, on data that isn't digits: as README prints the
+commands.
+"""
 
 import gzip
 import json
@@ -30,7 +32,9 @@ def write_mnist(folder: Path, train: int = 100, val: int = 53) -> None:
     folder.mkdir()
     for name, count in (("train", train), ("t10k", val)):
         labels = (np.arange(count) % 10).astype(np.uint8)
-        images = (25 * labels[:, None, None] + rng.integers(0, 20, (count, 28, 28))).astype(np.uint8)
+        images = (25 * labels[:, None, None] + rng.integers(0, 20, (count, 28, 28))).astype(
+            np.uint8
+        )
         for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
             head = np.array([0x800 + array.ndim, *array.shape], ">u4").tobytes()
             (folder / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(head + array.tobytes()))
@@ -44,7 +48,9 @@ def mnist(tmp_path, program):
     """A run on MNIST's format by run_train_multi.sh, in ``tmp_path``; what it printed."""
     write_mnist(tmp_path / "data")
     (tmp_path / "small.yaml").write_text(SMALL)
-    status, printed, errors = program("run_train_multi.sh", "-cfg=small.yaml", "-output=run", "-ngpus=1")
+    status, printed, errors = program(
+        "run_train_multi.sh", "-cfg=small.yaml", "-output=run", "-ngpus=1"
+    )
     assert status == 0, errors
     return printed
 
@@ -72,15 +78,27 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
     of_run = "configuration: run/config.yaml, of the run that -pretrained names (no -cfg is given)"
     for number, (script, *flags) in enumerate(
         [
-            ("run_eval_multi.sh", "-cfg=run/config.yaml", "-eval", "-pretrained=run/checkpoints/last"),
+            (
+                "run_eval_multi.sh",
+                "-cfg=run/config.yaml",
+                "-eval",
+                "-pretrained=run/checkpoints/last",
+            ),
             ("run_eval_multi.sh", "-eval", "-pretrained=run/checkpoints/last"),
-            ("main_single_gpu.py", "-eval", "-pretrained=run/checkpoints/epoch_0002/model", "-batch_size=5"),
+            (
+                "main_single_gpu.py",
+                "-eval",
+                "-pretrained=run/checkpoints/epoch_0002/model",
+                "-batch_size=5",
+            ),
         ]
     ):
         status, printed, errors = program(script, *flags, f"-output={number}")
         assert status == 0, errors
         found = result(tmp_path / str(number))
-        assert {key: found[key] for key in last} == {key: pytest.approx(value, abs=1e-4) for key, value in last.items()}
+        assert {key: found[key] for key in last} == {
+            key: pytest.approx(value, abs=1e-4) for key, value in last.items()
+        }
         assert found["config"]["DATA"]["DATASET"] == "mnist"
         assert (of_run in printed) == (number > 0)
         assert printed.splitlines()[-1][14:] == f"files: config.yaml, result.json, {told}"
@@ -88,9 +106,22 @@ def test_a_runs_data_and_model_are_evaluated_and_it_goes_on_without_cfg(tmp_path
     assert path == str(tmp_path / "data")  # which is found from any folder
     longer = ["-o", "TRAIN.NUM_EPOCHS", "3"]
     for script, file, *flags in (
-        ("run_train_multi.sh", "run/config.yaml", "-output=new", "-resume=run/checkpoints/epoch_0001", "-ngpus=1"),
+        (
+            "run_train_multi.sh",
+            "run/config.yaml",
+            "-output=new",
+            "-resume=run/checkpoints/epoch_0001",
+            "-ngpus=1",
+        ),
         ("main_single_gpu.py", "new/config.yaml", "-output=new", "-resume=auto", *longer),
-        ("run_train_multi.sh", "run/config.yaml", "-output=run", "-resume=auto", "-ngpus=1", *longer),
+        (
+            "run_train_multi.sh",
+            "run/config.yaml",
+            "-output=run",
+            "-resume=auto",
+            "-ngpus=1",
+            *longer,
+        ),
     ):
         status, printed, errors = program(script, *flags)
         assert status == 0, errors
@@ -126,7 +157,18 @@ def test_a_script_says_that_it_trains_digits_and_that_other_data_needs_a_model(t
 def run(tmp_path, monkeypatch):
     """A run's folder, without its weights."""
     monkeypatch.chdir(tmp_path)
-    options = ["DATA.DATASET", "folder", "DATA.DATA_PATH", "d", "DATA.IMAGE_SIZE", "48", "NGPUS", "2", "AMP", "True"]
+    options = [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        "d",
+        "DATA.IMAGE_SIZE",
+        "48",
+        "NGPUS",
+        "2",
+        "AMP",
+        "True",
+    ]
     folder = Path("run")
     (folder / "checkpoints" / "epoch_0001").mkdir(parents=True)
     (folder / "checkpoints" / "best").symlink_to("epoch_0001")
@@ -159,12 +201,24 @@ NAMED = ["configuration: run/config.yaml, of the run that -pretrained names (no 
         (["-output=run", "-resume", "run/"], ("folder", 48, 2, GOES_ON)),
         (["-eval", "-pretrained=run"], ("folder", 48, -1, NAMED)),
         (["-output=run", "-resume=auto", "-image_size=64"], ("folder", 64, 2, GOES_ON)),
-        (["-output=run", "-resume=auto", "-o", "DATA.DATASET", "synthetic"], ("synthetic", 48, 2, GOES_ON)),
+        (
+            ["-output=run", "-resume=auto", "-o", "DATA.DATASET", "synthetic"],
+            ("synthetic", 48, 2, GOES_ON),
+        ),
         (["-eval", "-pretrained=run/checkpoints/best"], ("folder", 48, -1, NAMED)),
-        (["-eval", "-pretrained=run/checkpoints/epoch_0001/model.safetensors"], ("folder", 48, -1, NAMED)),
-        (["-eval", "-pretrained=run/checkpoints/best_ema.safetensors", "-ngpus=3"], ("folder", 48, 3, NAMED)),
+        (
+            ["-eval", "-pretrained=run/checkpoints/epoch_0001/model.safetensors"],
+            ("folder", 48, -1, NAMED),
+        ),
+        (
+            ["-eval", "-pretrained=run/checkpoints/best_ema.safetensors", "-ngpus=3"],
+            ("folder", 48, 3, NAMED),
+        ),
         (["-pretrained=run/checkpoints/best", "-dataset=shards"], ("shards", 48, 2, NAMED)),
-        (["-output=new", "-resume=auto", "-pretrained=run/checkpoints/best"], ("folder", 48, 2, NAMED)),
+        (
+            ["-output=new", "-resume=auto", "-pretrained=run/checkpoints/best"],
+            ("folder", 48, 2, NAMED),
+        ),
         (["-cfg=vit_digits", "-output=run", "-resume=auto"], ("digits", 8, -1, [])),
         (["-cfg=vit_digits", "-eval", "-pretrained=run/checkpoints/best"], ("digits", 8, -1, [])),
     ],
@@ -184,7 +238,9 @@ def test_the_runs_own_configuration_is_taken(run, script, flags, expected):
 )
 def test_a_run_that_goes_on_does_not_ask_for_its_first_weights(run, flags, weights):
     text = resolved_yaml(
-        get_config("vit_digits", ["MODEL.PRETRAINED", "gone.npz", "MODEL.PRETRAINED_ALLOW", "[head.*]"])
+        get_config(
+            "vit_digits", ["MODEL.PRETRAINED", "gone.npz", "MODEL.PRETRAINED_ALLOW", "[head.*]"]
+        )
     )
     (run / "config.yaml").write_text(text)
     Path("begun").mkdir()
@@ -195,12 +251,23 @@ def test_a_run_that_goes_on_does_not_ask_for_its_first_weights(run, flags, weigh
 
 
 def test_one_process_takes_what_several_trained(run):
-    assert of("-output=run", "-resume=auto", program="main_single_gpu.py") == ("folder", 48, -1, GOES_ON)
+    assert of("-output=run", "-resume=auto", program="main_single_gpu.py") == (
+        "folder",
+        48,
+        -1,
+        GOES_ON,
+    )
 
 
 @pytest.mark.parametrize(
     "flags",
-    [[], ["-output=new"], ["-output=new", "-resume=auto"], ["-dataset=digits", "-resume=none"], ["-output=run"]],
+    [
+        [],
+        ["-output=new"],
+        ["-output=new", "-resume=auto"],
+        ["-dataset=digits", "-resume=none"],
+        ["-output=run"],
+    ],
 )
 def test_a_script_trains_digits_where_nothing_is_given(run, flags):
     (run.parent / "new").mkdir()
@@ -214,7 +281,10 @@ def test_without_a_script_nothing_is_digits(run):
 
 @pytest.mark.parametrize("part", ["checkpoints", "config.yaml"])
 def test_resuming_a_part_of_a_run_names_the_run(run, part):
-    with pytest.raises(InputError, match=f"^-resume={run}/{part}: no config.yaml of its run .* is there; give {run}$"):
+    with pytest.raises(
+        InputError,
+        match=f"^-resume={run}/{part}: no config.yaml of its run .* is there; give {run}$",
+    ):
         of(SCRIPT, f"-resume={run}/{part}")
 
 
@@ -223,21 +293,47 @@ def test_resuming_a_part_of_a_run_names_the_run(run, part):
     [
         ([SCRIPT, "-data_path=x"], "-data_path=x needs -cfg, a model for it"),
         ([SCRIPT, "-o", "DATA.DATASET", "mnist"], "-dataset=mnist needs -cfg, a model for it"),
-        (["-eval", "-pretrained=evaluated"], "-pretrained=evaluated is the folder of a run that has no checkpoints"),
-        ([SCRIPT, "-resume=evaluated"], "-resume=evaluated: no config.yaml of its run (RUN, RUN/checkpoints/...)"),
-        ([SCRIPT, "-eval", "-pretrained=hf-hub:a/b"], "-pretrained=hf-hub:a/b needs -cfg, a model for it"),
+        (
+            ["-eval", "-pretrained=evaluated"],
+            "-pretrained=evaluated is the folder of a run that has no checkpoints",
+        ),
+        (
+            [SCRIPT, "-resume=evaluated"],
+            "-resume=evaluated: no config.yaml of its run (RUN, RUN/checkpoints/...)",
+        ),
+        (
+            [SCRIPT, "-eval", "-pretrained=hf-hub:a/b"],
+            "-pretrained=hf-hub:a/b needs -cfg, a model for it",
+        ),
         ([SCRIPT, "-output=new", "-resume=auto", "-dataset=folder"], "-dataset=folder needs -cfg"),
-        (["-output=new", "-resume=auto"], "-resume=auto: no config.yaml in new to go on with; give -cfg"),
-        ([SCRIPT, "-output=bare", "-resume=auto"], "-resume=auto: no config.yaml in bare to go on with; give -cfg"),
-        ([SCRIPT, "-resume=bare/checkpoints"], "-resume=bare/checkpoints: no config.yaml of its run (RUN, RUN/che"),
-        ([SCRIPT, "-resume=elsewhere/epoch_0001"], "-resume=elsewhere/epoch_0001: there is no such folder; give a run"),
-        (["-output=evaluated", "-resume=auto"], "evaluated/config.yaml is an evaluation's: there is no training to go"),
+        (
+            ["-output=new", "-resume=auto"],
+            "-resume=auto: no config.yaml in new to go on with; give -cfg",
+        ),
+        (
+            [SCRIPT, "-output=bare", "-resume=auto"],
+            "-resume=auto: no config.yaml in bare to go on with; give -cfg",
+        ),
+        (
+            [SCRIPT, "-resume=bare/checkpoints"],
+            "-resume=bare/checkpoints: no config.yaml of its run (RUN, RUN/che",
+        ),
+        (
+            [SCRIPT, "-resume=elsewhere/epoch_0001"],
+            "-resume=elsewhere/epoch_0001: there is no such folder; give a run",
+        ),
+        (
+            ["-output=evaluated", "-resume=auto"],
+            "evaluated/config.yaml is an evaluation's: there is no training to go",
+        ),
     ],
 )
 def test_what_leaves_no_model_to_take_is_refused(run, flags, message):
     Path("evaluated").mkdir()
     Path("bare/checkpoints").mkdir(parents=True)
-    Path("evaluated/config.yaml").write_text(resolved_yaml(get_config("vit_digits", ["EVAL", "True"])))
+    Path("evaluated/config.yaml").write_text(
+        resolved_yaml(get_config("vit_digits", ["EVAL", "True"]))
+    )
     with pytest.raises(InputError) as caught:
         of(*flags)
     assert str(caught.value).startswith(message)
@@ -249,11 +345,15 @@ def test_every_script_leaves_its_default_to_the_program():
     for script in scripts:
         text = script.read_text()
         assert " \\\n-default_cfg=vit_digits \\\n" in text
-        assert not any(line.startswith(("-cfg", "-dataset", "-data_path")) for line in text.splitlines())
+        assert not any(
+            line.startswith(("-cfg", "-dataset", "-data_path")) for line in text.splitlines()
+        )
         assert '\n"$@"\n' in text
 
 
-@pytest.mark.parametrize(("file", "beside"), [("checkpoints/a.pdparams", "other"), ("weights/a.pdparams", ".")])
+@pytest.mark.parametrize(
+    ("file", "beside"), [("checkpoints/a.pdparams", "other"), ("weights/a.pdparams", ".")]
+)
 def test_weights_of_no_run_bring_no_configuration(tmp_path, file, beside):
     """A folder of anybody's may be called checkpoints, and a run's folder may hold other weights."""
     (tmp_path / beside).mkdir(exist_ok=True)

@@ -28,7 +28,15 @@ from training.run import FILES, Run
 from training.tracking import MADE, Follower
 
 OWN = [name for name in FILES if "/" not in name]
-OWN += [".lock", ".lock_trackers", "classes.json", "confusion.png", "log.txt", "log_0.txt", "log_17.txt"]
+OWN += [
+    ".lock",
+    ".lock_trackers",
+    "classes.json",
+    "confusion.png",
+    "log.txt",
+    "log_0.txt",
+    "log_17.txt",
+]
 OWN += [".trackers", "log_trackers.txt"]
 
 
@@ -69,10 +77,14 @@ def test_a_link_or_a_folder_in_the_place_of_a_file_is_a_line_before_the_run(name
     before = held(tmp_path)
     for options in ([], ["MODEL.RESUME", "auto"], ["EVAL", "True"]):
         told = line_of(run, *options)
-        assert told.startswith(f"{run / name}: it is a link, through which nothing is written; move it away, or choose")
+        assert told.startswith(
+            f"{run / name}: it is a link, through which nothing is written; move it away, or choose"
+        )
     (run / name).unlink()
     (run / name).mkdir()
-    assert line_of(run).startswith(f"{run / name}: it is a folder, expected a file; move it away, or choose another")
+    assert line_of(run).startswith(
+        f"{run / name}: it is a folder, expected a file; move it away, or choose another"
+    )
     (run / name).rmdir()
     (run / name).symlink_to(outside)
     assert held(tmp_path) == before
@@ -83,9 +95,13 @@ def test_a_run_that_was_backed_up_by_hard_links_goes_on_and_leaves_the_backup(tm
     run = tmp_path / "run"
     train(options, run, 32)
     shutil.copytree(run, tmp_path / "backup", symlinks=True, copy_function=os.link)
-    before = {path: what for path, what in held(tmp_path / "backup").items() if not path.endswith(".lock")}
+    before = {
+        path: what for path, what in held(tmp_path / "backup").items() if not path.endswith(".lock")
+    }
     train([*options, "TRAIN.NUM_EPOCHS", "2"], run, 32, named=("TRAIN.NUM_EPOCHS", "2"))
-    assert {path: what for path, what in held(tmp_path / "backup").items() if not path.endswith(".lock")} == before
+    assert {
+        path: what for path, what in held(tmp_path / "backup").items() if not path.endswith(".lock")
+    } == before
     assert (run / "log.txt").read_bytes().startswith((tmp_path / "backup/log.txt").read_bytes())
     assert len((run / "log.txt").read_bytes()) > len((tmp_path / "backup/log.txt").read_bytes())
 
@@ -121,9 +137,7 @@ def test_a_folder_of_somebody_elses_files_is_no_run(tmp_path):
 
 def test_a_lock_of_another_program_is_left_alone(tmp_path):
     (tmp_path / ".lock").write_text("#!/bin/sh\n")
-    told = (
-        "can't lock the run's folder (it is another program's file, no lock); move it away, or choose another -output"
-    )
+    told = "can't lock the run's folder (it is another program's file, no lock); move it away, or choose another -output"
     assert line_of(tmp_path) == f"{tmp_path}: {told}"
     assert (tmp_path / ".lock").read_text() == "#!/bin/sh\n"
 
@@ -132,7 +146,9 @@ def test_a_runs_folder_may_be_a_users_link(tmp_path, tiny):
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to("disk")
     train([*tiny, "DATA.BATCH_SIZE", "16"], tmp_path / "run", 32)
-    assert {"config.yaml", "log.txt", "checkpoints", "result.json"} <= set(os.listdir(tmp_path / "disk"))
+    assert {"config.yaml", "log.txt", "checkpoints", "result.json"} <= set(
+        os.listdir(tmp_path / "disk")
+    )
 
 
 # ----------------------------------------------------------------------------- what is removed
@@ -142,7 +158,11 @@ def test_a_run_that_goes_on_removes_what_killed_runs_began_and_nothing_else(tmp_
     options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
     train(options, tmp_path, 32)
     checkpoints = tmp_path / "checkpoints"
-    gone = subprocess.run([sys.executable, "-S", "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    gone = subprocess.run(
+        [sys.executable, "-S", "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+    )
     dead = int(gone.stdout)
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/model.safetensors").write_text("mine")
@@ -154,7 +174,9 @@ def test_a_run_that_goes_on_removes_what_killed_runs_began_and_nothing_else(tmp_
     (checkpoints / f".epoch_0005.{dead}").symlink_to(tmp_path / "outside")
     (checkpoints / f".epoch_0006.{os.getppid()}.01234567").mkdir()
     kept = sorted(name for name in os.listdir(checkpoints) if name.startswith("."))
-    others = held(tmp_path / "outside") | {path: what for path, what in held(checkpoints).items() if "/." in path}
+    others = held(tmp_path / "outside") | {
+        path: what for path, what in held(checkpoints).items() if "/." in path
+    }
     for name in (f".epoch_0007.{dead}", f".epoch_0008_sample_000000016.{dead}.89abcdef"):
         (checkpoints / name).mkdir()
         (checkpoints / name / "model.safetensors").write_text("half")
@@ -164,7 +186,9 @@ def test_a_run_that_goes_on_removes_what_killed_runs_began_and_nothing_else(tmp_
     train([*options, "TRAIN.NUM_EPOCHS", "2"], tmp_path, 32, named=("TRAIN.NUM_EPOCHS", "2"))
     told = capsys.readouterr().out
     assert sorted(name for name in os.listdir(checkpoints) if name.startswith(".")) == kept
-    found = held(tmp_path / "outside") | {path: what for path, what in held(checkpoints).items() if "/." in path}
+    found = held(tmp_path / "outside") | {
+        path: what for path, what in held(checkpoints).items() if "/." in path
+    }
     assert found == others
     assert not (tmp_path / f".config.yaml.{dead}.89abcdef").exists()
     assert f"{checkpoints} also holds .bashrc, " in told
@@ -197,13 +221,26 @@ def test_a_checkpoint_that_holds_something_else_stays(tmp_path):
 
 
 def test_damaged_checkpoints_are_set_aside_beside_those_of_before(tmp_path, tiny):
-    options = [*tiny, "DATA.BATCH_SIZE", "16", "SAVE_FREQ", "1", "TRAIN.NUM_EPOCHS", "2", "MODEL.RESUME", "auto"]
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "16",
+        "SAVE_FREQ",
+        "1",
+        "TRAIN.NUM_EPOCHS",
+        "2",
+        "MODEL.RESUME",
+        "auto",
+    ]
     train(options, tmp_path, 32)
     checkpoints = tmp_path / "checkpoints"
     for time in (1, 2):
         (checkpoints / "epoch_0002" / "state.json").write_text(f"{time}")
         train(options, tmp_path, 32)
-    found = [(checkpoints / name / "state.json").read_text() for name in ("damaged_epoch_0002", "damaged_epoch_0002-2")]
+    found = [
+        (checkpoints / name / "state.json").read_text()
+        for name in ("damaged_epoch_0002", "damaged_epoch_0002-2")
+    ]
     assert found == ["1", "2"]
 
 
@@ -262,7 +299,9 @@ def strangers(tmp_path_factory):
 
 @pytest.mark.parametrize("line", ["OUTPUT: {0}/else", "SAVE: {0}/else", "MODEL.NAME: ../../else/x"])
 @pytest.mark.parametrize("flag", ["-pretrained={}", "-resume={}"])
-def test_a_runs_file_does_not_say_where_a_command_writes(line, flag, strangers, tmp_path, monkeypatch):
+def test_a_runs_file_does_not_say_where_a_command_writes(
+    line, flag, strangers, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(strangers, "run", symlinks=True)
     key, _, value = line.format(tmp_path).partition(": ")
@@ -270,7 +309,9 @@ def test_a_runs_file_does_not_say_where_a_command_writes(line, flag, strangers, 
     place = content["MODEL"] if key.startswith("MODEL.") else content
     place[key.rpartition(".")[2]] = value
     Path("run/config.yaml").write_text(yaml.safe_dump(content))
-    config = config_from_arguments("main_single_gpu.py", [flag.format("run"), "-eval"][: 1 + ("pre" in flag)])
+    config = config_from_arguments(
+        "main_single_gpu.py", [flag.format("run"), "-eval"][: 1 + ("pre" in flag)]
+    )
     Run(config, ["a"]).begin()
     assert sorted(os.listdir(tmp_path)) == ["output", "run"]
     [made] = os.listdir("output")
@@ -285,13 +326,17 @@ def test_a_lock_that_nobody_signed_makes_no_run(tmp_path):
         (folder_ / "config.yaml").write_text("mine")
         (folder_ / name).mkdir() if name.endswith("/") else (folder_ / name).write_text("")
         for options in (["EVAL", "True"], ["MODEL.RESUME", "auto"]):
-            assert line_of(folder_, *options).startswith(f"{folder_} holds config.yaml, which no run")
+            assert line_of(folder_, *options).startswith(
+                f"{folder_} holds config.yaml, which no run"
+            )
         assert (folder_ / "config.yaml").read_text() == "mine"
 
 
 def test_a_link_to_nowhere_is_named(tmp_path):
     (tmp_path / "run").symlink_to("absent")
-    assert "can't make the run's folder (it is a link to what isn't there)" in line_of(tmp_path / "run")
+    assert "can't make the run's folder (it is a link to what isn't there)" in line_of(
+        tmp_path / "run"
+    )
 
 
 MODULES = (
@@ -330,8 +375,14 @@ def test_modules_and_settings_in_the_current_folder_do_not_count(words, stranger
     (tmp_path / "latex").chmod(0o755)
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = [sys.executable, str(ROOT / words[0]), *(word.format(run="run") for word in words[1:])]
-    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        str(ROOT / words[0]),
+        *(word.format(run="run") for word in words[1:]),
+    ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=path, capture_output=True, text=True, timeout=120
+    )
     assert not (tmp_path / "ran").exists()
     assert done.returncode == 0, done.stderr
 
@@ -366,7 +417,11 @@ def test_a_tracker_of_an_earlier_release_goes_on(tmp_path, monkeypatch):
 def test_a_matplotlibrc_that_is_no_settings_is_not_read(strangers, tmp_path):
     shutil.copytree(strangers, tmp_path / "run", symlinks=True)
     command = [sys.executable, str(ROOT / "tools/compare_runs.py"), "run"]
-    for make in (os.mkfifo, lambda path: path.write_bytes(b"\xff\xfe"), lambda path: path.symlink_to("/dev/zero")):
+    for make in (
+        os.mkfifo,
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.symlink_to("/dev/zero"),
+    ):
         make(tmp_path / "matplotlibrc")
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")

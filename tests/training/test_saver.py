@@ -27,14 +27,21 @@ class Training:
     """A saver and what it saves."""
 
     def __init__(self, output, options):
-        self.config, self.train, _ = get_datasets(get_config(None, [*options, "OUTPUT", str(output)]))
+        self.config, self.train, _ = get_datasets(
+            get_config(None, [*options, "OUTPUT", str(output)])
+        )
         utils.seed_everything(0)
         self.model = build_model(self.config)
-        self.ema, self.optimizer = ModelEma(self.model, 0.5, False), build_optimizer(self.config, self.model)
+        self.ema, self.optimizer = (
+            ModelEma(self.model, 0.5, False),
+            build_optimizer(self.config, self.model),
+        )
         self.run = Run(self.config, self.train.classes)
         self.run.begin()
         parts = {"val": self.model, "ema": self.ema.model}
-        self.saver = Saver(self.config, self.run, parts, self.optimizer, LossScaler(False), self.train)
+        self.saver = Saver(
+            self.config, self.run, parts, self.optimizer, LossScaler(False), self.train
+        )
 
     def update(self, update):
         self.model(paddle.ones([2, 1, 8, 8])).square().sum().backward()
@@ -47,7 +54,9 @@ class Training:
             folder.MODEL: {k: v.numpy().copy() for k, v in self.model.state_dict().items()},
             folder.EMA: {k: v.numpy().copy() for k, v in self.ema.model.state_dict().items()},
             folder.OPTIMIZER: {
-                f"{name}/moment1_0": self.optimizer.state_dict()[f"{parameter.name}_moment1_0"].numpy().copy()
+                f"{name}/moment1_0": self.optimizer.state_dict()[f"{parameter.name}_moment1_0"]
+                .numpy()
+                .copy()
                 for name, parameter in self.model.named_parameters()
             },
         }
@@ -86,12 +95,20 @@ def test_a_checkpoint_holds_the_state_at_its_step(tmp_path, tiny, held_writing):
     training.saver.save(Progress(samples=8, step=1))
     training.update(1)
     for file, now in training.held().items():
-        assert any(not np.array_equal(now[key], value) for key, value in expected[file].items()), file
+        assert any(not np.array_equal(now[key], value) for key, value in expected[file].items()), (
+            file
+        )
     held_writing.set()
     training.saver.wait()
     training.assert_saved("epoch_0001_sample_000000008", expected)
     state = read_state(tmp_path / "checkpoints" / "last")
-    assert (state["epoch"], state["samples"], state["step"], state["ranks"], state["format"]) == (0, 8, 1, 1, 2)
+    assert (state["epoch"], state["samples"], state["step"], state["ranks"], state["format"]) == (
+        0,
+        8,
+        1,
+        1,
+        2,
+    )
     assert (state["images"], state["classes"], state["lr"]) == (1433, training.train.classes, 0.003)
     assert state["config"]["MODEL"]["EMBED_DIM"] == 16
 
@@ -117,7 +134,9 @@ def test_a_save_looks_at_as_few_checkpoints_however_many_are_kept(tmp_path, tiny
     looked_at = []
     listed = folder.find_checkpoints
     placed = folder.position
-    monkeypatch.setattr(folder, "find_checkpoints", lambda *args: listings.append(1) or listed(*args))
+    monkeypatch.setattr(
+        folder, "find_checkpoints", lambda *args: listings.append(1) or listed(*args)
+    )
     saver = Training(tmp_path, [*tiny, "SAVE_FREQ", "2", "KEEP_LAST", "3"]).saver
     monkeypatch.setattr(folder, "position", lambda *args: looked_at.append(1) or placed(*args))
     counts = []
@@ -130,7 +149,9 @@ def test_a_save_looks_at_as_few_checkpoints_however_many_are_kept(tmp_path, tiny
     # The last three, the best, and the one that is to go.
     assert max(counts[1:]) == 5
     kept = [*range(2, 24, 2), 3, 22, 23, 24]
-    assert entries(tmp_path / "checkpoints") - {"last", "best"} == {f"epoch_{epoch:04}" for epoch in kept}
+    assert entries(tmp_path / "checkpoints") - {"last", "best"} == {
+        f"epoch_{epoch:04}" for epoch in kept
+    }
 
 
 def test_a_run_that_goes_on_removes_what_it_finds_superseded(tmp_path, tiny):
@@ -138,7 +159,9 @@ def test_a_run_that_goes_on_removes_what_it_finds_superseded(tmp_path, tiny):
     for epoch in (1, 2):
         first.saver.save(Progress(epoch=epoch, step=8 * epoch))
         first.saver.wait()
-    again = Saver(first.config, first.run, first.saver.parts, first.optimizer, LossScaler(False), first.train)
+    again = Saver(
+        first.config, first.run, first.saver.parts, first.optimizer, LossScaler(False), first.train
+    )
     for epoch in (3, 4, 5):
         again.save(Progress(epoch=epoch, step=8 * epoch))
         again.wait()
@@ -161,7 +184,9 @@ def fail_once(monkeypatch_target, error):
 
 
 def told_by(output, options, error):
-    """What each rank is told of a failure: by ``wait`` twice, after a good save, and by the last ``wait``."""
+    """What each rank is told of a failure: by ``wait`` twice, after a good save, and by the last
+    ``wait``.
+    """
     training = Training(output, options)
     told = []
 
@@ -188,13 +213,21 @@ def told_by(output, options, error):
 def test_a_failure_is_told_once_or_ends_the_run_on_every_rank(tmp_path, tiny):
     full = OSError(errno.ENOSPC, "No space left on device")
     problem = "{} wasn't saved ([Errno 28] No space left on device): free some space; the last whole checkpoint is {}"
-    runs = [(told_by, tmp_path / how, [*tiny, "SAVE_ON_ERROR", how], full) for how in ("stop", "continue")]
+    runs = [
+        (told_by, tmp_path / how, [*tiny, "SAVE_ON_ERROR", how], full)
+        for how in ("stop", "continue")
+    ]
     nan = RunError("epoch_0002 isn't saved: NaN")
     runs.append((told_by, tmp_path / "nan", [*tiny, "SAVE_ON_ERROR", "stop"], nan))
     for stopped, went_on, not_finite in run_ranks(each, runs):
-        assert stopped == [None, problem.format("epoch_0002", f"{tmp_path}/stop/checkpoints/epoch_0001")]
+        assert stopped == [
+            None,
+            problem.format("epoch_0002", f"{tmp_path}/stop/checkpoints/epoch_0001"),
+        ]
         assert went_on[:4] == [None, None, None, None]
-        assert went_on[4] == problem.format("epoch_0003", f"{tmp_path}/continue/checkpoints/epoch_0004")
+        assert went_on[4] == problem.format(
+            "epoch_0003", f"{tmp_path}/continue/checkpoints/epoch_0004"
+        )
         assert not_finite == [None, str(nan)]
     log = (tmp_path / "continue" / "log.txt").read_text()
     first = problem.format("epoch_0002", f"{tmp_path}/continue/checkpoints/epoch_0001")
@@ -229,5 +262,8 @@ def test_the_best_is_by_the_metric_asked_for(metric, improved, best):
         metrics = {"val": {"acc1": acc1, "loss": loss, "class_acc": {"a": acc1}}}
         found.append(engine._keep_best(task, progress, metrics) == ("val",))
     assert found == improved
-    assert (progress.best["val"]["epoch"], progress.best["val"]["checkpoint"]) == (best, f"epoch_000{best}")
+    assert (progress.best["val"]["epoch"], progress.best["val"]["checkpoint"]) == (
+        best,
+        f"epoch_000{best}",
+    )
     assert "class_acc" not in progress.best["val"]

@@ -12,7 +12,9 @@ from models import build_model
 from training.setup import precision, precision_text, share_batch
 
 
-def test_mixed_precision_on_a_cpu_without_bfloat16_is_float32_and_says_so(tmp_path, tiny, monkeypatch):
+def test_mixed_precision_on_a_cpu_without_bfloat16_is_float32_and_says_so(
+    tmp_path, tiny, monkeypatch
+):
     monkeypatch.setattr("ops.core.supports_bfloat16_fast_performance", lambda: False)
     monkeypatch.setattr("ops._loaded", True)
     config = get_config(None, ["AMP", "True", "AMP_EVAL", "True"])
@@ -36,7 +38,10 @@ def test_mixed_precision_on_a_cpu_without_bfloat16_is_float32_and_says_so(tmp_pa
             "bfloat16 PRODUCTS, evaluations in float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)",
         ),
         ("AMP=True AMP_EVAL=True", "bfloat16 PRODUCTS"),
-        ("AMP=True EVAL=True", "float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)"),
+        (
+            "AMP=True EVAL=True",
+            "float32 (-amp is for training; -o AMP_EVAL True for evaluations, too)",
+        ),
         ("AMP=True EVAL=True AMP_EVAL=True", "bfloat16 PRODUCTS"),
         (
             "AMP=True TO_STATIC=True",
@@ -74,7 +79,9 @@ def test_what_a_cpu_computes_in_which_type_is_told(monkeypatch, words, told):
         ("AMP=True EVAL=True AMP_EVAL=True", "bfloat16", "bfloat16", "bfloat16"),
     ],
 )
-def test_on_a_gpu_evaluations_are_in_float32_as_paddlevits(monkeypatch, words, training, evaluation, told):
+def test_on_a_gpu_evaluations_are_in_float32_as_paddlevits(
+    monkeypatch, words, training, evaluation, told
+):
     monkeypatch.setattr("training.setup.num_gpus", lambda: 1)
     monkeypatch.setattr("paddle.amp.is_bfloat16_supported", lambda: True)
     config = get_config(None, words.split())
@@ -88,7 +95,9 @@ def test_on_a_gpu_evaluations_are_in_float32_as_paddlevits(monkeypatch, words, t
 def test_a_training_with_amp_evaluates_without_unless_asked(monkeypatch, tmp_path, tiny, halved):
     asked = []
     monkeypatch.setattr("training.setup.num_gpus", lambda: 1)
-    monkeypatch.setattr("training.engine.precision", lambda *a, **k: asked.append(precision(*a, **k)) or "float32")
+    monkeypatch.setattr(
+        "training.engine.precision", lambda *a, **k: asked.append(precision(*a, **k)) or "float32"
+    )
     monkeypatch.setattr("paddle.amp.is_bfloat16_supported", lambda: True)
     train([*tiny, "DATA.BATCH_SIZE=16", "AMP=True", f"AMP_EVAL={halved}"], tmp_path, 16)
     assert asked[0] == "bfloat16"  # the only step, then the evaluation
@@ -97,7 +106,9 @@ def test_a_training_with_amp_evaluates_without_unless_asked(monkeypatch, tmp_pat
 
 @pytest.mark.smoke
 def test_a_traced_model_trains_as_an_eager_one(tmp_path, tiny):
-    """Drop path and the average included; under Paddle 3 a traced model would draw one mask for two layers."""
+    """Drop path and the average included; under Paddle 3 a traced model would draw one mask for two
+    layers.
+    """
     options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.DROPPATH", "0.5", "REPORT_FREQ", "1"]
     options += ["TRAIN.MODEL_EMA", "True"]
     for traced in ("False", "True"):
@@ -115,7 +126,9 @@ def test_the_global_batch_is_kept_or_the_batch_per_device():
     kept = get_config(None, ["DATA.GLOBAL_BATCH", "96"])
     assert [share_batch(kept, ranks).DATA.BATCH_SIZE for ranks in (1, 2, 3)] == [96, 48, 32]
     assert share_batch(get_config(None, ["DATA.BATCH_SIZE", "96"]), 3).DATA.BATCH_SIZE == 96
-    with pytest.raises(InputError, match="DATA.GLOBAL_BATCH is 96, found 5 processes; make it a multiple of their"):
+    with pytest.raises(
+        InputError, match="DATA.GLOBAL_BATCH is 96, found 5 processes; make it a multiple of their"
+    ):
         share_batch(kept, 5)
 
 
@@ -147,7 +160,12 @@ def test_a_run_tells_what_batch_and_rates_follow(tmp_path, tiny, options, told):
 
 
 def teach(options, output, teacher):
-    more = ["TRAIN.TEACHER_MODEL", f"{teacher}/config.yaml", "TRAIN.TEACHER_PATH", f"{teacher}/checkpoints/last"]
+    more = [
+        "TRAIN.TEACHER_MODEL",
+        f"{teacher}/config.yaml",
+        "TRAIN.TEACHER_PATH",
+        f"{teacher}/checkpoints/last",
+    ]
     return train([*options, *more], output, 64)
 
 
@@ -155,12 +173,26 @@ def teach(options, output, teacher):
 def test_a_student_learns_from_its_teacher_alone(tmp_path, tiny, kind):
     options = [*tiny, "DATA.BATCH_SIZE", "16"]
     train([*options, "TRAIN.BASE_LR", "0.003", "TRAIN.NUM_EPOCHS", "5"], tmp_path / "teacher", 160)
-    student = [*options, "MODEL.DISTILLED", "True", "TRAIN.DISTILLATION_TYPE", kind, "TRAIN.DISTILLATION_ALPHA", "1.0"]
-    teach([*student, "TRAIN.BASE_LR", "0.003", "TRAIN.NUM_EPOCHS", "2"], tmp_path / "student", tmp_path / "teacher")
+    student = [
+        *options,
+        "MODEL.DISTILLED",
+        "True",
+        "TRAIN.DISTILLATION_TYPE",
+        kind,
+        "TRAIN.DISTILLATION_ALPHA",
+        "1.0",
+    ]
+    teach(
+        [*student, "TRAIN.BASE_LR", "0.003", "TRAIN.NUM_EPOCHS", "2"],
+        tmp_path / "student",
+        tmp_path / "teacher",
+    )
     utils.seed_everything(0)
     initial = build_model(get_config(None, [*tiny, "MODEL.DISTILLED", "True"])).state_dict()
     moved = {
-        name: np.abs(weights(tmp_path / "student")[f"{name}.weight"].T - initial[f"{name}.weight"].numpy()).max()
+        name: np.abs(
+            weights(tmp_path / "student")[f"{name}.weight"].T - initial[f"{name}.weight"].numpy()
+        ).max()
         for name in ("head", "head_dist")
     }
     assert moved["head_dist"] > 1e-3
@@ -175,12 +207,19 @@ def test_wrong_teachers_are_named(tmp_path, tiny):
     distilled = [*options, "TRAIN.DISTILLATION_TYPE", "soft"]
     with pytest.raises(InputError, match="DISTILLATION_TYPE is soft, but TEACHER_MODEL is None"):
         train(distilled, tmp_path / "a", 16)
-    with pytest.raises(InputError, match="has MODEL.NUM_CLASSES 10, the student 12; make them equal"):
+    with pytest.raises(
+        InputError, match="has MODEL.NUM_CLASSES 10, the student 12; make them equal"
+    ):
         teach([*distilled, "MODEL.NUM_CLASSES", "12"], tmp_path / "b", tmp_path / "teacher")
     with pytest.raises(InputError, match="has DATA.IMAGE_SIZE 8, the student 12"):
         teach([*distilled, "DATA.IMAGE_SIZE", "12"], tmp_path / "c", tmp_path / "teacher")
     with pytest.raises(InputError, match="no weights at"):
-        more = ["TRAIN.TEACHER_MODEL", f"{tmp_path}/teacher/config.yaml", "TRAIN.TEACHER_PATH", f"{tmp_path}/none"]
+        more = [
+            "TRAIN.TEACHER_MODEL",
+            f"{tmp_path}/teacher/config.yaml",
+            "TRAIN.TEACHER_PATH",
+            f"{tmp_path}/none",
+        ]
         train([*distilled, *more], tmp_path / "d", 16)
 
 

@@ -1,4 +1,6 @@
-"""Checkpoints of sharded runs: each rank writes its share, and any number of ranks goes on from them."""
+"""Checkpoints of sharded runs: each rank writes its share, and any number of ranks goes on from
+them.
+"""
 
 import errno
 import json
@@ -30,7 +32,16 @@ from training.checkpoint.restore import load_checkpoint
 from training.checkpoint.state import newest_whole
 from training.optim import build_optimizer
 
-RECIPE = ["DATA.BATCH_SIZE", "8", "TRAIN.OPTIMIZER.EPS", "1e-3", "TRAIN.MODEL_EMA", "True", "SAVE_STEPS", "1"]
+RECIPE = [
+    "DATA.BATCH_SIZE",
+    "8",
+    "TRAIN.OPTIMIZER.EPS",
+    "1e-3",
+    "TRAIN.MODEL_EMA",
+    "True",
+    "SAVE_STEPS",
+    "1",
+]
 SHARES = ["optimizer-00001-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"]
 
 # ------------------------------------------------------------------- written
@@ -46,7 +57,10 @@ def trained(tmp_path_factory, tiny):
     """A run of two ranks with sharding, and the same one without."""
     output = tmp_path_factory.mktemp("runs")
     options = [*tiny, *RECIPE, "KEEP_LAST", "2"]
-    run_ranks(train_each, [([*options, *STAGE_2], output / "sharded", 64), (options, output / "plain", 64)])
+    run_ranks(
+        train_each,
+        [([*options, *STAGE_2], output / "sharded", 64), (options, output / "plain", 64)],
+    )
     return output
 
 
@@ -61,19 +75,43 @@ def tiny():
 def test_each_rank_writes_its_share_and_an_index_says_what_is_where(trained):
     checkpoints = trained / "sharded" / "checkpoints"
     last = checkpoints / "last"
-    names = {"model.safetensors", "ema.safetensors", "state.json", "SHA256SUMS", folder.INDEX, *SHARES}
+    names = {
+        "model.safetensors",
+        "ema.safetensors",
+        "state.json",
+        "SHA256SUMS",
+        folder.INDEX,
+        *SHARES,
+    }
     assert {file.name for file in last.iterdir()} == names
-    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=last, check=True, capture_output=True)
-    assert {line.split()[1] for line in (last / "SHA256SUMS").read_text().splitlines()} == names - {"SHA256SUMS"}
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", "SHA256SUMS"],
+        cwd=last,
+        check=True,
+        capture_output=True,
+    )
+    assert {line.split()[1] for line in (last / "SHA256SUMS").read_text().splitlines()} == names - {
+        "SHA256SUMS"
+    }
     index = json.loads((last / folder.INDEX).read_text())
     held = [load_file(last / share) for share in SHARES]
-    assert index["weight_map"] == {key: share for share, own in zip(SHARES, held, strict=True) for key in own}
+    assert index["weight_map"] == {
+        key: share for share, own in zip(SHARES, held, strict=True) for key in own
+    }
     assert index["metadata"] == {"shares": 2}
     sizes = [sum(array.size for array in own.values()) for own in held]
     assert min(sizes) > 0.4 * sum(sizes)
     # What is superseded is removed, with its shares.
-    assert entries(checkpoints) == {"epoch_0001", "epoch_0001_sample_000000048", "last", "best", "best_ema.safetensors"}
-    assert [file.name for file in (trained / "plain" / "checkpoints" / "last").glob("optimizer*")] == [folder.OPTIMIZER]
+    assert entries(checkpoints) == {
+        "epoch_0001",
+        "epoch_0001_sample_000000048",
+        "last",
+        "best",
+        "best_ema.safetensors",
+    }
+    assert [
+        file.name for file in (trained / "plain" / "checkpoints" / "last").glob("optimizer*")
+    ] == [folder.OPTIMIZER]
     assert_same_run(trained / "plain", trained / "sharded")
     assert "saved epoch_0001: " in (trained / "sharded" / "log_1.txt").read_text()
 
@@ -103,8 +141,20 @@ def test_a_sharded_checkpoint_is_loaded_whole_by_one_rank_and_by_two(trained, ti
 
 @pytest.mark.slow
 def test_any_number_of_ranks_goes_on_from_any_other(tmp_path, tiny):
-    """The batch is that of all ranks together, so that all runs take the same samples in each update."""
-    short = [*tiny, "TRAIN.OPTIMIZER.EPS", "1e-3", "DATA.GLOBAL_BATCH", "24", "SAVE_STEPS", "1", "KEEP_LAST", "9"]
+    """The batch is that of all ranks together, so that all runs take the same samples in each
+    update.
+    """
+    short = [
+        *tiny,
+        "TRAIN.OPTIMIZER.EPS",
+        "1e-3",
+        "DATA.GLOBAL_BATCH",
+        "24",
+        "SAVE_STEPS",
+        "1",
+        "KEEP_LAST",
+        "9",
+    ]
     middle = "checkpoints/epoch_0001_sample_000000024"
     counts = (1, 2, 3, 4)
     for ranks in counts:
@@ -113,15 +163,26 @@ def test_any_number_of_ranks_goes_on_from_any_other(tmp_path, tiny):
     for ranks in counts:
         runs = []
         for other in counts:
-            words = [*short, *(STAGE_1 if ranks > 1 else []), "MODEL.RESUME", str(tmp_path / str(other) / middle)]
+            words = [
+                *short,
+                *(STAGE_1 if ranks > 1 else []),
+                "MODEL.RESUME",
+                str(tmp_path / str(other) / middle),
+            ]
             runs.append((words, tmp_path / f"{ranks}-from-{other}", 96))
         run_ranks(train_each, runs, ranks=ranks)
         for _, output, _ in runs:
             assert_same(weights(output), weights(tmp_path / "1"), atol=1e-5)
             last = output / "checkpoints" / "last"
-            assert_same(optimizer_state(last), optimizer_state(tmp_path / "1" / "checkpoints" / "last"), atol=1e-5)
+            assert_same(
+                optimizer_state(last),
+                optimizer_state(tmp_path / "1" / "checkpoints" / "last"),
+                atol=1e-5,
+            )
             shares = sorted(file.name for file in last.glob("optimizer-*"))
-            assert shares == ([folder.share_name(owner, ranks) for owner in range(ranks)] if ranks > 1 else [])
+            assert shares == (
+                [folder.share_name(owner, ranks) for owner in range(ranks)] if ranks > 1 else []
+            )
 
 
 # ----------------------------------------------------------------- not written
@@ -199,7 +260,9 @@ def test_ranks_meet_as_often_in_a_save_however_many_they_are(tmp_path, tiny):
         assert told == [[4]] * ranks
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), None], ids=["full", "nan"])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), None], ids=["full", "nan"]
+)
 def test_a_share_that_cant_be_written_leaves_no_checkpoint(tmp_path, tiny, error):
     options = [*tiny, *RECIPE, *STAGE_1, "KEEP_LAST", "9"]
     runs = [([*options, "SAVE_ON_ERROR", how], tmp_path / how) for how in ("stop", "continue")]
@@ -220,7 +283,9 @@ def test_a_share_that_cant_be_written_leaves_no_checkpoint(tmp_path, tiny, error
         f" {checkpoints}/epoch_0001_sample_000000016"
     )
     assert went_on == ""
-    assert (tmp_path / "continue" / "log.txt").read_text().count("; the run goes on (SAVE_ON_ERROR)") == 1
+    assert (tmp_path / "continue" / "log.txt").read_text().count(
+        "; the run goes on (SAVE_ON_ERROR)"
+    ) == 1
     assert not (tmp_path / "continue" / "checkpoints" / name).exists()
     assert newest_whole(tmp_path / "continue" / "checkpoints").name == "epoch_0001"
 
@@ -308,7 +373,10 @@ def some_key(held):
 
 
 LIES = {
-    "a share that isn't there": (lambda c: (c / SHARES[0]).unlink(), f"{SHARES[0]}: can't be read as a file"),
+    "a share that isn't there": (
+        lambda c: (c / SHARES[0]).unlink(),
+        f"{SHARES[0]}: can't be read as a file",
+    ),
     "more shares than files": (
         changed_index(lambda index: index["metadata"].update(shares=8000)),
         "has .* in optimizer-0000.-of-00002.safetensors, which is none of its 8000 shares",
@@ -326,14 +394,22 @@ LIES = {
         r"it has a/b in \.\./\.\./other\.safetensors, which is none of its 2 shares",
     ),
     "no map": (changed_index(lambda index: index.pop("weight_map")), "weight_map is missing"),
-    "a map that is a list": (changed_index(lambda i: i.update(weight_map=[1])), "weight_map is .*, expected tensors"),
+    "a map that is a list": (
+        changed_index(lambda i: i.update(weight_map=[1])),
+        "weight_map is .*, expected tensors",
+    ),
     "a name twice": (
         lambda c: (c / folder.INDEX).write_text('{"metadata": {}, "metadata": {}}'),
         f"{folder.INDEX}: ",
     ),
-    "tensors elsewhere": (changed_index(moved), f"{SHARES[0]} holds .*, which {folder.INDEX} doesn't have there"),
+    "tensors elsewhere": (
+        changed_index(moved),
+        f"{SHARES[0]} holds .*, which {folder.INDEX} doesn't have there",
+    ),
     "a tensor that isn't there": (
-        changed_index(lambda index: index["weight_map"].update({"norm.weight/moment9_0": SHARES[0]})),
+        changed_index(
+            lambda index: index["weight_map"].update({"norm.weight/moment9_0": SHARES[0]})
+        ),
         f"{SHARES[0]} has no norm.weight/moment9_0, which {folder.INDEX} has there",
     ),
     "a tensor twice": (
@@ -341,7 +417,9 @@ LIES = {
         f"{SHARES[1]} holds .*/moment1_0, which {folder.INDEX} doesn't have there",
     ),
     "a tensor of another shape": (
-        changed_share(lambda held, _: held.update({some_key(held): np.zeros((3, 5, 7), np.float32)})),
+        changed_share(
+            lambda held, _: held.update({some_key(held): np.zeros((3, 5, 7), np.float32)})
+        ),
         rf"{SHARES[1]}: .*/moment1_0 is float32 \[3, 5, 7\], expected float32",
     ),
     "a tensor that isn't finite": (
@@ -388,7 +466,9 @@ def test_shares_that_lie_are_one_line(trained, tmp_path, tiny, name):
         folder.verify(checkpoint)
         load_checkpoint(checkpoint, model, build_optimizer(config, model))
     assert "\n" not in str(caught.value)
-    assert (Path("/etc/hostname").read_text().strip() or "-") not in str(caught.value).replace(str(tmp_path), "")
+    assert (Path("/etc/hostname").read_text().strip() or "-") not in str(caught.value).replace(
+        str(tmp_path), ""
+    )
 
 
 @pytest.mark.parametrize("missing", [folder.INDEX, SHARES[0], SHARES[1]])
@@ -396,7 +476,9 @@ def test_sums_have_a_line_for_each_share(trained, tmp_path, missing):
     checkpoint = tmp_path / "epoch_0001"
     shutil.copytree(trained / "sharded" / "checkpoints" / "epoch_0001", checkpoint)
     lines = (checkpoint / folder.SUMS).read_text().splitlines(keepends=True)
-    (checkpoint / folder.SUMS).write_text("".join(line for line in lines if f" {missing}\n" not in line))
+    (checkpoint / folder.SUMS).write_text(
+        "".join(line for line in lines if f" {missing}\n" not in line)
+    )
     expected = folder.OPTIMIZER if missing == folder.INDEX else missing
     with pytest.raises(InputError, match=f"SHA256SUMS: it has no line for {expected}"):
         folder.verify(checkpoint)
@@ -436,7 +518,9 @@ def test_a_sharded_checkpoint_is_written_anew_as_one(trained, tmp_path, tiny, mo
     assert_same(load_file(merged / folder.OPTIMIZER), expected, atol=0)
     told = merge_checkpoint.merge(trained / "sharded", tmp_path / "of the run")
     assert told.endswith(f"from {newest_whole(trained / 'sharded' / 'checkpoints')}")
-    assert (tmp_path / "of the run" / folder.SUMS).read_bytes() == (merged / folder.SUMS).read_bytes()
+    assert (tmp_path / "of the run" / folder.SUMS).read_bytes() == (
+        merged / folder.SUMS
+    ).read_bytes()
     assert (merged / folder.MODEL).read_bytes() == (last / folder.MODEL).read_bytes()
     for output, resumed in (("one", merged), ("shares", last)):
         resume = ["MODEL.RESUME", str(resumed), "TRAIN.NUM_EPOCHS", "2"]
@@ -449,7 +533,10 @@ def test_a_merge_holds_one_tensor_at_a_time(tmp_path):
     target = tmp_path / "merged"
     source.mkdir()
     random = np.random.default_rng(0)
-    held = [{f"{name}{rank}": random.standard_normal((1 << 20,), np.float32) for name in "abcde"} for rank in range(4)]
+    held = [
+        {f"{name}{rank}": random.standard_normal((1 << 20,), np.float32) for name in "abcde"}
+        for rank in range(4)
+    ]
     files = {folder.share_name(rank, 4): own for rank, own in enumerate(held)}
     files[folder.MODEL] = {"weight": random.standard_normal((8 << 20,), np.float32)}
     contents = {**files, folder.STATE: b"{}", folder.INDEX: folder.index_of(held)}
@@ -460,7 +547,9 @@ def test_a_merge_holds_one_tensor_at_a_time(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 << 20  # of 112 MiB; the buffer in which the index is read has 16
-    folder.write_file(tmp_path / "expected", {name: array for own in held for name, array in own.items()})
+    folder.write_file(
+        tmp_path / "expected", {name: array for own in held for name, array in own.items()}
+    )
     assert (target / folder.OPTIMIZER).read_bytes() == (tmp_path / "expected").read_bytes()
     assert (target / folder.MODEL).read_bytes() == (source / folder.MODEL).read_bytes()
 
@@ -469,7 +558,11 @@ def test_what_cant_be_merged_is_one_line_and_leaves_nothing(trained, tmp_path):
     sharded, plain = (trained / name / "checkpoints" / "last" for name in ("sharded", "plain"))
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for source, target, message in (
-        (plain, tmp_path / "new", "its optimizer's state is in one file already; there is nothing to merge"),
+        (
+            plain,
+            tmp_path / "new",
+            "its optimizer's state is in one file already; there is nothing to merge",
+        ),
         (sharded, tmp_path, f"{tmp_path} is there already; choose another folder"),
         (sharded, tmp_path / "dangling", "dangling is there already; choose another folder"),
         (sharded, sharded / "new", "new is within the checkpoint; choose a folder outside of it"),

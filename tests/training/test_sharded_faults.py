@@ -1,4 +1,6 @@
-"""A sharded run's folder is moved, removed or full at each moment of a save, on either rank: nothing is lost."""
+"""A sharded run's folder is moved, removed or full at each moment of a save, on either rank:
+nothing is lost.
+"""
 
 import re
 import shutil
@@ -28,8 +30,8 @@ _hook = {"moment": None}
 
 
 def call_at(moment, action):
-    """Calls ``action`` before this process's ``moment``-th change of a checkpoint from now on. Returns what tells
-    whether it did.
+    """Calls ``action`` before this process's ``moment``-th change of a checkpoint from now on.
+    Returns what tells whether it did.
     """
 
     def look(event, paths):
@@ -63,7 +65,8 @@ def begun_removed(run):
 
 
 def save_at_each_moment(options, output, fault, faulty, slow):
-    """What each rank is told by the save of a third epoch, with a fault at each moment on the rank ``faulty``.
+    """What each rank is told by the save of a third epoch, with a fault at each moment on the rank
+    ``faulty``.
 
     Args:
         slow: the rank whose writing begins late.
@@ -156,10 +159,16 @@ def assert_nothing_lost(output, fault, first, ranks):
             assert_whole(Path(SAVED.fullmatch(told)[1]), ranks)
             assert Path(SAVED.fullmatch(told)[1]).parent == place / "run-saved" / "checkpoints"
             continue
-        kept = place / ("moved" if fault is run_moved and moment < len(first) else "run") / "checkpoints"
+        kept = (
+            place
+            / ("moved" if fault is run_moved and moment < len(first) else "run")
+            / "checkpoints"
+        )
         if fault is checkpoints_moved and not kept.exists():
             kept = place / "run" / "moved"  # all was written
         assert_whole(newest_whole(kept), ranks)
-        assert [(kept / link).resolve().name for link in (folder.LAST, folder.BEST)] == ["epoch_0003"] * 2
+        assert [(kept / link).resolve().name for link in (folder.LAST, folder.BEST)] == [
+            "epoch_0003"
+        ] * 2
         assert not list(kept.glob(".*"))
         assert not (place / "run").exists() or kept.is_relative_to(place / "run")

@@ -1,4 +1,6 @@
-"""What a sharded optimizer sends: in few pieces, in one order, from the device, whatever gradients there are."""
+"""What a sharded optimizer sends: in few pieces, in one order, from the device, whatever gradients
+there are.
+"""
 
 import numpy as np
 import paddle
@@ -17,7 +19,8 @@ from training import parallel
 from training.optim import build_optimizer
 from utils import rank, to_device
 
-NCCL = {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"}  # ToNCCLDataType
+# ToNCCLDataType
+NCCL = {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool"}
 
 # ------------------------------------------------------------------- places
 
@@ -34,10 +37,13 @@ def train_elsewhere(runs):
 
 @pytest.mark.smoke
 @pytest.mark.skipif(
-    not stand_in.why_not(), reason="tests/training/test_stand_in.py sees every place here, not these alone"
+    not stand_in.why_not(),
+    reason="tests/training/test_stand_in.py sees every place here, not these alone",
 )
 def test_every_collective_takes_its_tensors_from_the_device(tmp_path, tiny):
-    """A fresh run's first checkpoint, and a resumed one's: Adam's beta powers are on the CPU, beside a GPU."""
+    """A fresh run's first checkpoint, and a resumed one's: Adam's beta powers are on the CPU,
+    beside a GPU.
+    """
     engines = {
         "sharded": [*STAGE_2, *ACCUMULATED],
         "resumed": [*STAGE_1, *ACCUMULATED, "MODEL.RESUME", str(tmp_path / "sharded" / MIDDLE)],
@@ -45,7 +51,9 @@ def test_every_collective_takes_its_tensors_from_the_device(tmp_path, tiny):
         "muon": [*STAGE_1, "TRAIN.OPTIMIZER.NAME", "Muon"],
     }
     once = ["TRAIN.NUM_EPOCHS", "1", "SAVE_STEPS", "2"]
-    runs = [([*tiny, *RECIPE, *once, *words], tmp_path / name, 64) for name, words in engines.items()]
+    runs = [
+        ([*tiny, *RECIPE, *once, *words], tmp_path / name, 64) for name, words in engines.items()
+    ]
     for own in run_ranks(train_elsewhere, runs):
         for name, (kept, travelled, misplaced) in zip(engines, own, strict=True):
             assert kept > 0, name
@@ -64,7 +72,10 @@ def test_what_paddle_keeps_on_the_cpu_is_copied_to_the_device_and_stays():
         optimizer.step()
         power = optimizer._accumulators["beta1_pow_acc"][weight.name]
         moment = optimizer._accumulators["moment1"][weight.name]
-        assert found.accumulators == {power.name, optimizer._accumulators["beta2_pow_acc"][weight.name].name}
+        assert found.accumulators == {
+            power.name,
+            optimizer._accumulators["beta2_pow_acc"][weight.name].name,
+        }
         assert power.reshape([-1]) in found
         copy = to_device(power)
         assert copy not in found
@@ -113,7 +124,9 @@ def test_an_update_of_vit_s_takes_a_handful_of_collectives(found):
     count, elements = one.pop("parameters")
     assert (count, elements) == (152, 22_050_664)
     for travelled in one.values():
-        reduced, sent = ([size for name, size in travelled if name == kind] for kind in ("reduce", "broadcast"))
+        reduced, sent = (
+            [size for name, size in travelled if name == kind] for kind in ("reduce", "broadcast")
+        )
         assert len(reduced) == len(sent) <= 2 * 2 * 3  # two updates, two owners
         assert len(reduced) + len(sent) == len(travelled)
         assert sum(sent) == 2 * elements
@@ -121,8 +134,8 @@ def test_an_update_of_vit_s_takes_a_handful_of_collectives(found):
 
 
 def uneven_updates(stage, megabytes):
-    """Two updates of two passes each: ranks use parameters in another order, and leave out others; one is left out by
-    both. Returns (arrays, what was reduced, most buckets under way).
+    """Two updates of two passes each: ranks use parameters in another order, and leave out others;
+    one is left out by both. Returns (arrays, what was reduced, most buckets under way).
     """
     model = Small()
     most = []
@@ -152,7 +165,8 @@ def uneven_updates(stage, megabytes):
 
 
 def _used(place, update):
-    names = ["embed", "conv.weight", "conv.bias", "fc.weight", "fc.bias", "head.weight"]  # never head.bias
+    # never head.bias
+    names = ["embed", "conv.weight", "conv.bias", "fc.weight", "fc.bias", "head.weight"]
     if place:
         names = names[::-1]
         names.remove("fc.weight")
@@ -186,13 +200,21 @@ def test_ranks_may_use_other_parameters_in_another_order(found):
         assert reduced == others_reduced, case
         assert most <= parallel.UNDER_WAY, case
         for name, (array, _) in expected.items():
-            np.testing.assert_allclose(arrays[name], array, rtol=0, atol=1e-6, err_msg=f"{case} {name}")
+            np.testing.assert_allclose(
+                arrays[name], array, rtol=0, atol=1e-6, err_msg=f"{case} {name}"
+            )
             np.testing.assert_array_equal(arrays[name], others[name], err_msg=f"{case} {name}")
         np.testing.assert_array_equal(arrays["head.bias"], Small().arrays()["head.bias"])
 
 
 def test_buckets_are_of_one_owner_and_one_type_up_to_their_size():
-    shapes = [([256, 1024], "float32"), ([8], "float32"), ([8], "float16"), ([512, 1024], "float32"), ([9], "float32")]
+    shapes = [
+        ([256, 1024], "float32"),
+        ([8], "float32"),
+        ([8], "float16"),
+        ([512, 1024], "float32"),
+        ([9], "float32"),
+    ]
     parameters = [paddle.create_parameter(shape, dtype) for shape, dtype in shapes]
     owners = {p.name: owner for p, owner in zip(parameters, (0, 1, 0, 0, 0), strict=True)}
     places = {p.name: place for place, p in enumerate(parameters)}
@@ -206,7 +228,9 @@ def second_pass():
     """What stage 2 says of two passes in a row."""
     parallel.init(get_config(None, STAGE_2))
     model = Small()
-    optimizer = parallel.ShardedOptimizer(paddle.optimizer.SGD(parameters=[model.embed, model.conv.weight]), 2)
+    optimizer = parallel.ShardedOptimizer(
+        paddle.optimizer.SGD(parameters=[model.embed, model.conv.weight]), 2
+    )
     for _ in range(2):
         (model.embed.sum() + model.conv.weight.sum()).backward()
     try:
@@ -217,4 +241,7 @@ def second_pass():
 
 def test_a_second_backward_pass_before_the_update_is_told(found):
     for told in found["second_pass"]:
-        assert " got two gradients before an update, but sharding's stage 2 allows one (except within acc" in told
+        assert (
+            " got two gradients before an update, but sharding's stage 2 allows one (except within acc"
+            in told
+        )

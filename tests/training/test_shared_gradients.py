@@ -1,4 +1,6 @@
-"""Ranks of one machine average their gradients in shared memory: to NumPy's means, to the bits of DataParallel."""
+"""Ranks of one machine average their gradients in shared memory: to NumPy's means, to the bits of
+DataParallel.
+"""
 
 import os
 import stat
@@ -28,12 +30,19 @@ def gradient(name, place, turn):
     """What rank ``place`` adds to a gradient in a pass; None: nothing."""
     if name == "nobodys" or (name == "mine" and place != 1):
         return None
-    return np.random.default_rng([*map(ord, name), place, turn]).normal(size=SHAPES[name]).astype(np.float32)
+    return (
+        np.random.default_rng([*map(ord, name), place, turn])
+        .normal(size=SHAPES[name])
+        .astype(np.float32)
+    )
 
 
 def averaged():
-    """The gradients after each of two updates of two passes each, and whether ranks have shared memory for it."""
-    paddle.set_flags({"FLAGS_use_stride_kernel": True})  # with which the gradient of a transposed weight is strided
+    """The gradients after each of two updates of two passes each, and whether ranks have shared
+    memory for it.
+    """
+    # with which the gradient of a transposed weight is strided
+    paddle.set_flags({"FLAGS_use_stride_kernel": True})
     model = Model()
     found = []
     network = parallel.wrap_model(get_config(None), model)
@@ -44,10 +53,19 @@ def averaged():
             for name, parameter in model.named_parameters():
                 if (own := gradient(name, rank(), turn)) is not None:
                     own = paddle.to_tensor(own)
-                    loss += (parameter.t() * own.t()).sum() if name == "turned" else (parameter * own).sum()
+                    loss += (
+                        (parameter.t() * own.t()).sum()
+                        if name == "turned"
+                        else (parameter * own).sum()
+                    )
             loss.backward()
         parallel.reduce_gradients(network, optimizer)
-        found.append({name: p.grad if p.grad is None else p.grad.numpy() for name, p in model.named_parameters()})
+        found.append(
+            {
+                name: p.grad if p.grad is None else p.grad.numpy()
+                for name, p in model.named_parameters()
+            }
+        )
         optimizer.clear_grad(False)
     return found, isinstance(network, paddle.DataParallel) and network.shared is not None
 
@@ -64,7 +82,11 @@ def test_each_rank_has_the_mean_gradients_and_those_that_no_rank_has_stay_absent
     assert [shared for _, shared in told] == [True] * ranks
     for update in range(2):
         for name in SHAPES:
-            passes = [gradient(name, place, turn) for place in range(ranks) for turn in (2 * update, 2 * update + 1)]
+            passes = [
+                gradient(name, place, turn)
+                for place in range(ranks)
+                for turn in (2 * update, 2 * update + 1)
+            ]
             mean = sum(own for own in passes if own is not None) / ranks
             for found, _ in told:
                 if name == "nobodys":
@@ -75,13 +97,19 @@ def test_each_rank_has_the_mean_gradients_and_those_that_no_rank_has_stay_absent
 
 
 def memory_and_refusals():
-    """What this rank's memory is to the system; what there is where a rank can't have it, or is elsewhere."""
+    """What this rank's memory is to the system; what there is where a rank can't have it, or is
+    elsewhere.
+    """
     before = {*os.listdir("/proc/self/fd")}
     segments = {*os.listdir("/dev/shm")}
     parameters = [paddle.create_parameter([3], "float32")]
     shared = shared_gradients.share_gradients(parameters)
     left = {*os.listdir("/proc/self/fd")} - before
-    held = [os.stat(f"/proc/self/fd/{number}") for number in left if Path(f"/proc/self/fd/{number}").exists()]
+    held = [
+        os.stat(f"/proc/self/fd/{number}")
+        for number in left
+        if Path(f"/proc/self/fd/{number}").exists()
+    ]
     told = [(stat.S_IMODE(one.st_mode), one.st_nlink, one.st_size) for one in held]
     segments ^= {*os.listdir("/dev/shm")}
     del shared
@@ -120,4 +148,7 @@ def test_a_run_has_the_bits_of_one_whose_gradients_are_sent(tmp_path, tiny):
     assert run_ranks(both_ways, options, tmp_path) == [2, 2]
     assert_same_run(tmp_path / "sent", tmp_path / "shared")
     line = "gradients are averaged in memory that the ranks share"
-    assert [line in (tmp_path / name / "log.txt").read_text() for name in ("shared", "sent")] == [True, False]
+    assert [line in (tmp_path / name / "log.txt").read_text() for name in ("shared", "sent")] == [
+        True,
+        False,
+    ]

@@ -1,4 +1,6 @@
-"""Sharding's stage 3: each rank holds its share of the weights, and trains to the bits of one that holds all."""
+"""Sharding's stage 3: each rank holds its share of the weights, and trains to the bits of one that
+holds all.
+"""
 
 import numpy as np
 import paddle
@@ -29,7 +31,12 @@ WAYS = {
     "frozen before its blocks": EMBEDDING,
     "frozen blocks": ["TRAIN.FREEZE", "['blocks.1.*']"],
     "adaptive clipping": ["TRAIN.GRAD_CLIP_MODE", "agc", "TRAIN.GRAD_CLIP", "0.01"],
-    "an adapter": ["TRAIN.ADAPTER.NAME", "lora", "MODEL.PRETRAINED", "accumulated, whole/checkpoints/last"],
+    "an adapter": [
+        "TRAIN.ADAPTER.NAME",
+        "lora",
+        "MODEL.PRETRAINED",
+        "accumulated, whole/checkpoints/last",
+    ],
     "bfloat16": ["AMP", "True"],
 }
 
@@ -41,7 +48,9 @@ def train_each(runs):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Runs of two ranks: one that holds all weights, one with stage 3, and each gone on with by the other."""
+    """Runs of two ranks: one that holds all weights, one with stage 3, and each gone on with by the
+    other.
+    """
     from conftest import TINY
 
     output = tmp_path_factory.mktemp("runs")
@@ -52,7 +61,9 @@ def trained(tmp_path_factory):
         "on": [*STAGE_3, "MODEL.RESUME", str(output / "whole" / MIDDLE)],
         "off": ["MODEL.RESUME", str(output / "shared" / MIDDLE)],
     }
-    run_ranks(train_each, [([*options, *words], output / name, 64) for name, words in engines.items()])
+    run_ranks(
+        train_each, [([*options, *words], output / name, 64) for name, words in engines.items()]
+    )
     return output
 
 
@@ -64,15 +75,30 @@ def test_two_ranks_train_to_the_same_bits_and_go_on_from_each_other(trained, nam
 
 def test_its_file_of_weights_is_that_of_a_rank_which_holds_all(trained):
     """What evaluates, exports and serves it needs nothing else."""
-    whole, shared = (trained / name / "checkpoints" / "last" / "model.safetensors" for name in ("whole", "shared"))
+    whole, shared = (
+        trained / name / "checkpoints" / "last" / "model.safetensors"
+        for name in ("whole", "shared")
+    )
     assert whole.read_bytes() == shared.read_bytes()
-    assert {file.name for file in shared.parent.iterdir()} >= {"optimizer-00002-of-00002.safetensors"}
+    assert {file.name for file in shared.parent.iterdir()} >= {
+        "optimizer-00002-of-00002.safetensors"
+    }
 
 
 @pytest.mark.slow
 def test_whatever_else_trains_gives_the_same_weights(tmp_path, tiny, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = [*tiny, *RECIPE, *AGAIN, "MODEL.DEPTH", "3", "TRAIN.NUM_EPOCHS", "1", "SAVE_STEPS", "0"]
+    options = [
+        *tiny,
+        *RECIPE,
+        *AGAIN,
+        "MODEL.DEPTH",
+        "3",
+        "TRAIN.NUM_EPOCHS",
+        "1",
+        "SAVE_STEPS",
+        "0",
+    ]
     runs = [
         ([*options, *words, *engine], tmp_path / f"{name}, {kind}", 64)
         for name, words in WAYS.items()
@@ -81,7 +107,8 @@ def test_whatever_else_trains_gives_the_same_weights(tmp_path, tiny, monkeypatch
     run_ranks(train_each, runs)
     for name in WAYS:
         whole, shared = (tmp_path / f"{name}, {kind}" for kind in ("whole", "shared"))
-        # An accumulated step's gradients are added to the sum of the ranks': the last bits may differ.
+        # An accumulated step's gradients are added to the sum of the ranks': the last bits may
+        # differ.
         assert_same(weights(whole), weights(shared), atol=1e-6 if name == "accumulated" else 0)
 
 
@@ -89,7 +116,10 @@ def test_whatever_else_trains_gives_the_same_weights(tmp_path, tiny, monkeypatch
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_more_ranks_train_to_the_same_weights(tmp_path, tiny, ranks):
     options = [*tiny, *RECIPE, *AGAIN, "TRAIN.NUM_EPOCHS", "1", "SAVE_STEPS", "0"]
-    runs = [([*options, *engine], tmp_path / name, 96) for name, engine in (("whole", []), ("shared", STAGE_3))]
+    runs = [
+        ([*options, *engine], tmp_path / name, 96)
+        for name, engine in (("whole", []), ("shared", STAGE_3))
+    ]
     run_ranks(train_each, runs, ranks=ranks)
     assert_same(weights(tmp_path / "whole"), weights(tmp_path / "shared"), atol=1e-5)
     ends = [tmp_path / name / "checkpoints" / "last" for name in ("whole", "shared")]
@@ -100,8 +130,8 @@ def test_more_ranks_train_to_the_same_weights(tmp_path, tiny, ranks):
 
 
 def held_between_updates(options):
-    """Bytes of weights, gradients and moments that this rank holds once a step is done; whether all are there within
-    ``gathered``.
+    """Bytes of weights, gradients and moments that this rank holds once a step is done; whether all
+    are there within ``gathered``.
     """
     config = get_config("vit_digits", [*options, "TRAIN.OPTIMIZER.NAME", "AdamW"])
     parallel.init(config)
@@ -119,7 +149,9 @@ def held_between_updates(options):
     with parallel.gathered(optimizer):
         same = all(np.array_equal(p.numpy(), before[name]) for name, p in model.named_parameters())
     optimizer.step()
-    moments = sum(4 * t.size for key, t in own_state(model, optimizer).items() if "pow_acc" not in key)
+    moments = sum(
+        4 * t.size for key, t in own_state(model, optimizer).items() if "pow_acc" not in key
+    )
     return weights_held, gradients, moments, same
 
 
@@ -162,5 +194,7 @@ def test_what_doesnt_go_with_stage_3_is_refused(options, message):
 
 
 def test_a_model_without_a_sequence_of_blocks_is_refused():
-    with pytest.raises(InputError, match=r"stage is 3, but ResNet isn't one sequence of blocks; set it to 2"):
+    with pytest.raises(
+        InputError, match=r"stage is 3, but ResNet isn't one sequence of blocks; set it to 2"
+    ):
         parallel._blocks(build_model(get_config("resnet18")))

@@ -1,4 +1,6 @@
-"""An image that one process reads without end, in C, is named within DIST.TIMEOUT, and the run ends."""
+"""An image that one process reads without end, in C, is named within DIST.TIMEOUT, and the run
+ends.
+"""
 
 import re
 import subprocess
@@ -28,7 +30,17 @@ from errors import reporting
 with reporting():
     {program}.main()
 """
-FLAGS = ["-cfg=vit_digits", "-output=run", "-o", "DIST.TIMEOUT", "6", "TRAIN.WARMUP_EPOCHS", "0", "REPORT", "False"]
+FLAGS = [
+    "-cfg=vit_digits",
+    "-output=run",
+    "-o",
+    "DIST.TIMEOUT",
+    "6",
+    "TRAIN.WARMUP_EPOCHS",
+    "0",
+    "REPORT",
+    "False",
+]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +59,12 @@ def test_the_image_is_named(tmp_path, program, flags, workers, held):
     text = PROGRAM.format(root=str(ROOT), program=program, held=held)
     command = [sys.executable, "-c", text, *flags, *FLAGS, "DATA.NUM_WORKERS", str(workers)]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     started.append(process)
     pids = set()
@@ -60,6 +77,7 @@ def test_the_image_is_named(tmp_path, program, flags, workers, held):
     rank = r"(rank \d: )?" if workers else ""
     line = rf"{rank}error: no progress in 4.8 s \(DIST.TIMEOUT\): {who} reads sample 37; repair or remove it\n"
     assert re.fullmatch(line, errors), errors
-    alone = program == "main_single_gpu" and not workers  # nobody but the kernel can end it (docs/reliability.md)
+    # nobody but the kernel can end it (docs/reliability.md)
+    alone = program == "main_single_gpu" and not workers
     assert process.returncode == (-9 if alone else 1)
     assert_none_left(pids)

@@ -1,5 +1,5 @@
-"""The toolkit on a device that isn't the CPU (tests/stand_in): the bits of a run on the CPU, and in no collective a
-tensor of another place, which NCCL doesn't take.
+"""The toolkit on a device that isn't the CPU (tests/stand_in): the bits of a run on the CPU, and in
+no collective a tensor of another place, which NCCL doesn't take.
 """
 
 import json
@@ -19,7 +19,10 @@ from config import get_config
 from training.optim import build_optimizer
 from utils import all_gather, rank
 
-pytestmark = [pytest.mark.long, pytest.mark.skipif(bool(stand_in.why_not()), reason=stand_in.why_not())]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(bool(stand_in.why_not()), reason=stand_in.why_not()),
+]
 
 STAGE_1 = ["DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"]
 STAGE_2 = [*STAGE_1, "DIST.STRATEGY.sharding_configs.stage", "2"]
@@ -28,7 +31,8 @@ RECIPE = [
     "TRAIN.MODEL_EMA", "True", "TRAIN.MIXUP_ALPHA", "0.2", "SAVE_STEPS", "2", "KEEP_LAST", "1000",
     "DATA.BATCH_SIZE_EVAL", "180",
 ]  # fmt: skip
-# Without recomputation, which asks the device for its generator's state: the stand-in draws from the CPU's.
+# Without recomputation, which asks the device for its generator's state: the stand-in draws from
+# the CPU's.
 DROPS = ["MODEL.DROPOUT", "0.1", "MODEL.DROPPATH", "0.2", "TRAIN.ACCUM_ITER", "2"]
 MIDDLE = "checkpoints/epoch_0001_sample_000000032"
 
@@ -42,7 +46,10 @@ def collectives():
     large = paddle.arange(600_000, dtype="float32") * (rank() + 1)  # three pieces
     dist.all_reduce(large)
     found["large"] = large
-    for name, call in (("broadcast", lambda x: dist.broadcast(x, 1)), ("reduce", lambda x: dist.reduce(x, 1))):
+    for name, call in (
+        ("broadcast", lambda x: dist.broadcast(x, 1)),
+        ("reduce", lambda x: dist.reduce(x, 1)),
+    ):
         found[name] = paddle.full([3], rank() + 1.0)
         call(found[name])
     waiting = paddle.full([3], rank() + 1.0)
@@ -50,8 +57,14 @@ def collectives():
     found["waiting"] = waiting
     gathered = []
     dist.all_gather(gathered, paddle.full([2], rank() + 1))
-    found = {key: value if isinstance(value, str) else value.numpy().tolist() for key, value in found.items()}
-    found |= {"gathered": [part.numpy().tolist() for part in gathered], "objects": all_gather("a" * (rank() + 1))}
+    found = {
+        key: value if isinstance(value, str) else value.numpy().tolist()
+        for key, value in found.items()
+    }
+    found |= {
+        "gathered": [part.numpy().tolist() for part in gathered],
+        "objects": all_gather("a" * (rank() + 1)),
+    }
     for name in ("broadcast", "all_reduce", "reduce"):
         there = paddle.to_tensor([1.0], place=paddle.CPUPlace())
         with pytest.raises(RuntimeError, match="interface not found"):
@@ -60,7 +73,9 @@ def collectives():
 
 
 def limits():
-    """(copies of what moves a tensor, the error of memory that is spent); then ranks disagree on a length."""
+    """(copies of what moves a tensor, the error of memory that is spent); then ranks disagree on a
+    length.
+    """
     before = stand_in.copies()
     tensor = paddle.to_tensor(np.ones(5, "float32"))
     after = stand_in.copies()
@@ -76,7 +91,11 @@ def limits():
 def runs(options, output):
     """A run of two ranks, one that goes on from its middle, the evaluation of its weights."""
     train([*options, *RECIPE, *DROPS], output / "whole", 64)
-    train([*options, *RECIPE, *DROPS, "MODEL.RESUME", str(output / "whole" / MIDDLE)], output / "resumed", 64)
+    train(
+        [*options, *RECIPE, *DROPS, "MODEL.RESUME", str(output / "whole" / MIDDLE)],
+        output / "resumed",
+        64,
+    )
     weights = str(output / "whole" / "checkpoints" / "last")
     pairs = zip(options[::2], options[1::2], strict=True)
     kept = [word for pair in pairs if not pair[0].startswith("TRAIN.") for word in pair]
@@ -86,8 +105,17 @@ def runs(options, output):
 ADAMS = ("AdamW", "Adam", "LAMB", "Muon")
 SHARDED = {
     "stage 1": [*RECIPE, *STAGE_1, "MODEL.RECOMPUTE", "True"],
-    "on stage 2": [*RECIPE, *STAGE_2, "MODEL.RECOMPUTE", "True"],  # from the middle of the one before
-    "Muon": ["DATA.BATCH_SIZE", "32", "DATA.BATCH_SIZE_EVAL", "180", *STAGE_1, "TRAIN.OPTIMIZER.NAME", "Muon"],
+    # from the middle of the one before
+    "on stage 2": [*RECIPE, *STAGE_2, "MODEL.RECOMPUTE", "True"],
+    "Muon": [
+        "DATA.BATCH_SIZE",
+        "32",
+        "DATA.BATCH_SIZE_EVAL",
+        "180",
+        *STAGE_1,
+        "TRAIN.OPTIMIZER.NAME",
+        "Muon",
+    ],
 }
 OTHERS = {"stage 2": SHARDED["on stage 2"]}
 OTHERS |= {name: [*SHARDED["Muon"][:-1], name] for name in ("Adam", "LAMB", "SGD", "Lion")}
@@ -105,7 +133,11 @@ def on_cpu(name):
     optimizer = build_optimizer(get_config(None, ["TRAIN.OPTIMIZER.NAME", name]), model)
     model.set_gradients(gradients(0))
     optimizer.step()
-    tensors = {key: value for key, value in optimizer.state_dict().items() if isinstance(value, paddle.Tensor)}
+    tensors = {
+        key: value
+        for key, value in optimizer.state_dict().items()
+        if isinstance(value, paddle.Tensor)
+    }
     there = [key for key, value in tensors.items() if value.place.is_cpu_place()]
     return {re.sub(r"^.*[wb]_\d+_|(_acc)?_\d+$", "", key) for key in there}
 
@@ -157,18 +189,23 @@ def test_a_run_on_the_device_has_the_bits_of_the_run_on_the_cpu(made):
     for name in ("whole", "resumed"):
         assert_same_run(folder / "cpu" / name, folder / "device" / name)
     assert_same_run(folder / "device" / "whole", folder / "device" / "resumed")
-    told = [json.loads((folder / place / "evaluated" / "result.json").read_text()) for place in ("cpu", "device")]
+    told = [
+        json.loads((folder / place / "evaluated" / "result.json").read_text())
+        for place in ("cpu", "device")
+    ]
     for key in ("loss", "acc1", "acc5", "num_samples"):
         assert told[0][key] == told[1][key], key
 
 
 def test_sharded_runs_on_the_device_have_the_bits_of_those_on_the_cpu(made):
-    """Paddle fills Adam's powers of beta on the CPU, and its kernels for GPUs leave them there: for a checkpoint they
-    have to come to the device before they travel.
+    """Paddle fills Adam's powers of beta on the CPU, and its kernels for GPUs leave them there: for
+    a checkpoint they have to come to the device before they travel.
     """
     folder, ranks = made
     for _, there, _ in ranks:
-        assert there == {name: {"beta1_pow", "beta2_pow"} if name in ADAMS else set() for name in there}
+        assert there == {
+            name: {"beta1_pow", "beta2_pow"} if name in ADAMS else set() for name in there
+        }
     for name in SHARDED:
         assert_same_run(folder / "cpu" / name, folder / "device" / name)
 
@@ -190,14 +227,32 @@ def test_the_command_line_trains_and_evaluates_on_the_device(tmp_path, program):
     short = ["MODEL.DEPTH", "1", "TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0"]
     told = []
     for place, environment in (("cpu", {}), ("device", stand_in.environment())):
-        flags = ["-cfg=vit_digits", f"-output={place}", "-o", *plain, *short, "TRAIN.MODEL_EMA", "True"]
+        flags = [
+            "-cfg=vit_digits",
+            f"-output={place}",
+            "-o",
+            *plain,
+            *short,
+            "TRAIN.MODEL_EMA",
+            "True",
+        ]
         status, _, errors = program("main_multi_gpu.py", *flags, **environment)
         assert status == 0, errors
-        flags = ["-cfg=vit_digits", "-eval", f"-pretrained={place}/checkpoints/last", f"-output={place}-evaluated"]
-        status, _, errors = program("main_multi_gpu.py", *flags, "-o", *plain, *short[:2], **environment)
+        flags = [
+            "-cfg=vit_digits",
+            "-eval",
+            f"-pretrained={place}/checkpoints/last",
+            f"-output={place}-evaluated",
+        ]
+        status, _, errors = program(
+            "main_multi_gpu.py", *flags, "-o", *plain, *short[:2], **environment
+        )
         assert status == 0, errors
         result = json.loads((tmp_path / f"{place}-evaluated" / "result.json").read_text())
         told.append({key: result[key] for key in ("loss", "acc1", "acc5", "num_samples")})
-    assert "2 processes over XCCL on stand_in:0, stand_in:1" in (tmp_path / "device" / "log.txt").read_text()
+    assert (
+        "2 processes over XCCL on stand_in:0, stand_in:1"
+        in (tmp_path / "device" / "log.txt").read_text()
+    )
     assert_same_run(tmp_path / "cpu", tmp_path / "device")
     assert told[0] == told[1]

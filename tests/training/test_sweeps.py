@@ -33,19 +33,29 @@ def test_a_grid_has_every_combination_in_the_order_of_the_file(tmp_path):
     expected = [(rate, clip, "[0.9, 0.99]") for rate in rates for clip in clips]
     assert [tuple(point.values()) for point in plan_points(sweep)] == expected
     assert check(sweep, plan_points(sweep)) == "acc1"
-    config = config_from_arguments(sweep.program, sweep.arguments("0", plan_points(sweep)[-1], None))
-    assert (config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP, config.TRAIN.OPTIMIZER.BETAS) == (0.001, 1.0, [0.9, 0.99])
+    config = config_from_arguments(
+        sweep.program, sweep.arguments("0", plan_points(sweep)[-1], None)
+    )
+    assert (config.TRAIN.BASE_LR, config.TRAIN.GRAD_CLIP, config.TRAIN.OPTIMIZER.BETAS) == (
+        0.001,
+        1.0,
+        [0.9, 0.99],
+    )
     assert config.TRAIN.NUM_EPOCHS == 2
     assert str(tmp_path / "swept" / "0") == config.OUTPUT
 
 
 def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_number(tmp_path):
     drawn = DRAWN | {"TRAIN.SMOOTHING": {"choice": [0, 0.1, 0.2, 0.3]}}
-    few, many = (plan_points(sweep_of(tmp_path, keys=drawn, method="random", runs=runs)) for runs in (5, 2000))
+    few, many = (
+        plan_points(sweep_of(tmp_path, keys=drawn, method="random", runs=runs))
+        for runs in (5, 2000)
+    )
     assert many[:5] == few
     assert plan_points(sweep_of(tmp_path, keys=drawn, method="random", runs=5, seed=1)) != few
     rates, decays = (np.array([float(point[key]) for point in many]) for key in DRAWN)
-    share = (np.log10(np.sort(rates)) + 5) / 4  # uniform in 0..1: Kolmogorov and Smirnov's bound for 1 in 1,000
+    # uniform in 0..1: Kolmogorov and Smirnov's bound for 1 in 1,000
+    share = (np.log10(np.sort(rates)) + 5) / 4
     for shares in (share, np.sort(decays) / 0.5):
         assert np.abs(shares - (np.arange(2000) + 0.5) / 2000).max() < 1.95 / math.sqrt(2000)
     counts = np.unique([point["TRAIN.SMOOTHING"] for point in many], return_counts=True)
@@ -61,19 +71,37 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
         ({"command": None}, "has no command"),
         ({"keys": {}}, "has no keys"),
         ({"runs": "5"}, "runs is '5', expected int"),
-        ({"command": "rm -rf /"}, "command begins with 'rm', expected main_single_gpu.py or main_multi_gpu.py"),
+        (
+            {"command": "rm -rf /"},
+            "command begins with 'rm', expected main_single_gpu.py or main_multi_gpu.py",
+        ),
         ({"command": "main_single_gpu.py 'x"}, "command can't be read"),
-        ({"command": f"{COMMAND} --resume=auto"}, "command has --resume=auto, which the sweep gives"),
+        (
+            {"command": f"{COMMAND} --resume=auto"},
+            "command has --resume=auto, which the sweep gives",
+        ),
         ({"method": "bayes"}, "method is 'bayes', expected one of grid, random, optuna"),
         ({"method": "random"}, "runs is missing"),
         ({"runs": 3}, "a grid has a run for each point; leave runs out"),
         ({"keys": DRAWN}, "TRAIN.BASE_LR is an interval, but method grid needs values"),
         ({"keys": {"OUTPUT": ["a"]}}, "OUTPUT is the sweep's own"),
         ({"keys": {"TRAIN.BASE_LR": 0.1}}, "TRAIN.BASE_LR is 0.1, expected a list of values"),
-        ({"keys": {"TRAIN.BASE_LR": {"loguniform": [1, 2]}}}, "from is 'loguniform', .*; did you mean log_uniform?"),
-        ({"keys": {"TRAIN.BASE_LR": {"log_uniform": [0, 2]}}}, "expected two numbers, the lower one first, above 0"),
-        ({"keys": {"TRAIN.BASE_LR": {"uniform": [2, 1]}}}, "expected two numbers, the lower one first"),
-        ({"keys": {"TRAIN.BASE_LR": {"uniform": ["a", 1]}}}, "expected two numbers, the lower one first"),
+        (
+            {"keys": {"TRAIN.BASE_LR": {"loguniform": [1, 2]}}},
+            "from is 'loguniform', .*; did you mean log_uniform?",
+        ),
+        (
+            {"keys": {"TRAIN.BASE_LR": {"log_uniform": [0, 2]}}},
+            "expected two numbers, the lower one first, above 0",
+        ),
+        (
+            {"keys": {"TRAIN.BASE_LR": {"uniform": [2, 1]}}},
+            "expected two numbers, the lower one first",
+        ),
+        (
+            {"keys": {"TRAIN.BASE_LR": {"uniform": ["a", 1]}}},
+            "expected two numbers, the lower one first",
+        ),
         ({"seeds": [0, 0]}, r"seeds is \[0, 0\], expected whole numbers from 0, each once"),
         ({"seeds": [-1]}, r"seeds is \[-1\], expected whole numbers from 0"),
         ({"command": f"{COMMAND} -h"}, "command has -h"),
@@ -83,7 +111,10 @@ def test_random_points_are_of_their_distributions_and_the_first_ones_of_any_numb
         ({"keys": {"SEED": [1, 2, 1]}}, "SEED has a value twice, and a grid would repeat its runs"),
         ({"devices": 2}, "devices is 2, but main_single_gpu.py takes one; take main_multi_gpu.py"),
         ({"side_by_side": 0}, "side_by_side is 0, expected 1 to 10000"),
-        ({"keys": {f"K{n}": list(range(10)) for n in range(5)}}, "runs is 100000, expected 1 to 10000"),
+        (
+            {"keys": {f"K{n}": list(range(10)) for n in range(5)}},
+            "runs is 100000, expected 1 to 10000",
+        ),
     ],
 )
 def test_what_a_file_may_not_say_is_named(content, message, tmp_path):
@@ -94,7 +125,10 @@ def test_what_a_file_may_not_say_is_named(content, message, tmp_path):
 def test_every_configuration_is_read_before_the_first_run(tmp_path, monkeypatch):
     rates = {"TRAIN.BASE_LR": [0.001, "1e-4x"]}
     for keys, message in (
-        (rates, "the run of TRAIN.BASE_LR=1e-4x: command line: TRAIN.BASE_LR takes float, found '1e-4x'"),
+        (
+            rates,
+            "the run of TRAIN.BASE_LR=1e-4x: command line: TRAIN.BASE_LR takes float, found '1e-4x'",
+        ),
         ({"TRAIN.BAS_LR": [1]}, "the run of TRAIN.BAS_LR=1: .*did you mean TRAIN.BASE_LR?"),
         ({"TRAIN.LR_SCHEDULER.POWER": [1.0, 2.0]}, "the run of TRAIN.LR_SCHEDULER.POWER=1.0: "),
     ):
@@ -105,7 +139,9 @@ def test_every_configuration_is_read_before_the_first_run(tmp_path, monkeypatch)
     large = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.001]}, seeds=[0, 2**32])
     with pytest.raises(InputError, match="SEED is 4294967296"):
         check(large, plan_points(large))
-    drawn = sweep_of(tmp_path, keys={"TRAIN.SMOOTHING": {"uniform": [0, 3]}}, method="random", runs=1)
+    drawn = sweep_of(
+        tmp_path, keys={"TRAIN.SMOOTHING": {"uniform": [0, 3]}}, method="random", runs=1
+    )
     with pytest.raises(InputError, match="TRAIN.SMOOTHING=3"):
         check(drawn, edges(drawn))
     assert os.listdir(tmp_path) == ["sweep.yaml"]
@@ -119,12 +155,23 @@ def test_the_metric_is_the_runs_own_or_one_of_its_task(tmp_path):
     averaged = f"{COMMAND} TRAIN.MODEL_EMA True BEST_METRIC loss"
     assert (metric(), metric(command=averaged), metric(metric="acc5")) == ("acc1", "loss", "acc5")
     assert metric(command=averaged, metric="ema/acc5") == "ema/acc5"
-    for name, message in (("ema/acc1", "TRAIN.MODEL_EMA is False"), ("mAP", "metric is 'mAP', expected one of acc1")):
+    for name, message in (
+        ("ema/acc1", "TRAIN.MODEL_EMA is False"),
+        ("mAP", "metric is 'mAP', expected one of acc1"),
+    ):
         with pytest.raises(InputError, match=message):
             metric(metric=name)
     for name, keys, message in (
-        ("ema/acc1", {"TRAIN.MODEL_EMA": [True, False]}, "the run of TRAIN.MODEL_EMA=False: metric is ema/acc1, but"),
-        (None, {"TASK": ["classification", "multilabel"]}, "the run of TASK=multilabel: metric is 'acc1', expected"),
+        (
+            "ema/acc1",
+            {"TRAIN.MODEL_EMA": [True, False]},
+            "the run of TRAIN.MODEL_EMA=False: metric is ema/acc1, but",
+        ),
+        (
+            None,
+            {"TASK": ["classification", "multilabel"]},
+            "the run of TASK=multilabel: metric is 'acc1', expected",
+        ),
     ):
         with pytest.raises(InputError, match=message):
             metric(metric=name, keys=keys)
@@ -139,7 +186,9 @@ def test_the_commands_are_printed_and_nothing_is_done(tmp_path, monkeypatch, cap
     assert first.startswith("OMP_NUM_THREADS=3 ")
     flags = "-cfg=vit_digits -o TRAIN.NUM_EPOCHS 2 TRAIN.WARMUP_EPOCHS 0"
     where = f"-output={tmp_path}/swept/0000_seed"
-    assert first.endswith(f"main_single_gpu.py {flags} {where}0 -resume=auto -o TRAIN.BASE_LR=1e-4 SEED=0")
+    assert first.endswith(
+        f"main_single_gpu.py {flags} {where}0 -resume=auto -o TRAIN.BASE_LR=1e-4 SEED=0"
+    )
     assert second.endswith(f"{where}7 -resume=auto -o TRAIN.BASE_LR=1e-4 SEED=7")
     assert os.listdir(tmp_path) == ["sweep.yaml"]
 
@@ -168,9 +217,18 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path, monkeypatch, 
     session, ran = session_of(sweep, monkeypatch, fails=["0001_seed0"])
     assert session.run(lock) == 0
     assert ran == [f"000{point}_seed{seed}" for point in range(3) for seed in (0, 1)]
-    assert "0001_seed0 TRAIN.BASE_LR=0.01: ended with status 1: error: two" in capsys.readouterr().out
+    assert (
+        "0001_seed0 TRAIN.BASE_LR=0.01: ended with status 1: error: two" in capsys.readouterr().out
+    )
     rows = session.rows
-    assert [row.status_text() for row in rows] == ["done", "done", "ended with status 1", "done", "done", "done"]
+    assert [row.status_text() for row in rows] == [
+        "done",
+        "done",
+        "ended with status 1",
+        "done",
+        "done",
+        "done",
+    ]
     assert [row.outcome.value for row in rows if row.outcome] == [86, 86, 89, 90, 90]
     again, ran = session_of(sweep, monkeypatch)
     again.run(lock)
@@ -179,7 +237,9 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path, monkeypatch, 
 
 
 def test_the_table_has_means_and_deviations_and_the_best(tmp_path):
-    sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01], "TRAIN.LOSS": ["auto"]}, seeds=[0, 1, 2])
+    sweep = sweep_of(
+        tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01], "TRAIN.LOSS": ["auto"]}, seeds=[0, 1, 2]
+    )
     for name, value in {"0000_seed0": 50.0, "0000_seed1": 60.0, "0001_seed0": 52.0}.items():
         finish(sweep, name, value)
     rows = results.rows(sweep, plan_points(sweep), "acc1")
@@ -206,11 +266,19 @@ def test_a_folder_is_of_one_file_which_may_become_longer(tmp_path):
     sweep = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01]})
     sweep.output.mkdir()
     results.record(sweep, plan_points(sweep))
-    longer = sweep_of(tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01, 0.001]}, side_by_side=2, metric="acc5")
+    longer = sweep_of(
+        tmp_path, keys={"TRAIN.BASE_LR": [0.1, 0.01, 0.001]}, side_by_side=2, metric="acc5"
+    )
     assert results.read_points(longer, plan_points(longer)) == plan_points(sweep)
     for content, message in (
-        ({"keys": {"TRAIN.BASE_LR": [0.2, 0.01]}}, "is of a sweep with other keys; give another output"),
-        ({"command": f"{COMMAND} SEED 3", "keys": {"TRAIN.BASE_LR": [0.1, 0.01]}}, "with other command"),
+        (
+            {"keys": {"TRAIN.BASE_LR": [0.2, 0.01]}},
+            "is of a sweep with other keys; give another output",
+        ),
+        (
+            {"command": f"{COMMAND} SEED 3", "keys": {"TRAIN.BASE_LR": [0.1, 0.01]}},
+            "with other command",
+        ),
     ):
         other = sweep_of(tmp_path, **content)
         with pytest.raises(InputError, match=message):
@@ -221,8 +289,14 @@ POINTS = {
     "a list": ("[]", "its content is .*, expected a dictionary"),
     "half of it": ("{", r"can't be read as a sweep's points \(JSONDecodeError"),
     "no sweep": ('{"points": []}', "its of is missing, expected a dictionary"),
-    "a sweep that is a list": ('{"of": [], "points": []}', r"its of is \[\], expected a dictionary"),
-    "a number of points": ('{"of": {}, "points": 3}', "its points is 3, expected a list of up to 10000 points"),
+    "a sweep that is a list": (
+        '{"of": [], "points": []}',
+        r"its of is \[\], expected a dictionary",
+    ),
+    "a number of points": (
+        '{"of": {}, "points": 3}',
+        "its points is 3, expected a list of up to 10000 points",
+    ),
     "a value that is no text": (
         '{"of": {}, "points": [{"a": 1}]}',
         "its points is a list of 1, expected a list of up to",
@@ -232,7 +306,10 @@ POINTS = {
         '{"of": {"seed": 1e999}, "points": []}',
         "it holds the number 1e999, which is too large",
     ),
-    "4,000 digits": (f'{{"of": {{"seed": {"9" * 4000}}}, "points": []}}', "it holds a number of 4000 digits"),
+    "4,000 digits": (
+        f'{{"of": {{"seed": {"9" * 4000}}}, "points": []}}',
+        "it holds a number of 4000 digits",
+    ),
     "the same twice": ('{"of": {}, "of": {}, "points": []}', "it has the same name twice"),
     "too deep": ("[" * 100_000, "can't be read as a sweep's points .RecursionError"),
 }
@@ -263,9 +340,18 @@ def test_points_that_no_sweep_wrote_are_refused(text, message, tmp_path):
             {"TRAIN.BASE_LR": "1.0", "TRAIN.LOSS": "auto"},
             r"its points\[0\].TRAIN.BASE_LR is '1.0', expected a value that",
         ),
-        ({"TRAIN.BASE_LR": "0.0_1", "TRAIN.LOSS": "auto"}, r"TRAIN.BASE_LR is '0.0_1', expected a value that"),
-        ({"TRAIN.BASE_LR": "nan", "TRAIN.LOSS": "auto"}, r"TRAIN.BASE_LR is 'nan', expected a value that"),
-        ({"TRAIN.BASE_LR": "-o", "TRAIN.LOSS": "auto"}, r"TRAIN.BASE_LR is '-o', expected a value that"),
+        (
+            {"TRAIN.BASE_LR": "0.0_1", "TRAIN.LOSS": "auto"},
+            r"TRAIN.BASE_LR is '0.0_1', expected a value that",
+        ),
+        (
+            {"TRAIN.BASE_LR": "nan", "TRAIN.LOSS": "auto"},
+            r"TRAIN.BASE_LR is 'nan', expected a value that",
+        ),
+        (
+            {"TRAIN.BASE_LR": "-o", "TRAIN.LOSS": "auto"},
+            r"TRAIN.BASE_LR is '-o', expected a value that",
+        ),
     ],
 )
 def test_points_of_optuna_are_the_sweeps(point, message, tmp_path):
@@ -286,17 +372,35 @@ RESULTS = {
     "nothing": ({}, "its loss is missing, expected a number"),
     "no best": (EVALUATED, "its best.acc1 is missing, expected a number"),
     "a best that is a number": (EVALUATED | {"best": 3}, "its best is 3, expected a dictionary"),
-    "no accuracy": (EVALUATED | {"best": {"epoch": 1}}, "its best.acc1 is missing, expected a number"),
-    "a text": (EVALUATED | {"best": BEST | {"acc1": "1_0"}}, "its best.acc1 is '1_0', expected a number"),
+    "no accuracy": (
+        EVALUATED | {"best": {"epoch": 1}},
+        "its best.acc1 is missing, expected a number",
+    ),
+    "a text": (
+        EVALUATED | {"best": BEST | {"acc1": "1_0"}},
+        "its best.acc1 is '1_0', expected a number",
+    ),
     "a text as an epoch": (
         EVALUATED | {"best": BEST | {"epoch": "1_0"}},
         "its best.epoch is '1_0', expected a number of",
     ),
     "NaN": (EVALUATED | {"best": BEST | {"acc1": math.nan}}, "it holds NaN, which is no number"),
-    "infinity": (EVALUATED | {"best": BEST | {"acc1": math.inf}}, "it holds Infinity, which is no number"),
-    "nearly infinite": (EVALUATED | {"best": BEST | {"acc1": 1e308}}, "its best.acc1 is 1e.308, expected a number"),
-    "true": (EVALUATED | {"best": BEST | {"acc1": True}}, "its best.acc1 is True, expected a number"),
-    "of another metric": (EVALUATED | {"best": BEST, "ema": 3}, "its ema is 3, expected a dictionary"),
+    "infinity": (
+        EVALUATED | {"best": BEST | {"acc1": math.inf}},
+        "it holds Infinity, which is no number",
+    ),
+    "nearly infinite": (
+        EVALUATED | {"best": BEST | {"acc1": 1e308}},
+        "its best.acc1 is 1e.308, expected a number",
+    ),
+    "true": (
+        EVALUATED | {"best": BEST | {"acc1": True}},
+        "its best.acc1 is True, expected a number",
+    ),
+    "of another metric": (
+        EVALUATED | {"best": BEST, "ema": 3},
+        "its ema is 3, expected a dictionary",
+    ),
 }
 
 
@@ -313,7 +417,9 @@ def test_the_average_has_a_best_of_its_own(tmp_path):
     sweep = sweep_of(tmp_path)
     (sweep.output / "0000").mkdir(parents=True)
     average = EVALUATED | {"best": {"acc1": 70.0, "epoch": 2}}
-    (sweep.output / "0000" / "result.json").write_text(json.dumps(EVALUATED | {"best": BEST, "ema": average}))
+    (sweep.output / "0000" / "result.json").write_text(
+        json.dumps(EVALUATED | {"best": BEST, "ema": average})
+    )
     assert results.outcome(sweep, "0000", "acc1") == (60.0, 1)
     assert results.outcome(sweep, "0000", "ema/acc1") == (70.0, 2)
 
@@ -339,7 +445,10 @@ def test_what_is_no_file_is_not_waited_for(name, tmp_path):
     (sweep.output / name).unlink(missing_ok=True)
     os.mkfifo(sweep.output / name)
     if name == "0000.txt":
-        assert results.last_line(sweep.output / name) == "what it printed can't be read (it is no regular file)"
+        assert (
+            results.last_line(sweep.output / name)
+            == "what it printed can't be read (it is no regular file)"
+        )
         return
     read = {
         "sweep.json": lambda: results.read_points(sweep, plan_points(sweep)),
@@ -375,7 +484,8 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
         == f"{output}: another sweep writes there (process {os.getpid()}); wait for it, or give another output"
     )
     monkeypatch.setattr(results, "LEFT", 0.3)
-    (output / ".lock").write_text("99999999")  # of a sweep that was killed; what it started saves yet
+    # of a sweep that was killed; what it started saves yet
+    (output / ".lock").write_text("99999999")
     assert "another sweep writes there (process 99999999)" in elsewhere()
     os.close(lock)
     assert isinstance(elsewhere(), int)
@@ -388,7 +498,9 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     for output in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(InputError, match="file.*: can't be a sweep's \\((File exists|Not a directory)\\)"):
+        with pytest.raises(
+            InputError, match="file.*: can't be a sweep's \\((File exists|Not a directory)\\)"
+        ):
             results.lock(output)
 
     def full(*_):
@@ -397,5 +509,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     sweep = sweep_of(tmp_path)
     monkeypatch.setattr("sys.argv", ["sweep.py", str(tmp_path / "sweep.yaml")])
     monkeypatch.setattr(results, "record", full)
-    with pytest.raises(RunError, match=f"{sweep.output} isn't written .No space.*, then the same command goes on"):
+    with pytest.raises(
+        RunError, match=f"{sweep.output} isn't written .No space.*, then the same command goes on"
+    ):
         main()

@@ -1,4 +1,6 @@
-"""A second task, of batches without labels, goes through the same ``fit``: nothing of it is known to the engine."""
+"""A second task, of batches without labels, goes through the same ``fit``: nothing of it is known
+to the engine.
+"""
 
 import json
 import re
@@ -63,7 +65,9 @@ class Reconstruction(Task):
 
     def step(self, network, batch, epoch):
         seen = flat(batch["pixels"])
-        return {"loss": errors(network(seen * (paddle.rand(seen.shape) > 0.25).astype("float32")), seen)}
+        return {
+            "loss": errors(network(seen * (paddle.rand(seen.shape) > 0.25).astype("float32")), seen)
+        }
 
     def evaluate(self, forward, batches):
         total = paddle.zeros([2], "float64")
@@ -105,18 +109,37 @@ def train_and_go_on(options, output):
 
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.smoke)])
 def test_a_task_without_labels_trains_evaluates_keeps_the_best_and_goes_on(tmp_path, tiny, ranks):
-    options = [*without(tiny, "TRAIN.NUM_EPOCHS"), "TRAIN.NUM_EPOCHS", "3", "TRAIN.MODEL_EMA", "True"]
+    options = [
+        *without(tiny, "TRAIN.NUM_EPOCHS"),
+        "TRAIN.NUM_EPOCHS",
+        "3",
+        "TRAIN.MODEL_EMA",
+        "True",
+    ]
     options += ["TRAIN.BASE_LR", "0.01", "DATA.BATCH_SIZE", str(16 // ranks), "REPORT_FREQ", "3"]
     options += ["SAVE_STEPS", "1", "KEEP_LAST", "99"]
     pixels, *_ = run_ranks(train_and_go_on, options, tmp_path, ranks=ranks)
     assert_same_run(tmp_path / "whole", tmp_path / "resumed")
-    found = {split: [r for r in records(tmp_path / "whole") if r["split"] == split] for split in ("train", "val")}
+    found = {
+        split: [r for r in records(tmp_path / "whole") if r["split"] == split]
+        for split in ("train", "val")
+    }
     assert [(r["step"], r["samples"]) for r in found["train"][:3]] == [(3, 48), (4, 16), (7, 48)]
-    assert found["train"][0].keys() == {"split", "step", "epoch", "samples", "lr", "loss", "grad_norm"}
+    assert found["train"][0].keys() == {
+        "split",
+        "step",
+        "epoch",
+        "samples",
+        "lr",
+        "loss",
+        "grad_norm",
+    }
     assert found["val"][0].keys() == {"split", "step", "epoch", "loss", "num_samples"}
     saved = weights(tmp_path / "whole")
     seen = pixels.reshape(37, -1) / 255
-    decoded = (seen @ saved["encode.weight"].T + saved["encode.bias"]) @ saved["decode.weight"].T + saved["decode.bias"]
+    decoded = (seen @ saved["encode.weight"].T + saved["encode.bias"]) @ saved[
+        "decode.weight"
+    ].T + saved["decode.bias"]
     losses = [r["loss"] for r in found["val"]]
     assert losses[-1] == pytest.approx(((decoded - seen) ** 2).mean(), abs=1e-6)
     result = json.loads((tmp_path / "whole" / "result.json").read_text())
@@ -130,13 +153,21 @@ def test_a_task_without_labels_trains_evaluates_keeps_the_best_and_goes_on(tmp_p
     assert "pixels are hidden\n" in log
     assert f"epoch 3/3 validation: loss: {losses[-1]:.4f}\n" in log
     best = f"loss: {min(losses):.4f} after epoch {result['best']['epoch']}, in checkpoints/best"
-    average = f"loss: {result['ema']['best']['loss']:.4f} after epoch {result['ema']['best']['epoch']}"
+    average = (
+        f"loss: {result['ema']['best']['loss']:.4f} after epoch {result['ema']['best']['epoch']}"
+    )
     average += ", in checkpoints/best_ema.safetensors"
     assert f"best val: {best}\n" in log
     assert f"best ema: {average}\n" in log
-    assert f"summary: loss: {losses[-1]:.4f}; best: {best}; best average: {average}; samples: 37, time: " in log
+    assert (
+        f"summary: loss: {losses[-1]:.4f}; best: {best}; best average: {average}; samples: 37, time: "
+        in log
+    )
     found = result["best"]
-    assert f"after epoch {found['epoch']}, in checkpoints/{found['checkpoint']}: loss {found['loss']:.4f}" in page
+    assert (
+        f"after epoch {found['epoch']}, in checkpoints/{found['checkpoint']}: loss {found['loss']:.4f}"
+        in page
+    )
     assert "acc" not in log.partition("run: ")[2]
 
 

@@ -1,4 +1,6 @@
-"""Trackers show what metrics.jsonl has, also after a resume, and whatever becomes of one, the run goes on."""
+"""Trackers show what metrics.jsonl has, also after a resume, and whatever becomes of one, the run
+goes on.
+"""
 
 import importlib.util
 import json
@@ -22,7 +24,10 @@ from training import tracking
 from training.records import Tracker, final_numbers
 from training.tracking import Follower, Tracking
 
-CONFIG = {"MODEL": {"NAME": "vit", "DEPTH": 2}, "TRAIN": {"BASE_LR": 0.1, "BETAS": [0.9, 0.99], "EMA": True}}
+CONFIG = {
+    "MODEL": {"NAME": "vit", "DEPTH": 2},
+    "TRAIN": {"BASE_LR": 0.1, "BETAS": [0.9, 0.99], "EMA": True},
+}
 RESULT = {
     "acc1": 75.0,
     "weights": "file",
@@ -52,11 +57,18 @@ FINAL = {
 
 def records(steps, odd=0.0, epoch=1):
     lines = [
-        {"split": "train", "step": step, "epoch": epoch, "lr": 0.1 / step, "loss": 2.0 / step + odd} for step in steps
+        {"split": "train", "step": step, "epoch": epoch, "lr": 0.1 / step, "loss": 2.0 / step + odd}
+        for step in steps
     ]
     for split in ("val", "ema"):
         lines.append(
-            {"split": split, "step": steps[-1], "epoch": epoch, "acc1": 70.125 + len(split), "loss": 1.5 + odd}
+            {
+                "split": split,
+                "step": steps[-1],
+                "epoch": epoch,
+                "acc1": 70.125 + len(split),
+                "loss": 1.5 + odd,
+            }
         )
     return "".join(json.dumps(line) + "\n" for line in lines)
 
@@ -71,7 +83,12 @@ def shown_by(text):
     return found
 
 
-PARAMETERS = {"MODEL.NAME": "vit", "MODEL.DEPTH": 2, "TRAIN.BASE_LR": 0.1, "TRAIN.BETAS": "[0.9, 0.99]"}
+PARAMETERS = {
+    "MODEL.NAME": "vit",
+    "MODEL.DEPTH": 2,
+    "TRAIN.BASE_LR": 0.1,
+    "TRAIN.BETAS": "[0.9, 0.99]",
+}
 
 
 def installed(name):
@@ -88,7 +105,8 @@ def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, t
     (run / "metrics.jsonl").write_text(records([1, 2, 3, 4], odd=9.0))
     first = Tracking([name])
     assert first.begin(run) == ""
-    (run / "metrics.jsonl").write_text(records([1, 2]))  # rewound: another file, as the run's own is
+    # rewound: another file, as the run's own is
+    (run / "metrics.jsonl").write_text(records([1, 2]))
     first.process.stdin.close()  # it was killed
     time.sleep(0.05)
     second = Tracking([name])
@@ -98,8 +116,11 @@ def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, t
     (run / "result.json").write_text(json.dumps(RESULT))
     assert second.end() == ""
     assert first.process.wait(30) == 0
-    late = subprocess.run(first.process.args, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
-    assert (late.returncode, late.stderr) == (0, b"")  # of a run that was killed early, and begins after the second
+    late = subprocess.run(
+        first.process.args, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+    )
+    # of a run that was killed early, and begins after the second
+    assert (late.returncode, late.stderr) == (0, b"")
     values, parameters, results = READERS[name](run / name)
     expected = shown_by(records([1, 2]) + records([4, 6]))
     assert values == pytest.approx(expected, rel=1e-6)
@@ -107,7 +128,9 @@ def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, t
     if name == "wandb":
         assert CONFIG.items() <= parameters.items()
     else:
-        shown = {key: str(value) if name == "mlflow" else value for key, value in PARAMETERS.items()}
+        shown = {
+            key: str(value) if name == "mlflow" else value for key, value in PARAMETERS.items()
+        }
         assert {key: parameters[key] for key in shown} == pytest.approx(shown)
         assert parameters["TRAIN.EMA"] == "True"
         assert parameters.keys() == PARAMETERS.keys() | {"TRAIN.EMA"}
@@ -193,7 +216,15 @@ def test_a_tracker_that_raises_is_off_and_the_others_go_on(tmp_path, monkeypatch
     assert said == ["TRACKERS: odd is off (ConnectionError: no route); the run goes on"]
     assert "ConnectionError" in capfd.readouterr().err
     assert not (tmp_path / "odd" / "end").exists()
-    steps = [["train", 1], ["train", 2], ["val", 2], ["ema", 2], ["train", 3], ["val", 3], ["ema", 3]]
+    steps = [
+        ["train", 1],
+        ["train", 2],
+        ["val", 2],
+        ["ema", 2],
+        ["train", 3],
+        ["val", 3],
+        ["ema", 3],
+    ]
     assert json.loads((tmp_path / "even" / "end").read_text()) == [steps, {}]
 
 
@@ -219,7 +250,10 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
 
     monkeypatch.setattr(subprocess, "Popen", failed)
     held = Tracking(["tensorboard"])
-    assert held.begin(tmp_path) == "TRACKERS: not started (Resource temporarily unavailable); the run goes on without"
+    assert (
+        held.begin(tmp_path)
+        == "TRACKERS: not started (Resource temporarily unavailable); the run goes on without"
+    )
     assert held.end() == Tracking([]).begin(tmp_path) == Tracking([]).end() == ""
 
 
@@ -244,10 +278,16 @@ def test_a_folder_of_a_trackers_name_is_no_package(tmp_path, monkeypatch):
 
 
 def test_trackers_are_chosen_by_names_that_are_there():
-    assert get_config(None, ["TRACKERS", "[tensorboard,mlflow]"]).TRACKERS == ["tensorboard", "mlflow"]
+    assert get_config(None, ["TRACKERS", "[tensorboard,mlflow]"]).TRACKERS == [
+        "tensorboard",
+        "mlflow",
+    ]
     assert get_config(None, ["TRACKERS", "wandb"]).TRACKERS == ["wandb"]
     for options, message in (
-        (["TRACKERS", "[tensorbord]"], "TRACKERS is 'tensorbord', expected one of .*; did you mean tensorboard?"),
+        (
+            ["TRACKERS", "[tensorbord]"],
+            "TRACKERS is 'tensorbord', expected one of .*; did you mean tensorboard?",
+        ),
         (["TRACKERS", "[wandb,wandb]"], "TRACKERS is .*, expected each once"),
         (["TRACKERS", "[wandb]", "EVAL", "True"], "TRACKERS"),
     ):
@@ -259,7 +299,18 @@ def test_trackers_are_chosen_by_names_that_are_there():
 
 def test_neither_a_run_nor_the_process_beside_it_imports_what_it_does_not_use():
     code = "import sys, training.tracking, training.records; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ))
-    heavy = {"paddle", "torch", "tensorflow", "wandb", "mlflow", "visualdl", "tensorboardX", "matplotlib"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ)
+    )
+    heavy = {
+        "paddle",
+        "torch",
+        "tensorflow",
+        "wandb",
+        "mlflow",
+        "visualdl",
+        "tensorboardX",
+        "matplotlib",
+    }
     assert not heavy & set(done.stdout.split())
     assert "training.tracking" in done.stdout

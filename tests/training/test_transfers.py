@@ -1,7 +1,9 @@
-"""What travels between host and device in a step: the columns of its batch, which the loader sends, and nothing else.
+"""What travels between host and device in a step: the columns of its batch, which the loader sends,
+and nothing else.
 
-On a GPU any other copy makes the host wait until all is done that was asked of the device before. Here each is counted
-by patching what makes it, in the thread that trains (tools/gpu_probe.py, as ``tools/doctor.py --gpu`` does).
+On a GPU any other copy makes the host wait until all is done that was asked of the device before.
+Here each is counted by patching what makes it, in the thread that trains (tools/gpu_probe.py, as
+``tools/doctor.py --gpu`` does).
 """
 
 import itertools
@@ -26,9 +28,12 @@ from training.run import Run
 
 MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
 DROPPED = ["MODEL.DROPPATH", "0.2", "MODEL.DROPOUT", "0.1", "MODEL.ATTENTION_DROPOUT", "0.1"]
-OPTIMIZERS = {name: ["TRAIN.OPTIMIZER.NAME", name] for name in ("Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")}
+OPTIMIZERS = {
+    name: ["TRAIN.OPTIMIZER.NAME", name] for name in ("Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")
+}
 CONVMIXER = ["MODEL.TYPE", "ConvMixer", "MODEL.KERNEL_SIZE", "3"]  # convolutions and batch norms
-# What changes a step, by its options: none of them may copy anything. A key that changes a step belongs here.
+# What changes a step, by its options: none of them may copy anything. A key that changes a step
+# belongs here.
 STEPS = {
     "plain": [],
     "mixup": ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.MIXUP_MODE", "pair"],
@@ -53,7 +58,14 @@ STEPS = {
     "dropped": DROPPED,
     "patches dropped": ["MODEL.PATCH_DROP", "0.5"],
     "augmented anew": ["TRAIN.REPEATED_AUGMENT", "2", "DATA.SAMPLER", "balanced"],
-    "registers, scales": ["MODEL.REG_TOKENS", "2", "MODEL.INIT_VALUES", "0.1", "MODEL.QK_NORM", "True"],
+    "registers, scales": [
+        "MODEL.REG_TOKENS",
+        "2",
+        "MODEL.INIT_VALUES",
+        "0.1",
+        "MODEL.QK_NORM",
+        "True",
+    ],
     "ConvMixer": CONVMIXER,
 }
 
@@ -61,7 +73,8 @@ STEPS = {
 @pytest.fixture
 def transfers(monkeypatch):
     """The running count of copies by what is called and by which file of the toolkit."""
-    monkeypatch.setattr(workers, "num_gpus", lambda: 1)  # the loader's own copies are made in its thread
+    # the loader's own copies are made in its thread
+    monkeypatch.setattr(workers, "num_gpus", lambda: 1)
     with gpu_probe.counting_copies() as count:
         yield count
 
@@ -76,8 +89,12 @@ def by_file(counts):
 
 def of_steps(transfers, options, output, steps=7):
     """What the third and each further step copied; before, the first ones may have made what stays."""
-    config, data, val = get_datasets(get_config(None, [*options, "DATA.BATCH_SIZE", "4", "OUTPUT", str(output)]))
-    data = ArrayDataset(config, "train", data.images[: 4 * steps], data.labels[: 4 * steps], data.classes)
+    config, data, val = get_datasets(
+        get_config(None, [*options, "DATA.BATCH_SIZE", "4", "OUTPUT", str(output)])
+    )
+    data = ArrayDataset(
+        config, "train", data.images[: 4 * steps], data.labels[: 4 * steps], data.classes
+    )
     run = Run(config, val.classes)
     model = build_model(config)
     freeze(config, model)
@@ -102,16 +119,29 @@ def test_the_scale_of_float16_is_read_once_per_update(tmp_path, tiny, transfers,
     monkeypatch.setattr(setup, "LossScaler", lambda enabled: LossScaler(scale=4.0))
     read = {"item training/optim/gradients.py": 1}
     assert of_steps(transfers, tiny, tmp_path / "1") == [read] * 4
-    assert of_steps(transfers, [*tiny, "TRAIN.ACCUM_ITER", "2"], tmp_path / "2") == [{}, read, {}, read]
+    assert of_steps(transfers, [*tiny, "TRAIN.ACCUM_ITER", "2"], tmp_path / "2") == [
+        {},
+        read,
+        {},
+        read,
+    ]
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 def test_a_teacher_copies_nothing(tmp_path, tiny, transfers, kind):
     train([*tiny, "DATA.BATCH_SIZE", "4"], tmp_path / "teacher", 16)
     teacher = tmp_path / "teacher"
-    options = ["TRAIN.TEACHER_MODEL", f"{teacher}/config.yaml", "TRAIN.TEACHER_PATH", f"{teacher}/checkpoints/last"]
+    options = [
+        "TRAIN.TEACHER_MODEL",
+        f"{teacher}/config.yaml",
+        "TRAIN.TEACHER_PATH",
+        f"{teacher}/checkpoints/last",
+    ]
     options += ["TRAIN.DISTILLATION_TYPE", kind, "DATA.IMAGENET_STD", "0.25"]
-    assert of_steps(transfers, [*without(tiny, "DATA.IMAGENET_STD"), *options], tmp_path / "run") == [{}] * 4
+    assert (
+        of_steps(transfers, [*without(tiny, "DATA.IMAGENET_STD"), *options], tmp_path / "run")
+        == [{}] * 4
+    )
 
 
 def test_skipped_images_are_fetched_once_per_report(tmp_path, tiny, transfers):
@@ -120,15 +150,27 @@ def test_skipped_images_are_fetched_once_per_report(tmp_path, tiny, transfers):
     for number in range(4):  # in both of the runs' data there are some
         (tmp_path / "data" / "train" / "a" / f"{number}.png").write_bytes(b"")
     options = without(tiny, "DATA.DATASET", "MODEL.NUM_CLASSES")
-    options += ["DATA.DATASET", "folder", "DATA.DATA_PATH", str(tmp_path / "data"), "MODEL.NUM_CLASSES", "2"]
+    options += [
+        "DATA.DATASET",
+        "folder",
+        "DATA.DATA_PATH",
+        str(tmp_path / "data"),
+        "MODEL.NUM_CLASSES",
+        "2",
+    ]
     options += ["DATA.SKIP_BROKEN", "True", "DATA.BATCH_SIZE", "4", "REPORT_FREQ", "100"]
     found = []
     for epochs in ("1", "2"):
         transfers.clear()
-        train([*without(options, "TRAIN.NUM_EPOCHS"), "TRAIN.NUM_EPOCHS", epochs], tmp_path / epochs)
-        found.append({kind: count for kind, count in by_file(transfers).items() if "window.py" in kind})
+        train(
+            [*without(options, "TRAIN.NUM_EPOCHS"), "TRAIN.NUM_EPOCHS", epochs], tmp_path / epochs
+        )
+        found.append(
+            {kind: count for kind, count in by_file(transfers).items() if "window.py" in kind}
+        )
     assert found[1] == {kind: 2 * count for kind, count in found[0].items()}
-    # The rows, the norms, the skipped images (for their number and for their names), their sum there and back.
+    # The rows, the norms, the skipped images (for their number and for their names), their sum
+    # there and back.
     assert sum(found[0].values()) == 6, found[0]
 
 
@@ -137,7 +179,11 @@ def test_a_runs_length_changes_no_count(tmp_path, tiny, transfers):
     found = []
     for steps in (4, 12):
         transfers.clear()
-        train([*tiny, *MIXED, "DATA.BATCH_SIZE", "4", "REPORT_FREQ", "100"], tmp_path / str(steps), 4 * steps)
+        train(
+            [*tiny, *MIXED, "DATA.BATCH_SIZE", "4", "REPORT_FREQ", "100"],
+            tmp_path / str(steps),
+            4 * steps,
+        )
         found.append(dict(transfers))
     assert found[0] == found[1]
 
@@ -184,5 +230,9 @@ def test_every_way_to_the_host_and_back_is_seen(transfers):
         way()
         assert transfers.total() >= 1, name
     transfers.clear()
-    paddle.full([2], 1.0) * 2.0 + paddle.arange(2).astype("float32") + paddle.zeros_like(tensor).clip(0.0, 1.0)
+    (
+        paddle.full([2], 1.0) * 2.0
+        + paddle.arange(2).astype("float32")
+        + paddle.zeros_like(tensor).clip(0.0, 1.0)
+    )
     assert not transfers

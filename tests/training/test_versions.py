@@ -10,7 +10,8 @@ from training.checkpoint import resume, saver
 from training.environment import versions
 
 HERE = versions()
-BEFORE = {name: version for name, version in HERE.items() if name != "toolkit"}  # what earlier runs wrote
+# what earlier runs wrote
+BEFORE = {name: version for name, version in HERE.items() if name != "toolkit"}
 
 
 OTHER = BEFORE | {"paddle": "2.5"}

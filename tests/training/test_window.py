@@ -18,7 +18,8 @@ from training.task import Task
 
 # ---------------------------------------------------------------- a record
 
-# Of releases that knew no names: the loss, hits in the first and in the first five, samples, by rank.
+# Of releases that knew no names: the loss, hits in the first and in the first five, samples, by
+# rank.
 BEFORE = [
     {"sums": [7.0, 1.0, 3.0, 4.0], "skips": 1, "norm_sum": 3.0, "finite": 2, "updates": 3},
     {"sums": [5.0, 2.0, 4.0, 4.0], "skips": 0, "norm_sum": 3.0, "finite": 2, "updates": 3},
@@ -50,7 +51,10 @@ def of_ranks(monkeypatch, states, ranks):
 
 @pytest.mark.parametrize("states", [BEFORE, NAMED])
 def test_each_rank_goes_on_with_its_own_record_or_the_first_with_all(monkeypatch, states):
-    nothing = {"means": dict.fromkeys(WHOLE["means"], (0.0, 0)), "totals": dict.fromkeys(WHOLE["totals"], 0)}
+    nothing = {
+        "means": dict.fromkeys(WHOLE["means"], (0.0, 0)),
+        "totals": dict.fromkeys(WHOLE["totals"], 0),
+    }
     assert of_ranks(monkeypatch, states, 2) == NAMED
     assert of_ranks(monkeypatch, states, 1) == [WHOLE]
     assert of_ranks(monkeypatch, states, 3) == [WHOLE, nothing, nothing]
@@ -71,7 +75,11 @@ def test_ranks_records_come_to_means_totals_and_the_highest(monkeypatch):
     monkeypatch.setattr(window, "all_reduce_sum", lambda tensor: sent[0] + sent[1])
     expected = {"loss": 1.5, "acc1": 37.5, "acc5": 87.5, "grad_norm": 1.5}
     expected |= {"samples": 8, "skipped": 1, "skipped_updates": 1}
-    assert records[0].over_ranks({"peak": 3.0, "low": -1.0}) == {**expected, "peak": 4.0, "low": -1.0}
+    assert records[0].over_ranks({"peak": 3.0, "low": -1.0}) == {
+        **expected,
+        "peak": 4.0,
+        "low": -1.0,
+    }
 
 
 def rewrite_as_format_1(checkpoint):
@@ -83,7 +91,11 @@ def rewrite_as_format_1(checkpoint):
     )
     updates = own["totals"]["skipped_updates"] + finite
     skips = own["totals"]["skipped"]
-    sums = {"sums": [loss, first / 100, five / 100, float(samples)], "skips": skips, "norm_sum": norm}
+    sums = {
+        "sums": [loss, first / 100, five / 100, float(samples)],
+        "skips": skips,
+        "norm_sum": norm,
+    }
     state |= {"format": 1, "window": [{**sums, "finite": finite, "updates": updates}]}
     (checkpoint / "state.json").write_text(json.dumps(state))
     lines = (checkpoint / "SHA256SUMS").read_text().splitlines(keepends=True)
@@ -94,7 +106,17 @@ def rewrite_as_format_1(checkpoint):
 
 @pytest.mark.smoke
 def test_a_checkpoint_without_names_goes_on_in_the_same_bits(tmp_path, tiny):
-    options = [*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "2", "SAVE_STEPS", "1", "KEEP_LAST", "99"]
+    options = [
+        *tiny,
+        "DATA.BATCH_SIZE",
+        "8",
+        "TRAIN.ACCUM_ITER",
+        "2",
+        "SAVE_STEPS",
+        "1",
+        "KEEP_LAST",
+        "99",
+    ]
     train(options, tmp_path / "whole", 64)
     middle = tmp_path / "whole" / "checkpoints" / "epoch_0001_sample_000000032"
     rewrite_as_format_1(middle)
@@ -119,7 +141,9 @@ def values(**by_name):
 
 
 def reported(monkeypatch, gpus, others):
-    """The report of rank 1 of 3, to whose sums the other ranks add ``others``: their peaks of memory."""
+    """The report of rank 1 of 3, to whose sums the other ranks add ``others``: their peaks of
+    memory.
+    """
     monkeypatch.setattr(window, "rank", lambda: 1)
     monkeypatch.setattr(window, "world_size", lambda: 3)
     monkeypatch.setattr(window, "peak_memory", lambda: 250.0)
@@ -130,7 +154,8 @@ def reported(monkeypatch, gpus, others):
     def all_reduce_sum(tensor):
         collectives.append(tensor)
         assert tensor.dtype == paddle.float64
-        # Pairs of loss, acc1, grad_norm and data_wait; samples, skipped updates and images, samples since a resume.
+        # Pairs of loss, acc1, grad_norm and data_wait; samples, skipped updates and images, samples
+        # since a resume.
         return tensor + paddle.to_tensor([0.0] * 12 + others, dtype="float64")
 
     monkeypatch.setattr(window, "all_reduce_sum", all_reduce_sum)
@@ -144,7 +169,10 @@ def reported(monkeypatch, gpus, others):
 
 def test_a_report_goes_on_from_what_was_carried_over():
     """In float16: of four updates one overflowed before the resume, and one after it."""
-    before = {"means": {"loss": (7.0, 4), "grad_norm": (3.0, 1)}, "totals": {"samples": 4, "skipped_updates": 1}}
+    before = {
+        "means": {"loss": (7.0, 4), "grad_norm": (3.0, 1)},
+        "totals": {"samples": 4, "skipped_updates": 1},
+    }
     own, found = opened([before], scaler=True)
     assert own.gather()[0]["means"] == {"loss": (7.0, 4), "grad_norm": (3.0, 1)}
     own.add(5, values(loss=[1.0, 2.0], new=[4.0, 8.0]), paddle.to_tensor(float("inf")))
@@ -157,7 +185,12 @@ def test_a_report_goes_on_from_what_was_carried_over():
     found.clear()
     own.add(7, values(loss=[3.0]), paddle.to_tensor(4.0))
     own.report(0.1)
-    assert (found["loss"], found["samples"], found["grad_norm"], found["skipped_updates"]) == (3.0, 1, 4.0, 0)
+    assert (found["loss"], found["samples"], found["grad_norm"], found["skipped_updates"]) == (
+        3.0,
+        1,
+        4.0,
+        0,
+    )
 
 
 def test_a_window_without_an_update_has_no_norm():
@@ -182,7 +215,9 @@ def test_what_is_saved_is_the_window_at_the_last_mark():
     assert own.gather() == expected
 
 
-@pytest.mark.parametrize("ask", [lambda own: own.report(0.1), lambda own: (own.mark(), own.gather())])
+@pytest.mark.parametrize(
+    "ask", [lambda own: own.report(0.1), lambda own: (own.mark(), own.gather())]
+)
 def test_only_the_loss_is_judged_not_finite_and_its_first_step_is_named(ask):
     own, found = opened()
     own.add(4, values(acc1=[float("nan")], loss=[1.0]), paddle.to_tensor(float("inf")))
@@ -196,7 +231,9 @@ def test_only_the_loss_is_judged_not_finite_and_its_first_step_is_named(ask):
     own.add(7, values(acc1=[0.0], loss=[float("nan")]))
     with pytest.raises(RunError) as raised:
         ask(own)
-    assert str(raised.value).startswith("the loss is inf at step 6 (epoch 1, rank 0); lower TRAIN.BASE_LR, or set")
+    assert str(raised.value).startswith(
+        "the loss is inf at step 6 (epoch 1, rank 0); lower TRAIN.BASE_LR, or set"
+    )
 
 
 def test_the_largest_peak_of_memory_comes_with_the_sums(monkeypatch):
@@ -218,15 +255,26 @@ def test_peak_memory_is_in_megabytes_and_never_falls():
 
 @pytest.fixture
 def report(tmp_path, tiny):
-    """Returns a function that reports a training window of a run and returns what the run says of input, line by line.
+    """Returns a function that reports a training window of a run and returns what the run says of
+    input, line by line.
 
     32 images at ``rate`` images/s, of which the share ``wait`` is spent waiting.
     """
-    run = Run(get_config(None, [*tiny, "OUTPUT", str(tmp_path / "run"), "DATA.NUM_WORKERS", "3"]), [])
+    run = Run(
+        get_config(None, [*tiny, "OUTPUT", str(tmp_path / "run"), "DATA.NUM_WORKERS", "3"]), []
+    )
     run.begin()
 
     def call(epoch, wait, rate=32.0):
-        values = {"step": 1, "samples": 32, "lr": 0.1, "loss": 1.0, "acc1": 0.0, "acc5": 0.0, "images_per_s": rate}
+        values = {
+            "step": 1,
+            "samples": 32,
+            "lr": 0.1,
+            "loss": 1.0,
+            "acc1": 0.0,
+            "acc5": 0.0,
+            "images_per_s": rate,
+        }
         run.report("train", "", epoch=epoch, **values, data_wait=wait)
         lines = (tmp_path / "run" / "log.txt").read_text().splitlines()
         return [line.split("input-bound: ")[1] for line in lines if "input-bound: " in line]

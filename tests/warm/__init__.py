@@ -1,9 +1,11 @@
-"""Programs that tests start, without the two seconds of processor time that the imports of each would take.
+"""Programs that tests start, without the two seconds of processor time that the imports of each
+would take.
 
-``python()`` is an interpreter by the look of it: a client (client.py). A server (server.py), which has imported Paddle
-and other packages, though nothing of the toolkit, forks itself and takes over the client's words, environment, folder
-and descriptors. Whatever a fork couldn't do as a start does, the client leaves to the real interpreter. Tests of the
-start itself, of signals, streams and limits start that, by ``sys.executable``.
+``python()`` is an interpreter by the look of it: a client (client.py). A server (server.py), which
+has imported Paddle and other packages, though nothing of the toolkit, forks itself and takes over
+the client's words, environment, folder and descriptors. Whatever a fork couldn't do as a start
+does, the client leaves to the real interpreter. Tests of the start itself, of signals, streams and
+limits start that, by ``sys.executable``.
 """
 
 import functools
@@ -20,7 +22,9 @@ _starting = threading.Lock()
 
 
 def _folder() -> tempfile.TemporaryDirectory:
-    """Returns the folder with the client, which is a ``python``; at first it starts this process's server."""
+    """Returns the folder with the client, which is a ``python``; at first it starts this process's
+    server.
+    """
     with _starting:  # a test's threads ask at the same time
         return _started()
 
@@ -33,7 +37,10 @@ def _started() -> tempfile.TemporaryDirectory:
     given = f"ADDRESS, PYTHON = {address!r}, {sys.executable!r}\n"
     client.write_text(f"#!{sys.executable} -IS\n{given}{(_HERE / 'client.py').read_text()}")
     client.chmod(0o755)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, open(f"{folder.name}/log", "w") as log:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener,
+        open(f"{folder.name}/log", "w") as log,
+    ):
         listener.bind(address)
         listener.listen(64)
         words = [sys.executable, str(_HERE / "server.py"), str(listener.fileno()), str(client)]

@@ -1,5 +1,5 @@
-"""Forks itself for each client, into the program that the client was started as. It begins as a fresh interpreter does:
-its module is __main__, and its end is as Python's.
+"""Forks itself for each client, into the program that the client was started as. It begins as a
+fresh interpreter does: its module is __main__, and its end is as Python's.
 """
 
 import ast
@@ -24,8 +24,8 @@ LISTENER = int(sys.argv[1])
 CLIENT = sys.argv[2]
 INITIAL = dict(os.environ)
 ROOT = Path(__file__).resolve().parents[2]
-# What is read before the first line of a program runs, or as Paddle is imported; and what launchers set, whose ranks
-# mustn't have imported it when they fork.
+# What is read before the first line of a program runs, or as Paddle is imported; and what launchers
+# set, whose ranks mustn't have imported it when they fork.
 EARLY = re.compile(
     r"PYTHON(?!PATH|WARNINGS)|(FLAGS|OMP|MKL|KMP|GOMP|OPENBLAS|LD|LC|GLOG|CUDA|NVIDIA|MALLOC|SLURM|TORCHELASTIC|PADDLE(?!_VIT))_"
     r"|(LANG|GLIBC_TUNABLES|RANK|WORLD_SIZE|LOCAL_RANK)$"
@@ -34,8 +34,22 @@ ROOM = 200  # above the descriptors that this process and its clients have
 
 
 # What programs import; zlib before Paddle (errors.py says why).
-PRELOADED = ("zlib", "paddle", "paddle.distributed", "matplotlib.pyplot", "sklearn.datasets", "safetensors.numpy")
-PRELOADED += ("yacs.config", "yaml", "threadpoolctl", "simplejpeg", "cykooz_resizer", "unittest.mock")
+PRELOADED = (
+    "zlib",
+    "paddle",
+    "paddle.distributed",
+    "matplotlib.pyplot",
+    "sklearn.datasets",
+    "safetensors.numpy",
+)
+PRELOADED += (
+    "yacs.config",
+    "yaml",
+    "threadpoolctl",
+    "simplejpeg",
+    "cykooz_resizer",
+    "unittest.mock",
+)
 
 
 def preload():
@@ -44,8 +58,11 @@ def preload():
     for name in PRELOADED:
         importlib.import_module(name)
         if name == "paddle":
-            changed = {name: value for name, value in os.environ.items() if INITIAL.get(name) != value}
-    sys.modules["paddle"].disable_signal_handler()  # as in a program's first moments, in which there is none
+            changed = {
+                name: value for name, value in os.environ.items() if INITIAL.get(name) != value
+            }
+    # as in a program's first moments, in which there is none
+    sys.modules["paddle"].disable_signal_handler()
     figure = sys.modules["matplotlib.figure"].Figure()  # its first text looks for fonts
     figure.subplots().set_title("0")
     figure.savefig(io.BytesIO())
@@ -53,8 +70,8 @@ def preload():
 
 
 def keep_trees():
-    """Lets ``ast.parse`` remember the toolkit's files: each program reads the keys of all architectures and components
-    there, by syntax alone.
+    """Lets ``ast.parse`` remember the toolkit's files: each program reads the keys of all
+    architectures and components there, by syntax alone.
     """
     parse = ast.parse
     trees = {}
@@ -79,7 +96,8 @@ class Start:
 
     def read(self):
         """Reads what the client's process tells of itself; returns whether that is all."""
-        self.words = self._read("cmdline").split("\0")[3:-1]  # after Python's name, -IS and the client's
+        # after Python's name, -IS and the client's
+        self.words = self._read("cmdline").split("\0")[3:-1]
         pairs = (pair.partition("=") for pair in self._read("environ").split("\0") if pair)
         self.environment = {name: value for name, _, value in pairs}
         self.status = dict(re.findall(r"^(\w+):\s*(.*)$", self._read("status"), re.M))
@@ -93,21 +111,30 @@ class Start:
 
     def is_like_mine(self, changed):
         """Whether a fork of this process can stand for it."""
-        spawned = "--multiprocessing-fork" in self.words  # what it inherits, Paddle's import has set
+        # what it inherits, Paddle's import has set
+        spawned = "--multiprocessing-fork" in self.words
         mine = INITIAL | changed if spawned else INITIAL
-        early = [{name: env[name] for name in env if EARLY.match(name)} for env in (mine, self.environment)]
+        early = [
+            {name: env[name] for name in env if EARLY.match(name)}
+            for env in (mine, self.environment)
+        ]
         spaces = ("net", "mnt", "pid", "user", "ipc", "uts")
         folder = os.readlink(f"/proc/{self.pid}/cwd")
         return (
             len(self.words) > 0
-            and (self.words[0] in ("-c", "-m") or os.path.isfile(os.path.join(folder, self.words[0])))
+            and (
+                self.words[0] in ("-c", "-m") or os.path.isfile(os.path.join(folder, self.words[0]))
+            )
             and early[0] == early[1]
             and os.path.isdir(folder)
             and {0, 1, 2} <= {*self.numbers}
             and max(self.numbers) < ROOM
             and not any(os.isatty(descriptor) for descriptor in self.received)
             and self._read("limits") == Path("/proc/self/limits").read_text()
-            and all(os.readlink(f"/proc/{self.pid}/ns/{n}") == os.readlink(f"/proc/self/ns/{n}") for n in spaces)
+            and all(
+                os.readlink(f"/proc/{self.pid}/ns/{n}") == os.readlink(f"/proc/self/ns/{n}")
+                for n in spaces
+            )
         )
 
     def become(self, changed):
@@ -126,7 +153,14 @@ class Start:
         same = (name for name in changed if self.environment.get(name) == INITIAL.get(name))
         os.environ.update({name: changed[name] for name in same})
         ignored = int(self.status["SigIgn"], 16)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU, signal.SIGCHLD):
+        for number in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+            signal.SIGUSR1,
+            signal.SIGXCPU,
+            signal.SIGCHLD,
+        ):
             usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else usual)
         signal.set_wakeup_fd(-1)
@@ -142,7 +176,8 @@ class Server:
         self.poll = select.poll()
         self.poll.register(listener, select.POLLIN)
         self.poll.register(0, select.POLLIN)
-        # By the descriptors of the connection and of the process: (connection, pid, pidfd, parent of a rank's client).
+        # By the descriptors of the connection and of the process: (connection, pid, pidfd, parent
+        # of a rank's client).
         self.programs = {}
 
     def serve(self):
@@ -175,7 +210,12 @@ class Server:
             connection.close()  # the client sees that
             return None
         handle = os.pidfd_open(pid)
-        program = (connection, pid, handle, int(start.status["PPid"]) if "--multiprocessing-fork" in start.words else 0)
+        program = (
+            connection,
+            pid,
+            handle,
+            int(start.status["PPid"]) if "--multiprocessing-fork" in start.words else 0,
+        )
         for descriptor in (connection.fileno(), handle):
             self.programs[descriptor] = program
             self.poll.register(descriptor, select.POLLIN)
@@ -204,7 +244,9 @@ def as_main(words):
     import multiprocessing
     import runpy
 
-    paths = [path for path in sys.path[1:] if path not in INITIAL.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [
+        path for path in sys.path[1:] if path not in INITIAL.get("PYTHONPATH", "").split(os.pathsep)
+    ]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path] + paths
     sys.executable = CLIENT  # of what it starts in turn
     multiprocessing.set_executable(CLIENT)
@@ -229,8 +271,8 @@ def as_main(words):
 
 
 def status_of(words):
-    """Does the program, and what an interpreter does at its end but for taking its modules apart: that touches, and so
-    copies, every page of them.
+    """Does the program, and what an interpreter does at its end but for taking its modules apart:
+    that touches, and so copies, every page of them.
     """
     status = 0
     try:

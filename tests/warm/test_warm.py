@@ -1,4 +1,6 @@
-"""A program from the warm server is what Python makes of it, to the last line; what it can't be is left to that."""
+"""A program from the warm server is what Python makes of it, to the last line; what it can't be is
+left to that.
+"""
 
 import functools
 import os
@@ -13,7 +15,8 @@ import pytest
 
 import warm
 
-# Prints what a program sees of its start. Of the environment, what packages set at their import is left out.
+# Prints what a program sees of its start. Of the environment, what packages set at their import is
+# left out.
 SEEN = """
 import os, signal, sys, warnings
 print([path for path in sys.path if not path.endswith("_vendor")])  # setuptools', which Paddle 2.6 imports
@@ -26,7 +29,9 @@ print("told", file=sys.stderr)
 
 
 def both(folder, *words, **how):
-    """What Python and what the warm server makes of a program: (exit status, stdout, stderr) of each."""
+    """What Python and what the warm server makes of a program: (exit status, stdout, stderr) of
+    each.
+    """
     how |= {"env": warm.environment() | how.get("env", {}), "timeout": 120}
     runs = [
         subprocess.run([python, *words], cwd=folder, capture_output=True, text=True, **how)
@@ -43,7 +48,9 @@ def test_a_program_sees_the_start_that_it_was_given(tmp_path):
     given = {"GIVEN": "a=b\nc", "PYTHONPATH": str(tmp_path), "PYTHONWARNINGS": "ignore:this"}
     for name in ("below/seen.py", "link.py"):
         ignore = lambda: (signal.signal(signal.SIGHUP, signal.SIG_IGN), os.umask(0o27))  # noqa: E731
-        real, ours = both(tmp_path, name, "-x", "é ' \n", env=given, input="asked", preexec_fn=ignore)
+        real, ours = both(
+            tmp_path, name, "-x", "é ' \n", env=given, input="asked", preexec_fn=ignore
+        )
         assert ours == real
         assert (real[0], real[2], "asked True\n" in real[1]) == (0, "told\n", True)
     (tmp_path / "module.py").write_text("import sys; print(sys.argv[1:], sys.path[0], __name__)")
@@ -87,13 +94,17 @@ def test_its_ranks_are_warm_and_it_has_what_paddles_import_sets(tmp_path):
     assert ours == (0, "1 True True 0\n", "")
 
 
-@pytest.mark.parametrize("early", [{"FLAGS_check_nan_inf": "1"}, {"OMP_NUM_THREADS": "2"}, {"RANK": "0"}])
+@pytest.mark.parametrize(
+    "early", [{"FLAGS_check_nan_inf": "1"}, {"OMP_NUM_THREADS": "2"}, {"RANK": "0"}]
+)
 def test_what_is_read_before_a_programs_first_line_is_left_to_python(tmp_path, early):
     asked = ("-c", "import sys; print('paddle' in sys.modules)")
     assert both(tmp_path, *asked, env=early) == [(0, "False\n", "")] * 2
     assert [run[1] for run in both(tmp_path, *asked)] == ["False\n", "True\n"]
     limited = "ulimit -n 500; exec python -c \"import sys; print('paddle' in sys.modules)\""
-    done = subprocess.run(["sh", "-c", limited], env=warm.environment(), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", limited], env=warm.environment(), capture_output=True, text=True, timeout=60
+    )
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
@@ -102,7 +113,9 @@ def test_a_signal_to_it_is_the_programs(tmp_path, number, status):
     code = "import os, signal, sys, time\nsignal.signal(15, lambda *_: sys.exit(5))\n"
     code += "print(os.getpid(), flush=True)\ntime.sleep(60)"
     words = [warm.python(), "-c", code]
-    with subprocess.Popen(words, env=warm.environment(), stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, env=warm.environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
         program = int(process.stdout.readline())
         process.send_signal(number)
         assert process.wait(30) == status

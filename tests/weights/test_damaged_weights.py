@@ -41,7 +41,13 @@ def originals(tmp_path_factory):
     made(folder / "a.npz", arrays)
     made(folder / "a.pdparams", arrays)
     np.savez_compressed(folder / "b.npz", **arrays)
-    names = ("weights.pth", "weights_legacy.pth", "weights.safetensors", "checkpoint.pth", "checkpoint_legacy.pth")
+    names = (
+        "weights.pth",
+        "weights_legacy.pth",
+        "weights.safetensors",
+        "checkpoint.pth",
+        "checkpoint_legacy.pth",
+    )
     paths = [GOLDEN / name for name in names]
     paths += [folder / name for name in ("a.npz", "b.npz", "a.pdparams")]
     return {path.name: path.read_bytes() for path in paths}
@@ -51,7 +57,10 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, originals):
     for name, content in originals.items():
         (tmp_path / name).write_bytes(content)
         read_weights(tmp_path / name)
-        lengths = {*range(0, len(content), 1 + len(content) // 300), *range(len(content) - 90, len(content))}
+        lengths = {
+            *range(0, len(content), 1 + len(content) // 300),
+            *range(len(content) - 90, len(content)),
+        }
         for length in sorted(lengths, reverse=True):
             os.truncate(tmp_path / name, length)
             with pytest.raises(InputError):
@@ -81,7 +90,10 @@ def test_changed_bytes_are_read_or_refused_in_one_line(tmp_path, originals):
         (b"", "it is empty"),
         (b"\x89PNG\r\n\x1a\n" + bytes(50), r"it is no weight file \(it starts with b'\\x89PNG"),
         (b"hello, world", "it is no weight file"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 346\n", "a Git LFS pointer.*git lfs pull"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 346\n",
+            "a Git LFS pointer.*git lfs pull",
+        ),
         (b"\n<!DOCTYPE html><html>", "an HTML page, not the weights; download the file itself"),
         (b"<html>\n<head>", "an HTML page"),
         (b"\x1f\x8b\x08\x00" + bytes(20), "it is no weight file"),
@@ -108,11 +120,27 @@ LIES = [
     ({"a": EIGHT}, bytes(7), "its tensors end at byte"),
     ({"a": entry("F32", [2**40], 0, 2**42)}, bytes(8), "its tensors end at byte"),
     ({"a": entry("F32", [3], 0, 8)}, bytes(8), "other sizes than they claim .a"),
-    ({"a": entry("F32", [-2, -1], 0, 8)}, bytes(8), r"its a\.shape is \[-2, -1\], expected a list of sizes"),
+    (
+        {"a": entry("F32", [-2, -1], 0, 8)},
+        bytes(8),
+        r"its a\.shape is \[-2, -1\], expected a list of sizes",
+    ),
     ({"a": entry("F32", [2.0], 0, 8)}, bytes(8), r"its a\.shape is \[2\.0\], expected"),
-    ({"a": entry("F32", [2], -8, 0)}, bytes(8), r"its a\.data_offsets is \[-8, 0\], expected two places"),
-    ({"a": entry("F32", [2**50, 0], 0, 0)}, b"", r"its a\.shape is \[1125899906842624, 0\], expected"),
-    ({"a": entry("F8_E4M3", [8], 0, 8)}, bytes(8), r"its a\.dtype is 'F8_E4M3', expected one of F64, F32"),
+    (
+        {"a": entry("F32", [2], -8, 0)},
+        bytes(8),
+        r"its a\.data_offsets is \[-8, 0\], expected two places",
+    ),
+    (
+        {"a": entry("F32", [2**50, 0], 0, 0)},
+        b"",
+        r"its a\.shape is \[1125899906842624, 0\], expected",
+    ),
+    (
+        {"a": entry("F8_E4M3", [8], 0, 8)},
+        bytes(8),
+        r"its a\.dtype is 'F8_E4M3', expected one of F64, F32",
+    ),
     ({"a": {"dtype": "F32", "shape": [2]}}, bytes(8), r"its a\.data_offsets is missing"),
     ({"a": 3}, bytes(8), "its a is 3, expected a dictionary"),
     ([EIGHT], bytes(8), "it is no weight file"),
@@ -133,7 +161,12 @@ def test_safetensors_headers_that_lie(tmp_path, header, data, message):
 def test_a_header_of_terabytes_is_not_read(tmp_path):
     for length in (1 << 42, (1 << 64) - 1, 100):
         (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", length) + b'{"a": 1}')
-        with LittleMemory(), pytest.raises(InputError, match=f"its safetensors header claims {length} bytes, the file"):
+        with (
+            LittleMemory(),
+            pytest.raises(
+                InputError, match=f"its safetensors header claims {length} bytes, the file"
+            ),
+        ):
             read_weights(tmp_path / "a")
 
 
@@ -168,10 +201,13 @@ def test_npz_headers_that_lie(tmp_path, claims, message):
 def test_what_a_zip_archive_must_not_be(tmp_path):
     bomb = tmp_path / "bomb"
     np.savez_compressed(bomb.with_suffix(".npz"), a=np.zeros(1 << 25, np.float32))
-    write_zip(bomb.with_suffix(".pth"), program({"a": "x" * (1 << 27)}), compression=zipfile.ZIP_DEFLATED)
+    write_zip(
+        bomb.with_suffix(".pth"), program({"a": "x" * (1 << 27)}), compression=zipfile.ZIP_DEFLATED
+    )
     for ending in (".npz", ".pth"):
         liar = bytearray(bomb.with_suffix(ending).read_bytes())
-        for sign, place in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):  # the size before compression, in both headers
+        # the size before compression, in both headers
+        for sign, place in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
             start = liar.index(sign) + place
             liar[start : start + 4] = struct.pack("<I", 4096)
         (tmp_path / f"liar{ending}").write_bytes(liar)
@@ -217,17 +253,24 @@ def test_a_changed_tensor_is_found_by_its_checksum(tmp_path):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_values_that_are_no_numbers_are_told(tmp_path, bad):
     for dtype in (np.float16, np.float32, np.float64):
-        arrays = {"fine": np.ones(2, dtype), "head.weight": np.array([[1, bad, 2], [bad, 0, 0]], dtype)}
+        arrays = {
+            "fine": np.ones(2, dtype),
+            "head.weight": np.array([[1, bad, 2], [bad, 0, 0]], dtype),
+        }
         (tmp_path / "a.safetensors").write_bytes(save(arrays))
         write_pickle(tmp_path / "a.pdparams", pickle.dumps(arrays, 4))
         save_npz(tmp_path / "a.npz", **arrays)
         for name in ("a.safetensors", "a.pdparams", "a.npz"):
-            with pytest.raises(InputError, match=r"2 of the 6 values of head\.weight are NaN or infinite; take other"):
+            with pytest.raises(
+                InputError,
+                match=r"2 of the 6 values of head\.weight are NaN or infinite; take other",
+            ):
                 read_weights(tmp_path / name)
 
 
 def test_bfloat16_and_float64_that_are_no_numbers_in_float32(tmp_path):
-    bits = np.array([0x3F80, 0x7FC0, 0xFF80, 0x0001], "<u2").tobytes()  # 1, NaN, -inf, the least number above 0
+    # 1, NaN, -inf, the least number above 0
+    bits = np.array([0x3F80, 0x7FC0, 0xFF80, 0x0001], "<u2").tobytes()
     safetensors(tmp_path / "a.safetensors", {"a": entry("BF16", [4], 0, 8)}, bits)
     write_zip(
         tmp_path / "a.pth",

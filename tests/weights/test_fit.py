@@ -1,4 +1,6 @@
-"""Weights for another patch size, grid, window or number of channels, and what may be missing: through whole models."""
+"""Weights for another patch size, grid, window or number of channels, and what may be missing:
+through whole models.
+"""
 
 import json
 from types import SimpleNamespace
@@ -41,7 +43,9 @@ def test_a_grid_that_is_no_square(saved, grid):
     model = vit(img_size=size)
     report = load_weights(model, file)
     assert report.resized == ["pos_embed resized from 4 x 4 to {} x {}".format(*grid)]
-    np.testing.assert_array_equal(model.pos_embed.numpy(), resize_pos_embed(source.pos_embed.numpy(), 1, grid))
+    np.testing.assert_array_equal(
+        model.pos_embed.numpy(), resize_pos_embed(source.pos_embed.numpy(), 1, grid)
+    )
     assert model(paddle.zeros([1, 3, *size])).shape == [1, 7]
 
 
@@ -50,24 +54,38 @@ def test_tables_of_relative_positions_are_resized_to_their_layers_window(extra):
     names = [f"{block}.{TABLE}" for block in "abcdefg"]
     windows = dict(zip("abcdefg", [(3, 5), (3, 5), (4, 4), *[(3, 5)] * 4], strict=True))
     model = SimpleNamespace(
-        first_conv="stem", beside_first_conv=(), **{k: SimpleNamespace(window_size=w) for k, w in windows.items()}
+        first_conv="stem",
+        beside_first_conv=(),
+        **{k: SimpleNamespace(window_size=w) for k, w in windows.items()},
     )
     rows = {block: (2 * height - 1) * (2 * width - 1) for block, (height, width) in windows.items()}
     state = {name: paddle.zeros([rows[name[0]] + extra, 2]) for name in names}
-    shapes = [(49, 2), (49, 2), (49, 2), (49, 1), (49, 3), (36, 2), (50, 2)]  # c's window stays; the others don't fit
-    stored = {name: array(name, (rows + extra, heads)) for name, (rows, heads) in zip(names, shapes, strict=True)}
+    # c's window stays; the others don't fit
+    shapes = [(49, 2), (49, 2), (49, 2), (49, 1), (49, 3), (36, 2), (50, 2)]
+    stored = {
+        name: array(name, (rows + extra, heads))
+        for name, (rows, heads) in zip(names, shapes, strict=True)
+    }
     stored["h"] = stored[f"h.{TABLE}"] = np.zeros((49, 2), np.float32)
     arrays = dict(stored)
     assert fit_sizes(model, state, arrays) == [f"2 {TABLE} resized from 4 x 4 to 3 x 5"]
     for name, found in arrays.items():
         resized = name[0] in "ab"
-        expected = resize_rel_pos_bias_table(stored[name], (4, 4), (3, 5)) if resized else stored[name]
+        expected = (
+            resize_rel_pos_bias_table(stored[name], (4, 4), (3, 5)) if resized else stored[name]
+        )
         np.testing.assert_array_equal(found, expected, err_msg=name)
 
 
 @pytest.mark.parametrize(
     ("weight", "bias", "fresh"),
-    [((4, 7), (7,), True), ((4, 5), (5,), False), ((4, 7), (5,), False), ((4, 7), (6,), False), ((3, 7), (7,), False)],
+    [
+        ((4, 7), (7,), True),
+        ((4, 5), (5,), False),
+        ((4, 7), (5,), False),
+        ((4, 7), (6,), False),
+        ((3, 7), (7,), False),
+    ],
 )
 def test_classifiers_are_left_fresh_if_all_are_of_one_other_number_of_classes(weight, bias, fresh):
     model = SimpleNamespace(num_classes=5, classifier_names=lambda: ("head",))
@@ -82,7 +100,9 @@ def test_another_patch_size_resamples_the_kernel(saved):
     model = vit(patch_size=8)
     report = load_weights(model, file)
     kernel = source.patch_embed.proj.weight.numpy()
-    np.testing.assert_array_equal(model.patch_embed.proj.weight.numpy(), resample_patch_kernel(kernel, (8, 8)))
+    np.testing.assert_array_equal(
+        model.patch_embed.proj.weight.numpy(), resample_patch_kernel(kernel, (8, 8))
+    )
     assert report.resized == [
         "patch_embed.proj.weight resampled from 4 x 4 to 8 x 8 pixels",
         "pos_embed resized from 4 x 4 to 2 x 2",
@@ -110,8 +130,13 @@ def test_a_stem_that_is_no_patch_embedding_keeps_its_kernel(tmp_path):
     model = build_model(get_config("resnet18", ["MODEL.NUM_CLASSES", "3"]))
     save_weights(model, tmp_path / "model.safetensors")
     arrays = load_file(tmp_path / "model.safetensors")
-    save_file(arrays | {"conv1.weight": np.zeros((64, 3, 3, 3), np.float32)}, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=r"conv1\.weight is \[64, 3, 3, 3\], the model's \[64, 3, 7, 7\]"):
+    save_file(
+        arrays | {"conv1.weight": np.zeros((64, 3, 3, 3), np.float32)},
+        tmp_path / "model.safetensors",
+    )
+    with pytest.raises(
+        InputError, match=r"conv1\.weight is \[64, 3, 3, 3\], the model's \[64, 3, 7, 7\]"
+    ):
         load_weights(model, tmp_path)
 
 
@@ -128,7 +153,10 @@ def test_what_may_be_missing_or_unexpected_is_said_by_pattern(saved):
     with pytest.raises(InputError, match=r"model: missing norm\.bias$"):
         load_weights(model, file, allow=["extra.*", "further.*"])
     report = load_weights(model, file, allow=["extra.*", "further.*", "norm.bias"])
-    assert (report.missing, sorted(report.unexpected)) == (["norm.bias"], ["extra.bias", "further.weight"])
+    assert (report.missing, sorted(report.unexpected)) == (
+        ["norm.bias"],
+        ["extra.bias", "further.weight"],
+    )
     assert str(report).endswith("; missing norm.bias; unexpected extra.bias, further.weight")
     assert (model.norm.bias.numpy() == fresh).all()
     assert (model.norm.weight.numpy() == source.norm.weight.numpy()).all()
@@ -137,7 +165,9 @@ def test_what_may_be_missing_or_unexpected_is_said_by_pattern(saved):
 
 def test_another_architectures_weights_are_named_by_their_config(saved, tmp_path):
     _, file = saved
-    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_mine", "num_classes": 7}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architecture": "vit_mine", "num_classes": 7})
+    )
     with pytest.raises(InputError) as caught:
         load_weights(create_model("resnet18"), file)
     text = str(caught.value)
@@ -149,7 +179,10 @@ def test_another_architectures_weights_are_named_by_their_config(saved, tmp_path
 
 def test_names_of_one_model_with_the_sizes_of_another(saved):
     _, file = saved
-    with pytest.raises(InputError, match=r"cls_token is \[1, 1, 24\], the model's \[1, 1, 48\]; .*; 39 more shapes$"):
+    with pytest.raises(
+        InputError,
+        match=r"cls_token is \[1, 1, 24\], the model's \[1, 1, 48\]; .*; 39 more shapes$",
+    ):
         load_weights(vit(embed_dim=48), file)
 
 
@@ -157,7 +190,10 @@ def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
     _, file = saved
     arrays = load_file(file)
     for extra, message in (
-        ({"base_encoder.norm.bias": arrays["norm.bias"]}, r"norm\.bias both mean norm\.bias; remove one"),
+        (
+            {"base_encoder.norm.bias": arrays["norm.bias"]},
+            r"norm\.bias both mean norm\.bias; remove one",
+        ),
         (
             {
                 "register_tokens": np.zeros(3, np.float32),
@@ -168,16 +204,24 @@ def test_tensors_that_do_not_go_together_are_an_error_of_the_file(saved):
         ),
     ):
         save_file(arrays | extra, file)
-        with pytest.raises(InputError, match=rf"model\.safetensors: its tensors don't go together \(.*{message}"):
+        with pytest.raises(
+            InputError, match=rf"model\.safetensors: its tensors don't go together \(.*{message}"
+        ):
             load_weights(vit(), file)
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"register_tokens": (3,), "pos_embed": (5,)}, "can't be read as weights of this model .IndexError"),
+        (
+            {"register_tokens": (3,), "pos_embed": (5,)},
+            "can't be read as weights of this model .IndexError",
+        ),
         ({"reg_token": (3,)}, "can't be read as weights of this model .IndexError"),
-        ({"patch_embed.proj.weight": (8, 3, 1 << 40, 0)}, r"patch_embed\.proj\.weight is \[8, 3, 1099511627776, 0\]"),
+        (
+            {"patch_embed.proj.weight": (8, 3, 1 << 40, 0)},
+            r"patch_embed\.proj\.weight is \[8, 3, 1099511627776, 0\]",
+        ),
         (
             {"patch_embed.proj.weight": (1, 1, 1 << 20, 1)},
             r"patch_embed\.proj\.weight is \[1, 1, 1048576, 1\]",
@@ -199,21 +243,33 @@ def test_shapes_that_no_such_file_has_are_one_line(saved, extra, message):
 def written(model, file, size):
     """Saves a model's weights, which tell their images' size as a run's do."""
     values = {} if size is None else {"DATA.IMAGE_SIZE": size}
-    described = {METADATA: json.dumps({"model": "m", "task": "classification", "classes": [], "values": values})}
+    described = {
+        METADATA: json.dumps(
+            {"model": "m", "task": "classification", "classes": [], "values": values}
+        )
+    }
     write_weights(file, file_arrays(model), described)
     return file
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [((12, 20), (16, 16)), ((20, 12), (12, 20)), ((8, 32), (16, 16)), ((16, 16), (32, 8)), ((36, 8), (12, 28))],
+    [
+        ((12, 20), (16, 16)),
+        ((20, 12), (12, 20)),
+        ((8, 32), (16, 16)),
+        ((16, 16), (32, 8)),
+        ((36, 8), (12, 28)),
+    ],
 )
 def test_a_files_grid_has_the_shape_of_its_images(tmp_path, old, new):
     source = vit(img_size=old)
     model = vit(img_size=new)
     report = load_weights(model, written(source, tmp_path / "a.safetensors", list(old)))
     grids = [(height // 4, width // 4) for height, width in (old, new)]
-    assert report.resized == ["pos_embed resized from {} x {} to {} x {}".format(*grids[0], *grids[1])]
+    assert report.resized == [
+        "pos_embed resized from {} x {} to {} x {}".format(*grids[0], *grids[1])
+    ]
     expected = resize_pos_embed(source.pos_embed.numpy(), 1, grids[1], grids[0])
     np.testing.assert_array_equal(model.pos_embed.numpy(), expected)
     same = vit(img_size=old)
@@ -223,25 +279,39 @@ def test_a_files_grid_has_the_shape_of_its_images(tmp_path, old, new):
 
 def test_a_file_that_tells_no_size_is_of_squares_or_of_the_models_images(tmp_path):
     same, other = (
-        written(vit(img_size=size), tmp_path / f"{size[0]}.safetensors", None) for size in ((8, 32), (12, 20))
+        written(vit(img_size=size), tmp_path / f"{size[0]}.safetensors", None)
+        for size in ((8, 32), (12, 20))
     )
     assert not load_weights(vit(img_size=(8, 32)), same).resized
-    assert load_weights(vit(img_size=(8, 64)), same).resized == ["pos_embed resized from 4 x 4 to 2 x 16"]
+    assert load_weights(vit(img_size=(8, 64)), same).resized == [
+        "pos_embed resized from 4 x 4 to 2 x 16"
+    ]
     with pytest.raises(InputError, match=r"pos_embed is \[1, 16, 24\], the model's \[1, 17, 24\]"):
         load_weights(vit(), other)
 
 
 def test_a_grid_of_as_many_places_stays_for_images_of_the_models_size():
     model = SimpleNamespace(
-        first_conv="stem", beside_first_conv=(), image_size=(16, 16), a=SimpleNamespace(window_size=(2, 8))
+        first_conv="stem",
+        beside_first_conv=(),
+        image_size=(16, 16),
+        a=SimpleNamespace(window_size=(2, 8)),
     )
     state = {f"a.{BIASES}": paddle.zeros([3, 16])}
-    for images, told in (((16, 16), []), (None, []), ((17, 17), [f"1 {BIASES} resized from 4 x 4 to 2 x 8"])):
-        assert fit_sizes(model, state, {f"a.{BIASES}": np.ones((3, 16), np.float32)}, images) == told
+    for images, told in (
+        ((16, 16), []),
+        (None, []),
+        ((17, 17), [f"1 {BIASES} resized from 4 x 4 to 2 x 8"]),
+    ):
+        assert (
+            fit_sizes(model, state, {f"a.{BIASES}": np.ones((3, 16), np.float32)}, images) == told
+        )
 
 
 def test_windows_go_from_images_of_two_sides_to_squares_and_back(tmp_path):
-    """Swin's windows are no larger than its maps: 4 x 4, 4 x 2, 2 x 1 of images of 32 x 8 at stages 0, 0 and 2."""
+    """Swin's windows are no larger than its maps: 4 x 4, 4 x 2, 2 x 1 of images of 32 x 8 at stages
+    0, 0 and 2.
+    """
     source = swin("swin", img_size=(32, 8))
     model = swin("swin")
     report = load_weights(model, written(source, tmp_path / "a.safetensors", [32, 8]))
@@ -252,7 +322,9 @@ def test_windows_go_from_images_of_two_sides_to_squares_and_back(tmp_path):
         f"2 {TABLE} resized from 4 x 1 to 4 x 4",
         f"1 {TABLE} resized from 2 x 1 to 2 x 2",
     ]
-    tables = [[block.attn for stage in one.layers for block in stage.blocks] for one in (source, model)]
+    tables = [
+        [block.attn for stage in one.layers for block in stage.blocks] for one in (source, model)
+    ]
     for theirs, own in zip(*tables, strict=True):
         expected = resize_rel_pos_bias_table(
             theirs.relative_position_bias_table.numpy(), theirs.window_size, own.window_size

@@ -48,12 +48,15 @@ def test_a_checkpoint_with_optimizer_namespace_and_configurations(name):
 @pytest.mark.smoke
 @pytest.mark.parametrize("protocol", [2, 3, 4])
 def test_what_paddle_saves(tmp_path, protocol):
-    layer = paddle.nn.Sequential(paddle.nn.Linear(300, 70), paddle.nn.BatchNorm1D(70))  # longer than a text is kept
+    # longer than a text is kept
+    layer = paddle.nn.Sequential(paddle.nn.Linear(300, 70), paddle.nn.BatchNorm1D(70))
     state = layer.state_dict()
     optimizer = paddle.optimizer.Adam(parameters=layer.parameters())
     paddle.save(state, str(tmp_path / "a.pdparams"), protocol=protocol)
     paddle.save(
-        {"model": state, "optimizer": optimizer.state_dict(), "epoch": 3}, str(tmp_path / "b"), protocol=protocol
+        {"model": state, "optimizer": optimizer.state_dict(), "epoch": 3},
+        str(tmp_path / "b"),
+        protocol=protocol,
     )
     for name in ("a.pdparams", "b"):
         read = read_weights(tmp_path / name)
@@ -64,7 +67,9 @@ def test_what_paddle_saves(tmp_path, protocol):
 
 
 def test_paddles_bfloat16_is_no_integer(tmp_path):
-    paddle.save({"weight": paddle.to_tensor([0.5, -2.0]).astype("bfloat16")}, str(tmp_path / "a.pdparams"))
+    paddle.save(
+        {"weight": paddle.to_tensor([0.5, -2.0]).astype("bfloat16")}, str(tmp_path / "a.pdparams")
+    )
     array = read_weights(tmp_path / "a.pdparams").arrays["weight"]
     assert array.dtype == np.float32
     np.testing.assert_array_equal(array, [0.5, -2])
@@ -83,13 +88,16 @@ def test_numpys_orders_and_types_in_a_pickle(tmp_path, protocol):
         found = read.arrays[name]
         np.testing.assert_array_equal(found, array, name)
         assert found.shape == array.shape
-        assert found.dtype == (np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")), name
+        assert found.dtype == (
+            np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
+        ), name
 
 
 @pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
 def test_googles_npz(tmp_path, write):
     kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
-    short = (kernel.view(np.uint32) >> 16).astype("<u2").view("V2")  # bfloat16, as JAX's arrays come out of np.savez
+    # bfloat16, as JAX's arrays come out of np.savez
+    short = (kernel.view(np.uint32) >> 16).astype("<u2").view("V2")
     arrays = {
         "Transformer/encoderblock_0/kernel": kernel,
         "turned": kernel.T,
@@ -101,7 +109,9 @@ def test_googles_npz(tmp_path, write):
     assert read.layout == "jax"
     assert list(read.arrays) == ["step", *arrays]
     for name in arrays:
-        np.testing.assert_array_equal(read.arrays[name], kernel.T if name == "turned" else kernel, name)
+        np.testing.assert_array_equal(
+            read.arrays[name], kernel.T if name == "turned" else kernel, name
+        )
         assert read.arrays[name].dtype == np.float32
         assert read.arrays[name].flags.c_contiguous
     assert read.arrays["step"].dtype == np.int64
@@ -124,7 +134,11 @@ def test_safetensors_of_paddles_layout_say_so(tmp_path):
 @pytest.mark.parametrize(
     ("content", "taken", "notes"),
     [
-        ({"state_dict_ema": {"a": ONE}, "model_ema": {"a": TWO}, "state_dict": {"a": TWO}}, "state_dict_ema", 1),
+        (
+            {"state_dict_ema": {"a": ONE}, "model_ema": {"a": TWO}, "state_dict": {"a": TWO}},
+            "state_dict_ema",
+            1,
+        ),
         ({"model": {"a": TWO}, "state_dict": {"a": TWO}, "model_ema": {"a": ONE}}, "model_ema", 1),
         ({"model": {"a": TWO}, "state_dict": {"a": ONE}, "model_ema": None}, "state_dict", 1),
         ({"student": {"a": TWO}, "teacher": {"a": ONE}, "epoch": 3}, "teacher", 0),
@@ -135,12 +149,24 @@ def test_safetensors_of_paddles_layout_say_so(tmp_path):
         ({"net": {"_orig_mod.module.a": ONE}}, "net", 0),
         ({"model": {"module._orig_mod.a": ONE}}, "model", 0),
         ({"module.a": ONE}, None, 0),
-        ({"state_dict": {"model.a": ONE}, "pytorch-lightning_version": "2.5", "hyper_parameters": {}}, "state_dict", 0),
+        (
+            {
+                "state_dict": {"model.a": ONE},
+                "pytorch-lightning_version": "2.5",
+                "hyper_parameters": {},
+            },
+            "state_dict",
+            0,
+        ),
         ({"state_dict": {"net._orig_mod.a": ONE}}, "state_dict", 0),
         ({"module.backbone.a": ONE}, None, 0),
         ({"_forward_module._orig_mod.model.a": ONE}, None, 0),
         ({"_fsdp_wrapped_module.model._checkpoint_wrapped_module.a": ONE}, None, 0),
-        ({"a": ("linear_0.w_0", ONE), "StructuredToParameterName@@": {"a": "linear_0.w_0"}}, None, 0),
+        (
+            {"a": ("linear_0.w_0", ONE), "StructuredToParameterName@@": {"a": "linear_0.w_0"}},
+            None,
+            0,
+        ),
     ],
 )
 def test_the_weights_of_a_checkpoint_by_timms_order(tmp_path, content, taken, notes):
@@ -151,13 +177,23 @@ def test_the_weights_of_a_checkpoint_by_timms_order(tmp_path, content, taken, no
 
 
 def test_prefixes_inside_a_name_stay(tmp_path):
-    names = ["head.module.weight", "module_list.0", "head.model.0", "network.0", "model_ema.a", "model.0.a"]
+    names = [
+        "head.module.weight",
+        "module_list.0",
+        "head.model.0",
+        "network.0",
+        "model_ema.a",
+        "model.0.a",
+    ]
     read = read_weights(write_pickle(tmp_path / "a.pth", program(dict.fromkeys(names, ONE))))
     assert list(read.arrays) == names
 
 
 def test_what_wraps_a_layer_is_left_out_at_any_depth(tmp_path):
-    names = {"blocks.0._checkpoint_wrapped_module.norm1.weight": ONE, "blocks.1._orig_mod.norm1.weight": TWO}
+    names = {
+        "blocks.0._checkpoint_wrapped_module.norm1.weight": ONE,
+        "blocks.1._orig_mod.norm1.weight": TWO,
+    }
     read = read_weights(write_pickle(tmp_path / "a.pth", program(names)))
     assert list(read.arrays) == ["blocks.0.norm1.weight", "blocks.1.norm1.weight"]
 
@@ -188,17 +224,23 @@ def test_weights_in_several_files_are_one(tmp_path):
     for path in (tmp_path, tmp_path / INDEX):
         read = read_weights(path)
         assert (read.path, read.layout) == (tmp_path / INDEX, "torch")
-        assert {name: array.tolist() for name, array in read.arrays.items()} == {"a": [1], "b": [2], "c": [3]}
+        assert {name: array.tolist() for name, array in read.arrays.items()} == {
+            "a": [1],
+            "b": [2],
+            "c": [3],
+        }
         assert [file.name for file in files_of(path)] == [ONE_OF, TWO_OF]
     assert read_metadata(tmp_path / INDEX) == {}
-    made(tmp_path / "model.safetensors", {"whole": np.float32([1])})  # which comes first, as in transformers
+    # which comes first, as in transformers
+    made(tmp_path / "model.safetensors", {"whole": np.float32([1])})
     assert list(read_weights(tmp_path).arrays) == ["whole"]
 
 
 def test_a_part_alone_is_refused(tmp_path):
     parts(tmp_path, {ONE_OF: {"a": [1]}, TWO_OF: {"c": [3]}})
     with pytest.raises(
-        InputError, match=r"00002-of-00002\.safetensors is one of 2 files of the weights; give their folder"
+        InputError,
+        match=r"00002-of-00002\.safetensors is one of 2 files of the weights; give their folder",
     ):
         read_weights(tmp_path / TWO_OF)
     made(tmp_path / "model-00001-of-00001.safetensors", {"a": np.float32([1])})
@@ -208,20 +250,44 @@ def test_a_part_alone_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("index", "message"),
     [
-        ({"weight_map": {"a": "../outside.safetensors"}}, "its weight_map is a dictionary of 1, expected tensors and"),
-        ({"weight_map": {"a": "/etc/passwd"}}, "its weight_map is a dictionary of 1, expected tensors and the file"),
-        ({"weight_map": {"a": ".hidden.safetensors"}}, "its weight_map is a dictionary of 1, expected tensors and"),
-        ({"weight_map": {"a": 3}}, "its weight_map is a dictionary of 1, expected tensors and the file of each"),
-        ({"weight_map": {}}, "its weight_map is a dictionary of 0, expected tensors and the file of each"),
-        ({"weight_map": {f"a{i}": f"{i}.bin" for i in range(1001)}}, "of at most 1000, beside the index"),
+        (
+            {"weight_map": {"a": "../outside.safetensors"}},
+            "its weight_map is a dictionary of 1, expected tensors and",
+        ),
+        (
+            {"weight_map": {"a": "/etc/passwd"}},
+            "its weight_map is a dictionary of 1, expected tensors and the file",
+        ),
+        (
+            {"weight_map": {"a": ".hidden.safetensors"}},
+            "its weight_map is a dictionary of 1, expected tensors and",
+        ),
+        (
+            {"weight_map": {"a": 3}},
+            "its weight_map is a dictionary of 1, expected tensors and the file of each",
+        ),
+        (
+            {"weight_map": {}},
+            "its weight_map is a dictionary of 0, expected tensors and the file of each",
+        ),
+        (
+            {"weight_map": {f"a{i}": f"{i}.bin" for i in range(1001)}},
+            "of at most 1000, beside the index",
+        ),
         ({"metadata": {}}, "its weight_map is missing, expected tensors and the file of each"),
         ([1], "its content is \\[1\\], expected a dictionary"),
-        ({"weight_map": {"a": "absent.safetensors"}}, "absent.safetensors, which it names, isn't beside it; copy it"),
+        (
+            {"weight_map": {"a": "absent.safetensors"}},
+            "absent.safetensors, which it names, isn't beside it; copy it",
+        ),
         (
             {"weight_map": {"a": ONE_OF, "b": "again.safetensors"}},
             "it holds a, which another of the 2 files holds, too",
         ),
-        ({"weight_map": {"a": ONE_OF, "b": "paddle.safetensors"}}, "its files have different layouts"),
+        (
+            {"weight_map": {"a": ONE_OF, "b": "paddle.safetensors"}},
+            "its files have different layouts",
+        ),
     ],
 )
 def test_an_index_is_held_to_its_form(tmp_path, index, message):
@@ -235,7 +301,9 @@ def test_an_index_is_held_to_its_form(tmp_path, index, message):
 def test_a_folder_of_torchs_distributed_checkpoint_is_told(tmp_path):
     (tmp_path / ".metadata").touch()
     (tmp_path / "__0_0.distcp").touch()
-    with pytest.raises(InputError, match=r"checkpoint; its format_utils\.dcp_to_torch_save makes a \.pth"):
+    with pytest.raises(
+        InputError, match=r"checkpoint; its format_utils\.dcp_to_torch_save makes a \.pth"
+    ):
         read_weights(tmp_path)
 
 
@@ -247,9 +315,15 @@ def test_a_folder_of_torchs_distributed_checkpoint_is_told(tmp_path):
         ([ONE], "it holds no dictionary of arrays$"),
         (3, "it holds no dictionary of arrays$"),
         ({"model": Call("argparse", "Namespace")}, "it holds no arrays, but model$"),
-        ({"a\x1b[2J": ONE}, r"an array under the name a\\x1b\[2J, which can't be printed in a line$"),
+        (
+            {"a\x1b[2J": ONE},
+            r"an array under the name a\\x1b\[2J, which can't be printed in a line$",
+        ),
         ({"module.a": ONE, "a": TWO}, "it holds a twice, with a prefix and without$"),
-        (Call("timm.models", "ViT"), r"it asks to load timm\.models\.ViT; only arrays and plain containers are read$"),
+        (
+            Call("timm.models", "ViT"),
+            r"it asks to load timm\.models\.ViT; only arrays and plain containers are read$",
+        ),
     ],
 )
 def test_checkpoints_without_weights_are_refused(tmp_path, content, message):
@@ -267,7 +341,12 @@ def test_checkpoints_without_weights_are_refused(tmp_path, content, message):
 )  # fmt: skip
 def test_what_is_written_is_read(tmp_path, ending, layout):
     kernel = np.arange(6, dtype=np.float32).reshape(2, 3)
-    arrays = {"blocks.0.weight": kernel, "turned": kernel.T, "one": np.float32(3), "count": np.arange(3)}
+    arrays = {
+        "blocks.0.weight": kernel,
+        "turned": kernel.T,
+        "one": np.float32(3),
+        "count": np.arange(3),
+    }
     read = read_weights(made(tmp_path / f"a{ending}", arrays))
     assert read.layout == layout
     assert sorted(read.arrays) == sorted(arrays)
@@ -282,7 +361,8 @@ def test_safetensors_are_written_as_by_their_library(tmp_path):
     arrays |= {"größe": np.arange(3)[::-1], "turned": arrays["single"].T}
     contiguous = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     assert made(tmp_path / "a.safetensors", arrays).read_bytes() == save(contiguous)
-    arrays = {name: values(name) for name in SHAPES}  # the library has an order of its own among types of one size
+    # the library has an order of its own among types of one size
+    arrays = {name: values(name) for name in SHAPES}
     loaded = load_file(made(tmp_path / "a.safetensors", arrays))
     assert sorted(loaded) == sorted(arrays)
     for name, array in loaded.items():
@@ -290,13 +370,17 @@ def test_safetensors_are_written_as_by_their_library(tmp_path):
 
 
 def test_paddle_loads_what_is_written(tmp_path):
-    arrays = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "a.bias": np.ones(3, np.float32)}
+    arrays = {
+        "a.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "a.bias": np.ones(3, np.float32),
+    }
     loaded = paddle.load(str(made(tmp_path / "a.pdparams", arrays)))
     for name, array in arrays.items():
         np.testing.assert_array_equal(np.asarray(loaded[name]), array)
 
 
-@pytest.mark.parametrize("ending", [".safetensors", ".pdparams"])  # np.savez 1.26 leaves an open archive behind
+# np.savez 1.26 leaves an open archive behind
+@pytest.mark.parametrize("ending", [".safetensors", ".pdparams"])
 def test_a_write_that_fails_leaves_the_file_before_it(tmp_path, ending):
     class Unwritable:
         def __array__(self, *_, **__):
@@ -315,7 +399,14 @@ def test_only_known_kinds_are_written(tmp_path):
 
 
 def test_what_describes_an_array_is_bounded():
-    counts = {0: True, (1 << 48) - 1: True, 1 << 48: False, (1 << 48) + 1: False, -1: False, 1.0: False}
+    counts = {
+        0: True,
+        (1 << 48) - 1: True,
+        1 << 48: False,
+        (1 << 48) + 1: False,
+        -1: False,
+        1.0: False,
+    }
     assert {value: is_count(value) for value in counts} == counts
     assert not is_count(True)
     assert sizes((1,) * 32) == (1,) * 32  # as many as NumPy 1 has
@@ -329,7 +420,10 @@ def test_what_describes_an_array_is_bounded():
         ("|u1", (3,), (1,), 3, 3), ("bfloat16", (3,), (1,), 12, 6), ("<f8", (3,), (1,), 12, 24),
         ("<f4", (5,), (0,), 20, 20), ("<f4", (2,), (9,), 8, 40),
     ):  # fmt: skip
-        assert (Array(dtype, shape, strides).num_bytes(), Array(dtype, shape, strides).passing()) == (held, passing)
+        assert (
+            Array(dtype, shape, strides).num_bytes(),
+            Array(dtype, shape, strides).passing(),
+        ) == (held, passing)
     assert len({Array(), Array()}) == 2  # each is itself
 
 
@@ -348,13 +442,16 @@ def test_weights_lie_in_three_dictionaries_at_most(tmp_path, depth, read):
 
 def test_pdparams_are_written_for_large_arrays(tmp_path):
     write_weights(tmp_path / "a.pdparams", {"a": np.zeros(2, np.float32)})
-    assert (tmp_path / "a.pdparams").read_bytes()[:2] == b"\x80\x04"  # protocol 4: more than 4 GB fit
+    # protocol 4: more than 4 GB fit
+    assert (tmp_path / "a.pdparams").read_bytes()[:2] == b"\x80\x04"
 
 
 def test_a_path_that_python_3_13_wrote_is_a_path(tmp_path):
     """Its module is pathlib._local there; training scripts keep their arguments beside the weights."""
     path = Call("pathlib._local", "PosixPath", ("/data",))
-    found = read_weights(write_zip(tmp_path / "a.pth", program({"model": {"a": ONE}, "args": path})))
+    found = read_weights(
+        write_zip(tmp_path / "a.pth", program({"model": {"a": ONE}, "args": path}))
+    )
     assert list(found.arrays) == ["a"]
 
 

@@ -26,13 +26,20 @@ SETTINGS = json.loads((ROOT / "tests" / "golden" / "config.json").read_text())
 
 def test_the_file_that_a_path_means(tmp_path):
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match=r"a folder without model\.safetensors or pytorch_model\.bin"):
+    with pytest.raises(
+        InputError, match=r"a folder without model\.safetensors or pytorch_model\.bin"
+    ):
         find_weights(tmp_path / "folder")
-    with pytest.raises(InputError, match=r"no weights at .*/a: no such file or folder, nor .* \.safetensors, \.pth,"):
+    with pytest.raises(
+        InputError,
+        match=r"no weights at .*/a: no such file or folder, nor .* \.safetensors, \.pth,",
+    ):
         find_weights(tmp_path / "a")
     for name in (".npz", ".pdparams", ".bin", ".pt", ".pth", ".safetensors"):
         (tmp_path / f"a{name}").touch()
-        assert find_weights(tmp_path / "a") == find_weights(f"{tmp_path}/a") == tmp_path / f"a{name}"
+        assert (
+            find_weights(tmp_path / "a") == find_weights(f"{tmp_path}/a") == tmp_path / f"a{name}"
+        )
     for name in ("pytorch_model.bin", "model.safetensors"):
         (tmp_path / "folder" / name).touch()
         assert find_weights(tmp_path / "folder") == tmp_path / "folder" / name
@@ -45,7 +52,11 @@ def test_the_file_that_a_path_means(tmp_path):
 def test_configurations_are_merged_as_timm_does(tmp_path, form):
     (tmp_path / "config.json").write_text(json.dumps(SETTINGS[form]["file"]))
     made(tmp_path / "model.safetensors", {"a": np.ones(2, np.float32)})
-    for config in (read_config(tmp_path), read_config(tmp_path / "model"), read_weights(tmp_path).config):
+    for config in (
+        read_config(tmp_path),
+        read_config(tmp_path / "model"),
+        read_weights(tmp_path).config,
+    ):
         assert {**config, "model_args": config.get("model_args", {})} == {
             **SETTINGS[form]["settings"],
             **({"num_features": 8} if form == "flat" else {}),  # which timm keeps apart
@@ -53,7 +64,12 @@ def test_configurations_are_merged_as_timm_does(tmp_path, form):
 
 
 def test_beside_pretrained_cfg_no_other_setting_counts(tmp_path):
-    config = {"architecture": "a", "mean": "no list", "crop_pct": 0.5, "pretrained_cfg": {"mean": [0.5]}}
+    config = {
+        "architecture": "a",
+        "mean": "no list",
+        "crop_pct": 0.5,
+        "pretrained_cfg": {"mean": [0.5]},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_config(tmp_path) == {"architecture": "a", "mean": [0.5]}
 
@@ -74,9 +90,15 @@ def test_other_configurations(tmp_path):
         ('{"architecture": "a", "x": \xff', "UnicodeDecodeError"),
         ('{"architecture": "a", "architecture": "b"}', "it has the same name twice"),
         ('{"architecture": "a", "mean": [NaN, 0, 0]}', "it holds NaN, which is no number"),
-        ('{"architecture": "a", "crop_pct": 1e999}', "it holds the number 1e999, which is too large"),
+        (
+            '{"architecture": "a", "crop_pct": 1e999}',
+            "it holds the number 1e999, which is too large",
+        ),
         ('{"architecture": "a", "x": ' + "9" * 5000 + "}", "it holds a number of 5000 digits"),
-        ("{}," * 200_000, "its content would take more than 64 MiB and three times its 600000 bytes"),
+        (
+            "{}," * 200_000,
+            "its content would take more than 64 MiB and three times its 600000 bytes",
+        ),
         (" " * (4 << 20) + "{}", "it has more than 4194304 bytes"),
     ],
 )
@@ -92,7 +114,15 @@ def test_a_config_that_is_no_json_of_timms_is_one_line(tmp_path, text, message):
 BAD = {
     "architecture": [3, None, [], "", "a\nb", "x" * 1000],
     "pretrained_cfg": [3, None, [], "a"],
-    "model_args": [3, [], "a", {"img_size": "a"}, {"img_size": [1]}, {"in_chans": -1}, {"use_naflex": 1}],
+    "model_args": [
+        3,
+        [],
+        "a",
+        {"img_size": "a"},
+        {"img_size": [1]},
+        {"in_chans": -1},
+        {"use_naflex": 1},
+    ],
     "num_classes": [-1, "a", 1.5, True, 10**30],
     "label_names": ["a", {}, [1], [["a"]]],
     "input_size": [3, [3], [3, 224], [3, 224, -1], [3, 224, 10**9], ["a"] * 3, {}],
@@ -117,16 +147,22 @@ def test_a_key_of_another_type_or_range_is_named(tmp_path, key):
             assert str(caught.value).isprintable()
             found = str(caught.value).removeprefix(f"{tmp_path}/config.json: ")
             assert found.startswith((f"its {key}", f"its pretrained_cfg.{key}")), found
-            assert ", expected a" in found or ", expected three" in found or ", expected true" in found, found
+            assert (
+                ", expected a" in found or ", expected three" in found or ", expected true" in found
+            ), found
 
 
 def test_a_config_of_null_tells_nothing(tmp_path):
     config = dict.fromkeys(BAD) | {"architecture": "a", "pretrained_cfg": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read_config(tmp_path) == dict.fromkeys(("model_args", "num_classes", "label_names")) | {"architecture": "a"}
+    assert read_config(tmp_path) == dict.fromkeys(("model_args", "num_classes", "label_names")) | {
+        "architecture": "a"
+    }
 
 
-@pytest.mark.parametrize("kind", ["a pipe", "a folder", "a device", "a link to itself", "unreadable"])
+@pytest.mark.parametrize(
+    "kind", ["a pipe", "a folder", "a device", "a link to itself", "unreadable"]
+)
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path, kind):
     for name in ("weights.pth", "config.json"):
         file = tmp_path / name
@@ -168,10 +204,16 @@ for name in sys.argv[1:]:
 
 
 def cached(home, name, files, absent=(), revision="main"):
-    """Lays out a repository as the Hub's cache does; ``absent`` are files that it is known not to have."""
+    """Lays out a repository as the Hub's cache does; ``absent`` are files that it is known not to
+    have.
+    """
     commit = name[0] * 40
     repository = home / "hub" / f"models--org--{name}"
-    folders = [repository / "refs", repository / "snapshots" / commit, repository / ".no_exist" / commit]
+    folders = [
+        repository / "refs",
+        repository / "snapshots" / commit,
+        repository / ".no_exist" / commit,
+    ]
     for folder in folders:
         folder.mkdir(parents=True)
     (folders[0] / revision).write_text(commit)
@@ -208,9 +250,16 @@ def test_weights_of_the_hub_from_its_cache(tmp_path):
         "hf-hub:a/b/c": f"hf-hub:a/b/c: model.safetensors {unknown}",
     }
     path = os.pathsep.join(sys.path)
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    environment = {
+        **os.environ,
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": path,
+    }
     command = [sys.executable, "-c", ASK, *expected]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
     for (name, wanted), line in zip(expected.items(), done.stdout.splitlines(), strict=True):
         answer = json.loads(line)
         assert (answer[: len(wanted)] if isinstance(wanted, str) else answer) == wanted, name
@@ -226,7 +275,10 @@ def test_a_runs_folder_stands_for_its_best(tmp_path):
     message = f"^{tmp_path}/run is the folder of a run that wasn't evaluated yet; its newest weights are {saved}/last$"
     with pytest.raises(InputError, match=message):
         find_weights(tmp_path / "run")
-    with pytest.raises(InputError, match=rf"holds the checkpoints of a run; give the run's folder, {tmp_path}/run, or"):
+    with pytest.raises(
+        InputError,
+        match=rf"holds the checkpoints of a run; give the run's folder, {tmp_path}/run, or",
+    ):
         find_weights(saved)
     (saved / "best").symlink_to("epoch_0001")
     for path in (tmp_path / "run", f"{tmp_path}/run/"):
@@ -239,5 +291,7 @@ def test_a_runs_folder_stands_for_its_best(tmp_path):
 def test_the_hub_needs_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it weren't installed
     for ask in (find_weights, read_config, read_weights):
-        with pytest.raises(InputError, match=r"^hf-hub:a/b: needs huggingface_hub; pip install -r requirements-hub"):
+        with pytest.raises(
+            InputError, match=r"^hf-hub:a/b: needs huggingface_hub; pip install -r requirements-hub"
+        ):
             ask("hf-hub:a/b")

@@ -1,4 +1,6 @@
-"""Weights of the Hub by a model's name, from a server that stands for it: found, cached, absent, silent."""
+"""Weights of the Hub by a model's name, from a server that stands for it: found, cached, absent,
+silent.
+"""
 
 import http.server
 import json
@@ -82,10 +84,17 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub():
-    model = create_model("vit_tiny_patch16_224", num_classes=3, image_size=32, head_init_scale=1.0, **SIZES)
-    weights = save({name: np.ascontiguousarray(array) for name, array in file_arrays(model).items()})
+    model = create_model(
+        "vit_tiny_patch16_224", num_classes=3, image_size=32, head_init_scale=1.0, **SIZES
+    )
+    weights = save(
+        {name: np.ascontiguousarray(array) for name, array in file_arrays(model).items()}
+    )
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.files = {(DEFAULT, "model.safetensors"): weights, (DEFAULT, "config.json"): json.dumps(CONFIG).encode()}
+    server.files = {
+        (DEFAULT, "model.safetensors"): weights,
+        (DEFAULT, "config.json"): json.dumps(CONFIG).encode(),
+    }
     server.asked = []
     server.model = model
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -95,12 +104,21 @@ def hub():
 
 
 def asked(questions, home, endpoint, **more):
-    """What ``create_model`` gives for [(name, arguments)]: (values or the error, warnings, seconds) of each."""
-    environment = os.environ | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)} | more
+    """What ``create_model`` gives for [(name, arguments)]: (values or the error, warnings, seconds)
+    of each.
+    """
+    environment = (
+        os.environ | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)} | more
+    )
     environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "NO_PROXY": "127.0.0.1"}
     words = "".join(json.dumps(question) + "\n" for question in questions)
     done = subprocess.run(
-        [sys.executable, "-c", ASK], input=words, env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", ASK],
+        input=words,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
@@ -119,13 +137,17 @@ def test_true_loads_timms_weights_of_the_name(hub, tmp_path):
         ("vit_digits", {"pretrained": True}),
     ]
     found, _ = asked(questions, tmp_path, endpoint)
-    stem, head = (float(weight.sum()) for weight in (hub.model.patch_embed.proj.weight, hub.model.head.weight))
+    stem, head = (
+        float(weight.sum()) for weight in (hub.model.patch_embed.proj.weight, hub.model.head.weight)
+    )
     for told, said, _ in found[:3]:
         assert told == [pytest.approx(stem, abs=1e-4), 3, pytest.approx(head, abs=1e-4)]
         assert said == []
     told, [said], _ = found[3]
     assert told[:2] == [pytest.approx(stem, abs=1e-4), 7]
-    assert said.startswith("head.weight, head.bias are new: 3 classes in the file, 7 in the model (")
+    assert said.startswith(
+        "head.weight, head.bias are new: 3 classes in the file, 7 in the model ("
+    )
     assert found[4][0] == [pytest.approx(stem, abs=1e-4), False]
     assert found[5][0].startswith("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k: ")
     assert "can't be downloaded (404 Client Error" in found[5][0]
@@ -134,7 +156,10 @@ def test_true_loads_timms_weights_of_the_name(hub, tmp_path):
     gone, errors = asked([questions[0], questions[5]], tmp_path, "http://127.0.0.1:1")
     assert gone[0][0] == found[0][0]
     assert "can't be downloaded (" in gone[1][0]
-    assert f"and isn't in {tmp_path}/hub; set HF_ENDPOINT to a mirror, HF_HOME to a filled cache" in gone[1][0]
+    assert (
+        f"and isn't in {tmp_path}/hub; set HF_ENDPOINT to a mirror, HF_HOME to a filled cache"
+        in gone[1][0]
+    )
     assert sum(seconds for *_, seconds in gone) < 10
     assert "Retrying" not in errors
     offline, _ = asked(questions[:1], tmp_path, endpoint, HF_HUB_OFFLINE="1")

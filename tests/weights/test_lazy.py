@@ -33,7 +33,9 @@ def as_torch(path, arrays):
     for key, (name, array) in enumerate(arrays.items()):
         strides = tuple(stride // array.itemsize for stride in np.ascontiguousarray(array).strides)
         tensors[name] = tensor(storage(str(key), array.size), array.shape, strides)
-    content = {str(key): np.ascontiguousarray(array).tobytes() for key, array in enumerate(arrays.values())}
+    content = {
+        str(key): np.ascontiguousarray(array).tobytes() for key, array in enumerate(arrays.values())
+    }
     return write_zip(path, program(tensors), content)
 
 
@@ -55,7 +57,9 @@ def written(model, kind, folder):
 
 
 def as_transformers(arrays):
-    """Arrays of a ViT by names of which transformers' are recognised, with what is joined to ``qkv`` again."""
+    """Arrays of a ViT by names of which transformers' are recognised, with what is joined to
+    ``qkv`` again.
+    """
     found = {}
     for name, array in arrays.items():
         block, _, leaf = name.removeprefix("blocks.").partition(".attn.qkv.")
@@ -86,7 +90,8 @@ def test_one_tensor_at_a_time_is_in_memory(model, tmp_path, kind, checksums):
     assert file.stat().st_size > 18 * LARGEST
     other = create_model("vit_tiny_patch16_224", **SIZES)
     peak, report = peak_of_loading(other, file, checksums=checksums)
-    # The tensor itself, in the other order, and what it is checked with; some for names and descriptions.
+    # The tensor itself, in the other order, and what it is checked with; some for names and
+    # descriptions.
     assert peak < 5 * LARGEST
     assert len(report.loaded) == len(expected)
     assert len(report.checksums) == (len(expected) if checksums else 0)
@@ -110,7 +115,9 @@ def test_an_adapter_is_merged_tensor_by_tensor(model, tmp_path):
     assert peak < 6 * LARGEST
     a, b = (arrays[f"{PREFIX}blocks.3.mlp.fc1.lora_{part}.weight"] for part in "AB")
     expected = state["blocks.3.mlp.fc1.weight"] + np.float32(0.5) * (a.T @ b.T)
-    np.testing.assert_allclose(other.state_dict()["blocks.3.mlp.fc1.weight"].numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        other.state_dict()["blocks.3.mlp.fc1.weight"].numpy(), expected, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -134,7 +141,15 @@ def test_views_are_numpys_and_read_nothing(view):
     expected = np.asarray(view(NUMBERS))
     found = view(lazy)
     assert isinstance(found, LazyArray)
-    told = (found.shape, found.dtype, found.ndim, found.size, found.nbytes, found.itemsize, len(found))
+    told = (
+        found.shape,
+        found.dtype,
+        found.ndim,
+        found.size,
+        found.nbytes,
+        found.itemsize,
+        len(found),
+    )
     assert told == (
         expected.shape, np.float32, expected.ndim, expected.size, expected.nbytes, 4, len(expected)
     )  # fmt: skip
@@ -184,7 +199,9 @@ def test_a_value_that_is_not_finite_changes_no_tensor(model, tmp_path):
     write_weights(tmp_path / "weights.safetensors", arrays)
     other = create_model("vit_tiny_patch16_224", **SIZES)
     before = {name: t.numpy().copy() for name, t in other.state_dict().items()}
-    with pytest.raises(InputError, match=rf"weights.safetensors: 1 of the \d+ values of {last} are NaN or infinite"):
+    with pytest.raises(
+        InputError, match=rf"weights.safetensors: 1 of the \d+ values of {last} are NaN or infinite"
+    ):
         load_weights(other, tmp_path / "weights.safetensors")
     for name, t in other.state_dict().items():
         np.testing.assert_array_equal(t.numpy(), before[name])
@@ -194,7 +211,10 @@ def test_what_must_be_unpacked_is_read_once(tmp_path):
     numbers = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
     np.savez_compressed(tmp_path / "packed.npz", a=numbers)
     np.savez(tmp_path / "stored.npz", a=numbers)
-    with open_weights(tmp_path / "packed.npz") as packed, open_weights(tmp_path / "stored.npz") as stored:
+    with (
+        open_weights(tmp_path / "packed.npz") as packed,
+        open_weights(tmp_path / "stored.npz") as stored,
+    ):
         assert isinstance(packed.arrays["a"], np.ndarray)
         assert isinstance(stored.arrays["a"], LazyArray)
     assert isinstance(read_weights(tmp_path / "stored.npz").arrays["a"], np.ndarray)
@@ -235,7 +255,9 @@ def write_in_place(file, byte):
 @pytest.mark.parametrize("way", ["write", "cut"])
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_file_that_is_changed_while_it_is_loaded(tmp_path, monkeypatch, way, after):
-    """Before the first tensor is set, nothing is changed; later, the error says that the model is of no use."""
+    """Before the first tensor is set, nothing is changed; later, the error says that the model is
+    of no use.
+    """
     file = tmp_path / "m.safetensors"
     save_weights(small(), file)
     model = small(seed=1)
@@ -246,7 +268,9 @@ def test_a_file_that_is_changed_while_it_is_loaded(tmp_path, monkeypatch, way, a
     def change(stored):
         if len(checks) == after:
             time.sleep(0.02)  # as long as the kernel's clock takes to go on
-            write_in_place(file, 0) if way == "write" else os.truncate(file, file.stat().st_size - 1)
+            write_in_place(file, 0) if way == "write" else os.truncate(
+                file, file.stat().st_size - 1
+            )
         checks.append(stored)
         check(stored)
 
@@ -262,7 +286,9 @@ def test_a_file_that_is_changed_while_it_is_loaded(tmp_path, monkeypatch, way, a
     assert len(checks) == after + 1
 
 
-def test_a_file_whose_name_another_takes_while_it_is_loaded_is_read_to_its_end(tmp_path, monkeypatch):
+def test_a_file_whose_name_another_takes_while_it_is_loaded_is_read_to_its_end(
+    tmp_path, monkeypatch
+):
     """As a training's last checkpoint may be replaced: what is open stays as it was."""
     file = tmp_path / "m.safetensors"
     save_weights(small(), file)
@@ -279,4 +305,7 @@ def test_a_file_whose_name_another_takes_while_it_is_loaded_is_read_to_its_end(t
     model = small(seed=1)
     load_weights(model, file)
     expected = small().state_dict()
-    assert all((value.numpy() == expected[name].numpy()).all() for name, value in model.state_dict().items())
+    assert all(
+        (value.numpy() == expected[name].numpy()).all()
+        for name, value in model.state_dict().items()
+    )

@@ -1,7 +1,8 @@
 """Names that other toolkits give CaiT's tensors: with their weights our logits are theirs.
 
-golden/names_cait.json: made by PaddleViT's CaiT/cait.py and by facebookresearch/deit's cait_models.py, at the commits
-that the cases name, with weights and images by ``values``; kept are names, shapes and logits.
+golden/names_cait.json: made by PaddleViT's CaiT/cait.py and by facebookresearch/deit's
+cait_models.py, at the commits that the cases name, with weights and images by ``values``; kept are
+names, shapes and logits.
 """
 
 import json
@@ -26,7 +27,9 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_cait.json").read_text())
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
     golden = GOLDEN[case]
     file = tmp_path / ("theirs.pdparams" if golden["layout"] == "paddle" else "theirs.safetensors")
-    write_weights(file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()})
+    write_weights(
+        file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()}
+    )
     model = Cait(**golden["model"])
     report = load_weights(model, file)
     assert not report.fresh

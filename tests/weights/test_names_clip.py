@@ -23,12 +23,16 @@ def assert_clips_outputs(model):
     golden = np.load(GOLDEN / "clip.npz")
     model.eval()
     outputs = model(paddle.to_tensor(golden["images"])).numpy()
-    np.testing.assert_allclose(outputs, golden["outputs"], atol=1e-5 * np.ptp(golden["outputs"]), rtol=0)
+    np.testing.assert_allclose(
+        outputs, golden["outputs"], atol=1e-5 * np.ptp(golden["outputs"]), rtol=0
+    )
 
 
 @pytest.mark.smoke
 def test_openais_own_file_is_a_program_and_needs_the_quick_gelu():
-    with pytest.raises(InputError, match="its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"):
+    with pytest.raises(
+        InputError, match="its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"
+    ):
         load_weights(build_model(get_config("vit_base_patch16_clip_224", CLIP)), GOLDEN / "clip.pt")
     model = build_model(get_config("vit_base_patch16_clip_quickgelu_224", CLIP))
     report = load_weights(model, GOLDEN / "clip.pt")
@@ -39,7 +43,11 @@ def test_openais_own_file_is_a_program_and_needs_the_quick_gelu():
 @pytest.mark.parametrize("prefix", ["visual.", "visual.trunk."])
 def test_openclips_names(tmp_path, prefix):
     """Both of its forms; neither tells the activation, which its configuration has."""
-    arrays = {key: value for key, value in read_weights(GOLDEN / "clip.pt").arrays.items() if key != "vocab_size"}
+    arrays = {
+        key: value
+        for key, value in read_weights(GOLDEN / "clip.pt").arrays.items()
+        if key != "vocab_size"
+    }
     if prefix == "visual.trunk.":
         arrays = {f"{prefix}{key}": value for key, value in from_clip(arrays).items()}
     write_weights(tmp_path / "open_clip_model.safetensors", arrays)

@@ -1,8 +1,9 @@
-"""Names that other toolkits give CoaT's tensors, and the tensors that layers share: with their weights our logits are
-theirs.
+"""Names that other toolkits give CoaT's tensors, and the tensors that layers share: with their
+weights our logits are theirs.
 
-golden/names_coat.json was made by the authors' module (mlpc-ucsd/CoaT 220d31f, torch 2.13) and by PaddleViT's
-(5ac7d89), reduced; kept are names, shapes and logits. The values are golden/coat.py's, by timm's names.
+golden/names_coat.json was made by the authors' module (mlpc-ucsd/CoaT 220d31f, torch 2.13) and by
+PaddleViT's (5ac7d89), reduced; kept are names, shapes and logits. The values are golden/coat.py's,
+by timm's names.
 """
 
 import json
@@ -34,12 +35,14 @@ def stored(case):
         return {name: array(name, tuple(shape)) for name, shape in GOLDEN[case]["shapes"].items()}
     first = {}
     for name in named:  # PaddleViT's: of two that come to one name the first counts
-        [own] = timm_names(coat, {name: np.ones(1), "aggregate.weight": np.ones(1)}, "paddle", ()).keys() - {
-            "aggregate.weight"
-        } or {name}
+        [own] = timm_names(
+            coat, {name: np.ones(1), "aggregate.weight": np.ones(1)}, "paddle", ()
+        ).keys() - {"aggregate.weight"} or {name}
         first.setdefault(own, name)
         named[name] = first[own]
-    return {name: values(named[name], tuple(shape)) for name, shape in GOLDEN[case]["shapes"].items()}
+    return {
+        name: values(named[name], tuple(shape)) for name, shape in GOLDEN[case]["shapes"].items()
+    }
 
 
 @pytest.mark.smoke
@@ -70,14 +73,19 @@ def test_what_is_written_has_timms_names_and_loads_with_and_without_repetitions(
     assert arrays.keys() == theirs
     others = repeated_names(coat, model.state_dict())
     assert theirs - others.keys() == model.state_dict().keys()
-    for others_left in (others, {key for key in others if "2" in key}, ()):  # each file has some name of each tensor
+    # each file has some name of each tensor
+    for others_left in (others, {key for key in others if "2" in key}, ()):
         fresh = small(name)
-        write_weights(tmp_path / "some.safetensors", {k: v for k, v in arrays.items() if k not in others_left})
+        write_weights(
+            tmp_path / "some.safetensors", {k: v for k, v in arrays.items() if k not in others_left}
+        )
         load_weights(fresh, tmp_path / "some.safetensors")
         assert all((value == arrays[key]).all() for key, value in file_arrays(fresh).items())
     # The repetitions alone, too: the model's own names may be what is left out.
     owned = {own for other, own in others.items()}
-    write_weights(tmp_path / "other.safetensors", {k: v for k, v in arrays.items() if k not in owned})
+    write_weights(
+        tmp_path / "other.safetensors", {k: v for k, v in arrays.items() if k not in owned}
+    )
     load_weights(small(name), tmp_path / "other.safetensors")
 
 
@@ -94,12 +102,16 @@ def test_a_file_whose_shared_tensors_differ_is_refused(tmp_path, name, own):
     arrays = file_arrays(small("coat_parallel"))
     for other in (arrays[name] + 1, np.ones((3, 1), "float32")):
         write_weights(tmp_path / "a.safetensors", arrays | {name: other})
-        with pytest.raises(InputError, match=f"{own} and {name} differ, CoaT has one tensor for both"):
+        with pytest.raises(
+            InputError, match=f"{own} and {name} differ, CoaT has one tensor for both"
+        ):
             load_weights(small("coat_parallel"), tmp_path / "a.safetensors")
 
 
 def test_parallel_blocks_are_told(tmp_path):
     write_weights(tmp_path / "lite.safetensors", file_arrays(small()))
     with pytest.raises(InputError, match="its names tell MODEL.PARALLEL_DEPTH 0: set that"):
-        load_weights(small(parallel_depth=1, embed_dims=(8, 16, 16, 16)), tmp_path / "lite.safetensors")
+        load_weights(
+            small(parallel_depth=1, embed_dims=(8, 16, 16, 16)), tmp_path / "lite.safetensors"
+        )
     assert len(CASES) == 3

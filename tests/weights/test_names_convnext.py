@@ -1,10 +1,12 @@
-"""Names that other toolkits give ConvNeXt's and ConvNeXt V2's tensors: with their weights our logits are theirs.
+"""Names that other toolkits give ConvNeXt's and ConvNeXt V2's tensors: with their weights our
+logits are theirs.
 
 golden/names_convnext.json holds the logits, names and shapes of reduced models with the weights of
-golden/convolutions.py under their names: of facebookresearch/ConvNeXt-V2 (2553895), which ran by itself, and of
-transformers 5.23. FCMAE's names and shapes are written down from models/fcmae.py and models/convnextv2_sparse.py there,
-with a norm and a classifier beside them; ``remap_checkpoint_keys`` read them. golden/names_convolutions.json has
-ConvNeXt's authors and PaddleViT.
+golden/convolutions.py under their names: of facebookresearch/ConvNeXt-V2 (2553895), which ran by
+itself, and of transformers 5.23. FCMAE's names and shapes are written down from models/fcmae.py and
+models/convnextv2_sparse.py there, with a norm and a classifier beside them;
+``remap_checkpoint_keys`` read them. golden/names_convolutions.json has ConvNeXt's authors and
+PaddleViT.
 """
 
 import json
@@ -26,7 +28,9 @@ CASES = json.loads((ROOT / "tests" / "golden" / "names_convnext.json").read_text
 
 def written(file, case, left_out=()):
     arrays = {name: array(name, tuple(shape)) for name, shape in CASES[case]["shapes"].items()}
-    write_weights(file, {name: one for name, one in arrays.items() if not name.startswith(left_out or "?")})
+    write_weights(
+        file, {name: one for name, one in arrays.items() if not name.startswith(left_out or "?")}
+    )
     return file
 
 
@@ -46,11 +50,15 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case, conv_mlp):
 
 
 def test_the_norm_that_fcmae_has_not_got_starts_at_one(tmp_path):
-    file = written(tmp_path / "model.safetensors", "FCMAE of facebookresearch/ConvNeXt-V2", ("norm.", "head."))
+    file = written(
+        tmp_path / "model.safetensors", "FCMAE of facebookresearch/ConvNeXt-V2", ("norm.", "head.")
+    )
     model = small("convnext_v2", num_classes=7)
     model.head.norm.weight.set_value(paddle.full([16], 3.0))
     report = load_weights(model, file, strict=False)
-    assert report.notes == [f"head.norm.{one} computed: its toolkit's files leave it out" for one in ("weight", "bias")]
+    assert report.notes == [
+        f"head.norm.{one} computed: its toolkit's files leave it out" for one in ("weight", "bias")
+    ]
     assert report.fresh == ["head.fc.weight", "head.fc.bias"]
     assert (model.head.norm.weight.numpy() == 1).all()
     assert not model.head.norm.bias.numpy().any()

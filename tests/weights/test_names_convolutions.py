@@ -1,9 +1,11 @@
-"""Names that other toolkits give the tensors of convolutional models: with their weights our logits are theirs.
+"""Names that other toolkits give the tensors of convolutional models: with their weights our logits
+are theirs.
 
-golden/names_convolutions.json was made by hand: reduced models of PaddleViT's (ConvNeXt c055bc0, ConvMixer 7d0ceb9,
-DeiT/regnet.py 5ba4761), facebookresearch/ConvNeXt's (06f7b05) and locuslab/convmixer's (6108d53) layers, written down
-without what they don't use, and of torchvision 0.28's RegNet, with the weights of golden/convolutions.py under their
-names (Paddle's statistics under PyTorch's), gave the logits of its images; kept are these, the names and the shapes.
+golden/names_convolutions.json was made by hand: reduced models of PaddleViT's (ConvNeXt c055bc0,
+ConvMixer 7d0ceb9, DeiT/regnet.py 5ba4761), facebookresearch/ConvNeXt's (06f7b05) and
+locuslab/convmixer's (6108d53) layers, written down without what they don't use, and of torchvision
+0.28's RegNet, with the weights of golden/convolutions.py under their names (Paddle's statistics
+under PyTorch's), gave the logits of its images; kept are these, the names and the shapes.
 """
 
 import json
@@ -37,10 +39,12 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
     golden = CASES[case]
     kind = next(kind for kind in MODELS if kind in case.lower())
     model = MODELS[kind]()
-    arrays = {name: array(file_name(name), tuple(shape)) for name, shape in golden["shapes"].items()}
-    assert timm_names(ARCHITECTURES[kind.lower()].weight_names, arrays, golden["layout"], ()).keys() == {
-        file_name(name) for name in model.state_dict()
+    arrays = {
+        name: array(file_name(name), tuple(shape)) for name, shape in golden["shapes"].items()
     }
+    assert timm_names(
+        ARCHITECTURES[kind.lower()].weight_names, arrays, golden["layout"], ()
+    ).keys() == {file_name(name) for name in model.state_dict()}
     file = tmp_path / ("model.pdparams" if golden["layout"] == "paddle" else "model.safetensors")
     write_weights(file, arrays)
     load_weights(model, file)
@@ -68,9 +72,13 @@ def test_paddle_visions_resnet_is_read(tmp_path):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_timms_names_pass_but_for_the_count_of_batches(kind):
-    state = {file_name(name): tensor.numpy() for name, tensor in MODELS[kind]().state_dict().items()}
+    state = {
+        file_name(name): tensor.numpy() for name, tensor in MODELS[kind]().state_dict().items()
+    }
     counted = state | {"stem.1.num_batches_tracked": np.ones(())} if kind != "convnext" else state
-    named = timm_names(ARCHITECTURES[kind.lower()].weight_names, counted | {"extra": np.ones(1)}, "torch", state)
+    named = timm_names(
+        ARCHITECTURES[kind.lower()].weight_names, counted | {"extra": np.ones(1)}, "torch", state
+    )
     assert named.keys() == {*state, "extra"}
     assert all(named[name] is value for name, value in state.items())
 
@@ -87,5 +95,7 @@ def test_a_bias_before_batch_norm_moves_its_mean():
 
 def test_statistics_under_both_names_are_an_error():
     arrays = {"bn1._mean": np.zeros(2), "bn1.running_mean": np.ones(2)}
-    with pytest.raises(InputError, match=r"bn1\._mean and bn1\.running_mean both mean bn1\.running_mean"):
+    with pytest.raises(
+        InputError, match=r"bn1\._mean and bn1\.running_mean both mean bn1\.running_mean"
+    ):
         timm_names(None, arrays, "paddle", ())

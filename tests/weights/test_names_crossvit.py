@@ -1,8 +1,10 @@
-"""Names that other toolkits give CrossViT's tensors: with their weights our logits are theirs. Positions that fit.
+"""Names that other toolkits give CrossViT's tensors: with their weights our logits are theirs.
+Positions that fit.
 
-golden/names_crossvit.json: the modules of IBM/CrossViT (models/crossvit.py, 3f7ab77) with torch 2.13.0 and timm 1.0.31,
-and of PaddleViT (CrossViT/crossvit.py, 5ac7d89) with paddle 3.3.1, in the size of golden/crossvit.py's first case, with
-weights and images by ``values``; kept are names, shapes and logits.
+golden/names_crossvit.json: the modules of IBM/CrossViT (models/crossvit.py, 3f7ab77) with torch
+2.13.0 and timm 1.0.31, and of PaddleViT (CrossViT/crossvit.py, 5ac7d89) with paddle 3.3.1, in the
+size of golden/crossvit.py's first case, with weights and images by ``values``; kept are names,
+shapes and logits.
 """
 
 import json
@@ -28,7 +30,9 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
     expected = np.array(GOLDEN[case]["logits"])
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * np.ptp(expected)  # the images matter
     file = tmp_path / ("model.pdparams" if golden["layout"] == "paddle" else "model.safetensors")
-    write_weights(file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()})
+    write_weights(
+        file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()}
+    )
     model = small(image_size=30)
     report = load_weights(model, file)
     assert len(report.loaded) == len(model.state_dict()) == len(golden["shapes"])
@@ -52,6 +56,8 @@ def test_positions_of_both_branches_fit_another_image(tmp_path):
     ]
     for i, side in enumerate((5, 3)):
         old, new = (getattr(one, f"pos_embed_{i}")[0].numpy() for one in (model, larger))
-        expected = np.einsum("nr,rcd->ncd", bicubic_matrix(side, 2 * side), old[1:].reshape(side, side, -1))
+        expected = np.einsum(
+            "nr,rcd->ncd", bicubic_matrix(side, 2 * side), old[1:].reshape(side, side, -1)
+        )
         np.testing.assert_allclose(new[1:], expected.reshape(2 * side**2, -1), atol=1e-6)
         np.testing.assert_array_equal(new[0], old[0])

@@ -1,4 +1,5 @@
-"""Files of EVA-02's and DINOv3's authors and of transformers: with their weights our answers are theirs.
+"""Files of EVA-02's and DINOv3's authors and of transformers: with their weights our answers are
+theirs.
 
 golden/names_eva.json holds reduced models of theirs (golden/make_names_eva.py).
 """
@@ -45,7 +46,9 @@ def arrays(case):
 
 
 def stored(case, folder, **changes):
-    """The case's weights, in a file of its toolkit; ``changes`` are functions by what the names end with."""
+    """The case's weights, in a file of its toolkit; ``changes`` are functions by what the names end
+    with.
+    """
     found = arrays(case)
     for name in found:
         for ending, change in changes.items():
@@ -85,7 +88,9 @@ def test_periods_in_bfloat16_are_the_files_and_told(tmp_path):
     file = stored(case, tmp_path)
     exact = build(case, rope_bfloat16=False)
     assert 1e-4 < distance(answers(exact, case, file), case) < 1e-1
-    assert "its names tell MODEL.ROPE_BFLOAT16 True, the model has False" in str(load_weights(exact, file))
+    assert "its names tell MODEL.ROPE_BFLOAT16 True, the model has False" in str(
+        load_weights(exact, file)
+    )
     config = with_switches(get_config("vit_small_patch16_dinov3"), file)
     assert (config.MODEL.ROPE_BFLOAT16, len(notes(config))) == (True, 1)
     powers = np.float32(100) ** np.float32([0, 0.25, 0.5, 0.75])
@@ -106,7 +111,8 @@ def test_the_scale_of_eva02s_rows_and_columns_is_read_from_their_table(tmp_path)
     assert list(found.values()) == [{"REF_FEAT_SHAPE": 4}] * 2
     report = load_weights(build("EVA-02 24", ref_feat_shape=6), stored("EVA-02 24", tmp_path))
     assert "its names tell MODEL.REF_FEAT_SHAPE 4, the model has 6" in str(report)
-    grid = np.float32(arrays("EVA-02 24")["rope.freqs_cos"]).reshape(6, 6, -1)  # of the pre-training
+    # of the pre-training
+    grid = np.float32(arrays("EVA-02 24")["rope.freqs_cos"]).reshape(6, 6, -1)
     assert eva.switches({"blocks.0.attn.rope.freqs_cos": grid}) == {"REF_FEAT_SHAPE": 4}
     for strange in (np.full((4, 2), np.nan), np.zeros((1, 1)), np.zeros((0, 3)), np.zeros(3)):
         assert set(eva.switches({"rope.freqs_cos": strange}).values()) <= {None, 1, 2}
@@ -117,7 +123,9 @@ def test_biases_of_zeros_are_dropped_where_the_model_has_none_and_others_are_ref
         expected = answers(build(case), case, stored(case, tmp_path, **{bias: np.zeros_like}))
         plain = answers(build(case, qkv_bias=False), case, tmp_path / "theirs.safetensors")
         np.testing.assert_allclose(plain, expected, atol=1e-6 * np.ptp(expected), rtol=0)
-        with pytest.raises(InputError, match="unexpected .*_bias.*its names tell MODEL.QKV_BIAS True: set that"):
+        with pytest.raises(
+            InputError, match="unexpected .*_bias.*its names tell MODEL.QKV_BIAS True: set that"
+        ):
             answers(build(case, qkv_bias=False), case, stored(case, tmp_path))
 
 
@@ -125,7 +133,9 @@ def test_a_bias_of_the_keys_is_refused_unless_it_is_masked(tmp_path):
     with pytest.raises(InputError, match=r"unexpected blocks.0.attn.k_bias"):
         load_weights(build("DINOv3 wide"), stored("DINOv3 wide", tmp_path, bias_mask=np.ones_like))
     with pytest.raises(InputError, match=r"and its mask are \[96\] and \[32\], expected one shape"):
-        load_weights(build("DINOv3 wide"), stored("DINOv3 wide", tmp_path, bias_mask=lambda mask: mask[:32]))
+        load_weights(
+            build("DINOv3 wide"), stored("DINOv3 wide", tmp_path, bias_mask=lambda mask: mask[:32])
+        )
 
 
 def test_the_image_tower_of_a_clip_and_a_pre_trainings_norm_are_taken():
@@ -133,14 +143,20 @@ def test_the_image_tower_of_a_clip_and_a_pre_trainings_norm_are_taken():
     ours = file_arrays(model)
     tower = {f"visual.{name}": array for name, array in ours.items()} | {"text.proj": np.zeros(3)}
     assert eva.timm_names(tower, "torch", model.state_dict().keys()) == ours
-    pretrained = {name.replace("fc_norm.", "norm."): array for name, array in ours.items() if "head" not in name}
+    pretrained = {
+        name.replace("fc_norm.", "norm."): array
+        for name, array in ours.items()
+        if "head" not in name
+    }
     pretrained |= {"mask_token": np.zeros(3), "lm_head.weight": np.zeros(3)}
     found = eva.timm_names(pretrained, "torch", model.state_dict().keys())
     assert found == {name: array for name, array in ours.items() if "head" not in name}
 
 
 def test_names_tell_how_the_model_computes():
-    told = {name: eva.computes(small(name).state_dict()) for name in ("eva", "eva_subln", "eva_dinov3")}
+    told = {
+        name: eva.computes(small(name).state_dict()) for name in ("eva", "eva_subln", "eva_dinov3")
+    }
     subln = {"SCALE_MLP": True, "SCALE_ATTN_INNER": True, "QKV_FUSED": False, "FC_NORM": False}
     dinov3 = {"QKV_BIAS": False, "INIT_VALUES": 1e-5, "USE_ABS_POS_EMB": False, "FC_NORM": False}
     assert told["eva"] == {

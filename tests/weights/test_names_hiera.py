@@ -1,7 +1,8 @@
-"""Names that the authors give Hiera's tensors, fine-tuned and masked pre-training's, and positions for other images.
+"""Names that the authors give Hiera's tensors, fine-tuned and masked pre-training's, and positions
+for other images.
 
-golden/names_hiera.json was made by hand: the authors' modules, reduced, with the weights of golden/hiera.py under their
-names.
+golden/names_hiera.json was made by hand: the authors' modules, reduced, with the weights of
+golden/hiera.py under their names.
 """
 
 import json
@@ -41,9 +42,13 @@ def test_the_authors_files_give_their_logits(tmp_path):
 
 @pytest.mark.smoke
 def test_masked_pre_trainings_encoder_goes_on_with_a_fresh_classifier(tmp_path):
-    """The encoder of q_pool 2 gives the authors' stages of masked images; the classifier of q_pool 3 starts afresh."""
+    """The encoder of q_pool 2 gives the authors' stages of masked images; the classifier of q_pool
+    3 starts afresh.
+    """
     arrays = arrays_of("pre-trained")
-    (tmp_path / "mae.pdparams").write_bytes(pickle.dumps({"epoch": 7, "model_state": arrays}, protocol=4))
+    (tmp_path / "mae.pdparams").write_bytes(
+        pickle.dumps({"epoch": 7, "model_state": arrays}, protocol=4)
+    )
     with pytest.raises(InputError, match=r"missing head\.fc\.weight, head\.fc\.bias"):
         load_weights(small(), tmp_path / "mae.pdparams")
     write_weights(tmp_path / "mae.safetensors", arrays)
@@ -55,7 +60,9 @@ def test_masked_pre_trainings_encoder_goes_on_with_a_fresh_classifier(tmp_path):
         assert fresh == {"head.fc.weight", "head.fc.bias"}
         np.testing.assert_array_equal(model.head.norm.weight.numpy(), arrays["encoder_norm.weight"])
         model.eval()
-    _, stages = models[1].forward_features(images_of(models[1]), paddle.to_tensor(MASK), return_intermediates=True)
+    _, stages = models[1].forward_features(
+        images_of(models[1]), paddle.to_tensor(MASK), return_intermediates=True
+    )
     expected = np.array(CASES["pre-trained"]["last_stage"])
     np.testing.assert_allclose(stages[-1].numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
 
@@ -64,11 +71,15 @@ def test_positions_fit_other_images(tmp_path):
     model = small(image_size=64)
     save_weights(model, tmp_path / "a.safetensors")
     other = small()
-    assert load_weights(other, tmp_path / "a.safetensors").resized == ["pos_embed resized from 16 x 16 to 16 x 24"]
+    assert load_weights(other, tmp_path / "a.safetensors").resized == [
+        "pos_embed resized from 16 x 16 to 16 x 24"
+    ]
     expected = bicubic_matrix(16, 24) @ model.pos_embed.numpy().reshape(16, 16, 4)
     np.testing.assert_allclose(other.pos_embed.numpy()[0], expected.reshape(-1, 4), atol=1e-6)
     windows = small("hiera_windows")
     larger = small("hiera_windows", image_size=(128, 96), global_pos_size=(5, 12))
     save_weights(windows, tmp_path / "b.safetensors")
-    assert load_weights(larger, tmp_path / "b.safetensors").resized == ["pos_embed resized from 5 x 6 to 5 x 12"]
+    assert load_weights(larger, tmp_path / "b.safetensors").resized == [
+        "pos_embed resized from 5 x 6 to 5 x 12"
+    ]
     np.testing.assert_array_equal(larger.pos_embed_win.numpy(), windows.pos_embed_win.numpy())

@@ -1,7 +1,7 @@
 """Names that the authors give CAFormer's and ConvFormer's tensors, and their classifier's epsilon.
 
-golden/names_metaformer.json was made by hand: the authors' module (sail-sg/metaformer 64c534a, torch 2.13), reduced,
-with the weights below under their names.
+golden/names_metaformer.json was made by hand: the authors' module (sail-sg/metaformer 64c534a,
+torch 2.13), reduced, with the weights below under their names.
 """
 
 import json
@@ -23,9 +23,15 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_metaformer.json").read_t
 
 @pytest.fixture
 def file(request, tmp_path):
-    """The authors' file of a case. The MLP's first layer gives so little that the epsilon after it matters."""
-    arrays = {name: array(name, tuple(shape)) for name, shape in GOLDEN[request.param]["shapes"].items()}
-    arrays |= {name: values * np.float32(0.05) for name, values in arrays.items() if "head.fc1." in name}
+    """The authors' file of a case. The MLP's first layer gives so little that the epsilon after it
+    matters.
+    """
+    arrays = {
+        name: array(name, tuple(shape)) for name, shape in GOLDEN[request.param]["shapes"].items()
+    }
+    arrays |= {
+        name: values * np.float32(0.05) for name, values in arrays.items() if "head.fc1." in name
+    }
     write_weights(tmp_path / "a.safetensors", arrays)
     return tmp_path / "a.safetensors"
 
@@ -51,11 +57,16 @@ def test_the_authors_files_give_their_logits(file, name):
 @pytest.mark.parametrize("file", ["metaformer"], indirect=True)
 def test_the_authors_epsilon_is_taken_and_told(file, tmp_path):
     model = small()
-    assert load_weights(model, file).notes == ["its names tell MODEL.HEAD_NORM_EPS 1e-05, the model has 1e-06"]
+    assert load_weights(model, file).notes == [
+        "its names tell MODEL.HEAD_NORM_EPS 1e-05, the model has 1e-06"
+    ]
     assert difference(model, "metaformer") > 1e-4
     assert with_switches(get_config("caformer_s18"), file).MODEL.HEAD_NORM_EPS == 1e-5
     save_weights(model, tmp_path / "ours.safetensors")
-    assert with_switches(get_config("caformer_s18"), tmp_path / "ours.safetensors").MODEL.HEAD_NORM_EPS == 1e-6
+    assert (
+        with_switches(get_config("caformer_s18"), tmp_path / "ours.safetensors").MODEL.HEAD_NORM_EPS
+        == 1e-6
+    )
 
 
 @pytest.mark.parametrize("file", ["metaformer"], indirect=True)
@@ -63,5 +74,7 @@ def test_another_number_of_classes_leaves_the_mlp_of_the_classifier(file):
     model = small(num_classes=3, head_norm_eps=1e-5)
     report = load_weights(model, file, strict=False)
     assert set(report.fresh) == {"head.fc.fc2.weight", "head.fc.fc2.bias"}
-    expected = array("head.fc1.weight", tuple(GOLDEN["metaformer"]["shapes"]["head.fc1.weight"])).T * np.float32(0.05)
+    expected = array(
+        "head.fc1.weight", tuple(GOLDEN["metaformer"]["shapes"]["head.fc1.weight"])
+    ).T * np.float32(0.05)
     np.testing.assert_array_equal(model.head.fc.fc1.weight.numpy(), expected)

@@ -1,8 +1,9 @@
 """Names that other toolkits give the tensors of MLP-Mixer, gMLP and ResMLP.
 
-Google's: models_mixer.py in google-research/vision_transformer. golden/names_mixer.json was made by hand: PaddleViT's
-model files, at the commits that the cases name, with weights and images by golden/make_names_vit.py's ``values``. Its
-layers are as here but for the epsilon of gMLP's gate (1e-6; 1e-5 here and in timm).
+Google's: models_mixer.py in google-research/vision_transformer. golden/names_mixer.json was made by
+hand: PaddleViT's model files, at the commits that the cases name, with weights and images by
+golden/make_names_vit.py's ``values``. Its layers are as here but for the epsilon of gMLP's gate
+(1e-6; 1e-5 here and in timm).
 """
 
 import json
@@ -45,7 +46,10 @@ def assert_same(one, two):
 def test_paddlevits_files_give_their_logits(tmp_path, case):
     golden = PADDLEVIT[case]
     model = ARCHITECTURES[golden["type"].lower()](**golden["model"])
-    write_weights(tmp_path / "theirs.pdparams", {name: values(name, shape) for name, shape in golden["shapes"].items()})
+    write_weights(
+        tmp_path / "theirs.pdparams",
+        {name: values(name, shape) for name, shape in golden["shapes"].items()},
+    )
     load_weights(model, tmp_path / "theirs.pdparams")
     model.eval()
     logits = model(paddle.to_tensor(values("images", (2, 3, 16, 16)))).numpy()
@@ -61,7 +65,11 @@ def test_the_authors_resmlp_is_read(tmp_path):
     for key, value in file_arrays(model).items():
         if key.endswith((".alpha", ".beta")):
             value = value.reshape(-1)
-        key = key.replace("stem.", "patch_embed.").replace("linear_tokens", "attn").replace("mlp_channels", "mlp")
+        key = (
+            key.replace("stem.", "patch_embed.")
+            .replace("linear_tokens", "attn")
+            .replace("mlp_channels", "mlp")
+        )
         theirs[re.sub(r"\.ls([12])$", r".gamma_\1", key)] = value
     assert {"blocks.1.attn.weight", "blocks.0.gamma_2", "norm.alpha"} <= theirs.keys()
     write_weights(tmp_path / "theirs.safetensors", theirs)
@@ -89,12 +97,20 @@ def test_googles_mixer_is_written_and_read(tmp_path):
         "head/kernel": (24, 7),
         "head/bias": (7,),
     }
-    assert (theirs["MixerBlock_0/token_mixing/Dense_0/kernel"] == arrays["blocks.0.mlp_tokens.fc1.weight"].T).all()
-    assert (theirs["MixerBlock_1/channel_mixing/Dense_1/bias"] == arrays["blocks.1.mlp_channels.fc2.bias"]).all()
+    assert (
+        theirs["MixerBlock_0/token_mixing/Dense_0/kernel"]
+        == arrays["blocks.0.mlp_tokens.fc1.weight"].T
+    ).all()
+    assert (
+        theirs["MixerBlock_1/channel_mixing/Dense_1/bias"]
+        == arrays["blocks.1.mlp_channels.fc2.bias"]
+    ).all()
     assert (theirs["MixerBlock_1/LayerNorm_1/scale"] == arrays["blocks.1.norm2.weight"]).all()
     kernel = arrays["stem.proj.weight"]
     assert (theirs["stem/kernel"] == np.moveaxis(kernel, (0, 1), (3, 2))).all()
-    write_weights(tmp_path / "mixer.npz", {f"opt/target/{name}": value for name, value in theirs.items()})
+    write_weights(
+        tmp_path / "mixer.npz", {f"opt/target/{name}": value for name, value in theirs.items()}
+    )
     fresh = small("mixer")
     load_weights(fresh, tmp_path / "mixer.npz")
     assert_same(fresh, model)

@@ -1,8 +1,9 @@
-"""Names that Apple, PaddleViT and transformers give MobileViT's tensors, and how their models compute.
+"""Names that Apple, PaddleViT and transformers give MobileViT's tensors, and how their models
+compute.
 
-golden/names_mobilevit.json was made by hand: the modules of apple/ml-cvnets 0.1 (d38a116, torch 2.13), which read blue,
-green, red, and of PaddleViT (5ac7d89), reduced, with golden/mobilevit.py's weights under their names (Paddle's
-statistics under PyTorch's), gave the logits of its images.
+golden/names_mobilevit.json was made by hand: the modules of apple/ml-cvnets 0.1 (d38a116, torch
+2.13), which read blue, green, red, and of PaddleViT (5ac7d89), reduced, with golden/mobilevit.py's
+weights under their names (Paddle's statistics under PyTorch's), gave the logits of its images.
 """
 
 import json
@@ -24,7 +25,12 @@ from weights.formats import write_weights
 from weights.names import mobilevit, timm_names
 
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_mobilevit.json").read_text())
-PADDLEVIT = {"stage_depths": (2, 4, 3), "hidden_dims": (8, 16, 16), "num_heads": 8, "last_norm_eps": 1e-6}
+PADDLEVIT = {
+    "stage_depths": (2, 4, 3),
+    "hidden_dims": (8, 16, 16),
+    "num_heads": 8,
+    "last_norm_eps": 1e-6,
+}
 PADDLEVIT |= {"hidden_norm": True}
 OURS = {"PaddleViT": PADDLEVIT, "apple/ml-cvnets": {}}
 
@@ -72,7 +78,9 @@ def test_apples_images_are_blue_green_red(tmp_path):
     save_weights(model, tmp_path / "ours.safetensors")  # and once alone
     load_weights(model, tmp_path / "ours.safetensors")
     np.testing.assert_array_equal(model.stem.conv.weight.numpy(), theirs[:, ::-1])
-    strange = timm_names(mobilevit, {"conv_1.block.conv.weight": np.zeros(3, np.float32)}, "torch", ())
+    strange = timm_names(
+        mobilevit, {"conv_1.block.conv.weight": np.zeros(3, np.float32)}, "torch", ()
+    )
     assert strange["stem.conv.weight"].shape == (3,)
 
 
@@ -96,18 +104,29 @@ def test_paddlevits_files_tell_how_its_model_computes(tmp_path):
 
 
 def test_transformers_preparation_is_taken_and_another_order_of_colours_refused(tmp_path):
-    golden = json.loads((ROOT / "tests" / "golden" / "names_transformers.json").read_text())["mobilevit"]
+    golden = json.loads((ROOT / "tests" / "golden" / "names_transformers.json").read_text())[
+        "mobilevit"
+    ]
     arrays = {name: positive(name, shape) for name, shape in golden["shapes"].items()}
     write_weights(tmp_path / "model.safetensors", arrays)
     (tmp_path / "config.json").write_text(json.dumps(golden["config"]))
-    prepared = {"do_center_crop": True, "crop_size": {"height": 64, "width": 64}, "size": {"shortest_edge": 72}}
+    prepared = {
+        "do_center_crop": True,
+        "crop_size": {"height": 64, "width": 64},
+        "size": {"shortest_edge": 72},
+    }
     prepared |= {"resample": 2, "do_flip_channel_order": True}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared))
     config = description_of(tmp_path).to_config(["MODEL.PRETRAINED", str(tmp_path)])
     assert pytest.approx(64 / 72) == config.DATA.CROP_PCT
     assert (config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD) == ([0.0] * 3, [1.0] * 3)
-    assert (config.DATA.INTERPOLATION, config.MODEL.EMBED_DIMS) == ("bilinear", [8, 8, 8, 8, 8, 16, 16, 16, 24])
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared | {"do_flip_channel_order": False}))
+    assert (config.DATA.INTERPOLATION, config.MODEL.EMBED_DIMS) == (
+        "bilinear",
+        [8, 8, 8, 8, 8, 16, 16, 16, 24],
+    )
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps(prepared | {"do_flip_channel_order": False})
+    )
     with pytest.raises(InputError, match="do_flip_channel_order is False, expected True"):
         description_of(tmp_path)
     (tmp_path / "preprocessor_config.json").unlink()

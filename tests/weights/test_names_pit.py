@@ -1,8 +1,8 @@
 """Names that other toolkits give PiT's tensors: with their weights our logits are theirs.
 
-golden/names_pit.json: the modules of naver-ai/pit (pit.py, 9d97a62) with torch 2.13.0 and timm 1.0.31, and of PaddleViT
-(PiT/pit.py, ff73a80) with paddle 3.3.1, in the size of golden/pit.py's first case, with weights and images by
-``values``; kept are names, shapes and logits.
+golden/names_pit.json: the modules of naver-ai/pit (pit.py, 9d97a62) with torch 2.13.0 and timm
+1.0.31, and of PaddleViT (PiT/pit.py, ff73a80) with paddle 3.3.1, in the size of golden/pit.py's
+first case, with weights and images by ``values``; kept are names, shapes and logits.
 """
 
 import json
@@ -25,7 +25,9 @@ def file_of(case, folder):
     """A file of the case's toolkit."""
     golden = GOLDEN[case]
     file = folder / ("model.pdparams" if golden["layout"] == "paddle" else "model.safetensors")
-    write_weights(file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()})
+    write_weights(
+        file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()}
+    )
     return file
 
 

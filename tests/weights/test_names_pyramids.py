@@ -1,8 +1,10 @@
-"""Names that other toolkits give PVTv2's and PoolFormer's tensors: with their weights our logits are theirs.
+"""Names that other toolkits give PVTv2's and PoolFormer's tensors: with their weights our logits
+are theirs.
 
-golden/names_pvtv2.json and golden/names_poolformer.json were made by hand: reduced models of PaddleViT's (PVTv2 and
-PoolFormer, 29bb793 and 30ba34a), whai362/PVT's (0a0f63c) and sail-sg/poolformer's (0c2a8f5) layers, written down
-without what they don't use, with weights and images by ``values``; kept are names, shapes and logits.
+golden/names_pvtv2.json and golden/names_poolformer.json were made by hand: reduced models of
+PaddleViT's (PVTv2 and PoolFormer, 29bb793 and 30ba34a), whai362/PVT's (0a0f63c) and
+sail-sg/poolformer's (0c2a8f5) layers, written down without what they don't use, with weights and
+images by ``values``; kept are names, shapes and logits.
 """
 
 import json
@@ -22,13 +24,20 @@ from weights.layout import linear_weights
 from weights.names import timm_names
 
 MODELS = {"pvtv2": pvtv2, "poolformer": poolformer}
-GOLDEN = {kind: json.loads((ROOT / "tests" / "golden" / f"names_{kind}.json").read_text()) for kind in MODELS}
+GOLDEN = {
+    kind: json.loads((ROOT / "tests" / "golden" / f"names_{kind}.json").read_text())
+    for kind in MODELS
+}
 CASES = [(kind, case) for kind, cases in GOLDEN.items() for case in cases]
 
 
 def build(kind, case, **changes):
     """Our model, with what is no weight as in the case's toolkit."""
-    theirs = {"fc_norm": False} if kind == "poolformer" else {"norm_eps": 1e-6 if "PaddleViT" in case else None}
+    theirs = (
+        {"fc_norm": False}
+        if kind == "poolformer"
+        else {"norm_eps": 1e-6 if "PaddleViT" in case else None}
+    )
     return MODELS[kind]("pvtv2_linear" if "linear" in case else kind, **theirs | changes)
 
 
@@ -36,7 +45,9 @@ def logits(model, kind, case, folder):
     """Those of the golden images with the case's weights, read from a file of its toolkit."""
     golden = GOLDEN[kind][case]
     file = folder / ("model.pdparams" if golden["layout"] == "paddle" else "model.safetensors")
-    write_weights(file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()})
+    write_weights(
+        file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()}
+    )
     load_weights(model, file)
     model.eval()
     return model(paddle.to_tensor(values("images", (2, 3, *golden["size"])))).numpy()
@@ -56,9 +67,17 @@ def test_names_are_timms_and_values_stay_in_place(kind, case):
     golden = GOLDEN[kind][case]
     model = build(kind, case)
     arrays = {name: np.full(shape, i) for i, (name, shape) in enumerate(golden["shapes"].items())}
-    named = timm_names(ARCHITECTURES[kind.lower()].weight_names, arrays, golden["layout"], model.state_dict().keys())
+    named = timm_names(
+        ARCHITECTURES[kind.lower()].weight_names,
+        arrays,
+        golden["layout"],
+        model.state_dict().keys(),
+    )
     transposed = linear_weights(model) if golden["layout"] == "torch" else ()
-    shapes = {key: tuple(t.shape)[:: -1 if key in transposed else 1] for key, t in model.state_dict().items()}
+    shapes = {
+        key: tuple(t.shape)[:: -1 if key in transposed else 1]
+        for key, t in model.state_dict().items()
+    }
     assert {key: array.shape for key, array in named.items()} == shapes
     assert all(any(array is other for other in arrays.values()) for array in named.values())
     assert (

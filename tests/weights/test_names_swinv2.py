@@ -1,4 +1,5 @@
-"""Names that other toolkits give Swin V2's tensors, and by which windows their models measure offsets.
+"""Names that other toolkits give Swin V2's tensors, and by which windows their models measure
+offsets.
 
 golden/names_swinv2.json was made by hand: the authors' module, reduced, with weights and images by
 golden/make_names_vit.py's ``values``; "largest" are the largest offsets in its tables.
@@ -20,7 +21,9 @@ from weights import load_weights
 from weights.formats import write_weights
 from weights.names import beit, eva, swinv2
 
-CASE = json.loads((ROOT / "tests" / "golden" / "names_swinv2.json").read_text())["microsoft/Swin-Transformer"]
+CASE = json.loads((ROOT / "tests" / "golden" / "names_swinv2.json").read_text())[
+    "microsoft/Swin-Transformer"
+]
 
 
 def stored(folder, **others):
@@ -58,7 +61,9 @@ def test_a_file_tells_by_which_windows_it_measures(tmp_path):
     ]
     config = with_switches(get_config(None, words), file)
     assert config.MODEL.PRETRAINED_WINDOW_SIZES == [3, 3, 2]
-    assert any("MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], as the names in" in note for note in notes(config))
+    assert any(
+        "MODEL.PRETRAINED_WINDOW_SIZES [3, 3, 2], as the names in" in note for note in notes(config)
+    )
     model = build_model(config)
     load_weights(model, file)
     model.eval()
@@ -71,10 +76,19 @@ def test_a_file_tells_by_which_windows_it_measures(tmp_path):
 
 @pytest.mark.parametrize(
     "table",
-    [np.zeros((1, 7, 7, 2)), np.ones(3), np.full((1, 7, 7, 2), np.nan), np.ones((0, 7, 7, 2)), np.ones((1, 1, 1, 2))],
+    [
+        np.zeros((1, 7, 7, 2)),
+        np.ones(3),
+        np.full((1, 7, 7, 2), np.nan),
+        np.ones((0, 7, 7, 2)),
+        np.ones((1, 1, 1, 2)),
+    ],
 )
 def test_a_table_that_is_none_tells_nothing(table):
-    assert swinv2.switches({"layers.0.blocks.0.attn.relative_coords_table": table.astype(np.float32)}) == {}
+    assert (
+        swinv2.switches({"layers.0.blocks.0.attn.relative_coords_table": table.astype(np.float32)})
+        == {}
+    )
 
 
 @pytest.mark.parametrize(("window", "unit"), [(8, 8), (12, 12), (16, 12), (24, 12), (8, 6), (7, 8)])
@@ -88,7 +102,10 @@ def test_windows_are_told_exactly(window, unit):
 def test_a_traced_programs_keys_without_a_bias_are_left_out(family):
     """timm keeps zeros for them, which no model here has; others aren't dropped."""
     block = "layers.0.blocks.0." if family is swinv2 else "blocks.0."
-    arrays = {f"{block}attn.k_bias": np.zeros(3, np.float32), f"{block}attn.proj.bias": np.ones(3, np.float32)}
+    arrays = {
+        f"{block}attn.k_bias": np.zeros(3, np.float32),
+        f"{block}attn.proj.bias": np.ones(3, np.float32),
+    }
     assert list(family.timm_names(arrays, "torch", ())) == [f"{block}attn.proj.bias"]
     arrays[f"{block}attn.k_bias"][1] = 1e-9
     assert family.timm_names(arrays, "torch", ()).keys() == arrays.keys()

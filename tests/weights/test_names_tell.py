@@ -35,7 +35,14 @@ SIZES = {  # of the golden models, as options
         "5",
     ],
     "pvtv2": [
-        *("MODEL.STAGE_DEPTHS", "[2, 1, 1, 1]", "MODEL.EMBED_DIMS", "[4, 8, 12, 16]", "MODEL.NUM_CLASSES", "5"),
+        *(
+            "MODEL.STAGE_DEPTHS",
+            "[2, 1, 1, 1]",
+            "MODEL.EMBED_DIMS",
+            "[4, 8, 12, 16]",
+            "MODEL.NUM_CLASSES",
+            "5",
+        ),
         *("MODEL.NUM_HEADS", "[1, 2, 3, 4]"),
     ],
 }
@@ -45,7 +52,9 @@ def stored(kind, case, folder):
     """The golden case's weights, in a file of its toolkit."""
     golden = GOLDEN[kind][case]
     file = folder / ("theirs.pdparams" if golden["layout"] == "paddle" else "theirs.safetensors")
-    write_weights(file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()})
+    write_weights(
+        file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()}
+    )
     return file
 
 
@@ -78,7 +87,8 @@ def test_poolformers_norm_is_where_the_file_has_it(tmp_path, case):
     file = stored("poolformer", case, tmp_path)
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(file)]
     config = with_preprocessing(get_config("poolformer_s12", options))
-    assert (config.MODEL.FC_NORM, notes(config)) == (False, [])  # the authors' place is the recipe's
+    # the authors' place is the recipe's
+    assert (config.MODEL.FC_NORM, notes(config)) == (False, [])
     assert_golden(evaluated(config, GOLDEN["poolformer"][case]["size"]), "poolformer", case)
     timms = timms_poolformer(tmp_path)
     options = [*SIZES["poolformer"], "MODEL.PRETRAINED", str(timms)]
@@ -95,7 +105,10 @@ def test_poolformers_norm_is_where_the_file_has_it(tmp_path, case):
 def test_a_norm_at_another_place_is_refused_with_the_key(tmp_path):
     theirs = stored("poolformer", "PaddleViT", tmp_path)
     given = with_preprocessing(
-        get_config("poolformer_s12", [*SIZES["poolformer"], "MODEL.PRETRAINED", str(theirs), "MODEL.FC_NORM", "True"])
+        get_config(
+            "poolformer_s12",
+            [*SIZES["poolformer"], "MODEL.PRETRAINED", str(theirs), "MODEL.FC_NORM", "True"],
+        )
     )
     message = (
         r"theirs\.pdparams doesn't fit the model: missing head\.norm\.weight, head\.norm\.bias;"
@@ -121,7 +134,9 @@ def test_what_this_toolkit_writes_tells_it_too(tmp_path):
 @pytest.mark.parametrize(("case", "epsilon"), [("PaddleViT", 1e-6), ("whai362/PVT", None)])
 def test_pvtv2s_norms_have_the_files_epsilon(tmp_path, case, epsilon):
     file = stored("pvtv2", case, tmp_path)
-    config = with_preprocessing(get_config("pvtv2_b0", [*SIZES["pvtv2"], "MODEL.PRETRAINED", str(file)]))
+    config = with_preprocessing(
+        get_config("pvtv2_b0", [*SIZES["pvtv2"], "MODEL.PRETRAINED", str(file)])
+    )
     assert epsilon == config.MODEL.NORM_EPS
     assert_golden(evaluated(config, GOLDEN["pvtv2"][case]["size"]), "pvtv2", case)
     report = load_weights(pyramid("pvtv2", case, norm_eps=1e-3), file)
@@ -139,10 +154,14 @@ def test_gmlps_gates_have_the_files_epsilon(tmp_path):
     config = with_preprocessing(get_config("gmlp_s16_224", options))
     assert config.MODEL.NORM_EPS == 1e-6
     model = build_model(config)
-    assert {layer._epsilon for name, layer in model.named_sublayers() if name.endswith("norm")} == {1e-6}
+    assert {layer._epsilon for name, layer in model.named_sublayers() if name.endswith("norm")} == {
+        1e-6
+    }
     assert_golden(evaluated(config, (16, 16)), "mixer", case)
     assert (
-        with_switches(get_config("mixer_b16_224"), stored("mixer", "PaddleViT's Mixer", tmp_path)).MODEL.NORM_EPS
+        with_switches(
+            get_config("mixer_b16_224"), stored("mixer", "PaddleViT's Mixer", tmp_path)
+        ).MODEL.NORM_EPS
         is None
     )
 
@@ -217,8 +236,16 @@ def test_convnexts_layer_scale_is_told(tmp_path, file, model):
     [
         ("convnext_v2", {}, "MODEL.INIT_VALUES 0.0 and MODEL.USE_GRN True"),
         ("convnext", {"stem_type": "overlap"}, "MODEL.STEM_TYPE patch"),
-        ("convnext_tiered", {"conv_mlp": True, "embed_dims": (22, 8, 8, 16)}, "MODEL.STEM_TYPE overlap_tiered"),
-        ("convnext_v2_conv", {}, "MODEL.INIT_VALUES 0.0 and MODEL.USE_GRN True and MODEL.STEM_TYPE overlap"),
+        (
+            "convnext_tiered",
+            {"conv_mlp": True, "embed_dims": (22, 8, 8, 16)},
+            "MODEL.STEM_TYPE overlap_tiered",
+        ),
+        (
+            "convnext_v2_conv",
+            {},
+            "MODEL.INIT_VALUES 0.0 and MODEL.USE_GRN True and MODEL.STEM_TYPE overlap",
+        ),
     ],
 )
 def test_convnexts_stem_and_norm_are_told(tmp_path, file, model, keys):
@@ -240,14 +267,24 @@ def test_a_file_of_another_family_tells_no_keys(tmp_path):
 def test_an_activation_that_only_the_name_of_the_model_tells_is_refused(tmp_path):
     save_weights(vit(pre_norm=True), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"architecture": "vit_base_patch32_clip_quickgelu_224"}')
-    with pytest.raises(InputError, match="its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"):
+    with pytest.raises(
+        InputError, match="its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"
+    ):
         load_weights(vit(pre_norm=True), tmp_path)
     assert load_weights(vit(pre_norm=True, act="quick_gelu"), tmp_path).missing == []
 
 
 def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program, tmp_path):
     file = timms_poolformer(tmp_path)
-    words = [*SIZES["poolformer"], "DATA.SYNTHETIC_SIZE", "4", "DATA.IMAGE_SIZE", "64", "DATA.NUM_WORKERS", "0"]
+    words = [
+        *SIZES["poolformer"],
+        "DATA.SYNTHETIC_SIZE",
+        "4",
+        "DATA.IMAGE_SIZE",
+        "64",
+        "DATA.NUM_WORKERS",
+        "0",
+    ]
     short = ["TRAIN.NUM_EPOCHS", "1", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.COOLDOWN_EPOCHS", "0"]
     flags = ["-cfg=poolformer_s12", "-dataset=synthetic", "-batch_size=4", f"-pretrained={file}"]
     for others, more in ((["-output=trained"], short), (["-eval", "-output=evaluated"], [])):
@@ -256,7 +293,9 @@ def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program,
         run = tmp_path / others[-1].partition("=")[2]
         assert f"MODEL.FC_NORM True, as the names in {file} tell" in (run / "log.txt").read_text()
         assert json.loads((run / "result.json").read_text())["config"]["MODEL"]["FC_NORM"] is True
-    status, _, errors = program("main_single_gpu.py", *flags, "-eval", "-o", *words, "MODEL.FC_NORM", "False")
+    status, _, errors = program(
+        "main_single_gpu.py", *flags, "-eval", "-o", *words, "MODEL.FC_NORM", "False"
+    )
     assert (status, errors.count("error: ")) == (2, 1)
     assert "its names tell MODEL.FC_NORM True: set that" in errors
 
@@ -265,7 +304,9 @@ def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program,
 
 
 def maes(model):
-    """A plain ViT's arrays as PaddleViT's MAE names them: without its position embedding, which is computed there."""
+    """A plain ViT's arrays as PaddleViT's MAE names them: without its position embedding, which is
+    computed there.
+    """
     theirs = {}
     for name, array in file_arrays(model).items():
         if name == "pos_embed":
@@ -293,14 +334,20 @@ def test_the_position_that_paddlevits_mae_computes_is_computed(tmp_path):
         for channel in (0, 5, channels - 2):
             even = channel // 2 * 2
             wave = np.cos if channel % 2 else np.sin
-            assert position[0, place, channel] == pytest.approx(wave(place / 10000 ** (even / channels)), abs=1e-6)
-    with pytest.raises(InputError, match="unexpected norm.weight, norm.bias; its names tell MODEL.GLOBAL_POOL token"):
+            assert position[0, place, channel] == pytest.approx(
+                wave(place / 10000 ** (even / channels)), abs=1e-6
+            )
+    with pytest.raises(
+        InputError,
+        match="unexpected norm.weight, norm.bias; its names tell MODEL.GLOBAL_POOL token",
+    ):
         load_weights(vit(global_pool="avg"), tmp_path / "mae.pdparams")
     with pytest.raises(InputError, match="missing pos_embed"):  # there the class token has no place
         load_weights(vit(no_embed_class=True), tmp_path / "mae.pdparams")
     del theirs["encoder.encoder_norm.weight"], theirs["encoder.encoder_norm.bias"]
     norm = {f"encoder_norm.{leaf}": np.full(24, 2, np.float32) for leaf in ("weight", "bias")}
-    write_weights(tmp_path / "mean.pdparams", theirs | norm)  # its later MAE, which reads the patches' mean
+    # its later MAE, which reads the patches' mean
+    write_weights(tmp_path / "mean.pdparams", theirs | norm)
     with pytest.raises(InputError, match="its names tell MODEL.GLOBAL_POOL avg"):
         load_weights(vit(), tmp_path / "mean.pdparams")
 
@@ -311,7 +358,11 @@ def test_the_position_that_paddlevits_mae_computes_is_computed(tmp_path):
 def paddles(arrays):
     """Arrays as ``paddle.save`` writes tensors inside of a dictionary: (name, array)."""
     return {
-        name: Call("builtins", "tuple", ((f"parameter_{i}", numpy_array(array.shape, array.astype("<f4").tobytes())),))
+        name: Call(
+            "builtins",
+            "tuple",
+            ((f"parameter_{i}", numpy_array(array.shape, array.astype("<f4").tobytes())),),
+        )
         for i, (name, array) in enumerate(arrays.items())
     }
 
@@ -323,24 +374,38 @@ def test_a_training_checkpoint_gives_its_weights_and_tells_which(tmp_path, avera
     if average:
         content["model_ema"] = paddles({name: array + 1 for name, array in own.items()})
     content |= {
-        "optimizer": paddles({"linear_0.w_0_moment1_0": np.ones((24, 24))}) | {"LR_Scheduler": {"last_lr": 0.1}}
+        "optimizer": paddles({"linear_0.w_0_moment1_0": np.ones((24, 24))})
+        | {"LR_Scheduler": {"last_lr": 0.1}}
     }
-    content |= {"epoch": 7, "lr_scheduler": {"last_epoch": 7, "last_lr": 1e-3}, "amp_grad_scaler": {"scale": None}}
+    content |= {
+        "epoch": 7,
+        "lr_scheduler": {"last_epoch": 7, "last_lr": 1e-3},
+        "amp_grad_scaler": {"scale": None},
+    }
     file = write_pickle(tmp_path / "Epoch-7-Loss-2.5.pdparams", program(content))
     model = vit()
     report = load_weights(model, file)
     assert (model.head.bias.numpy() == own["head.bias"] + average).all()
-    assert report.notes == (["its model_ema was taken (it holds model_ema, model)"] if average else [])
+    assert report.notes == (
+        ["its model_ema was taken (it holds model_ema, model)"] if average else []
+    )
 
 
 def test_an_optimizers_state_is_no_weights(tmp_path):
     (tmp_path / "a.pdopt").write_bytes(program({}))
-    with pytest.raises(InputError, match=r"a\.pdopt is an optimizer's state; give its weights, .*a\.pdparams$"):
+    with pytest.raises(
+        InputError, match=r"a\.pdopt is an optimizer's state; give its weights, .*a\.pdparams$"
+    ):
         load_weights(vit(), tmp_path / "a.pdopt")
 
 
 def test_code_in_a_training_checkpoint_is_not_run(tmp_path):
-    content = {"model": {"head.bias": Call("os", "system", ("true",))}, "optimizer": {"x": Named("os", "system")}}
+    content = {
+        "model": {"head.bias": Call("os", "system", ("true",))},
+        "optimizer": {"x": Named("os", "system")},
+    }
     file = write_pickle(tmp_path / "hostile.pdparams", program(content))
-    with pytest.raises(InputError, match="it asks to load os.system; only arrays and plain containers are read"):
+    with pytest.raises(
+        InputError, match="it asks to load os.system; only arrays and plain containers are read"
+    ):
         load_weights(vit(), file)

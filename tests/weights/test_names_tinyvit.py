@@ -1,7 +1,7 @@
 """Names that the authors give TinyViT's tensors, and tables of biases for other windows.
 
-golden/names_tinyvit.json was made by hand: the authors' module, reduced, with the weights of golden/tinyvit.py under
-their names.
+golden/names_tinyvit.json was made by hand: the authors' module, reduced, with the weights of
+golden/tinyvit.py under their names.
 """
 
 import json
@@ -24,7 +24,8 @@ CASE = json.loads((ROOT / "tests" / "golden" / "names_tinyvit.json").read_text()
 @pytest.mark.smoke
 def test_the_authors_files_give_their_logits(tmp_path):
     write_weights(
-        tmp_path / "a.safetensors", {name: array(name, tuple(shape)) for name, shape in CASE["shapes"].items()}
+        tmp_path / "a.safetensors",
+        {name: array(name, tuple(shape)) for name, shape in CASE["shapes"].items()},
     )
     model = small()
     report = load_weights(model, tmp_path / "a.safetensors")

@@ -1,4 +1,6 @@
-"""transformers' files load with no other step: logits are its own (golden/make_names_transformers.py)."""
+"""transformers' files load with no other step: logits are its own
+(golden/make_names_transformers.py).
+"""
 
 import json
 
@@ -22,7 +24,9 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_transformers.json").read
 
 @pytest.fixture
 def folder(tmp_path):
-    """Returns a function that writes a case's folder, with changes of its config.json, and returns its path."""
+    """Returns a function that writes a case's folder, with changes of its config.json, and returns
+    its path.
+    """
 
     def folder(case, **changes):
         golden = GOLDEN[case]
@@ -35,7 +39,9 @@ def folder(tmp_path):
 
 
 def outputs(case, config):
-    """What the model of a configuration gives, with its weights: logits, or the features that its head would read."""
+    """What the model of a configuration gives, with its weights: logits, or the features that its
+    head would read.
+    """
     size = GOLDEN[case]["size"]
     model = build_model(config)
     load_weights(model, config.MODEL.PRETRAINED)
@@ -50,11 +56,15 @@ def test_a_folder_alone_builds_the_model_and_gives_its_logits(case, folder):
     config = description_of(path).to_config(["MODEL.PRETRAINED", str(path)])
     expected = np.array(GOLDEN[case]["outputs"])
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * np.ptp(expected)  # the images matter
-    np.testing.assert_allclose(outputs(case, config), expected, atol=2e-5 * np.ptp(expected), rtol=0)
+    np.testing.assert_allclose(
+        outputs(case, config), expected, atol=2e-5 * np.ptp(expected), rtol=0
+    )
 
 
 def test_what_config_json_tells_counts_where_nobody_says_otherwise(folder):
-    """An epsilon of 0.5, a head more and OpenAI's GELU change no shape: without them other logits would come."""
+    """An epsilon of 0.5, a head more and OpenAI's GELU change no shape: without them other logits
+    would come.
+    """
     path = folder("vit", layer_norm_eps=1e-4, hidden_act="quick_gelu", num_attention_heads=6)
     sizes = [
         "MODEL.PATCH_SIZE",
@@ -70,14 +80,20 @@ def test_what_config_json_tells_counts_where_nobody_says_otherwise(folder):
     ]
     words = [*map(str, sizes), "MODEL.NUM_CLASSES", "7", "MODEL.PRETRAINED", str(path)]
     config = with_preprocessing(get_config("vit_tiny_patch16_224", words))
-    assert (config.MODEL.NORM_EPS, config.MODEL.ACT, config.MODEL.NUM_HEADS) == (1e-4, "quick_gelu", 6)
+    assert (config.MODEL.NORM_EPS, config.MODEL.ACT, config.MODEL.NUM_HEADS) == (
+        1e-4,
+        "quick_gelu",
+        6,
+    )
     told = [note for note in notes(config) if f"as the config.json of {path} tells" in note]
     assert [note.partition(",")[0] for note in told] == [
         "MODEL.NUM_HEADS 6",
         "MODEL.NORM_EPS 0.0001",
         "MODEL.ACT 'quick_gelu'",
     ]
-    own = with_switches(get_config("vit_tiny_patch16_224", [*words, "MODEL.NORM_EPS", "1e-5"]), path)
+    own = with_switches(
+        get_config("vit_tiny_patch16_224", [*words, "MODEL.NORM_EPS", "1e-5"]), path
+    )
     assert own.MODEL.NORM_EPS == 1e-5
     assert any(note.endswith("tells; yours is 1e-05") for note in notes(own))
 
@@ -97,9 +113,24 @@ def test_other_models_and_settings_are_refused(folder):
             "swin_tiny_patch4_window7_224",
             "hidden_act is 'relu', models here have 'gelu' alone",
         ),
-        ("vit", {"hidden_act": "silu"}, "vit_tiny_patch16_224", "hidden_act is 'silu', expected one of gelu, "),
-        ("vit", {"hidden_size": "wide"}, "vit_tiny_patch16_224", "its hidden_size is 'wide', expected a whole number"),
-        ("vit", {"layer_norm_eps": 7}, "vit_tiny_patch16_224", "MODEL.NORM_EPS is 7.0, expected 1e-12 to 0.001"),
+        (
+            "vit",
+            {"hidden_act": "silu"},
+            "vit_tiny_patch16_224",
+            "hidden_act is 'silu', expected one of gelu, ",
+        ),
+        (
+            "vit",
+            {"hidden_size": "wide"},
+            "vit_tiny_patch16_224",
+            "its hidden_size is 'wide', expected a whole number",
+        ),
+        (
+            "vit",
+            {"layer_norm_eps": 7},
+            "vit_tiny_patch16_224",
+            "MODEL.NORM_EPS is 7.0, expected 1e-12 to 0.001",
+        ),
         (
             "resnet",
             {"downsample_in_bottleneck": True},
@@ -124,11 +155,36 @@ def test_other_models_and_settings_are_refused(folder):
             "hiera_tiny_224",
             "masked_unit_attention is [True, False, True, False], models here have it in the first stages alone",
         ),
-        ("hiera", {"masked_unit_attention": "all"}, "hiera_tiny_224", "expected a list of true and false"),
-        ("hiera", {"num_query_pool": 1}, "hiera_tiny_224", "num_query_pool is 1, models here have at least 2 with"),
-        ("hiera", {"num_query_pool": "two"}, "hiera_tiny_224", "its num_query_pool is 'two', expected a whole number"),
-        ("swinv2", {"pretrained_window_sizes": 8}, "swinv2_tiny_window8_256", "expected whole numbers"),
-        ("levit", {"key_dim": [8, 8, 4]}, "levit_128s", "key_dim is [8, 8, 4], models here have [8, 8, 8] alone"),
+        (
+            "hiera",
+            {"masked_unit_attention": "all"},
+            "hiera_tiny_224",
+            "expected a list of true and false",
+        ),
+        (
+            "hiera",
+            {"num_query_pool": 1},
+            "hiera_tiny_224",
+            "num_query_pool is 1, models here have at least 2 with",
+        ),
+        (
+            "hiera",
+            {"num_query_pool": "two"},
+            "hiera_tiny_224",
+            "its num_query_pool is 'two', expected a whole number",
+        ),
+        (
+            "swinv2",
+            {"pretrained_window_sizes": 8},
+            "swinv2_tiny_window8_256",
+            "expected whole numbers",
+        ),
+        (
+            "levit",
+            {"key_dim": [8, 8, 4]},
+            "levit_128s",
+            "key_dim is [8, 8, 4], models here have [8, 8, 8] alone",
+        ),
         (
             "levit",
             {"down_ops": [[""]] * 3},
@@ -148,24 +204,49 @@ def test_other_models_and_settings_are_refused(folder):
     [
         ({"size": {"height": 224, "width": 224}, "resample": 2}, ("bilinear", 1.0, "squash")),
         (
-            {"size": {"shortest_edge": 256}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True},
+            {
+                "size": {"shortest_edge": 256},
+                "crop_size": {"height": 224, "width": 224},
+                "do_center_crop": True,
+            },
             (None, 0.875, "center"),
         ),
-        ({"size": {"height": 256, "width": 256}, "crop_size": 224, "do_center_crop": True}, (None, 0.875, "squash")),
-        ({"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3}, ("bicubic", 0.875, "center")),
-        ({"size": {"shortest_edge": 384}, "crop_pct": 0.875, "resample": 3}, ("bicubic", 1.0, "squash")),
+        (
+            {"size": {"height": 256, "width": 256}, "crop_size": 224, "do_center_crop": True},
+            (None, 0.875, "squash"),
+        ),
+        (
+            {"size": {"shortest_edge": 224}, "crop_pct": 0.875, "resample": 3},
+            ("bicubic", 0.875, "center"),
+        ),
+        (
+            {"size": {"shortest_edge": 384}, "crop_pct": 0.875, "resample": 3},
+            ("bicubic", 1.0, "squash"),
+        ),
         ({"size": 224, "resample": 3}, ("bicubic", 1.0, "squash")),
     ],
 )
 def test_images_are_prepared_as_the_preprocessor_says(preprocessor, expected, folder):
     path = folder("vit", id2label={str(number): f"c{number}" for number in range(7)})
-    preprocessor |= {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2], "do_normalize": True}
+    preprocessor |= {
+        "image_mean": [0.5, 0.4, 0.3],
+        "image_std": [0.2, 0.2, 0.2],
+        "do_normalize": True,
+    }
     (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     described = description_of(path)
     data = described.to_config(["MODEL.PRETRAINED", str(path)]).DATA
     interpolation, share, mode = expected
-    assert (interpolation or "bicubic", share, mode) == (data.INTERPOLATION, data.CROP_PCT, data.CROP_MODE)
-    assert (data.IMAGENET_MEAN, data.IMAGENET_STD, data.IMAGE_SIZE) == ([0.5, 0.4, 0.3], [0.2, 0.2, 0.2], 16)
+    assert (interpolation or "bicubic", share, mode) == (
+        data.INTERPOLATION,
+        data.CROP_PCT,
+        data.CROP_MODE,
+    )
+    assert (data.IMAGENET_MEAN, data.IMAGENET_STD, data.IMAGE_SIZE) == (
+        [0.5, 0.4, 0.3],
+        [0.2, 0.2, 0.2],
+        16,
+    )
     assert described.classes == [f"c{number}" for number in range(7)]
 
 
@@ -183,11 +264,18 @@ def test_a_whole_clip_is_read_as_its_image_tower(folder):
         for key, value in golden["config"].items()
         if key not in ("model_type", "architectures", "projection_dim")
     }
-    whole = {"model_type": "clip", "architectures": ["CLIPModel"], "projection_dim": 7, "vision_config": tower}
+    whole = {
+        "model_type": "clip",
+        "architectures": ["CLIPModel"],
+        "projection_dim": 7,
+        "vision_config": tower,
+    }
     (path / "config.json").write_text(json.dumps(whole))
     config = description_of(path).to_config(["MODEL.PRETRAINED", str(path)])
     expected = np.array(golden["outputs"])
-    np.testing.assert_allclose(outputs("clip", config), expected, atol=2e-5 * np.ptp(expected), rtol=0)
+    np.testing.assert_allclose(
+        outputs("clip", config), expected, atol=2e-5 * np.ptp(expected), rtol=0
+    )
 
 
 def test_a_swin_v2_of_fewer_stages_has_the_default_windows(folder):
@@ -201,18 +289,26 @@ def test_hieras_masked_pre_training_is_read_as_its_encoder(folder):
     """Its decoder is dropped, and MODEL.Q_POOL stays the classifier's."""
     path = folder("hiera")
     golden = GOLDEN["hiera"]
-    shapes = {name: shape for name, shape in golden["shapes"].items() if not name.startswith("classifier.")}
+    shapes = {
+        name: shape
+        for name, shape in golden["shapes"].items()
+        if not name.startswith("classifier.")
+    }
     arrays = {
         name.replace("hiera.pooler.layernorm.", "encoder_norm."): positive(name, shape)
         for name, shape in shapes.items()
     }
     others = ("decoder.mask_token", "decoder.decoder_block.layers.0.attn.qkv.weight")
     others += ("multiscale_fusion.multi_scale_fusion_heads.0.weight",)
-    write_weights(path / "model.safetensors", arrays | dict.fromkeys(others, np.ones(3, np.float32)))
+    write_weights(
+        path / "model.safetensors", arrays | dict.fromkeys(others, np.ones(3, np.float32))
+    )
     masked = golden["config"] | {"architectures": ["HieraForPreTraining"], "num_query_pool": 2}
     (path / "config.json").write_text(json.dumps(masked))
     words = ["MODEL.EMBED_DIM", "4", "MODEL.STAGE_DEPTHS", "[1, 2, 1, 1]", "DATA.IMAGE_SIZE", "64"]
-    config = with_preprocessing(get_config("hiera_tiny_224", [*words, "MODEL.PRETRAINED", str(path)]))
+    config = with_preprocessing(
+        get_config("hiera_tiny_224", [*words, "MODEL.PRETRAINED", str(path)])
+    )
     assert config.MODEL.Q_POOL == 3
     model = build_model(config)
     report = load_weights(model, path, strict=False)
@@ -224,4 +320,6 @@ def test_hieras_masked_pre_training_is_read_as_its_encoder(folder):
     model.eval()
     images = paddle.to_tensor(values("images", (2, 3, 64, 64)))
     expected = np.array(golden["outputs"])
-    np.testing.assert_allclose(model(images).numpy(), expected, atol=2e-5 * np.ptp(expected), rtol=0)
+    np.testing.assert_allclose(
+        model(images).numpy(), expected, atol=2e-5 * np.ptp(expected), rtol=0
+    )

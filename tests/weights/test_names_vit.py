@@ -1,4 +1,6 @@
-"""Names that other toolkits give a ViT's tensors: their files give their logits; what is dropped, what is left."""
+"""Names that other toolkits give a ViT's tensors: their files give their logits; what is dropped,
+what is left.
+"""
 
 import json
 
@@ -30,7 +32,10 @@ def plain(**options):
     model = VisionTransformer(**SMALL | options)
     linear = linear_weights(model)
     state = {name: tuple(t.shape) for name, t in model.state_dict().items()}
-    return {name: values(name, shape[::-1] if name in linear else shape) for name, shape in state.items()}
+    return {
+        name: values(name, shape[::-1] if name in linear else shape)
+        for name, shape in state.items()
+    }
 
 
 def assert_same(found, expected):
@@ -61,14 +66,18 @@ def test_weights_of_other_toolkits_give_their_logits(case):
     np.testing.assert_allclose(logits, expected, atol=1e-5 * span, rtol=0)
 
 
-@pytest.mark.parametrize("options", [{}, {"distilled": True}, {"init_values": 1, "reg_tokens": 2, "qk_norm": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"distilled": True}, {"init_values": 1, "reg_tokens": 2, "qk_norm": True}]
+)
 def test_timms_names_and_unknown_ones_pass_untouched(options):
     arrays = plain(**options) | {"classifier.0.weight": np.ones(2), "extra": np.ones(1)}
     assert_same(timm_names(vit, arrays, "torch", plain(**options)), arrays)
     assert_same(timm_names(None, arrays, "torch", ()), arrays)
 
 
-@pytest.mark.parametrize(("length", "alone"), [(1, True), (2, False), (3, False), (4, True), (16, True), (17, False)])
+@pytest.mark.parametrize(
+    ("length", "alone"), [(1, True), (2, False), (3, False), (4, True), (16, True), (17, False)]
+)
 def test_positions_that_make_a_square_without_the_class_token_are_of_patches_alone(length, alone):
     arrays = {
         "blocks.0.norm1.weight": np.ones(8),
@@ -85,11 +94,15 @@ def test_queries_keys_and_values_are_joined_in_this_order():
     named = timm_names(vit, arrays, "jax", ())
     for i in range(2):
         layer = f"Transformer/encoderblock_{i}/MultiHeadDotProductAttention_1"
-        parts = [arrays[f"{layer}/{part}/kernel"].reshape(24, 24).T for part in ("query", "key", "value")]
+        parts = [
+            arrays[f"{layer}/{part}/kernel"].reshape(24, 24).T for part in ("query", "key", "value")
+        ]
         assert (named[f"blocks.{i}.attn.qkv.weight"] == np.concatenate(parts)).all()
         parts = [arrays[f"{layer}/{part}/bias"].reshape(24) for part in ("query", "key", "value")]
         assert (named[f"blocks.{i}.attn.qkv.bias"] == np.concatenate(parts)).all()
-        assert (named[f"blocks.{i}.attn.proj.weight"] == arrays[f"{layer}/out/kernel"].reshape(24, 24).T).all()
+        assert (
+            named[f"blocks.{i}.attn.proj.weight"] == arrays[f"{layer}/out/kernel"].reshape(24, 24).T
+        ).all()
 
 
 @pytest.mark.parametrize("shape", [None, (24, 2, 8), ()])
@@ -97,9 +110,15 @@ def test_queries_keys_and_values_that_do_not_fit_together_are_left(shape):
     arrays = stored("Google")
     key = arrays.pop("Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel")
     if shape is not None:
-        arrays["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"] = np.resize(key, shape)
+        arrays["Transformer/encoderblock_0/MultiHeadDotProductAttention_1/key/kernel"] = np.resize(
+            key, shape
+        )
     named = timm_names(vit, arrays, "jax", ())
-    assert {"blocks.0.attn.q.weight", "blocks.0.attn.v.weight", "blocks.0.attn.qkv.bias"} < named.keys()
+    assert {
+        "blocks.0.attn.q.weight",
+        "blocks.0.attn.v.weight",
+        "blocks.0.attn.qkv.bias",
+    } < named.keys()
     assert ("blocks.0.attn.k.weight" in named) == (shape is not None)
 
 
@@ -110,7 +129,10 @@ def test_googles_names_come_back():
     assert_same(timm_names(vit, google_names(plain(), num_heads=3), "jax", ()), plain())
     one = VisionTransformer(**SMALL | {"depth": 1})
     assert_same(names.google_names(one, plain(depth=1)), google_names(plain(depth=1), num_heads=3))
-    target = {f"opt/target/{name}": value for name, value in google_names(plain(num_classes=0), num_heads=3).items()}
+    target = {
+        f"opt/target/{name}": value
+        for name, value in google_names(plain(num_classes=0), num_heads=3).items()
+    }
     assert_same(timm_names(vit, target, "jax", ()), plain(num_classes=0))
 
 
@@ -130,19 +152,35 @@ def test_only_a_plain_vit_is_written_under_googles_names(options, name):
 
 def test_what_serves_pre_training_is_dropped():
     backbone = plain(num_classes=0)
-    others = ("mask_token", "decoder_pos_embed", "decoder_embed.weight", "decoder_blocks.0.norm1.bias")
+    others = (
+        "mask_token",
+        "decoder_pos_embed",
+        "decoder_embed.weight",
+        "decoder_blocks.0.norm1.bias",
+    )
     others += ("decoder_norm.weight", "decoder_pred.bias", "reconstruction_layer.bias")
-    assert_same(timm_names(vit, backbone | dict.fromkeys(others, np.ones(1)), "torch", backbone), backbone)
+    assert_same(
+        timm_names(vit, backbone | dict.fromkeys(others, np.ones(1)), "torch", backbone), backbone
+    )
     teacher = {f"backbone.{name}": value for name, value in backbone.items()}
-    heads = ("head.mlp.0.weight", "head.last_layer.weight_g", "dino_head.mlp.0.bias", "ibot_head.mlp.0.bias")
+    heads = (
+        "head.mlp.0.weight",
+        "head.last_layer.weight_g",
+        "dino_head.mlp.0.bias",
+        "ibot_head.mlp.0.bias",
+    )
     teacher |= dict.fromkeys(heads, np.ones(1))
     assert_same(timm_names(vit, teacher, "torch", backbone), backbone)
     encoders = ("base_encoder", "momentum_encoder")  # MoCo v3's
     moco = {
-        f"{encoder}.{name}": value + index for index, encoder in enumerate(encoders) for name, value in backbone.items()
+        f"{encoder}.{name}": value + index
+        for index, encoder in enumerate(encoders)
+        for name, value in backbone.items()
     }
     moco |= {
-        f"{name}.{layer}": np.ones(1) for name in ("predictor", "base_encoder.head") for layer in ("0.weight", "1.bias")
+        f"{name}.{layer}": np.ones(1)
+        for name in ("predictor", "base_encoder.head")
+        for layer in ("0.weight", "1.bias")
     }
     assert_same(timm_names(vit, moco, "torch", backbone), backbone)
     chunked = {name.replace("blocks.1.", "blocks.0.1."): value for name, value in backbone.items()}
@@ -151,7 +189,9 @@ def test_what_serves_pre_training_is_dropped():
 
 @pytest.mark.parametrize("layer", ["pre_logits.fc.weight", "pre_logits.0.weight"])
 def test_a_head_behind_another_layer_is_dropped_with_it(layer):
-    assert_same(timm_names(vit, plain() | {layer: np.ones(1)}, "torch", plain()), plain(num_classes=0))
+    assert_same(
+        timm_names(vit, plain() | {layer: np.ones(1)}, "torch", plain()), plain(num_classes=0)
+    )
     google = google_names(plain(), num_heads=3) | {"pre_logits/kernel": np.ones((24, 24))}
     assert_same(timm_names(vit, google, "jax", plain()), plain(num_classes=0))
 
@@ -170,7 +210,9 @@ def test_a_backbones_norm_serves_as_fc_norm_and_a_classifiers_does_not():
 def test_linear_patches_become_a_convolution():
     kernel = values("kernel", (24, 48))
     for layout, value in (("torch", kernel), ("paddle", kernel.T)):
-        found = timm_names(vit, {"patch_embed.proj.weight": value}, layout, ())["patch_embed.proj.weight"]
+        found = timm_names(vit, {"patch_embed.proj.weight": value}, layout, ())[
+            "patch_embed.proj.weight"
+        ]
         assert (found == kernel.reshape(24, 3, 4, 4)).all()
     for shape, expected in (((24, 16), (24, 1, 4, 4)), ((24, 20), (24, 20)), ((24, 0), (24, 0))):
         found = timm_names(vit, {"patch_embed.proj.weight": np.zeros(shape)}, "torch", ())
@@ -178,5 +220,8 @@ def test_linear_patches_become_a_convolution():
 
 
 def test_two_arrays_of_one_meaning_are_refused():
-    with pytest.raises(InputError, match=r"head\.bias and classifier\.bias both mean head\.bias; remove one of them"):
+    with pytest.raises(
+        InputError,
+        match=r"head\.bias and classifier\.bias both mean head\.bias; remove one of them",
+    ):
         timm_names(vit, {"head.bias": np.ones(7), "classifier.bias": np.ones(7)}, "paddle", ())

@@ -1,8 +1,8 @@
 """Names that other toolkits give VOLO's tensors: with their weights our logits are theirs.
 
-golden/names_volo.json: the modules of sail-sg/volo (models/volo.py, cf35775) with torch 2.13.0, and of PaddleViT
-(VOLO/volo.py, 182b5b2) with paddle 3.3.1, in the size of golden/volo.py's first case, with weights and images by its
-``array``; kept are names, shapes and logits.
+golden/names_volo.json: the modules of sail-sg/volo (models/volo.py, cf35775) with torch 2.13.0, and
+of PaddleViT (VOLO/volo.py, 182b5b2) with paddle 3.3.1, in the size of golden/volo.py's first case,
+with weights and images by its ``array``; kept are names, shapes and logits.
 """
 
 import json
@@ -29,7 +29,10 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
     assert np.abs(np.diff(expected, axis=0)).max() > 5e-3 * np.ptp(expected)  # the images matter
     file = tmp_path / ("model.pdparams" if golden["layout"] == "paddle" else "model.safetensors")
     shapes = {name: shape for name, shape in golden["shapes"].items() if "num_batches" not in name}
-    arrays = {name: array(name.replace("_variance", "running_var"), tuple(shape)) for name, shape in shapes.items()}
+    arrays = {
+        name: array(name.replace("_variance", "running_var"), tuple(shape))
+        for name, shape in shapes.items()
+    }
     write_weights(file, arrays)
     report = load_weights(model, file)
     assert len(report.loaded) == len(model.state_dict()) == len(shapes)

@@ -1,7 +1,7 @@
 """Names that other toolkits give Swin's and BEiT's tensors.
 
-golden/names_swin.json and names_beit.json were made by hand: PaddleViT's model files, at the commits that the cases
-name, with weights and images by golden/make_names_vit.py's ``values``.
+golden/names_swin.json and names_beit.json were made by hand: PaddleViT's model files, at the
+commits that the cases name, with weights and images by golden/make_names_vit.py's ``values``.
 """
 
 import json
@@ -21,7 +21,10 @@ from weights.names import beit, swin, timm_names
 CASES = {}
 for family in ("swin", "beit"):
     CASES |= json.loads((ROOT / "tests" / "golden" / f"names_{family}.json").read_text())
-SWIN, BEIT = (next(case["model"] for case in CASES.values() if case["type"] == name) for name in ("Swin", "BEiT"))
+SWIN, BEIT = (
+    next(case["model"] for case in CASES.values() if case["type"] == name)
+    for name in ("Swin", "BEiT")
+)
 TABLE = "relative_position_bias_table"
 
 
@@ -42,7 +45,9 @@ def test_paddlevits_files_give_their_logits(case):
     model = {"Swin": SwinTransformer, "BEiT": Beit}[golden["type"]](**golden["model"])
     arrays = {name: values(name, shape) for name, shape in golden["shapes"].items()}
     state = model.state_dict()
-    named = timm_names(ARCHITECTURES[golden["type"].lower()].weight_names, arrays, golden["layout"], state)
+    named = timm_names(
+        ARCHITECTURES[golden["type"].lower()].weight_names, arrays, golden["layout"], state
+    )
     assert named.keys() == state.keys()
     for name, tensor in state.items():
         tensor.set_value(named[name])
@@ -63,7 +68,11 @@ def test_the_authors_swin_merges_patches_at_a_stages_end():
         if stage:
             name = name.replace(stage[0], f"layers.{int(stage[1]) - 1}.downsample")
         file[name.replace("head.fc.", "head.")] = array
-    assert {"layers.0.downsample.norm.bias", "layers.1.downsample.reduction.weight", "head.bias"} < file.keys()
+    assert {
+        "layers.0.downsample.norm.bias",
+        "layers.1.downsample.reduction.weight",
+        "head.bias",
+    } < file.keys()
     buffers = {"layers.0.blocks.1.attn_mask": np.zeros((4, 16, 16))}
     buffers |= {"layers.0.blocks.0.attn.relative_position_index": np.zeros((16, 16))}
     assert_same(timm_names(swin, file | buffers, "torch", expected), expected)
@@ -71,19 +80,39 @@ def test_the_authors_swin_merges_patches_at_a_stages_end():
 
 def test_names_of_timm_and_unknown_ones_stay():
     for model_type, model in (("Swin", SwinTransformer(**SWIN)), ("BEiT", Beit(**BEIT))):
-        expected = arrays_of(model) | {"absolute_pos_embed": np.zeros(2), "blocks.0.other": np.ones(1)}
+        expected = arrays_of(model) | {
+            "absolute_pos_embed": np.zeros(2),
+            "blocks.0.other": np.ones(1),
+        }
         assert_same(
-            timm_names(ARCHITECTURES[model_type.lower()].weight_names, expected, "torch", model.state_dict()), expected
+            timm_names(
+                ARCHITECTURES[model_type.lower()].weight_names,
+                expected,
+                "torch",
+                model.state_dict(),
+            ),
+            expected,
         )
 
 
 def test_a_pretrained_beit_has_one_table_for_all_blocks_and_no_classifier():
     wanted = arrays_of(Beit(**BEIT))
     own = [name for name in wanted if name.endswith(TABLE)]
-    file = {name: array for name, array in wanted.items() if name not in own and not name.startswith("head.")}
-    file |= {name.replace("fc_norm.", "norm."): file.pop(name) for name in ("fc_norm.weight", "fc_norm.bias")}
+    file = {
+        name: array
+        for name, array in wanted.items()
+        if name not in own and not name.startswith("head.")
+    }
+    file |= {
+        name.replace("fc_norm.", "norm."): file.pop(name)
+        for name in ("fc_norm.weight", "fc_norm.bias")
+    }
     shared = {f"rel_pos_bias.{TABLE}": values(TABLE, (52, 3))}
-    rest = {"mask_token": np.zeros(1), "lm_head.bias": np.zeros(1), "rel_pos_bias.relative_position_index": np.zeros(1)}
+    rest = {
+        "mask_token": np.zeros(1),
+        "lm_head.bias": np.zeros(1),
+        "rel_pos_bias.relative_position_index": np.zeros(1),
+    }
     found = timm_names(beit, file | shared | rest, "torch", wanted)
     expected = {name: array for name, array in wanted.items() if not name.startswith("head.")}
     assert len(own) == 2

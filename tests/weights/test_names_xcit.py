@@ -1,8 +1,8 @@
 """Names that other toolkits give XCiT's tensors: with their weights our logits are theirs.
 
-golden/names_xcit.json: made by PaddleViT's XCiT/xcit.py, whose logits are those of its tree of 2021-12, and by
-facebookresearch/xcit's xcit.py, at the commits that the cases name, with weights and images by golden/xcit.py's
-``array``; kept are names, shapes and logits.
+golden/names_xcit.json: made by PaddleViT's XCiT/xcit.py, whose logits are those of its tree of
+2021-12, and by facebookresearch/xcit's xcit.py, at the commits that the cases name, with weights
+and images by golden/xcit.py's ``array``; kept are names, shapes and logits.
 """
 
 import json
@@ -28,7 +28,9 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_xcit.json").read_text())
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
     golden = GOLDEN[case]
     file = tmp_path / ("theirs.pdparams" if golden["layout"] == "paddle" else "theirs.safetensors")
-    write_weights(file, {name: array(name, tuple(shape)) for name, shape in golden["shapes"].items()})
+    write_weights(
+        file, {name: array(name, tuple(shape)) for name, shape in golden["shapes"].items()}
+    )
     model = XCiT(**golden["model"])
     assert not load_weights(model, file).fresh
     model.eval()

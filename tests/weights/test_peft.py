@@ -1,4 +1,6 @@
-"""Folders that peft itself saved, read with the base that they were trained on: the logits that peft computes."""
+"""Folders that peft itself saved, read with the base that they were trained on: the logits that
+peft computes.
+"""
 
 from pathlib import Path
 

@@ -38,7 +38,11 @@ def test_position_embeddings_are_resized_as_timm_does(prefix, old, new):
 
 @pytest.mark.parametrize(
     ("patches", "old", "message"),
-    [(6, None, "6 patches, expected a square"), (6, (2, 4), "6 patches, expected 2 x 4"), (0, None, "0 patches")],
+    [
+        (6, None, "6 patches, expected a square"),
+        (6, (2, 4), "6 patches, expected 2 x 4"),
+        (0, None, "0 patches"),
+    ],
 )
 def test_a_position_embedding_of_another_grid_is_refused(patches, old, message):
     with pytest.raises(InputError, match=message):
@@ -59,7 +63,9 @@ def test_relative_position_tables_are_resized_as_timm_does(extra, old, new):
 
 @pytest.mark.parametrize("rows", [24, 26, 27, 29])
 def test_a_table_of_another_window_is_refused(rows):
-    with pytest.raises(InputError, match=f"{rows} relative positions isn't one of 3 x 3 windows, expected 25, or 3"):
+    with pytest.raises(
+        InputError, match=f"{rows} relative positions isn't one of 3 x 3 windows, expected 25, or 3"
+    ):
         resize_rel_pos_bias_table(np.zeros((rows, 2), np.float32), (3, 3), (4, 4))
 
 

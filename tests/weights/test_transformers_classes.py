@@ -1,4 +1,6 @@
-"""What of transformers' classes and configurations is read, and that all else is refused by its name."""
+"""What of transformers' classes and configurations is read, and that all else is refused by its
+name.
+"""
 
 import json
 import re
@@ -25,22 +27,61 @@ from weights.transformers import HEADS, read_transformers
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_transformers.json").read_text())
 KINDS = json.loads((ROOT / "tests" / "golden" / "transformers_kinds.json").read_text())
 WHOLE = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
-# Keys that change nothing that a model here computes: of training, of heads that aren't read, of feature maps.
+# Keys that change nothing that a model here computes: of training, of heads that aren't read, of
+# feature maps.
 NO_EFFECT = {
-    *("initializer_range", "initializer_factor", "layer_norm_init", "drop_path_rate", "attention_dropout"),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob", "aspp_dropout_prob"),
-    *("pooler_output_size", "pooler_act", "encoder_stride", "vocab_size", "use_mask_token", "mask_ratio"),
+    *(
+        "initializer_range",
+        "initializer_factor",
+        "layer_norm_init",
+        "drop_path_rate",
+        "attention_dropout",
+    ),
+    *(
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+        "classifier_dropout_prob",
+        "aspp_dropout_prob",
+    ),
+    *(
+        "pooler_output_size",
+        "pooler_act",
+        "encoder_stride",
+        "vocab_size",
+        "use_mask_token",
+        "mask_ratio",
+    ),
     *("normalize_pixel_loss", "decoder_hidden_size", "decoder_depth", "decoder_num_heads"),
-    *("pool_scales", "use_auxiliary_head", "auxiliary_loss_weight", "auxiliary_channels", "auxiliary_num_convs"),
-    *("auxiliary_concat_input", "semantic_loss_ignore_index", "add_fpn", "aspp_out_channels", "atrous_rates"),
+    *(
+        "pool_scales",
+        "use_auxiliary_head",
+        "auxiliary_loss_weight",
+        "auxiliary_channels",
+        "auxiliary_num_convs",
+    ),
+    *(
+        "auxiliary_concat_input",
+        "semantic_loss_ignore_index",
+        "add_fpn",
+        "aspp_out_channels",
+        "atrous_rates",
+    ),
     *("stage_names", "out_features", "out_indices", "reshape_hidden_states", "apply_layernorm"),
     *("pos_embed_shift", "pos_embed_jitter", "pos_embed_rescale"),
     *("text_config", "logit_scale_init_value"),
 }
 # Keys that repeat others, or that the tensors' shapes tell.
-TOLD = {"swin": {"num_layers", "hidden_size"}, "swinv2": {"num_layers", "hidden_size"}, "hiera": {"hidden_size"}}
+TOLD = {
+    "swin": {"num_layers", "hidden_size"},
+    "swinv2": {"num_layers", "hidden_size"},
+    "hiera": {"hidden_size"},
+}
 TOLD |= {"resnet": {"hidden_sizes"}, "convnext": {"num_stages"}, "convnextv2": {"num_stages"}}
-TOLD |= {"poolformer": {"patch_size", "stride"}, "clip": {"vision_config"}, "siglip": {"vision_config"}}
+TOLD |= {
+    "poolformer": {"patch_size", "stride"},
+    "clip": {"vision_config"},
+    "siglip": {"vision_config"},
+}
 TOLD |= {"clip_vision_model": {"projection_dim"}}
 
 
@@ -57,11 +98,16 @@ def told(path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Returns a function that writes a case's folder, with changes of its config.json, and returns its path."""
+    """Returns a function that writes a case's folder, with changes of its config.json, and returns
+    its path.
+    """
 
     def folder(case, **changes):
         shapes = GOLDEN[case]["shapes"]
-        write_weights(tmp_path / "model.safetensors", {name: positive(name, shape) for name, shape in shapes.items()})
+        write_weights(
+            tmp_path / "model.safetensors",
+            {name: positive(name, shape) for name, shape in shapes.items()},
+        )
         return written(tmp_path, GOLDEN[case]["config"] | changes)
 
     return folder
@@ -69,10 +115,18 @@ def folder(tmp_path):
 
 def test_each_class_that_is_read_has_its_answers_in_the_golden_file():
     assert HEADS.keys() == KINDS.keys()
-    tested = {(entry["config"]["model_type"], *entry["config"]["architectures"]) for entry in GOLDEN.values()}
+    tested = {
+        (entry["config"]["model_type"], *entry["config"]["architectures"])
+        for entry in GOLDEN.values()
+    }
     tested |= {("hiera", "HieraForPreTraining")}  # tests/weights/test_names_transformers.py
     # A tower's class may stand in a file of either kind.
-    tested |= {(kind, name) for whole, tower in WHOLE.items() for kind in (whole, tower) for name in HEADS[whole]}
+    tested |= {
+        (kind, name)
+        for whole, tower in WHOLE.items()
+        for kind in (whole, tower)
+        for name in HEADS[whole]
+    }
     for kind, classes in HEADS.items():
         assert set(classes) <= set(KINDS[kind]["classes"])
         assert {(kind, name) for name in classes} <= tested
@@ -81,26 +135,39 @@ def test_each_class_that_is_read_has_its_answers_in_the_golden_file():
 @pytest.mark.parametrize("page", ["weights.md", "weights_cn.md"])
 def test_the_document_tells_the_classes(page):
     rows = re.findall(
-        r"^\| ((?:`\w+`(?:, )?)+) \| (.*?) \| (.*?) \|$", (ROOT / "docs" / page).read_text(), re.MULTILINE
+        r"^\| ((?:`\w+`(?:, )?)+) \| (.*?) \| (.*?) \|$",
+        (ROOT / "docs" / page).read_text(),
+        re.MULTILINE,
     )
     documented = {}
     for kinds, read, refused in rows:
         for kind in re.findall(r"`(\w+)`", kinds):
             if kind in KINDS:
-                documented[kind] = set(re.findall(r"`(\w+)`", read)), set(re.findall(r"`(\w+)`", refused))
+                documented[kind] = (
+                    set(re.findall(r"`(\w+)`", read)),
+                    set(re.findall(r"`(\w+)`", refused)),
+                )
     assert documented == {
-        kind: (set(classes), set(KINDS[kind]["classes"]) - set(classes)) for kind, classes in HEADS.items()
+        kind: (set(classes), set(KINDS[kind]["classes"]) - set(classes))
+        for kind, classes in HEADS.items()
     }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_other_class_is_refused_by_its_name(kind, tmp_path):
     for name in ({*KINDS[kind]["classes"]} - HEADS[kind].keys()) | {"ViTForSomethingElse"}:
-        path = written(tmp_path, KINDS[kind]["keys"] | {"model_type": kind, "architectures": [name]})
-        with pytest.raises(InputError, match=rf"its class \(architectures\) is {name}, which isn't read; expected one"):
+        path = written(
+            tmp_path, KINDS[kind]["keys"] | {"model_type": kind, "architectures": [name]}
+        )
+        with pytest.raises(
+            InputError,
+            match=rf"its class \(architectures\) is {name}, which isn't read; expected one",
+        ):
             settings(path)
     for several in ([], None, [*HEADS[kind]][:1] * 2):
-        path = written(tmp_path, KINDS[kind]["keys"] | {"model_type": kind, "architectures": several})
+        path = written(
+            tmp_path, KINDS[kind]["keys"] | {"model_type": kind, "architectures": several}
+        )
         with pytest.raises(InputError, match="which isn't read; expected one of"):
             settings(path)
 
@@ -147,14 +214,20 @@ def test_each_key_that_a_configuration_has_is_read_refused_or_without_effect(kin
     for key, value in tower.items():
         for other in others(value) if key not in without else ():
             changed = {key: other}
-            assert answers({"vision_config": tower | changed} if kind in WHOLE else changed) != own, (key, other)
+            assert (
+                answers({"vision_config": tower | changed} if kind in WHOLE else changed) != own
+            ), (key, other)
     assert keys.keys() - tower.keys() <= NO_EFFECT | TOLD.get(kind, set()) | {"projection_dim"}
 
 
 def test_what_stands_beside_a_tower_is_no_setting_of_it(tmp_path):
-    """transformers reads the tower's sizes in vision_config, and nowhere else; the outputs are the whole's."""
+    """transformers reads the tower's sizes in vision_config, and nowhere else; the outputs are the
+    whole's.
+    """
     named = {"model_type": "clip", "architectures": ["CLIPModel"]}
-    own = told(written(tmp_path, named | {"projection_dim": 7, "vision_config": {"projection_dim": 9}}))
+    own = told(
+        written(tmp_path, named | {"projection_dim": 7, "vision_config": {"projection_dim": 9}})
+    )
     assert own[1] == 7
     assert told(written(tmp_path, named | {"projection_dim": 7, "num_attention_heads": 2})) == own
     plain = {"model_type": "vit", "architectures": ["ViTModel"]}
@@ -172,7 +245,10 @@ def test_the_task_is_that_of_problem_type(folder):
     shares = predictor.probabilities(predictor.model(images).numpy())
     np.testing.assert_allclose(shares, 1 / (1 + np.exp(-np.array(golden["outputs"]))), atol=1e-5)
     assert Predictor(path, options=["TASK", "multilabel"]).task == "multilabel"
-    with pytest.raises(InputError, match="weights of TASK multilabel, found TASK classification; give -o TASK multi"):
+    with pytest.raises(
+        InputError,
+        match="weights of TASK multilabel, found TASK classification; give -o TASK multi",
+    ):
         Predictor(path, options=["TASK", "classification"])
     with pytest.raises(InputError, match="weights of TASK multilabel, found TASK classification"):
         check_task(path, "classification")
@@ -197,22 +273,53 @@ def test_without_a_problem_type_the_user_decides(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"problem_type": "regression"}, "problem_type is 'regression', expected single_label_classification, multi_"),
-        ({"problem_type": "ranking"}, "problem_type is 'ranking', expected single_label_classification, multi_label"),
+        (
+            {"problem_type": "regression"},
+            "problem_type is 'regression', expected single_label_classification, multi_",
+        ),
+        (
+            {"problem_type": "ranking"},
+            "problem_type is 'ranking', expected single_label_classification, multi_label",
+        ),
         ({"problem_type": 3}, "its problem_type is 3, expected a short text"),
-        ({"id2label": {"0": "a"}}, "it has one label, which is a regression or a sigmoid there; expected two labels"),
-        ({"id2label": None, "num_labels": 1}, "it has one label, which is a regression or a sigmoid there; expected"),
+        (
+            {"id2label": {"0": "a"}},
+            "it has one label, which is a regression or a sigmoid there; expected two labels",
+        ),
+        (
+            {"id2label": None, "num_labels": 1},
+            "it has one label, which is a regression or a sigmoid there; expected",
+        ),
         *(
-            ({"id2label": dict.fromkeys(keys, "a")}, "expected an object of names, of the outputs from 0 on without a")
-            for keys in (("1", "2"), ("0", "2"), ("0.0", "1.0"), ("0", " 1"), ("-1", "0"), ("cat", "dog"))
+            (
+                {"id2label": dict.fromkeys(keys, "a")},
+                "expected an object of names, of the outputs from 0 on without a",
+            )
+            for keys in (
+                ("1", "2"),
+                ("0", "2"),
+                ("0.0", "1.0"),
+                ("0", " 1"),
+                ("-1", "0"),
+                ("cat", "dog"),
+            )
         ),
         (
             {"id2label": {"0": 0, "1": 1}},
             "its id2label is a dictionary of 2, expected an object of names, of the outputs",
         ),
-        ({"id2label": ["a", "b"]}, "its id2label is ['a', 'b'], expected an object of names, of the outputs from 0"),
-        ({"architectures": "ViTModel"}, "its architectures is 'ViTModel', expected a list of names"),
-        ({"quantization_config": {"bits": 8}}, "quantization_config is a dictionary of 1, models here have None alone"),
+        (
+            {"id2label": ["a", "b"]},
+            "its id2label is ['a', 'b'], expected an object of names, of the outputs from 0",
+        ),
+        (
+            {"architectures": "ViTModel"},
+            "its architectures is 'ViTModel', expected a list of names",
+        ),
+        (
+            {"quantization_config": {"bits": 8}},
+            "quantization_config is a dictionary of 1, models here have None alone",
+        ),
     ],
 )
 def test_heads_that_compute_otherwise_are_refused(changes, message, folder):
@@ -226,7 +333,12 @@ def test_labels_are_counted_as_transformers_does(tmp_path):
     assert read_transformers(written(tmp_path, named))["outputs"] == 2
     assert read_transformers(written(tmp_path, named | {"num_labels": 5}))["outputs"] == 5
     labels = {str(number): str(number) for number in range(3)}
-    assert read_transformers(written(tmp_path, named | {"num_labels": 5, "id2label": labels}))["outputs"] == 3
+    assert (
+        read_transformers(written(tmp_path, named | {"num_labels": 5, "id2label": labels}))[
+            "outputs"
+        ]
+        == 3
+    )
 
 
 def test_labels_may_stand_in_any_order_and_have_equal_names(tmp_path):
@@ -236,7 +348,8 @@ def test_labels_may_stand_in_any_order_and_have_equal_names(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "depths", "depth"), [("bottleneck", [2, 2, 2, 2], 26), ("basic", [2, 2, 2, 2], 18), ("basic", [1] * 4, 10)]
+    ("kind", "depths", "depth"),
+    [("bottleneck", [2, 2, 2, 2], 26), ("basic", [2, 2, 2, 2], 18), ("basic", [1] * 4, 10)],
 )
 def test_a_resnet_of_any_depth_here_is_read(folder, kind, depths, depth):
     path = folder("resnet", layer_type=kind, depths=depths)
@@ -248,11 +361,27 @@ def test_a_resnet_of_any_depth_here_is_read(folder, kind, depths, depth):
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("pvt_v2", {"strides": [4, 2, 2, 1]}, "strides is [4, 2, 2, 1], models here have [4, 2, 2, 2] alone"),
-        ("poolformer", {"padding": [2, 1, 1, 0]}, "padding is [2, 1, 1, 0], models here have [2, 1, 1, 1] alone"),
-        ("resnet", {"depths": [2, 2, 3, 2]}, "depths is [2, 2, 3, 2] of layer_type 'basic', which no ResNet here has"),
+        (
+            "pvt_v2",
+            {"strides": [4, 2, 2, 1]},
+            "strides is [4, 2, 2, 1], models here have [4, 2, 2, 2] alone",
+        ),
+        (
+            "poolformer",
+            {"padding": [2, 1, 1, 0]},
+            "padding is [2, 1, 1, 0], models here have [2, 1, 1, 1] alone",
+        ),
+        (
+            "resnet",
+            {"depths": [2, 2, 3, 2]},
+            "depths is [2, 2, 3, 2] of layer_type 'basic', which no ResNet here has",
+        ),
         ("dinov3", {"key_bias": True}, "key_bias is True, models here have False alone"),
-        ("dinov3_gated", {"hidden_act": "gelu"}, "hidden_act is 'gelu', models here have 'silu' alone"),
+        (
+            "dinov3_gated",
+            {"hidden_act": "gelu"},
+            "hidden_act is 'gelu', models here have 'silu' alone",
+        ),
     ],
 )
 def test_settings_without_tensors_of_their_own_are_refused(kind, changes, message, folder):
@@ -271,21 +400,43 @@ def test_a_levit_may_have_been_built_and_saved_again(folder):
 
 def test_an_encoder_leaves_the_pooling_to_the_model(folder):
     """DINOv3's classifier here reads the mean of the patches; transformers' class has none."""
-    sizes = ["MODEL.EMBED_DIM", "24", "MODEL.NUM_HEADS", "3", "MODEL.DEPTH", "2", "MODEL.PATCH_SIZE", "4"]
-    config = with_switches(get_config("vit_small_patch16_dinov3", [*sizes, "MODEL.MLP_RATIO", "2"]), folder("dinov3"))
-    assert config.MODEL.GLOBAL_POOL == get_config("vit_small_patch16_dinov3").MODEL.GLOBAL_POOL == "avg"
+    sizes = [
+        "MODEL.EMBED_DIM",
+        "24",
+        "MODEL.NUM_HEADS",
+        "3",
+        "MODEL.DEPTH",
+        "2",
+        "MODEL.PATCH_SIZE",
+        "4",
+    ]
+    config = with_switches(
+        get_config("vit_small_patch16_dinov3", [*sizes, "MODEL.MLP_RATIO", "2"]), folder("dinov3")
+    )
+    assert (
+        config.MODEL.GLOBAL_POOL
+        == get_config("vit_small_patch16_dinov3").MODEL.GLOBAL_POOL
+        == "avg"
+    )
 
 
 @pytest.mark.parametrize("case", ["vit_model", "dinov3", "siglip", "clip", "clip_whole"])
 def test_features_are_no_classes(case, folder):
     predictor = Predictor(folder(case))
-    with pytest.raises(InputError, match=r"has no classifier: it gives features, and no classes; tools/features\.py"):
+    with pytest.raises(
+        InputError,
+        match=r"has no classifier: it gives features, and no classes; tools/features\.py",
+    ):
         predictor([np.zeros((16, 16, 3), np.uint8)])
 
 
 def test_an_exported_projection_gives_features(folder, tmp_path):
     """The export tells it; its client gets no probabilities of features."""
-    command = [warm.python(), str(ROOT / "tools" / "export_model.py"), f"-pretrained={folder('clip')}"]
+    command = [
+        warm.python(),
+        str(ROOT / "tools" / "export_model.py"),
+        f"-pretrained={folder('clip')}",
+    ]
 
     def export(*flags):
         return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
@@ -307,22 +458,38 @@ def test_an_exported_projection_gives_features(folder, tmp_path):
     ("preprocessor", "expected"),
     [
         (
-            {"size": 224, "crop_size": 224, "do_center_crop": True, "feature_extractor_type": "CLIPFeatureExtractor"},
+            {
+                "size": 224,
+                "crop_size": 224,
+                "do_center_crop": True,
+                "feature_extractor_type": "CLIPFeatureExtractor",
+            },
             1.0,
         ),
         (
-            {"size": 224, "crop_size": 224, "do_center_crop": True, "feature_extractor_type": "LevitFeatureExtractor"},
+            {
+                "size": 224,
+                "crop_size": 224,
+                "do_center_crop": True,
+                "feature_extractor_type": "LevitFeatureExtractor",
+            },
             0.875,
         ),
         (
-            {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
+            {
+                "size": {"shortest_edge": 224},
+                "crop_size": {"height": 224, "width": 224},
+                "do_center_crop": True,
+            }
             | {"image_processor_type": "LevitImageProcessorFast"},
             0.875,
         ),
     ],
 )
 def test_the_shorter_side_is_what_the_processor_means(preprocessor, expected, tmp_path):
-    """A single number is the shorter side's length to some processors; LeViT's resizes to 256 / 224 of it."""
+    """A single number is the shorter side's length to some processors; LeViT's resizes to 256 / 224
+    of it.
+    """
     path = written(tmp_path, {"model_type": "vit", "architectures": ["ViTModel"]})
     (path / "preprocessor_config.json").write_text(json.dumps(preprocessor))
     images = read_transformers(path)["images"]
@@ -333,7 +500,9 @@ def test_the_shorter_side_is_what_the_processor_means(preprocessor, expected, tm
 def test_pixels_of_another_range_are_refused(rescale, tmp_path):
     path = written(tmp_path, {"model_type": "vit", "architectures": ["ViTModel"]})
     (path / "preprocessor_config.json").write_text(json.dumps(rescale))
-    with pytest.raises(InputError, match=r"pixels are multiplied by .* \(rescale_factor\), expected 1/255"):
+    with pytest.raises(
+        InputError, match=r"pixels are multiplied by .* \(rescale_factor\), expected 1/255"
+    ):
         read_transformers(path)
 
 
@@ -358,9 +527,18 @@ def test_names_tell_the_keys_of_a_head_where_the_model_has_another(case, told, f
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"fc_norm": True}, "FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens"),
-        ({"class_token": False}, "GLOBAL_POOL is 'token_avg', expected 'avg' or 'map': without CLASS_TOKEN there is"),
-        ({"distilled": True}, "GLOBAL_POOL is 'token_avg', expected 'token': DISTILLED heads read their tokens"),
+        (
+            {"fc_norm": True},
+            "FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens",
+        ),
+        (
+            {"class_token": False},
+            "GLOBAL_POOL is 'token_avg', expected 'avg' or 'map': without CLASS_TOKEN there is",
+        ),
+        (
+            {"distilled": True},
+            "GLOBAL_POOL is 'token_avg', expected 'token': DISTILLED heads read their tokens",
+        ),
     ],
 )
 def test_what_goes_beside_both_tokens(arguments, message):

@@ -1,4 +1,6 @@
-"""Pickles are read as data: no file runs code, holds memory out of proportion to its size, or keeps the reader busy."""
+"""Pickles are read as data: no file runs code, holds memory out of proportion to its size, or keeps
+the reader busy.
+"""
 
 import io
 import pickle
@@ -37,13 +39,26 @@ PLACES = {
     "in a list": lambda bad: {"weight": ARRAY, "other": [1, bad]},
     "in a tuple": lambda bad: {"weight": (bad, ARRAY)},
     "in an OrderedDict": lambda bad: Raw(
-        program(Call("collections", "OrderedDict"))[2:-1] + program("weight")[2:-1] + program(bad)[2:-1] + b"s"
+        program(Call("collections", "OrderedDict"))[2:-1]
+        + program("weight")[2:-1]
+        + program(bad)[2:-1]
+        + b"s"
     ),
-    "as an OrderedDict's attribute": lambda bad: Built(Call("collections", "OrderedDict"), {"_metadata": bad}),
+    "as an OrderedDict's attribute": lambda bad: Built(
+        Call("collections", "OrderedDict"), {"_metadata": bad}
+    ),
     "in a wrapper": lambda bad: {"model": {"weight": ARRAY}, "optimizer": {"state": {0: bad}}},
-    "in a namespace": lambda bad: {"weight": ARRAY, "args": Built(Call("argparse", "Namespace"), {"lr": bad})},
-    "as an argument": lambda bad: {"weight": Call("torch._utils", "_rebuild_parameter", (ARRAY, True, bad))},
-    "as a factory": lambda bad: {"weight": ARRAY, "more": Call("collections", "defaultdict", (bad,))},
+    "in a namespace": lambda bad: {
+        "weight": ARRAY,
+        "args": Built(Call("argparse", "Namespace"), {"lr": bad}),
+    },
+    "as an argument": lambda bad: {
+        "weight": Call("torch._utils", "_rebuild_parameter", (ARRAY, True, bad))
+    },
+    "as a factory": lambda bad: {
+        "weight": ARRAY,
+        "more": Call("collections", "defaultdict", (bad,)),
+    },
     "as an array's type": lambda bad: {"weight": numpy_array((2,), b"12345678", code=bad)},
     "as an array's shape": lambda bad: {"weight": numpy_array(bad, b"12345678")},
     "as an array's content": lambda bad: {"weight": numpy_array((2,), bad)},
@@ -88,7 +103,11 @@ def test_every_other_name_is_refused_in_one_line(tmp_path, module, name):
     shown = f"{module}.{name}".replace("\x1b", r"\x1b")[:160]
     for stacked in (False, True):
         named = Raw(program((module, name))[3:-2] + b"\x93") if stacked else Named(module, name)
-        for call in (named, Raw(program(named)[2:-1] + b")R"), Raw(program(named)[2:-1] + b")\x81")):
+        for call in (
+            named,
+            Raw(program(named)[2:-1] + b")R"),
+            Raw(program(named)[2:-1] + b")\x81"),
+        ):
             file = write_pickle(tmp_path / "weights.pdparams", program({"weight": call}, 4))
             with pytest.raises(InputError) as caught:
                 read_weights(file)
@@ -156,7 +175,14 @@ def doubled(times, pair=b"h\x00h\x00\x86"):
 def test_nesting_that_would_explode_is_read_as_it_is_stored(tmp_path):
     lists = Raw(b"]q\x00" + b"0](h\x00h\x00eq\x00" * 40)
     dictionaries = Raw(b"}q\x00" + b"0}(X\x01\x00\x00\x00ah\x00X\x01\x00\x00\x00bh\x00uq\x00" * 40)
-    content = {"weight": ARRAY, "a": lists, "b": doubled(40), "c": dictionaries, doubled(40): 1, 7: 2}
+    content = {
+        "weight": ARRAY,
+        "a": lists,
+        "b": doubled(40),
+        "c": dictionaries,
+        doubled(40): 1,
+        7: 2,
+    }
     for content_of in (content, {"model": content}):
         for write in (write_pickle, write_zip):
             read = read_weights(write(tmp_path / "weights", program(content_of)))
@@ -187,12 +213,18 @@ def test_nesting_that_would_explode_is_never_hashed_compared_or_shown(tmp_path, 
             read_weights(write(tmp_path / "weights", program(content), {"0": b"12345678"}))
         assert len(str(caught.value)) < 400
     with pytest.raises(InputError, match="its storages aren't those that its tensors need"):
-        read_weights(write_legacy(tmp_path / "weights", program({"weight": ARRAY}), keys=[doubled(40), doubled(40)]))
+        read_weights(
+            write_legacy(
+                tmp_path / "weights", program({"weight": ARRAY}), keys=[doubled(40), doubled(40)]
+            )
+        )
 
 
 def test_deep_nesting_is_no_matter(tmp_path):
     for deep in (b"]" * 200_000 + b"a" * 199_999, b")" + b"\x85" * 200_000):
-        read = read_weights(write_pickle(tmp_path / "a", program({"weight": ARRAY, "deep": Raw(deep)})))
+        read = read_weights(
+            write_pickle(tmp_path / "a", program({"weight": ARRAY, "deep": Raw(deep)}))
+        )
         np.testing.assert_array_equal(read.arrays["weight"], [1, 2])
     inner = 2000
     calls = b"(ctorch._tensor\n_rebuild_from_type_v2\nN" * inner + b"(t" + b"Nt" * inner
@@ -203,23 +235,40 @@ def test_deep_nesting_is_no_matter(tmp_path):
 
 def test_nothing_is_copied_again_and_again(tmp_path):
     long = program(list(range(5000)))[2:-1] + b"q\x05"
-    for name in (b"cbuiltins\ntuple\n", b"cbuiltins\nset\n", b"cbuiltins\nbytes\n", b"cbuiltins\nbytearray\n"):
+    for name in (
+        b"cbuiltins\ntuple\n",
+        b"cbuiltins\nset\n",
+        b"cbuiltins\nbytes\n",
+        b"cbuiltins\nbytearray\n",
+    ):
         copies = Raw(long + b"0(" + (name + b"h\x05\x85R") * 20_000 + b"t")
         with LittleMemory():
-            read = read_weights(write_pickle(tmp_path / "weights", program({"weight": ARRAY, "copies": copies})))
+            read = read_weights(
+                write_pickle(tmp_path / "weights", program({"weight": ARRAY, "copies": copies}))
+            )
         assert read.arrays["weight"].tolist() == [1, 2]
     text = program("x" * 60_000)[2:-1] + b"q\x05"
-    copies = Raw(text + b"0(" + b"c_codecs\nencode\nh\x05X\x06\x00\x00\x00latin1\x86R" * 5000 + b"t")
+    copies = Raw(
+        text + b"0(" + b"c_codecs\nencode\nh\x05X\x06\x00\x00\x00latin1\x86R" * 5000 + b"t"
+    )
     with LittleMemory():
-        read = read_weights(write_pickle(tmp_path / "weights", program({"weight": ARRAY, "copies": copies})))
+        read = read_weights(
+            write_pickle(tmp_path / "weights", program({"weight": ARRAY, "copies": copies}))
+        )
     assert read.arrays["weight"].tolist() == [1, 2]
 
 
 def test_a_program_is_only_so_long(tmp_path, monkeypatch):
     monkeypatch.setattr(unpickle, "OPCODE", 1 << 16)  # of which 64 MiB are 1024
-    read_weights(write_pickle(tmp_path / "weights", program({"weight": ARRAY, "a": Raw(b"N" + b"N0" * 450)})))
+    read_weights(
+        write_pickle(tmp_path / "weights", program({"weight": ARRAY, "a": Raw(b"N" + b"N0" * 450)}))
+    )
     with pytest.raises(InputError, match="would take more than 64 MiB and three times"):
-        read_weights(write_pickle(tmp_path / "weights", program({"weight": ARRAY, "a": Raw(b"N" + b"N0" * 520)})))
+        read_weights(
+            write_pickle(
+                tmp_path / "weights", program({"weight": ARRAY, "a": Raw(b"N" + b"N0" * 520)})
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -257,7 +306,12 @@ def test_arrays_that_claim_what_is_not_there_are_refused(tmp_path, array, messag
 
 @pytest.mark.parametrize(
     "array",
-    [np.array([print], object), np.array([(1, 2.0)], "i4,f4"), np.array(["a"]), np.array(["2026"], "M8[Y]")],
+    [
+        np.array([print], object),
+        np.array([(1, 2.0)], "i4,f4"),
+        np.array(["a"]),
+        np.array(["2026"], "M8[Y]"),
+    ],
 )
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_numpys_own_arrays_of_other_things_are_refused(tmp_path, array, protocol):
@@ -322,7 +376,10 @@ def test_a_cut_in_what_is_not_taken_is_noticed(tmp_path):
 
 def test_a_tensor_is_the_part_of_its_storage_that_it_names(tmp_path):
     data = {"0": np.arange(12, dtype=np.float32).tobytes()}
-    content = {"part": tensor(storage("0", 12), (2, 2), (6, 2), first=1), "same": tensor(storage("0", 12), (12,), (1,))}
+    content = {
+        "part": tensor(storage("0", 12), (2, 2), (6, 2), first=1),
+        "same": tensor(storage("0", 12), (12,), (1,)),
+    }
     for write in (write_zip, write_legacy):
         read = read_weights(write(tmp_path / "weights", program(content), data))
         np.testing.assert_array_equal(read.arrays["part"], [[1, 3], [7, 9]])
@@ -333,17 +390,28 @@ def test_one_tensor_under_many_names_takes_no_more_than_its_share(tmp_path):
     of = tensor(storage("0", 1 << 18), (1 << 18,), (1,))
     data = {"0": bytes(1 << 20)}
     for count, fits in ((20, True), (100, False)):
-        file = write_zip(tmp_path / "weights", program({f"weight{number}": of for number in range(count)}), data)
+        file = write_zip(
+            tmp_path / "weights", program({f"weight{number}": of for number in range(count)}), data
+        )
         if fits:
             assert len(read_weights(file).arrays) == count
             continue
-        with LittleMemory(), pytest.raises(InputError, match="would take more than 64 MiB and three times its"):
+        with (
+            LittleMemory(),
+            pytest.raises(InputError, match="would take more than 64 MiB and three times its"),
+        ):
             read_weights(file)
 
 
 def test_containers_of_python_are_read(tmp_path):
     content = OrderedDict(
-        weight=np.float32([3]), other={1, 2}, more=frozenset("a"), kind=b"x", z=2.5, n=None, big=1 << 70
+        weight=np.float32([3]),
+        other={1, 2},
+        more=frozenset("a"),
+        kind=b"x",
+        z=2.5,
+        n=None,
+        big=1 << 70,
     )
     for protocol in (2, 3, 4, 5):
         read = read_weights(write_pickle(tmp_path / "weights", pickle.dumps(content, protocol)))

@@ -29,7 +29,10 @@ def test_weights_come_back_exactly_by_every_form_of_the_path(saved):
     for path in (folder, folder / "model", folder / "model.safetensors"):
         fresh = create_model("vit_digits")
         report = load_weights(fresh, path)
-        assert str(report) == f"{len(model.state_dict())} tensors loaded from {folder / 'model.safetensors'}"
+        assert (
+            str(report)
+            == f"{len(model.state_dict())} tensors loaded from {folder / 'model.safetensors'}"
+        )
         for name, tensor in model.state_dict().items():
             assert (fresh.state_dict()[name].numpy() == tensor.numpy()).all(), name
 
@@ -47,7 +50,10 @@ def test_the_file_has_timms_layout(saved):
     [
         (lambda a: a.pop("head.bias"), r"missing head\.bias$"),
         (lambda a: a.update(extra=np.zeros(1)), r"unexpected extra$"),
-        (lambda a: a.update({"head.bias": np.zeros(3)}), r"head\.bias is \[3\], the model's \[10\]"),
+        (
+            lambda a: a.update({"head.bias": np.zeros(3)}),
+            r"head\.bias is \[3\], the model's \[10\]",
+        ),
         (lambda a: [a.pop(n) for n in list(a)[:7]], r"and 3 more$"),
     ],
 )
@@ -115,7 +121,8 @@ def test_a_backbone_without_a_classifier_is_fine_tuned_and_no_more(tmp_path):
     assert (model.norm.weight == source.norm.weight).all()
     assert (model.patch_embed.proj.weight == source.patch_embed.proj.weight).all()
     with pytest.raises(
-        InputError, match=r"missing head.weight, .*; it has no classifier; train one, or compute its fea"
+        InputError,
+        match=r"missing head.weight, .*; it has no classifier; train one, or compute its fea",
     ):
         load_weights(model, file)
 
@@ -125,14 +132,23 @@ def test_a_head_that_reads_pre_logits_is_told(tmp_path, prefix):
     source = create_model("vit_digits", num_classes=0)
     arrays = google_names(source, file_arrays(source))
     width = source.num_features
-    arrays |= {"pre_logits/kernel": np.ones((width, width), np.float32), "pre_logits/bias": np.ones(width, np.float32)}
-    arrays |= {"head/kernel": np.ones((width, 10), np.float32), "head/bias": np.ones(10, np.float32)}
+    arrays |= {
+        "pre_logits/kernel": np.ones((width, width), np.float32),
+        "pre_logits/bias": np.ones(width, np.float32),
+    }
+    arrays |= {
+        "head/kernel": np.ones((width, 10), np.float32),
+        "head/bias": np.ones(10, np.float32),
+    }
     np.savez(tmp_path / "a.npz", **{f"{prefix}{name}": array for name, array in arrays.items()})
     model = create_model("vit_digits")
     cause = "its classifier reads a layer pre_logits, which no model here has"
-    assert str(load_weights(model, tmp_path / "a.npz", strict=False)).endswith(f"classifier left fresh: {cause}")
+    assert str(load_weights(model, tmp_path / "a.npz", strict=False)).endswith(
+        f"classifier left fresh: {cause}"
+    )
     with pytest.raises(
-        InputError, match=f"missing head.weight, head.bias; {cause}; train one, or compute its features"
+        InputError,
+        match=f"missing head.weight, head.bias; {cause}; train one, or compute its features",
     ):
         load_weights(model, tmp_path / "a.npz")
 
@@ -140,14 +156,28 @@ def test_a_head_that_reads_pre_logits_is_told(tmp_path, prefix):
 @pytest.mark.parametrize(
     ("weight", "bias", "warning"),
     [
-        (0.0, np.zeros(10), "its classifier's values are the same for all classes: each gets the same probability"),
-        (0.5, np.ones(10), "its classifier's values are the same for all classes: each gets the same probability"),
-        (0.0, np.arange(10), "its classifier's weights are 0: all images get the same probabilities"),
+        (
+            0.0,
+            np.zeros(10),
+            "its classifier's values are the same for all classes: each gets the same probability",
+        ),
+        (
+            0.5,
+            np.ones(10),
+            "its classifier's values are the same for all classes: each gets the same probability",
+        ),
+        (
+            0.0,
+            np.arange(10),
+            "its classifier's weights are 0: all images get the same probabilities",
+        ),
         (0.5, np.arange(10), ""),
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"distilled": True}, {"head_batch_norm": True}])
-def test_a_classifier_that_tells_nothing_apart_is_warned_of(tmp_path, weight, bias, warning, options):
+def test_a_classifier_that_tells_nothing_apart_is_warned_of(
+    tmp_path, weight, bias, warning, options
+):
     model = create_model("vit_digits", **options)
     for name in model.classifier_names():
         layer = getattr(model, name)
@@ -173,11 +203,21 @@ def test_a_classifier_of_the_same_classes_is_loaded_when_fine_tuning(saved):
 
 
 def test_imagenet1ks_rows_are_those_of_their_synsets():
-    """Rows of Swin's own map; its list has two synsets more than that of fall 2011, and neither has the teddy bear."""
+    """Rows of Swin's own map; its list has two synsets more than that of fall 2011, and neither has
+    the teddy bear.
+    """
     fall = imagenet1k_rows("imagenet22k")
     swin = imagenet1k_rows("imagenet22k_swin")
     synsets = imagenet_synsets()
-    assert [swin[place] for place in (0, 1, 2, 850, 997, 998, 999)] == [359, 368, 460, 5564, 21200, 21369, 21817]
+    assert [swin[place] for place in (0, 1, 2, 850, 997, 998, 999)] == [
+        359,
+        368,
+        460,
+        5564,
+        21200,
+        21369,
+        21817,
+    ]
     assert (len(fall), len(swin), len(set(swin.values()))) == (999, 1000, 1000)
     assert synsets[850] == "n04399382"
     assert 850 not in fall
@@ -202,7 +242,10 @@ def test_a_classifier_of_imagenet22k_keeps_imagenet1ks_rows(tmp_path, order, kep
     rows = imagenet1k_rows(order)
     found = values(model)
     for place in range(1000):
-        expected = {name: stored[name][..., rows[place]] if place in rows else fresh[name][..., place] for name in HEAD}
+        expected = {
+            name: stored[name][..., rows[place]] if place in rows else fresh[name][..., place]
+            for name in HEAD
+        }
         assert all((found[name][..., place] == expected[name]).all() for name in HEAD), place
     assert (found["blocks.0.attn.qkv.weight"] == stored["blocks.0.attn.qkv.weight"]).all()
     with pytest.raises(InputError, match=r"head.weight is \[64, 21841\], the model's \[64, 1000\]"):
@@ -211,17 +254,21 @@ def test_a_classifier_of_imagenet22k_keeps_imagenet1ks_rows(tmp_path, order, kep
 
 def test_another_number_of_rows_isnt_imagenet22ks(tmp_path):
     model = create_model("vit_digits", num_classes=1000)
-    told = (
-        "its classifier has 21843 classes, expected 21841 (MODEL.PRETRAINED_CLASSES imagenet22k) or 1000; set that to"
-    )
+    told = "its classifier has 21843 classes, expected 21841 (MODEL.PRETRAINED_CLASSES imagenet22k) or 1000; set that to"
     with pytest.raises(InputError, match=re.escape(told)):
-        load_weights(model, save(create_model("vit_digits", num_classes=21843), tmp_path), False, classes="imagenet22k")
+        load_weights(
+            model,
+            save(create_model("vit_digits", num_classes=21843), tmp_path),
+            False,
+            classes="imagenet22k",
+        )
     whole = save(create_model("vit_digits", num_classes=1000), tmp_path)  # fine-tuned already
     assert load_weights(model, whole, classes="imagenet22k").changes == []
     backbone = save(create_model("vit_digits", num_classes=0), tmp_path)
     report = load_weights(model, backbone, strict=False, classes="imagenet22k")
     assert report.changes == ["classifier left fresh: none in the file, 1000 in the model"]
-    other = create_model("vit_digits", num_classes=21841)  # a model of all classes takes all of them
+    # a model of all classes takes all of them
+    other = create_model("vit_digits", num_classes=21841)
     assert load_weights(other, save(other, tmp_path), classes="imagenet22k").changes == []
 
 
@@ -235,7 +282,10 @@ def test_the_position_embedding_of_another_grid_is_resized(tmp_path, options, pr
     file = save(source, tmp_path)
     model = create_model("vit_digits", image_size=12, **options)
     report = load_weights(model, file, strict=strict)
-    assert str(report) == f"{len(values(model))} tensors loaded from {file}; pos_embed resized from 4 x 4 to 6 x 6"
+    assert (
+        str(report)
+        == f"{len(values(model))} tensors loaded from {file}; pos_embed resized from 4 x 4 to 6 x 6"
+    )
     stored = source.pos_embed.numpy()
     assert (model.pos_embed.numpy()[:, :prefix] == stored[:, :prefix]).all()
     assert (model.pos_embed.numpy() == resize_pos_embed(stored, prefix, 6)).all()
@@ -243,7 +293,9 @@ def test_the_position_embedding_of_another_grid_is_resized(tmp_path, options, pr
 
 def test_other_classes_and_another_grid_are_both_told(tmp_path):
     file = save(create_model("vit_digits"), tmp_path)
-    report = load_weights(create_model("vit_digits", image_size=4, num_classes=3), file, strict=False)
+    report = load_weights(
+        create_model("vit_digits", image_size=4, num_classes=3), file, strict=False
+    )
     assert str(report).endswith(
         "; pos_embed resized from 4 x 4 to 2 x 2; classifier left fresh: 10 classes in the file, 3 in the model"
     )
@@ -257,9 +309,24 @@ OTHER_CLASSES = {"num_classes": 3}
 @pytest.mark.parametrize(
     ("stored", "built", "change", "message"),
     [
-        (DISTILLED, PLAIN, {}, "unexpected dist_token, head_dist.bias, head_dist.weight; pos_embed is [1, 18, 64]"),
-        (PLAIN, DISTILLED, {}, "missing dist_token, head_dist.weight, head_dist.bias; pos_embed is [1, 17, 64]"),
-        (PLAIN, OTHER_CLASSES, {"head.bias": None}, "missing head.bias; head.weight is [64, 10], the model's [64, 3]"),
+        (
+            DISTILLED,
+            PLAIN,
+            {},
+            "unexpected dist_token, head_dist.bias, head_dist.weight; pos_embed is [1, 18, 64]",
+        ),
+        (
+            PLAIN,
+            DISTILLED,
+            {},
+            "missing dist_token, head_dist.weight, head_dist.bias; pos_embed is [1, 17, 64]",
+        ),
+        (
+            PLAIN,
+            OTHER_CLASSES,
+            {"head.bias": None},
+            "missing head.bias; head.weight is [64, 10], the model's [64, 3]",
+        ),
         (
             PLAIN,
             OTHER_CLASSES,
@@ -270,10 +337,30 @@ OTHER_CLASSES = {"num_classes": 3}
         (PLAIN, PLAIN, {"head.weight": (10, 5)}, "head.weight is [5, 10], the model's [64, 10]"),
         (PLAIN, PLAIN, {"norm.bias": (63,)}, "norm.bias is [63], the model's [64]"),
         (PLAIN, PLAIN, {"head.extra": (10,)}, "unexpected head.extra"),
-        (PLAIN, PLAIN, {"pos_embed": (1, 16, 64)}, "pos_embed is [1, 16, 64], the model's [1, 17, 64]"),
-        (PLAIN, PLAIN, {"pos_embed": (1, 26, 32)}, "pos_embed is [1, 26, 32], the model's [1, 17, 64]"),
-        (PLAIN, PLAIN, {"pos_embed": (1, 26, 64, 1)}, "pos_embed is [1, 26, 64, 1], the model's [1, 17, 64]"),
-        (PLAIN, PLAIN, {"pos_embed": (1, 1, 64)}, "pos_embed is [1, 1, 64], the model's [1, 17, 64]"),
+        (
+            PLAIN,
+            PLAIN,
+            {"pos_embed": (1, 16, 64)},
+            "pos_embed is [1, 16, 64], the model's [1, 17, 64]",
+        ),
+        (
+            PLAIN,
+            PLAIN,
+            {"pos_embed": (1, 26, 32)},
+            "pos_embed is [1, 26, 32], the model's [1, 17, 64]",
+        ),
+        (
+            PLAIN,
+            PLAIN,
+            {"pos_embed": (1, 26, 64, 1)},
+            "pos_embed is [1, 26, 64, 1], the model's [1, 17, 64]",
+        ),
+        (
+            PLAIN,
+            PLAIN,
+            {"pos_embed": (1, 1, 64)},
+            "pos_embed is [1, 1, 64], the model's [1, 17, 64]",
+        ),
         (PLAIN, DISTILLED, {"pos_embed": (1, 1, 64)}, "missing dist_token, head_dist.weight"),
     ],
 )

@@ -1,8 +1,10 @@
-"""``eval``: images/s of evaluation, ours (eager, and EVAL_ENGINE inference) and timm's (eager and torch.compile).
+"""``eval``: images/s of evaluation, ours (eager, and EVAL_ENGINE inference) and timm's (eager and
+torch.compile).
 
-Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from batch to batch. timm's
-reads the same weights. It takes random uint8 images, normalises them and counts the hits. The first WARM_UP batches of
-each run don't count. Each run tells the peak memory of its process.
+Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from
+batch to batch. timm's reads the same weights. It takes random uint8 images, normalises them and
+counts the hits. The first WARM_UP batches of each run don't count. Each run tells the peak memory
+of its process.
 """
 
 import argparse
@@ -11,10 +13,21 @@ from typing import Any
 
 from config import get_config
 from launch.files import temporary_folder
-from tools.benchmarks.measure import MEMORY, Benchmark, Run, ask, each, measure, option_words, positive, timm_versions
+from tools.benchmarks.measure import (
+    MEMORY,
+    Benchmark,
+    Run,
+    ask,
+    each,
+    measure,
+    option_words,
+    positive,
+    timm_versions,
+)
 from tools.benchmarks.training import timm_request
 
-WARM_UP = 4  # batches: at the first, torch.compile makes its code; up to the third, ours gives memory back
+# batches: at the first, torch.compile makes its code; up to the third, ours gives memory back
+WARM_UP = 4
 _RATE = "evaluation"
 
 
@@ -32,7 +45,9 @@ def evaluation(arguments: argparse.Namespace) -> None:
         title = f"{arguments.cfg}, batch {arguments.batch_size}, one process of {arguments.threads} threads,"
         title += f" {'bfloat16' if arguments.amp else 'float32'}, {arguments.batches} batches a run"
         compared = each(_RATE, own, [kind for kind in kinds if kind not in own])
-        measure(Benchmark(title, kinds, {_RATE: "images/s", MEMORY: "MB"}, compared, peers), arguments)
+        measure(
+            Benchmark(title, kinds, {_RATE: "images/s", MEMORY: "MB"}, compared, peers), arguments
+        )
 
 
 def evaluation_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run]:
@@ -44,9 +59,19 @@ def evaluation_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, R
     batch = arguments.batch_size
     engine = "EVAL_ENGINE" in get_config(arguments.cfg)
     engines = ["eager", *(["inference"] if engine else [])]
-    # One batch more: the time runs from beginning to beginning. Resizing synthetic images would only take time.
-    fixed = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE_EVAL": batch, "DATA.CROP_PCT": 1.0, "TUNE_CPU": True}
-    fixed |= {"DATA.SYNTHETIC_SIZE": batch * (WARM_UP + arguments.batches + 1), "AMP": arguments.amp, "EVAL": True}
+    # One batch more: the time runs from beginning to beginning. Resizing synthetic images would
+    # only take time.
+    fixed = {
+        "DATA.DATASET": "synthetic",
+        "DATA.BATCH_SIZE_EVAL": batch,
+        "DATA.CROP_PCT": 1.0,
+        "TUNE_CPU": True,
+    }
+    fixed |= {
+        "DATA.SYNTHETIC_SIZE": batch * (WARM_UP + arguments.batches + 1),
+        "AMP": arguments.amp,
+        "EVAL": True,
+    }
     if arguments.amp:
         fixed["AMP_EVAL"] = True
     if engine:

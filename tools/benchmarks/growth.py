@@ -1,10 +1,12 @@
-"""``growth``: how the cost of work grows with its size, as an exponent: 1 where twice the size costs twice as much.
+"""``growth``: how the cost of work grows with its size, as an exponent: 1 where twice the size
+costs twice as much.
 
-Each size of a subject is a process of its own (our_growth.py). The sizes take turns, ``-repeats`` times. The exponent
-is the slope of the cost's logarithm over the size's, by least squares. It is that of the larger half of the sizes, and
-of three sizes at least. It is taken of each size's cheapest run, which other programs disturbed least. Times below a
-hundredth of a second and memory below 8 MB count as that: they show no growth. "grows faster" marks an exponent that is
-above the expected one by more than 0.2.
+Each size of a subject is a process of its own (our_growth.py). The sizes take turns, ``-repeats``
+times. The exponent is the slope of the cost's logarithm over the size's, by least squares. It is
+that of the larger half of the sizes, and of three sizes at least. It is taken of each size's
+cheapest run, which other programs disturbed least. Times below a hundredth of a second and memory
+below 8 MB count as that: they show no growth. "grows faster" marks an exponent that is above the
+expected one by more than 0.2.
 """
 
 import argparse
@@ -19,7 +21,9 @@ from tools.benchmarks.growth_measure import Growth
 from tools.benchmarks.measure import Benchmark, ask, format_number, measure, positive
 
 MODULES = (growth_data, growth_runs, growth_tools, growth_weights)
-MEASURES: dict[str, Growth] = {name: found for module in MODULES for name, found in module.MEASURES.items()}
+MEASURES: dict[str, Growth] = {
+    name: found for module in MODULES for name, found in module.MEASURES.items()
+}
 
 SECONDS = "time"
 CPU = "CPU time"
@@ -38,11 +42,19 @@ def growth(arguments: argparse.Namespace) -> None:
         InputError: -repeats or --threads is below 1; a subject's package isn't installed.
     """
     positive(arguments, "repeats", "threads")
-    there = [name for name, subject in MEASURES.items() if not subject.needs or importlib.util.find_spec(subject.needs)]
+    there = [
+        name
+        for name, subject in MEASURES.items()
+        if not subject.needs or importlib.util.find_spec(subject.needs)
+    ]
     names = list(dict.fromkeys(arguments.subjects)) or there
     if absent := sorted(set(names) - set(there)):
-        raise InputError(f"{absent[0]} needs {MEASURES[absent[0]].needs}, which isn't installed; leave it out")
-    sizes = {name: MEASURES[name].quick if arguments.quick else MEASURES[name].sizes for name in names}
+        raise InputError(
+            f"{absent[0]} needs {MEASURES[absent[0]].needs}, which isn't installed; leave it out"
+        )
+    sizes = {
+        name: MEASURES[name].quick if arguments.quick else MEASURES[name].sizes for name in names
+    }
     kinds = {
         f"{name}, {size}": lambda name=name, size=size: ask(
             "our_growth.py", {"subject": name, "size": size}, arguments.threads
@@ -52,11 +64,16 @@ def growth(arguments: argparse.Namespace) -> None:
     }
     title = f"a process for each size, {arguments.threads} thread{'s' * (arguments.threads > 1)}"
     units = {SECONDS: "s", CPU: "CPU s", PEAK: "MB", RISE: "MB"}
-    measure(Benchmark(title, kinds, units, rows=_rows, more=lambda figures: _exponents(figures, sizes)), arguments)
+    measure(
+        Benchmark(title, kinds, units, rows=_rows, more=lambda figures: _exponents(figures, sizes)),
+        arguments,
+    )
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """Returns the slope of log cost over log size, by least squares over the larger half, three sizes at least."""
+    """Returns the slope of log cost over log size, by least squares over the larger half, three
+    sizes at least.
+    """
     first = min(len(sizes) // 2, max(0, len(sizes) - _LEAST_SIZES))
     x = [math.log(size) for size in sizes[first:]]
     y = [math.log(cost) for cost in costs[first:]]
@@ -94,7 +111,9 @@ def _rows(report: dict[str, Any]) -> list[str]:
             others = [format_number(figures[what]["median"]) for what in (CPU, PEAK, RISE)]
             rows.append([f"{size:,}", *seconds, *others])
         for title, of in (("exponent", found["exponents"]), ("expected", found["expected"])):
-            rows.append([title, f"{of[SECONDS]:.2f}", "", "", f"{of[CPU]:.2f}", "", f"{of[RISE]:.2f}"])
+            rows.append(
+                [title, f"{of[SECONDS]:.2f}", "", "", f"{of[CPU]:.2f}", "", f"{of[RISE]:.2f}"]
+            )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines += [name, *("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)]
         if found["faster"]:

@@ -70,7 +70,9 @@ def list_folder(size: int, folder: Path) -> Callable[[], object]:
 
 
 def list_by_ranks(size: int, folder: Path) -> Callable[[], object]:
-    """A folder of as many images for any number of launched ranks, which are here processes that do nothing else."""
+    """A folder of as many images for any number of launched ranks, which are here processes that do
+    nothing else.
+    """
     from launch import secret, sharing
     from loading.sources import Split
     from loading.sources import folder as read
@@ -108,13 +110,17 @@ def hand_over(size: int, _: Path) -> Callable[[], object]:
     from launch.spawned import Handed
     from loading.files import Paths
 
-    paths = Paths(f"train/n{place % 1000:08}/n{place % 1000:08}_{place}.JPEG" for place in range(size))
+    paths = Paths(
+        f"train/n{place % 1000:08}/n{place % 1000:08}_{place}.JPEG" for place in range(size)
+    )
     handed = Handed(paths, np.arange(size) % 1000)
     return handed.open
 
 
 def open_cache(size: int, folder: Path) -> Callable[[], object]:
-    """A start with a DATA.CACHE whose images were decoded before, without the sources' sizes and times."""
+    """A start with a DATA.CACHE whose images were decoded before, without the sources' sizes and
+    times.
+    """
     from loading.cache import Sources, cached_images
 
     image = np.zeros((32, 32, 3), np.uint8)
@@ -138,9 +144,13 @@ def _write_names(folder: Path, size: int) -> None:
 _EPOCHS = (500_000, 1_000_000, 4_000_000, 14_200_000)
 MEASURES = {
     "balanced_sampler": Growth("images", _EPOCHS, balanced_sampler, 1, (2000, 4000)),
-    "multilabel_metrics": Growth("images", (62_500, 125_000, 250_000, 500_000), multilabel_metrics, 1, (200, 400)),
+    "multilabel_metrics": Growth(
+        "images", (62_500, 125_000, 250_000, 500_000), multilabel_metrics, 1, (200, 400)
+    ),
     "list_folder": Growth("images", (25_000, 50_000, 100_000, 200_000), list_folder, 1, (100, 200)),
     "list_by_ranks": Growth("ranks", (2, 4, 8, 16), list_by_ranks, 0, (2, 3)),
-    "hand_over": Growth("images", (250_000, 500_000, 1_000_000, 2_000_000), hand_over, 0, (1000, 2000)),
+    "hand_over": Growth(
+        "images", (250_000, 500_000, 1_000_000, 2_000_000), hand_over, 0, (1000, 2000)
+    ),
     "open_cache": Growth("images", (25_000, 50_000, 100_000, 200_000), open_cache, 0, (100, 200)),
 }

@@ -14,20 +14,24 @@ _MODEL = "vit_small_patch16_224"
 
 
 def prepare_save(ranks: int, folder: Path) -> Callable[[], object]:
-    """Starts ``ranks`` processes with a model of 22 million parameters, whose optimizer's state they share out.
+    """Starts ``ranks`` processes with a model of 22 million parameters, whose optimizer's state
+    they share out.
 
     Returns:
-        what lets them save, and returns the largest costs among the ranks until training could go on: all have taken
-        their copies. The memory is that of a rank's copies, and the CPU time that of its training thread. Both are the
-        algorithm's own. The time is more where ranks wait for cores. The writing goes on beside it, as in a run. A
-        further call waits for that.
+        what lets them save, and returns the largest costs among the ranks until training could go
+            on: all have taken
+        their copies. The memory is that of a rank's copies, and the CPU time that of its training
+        thread. Both are the algorithm's own. The time is more where ranks wait for cores. The
+        writing goes on beside it, as in a run. A further call waits for that.
     """
     endpoints = ",".join(f"127.0.0.1:{port}" for port in _free_ports(ranks))
     context = multiprocessing.get_context("spawn")
     connections = []
     for rank in range(ranks):
         here, there = context.Pipe()
-        context.Process(target=_save_often, args=(rank, endpoints, folder, there), daemon=True).start()
+        context.Process(
+            target=_save_often, args=(rank, endpoints, folder, there), daemon=True
+        ).start()
         there.close()
         connections.append(here)
 
@@ -54,7 +58,11 @@ def _free_ports(count: int) -> list[int]:
 def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> None:
     """Saves whenever ``connection`` asks for it; ends when it is closed."""
     ranks = endpoints.count(",") + 1
-    os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks), "OMP_NUM_THREADS": "1"}
+    os.environ |= {
+        "PADDLE_TRAINER_ID": str(rank),
+        "PADDLE_TRAINERS_NUM": str(ranks),
+        "OMP_NUM_THREADS": "1",
+    }
     os.environ |= {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_DISTRI_BACKEND": "gloo"}
     os.environ["PADDLE_CURRENT_ENDPOINT"] = endpoints.split(",")[rank]
 
@@ -70,7 +78,16 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
     from training.run import Run
 
     paddle.disable_signal_handler()  # it prints pages when this process is ended
-    options = ["DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", "16", "OUTPUT", f"{folder}/run", "KEEP_LAST", "1"]
+    options = [
+        "DATA.DATASET",
+        "synthetic",
+        "DATA.SYNTHETIC_SIZE",
+        "16",
+        "OUTPUT",
+        f"{folder}/run",
+        "KEEP_LAST",
+        "1",
+    ]
     if ranks > 1:
         options += ["DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"]
     config = get_config(_MODEL, options)

@@ -1,4 +1,6 @@
-"""What ``growth`` measures of tools: a sweep's own work, a search among features, duplicates, comparisons, listings."""
+"""What ``growth`` measures of tools: a sweep's own work, a search among features, duplicates,
+comparisons, listings.
+"""
 
 import contextlib
 import json
@@ -42,20 +44,27 @@ def sweep_again(size: int, folder: Path) -> Callable[[], object]:
 def _sweep(size: int, folder: Path, method: str) -> Callable[[], object]:
     from launch import side_by_side
     from tools import sweep as tool
-    from training.pages import figures  # noqa: F401  (what draws the sweep's picture is imported when it is needed)
+    from training.pages import (
+        figures,  # noqa: F401  (what draws the sweep's picture is imported when it is needed)
+    )
 
     locks: list[int] = []
     file = folder / "sweep.yaml"
     file.write_text(_SWEEP.format(method=method, size=size, folder=folder))
 
     def run(
-        commands: Sequence[side_by_side.Command], places: object, ended: Callable[[str, int], None], *_: object
+        commands: Sequence[side_by_side.Command],
+        places: object,
+        ended: Callable[[str, int], None],
+        *_: object,
     ) -> int:
         for command in commands:
             output = folder / "swept" / command.name
             output.mkdir()
             best = {"acc1": hash(command.name) % 1000 / 10, "loss": 1.0, "epoch": 3}
-            (output / "result.json").write_text(json.dumps({"best": best, "loss": 2.0, "num_samples": 4}))
+            (output / "result.json").write_text(
+                json.dumps({"best": best, "loss": 2.0, "num_samples": 4})
+            )
             ended(command.name, 0)
         return 0
 
@@ -96,7 +105,14 @@ def search_first(size: int, folder: Path) -> Callable[[], object]:
 
     random = np.random.default_rng(0)
     file = folder / "features.npy"
-    made = {"checkpoint": "/run", "sha256": "0" * 64, "folder": str(folder), "cfg": None, "options": [], "layer": None}
+    made = {
+        "checkpoint": "/run",
+        "sha256": "0" * 64,
+        "folder": str(folder),
+        "cfg": None,
+        "options": [],
+        "layer": None,
+    }
     made |= {"pool": "avg", "norm": False, "index": "csv", "shape": [size, 8]}
     with open(file, "wb") as values:
         made["offset"] = values.write(head_of_values(".npy", made["shape"]))
@@ -105,10 +121,14 @@ def search_first(size: int, folder: Path) -> Callable[[], object]:
     (folder / "features.json").write_text(json.dumps(made))
     with open(folder / "features.csv", "w") as index:
         index.write('"row","file","error"\n')
-        index.writelines(f'{row},"/data/train/class_{row % 1000:04}/{row:08}.jpg",""\n' for row in range(size))
+        index.writelines(
+            f'{row},"/data/train/class_{row % 1000:04}/{row:08}.jpg",""\n' for row in range(size)
+        )
 
     def work() -> None:
-        assert len(nearest_in(stored_features(file), "/data/train/class_0007/00000007.jpg", 10)) == 10
+        assert (
+            len(nearest_in(stored_features(file), "/data/train/class_0007/00000007.jpg", 10)) == 10
+        )
 
     return work
 
@@ -148,7 +168,11 @@ def compare_runs(size: int, folder: Path) -> Callable[[], object]:
     for seed, run in enumerate(runs):
         run.mkdir()
         predicted = np.where(random.random(size) < 0.8, labels, random.integers(0, 1000, size))
-        result = {"acc1": 100 * float((predicted == labels).mean()), "loss": 1.0, "num_samples": size}
+        result = {
+            "acc1": 100 * float((predicted == labels).mean()),
+            "loss": 1.0,
+            "num_samples": size,
+        }
         (run / "result.json").write_text(json.dumps(result))
         config = get_config("vit_digits", ["SEED", str(seed), "TRAIN.BASE_LR", str(0.1 + seed)])
         (run / "config.yaml").write_text(resolved_yaml(config))
@@ -177,10 +201,25 @@ _POINTS = (625, 1250, 2500, 5000, 10_000)
 MEASURES = {
     "sweep": Growth("points", _POINTS, sweep, 1, (20, 40, 80)),
     "sweep_again": Growth("points", _POINTS, sweep_again, 1, (20, 40, 80)),
-    "sweep_optuna": Growth("points", (1250, 2500, 5000, 10_000), sweep_optuna, 1, (4, 8, 16), needs="optuna"),
-    "search": Growth("rows", (625_000, 1_250_000, 2_500_000, 5_000_000, 10_000_000), search, 1, (200, 400, 800), 0),
-    "search_first": Growth("rows", (125_000, 250_000, 500_000, 1_000_000), search_first, 1, (200, 400, 800)),
-    "duplicates": Growth("images", (100_000, 200_000, 400_000, 800_000), duplicates, 1, (1000, 2000, 4000)),
-    "compare_runs": Growth("images", (160_000, 320_000, 640_000, 1_280_000), compare_runs, 1, (100, 200, 400)),
+    "sweep_optuna": Growth(
+        "points", (1250, 2500, 5000, 10_000), sweep_optuna, 1, (4, 8, 16), needs="optuna"
+    ),
+    "search": Growth(
+        "rows",
+        (625_000, 1_250_000, 2_500_000, 5_000_000, 10_000_000),
+        search,
+        1,
+        (200, 400, 800),
+        0,
+    ),
+    "search_first": Growth(
+        "rows", (125_000, 250_000, 500_000, 1_000_000), search_first, 1, (200, 400, 800)
+    ),
+    "duplicates": Growth(
+        "images", (100_000, 200_000, 400_000, 800_000), duplicates, 1, (1000, 2000, 4000)
+    ),
+    "compare_runs": Growth(
+        "images", (160_000, 320_000, 640_000, 1_280_000), compare_runs, 1, (100, 200, 400)
+    ),
     "list_models": Growth("models", (40, 80, 160, 320), list_models, 1, (5, 10, 20)),
 }

@@ -1,4 +1,6 @@
-"""What ``growth`` measures of weights, predictions and long runs: loading, averaging, a report, an epoch's end."""
+"""What ``growth`` measures of weights, predictions and long runs: loading, averaging, a report, an
+epoch's end.
+"""
 
 import json
 from collections.abc import Callable
@@ -11,7 +13,9 @@ _TIMES = 20  # epochs whose end is measured
 
 
 def load_weights(size: int, folder: Path) -> Callable[[], object]:
-    """A .safetensors file of ``size`` blocks of ViT-L/16, of 50 MB each, into a model that there is."""
+    """A .safetensors file of ``size`` blocks of ViT-L/16, of 50 MB each, into a model that there
+    is.
+    """
     from models import create_model
     from weights import load_weights, save_weights
 
@@ -29,7 +33,9 @@ def average_weights(size: int, folder: Path) -> Callable[[], object]:
 
     files = [folder / f"{number}.safetensors" for number in range(size)]
     for number, file in enumerate(files):
-        write_weights(file, {f"blocks.{i}": np.full([1024, 1024], number, np.float32) for i in range(10)})
+        write_weights(
+            file, {f"blocks.{i}": np.full([1024, 1024], number, np.float32) for i in range(10)}
+        )
 
     def work() -> None:
         with average(files) as arrays:
@@ -81,7 +87,9 @@ def predictions(size: int, folder: Path) -> Callable[[], object]:
 
 
 def epoch_end(size: int, folder: Path) -> Callable[[], object]:
-    """The ends of 20 epochs, reports and checkpoint, of a run that has kept the checkpoints of ``size`` epochs."""
+    """The ends of 20 epochs, reports and checkpoint, of a run that has kept the checkpoints of
+    ``size`` epochs.
+    """
     from config import get_config
     from datasets import get_dataset
     from models import build_model
@@ -91,7 +99,9 @@ def epoch_end(size: int, folder: Path) -> Callable[[], object]:
     from training.optim import LossScaler, build_optimizer
     from training.run import Run
 
-    config = get_config("vit_digits", ["DATA.DATASET", "synthetic", "SAVE_FREQ", "1", "OUTPUT", str(folder / "run")])
+    config = get_config(
+        "vit_digits", ["DATA.DATASET", "synthetic", "SAVE_FREQ", "1", "OUTPUT", str(folder / "run")]
+    )
     run = Run(config, [])
     task = Classification(config)
     run.begin()
@@ -102,13 +112,17 @@ def epoch_end(size: int, folder: Path) -> Callable[[], object]:
             (earlier / name).touch()
     model = build_model(config)
     optimizer = build_optimizer(config, model)
-    saver = Saver(config, run, {"val": model}, optimizer, LossScaler(False), get_dataset(config, "train"))
+    saver = Saver(
+        config, run, {"val": model}, optimizer, LossScaler(False), get_dataset(config, "train")
+    )
     progress = Progress(epoch=size, step=size)
 
     def end_epoch() -> None:
         progress.end_epoch(progress.epoch + 1)
         metrics = {"loss": 1.0, "acc1": 50.0, "acc5": 90.0}
-        run.report("val", task.line("val", metrics), step=progress.step, epoch=progress.epoch, **metrics)
+        run.report(
+            "val", task.line("val", metrics), step=progress.step, epoch=progress.epoch, **metrics
+        )
         saver.save(progress, improved=progress.keep_best({"val": metrics}, task.score))
         saver.wait()
 
@@ -124,6 +138,8 @@ def epoch_end(size: int, folder: Path) -> Callable[[], object]:
 MEASURES = {
     "load_weights": Growth("blocks of 50 MB", (3, 6, 12, 24), load_weights, 1, (1, 2, 3), memory=0),
     "average_weights": Growth("files", (4, 8, 16, 32), average_weights, 1, (1, 2, 3), memory=0),
-    "predictions": Growth("images", (80_000, 160_000, 320_000, 640_000, 1_280_000), predictions, 1, (200, 400, 800)),
+    "predictions": Growth(
+        "images", (80_000, 160_000, 320_000, 640_000, 1_280_000), predictions, 1, (200, 400, 800)
+    ),
     "epoch_end": Growth("epochs", (250, 500, 1000, 2000, 4000), epoch_end, 0, (10, 20, 40)),
 }

@@ -1,8 +1,10 @@
-"""``host``: what a training step costs the host, in ms, by its parts: what a GPU waits for where batches are small.
+"""``host``: what a training step costs the host, in ms, by its parts: what a GPU waits for where
+batches are small.
 
-The model is so narrow that computing takes next to nothing, and the compiled operators for CPUs are off. A GPU's run
-makes the same calls of Python and of Paddle's operators. What launching kernels adds isn't in it: nothing is run on a
-GPU. What is measured, our_host.py says; each run is a process of its own.
+The model is so narrow that computing takes next to nothing, and the compiled operators for CPUs are
+off. A GPU's run makes the same calls of Python and of Paddle's operators. What launching kernels
+adds isn't in it: nothing is run on a GPU. What is measured, our_host.py says; each run is a process
+of its own.
 """
 
 import argparse
@@ -25,18 +27,31 @@ def host(arguments: argparse.Namespace) -> None:
     """Measures the host's part of a step.
 
     Raises:
-        InputError: nothing is to be measured; -o names a key that isn't free here, or what ``get_config`` refuses.
+        InputError: nothing is to be measured; -o names a key that isn't free here, or what
+            ``get_config`` refuses.
     """
     positive(arguments, "steps", "batch_size", "threads")
     steps = WARM_UP + arguments.steps + 1  # the last step reports
-    fixed = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": arguments.batch_size, "DATA.NUM_WORKERS": 0}
-    fixed |= {"DATA.SYNTHETIC_SIZE": arguments.batch_size * steps, "REPORT_FREQ": steps, "SAVE_FREQ": 0}
+    fixed = {
+        "DATA.DATASET": "synthetic",
+        "DATA.BATCH_SIZE": arguments.batch_size,
+        "DATA.NUM_WORKERS": 0,
+    }
+    fixed |= {
+        "DATA.SYNTHETIC_SIZE": arguments.batch_size * steps,
+        "REPORT_FREQ": steps,
+        "SAVE_FREQ": 0,
+    }
     fixed |= {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1}
     options = option_words(arguments, fixed, _DEFAULTS)
 
     def steps_of_a_run() -> dict[str, list[float]]:
         with temporary_folder() as folder:
-            request = {"cfg": arguments.cfg, "options": [*options, "OUTPUT", f"{folder}/run"], "warm_up": WARM_UP}
+            request = {
+                "cfg": arguments.cfg,
+                "options": [*options, "OUTPUT", f"{folder}/run"],
+                "warm_up": WARM_UP,
+            }
             return ask("our_host.py", request, arguments.threads)
 
     title = f"{arguments.cfg} of width 12 on 32 pixels, batch {arguments.batch_size}, {arguments.steps} steps a run:"

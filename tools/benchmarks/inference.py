@@ -1,8 +1,10 @@
-"""``infer``: images/s of a model that only answers: ours (eager, and each export) and timm's (eager and torch.compile).
+"""``infer``: images/s of a model that only answers: ours (eager, and each export) and timm's (eager
+and torch.compile).
 
-What is timed is a call from images [B, C, S, S] float32 in memory to logits in memory. Weights are random; int8 is
-calibrated on crops of photographs: the speed is the same. timm's bfloat16 is a model of bfloat16, without autocast;
-max-autotune freezes the weights, which its kernels for CPUs need.
+What is timed is a call from images [B, C, S, S] float32 in memory to logits in memory. Weights are
+random; int8 is calibrated on crops of photographs: the speed is the same. timm's bfloat16 is a
+model of bfloat16, without autocast; max-autotune freezes the weights, which its kernels for CPUs
+need.
 """
 
 import argparse
@@ -10,11 +12,24 @@ import argparse
 from config import get_config
 from errors import InputError
 from launch.files import temporary_folder
-from tools.benchmarks.measure import Benchmark, Ratio, ask, measure, option_words, positive, timm_versions
+from tools.benchmarks.measure import (
+    Benchmark,
+    Ratio,
+    ask,
+    measure,
+    option_words,
+    positive,
+    timm_versions,
+)
 from tools.benchmarks.training import timm_request
 
 WARM_UP = 5  # calls: of the first, torch.compile makes its code
-MODELS = ["vit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224", "swin_tiny_patch4_window7_224"]
+MODELS = [
+    "vit_tiny_patch16_224",
+    "vit_small_patch16_224",
+    "vit_base_patch16_224",
+    "swin_tiny_patch4_window7_224",
+]
 MODELS += ["convnext_tiny"]
 SIDES = ("paddle, float32", "paddle, bfloat16", "onnx, float32", "onnx, int8")
 SIDES += ("openvino, float32", "openvino, bfloat16", "openvino, int8")
@@ -43,12 +58,20 @@ def infer(arguments: argparse.Namespace) -> None:
             made = ask("our_inference.py", request | {"sides": arguments.sides}, arguments.threads)
             request |= {"warm_up": WARM_UP, "seconds": arguments.seconds}
             for batch in arguments.batch_size:
-                sides = {f"ours, {side}": request | {"side": side, "batch_size": batch} for side in ("eager", *made)}
+                sides = {
+                    f"ours, {side}": request | {"side": side, "batch_size": batch}
+                    for side in ("eager", *made)
+                }
                 if arguments.against:
-                    peer = timm_request(cfg, options) | {"measure": "infer", "batch_size": batch, "warm_up": WARM_UP}
+                    peer = timm_request(cfg, options) | {
+                        "measure": "infer",
+                        "batch_size": batch,
+                        "warm_up": WARM_UP,
+                    }
                     peer |= {"threads": arguments.threads, "seconds": arguments.seconds}
                     sides |= {
-                        f"timm, {mode}, {kind}": peer | {"mode": mode, "bfloat16": kind == "bfloat16"}
+                        f"timm, {mode}, {kind}": peer
+                        | {"mode": mode, "bfloat16": kind == "bfloat16"}
                         for mode in arguments.timm_modes
                         for kind in ("float32", "bfloat16")
                     }

@@ -1,6 +1,8 @@
-"""What every benchmark shares: runs in turn, medians and ratios, the table, the JSON file, programs as processes.
+"""What every benchmark shares: runs in turn, medians and ratios, the table, the JSON file, programs
+as processes.
 
-Figures are {kind: {what: values}}: a kind is a side of the comparison, and each of its runs adds to each list.
+Figures are {kind: {what: values}}: a kind is a side of the comparison, and each of its runs adds to
+each list.
 """
 
 import argparse
@@ -33,7 +35,9 @@ Run = Callable[[], dict[str, list[float]]]  # makes one run: {what: one value or
 
 @dataclass
 class Ratio:
-    """What is compared: ``factor`` times the values of ``what`` by the kind ``of``, over those by ``over``."""
+    """What is compared: ``factor`` times the values of ``what`` by the kind ``of``, over those by
+    ``over``.
+    """
 
     what: str
     of: str
@@ -44,7 +48,9 @@ class Ratio:
 
     def values(self, figures: Figures) -> list[float]:
         """Returns the ratios, run by run."""
-        pairs = zip(figures[self.of][self.what], figures[self.over][self.base or self.what], strict=True)
+        pairs = zip(
+            figures[self.of][self.what], figures[self.over][self.base or self.what], strict=True
+        )
         return [self.factor * one / other for one, other in pairs]
 
 
@@ -75,8 +81,8 @@ class Benchmark:
 
 
 def alternate(kinds: dict[str, Run], repeats: int) -> Figures:
-    """Returns what ``repeats`` runs of each kind gave. The kinds take turns, so that a machine whose speed drifts
-    drifts for all of them.
+    """Returns what ``repeats`` runs of each kind gave. The kinds take turns, so that a machine
+    whose speed drifts drifts for all of them.
     """
     found: Figures = {kind: {} for kind in kinds}
     for turn in range(repeats):
@@ -99,9 +105,13 @@ def summary(values: Sequence[float]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Returns ``cpu`` (the model), ``cores`` (that this process may use) and ``load`` (the last minute's average)."""
+    """Returns ``cpu`` (the model), ``cores`` (that this process may use) and ``load`` (the last
+    minute's average).
+    """
     described = Path("/proc/cpuinfo")  # Linux has it, where a sandbox hides nothing
-    model = re.search(r"model name\s*: (.*)", described.read_text()) if described.is_file() else None
+    model = (
+        re.search(r"model name\s*: (.*)", described.read_text()) if described.is_file() else None
+    )
     cpu = model[1] if model else platform.processor() or platform.machine()
     return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 2)}
 
@@ -124,15 +134,28 @@ def measure(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
         InputError: -repeats is below 1.
     """
     positive(arguments, "repeats")
-    report = {"benchmark": arguments.what, "command": sys.argv[1:], "title": benchmark.title, "machine": machine()}
+    report = {
+        "benchmark": arguments.what,
+        "command": sys.argv[1:],
+        "title": benchmark.title,
+        "machine": machine(),
+    }
     report |= {"versions": versions(), "peer_versions": benchmark.peers}
     figures = alternate(benchmark.kinds, arguments.repeats)
     report["figures"] = {
-        kind: {what: {"unit": benchmark.unit(what), **summary(values)} for what, values in found.items()}
+        kind: {
+            what: {"unit": benchmark.unit(what), **summary(values)}
+            for what, values in found.items()
+        }
         for kind, found in figures.items()
     }
     report["ratios"] = [
-        {"what": ratio.name or ratio.what, "of": ratio.of, "over": ratio.over, **summary(ratio.values(figures))}
+        {
+            "what": ratio.name or ratio.what,
+            "of": ratio.of,
+            "over": ratio.over,
+            **summary(ratio.values(figures)),
+        }
         for ratio in benchmark.compared
     ]
     if benchmark.more:
@@ -145,7 +168,9 @@ def measure(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
 def head(report: dict[str, Any]) -> list[str]:
     """Returns the lines that tell what was run where."""
     on = report["machine"]
-    known = report["versions"] | {f"their {name}": version for name, version in report["peer_versions"].items()}
+    known = report["versions"] | {
+        f"their {name}": version for name, version in report["peer_versions"].items()
+    }
     return [
         f"{report['benchmark']}: {report['title']}",
         f"{on['cpu']}, {on['cores']} cores, load {on['load']} at the start",
@@ -155,10 +180,15 @@ def head(report: dict[str, Any]) -> list[str]:
 
 
 def rows_of_all(report: dict[str, Any]) -> list[str]:
-    """Returns a table's lines: every figure and ratio that ``measure`` puts into the file of --json."""
+    """Returns a table's lines: every figure and ratio that ``measure`` puts into the file of
+    --json.
+    """
     rows = [("", "", "median", "min", "max", "of")]
     for kind, found in report["figures"].items():
-        rows += [_row(kind, f"{what} ({s['unit']})" if s["unit"] else what, s) for what, s in found.items()]
+        rows += [
+            _row(kind, f"{what} ({s['unit']})" if s["unit"] else what, s)
+            for what, s in found.items()
+        ]
     rows += [_row(f"{s['of']} / {s['over']}", s["what"], s) for s in report["ratios"]]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
@@ -170,7 +200,12 @@ def rows_of_all(report: dict[str, Any]) -> list[str]:
 
 
 def _row(kind: str, what: str, found: dict[str, Any]) -> tuple[str, ...]:
-    return (kind, what, *(format_number(found[key]) for key in ("median", "min", "max")), str(len(found["values"])))
+    return (
+        kind,
+        what,
+        *(format_number(found[key]) for key in ("median", "min", "max")),
+        str(len(found["values"])),
+    )
 
 
 def format_number(value: float) -> str:
@@ -189,14 +224,17 @@ def words(options: dict[str, Any]) -> list[str]:
 def option_words(
     arguments: argparse.Namespace, fixed: dict[str, Any], defaults: dict[str, Any] | None = None
 ) -> list[str]:
-    """Returns the words of ``-o`` for a run: ``defaults``, the user's own, then what is ``fixed``; an error in them is
-    told before anything is measured.
+    """Returns the words of ``-o`` for a run: ``defaults``, the user's own, then what is ``fixed``;
+    an error in them is told before anything is measured.
 
     Raises:
-        InputError: -o names a key that the benchmark sets itself, or one that ``get_config`` refuses.
+        InputError: -o names a key that the benchmark sets itself, or one that ``get_config``
+            refuses.
     """
     if taken := (fixed.keys() | {"OUTPUT"}) & named_keys(arguments.o):
-        raise InputError(f"-o {' '.join(sorted(taken))}: this benchmark sets it itself; leave it out")
+        raise InputError(
+            f"-o {' '.join(sorted(taken))}: this benchmark sets it itself; leave it out"
+        )
     options = [*words(defaults or {}), *arguments.o, *words(fixed)]
     get_config(arguments.cfg, options)
     return options
@@ -225,7 +263,11 @@ def run(command: Sequence[str | Path], threads: int | None, **variables: str) ->
     """
     environ = environment(threads) | variables
     done = subprocess.run(
-        [str(word) for word in command], env=environ, capture_output=True, text=True, preexec_fn=end_with_parent
+        [str(word) for word in command],
+        env=environ,
+        capture_output=True,
+        text=True,
+        preexec_fn=end_with_parent,
     )
     if done.returncode:
         told = (done.stderr.strip() or "nothing on stderr").splitlines()
@@ -236,8 +278,11 @@ def run(command: Sequence[str | Path], threads: int | None, **variables: str) ->
     return done.stdout
 
 
-def ask(script: str, request: dict[str, Any], threads: int | None, python: str = sys.executable) -> Any:
-    """Runs a script of this folder in a process of its own: a request in JSON, an answer in the last line of JSON.
+def ask(
+    script: str, request: dict[str, Any], threads: int | None, python: str = sys.executable
+) -> Any:
+    """Runs a script of this folder in a process of its own: a request in JSON, an answer in the
+    last line of JSON.
 
     (Libraries print words of their own, at the process's end, too.)
 

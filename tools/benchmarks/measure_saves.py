@@ -1,4 +1,5 @@
-"""What saves cost a training process, and what reading them takes: the part of tools/benchmark.py that runs in it.
+"""What saves cost a training process, and what reading them takes: the part of tools/benchmark.py
+that runs in it.
 
 It takes the arguments of ``measure_saves`` as one word of JSON and answers in one line.
 """
@@ -51,10 +52,13 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
         options: alternating keys and values; OUTPUT is among them.
 
     Returns:
-        seconds by what they were spent on; what begins with "memory" is the process's peak so far, in MB.
+        seconds by what they were spent on; what begins with "memory" is the process's peak so far,
+        in MB.
     """
     way_type = {"Saver": BySaver, "paddle.save": ByPaddle}[kind]
-    images = get_config(cfg, options).DATA.BATCH_SIZE * (WARM_UP + saves * (QUIET + way_type.meanwhile) + 1)
+    images = get_config(cfg, options).DATA.BATCH_SIZE * (
+        WARM_UP + saves * (QUIET + way_type.meanwhile) + 1
+    )
     config = get_config(cfg, [*options, "DATA.SYNTHETIC_SIZE", str(images)])
     tune_cpu(1)
     seed_everything(config.SEED)
@@ -78,7 +82,9 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
 
 
 class Rounds:
-    """The ``after_step`` of ``engine.train_one_epoch``: QUIET steps, a save, ``way.meanwhile`` steps, and again."""
+    """The ``after_step`` of ``engine.train_one_epoch``: QUIET steps, a save, ``way.meanwhile``
+    steps, and again.
+    """
 
     def __init__(self, way: "BySaver | ByPaddle", progress: Progress, figures: Figures) -> None:
         self.way = way
@@ -107,13 +113,17 @@ class Rounds:
             if way.writing():
                 figures["a step beside the writing"].append(took)
         if place == QUIET - 1:
-            if first := "memory" not in figures:  # its buffers have to be mapped; the allocator keeps them
+            # its buffers have to be mapped; the allocator keeps them
+            if first := "memory" not in figures:
                 figures["memory"].append(peak_memory())
             self.waited = way.save(self.progress, statistics)
-            figures["training waits, first save" if first else "training waits, later saves"].append(self.waited)
+            figures[
+                "training waits, first save" if first else "training waits, later saves"
+            ].append(self.waited)
         if place == QUIET + way.meanwhile - 1:
             way.settle()
-            slower = sum(self.after) - len(self.after) * median(self.quiet)  # of this round: a machine's speed drifts
+            # of this round: a machine's speed drifts
+            slower = sum(self.after) - len(self.after) * median(self.quiet)
             figures["training loses"].append(self.waited + slower)
             self.quiet = []
             self.after = []
@@ -130,7 +140,9 @@ class BySaver:
         parts = (training.evaluated_models, training.optimizer, training.scaler, dataset)
         self.saver = Saver(training.config, training.run, *parts)
 
-    def save(self, progress: Progress, statistics: dict[str, paddle.Tensor], written: str = "written") -> float:
+    def save(
+        self, progress: Progress, statistics: dict[str, paddle.Tensor], written: str = "written"
+    ) -> float:
         """Returns the seconds that training waited; a thread notes when the writing ends."""
         started = time.perf_counter()
         self.saver.save(progress, statistics)

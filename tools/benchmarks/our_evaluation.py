@@ -1,9 +1,10 @@
 """main_single_gpu.py's evaluation with the time of each batch recorded, for tools/benchmark.py.
 
-It takes a request as one word of JSON: ``cfg``, ``options``, ``weights``. Without ``output`` it makes the weights. With
-it, it answers in one line: ``peak_memory`` of this process in MB, and ``images_per_s``, a list of one rate. The rate is
-taken from the beginning of batch ``warm_up`` to that of the last one. The run's beats (``progress.beat``), by which it
-is seen to go on, say when: on a CPU a batch is done when its call returns.
+It takes a request as one word of JSON: ``cfg``, ``options``, ``weights``. Without ``output`` it
+makes the weights. With it, it answers in one line: ``peak_memory`` of this process in MB, and
+``images_per_s``, a list of one rate. The rate is taken from the beginning of batch ``warm_up`` to
+that of the last one. The run's beats (``progress.beat``), by which it is seen to go on, say when:
+on a CPU a batch is done when its call returns.
 """
 
 import json
@@ -39,12 +40,19 @@ def main() -> None:
         return
     times = Times()
     progress.share_beats(times, 0)
-    flags = [f"-cfg={request['cfg']}", "-eval", f"-pretrained={request['weights']}", f"-output={request['output']}"]
+    flags = [
+        f"-cfg={request['cfg']}",
+        "-eval",
+        f"-pretrained={request['weights']}",
+        f"-output={request['output']}",
+    ]
     sys.argv[1:] = [*flags, "-o", *request["options"]]
     runpy.run_path(f"{sys.path[0]}/main_single_gpu.py")["main"]()
     timed = times[request["warm_up"] :]
     if len(timed) < 2:
-        raise RunError(f"the evaluation recorded {len(times)} batches, expected {request['warm_up'] + 2} or more")
+        raise RunError(
+            f"the evaluation recorded {len(times)} batches, expected {request['warm_up'] + 2} or more"
+        )
     rate = (len(timed) - 1) * config.DATA.BATCH_SIZE_EVAL / (timed[-1] - timed[0])
     print(json.dumps({"images_per_s": [rate], "peak_memory": peak_memory()}))
 

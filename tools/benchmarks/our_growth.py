@@ -1,7 +1,9 @@
-"""One size of a subject of tools/benchmark.py growth, in a process of its own: it prepares the work and does it once.
+"""One size of a subject of tools/benchmark.py growth, in a process of its own: it prepares the work
+and does it once.
 
-It takes a request as one word of JSON. The answer has the seconds, the CPU seconds, the peak memory in MB, and what of
-that the work itself added. Processes that the work started count once they have ended.
+It takes a request as one word of JSON. The answer has the seconds, the CPU seconds, the peak memory
+in MB, and what of that the work itself added. Processes that the work started count once they have
+ended.
 """
 
 import json

@@ -1,9 +1,10 @@
 """A training step's time on the host, part by part, for tools/benchmark.py.
 
-It takes a request as one word of JSON: ``cfg``, ``options``, ``warm_up`` (steps that don't count). It answers in one
-line: {what: [the median over the steps]}. These are ms of the training thread's CPU time, which other programs disturb
-less. The whole step's time by the clock stands beside them. The steps are ``engine.train_one_epoch``'s own, from the
-moment that a batch is there to that at which the next is asked for: all but the loader.
+It takes a request as one word of JSON: ``cfg``, ``options``, ``warm_up`` (steps that don't count).
+It answers in one line: {what: [the median over the steps]}. These are ms of the training thread's
+CPU time, which other programs disturb less. The whole step's time by the clock stands beside them.
+The steps are ``engine.train_one_epoch``'s own, from the moment that a batch is there to that at
+which the next is asked for: all but the loader.
 """
 
 import json
@@ -58,7 +59,9 @@ class Stopwatch:
 
 
 class Replaced:
-    """Stands for an object of the training: has its own attributes, and the object's where it has none."""
+    """Stands for an object of the training: has its own attributes, and the object's where it has
+    none.
+    """
 
     def __init__(self, of: Any, **own: Any) -> None:
         self.__dict__.update(own, _of=of)
@@ -90,8 +93,12 @@ def watch(training: Any, stopwatch: Stopwatch) -> None:
         return Replaced(loss, backward=timed("backward", scaler.scale(loss).backward))
 
     unscale = timed("clipping", scaler.unscale)
-    training.scaler = Replaced(scaler, scale=scale, unscale=unscale, step=timed("optimizer", scaler.step))
-    calls = {name: timed("optimizer", getattr(optimizer, name)) for name in ("set_lr", "clear_grad")}
+    training.scaler = Replaced(
+        scaler, scale=scale, unscale=unscale, step=timed("optimizer", scaler.step)
+    )
+    calls = {
+        name: timed("optimizer", getattr(optimizer, name)) for name in ("set_lr", "clear_grad")
+    }
     training.optimizer = Replaced(optimizer, **calls)
     training.loader = Replaced(loader, iterate=lambda: stopwatch.batches(loader))
     training.network = Replaced(training.network, call=timed("forward", training.network))
@@ -131,13 +138,21 @@ def main() -> None:
     training = prepare(Classification(config), model, dataset, run)
     progress = Progress()
     stopwatch = Stopwatch()
-    saver = Saver(config, run, training.evaluated_models, training.optimizer, training.scaler, dataset)
+    saver = Saver(
+        config, run, training.evaluated_models, training.optimizer, training.scaler, dataset
+    )
     keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
     watch(training, stopwatch)
     saver.begin(progress)
-    engine.train_one_epoch(training, progress, stopwatch.wrap("checking signals and clock", keeper.after_step))
+    engine.train_one_epoch(
+        training, progress, stopwatch.wrap("checking signals and clock", keeper.after_step)
+    )
     steps = stopwatch.steps[request["warm_up"] : -1]
-    print(json.dumps({what: [1000 * statistics.median(step[what] for step in steps)] for what in steps[0]}))
+    print(
+        json.dumps(
+            {what: [1000 * statistics.median(step[what] for step in steps)] for what in steps[0]}
+        )
+    )
 
 
 if __name__ == "__main__":

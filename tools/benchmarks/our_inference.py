@@ -1,7 +1,9 @@
-"""Our side of tools/benchmark.py infer, in a process of its own: exports a model, or runs it one way and times that.
+"""Our side of tools/benchmark.py infer, in a process of its own: exports a model, or runs it one
+way and times that.
 
-It takes a request as one word of JSON. With ``make`` it writes the exports of random weights below ``folder`` and
-answers which there are. Otherwise it answers with [images/s] of ``side``: "eager", or an export's "FORMAT, PRECISION".
+It takes a request as one word of JSON. With ``make`` it writes the exports of random weights below
+``folder`` and answers which there are. Otherwise it answers with [images/s] of ``side``: "eager",
+or an export's "FORMAT, PRECISION".
 """
 
 import json
@@ -30,7 +32,8 @@ def make(request: dict) -> list[str]:
     paddle.seed(0)
     model = build_model(config)
     for name, tensor in model.named_parameters():
-        if name.startswith(model.classifier_names()):  # some begin at zero, and every logit would be the same
+        # some begin at zero, and every logit would be the same
+        if name.startswith(model.classifier_names()):
             tensor.set_value(paddle.randn(tensor.shape) * 0.05)
     pictures = photographs(config, 32)
     made = []
@@ -38,7 +41,17 @@ def make(request: dict) -> list[str]:
         kind, precision = side.split(", ")
         images = pictures if precision == "int8" else None
         try:
-            write_export(config, model, Path(request["folder"], side), [], kind, precision, "classification", images, 0)
+            write_export(
+                config,
+                model,
+                Path(request["folder"], side),
+                [],
+                kind,
+                precision,
+                "classification",
+                images,
+                0,
+            )
             made.append(side)
         except RunError as error:
             print(f"{request['cfg']}: {side}: {error}", file=sys.stderr)
@@ -58,7 +71,11 @@ def rate(request: dict) -> list[float]:
         tensor = paddle.to_tensor(images)
         model.eval()
         with paddle.no_grad():
-            return [calls_rate(lambda: model(tensor).numpy(), batch, request["warm_up"], request["seconds"])]
+            return [
+                calls_rate(
+                    lambda: model(tensor).numpy(), batch, request["warm_up"], request["seconds"]
+                )
+            ]
     run = open_export(Path(request["folder"], request["side"]))
     return [calls_rate(lambda: run(images), batch, request["warm_up"], request["seconds"])]
 

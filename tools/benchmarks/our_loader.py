@@ -1,6 +1,7 @@
 """The loaders of tools/benchmark.py that run on Paddle, each measured in a process of its own.
 
-It takes a request as one word of JSON, of which ``pipeline`` is "ours" or "paddlevit", and answers in one line.
+It takes a request as one word of JSON, of which ``pipeline`` is "ours" or "paddlevit", and answers
+in one line.
 """
 
 import json
@@ -23,7 +24,9 @@ from ops.settings import keep_buffers
 
 
 def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:
-    """Returns the toolkit's training or validation set and its loader, in a process that is tuned as a run's."""
+    """Returns the toolkit's training or validation set and its loader, in a process that is tuned
+    as a run's.
+    """
     keep_buffers()
     config = get_config(request["cfg"], request["options"])
     mode = "val" if request["evaluation"] else "train"
@@ -35,8 +38,8 @@ def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:
 
 
 class PaddleVit(paddle.io.Dataset):
-    """PaddleViT's training images, rebuilt from its description: ``paddle.vision``'s transforms of Pillow images,
-    float32 from there on.
+    """PaddleViT's training images, rebuilt from its description: ``paddle.vision``'s transforms of
+    Pillow images, float32 from there on.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -44,8 +47,14 @@ class PaddleVit(paddle.io.Dataset):
         from paddle.vision import transforms
 
         lines = Path(request["list"]).read_text(encoding="utf-8").splitlines()
-        self.samples = [(path, int(label)) for path, _, label in (line.rpartition(" ") for line in lines)]
-        crop = {"scale": request["scale"], "ratio": request["ratio"], "interpolation": request["interpolation"]}
+        self.samples = [
+            (path, int(label)) for path, _, label in (line.rpartition(" ") for line in lines)
+        ]
+        crop = {
+            "scale": request["scale"],
+            "ratio": request["ratio"],
+            "interpolation": request["interpolation"],
+        }
         self.transform = transforms.Compose(
             [
                 transforms.RandomResizedCrop(tuple(request["size"]), **crop),
@@ -61,7 +70,8 @@ class PaddleVit(paddle.io.Dataset):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
         with Image.open(path) as image:
-            # Paddle's shared memory crashes workers whose samples are tensors, one run of five here.
+            # Paddle's shared memory crashes workers whose samples are tensors, one run of five
+            # here.
             return self.transform(image.convert("RGB")).numpy(), label
 
 
@@ -77,9 +87,12 @@ def main() -> None:
     dataset, batches = {"ours": ours, "paddlevit": paddlevit}[request["pipeline"]](request)
     amount = request["warm_up"], request["images"]
     samples = (len(dataset[index][:1]) for index in range(len(dataset)))
-    # First the loader: workers crash that are forked from a process in which Paddle has computed. They idle soon.
+    # First the loader: workers crash that are forked from a process in which Paddle has computed.
+    # They idle soon.
     labels = "labels" if request["pipeline"] == "ours" else 1
-    answer = {"loader": images_per_second((len(batch[labels]) for batch in batches), *amount, workers_cpu)}
+    answer = {
+        "loader": images_per_second((len(batch[labels]) for batch in batches), *amount, workers_cpu)
+    }
     answer["dataset"] = images_per_second(samples, *amount, time.process_time)
     print(json.dumps(answer))
 

@@ -1,8 +1,9 @@
 """The plain model, and clients of a server, for tools/benchmark.py serve.
 
-It takes a request as one word of JSON: ``measure`` ("weights", "plain" or "clients"), ``weights``, ``images``,
-``batch_size``, ``seconds``; for weights ``cfg`` and ``options``, for clients their number and the server's ``port``. It
-answers in one line: {what: [value]}. The first fifth of the seconds doesn't count.
+It takes a request as one word of JSON: ``measure`` ("weights", "plain" or "clients"), ``weights``,
+``images``, ``batch_size``, ``seconds``; for weights ``cfg`` and ``options``, for clients their
+number and the server's ``port``. It answers in one line: {what: [value]}. The first fifth of the
+seconds doesn't count.
 """
 
 import asyncio
@@ -44,7 +45,12 @@ def plain(request: dict[str, Any]) -> dict[str, list[float]]:
     size = request["batch_size"]
     seconds = request["seconds"]
     predictor = Predictor(request["weights"], batch_size=size)
-    pixels = np.stack([predictor.pixels(file) for file in itertools.islice(itertools.cycle(_files(request)), size)])
+    pixels = np.stack(
+        [
+            predictor.pixels(file)
+            for file in itertools.islice(itertools.cycle(_files(request)), size)
+        ]
+    )
     began = time.perf_counter()
     counted = 0.0
     batches = 0
@@ -77,7 +83,9 @@ async def _clients(request: dict[str, Any]) -> dict[str, list[float]]:
 
 
 async def _client(port: int, files: Iterator[bytes], counted: float, until: float) -> list[float]:
-    """Returns the seconds that each answer took, of those that came after ``counted`` and before ``until``."""
+    """Returns the seconds that each answer took, of those that came after ``counted`` and before
+    ``until``.
+    """
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     taken = []
     while (began := time.perf_counter()) < until:
@@ -86,7 +94,9 @@ async def _client(port: int, files: Iterator[bytes], counted: float, until: floa
         writer.write(f"{head}Content-Length: {len(file)}\r\n\r\n".encode() + file)
         answer = (await reader.readuntil(b"\r\n\r\n")).lower()
         if not answer.startswith(b"http/1.1 200"):
-            raise RunError(f"the server answered {answer.splitlines()[0].decode()}; lower --clients")
+            raise RunError(
+                f"the server answered {answer.splitlines()[0].decode()}; lower --clients"
+            )
         await reader.readexactly(int(answer.partition(b"content-length:")[2].split(b"\r\n")[0]))
         if counted <= (ended := time.perf_counter()) < until:
             taken.append(ended - began)
@@ -101,4 +111,10 @@ def _files(request: dict[str, Any]) -> list[Path]:
 if __name__ == "__main__":
     with reporting():
         asked = json.loads(sys.argv[1])
-        print(json.dumps({"weights": write_weights, "plain": plain, "clients": clients}[asked["measure"]](asked)))
+        print(
+            json.dumps(
+                {"weights": write_weights, "plain": plain, "clients": clients}[asked["measure"]](
+                    asked
+                )
+            )
+        )

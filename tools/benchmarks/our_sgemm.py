@@ -1,5 +1,5 @@
-"""The rate of this machine's matrix products, for tools/benchmark.py: by what the layers use, the compiled operators if
-they are there. It answers in one line: [GFLOP/s] of float32.
+"""The rate of this machine's matrix products, for tools/benchmark.py: by what the layers use, the
+compiled operators if they are there. It answers in one line: [GFLOP/s] of float32.
 """
 
 import json
@@ -22,7 +22,11 @@ def main() -> None:
     one = paddle.rand([SIDE, SIDE])
     other = paddle.rand([SIDE, SIDE])
     bias = paddle.zeros([SIDE])
-    product = (lambda: ops.linear(one, other, bias)) if ops.usable(one) else lambda: paddle.matmul(one, other)
+    product = (
+        (lambda: ops.linear(one, other, bias))
+        if ops.usable(one)
+        else lambda: paddle.matmul(one, other)
+    )
     print(json.dumps([2 * SIDE**3 / 1e9 * calls_rate(product, 1, 3, 2.0)]))
 
 

@@ -1,7 +1,8 @@
-"""main_single_gpu.py or main_multi_gpu.py, which says how far it has come, for tools/benchmark.py: it takes the
-script's name, then its flags.
+"""main_single_gpu.py or main_multi_gpu.py, which says how far it has come, for tools/benchmark.py:
+it takes the script's name, then its flags.
 
-Whoever reads the lines as they come knows when: "begun", "imported", "data" (the data set is made), and the run's own.
+Whoever reads the lines as they come knows when: "begun", "imported", "data" (the data set is made),
+and the run's own.
 """
 
 import importlib

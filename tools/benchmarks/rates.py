@@ -43,7 +43,8 @@ def workers_cpu() -> float:
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # After the name, which may hold anything: state, parent, ...; 11 and 12 are the user's and system's ticks.
+            # After the name, which may hold anything: state, parent, ...; 11 and 12 are the user's
+            # and system's ticks.
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:  # it has ended
             continue
@@ -53,10 +54,12 @@ def workers_cpu() -> float:
 
 
 def calls_rate(call: Callable[[], object], batch: int, warm_up: int, seconds: float) -> float:
-    """Returns images/s of ``call``, which takes ``batch`` of them, over ``seconds``, and at least three calls.
+    """Returns images/s of ``call``, which takes ``batch`` of them, over ``seconds``, and at least
+    three calls.
 
     Args:
-        warm_up: calls before the clock starts: compilers make their code, libraries choose their kernels.
+        warm_up: calls before the clock starts: compilers make their code, libraries choose their
+            kernels.
     """
     for _ in range(warm_up):
         call()

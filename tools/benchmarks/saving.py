@@ -1,4 +1,5 @@
-"""``checkpoint``: what saving costs training, by checkpoint.Saver and by paddle.save of the state dicts.
+"""``checkpoint``: what saving costs training, by checkpoint.Saver and by paddle.save of the state
+dicts.
 
 What is measured, measure_saves.py says; each run is a process of its own.
 """
@@ -13,20 +14,37 @@ def checkpoint(arguments: argparse.Namespace) -> None:
     """Measures saving by each kind.
 
     Raises:
-        InputError: nothing is to be measured; -o names a key that isn't free here, or what ``get_config`` refuses.
+        InputError: nothing is to be measured; -o names a key that isn't free here, or what
+            ``get_config`` refuses.
     """
     positive(arguments, "saves", "batch_size", "threads")
-    fixed = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": arguments.batch_size, "DATA.NUM_WORKERS": 0}
-    fixed |= {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1, "KEEP_LAST": 1, "SAVE_FREQ": 0}
+    fixed = {
+        "DATA.DATASET": "synthetic",
+        "DATA.BATCH_SIZE": arguments.batch_size,
+        "DATA.NUM_WORKERS": 0,
+    }
+    fixed |= {
+        "TRAIN.NUM_EPOCHS": 1,
+        "TRAIN.WARMUP_EPOCHS": 0,
+        "TRAIN.ACCUM_ITER": 1,
+        "KEEP_LAST": 1,
+        "SAVE_FREQ": 0,
+    }
     options = option_words(arguments, fixed | {"DATA.SYNTHETIC_SIZE": arguments.batch_size})
 
     def saves(kind: str) -> dict[str, list[float]]:
         with temporary_folder(arguments.output) as folder:
-            request = {"kind": kind, "cfg": arguments.cfg, "options": [*options, "OUTPUT", f"{folder}/run"]}
+            request = {
+                "kind": kind,
+                "cfg": arguments.cfg,
+                "options": [*options, "OUTPUT", f"{folder}/run"],
+            }
             return ask("measure_saves.py", request | {"saves": arguments.saves}, arguments.threads)
 
     kinds = {kind: lambda kind=kind: saves(kind) for kind in ("Saver", "paddle.save")}
-    title = f"{arguments.cfg}, batch {arguments.batch_size}, one process of {arguments.threads} threads"
+    title = (
+        f"{arguments.cfg}, batch {arguments.batch_size}, one process of {arguments.threads} threads"
+    )
     title += f", {arguments.saves} saves a run"
     units = {"": "s", "memory": "MB", "memory with saves": "MB"}
     measure(Benchmark(title, kinds, units), arguments)

@@ -1,8 +1,10 @@
-"""``serve``: what tools/serve.py answers to several clients at once, against the plain model on the same images.
+"""``serve``: what tools/serve.py answers to several clients at once, against the plain model on the
+same images.
 
-The plain model is a Predictor that computes prepared images, batch after batch. A server gets them as JPEG files of
-about 500 x 375, one a request. Its clients ask again as soon as they are answered, each on a connection of its own.
-They run on the same machine, in one process: what they cost is the server's loss.
+The plain model is a Predictor that computes prepared images, batch after batch. A server gets them
+as JPEG files of about 500 x 375, one a request. Its clients ask again as soon as they are answered,
+each on a connection of its own. They run on the same machine, in one process: what they cost is the
+server's loss.
 """
 
 import argparse
@@ -17,7 +19,16 @@ from errors import RunError
 from launch.files import temporary_folder
 from launch.startup import end_with_parent
 from tools.benchmarks.loading import photographs
-from tools.benchmarks.measure import ROOT, Benchmark, Ratio, ask, environment, measure, option_words, positive
+from tools.benchmarks.measure import (
+    ROOT,
+    Benchmark,
+    Ratio,
+    ask,
+    environment,
+    measure,
+    option_words,
+    positive,
+)
 
 _RATE = "images/s"
 _SCRIPT = "our_serving.py"
@@ -33,16 +44,25 @@ def serving(arguments: argparse.Namespace) -> None:
     positive(arguments, "batch_size", "clients", "seconds", "workers", "threads")
     options = option_words(arguments, {})
     with temporary_folder() as folder:
-        request: dict[str, Any] = {"weights": f"{folder}/weights.safetensors", "batch_size": arguments.batch_size}
+        request: dict[str, Any] = {
+            "weights": f"{folder}/weights.safetensors",
+            "batch_size": arguments.batch_size,
+        }
         request |= {"seconds": arguments.seconds, "images": str(photographs(folder))}
-        ask(_SCRIPT, request | {"measure": "weights", "cfg": arguments.cfg, "options": options}, arguments.threads)
+        ask(
+            _SCRIPT,
+            request | {"measure": "weights", "cfg": arguments.cfg, "options": options},
+            arguments.threads,
+        )
 
         def plain() -> dict[str, list[float]]:
             return ask(_SCRIPT, request | {"measure": "plain"}, arguments.threads)
 
         def served(clients: int) -> dict[str, list[float]]:
             with _server(request["weights"], arguments) as port:
-                return ask(_SCRIPT, request | {"measure": "clients", "clients": clients, "port": port}, 1)
+                return ask(
+                    _SCRIPT, request | {"measure": "clients", "clients": clients, "port": port}, 1
+                )
 
         kinds = {"plain model": plain}
         for clients in arguments.clients:
@@ -70,7 +90,9 @@ def _server(weights: str, arguments: argparse.Namespace) -> Iterator[int]:
                 if line.startswith("ready"):
                     break
             if not (port := re.search(r":(\d+)/", said)) or "ready" not in said:
-                raise RunError(f"the server ended with status {process.wait()}; its own line says why")
+                raise RunError(
+                    f"the server ended with status {process.wait()}; its own line says why"
+                )
             yield int(port[1])
         finally:
             process.terminate()

@@ -1,11 +1,12 @@
 """``startup``: seconds from the command to the end of the first step, and what they are made of.
 
-Each run is the program itself (our_startup.py calls its ``main``), on synthetic images, with one step. The parts lie
-between the moments at which its lines arrive here, and add up to the whole. The run's first report (data_wait) tells
-the last two. Spawned processes import everything again: that is in their "processes".
+Each run is the program itself (our_startup.py calls its ``main``), on synthetic images, with one
+step. The parts lie between the moments at which its lines arrive here, and add up to the whole. The
+run's first report (data_wait) tells the last two. Spawned processes import everything again: that
+is in their "processes".
 
-Besides, ``-X importtime`` tells how long importing one process's modules took, by package: once, and in a run of its
-own, for telling takes time too.
+Besides, ``-X importtime`` tells how long importing one process's modules took, by package: once,
+and in a run of its own, for telling takes time too.
 """
 
 import argparse
@@ -53,15 +54,25 @@ def startup(arguments: argparse.Namespace) -> None:
     """
     positive(arguments, "batch_size", "processes")
     batch = arguments.batch_size
-    fixed = {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1, "REPORT_FREQ": 1, "SAVE_FREQ": 0}
+    fixed = {
+        "TRAIN.NUM_EPOCHS": 1,
+        "TRAIN.WARMUP_EPOCHS": 0,
+        "TRAIN.ACCUM_ITER": 1,
+        "REPORT_FREQ": 1,
+        "SAVE_FREQ": 0,
+    }
     fixed |= {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch}
     fixed |= {"DATA.SYNTHETIC_SIZE": batch * max(arguments.processes)}
     options = option_words(arguments, fixed)
     kinds: dict[str, Callable[[], dict[str, list[float]]]] = {
-        f"{n} process{'es' * (n > 1)}": lambda n=n: {what: [s] for what, s in start(arguments.cfg, n, options).items()}
+        f"{n} process{'es' * (n > 1)}": lambda n=n: {
+            what: [s] for what, s in start(arguments.cfg, n, options).items()
+        }
         for n in dict.fromkeys(arguments.processes)
     }
-    title = f"{arguments.cfg}, batch {batch} per process, from the command to the end of the first step"
+    title = (
+        f"{arguments.cfg}, batch {batch} per process, from the command to the end of the first step"
+    )
     once = iter([import_times()])
     kinds["1 process, -X importtime"] = lambda: next(once, {})
     measure(Benchmark(title, kinds, {"": "s"}), arguments)
@@ -73,13 +84,20 @@ def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
     Raises:
         RunError: the run failed, or one of its lines wasn't found.
     """
-    name, many = ("main_single_gpu", []) if processes == 1 else ("main_multi_gpu", [f"-ngpus={processes}"])
+    name, many = (
+        ("main_single_gpu", []) if processes == 1 else ("main_multi_gpu", [f"-ngpus={processes}"])
+    )
     with temporary_folder() as folder:
         flags = [f"-cfg={cfg}", f"-output={folder}/run", *many, "-o", *options]
         command = [sys.executable, str(HERE / "our_startup.py"), name, *flags]
         moments = [time.perf_counter()]
         awaited = list(_PARTS.values())
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": end_with_parent}
+        streams = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+            "preexec_fn": end_with_parent,
+        }
         with subprocess.Popen(command, env=environment(None), **streams) as process:
             assert process.stdout is not None
             assert process.stderr is not None
@@ -89,9 +107,13 @@ def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
                     del awaited[0]
             told = process.stderr.read().strip()
         if process.returncode or awaited:
-            raise RunError(f"{name} ended with status {process.returncode}: {told or 'no line ' + awaited[0]}")
+            raise RunError(
+                f"{name} ended with status {process.returncode}: {told or 'no line ' + awaited[0]}"
+            )
         first = train_records(Path(folder) / "run")[0]
-    parts = {part: end - begin for part, begin, end in zip(_PARTS, moments, moments[1:], strict=False)}
+    parts = {
+        part: end - begin for part, begin, end in zip(_PARTS, moments, moments[1:], strict=False)
+    }
     step = first["samples"] / first["images_per_s"]
     parts["checkpoints, loaders"] -= step
     parts |= {_WAIT: first["data_wait"] * step, _STEP: (1 - first["data_wait"]) * step}
@@ -99,13 +121,19 @@ def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
 
 
 def import_times(count: int = 10) -> dict[str, list[float]]:
-    """Returns the ``count`` packages whose modules took longest to import, each without those of others, and the sum of
-    all packages.
+    """Returns the ``count`` packages whose modules took longest to import, each without those of
+    others, and the sum of all packages.
     """
     modules = ", ".join(["main_single_gpu", *IMPORTS["main_single_gpu"].split()])
     command = [sys.executable, "-X", "importtime", "-c", f"import {modules}"]
     done = subprocess.run(
-        command, env=environment(None), cwd=ROOT, capture_output=True, text=True, check=True, preexec_fn=end_with_parent
+        command,
+        env=environment(None),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=end_with_parent,
     )
     seconds: dict[str, float] = collections.defaultdict(float)
     for line in done.stderr.splitlines():

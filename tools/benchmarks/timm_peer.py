@@ -1,8 +1,9 @@
-"""timm's side of tools/benchmark.py, in a process of its own: it needs torch and timm, and no Paddle.
+"""timm's side of tools/benchmark.py, in a process of its own: it needs torch and timm, and no
+Paddle.
 
-It takes a request as one word of JSON and answers in one line. ``measure`` says what: "versions", "train", "eval",
-"infer" or "loader". Everything runs on the CPU, with ``threads`` threads. With the rates of "train" and "eval" comes
-``peak_memory``: of this process, in MB.
+It takes a request as one word of JSON and answers in one line. ``measure`` says what: "versions",
+"train", "eval", "infer" or "loader". Everything runs on the CPU, with ``threads`` threads. With the
+rates of "train" and "eval" comes ``peak_memory``: of this process, in MB.
 """
 
 import contextlib
@@ -23,12 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from timm_reference import build, timm
 
 
-def made_batches(request: dict[str, Any], count: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def made_batches(
+    request: dict[str, Any], count: int = 4
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yields (images [B, C, S, S] uint8, labels [B]) for ever, ``count`` random ones in turn."""
     shape = (request["batch_size"], *request["image"])
     classes = request["options"]["num_classes"]
     made = [
-        (torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, classes, shape[:1])) for _ in range(count)
+        (torch.randint(0, 256, shape, dtype=torch.uint8), torch.randint(0, classes, shape[:1]))
+        for _ in range(count)
     ]
     while True:
         yield from made
@@ -46,7 +50,9 @@ def autocast(request: dict[str, Any]) -> contextlib.AbstractContextManager:
 
 
 def train(request: dict[str, Any]) -> list[float]:
-    """Returns the images/s of each of ``reports`` times ``steps`` training steps; steps before them aren't timed."""
+    """Returns the images/s of each of ``reports`` times ``steps`` training steps; steps before them
+    aren't timed.
+    """
     model = build(request["model"], request["options"]).train()
     create_optimizer = importlib.import_module("timm.optim").create_optimizer_v2
     optimizer = create_optimizer(model, opt="adamw", lr=1e-3, weight_decay=request["weight_decay"])
@@ -68,9 +74,12 @@ def train(request: dict[str, Any]) -> list[float]:
 
 @torch.no_grad()
 def evaluate(request: dict[str, Any]) -> list[float]:
-    """Returns [images/s] over ``batches`` batches after ``warm_up`` ones, with a file's weights; hits are counted."""
+    """Returns [images/s] over ``batches`` batches after ``warm_up`` ones, with a file's weights;
+    hits are counted.
+    """
     model = build(request["model"], request["options"]).eval()
-    timm.models.load_checkpoint(model, request["weights"], strict=False)  # PoolFormer's last norm has another name
+    # PoolFormer's last norm has another name
+    timm.models.load_checkpoint(model, request["weights"], strict=False)
     run = torch.compile(model) if request["compile"] else model
     source = made_batches(request)
     hits = torch.zeros((), dtype=torch.int64)
@@ -85,7 +94,9 @@ def evaluate(request: dict[str, Any]) -> list[float]:
 
 @torch.no_grad()
 def infer(request: dict[str, Any]) -> list[float]:
-    """Returns [images/s] from images [B, C, S, S] to logits, by ``mode``: eager, compile or max-autotune."""
+    """Returns [images/s] from images [B, C, S, S] to logits, by ``mode``: eager, compile or
+    max-autotune.
+    """
     kind = torch.bfloat16 if request["bfloat16"] else torch.float32
     model = build(request["model"], request["options"]).eval().to(kind)
     images = torch.randn((request["batch_size"], *request["image"]), dtype=kind)
@@ -93,7 +104,11 @@ def infer(request: dict[str, Any]) -> list[float]:
         importlib.import_module("torch._inductor.config").freezing = True  # pyright: ignore[reportAttributeAccessIssue]
     modes = {"compile": "default", "max-autotune": "max-autotune"}
     run = model if request["mode"] == "eager" else torch.compile(model, mode=modes[request["mode"]])
-    return [calls_rate(lambda: run(images).float().numpy(), len(images), request["warm_up"], request["seconds"])]
+    return [
+        calls_rate(
+            lambda: run(images).float().numpy(), len(images), request["warm_up"], request["seconds"]
+        )
+    ]
 
 
 class ListedFiles(timm.data.readers.reader.Reader):
@@ -102,7 +117,9 @@ class ListedFiles(timm.data.readers.reader.Reader):
     def __init__(self, file: str) -> None:
         super().__init__()
         lines = Path(file).read_text(encoding="utf-8").splitlines()
-        self.samples = [(path, int(label)) for path, _, label in (line.rpartition(" ") for line in lines)]
+        self.samples = [
+            (path, int(label)) for path, _, label in (line.rpartition(" ") for line in lines)
+        ]
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
@@ -116,10 +133,13 @@ class ListedFiles(timm.data.readers.reader.Reader):
 
 
 def load(request: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Returns (images/s, images per CPU second) of the dataset alone and of the loader with its prefetcher."""
+    """Returns (images/s, images per CPU second) of the dataset alone and of the loader with its
+    prefetcher.
+    """
     dataset = timm.data.ImageDataset(request["list"], reader=ListedFiles(request["list"]))
     training = not request["evaluation"]
-    trivial = request["auto_augment"] == "trivial"  # timm has none: torchvision's, as the policies of timm stand
+    # timm has none: torchvision's, as the policies of timm stand
+    trivial = request["auto_augment"] == "trivial"
     loader = timm.data.create_loader(
         dataset,
         input_size=(3, *request["size"]),
@@ -139,21 +159,30 @@ def load(request: dict[str, Any]) -> dict[str, tuple[float, float]]:
     )
     if trivial:
         transforms = importlib.import_module("torchvision.transforms")
-        dataset.transform.transforms.insert(2, transforms.TrivialAugmentWide())  # behind crop and flip
+        # behind crop and flip
+        dataset.transform.transforms.insert(2, transforms.TrivialAugmentWide())
     amount = request["warm_up"], request["images"]
     samples = (len(dataset[index][:1]) for index in range(len(dataset)))
     # In the order of our_loader.py.
-    found = {"loader": images_per_second((len(labels) for _, labels in loader), *amount, workers_cpu)}
+    found = {
+        "loader": images_per_second((len(labels) for _, labels in loader), *amount, workers_cpu)
+    }
     return found | {"dataset": images_per_second(samples, *amount, time.process_time)}
 
 
 def main() -> None:
     request = json.loads(sys.argv[1])
     if request["measure"] == "versions":
-        answer = {"torch": torch.__version__, "timm": timm.__version__, "python": platform.python_version()}
+        answer = {
+            "torch": torch.__version__,
+            "timm": timm.__version__,
+            "python": platform.python_version(),
+        }
     else:
         torch.set_num_threads(request["threads"])
-        answer = {"train": train, "eval": evaluate, "infer": infer, "loader": load}[request["measure"]](request)
+        answer = {"train": train, "eval": evaluate, "infer": infer, "loader": load}[
+            request["measure"]
+        ](request)
     if request["measure"] in ("train", "eval"):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         answer = {"images_per_s": answer, "peak_memory": peak}

@@ -1,13 +1,16 @@
-"""``train`` and ``scale``: whole runs of main_single_gpu.py or main_multi_gpu.py, measured by their own metrics.jsonl.
+"""``train`` and ``scale``: whole runs of main_single_gpu.py or main_multi_gpu.py, measured by their
+own metrics.jsonl.
 
-``train``: images/s, tuned (TUNE_CPU) against Paddle's defaults, or against timm's training step. A report is of STEPS
-steps. The first WARM_UP reports of each run are its warm-up, of timm's the first one: ours gives memory back there. A
-run's figure is the median of the others. timm's step is timed alike: uint8 images normalised, forward, cross entropy,
-backward, AdamW. With ``-amp`` either side runs in bfloat16, too. A run's peak memory is that of its largest process.
+``train``: images/s, tuned (TUNE_CPU) against Paddle's defaults, or against timm's training step. A
+report is of STEPS steps. The first WARM_UP reports of each run are its warm-up, of timm's the first
+one: ours gives memory back there. A run's figure is the median of the others. timm's step is timed
+alike: uint8 images normalised, forward, cross entropy, backward, AdamW. With ``-amp`` either side
+runs in bfloat16, too. A run's peak memory is that of its largest process.
 
-``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per process. Efficiency is
-the rate over that of as many single processes (the first number given). The first epoch is the warm-up. Images are the
-digits, random ones in MNIST's files where the configuration asks for (Fashion-)MNIST, or synthetic.
+``scale``: seconds per epoch and images/s on several numbers of processes at the same batch per
+process. Efficiency is the rate over that of as many single processes (the first number given). The
+first epoch is the warm-up. Images are the digits, random ones in MNIST's files where the
+configuration asks for (Fashion-)MNIST, or synthetic.
 """
 
 import argparse
@@ -46,8 +49,16 @@ STEPS = 2  # per report
 WARM_UP = 3  # reports
 _RATE = "training"
 _HALF = ("ours, bfloat16", "timm, bfloat16")
-# What timm's step has not: the recipe, and what it asks of the model and the loader. Defaults are plain.
-_RECIPE = ["TRAIN", "MODEL.DROPPATH", "MODEL.DROPPATH_SHAPE", "MODEL.DROPOUT", "DATA.MULTI_SCALE", "DATA.GLOBAL_BATCH"]
+# What timm's step has not: the recipe, and what it asks of the model and the loader. Defaults are
+# plain.
+_RECIPE = [
+    "TRAIN",
+    "MODEL.DROPPATH",
+    "MODEL.DROPPATH_SHAPE",
+    "MODEL.DROPOUT",
+    "DATA.MULTI_SCALE",
+    "DATA.GLOBAL_BATCH",
+]
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -57,7 +68,9 @@ def train(arguments: argparse.Namespace) -> None:
         InputError: timm isn't there, or keys aren't free here.
     """
     if arguments.amp and "timm" not in arguments.against:
-        raise InputError("-amp: Paddle's own settings have no bfloat16 on a CPU; give --against timm, or leave it out")
+        raise InputError(
+            "-amp: Paddle's own settings have no bfloat16 on a CPU; give --against timm, or leave it out"
+        )
     positive(arguments, "batch_size", "reports", "threads", "processes")
     batch = arguments.batch_size
     processes = arguments.processes
@@ -71,31 +84,45 @@ def train(arguments: argparse.Namespace) -> None:
         else:
             options = option_words(arguments, _fixed_options(arguments))
             peers = {}
-            kinds = {name: _ours(arguments, options, name == "tuned") for name in ("tuned", "default")}
+            kinds = {
+                name: _ours(arguments, options, name == "tuned") for name in ("tuned", "default")
+            }
             title += ", default: Paddle's own settings"
         compared = each(_RATE, list(kinds)[:1], list(kinds)[1:])
         if arguments.amp:
-            compared = [Ratio(_RATE, *pair) for pair in (("ours", "timm"), (_HALF[0], "ours"), _HALF)]
-        measure(Benchmark(title, kinds, {_RATE: "images/s", MEMORY: "MB"}, compared, peers), arguments)
+            compared = [
+                Ratio(_RATE, *pair) for pair in (("ours", "timm"), (_HALF[0], "ours"), _HALF)
+            ]
+        measure(
+            Benchmark(title, kinds, {_RATE: "images/s", MEMORY: "MB"}, compared, peers), arguments
+        )
 
 
 def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run]:
-    """Returns the runs of "ours" and "timm": the same model, batch and optimizer, neither with the model's recipe.
-    With ``amp`` the same in bfloat16 follow.
+    """Returns the runs of "ours" and "timm": the same model, batch and optimizer, neither with the
+    model's recipe. With ``amp`` the same in bfloat16 follow.
 
     Args:
         folder: where a YAML file of the model without its recipe is written.
     """
     model = folder / f"{Path(arguments.cfg).stem}.yaml"
-    model.write_text(yaml.safe_dump({"BASE": str(find_config(arguments.cfg).resolve()), "WITHOUT": _RECIPE}))
+    model.write_text(
+        yaml.safe_dump({"BASE": str(find_config(arguments.cfg).resolve()), "WITHOUT": _RECIPE})
+    )
     arguments = argparse.Namespace(**vars(arguments) | {"cfg": str(model)})
     options = option_words(arguments, _fixed_options(arguments))
     request = timm_request(arguments.cfg, options) | {"measure": "train", "steps": STEPS}
-    request |= {"batch_size": arguments.batch_size, "reports": arguments.reports, "threads": arguments.threads}
+    request |= {
+        "batch_size": arguments.batch_size,
+        "reports": arguments.reports,
+        "threads": arguments.threads,
+    }
     request |= {"weight_decay": get_config(arguments.cfg, options).TRAIN.WEIGHT_DECAY}
 
     def theirs(amp: bool) -> dict[str, list[float]]:
-        found = ask("timm_peer.py", request | {"amp": amp}, arguments.threads, arguments.timm_python)
+        found = ask(
+            "timm_peer.py", request | {"amp": amp}, arguments.threads, arguments.timm_python
+        )
         return {_RATE: [statistics.median(found["images_per_s"])], MEMORY: [found["peak_memory"]]}
 
     sides: dict[str, Run] = {"ours": _ours(arguments, options), "timm": lambda: theirs(False)}
@@ -108,8 +135,16 @@ def training_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run
 def _fixed_options(arguments: argparse.Namespace) -> dict[str, Any]:
     batch = arguments.batch_size
     steps = STEPS * (arguments.reports + WARM_UP)
-    fixed: dict[str, Any] = {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch, "REPORT_FREQ": STEPS}
-    fixed |= {"DATA.SYNTHETIC_SIZE": batch * arguments.processes * steps, "TUNE_CPU": True, "AMP": False}
+    fixed: dict[str, Any] = {
+        "DATA.DATASET": "synthetic",
+        "DATA.BATCH_SIZE": batch,
+        "REPORT_FREQ": STEPS,
+    }
+    fixed |= {
+        "DATA.SYNTHETIC_SIZE": batch * arguments.processes * steps,
+        "TUNE_CPU": True,
+        "AMP": False,
+    }
     return fixed | {"TRAIN.NUM_EPOCHS": 1, "TRAIN.WARMUP_EPOCHS": 0, "TRAIN.ACCUM_ITER": 1}
 
 
@@ -143,13 +178,23 @@ def scale(arguments: argparse.Namespace) -> None:
     batch = arguments.batch_size or given.DATA.BATCH_SIZE
     images = batch * max(numbers) * arguments.steps
     defaults = {}
-    small = given.DATA.DATASET in ("mnist", "fashion_mnist") and not is_given(given, "DATA.DATA_PATH")
+    small = given.DATA.DATASET in ("mnist", "fashion_mnist") and not is_given(
+        given, "DATA.DATA_PATH"
+    )
     if "DATA.DATASET" not in named_keys(arguments.o):
-        defaults["DATA.DATASET"] = given.DATA.DATASET if small or given.DATA.DATASET == "digits" else "synthetic"
+        defaults["DATA.DATASET"] = (
+            given.DATA.DATASET if small or given.DATA.DATASET == "digits" else "synthetic"
+        )
     if defaults.get("DATA.DATASET", given.DATA.DATASET) == "synthetic":
         defaults["DATA.SYNTHETIC_SIZE"] = images
-    fixed = {"DATA.BATCH_SIZE": batch, "TRAIN.NUM_EPOCHS": arguments.epochs + 1, "TRAIN.WARMUP_EPOCHS": 0}
-    options = option_words(arguments, fixed | {"VALIDATE_FREQ": arguments.epochs + 1, "SAVE_FREQ": 0}, defaults)
+    fixed = {
+        "DATA.BATCH_SIZE": batch,
+        "TRAIN.NUM_EPOCHS": arguments.epochs + 1,
+        "TRAIN.WARMUP_EPOCHS": 0,
+    }
+    options = option_words(
+        arguments, fixed | {"VALIDATE_FREQ": arguments.epochs + 1, "SAVE_FREQ": 0}, defaults
+    )
 
     def epochs(processes: int) -> dict[str, list[float]]:
         with temporary_folder() as folder:
@@ -170,7 +215,9 @@ def scale(arguments: argparse.Namespace) -> None:
     first = next(iter(names))
 
     rates = [Ratio(_RATE, name, first) for name in list(names)[1:]]
-    efficiency = [Ratio(_RATE, r.of, first, names[first] / names[r.of], "efficiency") for r in rates]
+    efficiency = [
+        Ratio(_RATE, r.of, first, names[first] / names[r.of], "efficiency") for r in rates
+    ]
     units = {"an epoch": "s", _RATE: "images/s"}
     measure(Benchmark(title, kinds, units, rates + efficiency), arguments)
 
@@ -180,11 +227,15 @@ def epoch_sums(records: list[dict[str, Any]]) -> tuple[list[int], list[float]]:
     epochs = sorted({record["epoch"] for record in records})[1:]
     by_epoch = [[record for record in records if record["epoch"] == epoch] for epoch in epochs]
     counts = [sum(record["samples"] for record in own) for own in by_epoch]
-    return counts, [sum(record["samples"] / record["images_per_s"] for record in own) for own in by_epoch]
+    return counts, [
+        sum(record["samples"] / record["images_per_s"] for record in own) for own in by_epoch
+    ]
 
 
 def write_mnist(folder: Path, images: int) -> None:
-    """Writes random images of 28 x 28 in the files of MNIST and Fashion-MNIST, and ten to validate on."""
+    """Writes random images of 28 x 28 in the files of MNIST and Fashion-MNIST, and ten to validate
+    on.
+    """
     rng = np.random.default_rng(0)
     for part, count in (("train", images), ("t10k", 10)):
         pixels = rng.integers(0, 256, (count, 28, 28), np.uint8)
@@ -195,7 +246,9 @@ def write_mnist(folder: Path, images: int) -> None:
 
 
 def timm_request(cfg: str, options: list[str]) -> dict[str, Any]:
-    """Returns what timm's side needs for the same model and images: ``model``, ``options``, ``image``, mean and std."""
+    """Returns what timm's side needs for the same model and images: ``model``, ``options``,
+    ``image``, mean and std.
+    """
     config = get_config(cfg, options)
     name, model_options = reference(config.MODEL.NAME)
     channels = config.DATA.IMAGE_CHANNELS
@@ -205,9 +258,15 @@ def timm_request(cfg: str, options: list[str]) -> dict[str, Any]:
     return found | {"mean": config.DATA.IMAGENET_MEAN, "std": config.DATA.IMAGENET_STD}
 
 
-def _run(cfg: str, processes: int, threads: int | None, options: list[str], folder: Path) -> list[dict[str, Any]]:
+def _run(
+    cfg: str, processes: int, threads: int | None, options: list[str], folder: Path
+) -> list[dict[str, Any]]:
     script = "main_single_gpu.py" if processes == 1 else "main_multi_gpu.py"
-    flags = [f"-cfg={cfg}", f"-output={folder / 'run'}", *([] if processes == 1 else [f"-ngpus={processes}"])]
+    flags = [
+        f"-cfg={cfg}",
+        f"-output={folder / 'run'}",
+        *([] if processes == 1 else [f"-ngpus={processes}"]),
+    ]
     run([sys.executable, ROOT / script, *flags, "-o", *options], threads, CUDA_VISIBLE_DEVICES="")
     return train_records(folder / "run")
 

@@ -1,7 +1,9 @@
-"""What setuptools does to build a wheel (pyproject.toml): the repository's modules and folders go into one package.
+"""What setuptools does to build a wheel (pyproject.toml): the repository's modules and folders go
+into one package.
 
-In the repository ``config.py``, ``models/`` and the others are at the top. In a wheel they are beside
-``paddle_vit_toolkit/__init__.py``, which imports them from there. ``pip install -e`` copies nothing.
+In the repository ``config.py``, ``models/`` and the others are at the top. In a wheel they are
+beside ``paddle_vit_toolkit/__init__.py``, which imports them from there. ``pip install -e`` copies
+nothing.
 """
 
 import shutil
@@ -10,18 +12,33 @@ from pathlib import Path
 
 from setuptools.command.build_py import build_py
 
-_ROOMS = ("configs", "inference", "launch", "loading", "models", "ops", "settings", "tools", "training", "weights")
+_ROOMS = (
+    "configs",
+    "inference",
+    "launch",
+    "loading",
+    "models",
+    "ops",
+    "settings",
+    "tools",
+    "training",
+    "weights",
+)
 _KINDS = (".cc", ".h", ".html", ".json", ".py", ".txt", ".yaml")
 
 
 def files() -> Iterator[Path]:
-    """Yields the toolkit's files, relative to the repository: its code, its configurations and what they read."""
+    """Yields the toolkit's files, relative to the repository: its code, its configurations and what
+    they read.
+    """
     yield Path("pyproject.toml")  # the version, which runs note
     yield from sorted(Path().glob("*.py"))
     for room in _ROOMS:
         of_room = (file for file in sorted(Path(room).rglob("*")) if file.suffix in _KINDS)
         yield from (
-            file for file in of_room if "egg-info" not in str(file) and "built" not in file.parts and file.is_file()
+            file
+            for file in of_room
+            if "egg-info" not in str(file) and "built" not in file.parts and file.is_file()
         )
 
 

@@ -1,9 +1,10 @@
-"""What mkdocs.yml brings into the site besides docs/: the pages at the repository's root, and links that leave docs/.
+"""What mkdocs.yml brings into the site besides docs/: the pages at the repository's root, and links
+that leave docs/.
 
 Chinese pages get the theme's Chinese words and menu.
 
-A hook of mkdocs (``make docs``), not a command. README.md is the site's first page, index.md. On GitHub the same links
-work as they stand in the files.
+A hook of mkdocs (``make docs``), not a command. README.md is the site's first page, index.md. On
+GitHub the same links work as they stand in the files.
 """
 
 import posixpath
@@ -19,7 +20,8 @@ _CODE = r"^```.*?^```|`[^`]*`"  # has no links
 _WIDE = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"
 _BREAK = re.compile(rf"^```.*?^```|(?<={_WIDE})\n[ ]*(?={_WIDE})", re.M | re.S)
 _LINK = re.compile(
-    _CODE + r'|(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s:#][^()\s:]*)\)|src="(?!https?:)([^"]+)"', re.M | re.S
+    _CODE + r'|(!?)\[((?:[^][]|\[[^]]*\])*)\]\(([^()\s:#][^()\s:]*)\)|src="(?!https?:)([^"]+)"',
+    re.M | re.S,
 )
 
 
@@ -28,17 +30,22 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File  # pyright: ignore[reportMissingImports]
 
     for source, page in PAGES.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8"))
+        )
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Returns a page whose links lead to pages of the site, or to files of ``repo_url``; without one they are text.
+    """Returns a page whose links lead to pages of the site, or to files of ``repo_url``; without
+    one they are text.
 
     Raises:
         FileNotFoundError: a link leads to no file.
     """
-    own = {site: source for source, site in PAGES.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    own = {site: source for source, site in PAGES.items()}.get(
+        page.file.src_uri, f"docs/{page.file.src_uri}"
+    )
 
     def link(found: re.Match[str]) -> str:
         target, _, anchor = (found[3] or found[4]).partition("#")
@@ -47,7 +54,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             raise FileNotFoundError(f"{own}: {target} leads to no file")
         if path in PAGES or path.startswith("docs/"):
             site = PAGES.get(path, path.removeprefix("docs/"))
-            there = posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or ".") + (anchor and f"#{anchor}")
+            there = posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or ".") + (
+                anchor and f"#{anchor}"
+            )
         elif config.repo_url:
             there = f"{config.repo_url.rstrip('/')}/blob/main/{path}"
         else:
@@ -55,7 +64,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return f'src="{there}"' if found[4] else f"{found[1]}[{found[2]}]({there})"
 
     if _is_chinese(page):
-        markdown = _BREAK.sub(lambda found: found[0] if found[0].startswith("```") else "", markdown)
+        markdown = _BREAK.sub(
+            lambda found: found[0] if found[0].startswith("```") else "", markdown
+        )
     return _LINK.sub(lambda found: link(found) if found[3] or found[4] else found[0], markdown)
 
 
@@ -66,7 +77,9 @@ def on_page_context(context: Any, page: Any, config: Any, nav: Any) -> Any:
     config.theme["language"] = "zh" if _is_chinese(page) else "en"
     if _is_chinese(page):
         [section] = [item for item in nav.items if item.title == "中文"]
-        context["nav"] = Navigation([*section.children, Link("English", "index.html")], section.children)
+        context["nav"] = Navigation(
+            [*section.children, Link("English", "index.html")], section.children
+        )
         context["nav"].homepage = section.children[0]
     return context
 

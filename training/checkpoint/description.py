@@ -1,4 +1,6 @@
-"""What weights are of: their model, its classes, how its images are prepared. It travels within their own file."""
+"""What weights are of: their model, its classes, how its images are prepared. It travels within
+their own file.
+"""
 
 import json
 import re
@@ -7,7 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from config import default_values, get_config, shipped_configs, shipped_model, with_options, with_values
+from config import (
+    default_values,
+    get_config,
+    shipped_configs,
+    shipped_model,
+    with_options,
+    with_values,
+)
 from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
@@ -26,7 +35,15 @@ from weights.transformers import read_transformers
 from weights.transformers import task_of as transformers_task
 
 TASKS = tasks.names()
-_IMAGES = ("IMAGE_SIZE", "IMAGE_CHANNELS", "CROP_PCT", "CROP_MODE", "INTERPOLATION", "IMAGENET_MEAN", "IMAGENET_STD")
+_IMAGES = (
+    "IMAGE_SIZE",
+    "IMAGE_CHANNELS",
+    "CROP_PCT",
+    "CROP_MODE",
+    "INTERPOLATION",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+)
 _IMAGES += ("FAST_EVAL", "EXIF_ORIENTATION", "IMAGE_DTYPE")
 _ADAPTER = "MODEL.PRETRAINED_ADAPTER"
 # MODEL's keys that build nothing.
@@ -60,8 +77,10 @@ class Description:
         model: its name.
         task: "classification" (one class per image) or "multilabel" (any number of them); TASK.
         classes: the outputs' names, in their order; empty: they aren't known.
-        values: the keys that build the model and prepare its images, with their dots: ``{"MODEL.TYPE": "ViT", ...}``.
-        thresholds: multilabel: the probability from which on an output is a yes, by output; empty: none were chosen.
+        values: the keys that build the model and prepare its images, with their dots:
+            ``{"MODEL.TYPE": "ViT", ...}``.
+        thresholds: multilabel: the probability from which on an output is a yes, by output; empty:
+            none were chosen.
     """
 
     model: str
@@ -83,17 +102,27 @@ class Description:
         Raises:
             InputError: a key or a value that this release doesn't take.
         """
-        kind = [word for key in ("MODEL.TYPE", "MODEL.NAME") if key in self.values for word in (key, self.values[key])]
+        kind = [
+            word
+            for key in ("MODEL.TYPE", "MODEL.NAME")
+            if key in self.values
+            for word in (key, self.values[key])
+        ]
         config = get_config(None, kind)
         if unknown := sorted(self.values.keys() - default_values(config).keys()):
-            raise InputError(f"it has the key {printable(unknown[0])}, which {config.MODEL.TYPE} doesn't take")
+            raise InputError(
+                f"it has the key {printable(unknown[0])}, which {config.MODEL.TYPE} doesn't take"
+            )
         values = {key.replace(".", "__"): value for key, value in self.values.items()}
         config = with_values(config, "the weights' description", **values)
         return with_options(config, options) if options else config
 
 
 def describe(
-    config: Configuration, classes: list[str], task: str = "classification", thresholds: Sequence[float] = ()
+    config: Configuration,
+    classes: list[str],
+    task: str = "classification",
+    thresholds: Sequence[float] = (),
 ) -> Description:
     """Returns what a model of ``config`` is, whose outputs are ``classes``."""
     values = {key: value for key, value in leaves(config) if _describes(key)}
@@ -112,15 +141,17 @@ def read_description(text: bytes) -> Description:
         Unreadable, Exception: it is something else: within ``errors.reading``.
     """
     found = parsed_json(text)
-    check_form(found, _FORM, tuple(name for name in _FORM if name != "thresholds"))  # which earlier releases lack
+    # which earlier releases lack
+    check_form(found, _FORM, tuple(name for name in _FORM if name != "thresholds"))
     return Description(**{name: found[name] for name in _FORM if name in found})
 
 
 def description_of(path: str | Path, options: Sequence[str] = ()) -> Description | None:
     """Returns what weights are of, as they tell it themselves, or None.
 
-    A .safetensors file that this toolkit wrote has it in its metadata; earlier releases left a checkpoint's state.json;
-    beside timm's weights there is its config.json. An adapter tells of itself with its base.
+    A .safetensors file that this toolkit wrote has it in its metadata; earlier releases left a
+    checkpoint's state.json; beside timm's weights there is its config.json. An adapter tells of
+    itself with its base.
 
     Args:
         path: what ``find_weights`` takes.
@@ -143,7 +174,8 @@ def description_of(path: str | Path, options: Sequence[str] = ()) -> Description
 
 
 def classes_of(path: str | Path, adapter: str | None = None) -> list[str] | None:
-    """Returns the class names of the run that saved ``path``, or an adapter of it; None where no checkpoint tells.
+    """Returns the class names of the run that saved ``path``, or an adapter of it; None where no
+    checkpoint tells.
 
     Raises:
         InputError: as ``description_of``.
@@ -158,7 +190,8 @@ def classes_of(path: str | Path, adapter: str | None = None) -> list[str] | None
 def task_of(path: str | Path, adapter: str | None = None) -> str | None:
     """Returns what the weights, or an adapter of them, are trained for: one of TASKS.
 
-    Their own description tells it, or transformers' config.json beside them. It is None if neither does.
+    Their own description tells it, or transformers' config.json beside them. It is None if neither
+    does.
 
     Raises:
         InputError: as ``description_of``.
@@ -168,12 +201,14 @@ def task_of(path: str | Path, adapter: str | None = None) -> str | None:
 
 
 def check_task(path: str | Path, task: str, adapter: str | None = None) -> None:
-    """Raises InputError where weights, or an adapter of them, tell that they were trained for another task; also as
-    ``description_of``.
+    """Raises InputError where weights, or an adapter of them, tell that they were trained for
+    another task; also as ``description_of``.
     """
     told = task_of(path, adapter)
     if told not in (None, task):
-        raise InputError(f"{adapter or path}: weights of TASK {told}, found TASK {task}; give -o TASK {told}")
+        raise InputError(
+            f"{adapter or path}: weights of TASK {told}, found TASK {task}; give -o TASK {told}"
+        )
 
 
 def thresholds_of(path: str | Path, adapter: str | None = None) -> list[float]:
@@ -204,14 +239,21 @@ def _of_state(file: Path) -> Description | None:
         return None
     values = {key: value for key, value in leaves(state["config"]) if _describes(key)}
     return Description(
-        values.get("MODEL.NAME", file.stem), "classification", _printable(state["classes"], file), values
+        values.get("MODEL.NAME", file.stem),
+        "classification",
+        _printable(state["classes"], file),
+        values,
     )
 
 
 def _printable(classes: list[str], file: Path | str) -> list[str]:
-    """Returns the names of classes; raises InputError where one can't be printed, as training and -classes do."""
+    """Returns the names of classes; raises InputError where one can't be printed, as training and
+    -classes do.
+    """
     if bad := [name for name in classes if not _is_class(name)]:
-        raise InputError(f"{file}: the name of its class '{printable(bad[0], 60)}' can't be printed; rename it there")
+        raise InputError(
+            f"{file}: the name of its class '{printable(bad[0], 60)}' can't be printed; rename it there"
+        )
     return classes
 
 
@@ -233,9 +275,9 @@ def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | 
 def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     """What timm's config.json beside weights tells.
 
-    Outputs without names there are ImageNet-1k's where they are 1,000, their tag ends in a training on it
-    (``augreg_in21k_ft_in1k``), and nobody asked for so many: timm keeps the tag and no names of what is fine-tuned, but
-    writes the arguments that it was built with.
+    Outputs without names there are ImageNet-1k's where they are 1,000, their tag ends in a training
+    on it (``augreg_in21k_ft_in1k``), and nobody asked for so many: timm keeps the tag and no names
+    of what is fine-tuned, but writes the arguments that it was built with.
     """
     stored = read_config(path)
     if "architecture" not in stored:
@@ -243,10 +285,14 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
     name = stored["architecture"]
     shipped = shipped_configs()
     if name not in [file.stem for file in shipped] and shipped_model(name) is None:
-        raise InputError(f"{path}: its config.json names {name}, which is no model here{instead(name, shipped)}")
+        raise InputError(
+            f"{path}: its config.json names {name}, which is no model here{instead(name, shipped)}"
+        )
     outputs = stored.get("num_classes")
     asked = (stored.get("model_args") or {}).get("num_classes")
-    words = ["MODEL.PRETRAINED", str(path)] + ([] if outputs is None else ["MODEL.NUM_CLASSES", outputs])
+    words = ["MODEL.PRETRAINED", str(path)] + (
+        [] if outputs is None else ["MODEL.NUM_CLASSES", outputs]
+    )
     config = with_preprocessing(get_config(name, [*words, *options]), alone=True)
     trained = re.findall(r"in\d+k", stored.get("tag") or "")
     imagenet = config.MODEL.NUM_CLASSES == 1000 and asked is None and trained[-1:] == ["in1k"]

@@ -1,18 +1,21 @@
 """A checkpoint on disk: a folder that is whole or absent, with a SHA-256 of every file.
 
-``epoch_0010`` is the state after epoch 10. ``epoch_0011_sample_000012800`` is one within epoch 11, when all processes
-together had taken 12,800 of its samples. A checkpoint holds ``model.safetensors`` (timm's names and layout), with
-MODEL_EMA ``ema.safetensors``, and ``optimizer.safetensors`` (moments by parameter). Within an epoch of several ranks it
-may hold ``statistics.safetensors``: each rank's own batch norm statistics. It also holds ``state.json`` and
+``epoch_0010`` is the state after epoch 10. ``epoch_0011_sample_000012800`` is one within epoch 11,
+when all processes together had taken 12,800 of its samples. A checkpoint holds
+``model.safetensors`` (timm's names and layout), with MODEL_EMA ``ema.safetensors``, and
+``optimizer.safetensors`` (moments by parameter). Within an epoch of several ranks it may hold
+``statistics.safetensors``: each rank's own batch norm statistics. It also holds ``state.json`` and
 ``SHA256SUMS``, which ``sha256sum -c`` reads.
 
-Where the optimizer's state is sharded, each rank writes its share, ``optimizer-00001-of-00004.safetensors`` and so on.
-``optimizer.safetensors.index.json`` says which tensor is in which of them.
+Where the optimizer's state is sharded, each rank writes its share,
+``optimizer-00001-of-00004.safetensors`` and so on. ``optimizer.safetensors.index.json`` says which
+tensor is in which of them.
 
 With TRAIN.ADAPTER ``adapter.safetensors`` (and ``adapter_ema.safetensors``) hold only what trains.
 ``unmerged.safetensors`` holds what a model's file has merged or left out.
 
-``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best average.
+``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best
+average.
 """
 
 import contextlib
@@ -30,7 +33,14 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from errors import InputError, RunError, Unreadable, open_file, printable, reading
-from launch.files import begin_folder, leftovers, making_folder, making_mark, sync_directory, unfinished_path
+from launch.files import (
+    begin_folder,
+    leftovers,
+    making_folder,
+    making_mark,
+    sync_directory,
+    unfinished_path,
+)
 from settings.plain import Form, Rule, check_form, is_whole, parsed_json, whole_file
 from settings.plain import is_name as is_text
 from utils import all_gather, rank, world_size
@@ -40,15 +50,21 @@ from weights.hub import BEST, LAST
 
 SUMS = "SHA256SUMS"
 STATE = "state.json"
-MODEL, EMA, OPTIMIZER, STATISTICS = (f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics"))
-ADAPTER, ADAPTER_EMA, UNMERGED = (f"{part}.safetensors" for part in ("adapter", "adapter_ema", "unmerged"))
+MODEL, EMA, OPTIMIZER, STATISTICS = (
+    f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics")
+)
+ADAPTER, ADAPTER_EMA, UNMERGED = (
+    f"{part}.safetensors" for part in ("adapter", "adapter_ema", "unmerged")
+)
 INDEX = OPTIMIZER + hub.INDEX  # of a sharded optimizer's state: which tensor is in which share
-FILES = (SUMS, STATE, MODEL, EMA, OPTIMIZER, INDEX, STATISTICS, ADAPTER, ADAPTER_EMA, UNMERGED)  # besides shares
+# besides shares
+FILES = (SUMS, STATE, MODEL, EMA, OPTIMIZER, INDEX, STATISTICS, ADAPTER, ADAPTER_EMA, UNMERGED)
 BEST_EMA = "best_ema.safetensors"
 LINKS = (LAST, BEST, BEST_EMA)
 _NAME = re.compile(r"epoch_([0-9]+)(?:_sample_([0-9]+))?")
 _SHARE = re.compile(r"optimizer-[0-9]{5}-of-[0-9]{5}\.safetensors")
-_SUM = ".sum"  # ends the name of a file with a share's line of SHA256SUMS, which rank 0 takes from there
+# ends the name of a file with a share's line of SHA256SUMS, which rank 0 takes from there
+_SUM = ".sum"
 _LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]*)\n?", re.ASCII)
 _MOST_SHARES = 1 << 13
 LONGEST_SUMS = 1 << 20  # bytes; a checkpoint has ten files at most, and its shares
@@ -59,7 +75,9 @@ Arrays = dict[str, np.ndarray]
 
 
 def folder_name(epoch: int, samples: int) -> str:
-    """Returns the name of the checkpoint after ``epoch`` epochs and ``samples`` samples of the next."""
+    """Returns the name of the checkpoint after ``epoch`` epochs and ``samples`` samples of the
+    next.
+    """
     return f"epoch_{epoch + 1:04d}_sample_{samples:09d}" if samples else f"epoch_{epoch:04d}"
 
 
@@ -69,7 +87,8 @@ def is_name(value: Any) -> bool:
 
 
 def check_shared(directory: Path) -> None:
-    """Raises InputError, on every rank, where a rank doesn't see the folder that rank 0 makes as ``directory``.
+    """Raises InputError, on every rank, where a rank doesn't see the folder that rank 0 makes as
+    ``directory``.
 
     A file is made for it beside that folder, and removed.
     """
@@ -82,7 +101,11 @@ def check_shared(directory: Path) -> None:
             except OSError as error:
                 problem = f"{directory}: can't make the run's folder ({error.strerror}); choose another with -output"
         mark, problem = all_gather((mark, problem))[0]
-        unseen = [str(place) for place, sees in enumerate(all_gather(mark and os.path.exists(mark))) if not sees]
+        unseen = [
+            str(place)
+            for place, sees in enumerate(all_gather(mark and os.path.exists(mark)))
+            if not sees
+        ]
     if problem:
         raise InputError(problem)
     if unseen:
@@ -107,7 +130,8 @@ def position(folder: Path) -> tuple[int, float]:
 
 
 def begin_checkpoint(directory: Path, name: str) -> Path:
-    """Makes the hidden folder in which ``write_checkpoint`` writes; ranks may add their shares to it meanwhile.
+    """Makes the hidden folder in which ``write_checkpoint`` writes; ranks may add their shares to
+    it meanwhile.
 
     Raises:
         OSError: ``directory`` is a link (it was a folder at the start), or the disk is full, say.
@@ -126,12 +150,13 @@ def write_checkpoint(
     begun: Path | None = None,
     sharing: "Sharing | None" = None,
 ) -> Path:
-    """Writes the folder ``name`` under ``directory`` and moves ``last`` to it. If the folder is whole already, only
-    the link is moved.
+    """Writes the folder ``name`` under ``directory`` and moves ``last`` to it. If the folder is
+    whole already, only the link is moved.
 
     Args:
         metadata: by file.
-        begun: what ``begin_checkpoint`` has made. Own files that an earlier try has left there are written anew.
+        begun: what ``begin_checkpoint`` has made. Own files that an earlier try has left there are
+            written anew.
         sharing: other ranks write files into ``begun``, too; they are waited for.
 
     Raises:
@@ -145,7 +170,10 @@ def write_checkpoint(
             _check_finite(name, files)
             for own in (*files, STATE, INDEX, SUMS):
                 (temporary / own).unlink(missing_ok=True)
-            sums = [write_file(temporary / file, arrays, metadata.get(file)) for file, arrays in files.items()]
+            sums = [
+                write_file(temporary / file, arrays, metadata.get(file))
+                for file, arrays in files.items()
+            ]
             sums.append(write_file(temporary / STATE, json.dumps(state, indent=2).encode() + b"\n"))
             if sharing:
                 sums.append(write_file(temporary / INDEX, index_of(sharing.keys)))
@@ -220,11 +248,12 @@ def share_name(owner: int, ranks: int) -> str:
 
 
 def write_share(begun: Path, name: str, arrays: Arrays) -> None:
-    """Writes and syncs this rank's share of the optimizer's state, and then tells rank 0 its checksum.
+    """Writes and syncs this rank's share of the optimizer's state, and then tells rank 0 its
+    checksum.
 
     Args:
-        begun: the checkpoint's folder until it is whole, which rank 0 has begun. A share that an earlier try has left
-            there is written anew.
+        begun: the checkpoint's folder until it is whole, which rank 0 has begun. A share that an
+            earlier try has left there is written anew.
         name: of the checkpoint.
 
     Raises:
@@ -242,8 +271,13 @@ def write_share(begun: Path, name: str, arrays: Arrays) -> None:
 def index_of(keys: Iterable[Iterable[str]]) -> bytes:
     """Returns the content of the index of shares, given the names of the tensors in each of them."""
     keys = list(keys)
-    owners = {key: share_name(owner, len(keys)) for owner, share in enumerate(keys) for key in share}
-    return json.dumps({"metadata": {"shares": len(keys)}, "weight_map": owners}, indent=2).encode() + b"\n"
+    owners = {
+        key: share_name(owner, len(keys)) for owner, share in enumerate(keys) for key in share
+    }
+    return (
+        json.dumps({"metadata": {"shares": len(keys)}, "weight_map": owners}, indent=2).encode()
+        + b"\n"
+    )
 
 
 _INDEX_FORM: Form = {
@@ -253,13 +287,15 @@ _INDEX_FORM: Form = {
     ),
     "weight_map": Rule(
         "tensors and the share of each",
-        lambda value: type(value) is dict and all(is_text(key) and type(share) is str for key, share in value.items()),
+        lambda value: type(value) is dict
+        and all(is_text(key) and type(share) is str for key, share in value.items()),
     ),
 }
 
 
 def shares_of(folder: Path) -> dict[str, set[str]]:
-    """Returns the names of a checkpoint's shares of the optimizer's state, each with its tensors; {}: it has no index.
+    """Returns the names of a checkpoint's shares of the optimizer's state, each with its tensors;
+    {}: it has no index.
 
     Raises:
         InputError: its index can't be read, or says what no run writes.
@@ -273,16 +309,21 @@ def shares_of(folder: Path) -> dict[str, set[str]]:
         shares: dict[str, set[str]] = {share_name(owner, ranks): set() for owner in range(ranks)}
         for key, share in index["weight_map"].items():
             if share not in shares:
-                raise Unreadable(f"it has {printable(key)} in {printable(share)}, which is none of its {ranks} shares")
+                raise Unreadable(
+                    f"it has {printable(key)} in {printable(share)}, which is none of its {ranks} shares"
+                )
             shares[share].add(key)
     return shares
 
 
-def write_file(file: Path, content: Arrays | bytes | IO[bytes], metadata: Mapping[str, str] | None = None) -> str:
+def write_file(
+    file: Path, content: Arrays | bytes | IO[bytes], metadata: Mapping[str, str] | None = None
+) -> str:
     """Writes and syncs a new file; returns its line of SHA256SUMS.
 
     Args:
-        content: bytes, an open file to copy, or the arrays of a .safetensors file; of lazy ones, one is in memory.
+        content: bytes, an open file to copy, or the arrays of a .safetensors file; of lazy ones,
+            one is in memory.
         metadata: of that file.
     """
     with open(file, "xb") as raw:
@@ -326,19 +367,23 @@ def point(link: Path, to: str) -> None:
 def remove_superseded(
     directory: Path, found: list[Path], keep_last: int, save_freq: int
 ) -> tuple[list[Path], list[str]]:
-    """Removes what is neither among the last ``keep_last``, nor a best one, nor of every ``save_freq``-th epoch.
+    """Removes what is neither among the last ``keep_last``, nor a best one, nor of every
+    ``save_freq``-th epoch.
 
     Args:
         found: checkpoints under ``directory``, the oldest first.
 
     Returns:
-        (those of ``found`` that a later call has to look at, the names of those that couldn't be removed).
+        (those of ``found`` that a later call has to look at, the names of those that couldn't be
+        removed).
 
-    Checkpoints that stay for good are not among the first. So a run that hands on that list, with its next checkpoint,
-    does the same work at each save, however many checkpoints it keeps.
+    Checkpoints that stay for good are not among the first. So a run that hands on that list, with
+    its next checkpoint, does the same work at each save, however many checkpoints it keeps.
     """
     kept = {(directory / link).resolve().name for link in (LAST, BEST)}
-    kept |= {(directory / BEST_EMA).resolve().parent.name} | {folder.name for folder in found[-keep_last:]}
+    kept |= {(directory / BEST_EMA).resolve().parent.name} | {
+        folder.name for folder in found[-keep_last:]
+    }
     later = []
     left = []
     for folder in found:
@@ -353,7 +398,8 @@ def remove_superseded(
 
 
 def remove_checkpoint(folder: Path) -> bool:
-    """Removes a checkpoint, whole or not. One that holds something else, or is somebody else's, is left as it is.
+    """Removes a checkpoint, whole or not. One that holds something else, or is somebody else's, is
+    left as it is.
 
     Returns:
         Whether it is gone.
@@ -372,7 +418,10 @@ def holds_checkpoint_alone(folder: Path) -> bool:
     if folder.is_symlink() or not folder.is_dir():
         return False
     with os.scandir(folder) as entries:
-        return all(_is_file_name(entry.name) and not entry.is_dir(follow_symlinks=False) for entry in entries)
+        return all(
+            _is_file_name(entry.name) and not entry.is_dir(follow_symlinks=False)
+            for entry in entries
+        )
 
 
 def _is_file_name(name: str) -> bool:
@@ -409,19 +458,24 @@ def verify(folder: Path) -> list[str]:
     Raises:
         InputError: one isn't what was written; it is named.
     """
-    if not os.path.isdir(folder) or not any(os.path.lexists(folder / name) for name in (SUMS, STATE, MODEL)):
+    if not os.path.isdir(folder) or not any(
+        os.path.lexists(folder / name) for name in (SUMS, STATE, MODEL)
+    ):
         expected = "expected a folder that holds state.json, such as <run>/checkpoints/last"
         with contextlib.suppress(InputError):
             expected += (
-                f"; {find_weights(folder)} is a file: -pretrained takes its weights, and -last_epoch={_epoch(folder)}"
+                f"; {find_weights(folder)} is a file: -pretrained takes its weights, "
+                f"and -last_epoch={_epoch(folder)} goes on with the schedule, "
+                "without the optimizer's state"
             )
-            expected += " goes on with the schedule, without the optimizer's state"
         raise InputError(f"no checkpoint at {folder}: {expected}")
     with whole(folder, SUMS, "a list of files"):
         lines = whole_file(folder / SUMS, LONGEST_SUMS).decode("ascii").splitlines()
         found = [_LINE.fullmatch(line) for line in lines]
         if None in found:
-            raise Unreadable(f"its line {found.index(None) + 1} isn't a SHA-256 and the name of a file beside it")
+            raise Unreadable(
+                f"its line {found.index(None) + 1} isn't a SHA-256 and the name of a file beside it"
+            )
         sums = {line[2]: line[1] for line in found if line}
         if len(sums) != len(lines):
             raise Unreadable("it names a file twice")
@@ -438,7 +492,9 @@ def verify(folder: Path) -> list[str]:
         if missing := sorted(expected - found):
             raise Unreadable(f"it has no line for {missing[0]}")
         if added := sorted(found - expected):
-            raise Unreadable(f"it has a line for {added[0]}, which isn't a share of this checkpoint")
+            raise Unreadable(
+                f"it has a line for {added[0]}, which isn't a share of this checkpoint"
+            )
     return [SUMS, *sums]
 
 
@@ -449,7 +505,9 @@ def _epoch(file: Path) -> str:
 
 
 def whole(folder: Path, file: str, what: str) -> contextlib.AbstractContextManager[None]:
-    """Says of what goes wrong while a checkpoint's file is read that it is damaged, and what to do (``reading``)."""
+    """Says of what goes wrong while a checkpoint's file is read that it is damaged, and what to do
+    (``reading``).
+    """
     return reading(f"{folder}: damaged checkpoint: {file}", what, _ADVICE)
 
 

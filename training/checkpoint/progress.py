@@ -14,14 +14,18 @@ class Progress:
 
     Attributes:
         epoch: epochs done, their evaluation included.
-        samples: of the epoch after it that all processes together have taken; all of them: the evaluation is to come.
+        samples: of the epoch after it that all processes together have taken; all of them: the
+            evaluation is to come.
         step: steps done.
         best: the best evaluation of each split, and the checkpoint's name.
         stale: evaluations since the last one that gained (TRAIN.EARLY_STOP).
         marks: by split, how good that one was.
-        seconds: that training took, evaluations among it, until ``length`` is fixed (TRAIN.MAX_MINUTES).
-        length: [epochs after which the run's length was fixed, its length in epochs]; empty: it isn't shortened.
-        window: by rank, what a checkpoint holds of the steps since the last report, until ``take_window``.
+        seconds: that training took, evaluations among it, until ``length`` is fixed
+            (TRAIN.MAX_MINUTES).
+        length: [epochs after which the run's length was fixed, its length in epochs]; empty: it
+            isn't shortened.
+        window: by rank, what a checkpoint holds of the steps since the last report, until
+            ``take_window``.
     """
 
     epoch: int = 0
@@ -40,7 +44,9 @@ class Progress:
         return folder.folder_name(self.epoch, self.samples)
 
     def count_steps(self, loader: Loader) -> None:
-        """Counts the steps anew, of ``loader``'s batches: before, they may have been of another size."""
+        """Counts the steps anew, of ``loader``'s batches: before, they may have been of another
+        size.
+        """
         loader.batch_sampler.set_epoch(self.epoch + 1, self.samples)
         self.step = len(loader) * self.epoch + loader.batch_sampler.first()
 
@@ -63,7 +69,9 @@ class Progress:
     def keep_best(
         self, metrics: dict[str, dict[str, Any]], score: Callable[[dict[str, Any]], float]
     ) -> tuple[str, ...]:
-        """Keeps the best of each split's metrics, at an epoch's end; returns the splits that are better than before."""
+        """Keeps the best of each split's metrics, at an epoch's end; returns the splits that are
+        better than before.
+        """
         improved = []
         for split, found in metrics.items():
             if split not in self.best or score(found) > score(self.best[split]):
@@ -72,6 +80,8 @@ class Progress:
         return tuple(improved)
 
     def forget_best(self, splits: Iterable[str]) -> None:
-        """Notes that the best checkpoints of these splits are lost: the next ones take their places."""
+        """Notes that the best checkpoints of these splits are lost: the next ones take their
+        places.
+        """
         for split in splits:
             del self.best[split]

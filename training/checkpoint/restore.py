@@ -1,4 +1,6 @@
-"""What a checkpoint gives back: a model, its average, an optimizer's moments, each rank's statistics."""
+"""What a checkpoint gives back: a model, its average, an optimizer's moments, each rank's
+statistics.
+"""
 
 import contextlib
 import os
@@ -23,7 +25,9 @@ from weights.layout import numpy_dtype
 _OTHER = "take another checkpoint"
 
 
-def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageModel | None = None) -> None:
+def load_checkpoint(
+    chosen: Path, model: ImageModel, optimizer: Any, ema: ImageModel | None = None
+) -> None:
     """Restores the model, the optimizer and the averaged model from a verified checkpoint.
 
     Raises:
@@ -34,7 +38,9 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
     checksums: dict[str, int | str] = {}
     if compared:
         names = (folder.SUMS, folder.STATE, folder.INDEX, folder.STATISTICS, folder.UNMERGED)
-        checksums |= {name: folder.sha256_of(chosen / name) for name in names if (chosen / name).exists()}
+        checksums |= {
+            name: folder.sha256_of(chosen / name) for name in names if (chosen / name).exists()
+        }
     files = [(model, folder.MODEL)] if ema is None else [(model, folder.MODEL), (ema, folder.EMA)]
     for layer, name in files:
         report = load_weights(layer, chosen / name, checksums=compared)
@@ -50,12 +56,15 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
         if compared:
             checksums[f"{folder.OPTIMIZER}: {key}"] = checksum(value)
         if not np.isfinite(value).all():
-            raise InputError(f"{chosen}: {file}: {key} holds NaN or infinite values; take an earlier one")
+            raise InputError(
+                f"{chosen}: {file}: {key} holds NaN or infinite values; take an earlier one"
+            )
         name, _, kind = key.partition("/")
         if name not in parameters:
             raise InputError(f"{chosen}: its optimizer state belongs to another model ({name})")
         shape = list(parameters[name].shape)
-        if (list(value.shape) != shape and value.size != 1) or value.dtype != np.float32:  # a power is one number
+        # a power is one number
+        if (list(value.shape) != shape and value.size != 1) or value.dtype != np.float32:
             raise InputError(
                 f"{chosen}: {file}: {key} is {value.dtype} {list(value.shape)}, expected float32 {shape};"
                 " take another checkpoint"
@@ -63,7 +72,11 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
         known.add(name)
         if parameters[name].name in own:
             moments[f"{parameters[name].name}_{kind}"] = paddle.to_tensor(value)
-    new = [name for name, parameter in parameters.items() if parameter.name in own and name not in known]
+    new = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.name in own and name not in known
+    ]
     if known and new:  # Paddle takes the state of all parameters, or of none
         raise InputError(
             f"{chosen}: {new[0]} didn't train in its run, and has no optimizer state ({len(new)} such parameters);"
@@ -75,7 +88,8 @@ def load_checkpoint(chosen: Path, model: ImageModel, optimizer: Any, ema: ImageM
 
 
 def read_optimizer(chosen: Path) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yields (file, name, array) of a verified checkpoint's optimizer state, one read after the other.
+    """Yields (file, name, array) of a verified checkpoint's optimizer state, one read after the
+    other.
 
     It is in one file or, if it was sharded, in the shares that an index names.
 
@@ -90,7 +104,8 @@ def read_optimizer(chosen: Path) -> Iterator[tuple[str, str, np.ndarray]]:
 
 @contextlib.contextmanager
 def open_share(chosen: Path, file: str, keys: set[str] | None) -> Iterator[dict[str, Any]]:
-    """Opens a file of a verified checkpoint's optimizer state; its arrays are read where their values are needed.
+    """Opens a file of a verified checkpoint's optimizer state; its arrays are read where their
+    values are needed.
 
     Args:
         keys: the tensors that the index has in this share; None: there is no index.
@@ -101,14 +116,20 @@ def open_share(chosen: Path, file: str, keys: set[str] | None) -> Iterator[dict[
     with open_arrays(chosen / file) as arrays:
         expected = arrays.keys() if keys is None else keys
         if added := arrays.keys() - expected:
-            raise InputError(f"{chosen}: {file} holds {min(added)}, which {folder.INDEX} doesn't have there; {_OTHER}")
+            raise InputError(
+                f"{chosen}: {file} holds {min(added)}, which {folder.INDEX} doesn't have there; {_OTHER}"
+            )
         if left := expected - arrays.keys():
-            raise InputError(f"{chosen}: {file} has no {min(left)}, which {folder.INDEX} has there; {_OTHER}")
+            raise InputError(
+                f"{chosen}: {file} has no {min(left)}, which {folder.INDEX} has there; {_OTHER}"
+            )
         yield arrays
 
 
 def _restore_unmerged(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
-    """Restores what the models' files have merged or left out: adapters, the weights beside them, a projection."""
+    """Restores what the models' files have merged or left out: adapters, the weights beside them, a
+    projection.
+    """
     wanted: dict[str, list[paddle.Tensor]] = {}
     for split, model in models.items():
         for name, tensor in unmerged_tensors(model.state_dict()).items():
@@ -122,7 +143,10 @@ def restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None
     file = chosen / folder.STATISTICS
     if os.path.lexists(file):
         own = {split: own_statistics(model) for split, model in models.items()}
-        _set_all({f"{rank()}/{split}/{name}": [t] for split in own for name, t in own[split].items()}, file)
+        _set_all(
+            {f"{rank()}/{split}/{name}": [t] for split in own for name, t in own[split].items()},
+            file,
+        )
 
 
 def _set_all(wanted: dict[str, list[paddle.Tensor]], file: Path) -> None:

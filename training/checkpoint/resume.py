@@ -1,4 +1,6 @@
-"""How a run goes on from a checkpoint: which one, whether it belongs to this configuration, and what it restores."""
+"""How a run goes on from a checkpoint: which one, whether it belongs to this configuration, and
+what it restores.
+"""
 
 import itertools
 import os
@@ -29,7 +31,8 @@ from utils import all_gather, rank, world_size
 from weights.fit import TABLE
 
 AUTO = "auto"
-# What may change without being named: where things lie, how the work is shared out, what a resume replaces.
+# What may change without being named: where things lie, how the work is shared out, what a resume
+# replaces.
 _FREE = (
     "DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.PREFETCH",
     "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW",
@@ -47,7 +50,8 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
         (how far the run is: nowhere, without a checkpoint; the checkpoint).
 
     Raises:
-        InputError: on every rank: no checkpoint, a damaged one, of other settings, of another model or training set.
+        InputError: on every rank: no checkpoint, a damaged one, of other settings, of another model
+            or training set.
     """
     config = training.config
     run = training.run
@@ -76,15 +80,17 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
 
 
 def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
-    """Makes the run's folder what it was at ``chosen``. Later lines are removed from metrics.jsonl; a folder of its own
-    gets the checkpoint's best.
+    """Makes the run's folder what it was at ``chosen``. Later lines are removed from metrics.jsonl;
+    a folder of its own gets the checkpoint's best.
     """
     run = training.run
     lost = {}
     if rank() == 0:
         lost = _settle(run.checkpoints, chosen, progress)
         if left := folder.remove_leftovers(run.checkpoints):
-            run.info(f"{run.checkpoints} also holds {some_of(left)}, which no run made: left as they are")
+            run.info(
+                f"{run.checkpoints} also holds {some_of(left)}, which no run made: left as they are"
+            )
         for name in dict.fromkeys(lost.values()):
             run.info(f"the best so far, {name}, isn't whole; the best from now on takes its place")
         run.rewind(progress.epoch, progress.step if progress.samples else 0)
@@ -97,17 +103,22 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
     if asked is None:
         return None
     with reading(asked, "the path of a checkpoint"):
-        own, chosen = (Path(os.path.realpath(path)) for path in (own, asked))  # which goes round no loop of links
+        # which goes round no loop of links
+        own, chosen = (Path(os.path.realpath(path)) for path in (own, asked))
     for link in folder.LINKS:  # a copy may have followed them
         if os.path.lexists(own / link) and not (own / link).is_symlink():
             kind = "folder" if (own / link).is_dir() else "file"
-            raise InputError(f"{own / link} is a {kind}, expected a link to one of its checkpoints; remove it")
+            raise InputError(
+                f"{own / link} is a {kind}, expected a link to one of its checkpoints; remove it"
+            )
     found = folder.find_checkpoints(own)
     # A run's folder stands for its newest checkpoint.
     if asked != AUTO and os.path.isdir(chosen / "checkpoints"):
         newest = _newest(chosen / "checkpoints", notes)
         if newest is None:
-            raise InputError(f"-resume={asked}: {chosen / 'checkpoints'} holds no checkpoint to go on from")
+            raise InputError(
+                f"-resume={asked}: {chosen / 'checkpoints'} holds no checkpoint to go on from"
+            )
         # In this run's own folder, damaged later checkpoints are set aside, as for auto.
         if newest.parent == own:
             return newest
@@ -116,10 +127,17 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
         folder.verify(chosen)
         read_state(chosen)
         if (found or chosen.parent == own) and not folder.is_name(chosen.name):
-            raise InputError(f"{chosen}: a checkpoint of a run is called epoch_<number>; give it its name back")
-        if not all(_is_copy(own_one, chosen.parent / own_one.name) for own_one in found):  # the best may be
-            raise InputError(f"{own} holds another run than {chosen}; go on from its own, or choose another -output")
-        if later := [own_one for own_one in found if folder.position(own_one) > folder.position(chosen)]:
+            raise InputError(
+                f"{chosen}: a checkpoint of a run is called epoch_<number>; give it its name back"
+            )
+        # the best may be
+        if not all(_is_copy(own_one, chosen.parent / own_one.name) for own_one in found):
+            raise InputError(
+                f"{own} holds another run than {chosen}; go on from its own, or choose another -output"
+            )
+        if later := [
+            own_one for own_one in found if folder.position(own_one) > folder.position(chosen)
+        ]:
             raise InputError(
                 f"{chosen}: later checkpoints are in the same folder ({', '.join(f.name for f in later)});"
                 " remove them, or choose another -output"
@@ -132,7 +150,8 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
 
 
 def _newest(checkpoints: Path, notes: list[str]) -> Path | None:
-    """Returns the newest whole checkpoint in a folder, or None if there is no checkpoint. Damaged ones are noted.
+    """Returns the newest whole checkpoint in a folder, or None if there is no checkpoint. Damaged
+    ones are noted.
 
     Raises:
         InputError: all are damaged.
@@ -164,7 +183,9 @@ def _is_copy(one: Path, other: Path) -> bool:
 
 def _restore(training: Training, chosen: Path) -> Progress:
     if not chosen.is_dir():
-        raise InputError(f"{chosen} isn't seen by rank {rank()}; all machines need the same folder", shared=False)
+        raise InputError(
+            f"{chosen} isn't seen by rank {rank()}; all machines need the same folder", shared=False
+        )
     config = training.config
     state = read_state(chosen)
     then = _settings(config, state, chosen)
@@ -201,7 +222,8 @@ def _restore(training: Training, chosen: Path) -> Progress:
             f"{chosen} is within an epoch of {state['ranks']} processes' own parts (DATA.SHUFFLE_MODE shard), found"
             f" {world_size()}; go on with {state['ranks']}, or from a checkpoint at an epoch's end"
         )
-    asked = value_sources(config).get("TRAIN.LAST_EPOCH")  # in the run's own file it says where the run began
+    # in the run's own file it says where the run began
+    asked = value_sources(config).get("TRAIN.LAST_EPOCH")
     if config.TRAIN.LAST_EPOCH not in (0, epoch) and asked and asked.source == COMMAND_LINE:
         raise InputError(
             f"TRAIN.LAST_EPOCH is {config.TRAIN.LAST_EPOCH}, the checkpoint's last epoch is {epoch}; leave it out"
@@ -211,14 +233,19 @@ def _restore(training: Training, chosen: Path) -> Progress:
     training.optimizer.set_lr(state["lr"])
     if state["ranks"] == world_size():
         restore_statistics(chosen, training.evaluated_models)
-    here = {name: version for name, version in versions().items() if name in state["versions"]}  # once no toolkit's
+    # once no toolkit's
+    here = {name: version for name, version in versions().items() if name in state["versions"]}
     if state["versions"] != here:
-        training.run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
+        training.run.info(
+            f"saved under {state['versions']}, this is {here}: last digits may differ"
+        )
     for line in train_otherwise(config, training.model, state.get("behaviour", 1)):
         training.run.info(line)
     within = f", {state['samples']} samples into the next" if state["samples"] else ""
     training.run.info(f"resumed after epoch {epoch}{within}, from {chosen}")
-    return Progress(**{part.name: state[part.name] for part in fields(Progress) if part.name in state})
+    return Progress(
+        **{part.name: state[part.name] for part in fields(Progress) if part.name in state}
+    )
 
 
 def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dict[str, Any]:
@@ -234,7 +261,8 @@ def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dic
 
 
 def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> list[str]:
-    """Returns the settings that differ from those that the run was trained with: "KEY before -> now".
+    """Returns the settings that differ from those that the run was trained with: "KEY before ->
+    now".
 
     Raises:
         InputError: settings differ that the command line doesn't name; the line lists them.
@@ -261,7 +289,9 @@ def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> list[
 
 
 def train_otherwise(config: Configuration, model: paddle.nn.Layer, behaviour: int) -> Iterator[str]:
-    """Yields a line for each thing that a run of an older ``saver.BEHAVIOUR`` did otherwise with the same settings."""
+    """Yields a line for each thing that a run of an older ``saver.BEHAVIOUR`` did otherwise with
+    the same settings.
+    """
     if behaviour < 2:
         if any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers()):
             yield "its batch norms took in variances over n values; from here on, over n - 1, as PyTorch's"
@@ -271,7 +301,8 @@ def train_otherwise(config: Configuration, model: paddle.nn.Layer, behaviour: in
 
 
 def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:
-    """Makes the run's folder what it was when ``chosen`` was written: no later ones, which are damaged; links in place.
+    """Makes the run's folder what it was when ``chosen`` was written: no later ones, which are
+    damaged; links in place.
 
     Returns:
         by split, the best checkpoints that aren't whole.
@@ -301,12 +332,16 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str
 
 def _aside(damaged: Path) -> Path:
     """Returns a path beside a damaged checkpoint at which nothing lies yet."""
-    names = itertools.chain([f"damaged_{damaged.name}"], (f"damaged_{damaged.name}-{n}" for n in itertools.count(2)))
+    names = itertools.chain(
+        [f"damaged_{damaged.name}"], (f"damaged_{damaged.name}-{n}" for n in itertools.count(2))
+    )
     return next(path for path in map(damaged.with_name, names) if not os.path.lexists(path))
 
 
 def _bring_checkpoint(best: Path, own: Path) -> bool:
-    """Copies a whole checkpoint into the run's folder, unless it lies there; returns whether it is there now."""
+    """Copies a whole checkpoint into the run's folder, unless it lies there; returns whether it is
+    there now.
+    """
     try:
         names = folder.verify(best)
     except InputError:

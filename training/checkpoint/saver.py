@@ -1,4 +1,6 @@
-"""When a run saves, and how it goes on meanwhile: the copy is begun at the step, a thread writes it."""
+"""When a run saves, and how it goes on meanwhile: the copy is begun at the step, a thread writes
+it.
+"""
 
 import contextlib
 import errno
@@ -30,7 +32,8 @@ from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
 from weights.adapters import adapter_arrays, adapter_metadata, is_added, of_base, unmerged_tensors
 
-BEHAVIOUR = 2  # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
+# raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
+BEHAVIOUR = 2
 _NAMES = {"val": folder.MODEL, "ema": folder.EMA}
 BUSY = "busy"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # another folder is as full
@@ -54,14 +57,20 @@ class _Problem(NamedTuple):
 
 
 def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Returns what a rank holds by itself: batch norm's running statistics, which no gradient brings together."""
+    """Returns what a rank holds by itself: batch norm's running statistics, which no gradient
+    brings together.
+    """
     parameters = {name for name, _ in model.named_parameters()}
-    return {name: t for name, t in model.state_dict().items() if name not in parameters and t.is_floating_point()}
+    return {
+        name: t
+        for name, t in model.state_dict().items()
+        if name not in parameters and t.is_floating_point()
+    }
 
 
 class Saver:
-    """Saves checkpoints of a run; every rank calls its methods. Rank 0 writes, and where the optimizer's state is
-    sharded, each other rank writes its share.
+    """Saves checkpoints of a run; every rank calls its methods. Rank 0 writes, and where the
+    optimizer's state is sharded, each other rank writes its share.
 
     Args:
         parts: the model as "val", with MODEL_EMA the averaged one as "ema".
@@ -86,9 +95,18 @@ class Saver:
         self.parts = parts
         self.optimizer = optimizer
         self.scaler = scaler
-        self.constant = {"format": FORMATS[-1], "behaviour": BEHAVIOUR, "versions": versions(), "ranks": world_size()}
+        self.constant = {
+            "format": FORMATS[-1],
+            "behaviour": BEHAVIOUR,
+            "versions": versions(),
+            "ranks": world_size(),
+        }
         self.constant["images"] = len(train)
-        self.constant |= {"classes": train.classes, "model": config.MODEL.NAME, "config": plain(config)}
+        self.constant |= {
+            "classes": train.classes,
+            "model": config.MODEL.NAME,
+            "config": plain(config),
+        }
         self.trained = {name for name, p in parts["val"].named_parameters() if not p.stop_gradient}
         self.base: dict[str, Any] = {}  # what tells an adapter's base, from the first save on
         self.sharded = isinstance(optimizer, ShardedOptimizer)
@@ -96,14 +114,20 @@ class Saver:
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
         self.instead = ""  # what there is where a checkpoint couldn't be written
-        self.begun: Path | None = None  # the folder of the checkpoint that is being written, where it was begun
-        self.content: Any = None  # what this rank writes of it: rank 0's files and more, another rank's share
-        self.kept: set[str] = set()  # superseded checkpoints that stay, because they hold something else, too
-        self.removable: list[Path] | None = None  # checkpoints that a save may have to remove; None: not listed yet
+        # the folder of the checkpoint that is being written, where it was begun
+        self.begun: Path | None = None
+        # what this rank writes of it: rank 0's files and more, another rank's share
+        self.content: Any = None
+        # superseded checkpoints that stay, because they hold something else, too
+        self.kept: set[str] = set()
+        # checkpoints that a save may have to remove; None: not listed yet
+        self.removable: list[Path] | None = None
         self.begin(Progress())
 
     def begin(self, progress: Progress) -> None:
-        """Says where the saver begins: there is a checkpoint of ``progress``, or nothing that one would hold."""
+        """Says where the saver begins: there is a checkpoint of ``progress``, or nothing that one
+        would hold.
+        """
         self.path = self.run.checkpoints / progress.name
         self.saved_step = progress.step
 
@@ -124,7 +148,8 @@ class Saver:
             last: nothing will be saved after this.
 
         Raises:
-            RunError: on every rank, when the writing failed, unless there is more to come and SAVE_ON_ERROR goes on.
+            RunError: on every rank, when the writing failed, unless there is more to come and
+                SAVE_ON_ERROR goes on.
         """
         problem = self._end_writing()
         if problem is None:
@@ -170,20 +195,25 @@ class Saver:
         return _Problem(
             f"{self.path.name} wasn't saved ({error}): {remedy(error)}",
             fatal=stop,
-            elsewhere=stop and error.errno not in _FULL and not (self.run.checkpoints / self.path.name).exists(),
+            elsewhere=stop
+            and error.errno not in _FULL
+            and not (self.run.checkpoints / self.path.name).exists(),
             missing=error.errno == errno.ENOENT,
             instead=self.instead,
         )
 
     def _save_elsewhere(self) -> str:
-        """Writes a checkpoint beside the run's folder, or into the current folder, since the run's own takes none.
+        """Writes a checkpoint beside the run's folder, or into the current folder, since the run's
+        own takes none.
 
         Returns:
             Words that say where it is, or "".
         """
         run = self.run.directory
         # Rank 0 says where: other ranks may be in another folder.
-        for parent in all_gather([str(parent) for parent in dict.fromkeys((run.parent, Path.cwd()))])[0]:
+        for parent in all_gather(
+            [str(parent) for parent in dict.fromkeys((run.parent, Path.cwd()))]
+        )[0]:
             begun = None
             if rank() == 0 and self.content:
                 target = unused_path(Path(parent) / f"{run.name}-saved") / self.run.checkpoints.name
@@ -218,12 +248,14 @@ class Saver:
         improved: tuple[str, ...] = (),
         described: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Takes a copy of the state and begins to write it; before that, the writing of the last one has to end.
+        """Takes a copy of the state and begins to write it; before that, the writing of the last
+        one has to end.
 
         Args:
             progress: at an update: what came of the steps since isn't in the state.
             statistics: this rank's, within an epoch; None: they are the same on every rank.
-            windows: within an epoch: what each rank has summed up since the last report (``Window.gather``).
+            windows: within an epoch: what each rank has summed up since the last report
+                (``Window.gather``).
             improved: which of "val" (the model) and "ema" is the best so far: its link moves, too.
             described: by split, what its evaluation adds to the description of its weights.
         """
@@ -242,7 +274,9 @@ class Saver:
         # The same step may be asked for once more.
         if rank() or self.path.exists():
             return
-        parts = {split: model.state_dict() for split, model in self.parts.items()} | {folder.OPTIMIZER: own}
+        parts = {split: model.state_dict() for split, model in self.parts.items()} | {
+            folder.OPTIMIZER: own
+        }
         tensors = {(part, key): t for part, tensors in parts.items() for key, t in tensors.items()}
         received = {place: blocks[t.name] for place, t in tensors.items() if t.name in blocks}
         copies = host_copies({place: t for place, t in tensors.items() if place not in received})
@@ -253,7 +287,9 @@ class Saver:
         state = asdict(progress) | {"window": list(windows), "lr": self.optimizer.get_lr()}
         state |= {"scaler": self.scaler.state_dict()} | self.constant
         metadata = self._metadata(described or {})
-        self._start(asked, self._write, copied, ranks, state, improved, metadata, list(keys), problem)
+        self._start(
+            asked, self._write, copied, ranks, state, improved, metadata, list(keys), problem
+        )
 
     def _begin_folder(self) -> tuple[str | None, OSError | None]:
         """On rank 0, begins the folder into which all ranks write.
@@ -314,7 +350,10 @@ class Saver:
         """What each file of weights says of itself."""
         config = self.config
         classes = self.constant["classes"]
-        said = {split: describe(config, classes, config.TASK, **described.get(split, {})) for split in self.parts}
+        said = {
+            split: describe(config, classes, config.TASK, **described.get(split, {}))
+            for split in self.parts
+        }
         return {_NAMES[split]: {METADATA: own.to_json()} for split, own in said.items()}
 
     def _files(self, copied: Callable[[], dict], statistics: Sequence[Arrays]) -> dict[str, Arrays]:
@@ -327,23 +366,33 @@ class Saver:
             split, name = key.split("/", 1)
             mean = np.mean([arrays[key] for arrays in statistics], axis=0, dtype=np.float64)
             parts[split][name] = mean.astype(own.dtype)
-        files = {_NAMES[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()}
+        files = {
+            _NAMES[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()
+        }
         files |= self._adapter(parts)
         optimizer = folder.share_name(0, world_size()) if self.sharded else folder.OPTIMIZER
         files[optimizer] = parts[folder.OPTIMIZER]
         if statistics[0] and len(statistics) > 1:
-            by_rank = {f"{place}/{key}": a for place, arrays in enumerate(statistics) for key, a in arrays.items()}
+            by_rank = {
+                f"{place}/{key}": a
+                for place, arrays in enumerate(statistics)
+                for key, a in arrays.items()
+            }
             files[folder.STATISTICS] = by_rank
         return files
 
     def _adapter(self, parts: dict[str, Arrays]) -> dict[str, Arrays]:
-        """The files of what a training added to a model (``weights.adapters``), none where it added nothing."""
+        """The files of what a training added to a model (``weights.adapters``), none where it added
+        nothing.
+        """
         files = {}
         left = {}
         model: Any
         for split, model in self.parts.items():
             left |= {
-                f"{split}/{n}": a for n, a in unmerged_tensors(parts[split]).items() if split == "val" or is_added(n)
+                f"{split}/{n}": a
+                for n, a in unmerged_tensors(parts[split]).items()
+                if split == "val" or is_added(n)
             }
             if self.config.TRAIN.ADAPTER.NAME:
                 file = folder.ADAPTER if split == "val" else folder.ADAPTER_EMA
@@ -397,12 +446,15 @@ class Saver:
 
     def _write_share(self, copied: Callable[[], dict]) -> dict[str, Arrays]:
         """Writes what another rank than 0 has of a checkpoint."""
-        # Kept until the next save: only then this rank knows that rank 0 has made the checkpoint whole.
+        # Kept until the next save: only then this rank knows that rank 0 has made the checkpoint
+        # whole.
         self.content = copied()
         return self._where_the_run_is(self._write_content)
 
     def _where_the_run_is(self, write: Callable[[Path], Any]) -> Any:
-        """Calls ``write`` with the folder that was begun; anew, if the run's folder is moved meanwhile."""
+        """Calls ``write`` with the folder that was begun; anew, if the run's folder is moved
+        meanwhile.
+        """
         while True:
             begun = self._begun_now()
             try:
@@ -430,12 +482,20 @@ class Saver:
             folder.write_share(begun, name, self.content)
             return {folder.OPTIMIZER: self.content}
         files, state, metadata, keys = self.content
-        sharing = folder.Sharing(keys, self.abandoned, {} if taken is None else taken) if self.sharded else None
+        sharing = (
+            folder.Sharing(keys, self.abandoned, {} if taken is None else taken)
+            if self.sharded
+            else None
+        )
         folder.write_checkpoint(begun.parent, name, files, state, metadata, begun, sharing)
         return files
 
-    def _write_and_link(self, begun: Path, taken: dict[int, str], improved: tuple[str, ...]) -> None:
-        """Writes rank 0's part of a checkpoint, moves the links to it, and removes what it supersedes."""
+    def _write_and_link(
+        self, begun: Path, taken: dict[int, str], improved: tuple[str, ...]
+    ) -> None:
+        """Writes rank 0's part of a checkpoint, moves the links to it, and removes what it
+        supersedes.
+        """
         directory = begun.parent
         name = self.path.name
         self._write_content(begun, taken)
@@ -459,11 +519,12 @@ class Saver:
 
 
 def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, np.ndarray]]:
-    """Begins a copy of what ``tensors`` hold now; returns what waits for it and gives the arrays, in any thread.
+    """Begins a copy of what ``tensors`` hold now; returns what waits for it and gives the arrays,
+    in any thread.
 
-    On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the tensors comes after
-    it, and this process goes on. (A stream of its own would save the GPU the time of the copy. But Paddle chooses the
-    stream only for the whole process.)
+    On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the
+    tensors comes after it, and this process goes on. (A stream of its own would save the GPU the
+    time of the copy. But Paddle chooses the stream only for the whole process.)
     """
     if not num_gpus():
         arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
@@ -473,16 +534,20 @@ def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, 
     done.record()
 
     def arrived() -> dict[Any, np.ndarray]:
-        while not done.query():  # which, unlike synchronize, leaves the interpreter's lock to the training
+        # which, unlike synchronize, leaves the interpreter's lock to the training
+        while not done.query():
             time.sleep(0.005)
         return {key: pinned.pop(key).numpy() for key in tensors}
 
     return arrived
 
 
-def optimizer_state(model: nn.Layer, optimizer: paddle.optimizer.Optimizer) -> dict[str, paddle.Tensor]:
-    """Returns this rank's accumulators by structured name (``blocks.0.norm1.weight/moment1_0``): Paddle's own names
-    count the layers made in a process, and another process may count differently.
+def optimizer_state(
+    model: nn.Layer, optimizer: paddle.optimizer.Optimizer
+) -> dict[str, paddle.Tensor]:
+    """Returns this rank's accumulators by structured name (``blocks.0.norm1.weight/moment1_0``):
+    Paddle's own names count the layers made in a process, and another process may count
+    differently.
     """
     structured = {parameter.name: name for name, parameter in model.named_parameters()}
     own = {}

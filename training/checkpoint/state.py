@@ -49,9 +49,15 @@ def _is_setting(value: Any, depth: int = 6) -> bool:
 
 
 def _is_best(value: Any) -> bool:
-    if type(value) is not dict or not is_whole(value.get("epoch")) or not folder.is_name(value.get("checkpoint")):
+    if (
+        type(value) is not dict
+        or not is_whole(value.get("epoch"))
+        or not folder.is_name(value.get("checkpoint"))
+    ):
         return False
-    return all(_is_number(metric) for name, metric in value.items() if name not in ("epoch", "checkpoint"))
+    return all(
+        _is_number(metric) for name, metric in value.items() if name not in ("epoch", "checkpoint")
+    )
 
 
 def _is_record(value: Any) -> bool:
@@ -60,16 +66,26 @@ def _is_record(value: Any) -> bool:
         return False
     if "sums" in value:
         others = ("norm_sum", "finite", "skips", "updates")
-        return is_list(value["sums"], _is_number, 4, 4) and all(_is_number(value.get(name)) for name in others)
+        return is_list(value["sums"], _is_number, 4, 4) and all(
+            _is_number(value.get(name)) for name in others
+        )
     means = value.get("means")
     totals = value.get("totals")
-    if type(means) is not dict or type(totals) is not dict or not all(map(is_name, (*means, *totals))):
+    if (
+        type(means) is not dict
+        or type(totals) is not dict
+        or not all(map(is_name, (*means, *totals)))
+    ):
         return False
-    return all(is_list(pair, _is_number, 2, 2) for pair in means.values()) and all(map(_is_number, totals.values()))
+    return all(is_list(pair, _is_number, 2, 2) for pair in means.values()) and all(
+        map(_is_number, totals.values())
+    )
 
 
 def _is_length(value: Any) -> bool:
-    return value == [] or (is_list(value, lambda v: is_real(v, 0, 1e6), 2, 2) and value[0] < value[1])
+    return value == [] or (
+        is_list(value, lambda v: is_real(v, 0, 1e6), 2, 2) and value[0] < value[1]
+    )
 
 
 _CLASSES = Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))
@@ -93,12 +109,16 @@ _FORM: Form = {
     "config": Rule("a configuration", lambda value: type(value) is dict and _is_setting(value)),
     "best": Rule(
         "a dictionary of a split's epoch, checkpoint and metrics",
-        lambda value: type(value) is dict and value.keys() <= {"val", "ema"} and all(map(_is_best, value.values())),
+        lambda value: type(value) is dict
+        and value.keys() <= {"val", "ema"}
+        and all(map(_is_best, value.values())),
     ),
     "stale": _count("a number of evaluations"),
     "marks": Rule(
         "a number for each split",
-        lambda value: type(value) is dict and value.keys() <= {"val", "ema"} and all(map(_is_number, value.values())),
+        lambda value: type(value) is dict
+        and value.keys() <= {"val", "ema"}
+        and all(map(_is_number, value.values())),
     ),
     "seconds": Rule("a number of seconds", lambda value: is_real(value, 0, 1e12)),
     "length": Rule("no number of epochs, or two", _is_length),
@@ -108,7 +128,8 @@ _SCALER: Form = {
     "loss_scale": Rule("a loss scale", lambda value: is_real(value, 1e-5, 2.0**127)),
     "good_updates": _count("a number of updates"),
 }
-_OPTIONAL = ("behaviour", "classes", "model", "stale", "marks", "seconds", "length")  # earlier releases wrote none
+# earlier releases wrote none
+_OPTIONAL = ("behaviour", "classes", "model", "stale", "marks", "seconds", "length")
 
 
 def read_state(chosen: Path) -> dict[str, Any]:
@@ -122,13 +143,19 @@ def read_state(chosen: Path) -> dict[str, Any]:
         check_form(state, {"format": _FORM["format"]}, ("format",))
         if state["format"] not in FORMATS:
             read = " and ".join(map(str, FORMATS))
-            raise InputError(f"{chosen} has the format {state['format']}, this release reads {read}")
+            raise InputError(
+                f"{chosen} has the format {state['format']}, this release reads {read}"
+            )
         check_form(state, _FORM, tuple(name for name in _FORM if name not in _OPTIONAL))
         check_form(state["scaler"], _SCALER, tuple(_SCALER), "scaler.")
         if state["samples"] > state["images"] + state["ranks"]:  # which share what is left over
-            raise Unreadable(f"its samples are {state['samples']}, expected no more than its {state['images']} images")
+            raise Unreadable(
+                f"its samples are {state['samples']}, expected no more than its {state['images']} images"
+            )
         if len(state["window"]) not in (0, state["ranks"]):
-            raise Unreadable(f"its window is of {len(state['window'])} processes, expected {state['ranks']}")
+            raise Unreadable(
+                f"its window is of {len(state['window'])} processes, expected {state['ranks']}"
+            )
         name = folder.folder_name(state["epoch"], state["samples"])
         if folder.is_name(chosen.name) and chosen.name != name:
             raise Unreadable(f"it is of {name}: the folder has another's name")
@@ -136,7 +163,9 @@ def read_state(chosen: Path) -> dict[str, Any]:
 
 
 def newest_whole(directory: Path) -> Path | None:
-    """Returns the newest checkpoint under ``directory`` that isn't damaged, which ``-resume=auto`` takes."""
+    """Returns the newest checkpoint under ``directory`` that isn't damaged, which ``-resume=auto``
+    takes.
+    """
     for found in reversed(folder.find_checkpoints(directory)):
         with contextlib.suppress(InputError):
             folder.verify(found)
@@ -146,7 +175,8 @@ def newest_whole(directory: Path) -> Path | None:
 
 
 def state_beside(weights: Path, *names: str) -> dict[str, Any] | None:
-    """Returns the state.json of the run that saved the file ``weights``, or None; its entries ``names`` are sound.
+    """Returns the state.json of the run that saved the file ``weights``, or None; its entries
+    ``names`` are sound.
 
     Raises:
         InputError: it can't be read, or isn't a run's.

@@ -1,4 +1,6 @@
-"""Training losses: ``softmax`` and ``binary`` by TRAIN.LOSS, ``distillation`` around them, ``criterion`` makes one."""
+"""Training losses: ``softmax`` and ``binary`` by TRAIN.LOSS, ``distillation`` around them,
+``criterion`` makes one.
+"""
 
 from training.losses.binary import Asymmetric, BinaryCrossEntropy, Focal, binary_cross_entropy
 from training.losses.criterion import build_criterion

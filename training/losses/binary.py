@@ -15,18 +15,24 @@ _LEAST = 1e-8  # of a probability whose logarithm is taken, as timm's
 
 
 @losses.register("bce", takes="any")
-def bce(targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bool = False) -> nn.Layer:
+def bce(
+    targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bool = False
+) -> nn.Layer:
     """Gives a yes-or-no loss of each class.
 
     Args:
         bce_target_thresh: targets above it are 1, others 0; None: they stay as they are.
         bce_sum: sum over the classes; False: mean.
     """
-    return BinaryCrossEntropy(targets.smoothing, bce_target_thresh, bce_sum, targets.weight, targets.pos_weight)
+    return BinaryCrossEntropy(
+        targets.smoothing, bce_target_thresh, bce_sum, targets.weight, targets.pos_weight
+    )
 
 
 @losses.register("focal", takes="any")
-def focal(targets: Targets, *, focal_gamma: Factor = 2.0, focal_alpha: Share | None = 0.25) -> nn.Layer:
+def focal(
+    targets: Targets, *, focal_gamma: Factor = 2.0, focal_alpha: Share | None = 0.25
+) -> nn.Layer:
     """Gives a yes-or-no loss of each class, less where the answer is right already.
 
     Args:
@@ -38,7 +44,11 @@ def focal(targets: Targets, *, focal_gamma: Factor = 2.0, focal_alpha: Share | N
 
 @losses.register("asymmetric", takes="any")
 def asymmetric(
-    targets: Targets, *, asl_gamma_neg: Factor = 4.0, asl_gamma_pos: Factor = 1.0, asl_clip: Share = 0.05
+    targets: Targets,
+    *,
+    asl_gamma_neg: Factor = 4.0,
+    asl_gamma_pos: Factor = 1.0,
+    asl_clip: Share = 0.05,
 ) -> nn.Layer:
     """Gives a yes-or-no loss of each class, far less for the many that are no.
 
@@ -53,17 +63,19 @@ def asymmetric(
 def binary_cross_entropy(
     logits: paddle.Tensor, targets: paddle.Tensor, pos_weight: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Returns -w t log(sigmoid(x)) - (1 - t) log(1 - sigmoid(x)) of each logit x, as PyTorch's function does.
+    """Returns -w t log(sigmoid(x)) - (1 - t) log(1 - sigmoid(x)) of each logit x, as PyTorch's
+    function does.
 
-    Without w, its gradient is sigmoid(x) - t at every logit. That of Paddle 3.3's own function is 1 less at 0. Paddle's
-    ``pos_weight`` means something else if targets lie between 0 and 1.
+    Without w, its gradient is sigmoid(x) - t at every logit. That of Paddle 3.3's own function is 1
+    less at 0. Paddle's ``pos_weight`` means something else if targets lie between 0 and 1.
 
     Args:
         logits: x, [B, K] float32.
         targets: t, [B, K] float32, from 0 to 1.
         pos_weight: w, [K] or [1]; None: 1.
     """
-    # The softplus has the sign of the nearer answer, so that nothing cancels out: for a target of 1 or 0 it is all.
+    # The softplus has the sign of the nearer answer, so that nothing cancels out: for a target of 1
+    # or 0 it is all.
     is_yes = (targets > 0.5).astype("float32")
     each = F.softplus(logits * (1 - 2 * is_yes))
     if pos_weight is None:
@@ -129,7 +141,8 @@ class BinaryCrossEntropy(Binary):
 
 
 class Focal(Binary):
-    """Lin et al. 2017 (arXiv:1708.02002); torchvision's ``sigmoid_focal_loss``, the mean over the classes.
+    """Lin et al. 2017 (arXiv:1708.02002); torchvision's ``sigmoid_focal_loss``, the mean over the
+    classes.
 
     Args:
         smoothing, weight: as of ``BinaryCrossEntropy``.
@@ -152,11 +165,16 @@ class Focal(Binary):
         yes = F.sigmoid(logits)
         entropy = binary_cross_entropy(logits, targets)
         loss = entropy * _power(1 - yes * targets - (1 - yes) * (1 - targets), self.gamma)
-        return loss if self.alpha is None else loss * (self.alpha * targets + (1 - self.alpha) * (1 - targets))
+        return (
+            loss
+            if self.alpha is None
+            else loss * (self.alpha * targets + (1 - self.alpha) * (1 - targets))
+        )
 
 
 class Asymmetric(Binary):
-    """Ridnik et al. 2021 (arXiv:2009.14119); timm's ``AsymmetricLossMultiLabel``, summed over the classes.
+    """Ridnik et al. 2021 (arXiv:2009.14119); timm's ``AsymmetricLossMultiLabel``, summed over the
+    classes.
 
     Args:
         smoothing, weight: as of ``BinaryCrossEntropy``.

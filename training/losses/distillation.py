@@ -22,7 +22,8 @@ class Teacher(nn.Layer):
 
     Args:
         model: frozen here.
-        student_mean, student_std: what the student's images are normalised by; one value per channel, or one for all.
+        student_mean, student_std: what the student's images are normalised by; one value per
+            channel, or one for all.
         mean, std: what the teacher's are.
     """
 
@@ -38,7 +39,8 @@ class Teacher(nn.Layer):
         model.eval()
         for parameter in model.parameters():
             parameter.stop_gradient = True
-        # In a tuple: a sublayer would follow the criterion into train mode, and lend it its parameters.
+        # In a tuple: a sublayer would follow the criterion into train mode, and lend it its
+        # parameters.
         self._model = (model,)
         scale = np.divide(student_std, std)
         shift = np.subtract(student_mean, mean) / std
@@ -55,10 +57,10 @@ class Teacher(nn.Layer):
 class TrainingLoss(nn.Layer):
     """A criterion, with or without distillation (DeiT: Touvron et al. 2021, arXiv:2012.12877).
 
-    The loss is (1 - alpha) * base + alpha * distillation. "hard": the cross-entropy with the teacher's choice. "soft":
-    the divergence KL(teacher || student) at temperature tau, times tau^2. It is divided by the number of classes as in
-    DeiT's program (its paper doesn't). "feature": ``feature_distance``. Smoothing and class weights are the base's
-    alone.
+    The loss is (1 - alpha) * base + alpha * distillation. "hard": the cross-entropy with the
+    teacher's choice. "soft": the divergence KL(teacher || student) at temperature tau, times tau^2.
+    It is divided by the number of classes as in DeiT's program (its paper doesn't). "feature":
+    ``feature_distance``. Smoothing and class weights are the base's alone.
 
     Args:
         base: of the model's logits and the targets.
@@ -91,8 +93,9 @@ class TrainingLoss(nn.Layer):
 
         Args:
             images: [B, C, S, S], what the student saw.
-            outputs: logits [B, K] that serve both losses, or (logits, logits of the distillation token, or the
-                projected map). For a base that reads tokens: what it takes; the first of them is distilled.
+            outputs: logits [B, K] that serve both losses, or (logits, logits of the distillation
+                token, or the projected map). For a base that reads tokens: what it takes; the first
+                of them is distilled.
             targets: what ``base`` takes.
 
         Raises:
@@ -114,7 +117,9 @@ class TrainingLoss(nn.Layer):
         wanted = wanted.astype("float32")
         classes = logits.shape[-1]
         if wanted.shape[-1] != classes:
-            raise InputError(f"the teacher has {wanted.shape[-1]} classes, expected the student's {classes}")
+            raise InputError(
+                f"the teacher has {wanted.shape[-1]} classes, expected the student's {classes}"
+            )
         logits = logits.astype("float32")
         if self.kind == "hard":
             return label_losses(logits, wanted.argmax(axis=-1))

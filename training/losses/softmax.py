@@ -31,9 +31,12 @@ def token_label(
 
     Args:
         token_label_weight: of the patches' loss, beside the image's.
-        token_label_mix: rectangles of patches are swapped between images (``models.volo.VOLO.mix_token``).
+        token_label_mix: rectangles of patches are swapped between images
+            (``models.volo.VOLO.mix_token``).
     """
-    return TokenLabelCrossEntropy(targets.smoothing, token_label_weight, token_label_mix, targets.weight)
+    return TokenLabelCrossEntropy(
+        targets.smoothing, token_label_weight, token_label_mix, targets.weight
+    )
 
 
 def log_softmax(logits: paddle.Tensor) -> paddle.Tensor:
@@ -48,16 +51,21 @@ def log_softmax(logits: paddle.Tensor) -> paddle.Tensor:
 def label_losses(logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
     """Returns the cross-entropy of each: logits [B, K], labels [B] int64 -> [B]."""
     logits = logits.astype("float32")
-    if ops.usable(logits):  # a label that is no class is an error; none is ignored, as -100 is by default
+    # a label that is no class is an error; none is ignored, as -100 is by default
+    if ops.usable(logits):
         return F.nll_loss(log_softmax(logits), labels, ignore_index=-(1 << 62), reduction="none")
     found = F.cross_entropy(logits, labels, reduction="none").reshape([-1])
     if not _is_cut_off(found):
         return found
-    return paddle.where(found < 64, found, -_exact(logits).take_along_axis(labels.unsqueeze(1), axis=1).flatten())
+    return paddle.where(
+        found < 64, found, -_exact(logits).take_along_axis(labels.unsqueeze(1), axis=1).flatten()
+    )
 
 
 def _is_cut_off(found: paddle.Tensor) -> bool:
-    """Whether these are of Paddle's kernels for CPUs: no logarithm is below -64 there, and no loss above 64."""
+    """Whether these are of Paddle's kernels for CPUs: no logarithm is below -64 there, and no loss
+    above 64.
+    """
     return paddle.in_dynamic_mode() and found.place.is_cpu_place()
 
 
@@ -67,10 +75,11 @@ def _exact(logits: paddle.Tensor) -> paddle.Tensor:
 
 
 class CrossEntropy(nn.Layer):
-    """Cross-entropy of labels, with label smoothing s: the target is 1 - s on the label plus s / K everywhere.
+    """Cross-entropy of labels, with label smoothing s: the target is 1 - s on the label plus s / K
+    everywhere.
 
-    Szegedy et al. 2015 (arXiv:1512.00567), section 7; timm's ``LabelSmoothingCrossEntropy``, and with weights torch's
-    ``cross_entropy``.
+    Szegedy et al. 2015 (arXiv:1512.00567), section 7; timm's ``LabelSmoothingCrossEntropy``, and
+    with weights torch's ``cross_entropy``.
 
     Args:
         smoothing: s.
@@ -94,7 +103,8 @@ class CrossEntropy(nn.Layer):
 
 
 class SoftTargetCrossEntropy(nn.Layer):
-    """Cross-entropy of distributions: the sum over classes of w_k t_k (-log p_k); timm's of the same name.
+    """Cross-entropy of distributions: the sum over classes of w_k t_k (-log p_k); timm's of the
+    same name.
 
     Args:
         weight: w, a factor per class.
@@ -116,11 +126,12 @@ class SoftTargetCrossEntropy(nn.Layer):
 
 
 class TokenLabelCrossEntropy(nn.Layer):
-    """Cross-entropy of the image plus ``weight`` times the patches' mean (Jiang et al. 2021, arXiv:2104.10858).
+    """Cross-entropy of the image plus ``weight`` times the patches' mean (Jiang et al. 2021,
+    arXiv:2104.10858).
 
-    Each patch is taught its image's own target, as sail-sg/volo's ``TokenLabelCrossEntropy`` does where there are no
-    labels of patches by another network. The image's is mixed with that of the other end of the batch by the share of
-    patches that came from there.
+    Each patch is taught its image's own target, as sail-sg/volo's ``TokenLabelCrossEntropy`` does
+    where there are no labels of patches by another network. The image's is mixed with that of the
+    other end of the batch by the share of patches that came from there.
 
     Args:
         smoothing: of labels; distributions are taken as they come.
@@ -145,7 +156,9 @@ class TokenLabelCrossEntropy(nn.Layer):
         self.each = SoftTargetCrossEntropy(weight)
 
     def forward(self, outputs: Sequence[paddle.Tensor], targets: paddle.Tensor) -> paddle.Tensor:
-        """(Logits [B, K], the patches' [B, N, K], the share that was swapped []), targets [B] or [B, K] -> [B]."""
+        """(Logits [B, K], the patches' [B, N, K], the share that was swapped []), targets [B] or
+        [B, K] -> [B].
+        """
         logits, dense, mixed = outputs
         if targets.ndim == 1:
             targets = smooth_one_hot(targets, logits.shape[-1], self.smoothing)

@@ -13,7 +13,8 @@ from settings.registry import optimizers
 from training.optim.frame import Trained
 
 _CHUNK = 65536  # elements that a block of a GPU's threads updates
-_HAS_AMSGRAD = "amsgrad" in inspect.signature(paddle.optimizer.AdamW).parameters  # Paddle 2.6 hasn't
+# Paddle 2.6 hasn't
+_HAS_AMSGRAD = "amsgrad" in inspect.signature(paddle.optimizer.AdamW).parameters
 _MAXIMA, _AMSGRAD = ((None,), (False,)) if _HAS_AMSGRAD else ((), ())
 
 
@@ -34,15 +35,18 @@ class _Group:
 
 
 class AdamW(paddle.optimizer.AdamW):
-    """Paddle's AdamW with one operator for all parameters of a rate and a decay, where Paddle has one for each.
+    """Paddle's AdamW with one operator for all parameters of a rate and a decay, where Paddle has
+    one for each.
 
-    The accumulators, their names and on a CPU all bits are Paddle's. The step itself is Paddle's, too, if other
-    parameters have gradients than in the step before, as in the first step. The operator takes one count of updates for
-    all of a group. Not run on a GPU, where it is one launch for up to 60 tensors.
+    The accumulators, their names and on a CPU all bits are Paddle's. The step itself is Paddle's,
+    too, if other parameters have gradients than in the step before, as in the first step. The
+    operator takes one count of updates for all of a group. Not run on a GPU, where it is one launch
+    for up to 60 tensors.
     """
 
     _KINDS = ("moment1", "moment2", "beta1_pow_acc", "beta2_pow_acc")
-    _grouped: list[int] | None = None  # the parameters of the groups, by id; None: there are no groups
+    # the parameters of the groups, by id; None: there are no groups
+    _grouped: list[int] | None = None
     _groups: list[_Group]
     # What the base has; its stub says less.
     _parameter_list: list[paddle.Tensor]
@@ -84,12 +88,16 @@ class AdamW(paddle.optimizer.AdamW):
             rate = parameter.optimize_attr["learning_rate"]
             decays = self._apply_decay_param_fun(parameter.name)
             # By them the operator knows the number of updates; they are on the CPU.
-            power1, power2 = (self._get_accumulator(kind, parameter).item() for kind in self._KINDS[2:])
+            power1, power2 = (
+                self._get_accumulator(kind, parameter).item() for kind in self._KINDS[2:]
+            )
             groups.setdefault((rate, decays, power1, power2), []).append(place)
         self._groups = []
         for (_, decays, *_), places in groups.items():
             parameters = [found[place][0] for place in places]
-            accumulators = [[self._get_accumulator(kind, p) for p in parameters] for kind in self._KINDS]
+            accumulators = [
+                [self._get_accumulator(kind, p) for p in parameters] for kind in self._KINDS
+            ]
             self._groups.append(_Group(places, parameters, accumulators, decays))
         self._grouped = [id(parameter) for parameter, _ in found]
 
@@ -102,7 +110,9 @@ def _fused_step(
     hyper: tuple[float, float, float],
     decay: float,
 ) -> None:
-    """One step for all ``parameters``; ``hyper`` is beta1, beta2, epsilon; ``accumulators`` as ``AdamW._KINDS``."""
+    """One step for all ``parameters``; ``hyper`` is beta1, beta2, epsilon; ``accumulators`` as
+    ``AdamW._KINDS``.
+    """
     moment1, moment2, *powers = accumulators
     # The two None: no weights of another precision, and no update to skip.
     where = (parameters, gradients, rate, moment1, moment2, *_MAXIMA, *powers, None, None)
@@ -111,7 +121,8 @@ def _fused_step(
 
 @functools.cache
 def _fused_step_is_right(rate_type: paddle.dtype) -> bool:
-    """Whether the operator, an internal one of Paddle's, does here what AdamW is; if not, Paddle's own step serves.
+    """Whether the operator, an internal one of Paddle's, does here what AdamW is; if not, Paddle's
+    own step serves.
 
     Powers of beta that are on the CPU, as Paddle's optimizers have them, have to go on there.
     """
@@ -121,8 +132,16 @@ def _fused_step_is_right(rate_type: paddle.dtype) -> bool:
     moments = [paddle.zeros([4]), paddle.zeros([4])]
     powers = [paddle.to_tensor([0.5], place=paddle.CPUPlace()) for _ in range(2)]
     try:
-        _fused_step([parameter], [gradient], rate, [[tensor] for tensor in moments + powers], (0.5, 0.5, 0.0), 0.5)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # it takes other arguments, or has no kernel
+        _fused_step(
+            [parameter],
+            [gradient],
+            rate,
+            [[tensor] for tensor in moments + powers],
+            (0.5, 0.5, 0.0),
+            0.5,
+        )
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        # it takes other arguments, or has no kernel
         return False
     return [power.item() for power in powers] == [0.25, 0.25] and np.allclose(
         parameter.numpy(), 1 * (1 - 0.1 * 0.5) - 0.1

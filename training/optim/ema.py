@@ -8,10 +8,11 @@ from paddle import _C_ops, nn
 
 
 class ModelEma:
-    """An exponential moving average of a model's parameters and buffers, kept beside it (timm's ``ModelEmaV3``).
+    """An exponential moving average of a model's parameters and buffers, kept beside it (timm's
+    ``ModelEmaV3``).
 
-    ema = d * ema + (1 - d) * model. d is 0 at the first update and then ``decay``. With ``warmup`` d is at most 1 - (1
-    + n) ** (-2 / 3) at update n. Integer buffers are copied.
+    ema = d * ema + (1 - d) * model. d is 0 at the first update and then ``decay``. With ``warmup``
+    d is at most 1 - (1 + n) ** (-2 / 3) at update n. Integer buffers are copied.
 
     Args:
         model: a layer, not wrapped.
@@ -32,7 +33,9 @@ class ModelEma:
         self._paired_with: nn.Layer | None = None
 
     def decay_at(self, update: int) -> float:
-        """Returns d at an update, counted from 0: a pure function, so that there is nothing to save."""
+        """Returns d at an update, counted from 0: a pure function, so that there is nothing to
+        save.
+        """
         warming = 1 - (1 + update) ** (-2 / 3)  # 0 at update 0
         return min(self.decay, warming) if self.warmup or update == 0 else self.decay
 
@@ -41,13 +44,15 @@ class ModelEma:
         """Takes in the weights that update number ``update`` (from 0) has led to.
 
         Args:
-            model: the same every time, with the tensors that it had at first; new values come by ``set_value``.
+            model: the same every time, with the tensors that it had at first; new values come by
+                ``set_value``.
         """
         if self._paired_with is not model:
             self._pair(model)
         weight = 1 - self.decay_at(update)
         for dtype, pairs in self._floating.items():
-            share = paddle.full([], weight, dtype)  # one for all: a number would become a tensor for each
+            # one for all: a number would become a tensor for each
+            share = paddle.full([], weight, dtype)
             for average, new in pairs:
                 _C_ops.lerp_(average, new, share)
         for average, new in self._others:
@@ -56,7 +61,9 @@ class ModelEma:
     def _pair(self, model: nn.Layer) -> None:
         """Finds the model's tensor of each average; a tensor of several names is averaged once."""
         new = model.state_dict()
-        pairs = {id(average): (average, new[name]) for name, average in self.model.state_dict().items()}
+        pairs = {
+            id(average): (average, new[name]) for name, average in self.model.state_dict().items()
+        }
         self._floating: dict[paddle.dtype, list[tuple[paddle.Tensor, paddle.Tensor]]] = {}
         for average, tensor in pairs.values():
             if average.is_floating_point():

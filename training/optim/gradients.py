@@ -1,6 +1,8 @@
-"""What happens to the gradients between the backward pass and the update: unscaled, measured, clipped.
+"""What happens to the gradients between the backward pass and the update: unscaled, measured,
+clipped.
 
-Per update: ``scaler.unscale(parameters)``, ``norm = clip_gradients(config, model)``, ``scaler.step(optimizer, norm)``.
+Per update: ``scaler.unscale(parameters)``, ``norm = clip_gradients(config, model)``,
+``scaler.step(optimizer, norm)``.
 """
 
 import math
@@ -21,11 +23,12 @@ from weights.layout import linear_weights
 def clip_gradients(
     config: Configuration, model: nn.Layer, trained: Sequence[paddle.Tensor] | None = None
 ) -> paddle.Tensor:
-    """Clips the gradients of ``model`` in place by GRAD_CLIP_MODE, and returns the global L2 norm they had before.
+    """Clips the gradients of ``model`` in place by GRAD_CLIP_MODE, and returns the global L2 norm
+    they had before.
 
-    "norm": as torch's ``clip_grad_norm_``. "value": each element within +-GRAD_CLIP. "agc": each output unit's norm
-    within GRAD_CLIP times its weights' norm (Brock et al. 2021, arXiv:2102.06171), except in the classifier, as timm.
-    GRAD_CLIP None: nothing is clipped.
+    "norm": as torch's ``clip_grad_norm_``. "value": each element within +-GRAD_CLIP. "agc": each
+    output unit's norm within GRAD_CLIP times its weights' norm (Brock et al. 2021,
+    arXiv:2102.06171), except in the classifier, as timm. GRAD_CLIP None: nothing is clipped.
 
     Args:
         model: not wrapped, after its backward pass and ``parallel.reduce_gradients``.
@@ -41,7 +44,9 @@ def clip_gradients(
     gradients = [parameter.grad for parameter in trained]
     # Not paddle.linalg.norm: in 3.3 on a CPU it is 16 times slower, and off by 1e-4 for ViT-S.
     nothing = paddle.zeros([1])
-    squares = paddle.concat([nothing if g is None else _C_ops.squared_l2_norm(g) for g in gradients])
+    squares = paddle.concat(
+        [nothing if g is None else _C_ops.squared_l2_norm(g) for g in gradients]
+    )
     if (
         config.DIST.ENGINE == "fleet" and config.DIST.STRATEGY.sharding
     ):  # each parameter's gradient is with its owner; plus zeros, it keeps its bits
@@ -63,19 +68,25 @@ def clip_gradients(
 
 
 def _divide(gradients: list[paddle.Tensor], divisor: paddle.Tensor) -> None:
-    """Divides gradients in place by a tensor of one element, all in one operator; by 1 they keep their bits.
+    """Divides gradients in place by a tensor of one element, all in one operator; by 1 they keep
+    their bits.
 
-    The operator multiplies by the reciprocal. Where a gradient isn't finite, it stays so, and others may become 0.
+    The operator multiplies by the reciprocal. Where a gradient isn't finite, it stays so, and
+    others may become 0.
     """
-    views = [gradient for gradient in gradients if not gradient.is_contiguous()]  # the operator would miss them
+    # the operator would miss them
+    views = [gradient for gradient in gradients if not gradient.is_contiguous()]
     for gradient in views:
         gradient.multiply_(1 / divisor)
     if len(views) < len(gradients):
-        _C_ops.check_finite_and_unscale_([gradient for gradient in gradients if gradient.is_contiguous()], divisor)
+        _C_ops.check_finite_and_unscale_(
+            [gradient for gradient in gradients if gradient.is_contiguous()], divisor
+        )
 
 
 def _clip_adaptively(parameter: paddle.Tensor, limit: float, is_linear: bool) -> None:
-    # Output units are the columns of a Linear's [in, out], and the first dimension of any other tensor.
+    # Output units are the columns of a Linear's [in, out], and the first dimension of any other
+    # tensor.
     axis = 0 if is_linear else list(range(1, parameter.ndim)) or None
     gradient: Any = parameter.grad
     norm, gradient_norm = (t.square().sum(axis, keepdim=True).sqrt() for t in (parameter, gradient))
@@ -85,20 +96,25 @@ def _clip_adaptively(parameter: paddle.Tensor, limit: float, is_linear: bool) ->
 
 
 class LossScaler:
-    """Dynamic loss scaling for float16 (Micikevicius et al. 2018, arXiv:1710.03740), torch.amp.GradScaler's behaviour.
+    """Dynamic loss scaling for float16 (Micikevicius et al. 2018, arXiv:1710.03740),
+    torch.amp.GradScaler's behaviour.
 
-    The loss is scaled up, so that small gradients don't vanish in float16. A gradient that overflows costs its update
-    and halves the scale; 2000 good updates in a row double it. (Paddle's own switches itself off on a CPU.)
+    The loss is scaled up, so that small gradients don't vanish in float16. A gradient that
+    overflows costs its update and halves the scale; 2000 good updates in a row double it. (Paddle's
+    own switches itself off on a CPU.)
 
     Args:
-        enabled: False: the loss, the gradients and every update pass as they are, and nothing is waited for.
+        enabled: False: the loss, the gradients and every update pass as they are, and nothing is
+            waited for.
         scale: the first scale.
         growth_interval: good updates before the scale doubles.
     """
 
     MIN_SCALE = 1e-4  # fairseq's: no model that trains comes here
 
-    def __init__(self, enabled: bool = True, scale: float = 65536.0, growth_interval: int = 2000) -> None:
+    def __init__(
+        self, enabled: bool = True, scale: float = 65536.0, growth_interval: int = 2000
+    ) -> None:
         self.enabled = enabled
         self.loss_scale = scale
         self.growth_interval = growth_interval
@@ -116,7 +132,8 @@ class LossScaler:
             _divide(gradients, paddle.full([], self.loss_scale))
 
     def step(self, optimizer: paddle.optimizer.Optimizer, norm: paddle.Tensor) -> bool:
-        """Updates the parameters, unless a gradient overflowed; adapts the scale; returns whether it updated.
+        """Updates the parameters, unless a gradient overflowed; adapts the scale; returns whether
+        it updated.
 
         Enabled, it waits for ``norm``: the one synchronisation of an update in float16.
 

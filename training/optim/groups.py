@@ -13,24 +13,29 @@ BACKBONE = "backbone"
 
 
 def decayed_parameters(config: Configuration, model: nn.Layer) -> list[str]:
-    """Returns the structured names of the parameters that weight decay applies to: no biases, no norms, none of the
-    model's own ``no_weight_decay()``; with DECAY_ALL every one.
+    """Returns the structured names of the parameters that weight decay applies to: no biases, no
+    norms, none of the model's own ``no_weight_decay()``; with DECAY_ALL every one.
     """
     kept = model.no_weight_decay()
     every = config.TRAIN.DECAY_ALL
-    return [name for name, parameter in model.named_parameters() if every or (parameter.ndim > 1 and name not in kept)]
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if every or (parameter.ndim > 1 and name not in kept)
+    ]
 
 
 def freeze(config: Configuration, model: nn.Layer) -> list[str]:
-    """Freezes what TRAIN.ADAPTER leaves as it is, or the parameters that TRAIN.FREEZE names; returns their structured
-    names.
+    """Freezes what TRAIN.ADAPTER leaves as it is, or the parameters that TRAIN.FREEZE names;
+    returns their structured names.
 
-    An adapter is added to the model here. A pattern is the shell's (``blocks.[0-5].*``); "backbone" is every parameter
-    but the classifier's. It comes before ``paddle.DataParallel`` and ``build_optimizer``, which take the trainable
-    parameters as they find them.
+    An adapter is added to the model here. A pattern is the shell's (``blocks.[0-5].*``); "backbone"
+    is every parameter but the classifier's. It comes before ``paddle.DataParallel`` and
+    ``build_optimizer``, which take the trainable parameters as they find them.
 
     Raises:
-        InputError: an adapter has nothing to act on, a pattern matches no parameter, or nothing is left to train.
+        InputError: an adapter has nothing to act on, a pattern matches no parameter, or nothing is
+            left to train.
     """
     if name := config.TRAIN.ADAPTER.NAME:
         if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
@@ -46,7 +51,9 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
     for name in frozen:
         parameters[name].stop_gradient = True
     if all(parameter.stop_gradient for parameter in parameters.values()):
-        raise InputError(f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters to train")
+        raise InputError(
+            f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters to train"
+        )
     return [name for name in parameters if name in frozen]
 
 
@@ -61,7 +68,12 @@ def _frozen_names(config: Configuration, model: nn.Layer) -> set[str]:
             found = {name for name in parameters if fnmatchcase(name, pattern)}
         if not found:
             first, *_, last = parameters
-            folders = {f"{name[:dot]}.*" for name in parameters for dot, letter in enumerate(name) if letter == "."}
+            folders = {
+                f"{name[:dot]}.*"
+                for name in parameters
+                for dot, letter in enumerate(name)
+                if letter == "."
+            }
             raise InputError(
                 f"TRAIN.FREEZE: {pattern!r} matches no parameter, expected a pattern of names from {first} to {last}"
                 f"{nearest(pattern, [BACKBONE, *parameters, *sorted(folders)])}"
@@ -73,8 +85,9 @@ def _frozen_names(config: Configuration, model: nn.Layer) -> set[str]:
 def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
     """Returns each parameter's factor on the learning rate, by structured name.
 
-    LAYER_DECAY ** (layer groups after its own), as in BEiT (Bao et al. 2021, arXiv:2106.08254) and MAE, times HEAD_LR
-    for the classifier. LAYER_DECAY_GROUPS says whose groups: the architecture's authors' or timm's.
+    LAYER_DECAY ** (layer groups after its own), as in BEiT (Bao et al. 2021, arXiv:2106.08254) and
+    MAE, times HEAD_LR for the classifier. LAYER_DECAY_GROUPS says whose groups: the architecture's
+    authors' or timm's.
 
     Raises:
         ValueError: the model's groups don't hold each parameter once.
@@ -90,11 +103,16 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
                 continue
             holders = [index for index, prefixes in enumerate(groups) if within(name, prefixes)]
             if len(holders) != 1:
-                raise ValueError(f"{name} is in {len(holders)} of the model's layer groups, expected one")
+                raise ValueError(
+                    f"{name} is in {len(holders)} of the model's layer groups, expected one"
+                )
             scales[name] = decay ** (len(groups) - 1 - holders[0])
     if head_rate != 1:
         heads = model.classifier_names()
-        scales = {name: scale * (head_rate if within(name, heads) else 1.0) for name, scale in scales.items()}
+        scales = {
+            name: scale * (head_rate if within(name, heads) else 1.0)
+            for name, scale in scales.items()
+        }
     return scales
 
 

@@ -37,12 +37,23 @@ class Lion(WithMomentum):
     ) -> None:
         super().__init__(learning_rate, parameters)
         # Tensors: a number would become one for each parameter.
-        self._new_in_update, self._new_in_momentum = paddle.full([], 1 - beta1), paddle.full([], 1 - beta2)
+        self._new_in_update, self._new_in_momentum = (
+            paddle.full([], 1 - beta1),
+            paddle.full([], 1 - beta2),
+        )
         self._weight_decay = weight_decay
         self._decays = apply_decay_param_fun
 
-    def update(self, parameter: paddle.Tensor, gradient: paddle.Tensor, momentum: paddle.Tensor, rate: float) -> None:
+    def update(
+        self,
+        parameter: paddle.Tensor,
+        gradient: paddle.Tensor,
+        momentum: paddle.Tensor,
+        rate: float,
+    ) -> None:
         if self._decays(parameter.name):
             parameter.scale_(1 - rate * self._weight_decay)
-        parameter.subtract_(paddle.sign(paddle.lerp(momentum, gradient, self._new_in_update)) * rate)
+        parameter.subtract_(
+            paddle.sign(paddle.lerp(momentum, gradient, self._new_in_update)) * rate
+        )
         momentum.lerp_(gradient, self._new_in_momentum)

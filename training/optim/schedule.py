@@ -1,4 +1,6 @@
-"""Learning rates as pure functions of the update: nothing to save, nothing that depends on where a run was resumed."""
+"""Learning rates as pure functions of the update: nothing to save, nothing that depends on where a
+run was resumed.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,7 +17,8 @@ class At(NamedTuple):
     """What every schedule gets: an update after warm-up, and the rates between which it moves.
 
     Args:
-        update: from 0 on, as the run counts them; between two where TRAIN.MAX_MINUTES shortens a run.
+        update: from 0 on, as the run counts them; between two where TRAIN.MAX_MINUTES shortens a
+            run.
         epoch: that of ``update``, from 0, and at most the one in which COOLDOWN_EPOCHS begin.
         warmup: updates of the warm-up.
         total: updates up to the cool-down.
@@ -32,12 +35,16 @@ class At(NamedTuple):
     end: float
 
     def decay(self, after_warmup: bool, left: Callable[[float], float]) -> float:
-        """Returns the rate on the way from ``base`` to ``end``: ``left`` gives, of the share of the way, what is left.
+        """Returns the rate on the way from ``base`` to ``end``: ``left`` gives, of the share of the
+        way, what is left.
 
-        The way begins after warm-up (timm's schedulers with ``warmup_prefix``), or at update 0 (timm's default).
+        The way begins after warm-up (timm's schedulers with ``warmup_prefix``), or at update 0
+        (timm's default).
         """
         began = self.warmup if after_warmup else 0
-        return self.end + (self.base - self.end) * left(min(1.0, (self.update - began) / max(1, self.total - began)))
+        return self.end + (self.base - self.end) * left(
+            min(1.0, (self.update - began) / max(1, self.total - began))
+        )
 
 
 def rate_scale(config: Configuration, effective_batch: int) -> float:
@@ -47,16 +54,20 @@ def rate_scale(config: Configuration, effective_batch: int) -> float:
     return math.sqrt(scale) if train.LR_SCALING == "sqrt" else scale
 
 
-def build_schedule(config: Configuration, updates_per_epoch: int, effective_batch: int) -> Callable[[float], float]:
+def build_schedule(
+    config: Configuration, updates_per_epoch: int, effective_batch: int
+) -> Callable[[float], float]:
     """Returns update (from 0) -> learning rate, by LR_SCHEDULER.
 
-    Linear from WARMUP_START_LR at update 0 to BASE_LR after WARMUP_EPOCHS; then as the schedule NAME says.
+    Linear from WARMUP_START_LR at update 0 to BASE_LR after WARMUP_EPOCHS; then as the schedule
+    NAME says.
 
-    With PER_EPOCH all updates of an epoch have one rate: that of its "start" (timm's own script), or of its "end"
-    (PaddleViT's schedulers). "late" is that of the start of the epoch before: DeiT's script steps to the epoch that is
-    over. With LINEAR_SCALED_LR the three rates are for a batch of that size and scale with ``effective_batch``. They
-    scale linearly (Goyal et al. 2017, arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio.
-    LR_SCALED "base" scales BASE_LR alone.
+    With PER_EPOCH all updates of an epoch have one rate: that of its "start" (timm's own script),
+    or of its "end" (PaddleViT's schedulers). "late" is that of the start of the epoch before:
+    DeiT's script steps to the epoch that is over. With LINEAR_SCALED_LR the three rates are for a
+    batch of that size and scale with ``effective_batch``. They scale linearly (Goyal et al. 2017,
+    arXiv:1706.02677), or with LR_SCALING "sqrt" by the square root of the ratio. LR_SCALED "base"
+    scales BASE_LR alone.
     """
     train = config.TRAIN
     options = config.TRAIN.LR_SCHEDULER
@@ -83,7 +94,9 @@ def build_schedule(config: Configuration, updates_per_epoch: int, effective_batc
 
 @schedules.register("warmupcosine", "cosine")  # the first is PaddleViT's name
 def cosine(at: At, *, warmup_prefix: bool) -> float:
-    """Falls along a cosine: Eq. 5 of Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts."""
+    """Falls along a cosine: Eq. 5 of Loshchilov and Hutter 2017, arXiv:1608.03983, without
+    restarts.
+    """
     return at.decay(warmup_prefix, lambda share: 0.5 * (1 + math.cos(math.pi * share)))
 
 
@@ -120,28 +133,41 @@ def multistep(at: At, *, decay_rate: float, milestones: Sequence[Count] = (30, 6
     Args:
         milestones: these epochs, from the run's start.
     """
-    return max(at.end, at.base * decay_rate ** sum(at.epoch >= milestone for milestone in milestones))
+    return max(
+        at.end, at.base * decay_rate ** sum(at.epoch >= milestone for milestone in milestones)
+    )
 
 
 @schedules.register("onecycle")
 def onecycle(at: At, *, decay_rate: float) -> float:
-    """Falls linearly to ``decay_rate`` of BASE_LR in as many updates as it rose, then linearly to END_LR: ConvMixer's
-    form of Smith and Topin 2017, arXiv:1708.07120.
+    """Falls linearly to ``decay_rate`` of BASE_LR in as many updates as it rose, then linearly to
+    END_LR: ConvMixer's form of Smith and Topin 2017, arXiv:1708.07120.
     """
     turns = [at.warmup, 2 * at.warmup, at.total]
     return float(np.interp(at.update, turns, [at.base, at.base * decay_rate, at.end]))
 
 
 @schedules.register("wsd")
-def wsd(at: At, *, wsd_decay_epochs: Factor | None = None, wsd_decay: Literal["1-sqrt", "linear"] = "1-sqrt") -> float:
-    """Stays at BASE_LR and falls to END_LR at the end: warm-up, stable, decay (Hu et al. 2024, arXiv:2404.06395; Hagele
-    et al. 2024, arXiv:2405.18392). One long run serves several lengths: each goes on from a checkpoint before its fall.
+def wsd(
+    at: At,
+    *,
+    wsd_decay_epochs: Factor | None = None,
+    wsd_decay: Literal["1-sqrt", "linear"] = "1-sqrt",
+) -> float:
+    """Stays at BASE_LR and falls to END_LR at the end: warm-up, stable, decay (Hu et al. 2024,
+    arXiv:2404.06395; Hagele et al. 2024, arXiv:2405.18392). One long run serves several lengths:
+    each goes on from a checkpoint before its fall.
 
     Args:
-        wsd_decay_epochs: the last epochs, in which the rate falls; None: a fifth of what follows the warm-up.
+        wsd_decay_epochs: the last epochs, in which the rate falls; None: a fifth of what follows
+            the warm-up.
         wsd_decay: what is taken away: the square root of the share of the fall, or the share.
     """
-    length = 0.2 * (at.total - at.warmup) if wsd_decay_epochs is None else wsd_decay_epochs * at.per_epoch
+    length = (
+        0.2 * (at.total - at.warmup)
+        if wsd_decay_epochs is None
+        else wsd_decay_epochs * at.per_epoch
+    )
     gone = min(1.0, max(0.0, at.update - (at.total - length)) / max(1e-9, length))
     return at.end + (at.base - at.end) * (1 - (math.sqrt(gone) if wsd_decay == "1-sqrt" else gone))
 

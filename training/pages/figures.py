@@ -23,7 +23,9 @@ def figure(width: float, height: float) -> Figure:
 
 
 def figure_png(drawn: Figure, dpi: int = 110) -> bytes:
-    """Returns a figure as a PNG file. "$" begins no formula in it: names of files, classes and runs may have one."""
+    """Returns a figure as a PNG file. "$" begins no formula in it: names of files, classes and runs
+    may have one.
+    """
     file = io.BytesIO()
     texts: list[Any] = drawn.findobj(Text)
     names = families(text.get_text() for text in texts)
@@ -41,7 +43,8 @@ def set_log_scale(axis: Any) -> None:
     """Makes an x-axis logarithmic. Matplotlib's own labels of such an axis are formulas."""
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
-    axis.xaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))  # where there are less than two of the others
+    # where there are less than two of the others
+    axis.xaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
 
 
 def legend_name(text: str) -> str:
@@ -50,7 +53,13 @@ def legend_name(text: str) -> str:
 
 
 def shorten(text: str, most: int = 24) -> str:
-    """Returns a stranger's text, and of one longer than ``most`` letters both ends; wide letters count twice."""
+    """Returns a stranger's text, and of one longer than ``most`` letters both ends; wide letters
+    count twice.
+    """
     text = printable(text, len(text))
-    most = most * len(text) // max(1, sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text))
+    most = (
+        most
+        * len(text)
+        // max(1, sum(1 + (unicodedata.east_asian_width(letter) in "WF") for letter in text))
+    )
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 2 + 3 :]}"

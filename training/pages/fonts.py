@@ -1,4 +1,6 @@
-"""Fonts for the names of files and classes: DejaVu Sans, and for letters that it lacks a font of this machine."""
+"""Fonts for the names of files and classes: DejaVu Sans, and for letters that it lacks a font of
+this machine.
+"""
 
 import functools
 import sys
@@ -11,10 +13,31 @@ from matplotlib import font_manager
 
 from errors import printable
 
-# DejaVu Sans comes with Matplotlib and has most alphabets. The others have Chinese, Japanese and Korean.
-_FAMILIES = ("DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP", "Noto Sans KR")
-_FAMILIES += ("Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "SimHei")
-_FAMILIES += ("Microsoft YaHei", "PingFang SC", "Hiragino Sans GB", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS")
+# DejaVu Sans comes with Matplotlib and has most alphabets. The others have Chinese, Japanese and
+# Korean.
+_FAMILIES = (
+    "DejaVu Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "Noto Sans JP",
+    "Noto Sans KR",
+)
+_FAMILIES += (
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Droid Sans Fallback",
+    "SimHei",
+)
+_FAMILIES += (
+    "Microsoft YaHei",
+    "PingFang SC",
+    "Hiragino Sans GB",
+    "Yu Gothic",
+    "Malgun Gothic",
+    "Arial Unicode MS",
+)
 _told: list[str] = []
 
 
@@ -26,9 +49,12 @@ def families(texts: Iterable[str]) -> list[str]:
 
 
 def file_for(text: str) -> str:
-    """Returns the file of the font that has most of a text's letters, the first of equals: Pillow takes one alone."""
+    """Returns the file of the font that has most of a text's letters, the first of equals: Pillow
+    takes one alone.
+    """
     lacking, file = min(
-        ((_lacking(set(text), had), file) for _, file, had in _installed_fonts()), key=lambda one: len(one[0])
+        ((_lacking(set(text), had), file) for _, file, had in _installed_fonts()),
+        key=lambda one: len(one[0]),
     )
     _tell(lacking)
     return file
@@ -39,7 +65,10 @@ def _installed_fonts() -> list[tuple[str, str, frozenset[int]]]:
     """The machine's: family, file, the letters that it has."""
     known = {font.name for font in font_manager.fontManager.ttflist}
     files = {name: font_manager.findfont(name) for name in _FAMILIES if name in known}
-    return [(name, file, frozenset(font_manager.get_font(file).get_charmap())) for name, file in files.items()]
+    return [
+        (name, file, frozenset(font_manager.get_font(file).get_charmap()))
+        for name, file in files.items()
+    ]
 
 
 def _lacking(letters: set[str], had: frozenset[int]) -> set[str]:

@@ -1,4 +1,6 @@
-"""A page of HTML that needs no network: its frame, tables, pictures. Every text of a stranger is escaped."""
+"""A page of HTML that needs no network: its frame, tables, pictures. Every text of a stranger is
+escaped.
+"""
 
 import base64
 import html
@@ -8,7 +10,8 @@ from typing import Any
 from errors import printable
 
 _LONGEST = 400  # letters of a text
-# A browser loads nothing for such a page, and runs nothing in it, whatever a name in it should hold.
+# A browser loads nothing for such a page, and runs nothing in it, whatever a name in it should
+# hold.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 * { box-sizing: border-box }
@@ -30,7 +33,9 @@ img { max-width: 100%; height: auto } li { overflow-wrap: anywhere } small { col
 
 
 def text(value: Any) -> str:
-    """Returns what a stranger wrote, or a number, as HTML: without control characters, of a long one its beginning."""
+    """Returns what a stranger wrote, or a number, as HTML: without control characters, of a long
+    one its beginning.
+    """
     return html.escape(printable(str(value), _LONGEST))
 
 
@@ -62,7 +67,9 @@ def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]], numbers: bool = T
         numbers: the other columns are numbers, aligned at their right.
     """
     kind = ' class="n"' if numbers else ""
-    top = "".join(f"<th{kind if place else ''}>{text(head)}</th>" for place, head in enumerate(heads))
+    top = "".join(
+        f"<th{kind if place else ''}>{text(head)}</th>" for place, head in enumerate(heads)
+    )
     body = "".join(
         f"<tr><th>{text(first)}</th>{''.join(f'<td{kind}>{text(value)}</td>' for value in others)}</tr>"
         for first, *others in rows

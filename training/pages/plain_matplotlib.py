@@ -1,4 +1,5 @@
-"""Imports Matplotlib without the settings of the current folder. What imports Matplotlib imports this module first.
+"""Imports Matplotlib without the settings of the current folder. What imports Matplotlib imports
+this module first.
 
 A ``matplotlibrc`` of the current folder may be a stranger's: it can start LaTeX, or be a pipe.
 """

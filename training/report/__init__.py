@@ -1,4 +1,6 @@
-"""The page of a run that is over: report.html, and its confusions as confusion.csv and confusion.png."""
+"""The page of a run that is over: report.html, and its confusions as confusion.csv and
+confusion.png.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +30,8 @@ SPLITS = {"val": "weights", "ema": "average (EMA)"}
 
 
 def write_report(folder: Path, dataset: ImageDataset | None) -> Path:
-    """Writes report.html of the run that left its files in ``folder``, and what belongs to it; returns the page's path.
+    """Writes report.html of the run that left its files in ``folder``, and what belongs to it;
+    returns the page's path.
 
     Args:
         dataset: what was evaluated, for pictures of the mistakes; None: it isn't at hand.
@@ -49,7 +52,9 @@ def write_report(folder: Path, dataset: ImageDataset | None) -> Path:
     parts.append(_classes(run, told))
     if told:
         shown = mistakes.tiles(run, told, dataset)
-        parts.append(page.section("The most confident mistakes", shown or page.paragraph("There are none.")))
+        parts.append(
+            page.section("The most confident mistakes", shown or page.paragraph("There are none."))
+        )
     if told and not run.several:
         parts.append(_calibration(told))
     learning = {key: label for key, label in run.labels.items() if key not in SPEED}
@@ -76,14 +81,20 @@ def _summary(run: Finished) -> str:
     for key, label in FIGURES.items():
         if key in run.result:
             rows.append([label, *(number(found.get(key), key) for found in evaluated.values())])
-            rows += _shares_right(run, list(evaluated)) if run.told and key in ("acc1", "mAP") else []
+            rows += (
+                _shares_right(run, list(evaluated)) if run.told and key in ("acc1", "mAP") else []
+            )
     if run.told and not run.several:
         errors = [_error(run.told.get(split)) for split in evaluated]
         rows.append([f"expected calibration error, {BINS} bins (%)", *errors])
     rows.append(["images", *(f"{found['num_samples']:,}" for found in evaluated.values())])
     best = [found.get("best", {}) for found in evaluated.values()]
     rows.append(["best evaluation", *map(_best, best)] if any(best) else [])
-    words = ["The figures are of the last evaluation."] if any(best) else ["The figures are of an evaluation alone."]
+    words = (
+        ["The figures are of the last evaluation."]
+        if any(best)
+        else ["The figures are of an evaluation alone."]
+    )
     words += [f"Weights: {run.result.get('weights', 'unknown')}."]
     words += [f"The run ended early: {run.result['ended']}."] if "ended" in run.result else []
     heads = ["", *(SPLITS[split] for split in evaluated)] if len(evaluated) > 1 else []
@@ -91,10 +102,14 @@ def _summary(run: Finished) -> str:
 
 
 def _best(found: Mapping[str, Any]) -> str:
-    """Returns a run's best evaluation in words, with the checkpoint that has its weights; "" if there is none."""
+    """Returns a run's best evaluation in words, with the checkpoint that has its weights; "" if
+    there is none.
+    """
     if not found:
         return ""
-    figures = ", ".join(f"{label} {number(found[key], key)}" for key, label in FIGURES.items() if key in found)
+    figures = ", ".join(
+        f"{label} {number(found[key], key)}" for key, label in FIGURES.items() if key in found
+    )
     where = f", in checkpoints/{found['checkpoint']}" if "checkpoint" in found else ""
     return f"after epoch {found['epoch']}{where}: {figures}"
 
@@ -102,7 +117,12 @@ def _best(found: Mapping[str, Any]) -> str:
 def _shares_right(run: Finished, splits: list[str]) -> list[list[str]]:
     """The 95 % interval of the images that are right, and of several classes how many are."""
     right = [run.told[split].right if split in run.told else np.zeros(0, bool) for split in splits]
-    rows = [["its 95 % interval (Wilson)", *(interval(int(own.sum()), len(own)) if len(own) else "" for own in right)]]
+    rows = [
+        [
+            "its 95 % interval (Wilson)",
+            *(interval(int(own.sum()), len(own)) if len(own) else "" for own in right),
+        ]
+    ]
     if run.several:
         shares = ((number(100 * float(own.mean())) if len(own) else "") for own in right)
         rows.insert(0, ["images with all classes right (%)", *shares])
@@ -120,7 +140,9 @@ def _error(told: Told | None) -> str:
 
 def _curves(run: Finished, title: str, labels: Mapping[str, str]) -> str:
     drawn = ((label, drawings.curve({"": run.curves}, key, label)) for key, label in labels.items())
-    return page.section(title, page.grid(page.picture(label, data) for label, data in drawn if data))
+    return page.section(
+        title, page.grid(page.picture(label, data) for label, data in drawn if data)
+    )
 
 
 def _confusions(run: Finished, told: Told) -> str:
@@ -132,20 +154,30 @@ def _confusions(run: Finished, told: Told) -> str:
         _write_confusions(file, found, names)
     whole = outputs <= _WHOLE
     worst = found.worst(_FEW)
-    classes = range(outputs) if whole else list(dict.fromkeys(np.stack(worst[:2], 1)[: _FEW // 2].flatten().tolist()))
+    classes = (
+        range(outputs)
+        if whole
+        else list(dict.fromkeys(np.stack(worst[:2], 1)[: _FEW // 2].flatten().tolist()))
+    )
     pairs = [
         (names[label], names[predicted], f"{count:,}")
         for label, predicted, count in zip(*(column.tolist() for column in worst), strict=True)
     ]
     shown = ""
     if len(classes):
-        drawn = drawings.confusion(found.matrix(classes), [names[label] for label in classes], whole)
+        drawn = drawings.confusion(
+            found.matrix(classes), [names[label] for label in classes], whole
+        )
         with writing_whole(run.folder / PICTURE, "wb") as file:
             file.write(drawn)
         shown = page.picture("Confusion matrix", drawn)
-    what = "Rows are labels. A colour is the share of a label's images" + ("." if whole else ", of the classes shown.")
+    what = "Rows are labels. A colour is the share of a label's images" + (
+        "." if whole else ", of the classes shown."
+    )
     most = page.table(["label", "predicted most often", "images"], pairs, numbers=False)
-    return page.section("Confusions", page.paragraph(f"{what} All are in {TABLE}."), page.grid([shown, most]))
+    return page.section(
+        "Confusions", page.paragraph(f"{what} All are in {TABLE}."), page.grid([shown, most])
+    )
 
 
 def _outputs(run: Finished, told: Told) -> int:
@@ -190,7 +222,12 @@ def _several_classes(run: Finished) -> str:
     precisions, f1 = (run.result.get(name, {}) for name in ("class_ap", "class_f1"))
     levels = run.result.get("thresholds", [])
     rows = [
-        (name, number(ap), number(f1.get(name)), f"{levels[place]:.3g}" if place < len(levels) else "")
+        (
+            name,
+            number(ap),
+            number(f1.get(name)),
+            f"{levels[place]:.3g}" if place < len(levels) else "",
+        )
         for place, (name, ap) in enumerate(precisions.items())
     ]
     rows.sort(key=lambda row: float(row[1] or 200))
@@ -202,7 +239,9 @@ def _calibration(told: Told) -> str:
     found = calibration(told.probability, told.right)
     words = f"The expected calibration error is {100 * found.error:.2f} %, of {BINS} bins of equal width."
     return page.section(
-        "Calibration", page.paragraph(words), page.picture("Reliability diagram", drawings.reliability(found))
+        "Calibration",
+        page.paragraph(words),
+        page.picture("Reliability diagram", drawings.reliability(found)),
     )
 
 
@@ -216,8 +255,14 @@ def _configuration(run: Finished) -> str:
 def _environment(run: Finished) -> str:
     where, versions = (run.result.get(name, {}) for name in ("environment", "versions"))
     devices = where.get("devices")
-    rows = [("processes", len(devices)), ("devices", ", ".join(map(str, devices)))] if type(devices) is list else []
-    rows += [(name, where[name]) for name in ("cores", "system", "commit") if where.get(name) is not None]
+    rows = (
+        [("processes", len(devices)), ("devices", ", ".join(map(str, devices)))]
+        if type(devices) is list
+        else []
+    )
+    rows += [
+        (name, where[name]) for name in ("cores", "system", "commit") if where.get(name) is not None
+    ]
     rows += versions.items()
     rows += [("seconds", run.result["seconds"])] if "seconds" in run.result else []
     return page.section("Environment", page.table([], rows, numbers=False))

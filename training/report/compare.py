@@ -1,4 +1,6 @@
-"""Several runs side by side: their figures, their curves, their settings, and whether they differ by chance."""
+"""Several runs side by side: their figures, their curves, their settings, and whether they differ
+by chance.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,8 @@ from training.report.reading import Finished, read_run
 from training.results import FIGURES
 
 _CELL = 60  # letters of a name, and of a value on a screen
-LEVEL = 0.05  # a difference is called larger than chance below it, over the number of comparisons (Bonferroni)
+# a difference is called larger than chance below it, over the number of comparisons (Bonferroni)
+LEVEL = 0.05
 # What says nothing of how a run trains, or differs between runs of one kind.
 _OWN = ("BASE", "OUTPUT", "SAVE", "TAG", "MODEL.RESUME", "NGPUS")
 _SEEDS = ("SEED", "DATA.FOLD")
@@ -26,7 +29,9 @@ _PARTS = ("VAL_SPLIT", "FOLDS", "FOLD", "SPLIT_SEED", "SPLIT_GROUPS", "LABELS", 
 
 
 class Kind(NamedTuple):
-    """Runs that differ in their seeds or folds alone. ``name``: of the first one, with their number."""
+    """Runs that differ in their seeds or folds alone. ``name``: of the first one, with their
+    number.
+    """
 
     name: str
     runs: list[str]
@@ -48,7 +53,9 @@ class Compared(NamedTuple):
     verdicts: list[str]
 
     def figures(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the heads and rows of a table: a row for each run, and one for its averaged weights."""
+        """Returns the heads and rows of a table: a row for each run, and one for its averaged
+        weights.
+        """
         keys = [key for key in FIGURES if any(key in run.result for run in self.runs.values())]
         rows = []
         for name, run in self.runs.items():
@@ -58,11 +65,22 @@ class Compared(NamedTuple):
                 share = interval(int(right.sum()), len(right)) if right is not None else ""
                 best = found.get("best", {}).get("epoch", "")
                 own = name if split == "val" else f"{name} (EMA)"
-                rows.append([own, *values, share, f"{found['num_samples']}", str(best), f"{run.config.SEED}"])
+                rows.append(
+                    [
+                        own,
+                        *values,
+                        share,
+                        f"{found['num_samples']}",
+                        str(best),
+                        f"{run.config.SEED}",
+                    ]
+                )
         return ["run", *keys, "95 % interval", "images", "best epoch", "SEED"], rows
 
     def spreads(self) -> list[str]:
-        """Returns a line for each kind of several runs: the mean of its score, and the standard deviation."""
+        """Returns a line for each kind of several runs: the mean of its score, and the standard
+        deviation.
+        """
         lines = []
         for kind in self.kinds:
             if len(kind.runs) > 1:
@@ -74,11 +92,15 @@ class Compared(NamedTuple):
     def scores(self, kind: Kind) -> tuple[str, list[float]]:
         """Returns what the runs of a kind are compared by, and its values."""
         results = [self.runs[name].result for name in kind.runs]
-        key = next(key for key in ("acc1", "mAP", "loss") if all(key in result for result in results))
+        key = next(
+            key for key in ("acc1", "mAP", "loss") if all(key in result for result in results)
+        )
         return key, [float(result[key]) for result in results]
 
     def folds(self, kind: Kind) -> list[int]:
-        """Returns the folds of a kind's runs, sorted, where each run is of another one; else nothing."""
+        """Returns the folds of a kind's runs, sorted, where each run is of another one; else
+        nothing.
+        """
         data = [self.runs[name].config.DATA for name in kind.runs]
         folds = {own.FOLD for own in data if own.FOLDS}
         return sorted(folds) if len(folds) == len(data) else []
@@ -95,7 +117,8 @@ class Compared(NamedTuple):
         data = first.config.DATA
         table = first.told["val"]
         other_table = second.told["val"]
-        free = first.several or data.LABELS or data.CLASSES  # of labels that are right, a table has the predicted one
+        # of labels that are right, a table has the predicted one
+        free = first.several or data.LABELS or data.CLASSES
         same = bool(free) or np.array_equal(table.label, other_table.label)
         return own == others and table.same == other_table.same and same
 
@@ -111,11 +134,15 @@ def compare(folders: Sequence[Path]) -> Compared:
     for name, run in runs.items():
         if run.config.TASK != first.config.TASK:
             other = f"{next(iter(runs))} of {first.config.TASK}"
-            raise InputError(f"{name} is of TASK {run.config.TASK}, {other}; compare runs of one TASK")
+            raise InputError(
+                f"{name} is of TASK {run.config.TASK}, {other}; compare runs of one TASK"
+            )
     found = Compared(runs, _kinds(runs), _differences(runs), [])
     pairs = [(found.kinds[0], other) for other in found.kinds[1:]]
     if not pairs and all(len(kind.runs) == 2 for kind in found.kinds):  # two seeds
-        pairs = [(Kind(name, [name]), Kind(other, [other])) for name, other in itertools.pairwise(runs)]
+        pairs = [
+            (Kind(name, [name]), Kind(other, [other])) for name, other in itertools.pairwise(runs)
+        ]
     found.verdicts.extend(_verdict(found, one, other, len(pairs)) for one, other in pairs)
     return found
 
@@ -127,7 +154,9 @@ def _folders_by_name(folders: Sequence[Path]) -> dict[str, Path]:
         raise InputError("a run is given twice; give different runs")
     ends = range(1, 1 + max(len(path.parts) for path in paths))
     endings = ([str(Path(*path.parts[-end:])) for path in paths] for end in ends)
-    names = [shorten(name, _CELL) for name in next(own for own in endings if len(set(own)) == len(own))]
+    names = [
+        shorten(name, _CELL) for name in next(own for own in endings if len(set(own)) == len(own))
+    ]
     if len(set(names)) < len(names):  # what tells them apart was cut
         names = [f"{name} ({place})" for place, name in enumerate(names, 1)]
     return dict(zip(names, folders, strict=True))
@@ -137,9 +166,14 @@ def _kinds(runs: Mapping[str, Finished]) -> list[Kind]:
     """The runs by their settings without seed and fold."""
     found: dict[str, list[str]] = {}
     for name, run in runs.items():
-        told = sorted((key, str(value)) for key, value in leaves(run.config) if key not in (*_OWN, *_SEEDS))
+        told = sorted(
+            (key, str(value)) for key, value in leaves(run.config) if key not in (*_OWN, *_SEEDS)
+        )
         found.setdefault(str(told), []).append(name)
-    more = {own[0]: f" and {len(own) - 1} more (seeds, folds)" * (len(own) > 1) for own in found.values()}
+    more = {
+        own[0]: f" and {len(own) - 1} more (seeds, folds)" * (len(own) > 1)
+        for own in found.values()
+    }
     return [Kind(own[0] + more[own[0]], own) for own in found.values()]
 
 
@@ -151,22 +185,38 @@ def _differences(runs: Mapping[str, Finished]) -> list[tuple[str, list[str]]]:
 
 
 def _verdict(found: Compared, one: Kind, other: Kind, comparisons: int) -> str:
-    """Says whether two kinds differ by more than chance: of several seeds each by their scores, else by the images."""
+    """Says whether two kinds differ by more than chance: of several seeds each by their scores,
+    else by the images.
+    """
     names = f"{one.name} against {other.name}"
     (key, own), (other_key, others) = found.scores(one), found.scores(other)
     folds = found.folds(one)
-    if len(own) > 1 and len(others) > 1 and key == other_key and not (folds and folds == found.folds(other)):
+    if (
+        len(own) > 1
+        and len(others) > 1
+        and key == other_key
+        and not (folds and folds == found.folds(other))
+    ):
         probability = welch(own, others)
         words = f"mean {key} {np.mean(own):.2f} of {len(own)} runs, {np.mean(others):.2f} of {len(others)}"
         words += ", Welch's t-test"
     else:
-        pairs = list(zip(*(found.by_fold(kind) if folds else kind.runs[:1] for kind in (one, other)), strict=False))
-        told = [[found.runs[name].told.get("val") for name in side] for side in zip(*pairs, strict=True)]
+        pairs = list(
+            zip(
+                *(found.by_fold(kind) if folds else kind.runs[:1] for kind in (one, other)),
+                strict=False,
+            )
+        )
+        told = [
+            [found.runs[name].told.get("val") for name in side] for side in zip(*pairs, strict=True)
+        ]
         if any(table is None for tables in told for table in tables):
             return f"{names}: not tested: a run without predictions.csv (REPORT) has no images to compare"
         if not all(found.same_images(*pair) for pair in pairs):
             return f"{names}: not tested: they were evaluated on different images, or on other labels of them"
-        first, second = (np.concatenate([table.right for table in tables if table]) for tables in told)
+        first, second = (
+            np.concatenate([table.right for table in tables if table]) for tables in told
+        )
         alone, there, probability = mcnemar(first, second)
         names = names if len(pairs) > 1 else " against ".join(pairs[0])
         words = f"of {len(first):,} images {alone} are right in the first alone, {there} in the second alone"
@@ -174,7 +224,9 @@ def _verdict(found: Compared, one: Kind, other: Kind, comparisons: int) -> str:
     level = LEVEL / comparisons
     told_level = f"{level:.2g}" + f", {LEVEL} over {comparisons} comparisons" * (comparisons > 1)
     verdict = "larger than chance" if probability < level else "no larger than chance may make it"
-    return f"{names}: {words}: p = {probability:.3g}; the difference is {verdict} (level {told_level})"
+    return (
+        f"{names}: {words}: p = {probability:.3g}; the difference is {verdict} (level {told_level})"
+    )
 
 
 def screen(found: Compared) -> str:
@@ -191,20 +243,32 @@ def screen(found: Compared) -> str:
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     rows = [[shorten(value, _CELL) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(value.ljust(width) for value, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
 
 
 def page_of(found: Compared) -> str:
     """Returns a comparison as a page, with the curves of all runs over each other."""
     heads, rows = found.figures()
     curves = {name: run.curves for name, run in found.runs.items()}
-    labels: dict[str, Any] = {key: label for run in found.runs.values() for key, label in run.labels.items()}
+    labels: dict[str, Any] = {
+        key: label for run in found.runs.values() for key, label in run.labels.items()
+    }
     drawn = ((label, drawings.curve(curves, key, label)) for key, label in labels.items())
-    differences = page.table(["key", *found.runs], [(key, *values) for key, values in found.differences], numbers=False)
+    differences = page.table(
+        ["key", *found.runs], [(key, *values) for key, values in found.differences], numbers=False
+    )
     return page.page(
         f"{len(found.runs)} runs: {', '.join(found.runs)}",
         page.scroll_box(page.table(heads, rows)),
         *map(page.paragraph, [*found.spreads(), *found.verdicts]),
-        page.section("Curves", page.grid(page.picture(label, data) for label, data in drawn if data)),
-        page.section("Configuration, where they differ", page.scroll_box(differences) or page.paragraph("nowhere")),
+        page.section(
+            "Curves", page.grid(page.picture(label, data) for label, data in drawn if data)
+        ),
+        page.section(
+            "Configuration, where they differ",
+            page.scroll_box(differences) or page.paragraph("nowhere"),
+        ),
     )

@@ -15,11 +15,15 @@ _WIDTH = 5.4
 _HEIGHT = 3.2
 
 
-def curve(runs: Mapping[str, Mapping[str, dict[str, Points]]], key: str, label: str) -> bytes | None:
-    """Returns the values of one key over the steps, of one run or of several, a colour each; None: nobody has any.
+def curve(
+    runs: Mapping[str, Mapping[str, dict[str, Points]]], key: str, label: str
+) -> bytes | None:
+    """Returns the values of one key over the steps, of one run or of several, a colour each; None:
+    nobody has any.
 
     Args:
-        runs: curves by the runs' names; of one run the splits have colours, and its name isn't shown.
+        runs: curves by the runs' names; of one run the splits have colours, and its name isn't
+            shown.
     """
     if not any(key in own for curves in runs.values() for own in curves.values()):
         return None
@@ -53,23 +57,43 @@ def confusion(matrix: np.ndarray, names: Sequence[str], whole: bool) -> bytes:
     for row, column in zip(*np.nonzero(matrix), strict=True):
         colour = "white" if shares[row, column] > 0.5 else "black"
         told = f"{matrix[row, column]:,}"
-        axis.text(column, row, told, ha="center", va="center", color=colour, fontsize=size * min(1, 4 / len(told)))
+        axis.text(
+            column,
+            row,
+            told,
+            ha="center",
+            va="center",
+            color=colour,
+            fontsize=size * min(1, 4 / len(told)),
+        )
     told = [shorten(name, 18) for name in names]
     axis.set_xticks(range(count), told, rotation=90, fontsize=size)
     axis.set_yticks(range(count), told, fontsize=size)
-    axis.set_xlabel("predicted" if whole else f"predicted, of the {count} classes that are confused most often")
+    axis.set_xlabel(
+        "predicted" if whole else f"predicted, of the {count} classes that are confused most often"
+    )
     axis.set_ylabel("label")
     return figure_png(drawn)
 
 
 def reliability(found: Calibration) -> bytes:
-    """Returns a reliability diagram: the share of right answers over their probability, and how many there are."""
+    """Returns a reliability diagram: the share of right answers over their probability, and how
+    many there are.
+    """
     drawn = figure(_WIDTH, 4.6)
     above, below = drawn.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3, 1]})
     centres = (np.arange(BINS) + 0.5) / BINS
     there = found.images > 0
-    above.bar(centres[there], found.right[there], 0.92 / BINS, color=_BLUE, label="share of right answers")
-    above.plot(found.probability[there], found.right[there], ".", color=_ORANGE, label="at their mean probability")
+    above.bar(
+        centres[there], found.right[there], 0.92 / BINS, color=_BLUE, label="share of right answers"
+    )
+    above.plot(
+        found.probability[there],
+        found.right[there],
+        ".",
+        color=_ORANGE,
+        label="at their mean probability",
+    )
     above.plot([0, 1], [0, 1], color="#666", linewidth=1, linestyle="--", label="as it should be")
     above.set(ylim=(0, 1.02), xlim=(0, 1), ylabel="right")
     above.legend(fontsize=8, loc="upper left")

@@ -1,4 +1,6 @@
-"""What predictions come to: intervals, confusions, scores of classes, calibration, and whether two runs differ."""
+"""What predictions come to: intervals, confusions, scores of classes, calibration, and whether two
+runs differ.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,8 +13,9 @@ _Z = 1.959963984540054  # of the normal distribution: 95 % lie within so many st
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """Returns the 95 % interval of the share of ``right`` in ``count``, 0 to 1 (Wilson's, without continuity
-    correction). It holds near 0 and 1, too, where the share plus and minus its deviation doesn't.
+    """Returns the 95 % interval of the share of ``right`` in ``count``, 0 to 1 (Wilson's, without
+    continuity correction). It holds near 0 and 1, too, where the share plus and minus its deviation
+    doesn't.
     """
     share = right / count
     square = _Z**2 / count
@@ -23,7 +26,9 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 
 class Confusions(NamedTuple):
-    """How often a label was predicted as a class: only what there is, [m] each, sorted by label, then by prediction."""
+    """How often a label was predicted as a class: only what there is, [m] each, sorted by label,
+    then by prediction.
+    """
 
     label: np.ndarray
     predicted: np.ndarray
@@ -53,8 +58,8 @@ def confusions(label: np.ndarray, predicted: np.ndarray) -> Confusions:
 
 
 class Scores(NamedTuple):
-    """Of each class, [K]: precision, recall and F1 from 0 to 1, and its images. Where there is nothing to divide by, a
-    score is 0, as scikit-learn's.
+    """Of each class, [K]: precision, recall and F1 from 0 to 1, and its images. Where there is
+    nothing to divide by, a score is 0, as scikit-learn's.
     """
 
     precision: np.ndarray
@@ -63,9 +68,15 @@ class Scores(NamedTuple):
     images: np.ndarray
 
     def means(self, told: np.ndarray) -> tuple[float, float, float]:
-        """Returns the means of the three over the classes that have an image, or that is predicted for one."""
+        """Returns the means of the three over the classes that have an image, or that is predicted
+        for one.
+        """
         there = (self.images > 0) | (told > 0)
-        return float(self.precision[there].mean()), float(self.recall[there].mean()), float(self.f1[there].mean())
+        return (
+            float(self.precision[there].mean()),
+            float(self.recall[there].mean()),
+            float(self.f1[there].mean()),
+        )
 
 
 def scores(label: np.ndarray, predicted: np.ndarray, outputs: int) -> tuple[Scores, np.ndarray]:
@@ -79,8 +90,8 @@ def scores(label: np.ndarray, predicted: np.ndarray, outputs: int) -> tuple[Scor
 
 
 class Calibration(NamedTuple):
-    """Holds, by bin of the probability, [BINS]: images, the mean probability and the share of right ones (0 of an empty
-    bin). ``error`` is the expected calibration error, 0 to 1.
+    """Holds, by bin of the probability, [BINS]: images, the mean probability and the share of right
+    ones (0 of an empty bin). ``error`` is the expected calibration error, 0 to 1.
     """
 
     images: np.ndarray
@@ -92,20 +103,22 @@ class Calibration(NamedTuple):
 def calibration(probability: np.ndarray, right: np.ndarray) -> Calibration:
     """Returns how probabilities [n] of the predicted classes fit what is ``right`` [n] (bool).
 
-    The expected calibration error is the mean over images of the distance between both means of their bin. A bin holds
-    its upper edge: (0, 1/15], (1/15, 2/15], ...
+    The expected calibration error is the mean over images of the distance between both means of
+    their bin. A bin holds its upper edge: (0, 1/15], (1/15, 2/15], ...
     """
     place = np.clip(np.ceil(probability * BINS).astype(int) - 1, 0, BINS - 1)
     images = np.bincount(place, minlength=BINS)
     sums = [np.bincount(place, weights, BINS) for weights in (probability, right.astype(float))]
     mean, share = (own / np.maximum(images, 1) for own in sums)
-    return Calibration(images, mean, share, float(np.abs(sums[0] - sums[1]).sum() / len(probability)))
+    return Calibration(
+        images, mean, share, float(np.abs(sums[0] - sums[1]).sum() / len(probability))
+    )
 
 
 def mcnemar(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
-    """Returns how many samples are right in the first alone, how many in the second alone, and McNemar's probability.
-    That is the probability that chance divides them so unevenly or more (the exact, two-sided binomial test). Both are
-    [n], of the same samples.
+    """Returns how many samples are right in the first alone, how many in the second alone, and
+    McNemar's probability. That is the probability that chance divides them so unevenly or more (the
+    exact, two-sided binomial test). Both are [n], of the same samples.
     """
     from scipy.stats import binomtest  # scikit-learn brings it; its import takes a second
 
@@ -115,8 +128,8 @@ def mcnemar(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float:
-    """Returns the two-sided probability that the means of several runs differ so much by chance; each side has two or
-    more. It is Welch's t-test, for which the two needn't have the same spread.
+    """Returns the two-sided probability that the means of several runs differ so much by chance;
+    each side has two or more. It is Welch's t-test, for which the two needn't have the same spread.
     """
     from scipy.stats import ttest_ind
 

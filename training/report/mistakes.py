@@ -19,7 +19,9 @@ _SMALL = 64
 
 
 def worst_mistakes(told: Told, several: bool) -> np.ndarray:
-    """Returns the places of the mistakes, the most confident first, MOST at most; equal ones in the dataset's order."""
+    """Returns the places of the mistakes, the most confident first, MOST at most; equal ones in the
+    dataset's order.
+    """
     wrong = np.flatnonzero(~told.right)
     sure = told.probability[wrong]
     sure = np.abs(sure - told.predicted[wrong]) if several else sure
@@ -34,7 +36,11 @@ def tiles(run: Finished, told: Told, dataset: ImageDataset | None) -> str:
     """
     figures = []
     for place in worst_mistakes(told, run.several).tolist():
-        drawn = _picture(dataset, place) if dataset is not None and _same(run, told, dataset, place) else None
+        drawn = (
+            _picture(dataset, place)
+            if dataset is not None and _same(run, told, dataset, place)
+            else None
+        )
         share = f"{100 * told.probability[place]:.1f} %"
         if run.several:
             first = f"{share} {run.name_of(int(told.label[place]))}"

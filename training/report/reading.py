@@ -51,7 +51,8 @@ class Finished(NamedTuple):
     """A run that is over.
 
     Attributes:
-        evaluated: the last evaluation by split, from result.json: of the weights, and of the averaged ones.
+        evaluated: the last evaluation by split, from result.json: of the weights, and of the
+            averaged ones.
         classes: names; empty: none are known.
         told: predictions by split; none of a run without REPORT, or of another kind of task.
         curves: points by split and key, and the keys with their labels.
@@ -84,10 +85,13 @@ def read_run(folder: Path) -> Finished:
     """Returns what a run left in its folder.
 
     Raises:
-        InputError: it is no run's, the run isn't over, or one of its files says something that no run writes.
+        InputError: it is no run's, the run isn't over, or one of its files says something that no
+            run writes.
     """
     if not (folder / "result.json").exists():
-        raise InputError(f"{folder}: holds no result.json: it is no run's folder, or the run isn't over")
+        raise InputError(
+            f"{folder}: holds no result.json: it is no run's folder, or the run isn't over"
+        )
     result = read_result(folder, ADVICE)
     config = get_config(folder / "config.yaml")
     classes: list[str] = []
@@ -112,13 +116,17 @@ def read_run(folder: Path) -> Finished:
 
 
 def _check_same(file: Path, told: Told, evaluation: dict[str, Any]) -> None:
-    """Raises InputError where a table and result.json are of different evaluations: a run went on without REPORT."""
+    """Raises InputError where a table and result.json are of different evaluations: a run went on
+    without REPORT.
+    """
     count = len(told.right)
     share = 100 * float(told.right.mean())
     if count != evaluation["num_samples"] or abs(share - evaluation.get("acc1", share)) > 1e-3:
         expected = f"{evaluation['num_samples']}, {evaluation.get('acc1')}"
         found = f"{file}: its samples and accuracy are {count}, {share}"
-        raise InputError(f"{found}, those of result.json {expected}: another evaluation's; move the file away")
+        raise InputError(
+            f"{found}, those of result.json {expected}: another evaluation's; move the file away"
+        )
 
 
 def read_predictions(file: Path) -> Told:
@@ -140,7 +148,9 @@ def read_predictions(file: Path) -> Told:
         if not len(images):
             raise Unreadable("it holds no sample")
         label, predicted, right = np.frombuffer(numbers, np.int32).reshape(-1, 3).T
-        return Told(images, digest.digest(), right > 0, label, predicted, np.frombuffer(shares, np.float64))
+        return Told(
+            images, digest.digest(), right > 0, label, predicted, np.frombuffer(shares, np.float64)
+        )
 
 
 def _lines(file: IO[bytes], allowance: Allowance) -> Iterator[str]:

@@ -6,8 +6,8 @@
       TRAIN.WEIGHT_DECAY: {uniform: [0.0, 0.2]}
     method: random
 
-Points are functions of the file: the same ones in the same order, whatever is killed when. Optuna's depend on results,
-too: they are kept in the sweep's folder before their runs start.
+Points are functions of the file: the same ones in the same order, whatever is killed when. Optuna's
+depend on results, too: they are kept in the sweep's folder before their runs start.
 """
 
 import heapq
@@ -76,7 +76,9 @@ class Drawn(NamedTuple):
         return word(number) == text and self.low - slack <= number <= self.high + slack
 
     def value(self, word: str) -> str | float:
-        """Returns what Optuna takes for a word: of an interval, the number, which rounding may have led out of it."""
+        """Returns what Optuna takes for a word: of an interval, the number, which rounding may have
+        led out of it.
+        """
         return word if self.choices else min(max(float(word), self.low), self.high)
 
 
@@ -104,13 +106,26 @@ class Sweep(NamedTuple):
 
     def names(self, index: int) -> dict[str, int | None]:
         """Returns the runs of a point by name, with their SEED; None: the configuration's."""
-        return {f"{index:04}_seed{seed}": seed for seed in self.seeds} if self.seeds else {f"{index:04}": None}
+        return (
+            {f"{index:04}_seed{seed}": seed for seed in self.seeds}
+            if self.seeds
+            else {f"{index:04}": None}
+        )
 
     def arguments(self, name: str, point: Point, seed: int | None) -> list[str]:
         """Returns the flags of a run, which goes on where it was killed."""
-        values = [f"{key}={value}" for key, value in point.items()] + ([] if seed is None else [f"SEED={seed}"])
+        values = [f"{key}={value}" for key, value in point.items()] + (
+            [] if seed is None else [f"SEED={seed}"]
+        )
         several = [f"-ngpus={self.processes}"] if self.program == "main_multi_gpu.py" else []
-        return [*self.words, *several, f"-output={self.output / name}", "-resume=auto", "-o", *values]
+        return [
+            *self.words,
+            *several,
+            f"-output={self.output / name}",
+            "-resume=auto",
+            "-o",
+            *values,
+        ]
 
     def command(self, name: str, point: Point, seed: int | None) -> list[str]:
         """Returns the words of a run's command."""
@@ -143,31 +158,54 @@ def read_sweep(file: Path) -> Sweep:
     words = _words(file, content["command"])
     method = content.get("method", "grid")
     refuse_other(f"{file}: method", method, METHODS)
-    keys = {key: _drawn_value(f"{file}: {key}", key, values) for key, values in content["keys"].items()}
+    keys = {
+        key: _drawn_value(f"{file}: {key}", key, values) for key, values in content["keys"].items()
+    }
     if method == "grid" and (drawn := [key for key, values in keys.items() if not values.choices]):
-        raise InputError(f"{file}: {drawn[0]} is an interval, but method grid needs values; list them")
-    if method == "grid" and (twice := [key for key, own in keys.items() if len(set(own.choices)) < len(own.choices)]):
-        raise InputError(f"{file}: {twice[0]} has a value twice, and a grid would repeat its runs; leave one out")
+        raise InputError(
+            f"{file}: {drawn[0]} is an interval, but method grid needs values; list them"
+        )
+    if method == "grid" and (
+        twice := [key for key, own in keys.items() if len(set(own.choices)) < len(own.choices)]
+    ):
+        raise InputError(
+            f"{file}: {twice[0]} has a value twice, and a grid would repeat its runs; leave one out"
+        )
     if ("runs" in content) == (method == "grid"):
         raise InputError(
-            f"{file}: " + ("a grid has a run for each point; leave runs out" if method == "grid" else "runs is missing")
+            f"{file}: "
+            + (
+                "a grid has a run for each point; leave runs out"
+                if method == "grid"
+                else "runs is missing"
+            )
         )
-    number = math.prod(len(values.choices) for values in keys.values()) if method == "grid" else content["runs"]
+    number = (
+        math.prod(len(values.choices) for values in keys.values())
+        if method == "grid"
+        else content["runs"]
+    )
     seeds = content.get("seeds", [])
     if (
         not all(type(seed) is int and seed >= 0 for seed in seeds)
         or len(set(seeds)) < len(seeds)
         or (seeds and "SEED" in keys)
     ):
-        raise InputError(f"{file}: seeds is {quoted(seeds)}, expected whole numbers from 0, each once, and no key SEED")
+        raise InputError(
+            f"{file}: seeds is {quoted(seeds)}, expected whole numbers from 0, each once, and no key SEED"
+        )
     counts = {"runs": number * max(1, len(seeds)), "devices": content.get("devices", 1)}
     for name, count in (counts | {"side_by_side": content.get("side_by_side", 1)}).items():
         if not 1 <= count <= MOST:
             raise InputError(f"{file}: {name} is {count}, expected 1 to {MOST}")
     if counts["devices"] > 1 and words[0] == PROGRAMS[0]:
-        raise InputError(f"{file}: devices is {counts['devices']}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}")
+        raise InputError(
+            f"{file}: devices is {counts['devices']}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}"
+        )
     if method == "optuna" and not importlib.util.find_spec("optuna"):
-        raise InputError(f"{file}: method optuna needs optuna, which isn't installed; {install('sweep')}")
+        raise InputError(
+            f"{file}: method optuna needs optuna, which isn't installed; {install('sweep')}"
+        )
     return Sweep(
         words[0], words[1:], keys, method, number, content.get("seed", 0), seeds, content.get("metric", ""),
         content.get("side_by_side"), counts["devices"], Path(content.get("output") or Path("output") / file.stem),
@@ -188,23 +226,37 @@ def _words(file: Path, command: str) -> list[str]:
     for given in words[1:]:
         name = given.partition("=")[0]
         if name in _OWN or (name.startswith("-") and name.lstrip("-").replace("-", "_") in own):
-            raise InputError(f"{file}: command has {given}, which the sweep gives or has no use for; leave it out")
+            raise InputError(
+                f"{file}: command has {given}, which the sweep gives or has no use for; leave it out"
+            )
     return words
 
 
 def _drawn_value(where: str, key: str, values: Any) -> Drawn:
     if key in _OWN:
         raise InputError(f"{where} is the sweep's own; leave it out")
-    kind, values = next(iter(values.items())) if isinstance(values, dict) and len(values) == 1 else ("choice", values)
+    kind, values = (
+        next(iter(values.items()))
+        if isinstance(values, dict) and len(values) == 1
+        else ("choice", values)
+    )
     refuse_other(f"{where} from", kind, _DRAWN)
-    if not isinstance(values, list) or not values or any(isinstance(value, dict) for value in values):
+    if (
+        not isinstance(values, list)
+        or not values
+        or any(isinstance(value, dict) for value in values)
+    ):
         raise InputError(
             f"{where} is {quoted(values)}, expected a list of values, or one of {', '.join(_DRAWN)} with one"
         )
     if kind == "choice":
         return Drawn([str(value) for value in values])
     low, high = ends = [parse_value(str(value)) for value in values] if len(values) == 2 else [0, 0]
-    if not all(type(end) in (int, float) for end in ends) or not low < high or (kind == "log_uniform" and low <= 0):
+    if (
+        not all(type(end) in (int, float) for end in ends)
+        or not low < high
+        or (kind == "log_uniform" and low <= 0)
+    ):
         expected = "two numbers, the lower one first" + ", above 0" * (kind == "log_uniform")
         raise InputError(f"{where} is {quoted(values)}, expected {expected}")
     return Drawn([], float(low), float(high), kind == "log_uniform")
@@ -214,7 +266,9 @@ def _drawn_value(where: str, key: str, values: Any) -> Drawn:
 
 
 def plan_points(sweep: Sweep) -> list[Point]:
-    """Returns a grid's or a random sweep's points: the first ones are the same for any number of them."""
+    """Returns a grid's or a random sweep's points: the first ones are the same for any number of
+    them.
+    """
     if sweep.method == "grid":
         values = [drawn.choices for drawn in sweep.keys.values()]
         return [dict(zip(sweep.keys, chosen, strict=True)) for chosen in itertools.product(*values)]
@@ -225,8 +279,9 @@ def plan_points(sweep: Sweep) -> list[Point]:
 class Suggestions:
     """Optuna's points of a sweep, each a function of the ones before it and of what they gave.
 
-    Its sampler looks at every trial that it knows, for each suggestion. It knows the newest ``_NEWEST`` points, up to
-    ``_NEWEST_STEP`` more, and the best of the others: a suggestion takes as long late in a sweep as early.
+    Its sampler looks at every trial that it knows, for each suggestion. It knows the newest
+    ``_NEWEST`` points, up to ``_NEWEST_STEP`` more, and the best of the others: a suggestion takes
+    as long late in a sweep as early.
     """
 
     def __init__(self, sweep: Sweep) -> None:
@@ -242,18 +297,25 @@ class Suggestions:
             for key, drawn in sweep.keys.items()
         }
         self.study: Any = None
-        # The points that the study knows are those from ``first`` up to ``told``, and the best ones before.
+        # The points that the study knows are those from ``first`` up to ``told``, and the best ones
+        # before.
         self.first = self.told = 0
 
-    def next(self, points: Sequence[Point], scores: Sequence[float | None], count: int) -> list[Point]:
-        """Returns the next ``count`` points after ``points``, whose ``scores`` are better the higher; None: failed.
+    def next(
+        self, points: Sequence[Point], scores: Sequence[float | None], count: int
+    ) -> list[Point]:
+        """Returns the next ``count`` points after ``points``, whose ``scores`` are better the
+        higher; None: failed.
 
-        A sampler's draws depend on the point's number alone, so a sweep that was killed goes on with the same ones.
+        A sampler's draws depend on the point's number alone, so a sweep that was killed goes on
+        with the same ones.
         """
         first = max(0, len(points) - _NEWEST) // _NEWEST_STEP * _NEWEST_STEP
         if self.study is None or first != self.first:
             self.study = self.optuna.create_study(direction="maximize")
-            done = [(score, index) for index, score in enumerate(scores[:first]) if score is not None]
+            done = [
+                (score, index) for index, score in enumerate(scores[:first]) if score is not None
+            ]
             best = sorted(index for _, index in heapq.nlargest(_BEST, done))
             self._tell(points, scores, best)
             self.first = self.told = first
@@ -270,24 +332,36 @@ class Suggestions:
             self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
         return [{key: word(value) for key, value in trial.params.items()} for trial in asked]
 
-    def _tell(self, points: Sequence[Point], scores: Sequence[float | None], indexes: Iterable[int]) -> None:
+    def _tell(
+        self, points: Sequence[Point], scores: Sequence[float | None], indexes: Iterable[int]
+    ) -> None:
         for index in indexes:
             if scores[index] is not None:
-                told = {key: self.sweep.keys[key].value(word) for key, word in points[index].items()}
-                trial = self.optuna.create_trial(params=told, distributions=self.space, value=scores[index])
+                told = {
+                    key: self.sweep.keys[key].value(word) for key, word in points[index].items()
+                }
+                trial = self.optuna.create_trial(
+                    params=told, distributions=self.space, value=scores[index]
+                )
                 self.study.add_trial(trial)
 
 
 def edges(sweep: Sweep) -> list[Point]:
-    """Returns points that have each value which a check has to try: each key's in turn, the others at their first."""
+    """Returns points that have each value which a check has to try: each key's in turn, the others
+    at their first.
+    """
     first = {key: drawn.edges()[0] for key, drawn in sweep.keys.items()}
     return [first | {key: value} for key, drawn in sweep.keys.items() for value in drawn.edges()]
 
 
 def check(
-    sweep: Sweep, points: Sequence[Point], tell: Callable[[], Any] = int, read: dict[Any, FromFile] | None = None
+    sweep: Sweep,
+    points: Sequence[Point],
+    tell: Callable[[], Any] = int,
+    read: dict[Any, FromFile] | None = None,
 ) -> str:
-    """Returns the sweep's metric: of every point; all configurations are read as a run's start reads them.
+    """Returns the sweep's metric: of every point; all configurations are read as a run's start
+    reads them.
 
     Args:
         tell: is called after each of the points.
@@ -299,9 +373,14 @@ def check(
     metric = sweep.metric
     seeds = sweep.seeds or [None]
     read = {} if read is None else read
-    for point, seed in [*((point, seeds[0]) for point in points), *((points[0], seed) for seed in seeds[1:])]:
+    for point, seed in [
+        *((point, seeds[0]) for point in points),
+        *((points[0], seed) for seed in seeds[1:]),
+    ]:
         try:
-            config = config_from_arguments(sweep.program, sweep.arguments("0", point, seed), read=read)
+            config = config_from_arguments(
+                sweep.program, sweep.arguments("0", point, seed), read=read
+            )
             metric = metric or _own_metric(config)
             _check_measured(metric, config)
         except InputError as error:
@@ -322,4 +401,6 @@ def _own_metric(config: Configuration) -> str:
 def _check_measured(metric: str, config: Configuration) -> None:
     refuse_other("metric", metric.removeprefix("ema/"), _metrics(config))
     if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
-        raise InputError(f"metric is {metric}, but TRAIN.MODEL_EMA is False; set it True, or leave out ema/")
+        raise InputError(
+            f"metric is {metric}, but TRAIN.MODEL_EMA is False; set it True, or leave out ema/"
+        )

@@ -1,4 +1,5 @@
-"""A sweep's folder, and what its runs gave: sweep.json, a folder for each run, sweep.csv, sweep.png.
+"""A sweep's folder, and what its runs gave: sweep.json, a folder for each run, sweep.csv,
+sweep.png.
 
 Optuna's points are kept in points.jsonl, a line each, which is added to while the sweep runs.
 """
@@ -54,20 +55,28 @@ class Outcome(NamedTuple):
 
 
 def lock(output: Path) -> int:
-    """Locks the folder, which it makes, and returns the lock's descriptor; runs that keep it open hold it, too.
+    """Locks the folder, which it makes, and returns the lock's descriptor; runs that keep it open
+    hold it, too.
 
     Raises:
-        InputError: another sweep writes there, the folder holds something else, or nothing can be written there.
+        InputError: another sweep writes there, the folder holds something else, or nothing can be
+            written there.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
-        if not (output / FILE).exists() and (other := [name for name in os.listdir(output) if name != LOCK]):
-            raise InputError(f"{output} holds {printable(other[0])} and no sweep; give another output")
+        if not (output / FILE).exists() and (
+            other := [name for name in os.listdir(output) if name != LOCK]
+        ):
+            raise InputError(
+                f"{output} holds {printable(other[0])} and no sweep; give another output"
+            )
         refuse_links(output, _WRITTEN)
         descriptor = open_lock(output / LOCK, rb"[0-9]+")
     except OSError as error:
         where = error.filename or output
-        raise InputError(f"{where}: can't be a sweep's ({error.strerror}); give another output") from None
+        raise InputError(
+            f"{where}: can't be a sweep's ({error.strerror}); give another output"
+        ) from None
     until = time.monotonic() + LEFT
     while True:
         try:
@@ -78,7 +87,9 @@ def lock(output: Path) -> int:
             owner = owner if owner.isascii() and owner.isdigit() else ""
             if time.monotonic() > until or os.path.exists(f"/proc/{owner or 'self'}"):
                 found = f"another sweep writes there (process {owner or 'that has just begun'})"
-                raise InputError(f"{output}: {found}; wait for it, or give another output") from None
+                raise InputError(
+                    f"{output}: {found}; wait for it, or give another output"
+                ) from None
             time.sleep(0.2)
     os.truncate(descriptor, 0)
     os.pwrite(descriptor, str(os.getpid()).encode(), 0)
@@ -105,7 +116,9 @@ def read_points(sweep: Sweep, planned: Sequence[Point]) -> list[Point]:
     changed = [key for key, value in _sweep_record(sweep).items() if told.get(key) != value]
     if changed or (planned and points != list(planned[: len(points)])):
         what = changed[0] if changed else "keys"
-        raise InputError(f"{file} is of a sweep with other {what}; give another output, or put the file back as it was")
+        raise InputError(
+            f"{file} is of a sweep with other {what}; give another output, or put the file back as it was"
+        )
     if not planned:  # Optuna's, which nothing but these files tell
         _check_points(sweep, points, file)
         points += _added_points(sweep, len(points))
@@ -120,7 +133,9 @@ def _added_points(sweep: Sweep, known: int) -> list[Point]:
         # What follows the last end of a line is half a point, which no run has begun with.
         lines = whole_file(file, _LONGEST).split(b"\n")[:-1]
         if known + len(lines) > MOST:
-            raise Unreadable(f"it has {len(lines)} points, and {FILE} {known}: more than the {MOST} that a sweep has")
+            raise Unreadable(
+                f"it has {len(lines)} points, and {FILE} {known}: more than the {MOST} that a sweep has"
+            )
         points = [parsed_json(line) for line in lines]
     _check_points(sweep, points, file)
     return points
@@ -128,7 +143,10 @@ def _added_points(sweep: Sweep, known: int) -> list[Point]:
 
 def _check_points(sweep: Sweep, points: list[Point], file: Path) -> None:
     """Raises InputError unless the words are such as Optuna may have drawn."""
-    form = {key: Rule("a value that the sweep's file gives", drawn.holds) for key, drawn in sweep.keys.items()}
+    form = {
+        key: Rule("a value that the sweep's file gives", drawn.holds)
+        for key, drawn in sweep.keys.items()
+    }
     with reading(file, "a sweep's points", _ANEW):
         for index, point in enumerate(points):
             check_form(point, form, tuple(form), f"points[{index}].")
@@ -140,25 +158,39 @@ def _check_points(sweep: Sweep, points: list[Point], file: Path) -> None:
 def record(sweep: Sweep, points: Sequence[Point]) -> None:
     """Keeps the points, before their runs start."""
     with writing_whole(sweep.output / FILE) as file:
-        file.write(json.dumps({"of": _sweep_record(sweep), "points": list(points)}, indent=1) + "\n")
+        file.write(
+            json.dumps({"of": _sweep_record(sweep), "points": list(points)}, indent=1) + "\n"
+        )
 
 
 def add(sweep: Sweep, points: Sequence[Point]) -> None:
-    """Keeps points that come after those that are kept, before their runs start; the others aren't written again."""
+    """Keeps points that come after those that are kept, before their runs start; the others aren't
+    written again.
+    """
     with open_to_append(sweep.output / ADDED) as file:
         # A sweep that was killed may have left half a line.
         size = os.fstat(file.fileno()).st_size
         first = max(0, size - _LONGEST_LINE)
-        os.ftruncate(file.fileno(), first + os.pread(file.fileno(), _LONGEST_LINE, first).rfind(b"\n") + 1)
+        os.ftruncate(
+            file.fileno(), first + os.pread(file.fileno(), _LONGEST_LINE, first).rfind(b"\n") + 1
+        )
         file.write("".join(f"{json.dumps(point)}\n" for point in points))
         file.flush()
         os.fsync(file.fileno())
 
 
 def _sweep_record(sweep: Sweep) -> dict[str, Any]:
-    keys = {key: drawn.choices or [drawn.low, drawn.high, drawn.log] for key, drawn in sweep.keys.items()}
+    keys = {
+        key: drawn.choices or [drawn.low, drawn.high, drawn.log]
+        for key, drawn in sweep.keys.items()
+    }
     own = {"keys": keys} if sweep.method != "grid" else {}  # a grid may become longer
-    return {"command": [sweep.program, *sweep.words], "method": sweep.method, "seed": sweep.seed, **own}
+    return {
+        "command": [sweep.program, *sweep.words],
+        "method": sweep.method,
+        "seed": sweep.seed,
+        **own,
+    }
 
 
 def outcome(sweep: Sweep, name: str, metric: str) -> Outcome | None:
@@ -188,7 +220,9 @@ def last_line(file: Path) -> str:
             lines = text.read(2000).decode(errors="replace").split("\n")
     except (OSError, Unreadable) as error:
         return f"what it printed can't be read ({error})"
-    return next((printable(line, 300) for line in reversed(lines) if line.strip()), "it printed nothing")
+    return next(
+        (printable(line, 300) for line in reversed(lines) if line.strip()), "it printed nothing"
+    )
 
 
 class Row(NamedTuple):
@@ -207,7 +241,11 @@ class Row(NamedTuple):
 
 
 def rows(
-    sweep: Sweep, points: Sequence[Point], metric: str, first: int = 0, tell: Callable[[], Any] = int
+    sweep: Sweep,
+    points: Sequence[Point],
+    metric: str,
+    first: int = 0,
+    tell: Callable[[], Any] = int,
 ) -> list[Row]:
     """Returns a row for each run of the points, whose results are read.
 
@@ -236,7 +274,9 @@ def by_point(found: Sequence[Row], sweep: Sweep) -> list[Sequence[Row]]:
 
 
 def table(found: Sequence[Row], sweep: Sweep, metric: str) -> str:
-    """Returns the table of a console: a line for each point, with mean and standard deviation over its seeds."""
+    """Returns the table of a console: a line for each point, with mean and standard deviation over
+    its seeds.
+    """
     lines = [["run", *sweep.keys, metric, "epoch", "status"]]
     for runs in by_point(found, sweep):
         values = [row.outcome.value for row in runs if row.outcome]
@@ -244,7 +284,9 @@ def table(found: Sequence[Row], sweep: Sweep, metric: str) -> str:
         value += f" ± {statistics.stdev(values):.4f}" if len(values) > 1 else ""
         epochs = ",".join(str(row.outcome.epoch) for row in runs if row.outcome)
         odd = [
-            f"{row.name} {row.status_text()}" if sweep.seeds else row.status_text() for row in runs if not row.outcome
+            f"{row.name} {row.status_text()}" if sweep.seeds else row.status_text()
+            for row in runs
+            if not row.outcome
         ]
         name = runs[0].name.partition("_")[0]
         words = [printable(word, 40) for word in runs[0].point.values()]
@@ -266,11 +308,14 @@ def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
         file.write(csv_line("run", *sweep.keys, "SEED", metric, "epoch", "status"))
         for row in found:
             outcome = row.outcome or (None, None)
-            file.write(csv_line(row.name, *row.point.values(), row.seed, *outcome, row.status_text()))
+            file.write(
+                csv_line(row.name, *row.point.values(), row.seed, *outcome, row.status_text())
+            )
     done = [row for row in found if row.outcome]
     if not done:
         return
-    from training.pages.figures import figure, figure_png, set_log_scale, shorten  # takes a third of a second to import
+    # takes a third of a second to import
+    from training.pages.figures import figure, figure_png, set_log_scale, shorten
 
     drawn = figure(4 * len(sweep.keys), 3.2)
     axes = drawn.subplots(1, len(sweep.keys), sharey=True, squeeze=False)

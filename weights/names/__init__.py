@@ -1,13 +1,15 @@
-"""Names that other toolkits give a model's tensors, turned into timm's. One module per family of architectures, which a
-model's class names (``ImageModel.weight_names``).
+"""Names that other toolkits give a model's tensors, turned into timm's. One module per family of
+architectures, which a model's class names (``ImageModel.weight_names``).
 
-Names also tell how the model computes whose tensors they are. Besides ``timm_names`` a family may have:
+Names also tell how the model computes whose tensors they are. Besides ``timm_names`` a family may
+have:
 
-``computes``: from timm's names, MODEL's keys that other tensors come with: a distillation token tells DISTILLED. What
-it says of a file and of a model shows which keys make the model the file's.
+``computes``: from timm's names, MODEL's keys that other tensors come with: a distillation token
+tells DISTILLED. What it says of a file and of a model shows which keys make the model the file's.
 ``switches``: from the file's own names, MODEL's keys that come without other tensors.
-``unstored_arrays``: from the file's own names, arrays that its toolkit computes instead of storing them.
-``repeated_names``: from the model's names, those under which timm's files hold a tensor again, where layers share it.
+``unstored_arrays``: from the file's own names, arrays that its toolkit computes instead of storing
+them. ``repeated_names``: from the model's names, those under which timm's files hold a tensor
+again, where layers share it.
 """
 
 import re
@@ -21,7 +23,8 @@ from weights.layout import Target
 from weights.names import mixer, transformers, vit
 from weights.names.rules import Arrays, rename
 
-# Paddle's names of batch norm's statistics; PyTorch's count of batches, which only an average over all of them needs.
+# Paddle's names of batch norm's statistics; PyTorch's count of batches, which only an average over
+# all of them needs.
 _BATCH_NORM = (
     (r"\._mean$", ".running_mean"),
     (r"\._variance$", ".running_var"),
@@ -29,17 +32,21 @@ _BATCH_NORM = (
 )
 
 
-def timm_names(family: ModuleType | None, arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
+def timm_names(
+    family: ModuleType | None, arrays: Arrays, layout: str, wanted: Collection[str]
+) -> Arrays:
     """Returns a file's arrays under timm 1.0.31's names.
 
-    Arrays under timm's names pass untouched. Names that the family doesn't know are left as they are. What only serves
-    other programs is dropped: a decoder, derived buffers, batch norm's count of batches. The family's docstring says
-    which. Batch norm's statistics have PyTorch's names before the family sees them.
+    Arrays under timm's names pass untouched. Names that the family doesn't know are left as they
+    are. What only serves other programs is dropped: a decoder, derived buffers, batch norm's count
+    of batches. The family's docstring says which. Batch norm's statistics have PyTorch's names
+    before the family sees them.
 
     Args:
         family: the model's ``weight_names``.
         arrays: by name; wrappers and "module." are removed already.
-        layout: of the Linear weights: "torch": [out, in], "paddle": [in, out], "jax": Flax's kernels.
+        layout: of the Linear weights: "torch": [out, in], "paddle": [in, out], "jax": Flax's
+            kernels.
         wanted: the model's own names, which decide where a file may be meant in two ways.
 
     Returns:
@@ -52,8 +59,11 @@ def timm_names(family: ModuleType | None, arrays: Arrays, layout: str, wanted: C
     return arrays if family is None else family.timm_names(arrays, layout, wanted)
 
 
-def differences(family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]) -> dict[str, Any]:
-    """Returns MODEL's keys, with the file's values, that the names tell to be otherwise in the file than in the model.
+def differences(
+    family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]
+) -> dict[str, Any]:
+    """Returns MODEL's keys, with the file's values, that the names tell to be otherwise in the file
+    than in the model.
 
     Args:
         family: the model's ``weight_names``.
@@ -63,7 +73,11 @@ def differences(family: ModuleType | None, arrays: Arrays, state: dict[str, padd
     if computes is None:
         return {}
     ours = computes(state)
-    return {key: value for key, value in computes(arrays).items() if key not in ours or ours[key] != value}
+    return {
+        key: value
+        for key, value in computes(arrays).items()
+        if key not in ours or ours[key] != value
+    }
 
 
 def switches(family: ModuleType | None, arrays: Arrays) -> dict[str, Any]:
@@ -92,15 +106,22 @@ def has_switches(family: ModuleType | None) -> bool:
     return hasattr(family, "switches")
 
 
-def unstored_arrays(family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]) -> Arrays:
-    """Returns arrays, by timm's names, that the file's toolkit computes instead of storing, for the model's size.
+def unstored_arrays(
+    family: ModuleType | None, arrays: Arrays, state: dict[str, paddle.Tensor]
+) -> Arrays:
+    """Returns arrays, by timm's names, that the file's toolkit computes instead of storing, for the
+    model's size.
 
     Args:
         family: the model's ``weight_names``.
         arrays: by the file's names.
         state: the model's, by timm's names.
     """
-    return family.unstored_arrays(arrays, state) if family and hasattr(family, "unstored_arrays") else {}
+    return (
+        family.unstored_arrays(arrays, state)
+        if family and hasattr(family, "unstored_arrays")
+        else {}
+    )
 
 
 def repeated_names(family: ModuleType | None, names: Collection[str]) -> dict[str, str]:

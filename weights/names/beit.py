@@ -13,13 +13,15 @@ _TABLE = "relative_position_bias_table"
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``Beit``; derived buffers and a pre-training's head are dropped.
+    """Returns arrays under the names of timm 1.0.31's ``Beit``; derived buffers and a
+    pre-training's head are dropped.
 
     Sources: beit/ of microsoft/unilm, and PaddleViT's BEiT; both have timm's names.
 
-    Two cases need more than names. The pre-training has one table of relative positions for all blocks. If the model
-    wants one in each, all start from it, as the authors' fine-tuning does. And it has a ``norm`` where the model may
-    want an ``fc_norm``: their fine-tuning starts that one afresh, here it starts from ``norm``.
+    Two cases need more than names. The pre-training has one table of relative positions for all
+    blocks. If the model wants one in each, all start from it, as the authors' fine-tuning does. And
+    it has a ``norm`` where the model may want an ``fc_norm``: their fine-tuning starts that one
+    afresh, here it starts from ``norm``.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -35,7 +37,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def computes(arrays: Collection[str]) -> dict[str, Any]:
-    """Tells the kinds of positions, layer scale, biases, and what the head reads: ``fc_norm`` comes after a mean."""
+    """Tells the kinds of positions, layer scale, biases, and what the head reads: ``fc_norm`` comes
+    after a mean.
+    """
     if "blocks.0.norm1.weight" not in arrays:  # another family's
         return {}
     told = {

@@ -1,4 +1,6 @@
-"""ViTs of google-research/big_vision, SigLIP's among them: their names in the .npz files of Google's ViT."""
+"""ViTs of google-research/big_vision, SigLIP's among them: their names in the .npz files of
+Google's ViT.
+"""
 
 import numpy as np
 
@@ -14,7 +16,8 @@ _RULES = (
 
 
 def google_layers(arrays: Arrays) -> Arrays:
-    """Returns arrays by the names of Google's ViT; where there is a tower for texts, those of the images' tower.
+    """Returns arrays by the names of Google's ViT; where there is a tower for texts, those of the
+    images' tower.
 
     Blocks that were stacked along a first axis are taken apart.
     """

@@ -28,14 +28,22 @@ _RULES = (
 def from_clip(arrays: Arrays) -> Arrays:
     """Returns the image tower's arrays by timm's names; other arrays as they are.
 
-    The projection into the space of images and texts is the classifier's weight; its bias is zero, as in timm.
+    The projection into the space of images and texts is the classifier's weight; its bias is zero,
+    as in timm.
     """
     if any(name.startswith(_TIMMS) for name in arrays):
-        return {name.removeprefix(_TIMMS): array for name, array in arrays.items() if name.startswith(_TIMMS)}
+        return {
+            name.removeprefix(_TIMMS): array
+            for name, array in arrays.items()
+            if name.startswith(_TIMMS)
+        }
     if _TOWER not in arrays:
         return arrays
     found = rename(arrays, _RULES)
-    found["cls_token"], found["pos_embed"] = found["cls_token"][None, None], found["pos_embed"][None]
+    found["cls_token"], found["pos_embed"] = (
+        found["cls_token"][None, None],
+        found["pos_embed"][None],
+    )
     if "head.weight" in found:
         found["head.weight"] = found["head.weight"].T
         found["head.bias"] = np.zeros(len(found["head.weight"]), np.float32)
@@ -43,5 +51,7 @@ def from_clip(arrays: Arrays) -> Arrays:
 
 
 def is_openais(names: Collection[str]) -> bool:
-    """Returns whether these are OpenAI's own weights: only they hold the vocabulary's size. They need ``QuickGELU``."""
+    """Returns whether these are OpenAI's own weights: only they hold the vocabulary's size. They
+    need ``QuickGELU``.
+    """
     return {_TOWER, "vocab_size"} <= set(names)

@@ -28,22 +28,29 @@ _REPEATED = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``CoaT``, each tensor that blocks share once.
 
-    Sources: the files of mlpc-ucsd/CoaT and of PaddleViT. The authors' norms that nothing reads are dropped: the first,
-    and of CoaT-Lite the second and third.
+    Sources: the files of mlpc-ucsd/CoaT and of PaddleViT. The authors' norms that nothing reads are
+    dropped: the first, and of CoaT-Lite the second and third.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
 
     Raises:
-        InputError: tensors that blocks share differ, as PaddleViT's three MLPs of a block do after training there.
+        InputError: tensors that blocks share differ, as PaddleViT's three MLPs of a block do after
+            training there.
     """
-    unread = r"^norm1\." if any(name.startswith("aggregate.") for name in arrays) else r"^norm[123]\."
+    unread = (
+        r"^norm1\." if any(name.startswith("aggregate.") for name in arrays) else r"^norm[123]\."
+    )
     found = {}
     sources = {}
     for source, array in rename(arrays, (*_RULES, (unread, None))).items():
         name = _own(source)
-        if name in found and (found[name].shape != array.shape or found[name].tobytes() != array.tobytes()):
-            raise InputError(f"{sources[name]} and {source} differ, CoaT has one tensor for both; take other weights")
+        if name in found and (
+            found[name].shape != array.shape or found[name].tobytes() != array.tobytes()
+        ):
+            raise InputError(
+                f"{sources[name]} and {source} differ, CoaT has one tensor for both; take other weights"
+            )
         if name not in found:
             found[name], sources[name] = array, source
     return found
@@ -56,13 +63,21 @@ def repeated_names(names: Collection[str]) -> dict[str, str]:
         names: the model's own.
     """
     blocks = sorted(
-        {match[0] for name in names if (match := re.match(r"(serial_blocks\d|parallel_blocks)\.\d+", name))}
+        {
+            match[0]
+            for name in names
+            if (match := re.match(r"(serial_blocks\d|parallel_blocks)\.\d+", name))
+        }
     )
     places = [f"{block}.cpe." for block in blocks if block.startswith("serial")]
     places += [f"{block}.factoratt_crpe.crpe." for block in blocks if block.startswith("serial")]
     for block in blocks:
         if block.startswith("parallel"):
-            places += [*(f"{block}.factoratt_crpe{i}.crpe." for i in (2, 3, 4)), f"{block}.mlp3.", f"{block}.mlp4."]
+            places += [
+                *(f"{block}.factoratt_crpe{i}.crpe." for i in (2, 3, 4)),
+                f"{block}.mlp3.",
+                f"{block}.mlp4.",
+            ]
     return {
         place + name.removeprefix(own): name
         for place in places

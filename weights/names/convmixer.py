@@ -9,8 +9,8 @@ from weights.names.rules import Arrays, rename
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``ConvMixer``.
 
-    Sources: the files of locuslab/convmixer and of PaddleViT, which number all layers through. 0 to 2 are the stem,
-    then come the blocks; the last is the classifier.
+    Sources: the files of locuslab/convmixer and of PaddleViT, which number all layers through. 0 to
+    2 are the stem, then come the blocks; the last is the classifier.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.

@@ -43,9 +43,9 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``ConvNeXt``.
 
-    Sources: the files of facebookresearch/ConvNeXt and ConvNeXt-V2, those of its pre-training too, of transformers and
-    of PaddleClas; PaddleViT uses timm's names. Weights of a 1 x 1 convolution become a Linear's, and the other way
-    round, as the model wants them.
+    Sources: the files of facebookresearch/ConvNeXt and ConvNeXt-V2, those of its pre-training too,
+    of transformers and of PaddleClas; PaddleViT uses timm's names. Weights of a 1 x 1 convolution
+    become a Linear's, and the other way round, as the model wants them.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -54,22 +54,31 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     arrays = {name: _dense(array) if name in kernels else array for name, array in arrays.items()}
     shapes = wanted if isinstance(wanted, Mapping) else {}
     return {
-        name: _reshape(name, array, layout, len(shapes[name].shape) if name in shapes else array.ndim)
+        name: _reshape(
+            name, array, layout, len(shapes[name].shape) if name in shapes else array.ndim
+        )
         for name, array in rename(arrays, _RULES).items()
     }
 
 
 def _dense(kernel: np.ndarray) -> np.ndarray:
-    """MinkowskiEngine's kernel [places, in, out], of a depthwise convolution [places, channels], as a dense one's."""
+    """MinkowskiEngine's kernel [places, in, out], of a depthwise convolution [places, channels], as
+    a dense one's.
+    """
     side = math.isqrt(len(kernel))
     out_in = kernel.transpose(2, 1, 0) if kernel.ndim == 3 else kernel.T[:, None]
-    return out_in.reshape(*out_in.shape[:2], side, side).swapaxes(2, 3)  # its places go column by column
+    # its places go column by column
+    return out_in.reshape(*out_in.shape[:2], side, side).swapaxes(2, 3)
 
 
 def _reshape(name: str, array: np.ndarray, layout: str, axes: int) -> np.ndarray:
     if ".grn." in name or (name.endswith(".bias") and array.ndim == 2):
         return array.reshape(-1)
-    return dense_of(array, layout, axes) if name.endswith((".mlp.fc1.weight", ".mlp.fc2.weight")) else array
+    return (
+        dense_of(array, layout, axes)
+        if name.endswith((".mlp.fc1.weight", ".mlp.fc2.weight"))
+        else array
+    )
 
 
 def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
@@ -91,9 +100,18 @@ def switches(arrays: Collection[str]) -> dict[str, Any]:
 
 
 def unstored_arrays(arrays: Arrays, state: Mapping[str, paddle.Tensor]) -> Arrays:
-    """Returns the last norm, which FCMAE's pre-training hasn't got: fine-tuning starts it at 1 and 0."""
+    """Returns the last norm, which FCMAE's pre-training hasn't got: fine-tuning starts it at 1 and
+    0.
+    """
     last = re.compile(r"^(convnextv2\.)?(norm|head|layernorm|classifier)\.")
-    if not any(".grn." in name for name in arrays) or any(map(last.match, arrays)) or "head.norm.weight" not in state:
+    if (
+        not any(".grn." in name for name in arrays)
+        or any(map(last.match, arrays))
+        or "head.norm.weight" not in state
+    ):
         return {}
     channels = state["head.norm.weight"].shape
-    return {"head.norm.weight": np.ones(channels, np.float32), "head.norm.bias": np.zeros(channels, np.float32)}
+    return {
+        "head.norm.weight": np.ones(channels, np.float32),
+        "head.norm.bias": np.zeros(channels, np.float32),
+    }

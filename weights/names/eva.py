@@ -43,23 +43,31 @@ _BASE = 100.0  # of DINOv3's periods
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``Eva``.
 
-    Sources: EVA-02/ of baaivision/EVA, facebookresearch/dinov3, transformers' DINOv3, and the image towers of EVA-CLIP.
-    Dropped: mask tokens, the pre-training's head, tables of angles, a CLIP's text tower, DINOv3's norm of small crops.
+    Sources: EVA-02/ of baaivision/EVA, facebookresearch/dinov3, transformers' DINOv3, and the image
+    towers of EVA-CLIP. Dropped: mask tokens, the pre-training's head, tables of angles, a CLIP's
+    text tower, DINOv3's norm of small crops.
 
-    DINOv3's biases of the queries and values are 0 in most files. Where the model has none, such zeros are dropped. So
-    is the keys' bias, which its authors mask. EVA-02's pre-training has a ``norm`` where the model may want an
-    ``fc_norm``, which starts from it.
+    DINOv3's biases of the queries and values are 0 in most files. Where the model has none, such
+    zeros are dropped. So is the keys' bias, which its authors mask. EVA-02's pre-training has a
+    ``norm`` where the model may want an ``fc_norm``, which starts from it.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
     """
     towers = [prefix for prefix in ("visual.trunk.", "visual.") if f"{prefix}cls_token" in arrays]
     if towers:
-        arrays = {name.removeprefix(towers[0]): array for name, array in arrays.items() if name.startswith(towers[0])}
+        arrays = {
+            name.removeprefix(towers[0]): array
+            for name, array in arrays.items()
+            if name.startswith(towers[0])
+        }
     gated = any(name.endswith(".mlp.gate_proj.weight") for name in arrays)
-    arrays = rename(arrays, [*_RULES, (r"\.mlp\.up_proj\.", ".mlp.fc1_x." if gated else ".mlp.fc1.")])
+    arrays = rename(
+        arrays, [*_RULES, (r"\.mlp\.up_proj\.", ".mlp.fc1_x." if gated else ".mlp.fc1.")]
+    )
     arrays = _biases(join_qkv(drop_key_biases(arrays)), wanted)
-    if "reg_token" in arrays and not arrays["reg_token"].size:  # transformers stores that there are none
+    # transformers stores that there are none
+    if "reg_token" in arrays and not arrays["reg_token"].size:
         del arrays["reg_token"]
     if "head.weight" not in arrays and "fc_norm.weight" in wanted and "norm.weight" not in wanted:
         arrays = rename(arrays, [(r"^norm\.", "fc_norm.")])
@@ -67,7 +75,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def computes(arrays: Collection[str]) -> dict[str, Any]:
-    """Tells the MLP, norms, biases, positions, registers, layer scale, and whether a norm comes after the pooling."""
+    """Tells the MLP, norms, biases, positions, registers, layer scale, and whether a norm comes
+    after the pooling.
+    """
     if "blocks.0.norm1.weight" not in arrays:  # another family's
         return {}
     fused = "blocks.0.attn.qkv.weight" in arrays
@@ -85,7 +95,8 @@ def computes(arrays: Collection[str]) -> dict[str, Any]:
 
 
 def switches(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Tells from the angles in the authors' files how they were made; timm's and transformers' files have none.
+    """Tells from the angles in the authors' files how they were made; timm's and transformers'
+    files have none.
 
     Raises:
         InputError: periods that no model here has.
@@ -95,11 +106,18 @@ def switches(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     if periods is not None:
         count = max(periods.size, 1)
         exact = np.float32(_BASE) ** (np.arange(count, dtype=np.float32) / np.float32(count))
-        close = [np.allclose(periods, one, rtol=1e-4, atol=0) for one in (exact, to_bfloat16(exact))]
+        close = [
+            np.allclose(periods, one, rtol=1e-4, atol=0) for one in (exact, to_bfloat16(exact))
+        ]
         if periods.shape != exact.shape or not any(close):
-            raise InputError(f"rope_embed.periods aren't powers of {_BASE:g}, which DINOv3's are here")
+            raise InputError(
+                f"rope_embed.periods aren't powers of {_BASE:g}, which DINOv3's are here"
+            )
         told["ROPE_BFLOAT16"] = not close[0]
-    cosines = next((array for name, array in arrays.items() if re.search(r"(^|\.)rope\.freqs_cos$", name)), None)
+    cosines = next(
+        (array for name, array in arrays.items() if re.search(r"(^|\.)rope\.freqs_cos$", name)),
+        None,
+    )
     if cosines is not None and cosines.ndim >= 2 and cosines.size:
         cosines = cosines.reshape(-1, cosines.shape[-1])
         side = int(len(cosines) ** 0.5)
@@ -127,7 +145,9 @@ def _biases(arrays: Arrays, wanted: Collection[str]) -> Arrays:
             found[f"{block}attn.{last[0]}_proj.bias"] = array
         else:
             found[name] = array
-    unwanted = [name for name in found if re.search(r"\.attn\.[qv]_bias$", name) and name not in wanted]
+    unwanted = [
+        name for name in found if re.search(r"\.attn\.[qv]_bias$", name) and name not in wanted
+    ]
     if not any(found[name].any() for name in unwanted):
         found = {name: array for name, array in found.items() if name not in unwanted}
     return found

@@ -13,7 +13,8 @@ _RULES = (
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``Hiera``; a masked pre-training's decoder is dropped.
+    """Returns arrays under the names of timm 1.0.31's ``Hiera``; a masked pre-training's decoder is
+    dropped.
 
     Source: facebookresearch/hiera, its ``mae_hiera_*.pth`` too.
 

@@ -27,10 +27,11 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``LevitDistilled``.
 
-    Sources: the files of facebookresearch/LeViT and of PaddleViT. Both number all blocks in one list ``blocks``, with
-    what is between two stages. The authors' list has attention and MLP as entries of their own. Which row of the table
-    a query and a key read is computed here, so ``attention_bias_idxs`` is dropped. The 1 x 1 convolutions of timm's
-    ``levit_conv_*`` become Linears.
+    Sources: the files of facebookresearch/LeViT and of PaddleViT. Both number all blocks in one
+    list ``blocks``, with what is between two stages. The authors' list has attention and MLP as
+    entries of their own. Which row of the table a query and a key read is computed here, so
+    ``attention_bias_idxs`` is dropped. The 1 x 1 convolutions of timm's ``levit_conv_*`` become
+    Linears.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -38,7 +39,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     places = _places(arrays)
     arrays = rename(arrays, [(_ENTRY, lambda match: f"{places[int(match[1])]}."), *_RULES])
     return {
-        name: dense_of(array, layout, 2) if re.search(r"^stages\..*\.linear\.weight$", name) else array
+        name: dense_of(array, layout, 2)
+        if re.search(r"^stages\..*\.linear\.weight$", name)
+        else array
         for name, array in arrays.items()
     }
 
@@ -59,7 +62,8 @@ def _places(names: Iterable[str]) -> dict[int, str]:
             stage = stage + 1
             block = 0
             place = f"stages.{stage}.downsample"
-        elif not all(part.startswith(("m.0.", "m.2.")) for part in parts):  # the authors' MLP is of the same block
+        elif not all(part.startswith(("m.0.", "m.2.")) for part in parts):
+            # the authors' MLP is of the same block
             place = f"stages.{stage}.blocks.{block}"
             block = block + 1
         found[number] = place
@@ -68,4 +72,6 @@ def _places(names: Iterable[str]) -> dict[int, str]:
 
 def computes(arrays: Collection[str]) -> dict[str, Any]:
     """Tells whether there are two classifiers."""
-    return {"DISTILLED": "head_dist.linear.weight" in arrays} if "head.linear.weight" in arrays else {}
+    return (
+        {"DISTILLED": "head_dist.linear.weight" in arrays} if "head.linear.weight" in arrays else {}
+    )

@@ -1,4 +1,6 @@
-"""Which architecture the names of weights look like: a name for each, by timm, that no other architecture has."""
+"""Which architecture the names of weights look like: a name for each, by timm, that no other
+architecture has.
+"""
 
 import re
 from collections.abc import Collection
@@ -36,5 +38,14 @@ _NAMES = {  # in this order: an architecture whose names others have, too, comes
 
 
 def looks_like(names: Collection[str]) -> str | None:
-    """Returns MODEL.TYPE, in lower case, of the architecture that has such names; None: none that is here."""
-    return next((kind for kind, found in _NAMES.items() if any(re.fullmatch(found, name) for name in names)), None)
+    """Returns MODEL.TYPE, in lower case, of the architecture that has such names; None: none that
+    is here.
+    """
+    return next(
+        (
+            kind
+            for kind, found in _NAMES.items()
+            if any(re.fullmatch(found, name) for name in names)
+        ),
+        None,
+    )

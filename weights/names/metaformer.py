@@ -20,7 +20,8 @@ _DENSE = (".pwconv1.weight", ".pwconv2.weight", ".mlp.fc1.weight", ".mlp.fc2.wei
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``MetaFormer``.
 
-    Source: the files of sail-sg/metaformer. Its Linears within stages of convolutions are timm's 1 x 1 convolutions.
+    Source: the files of sail-sg/metaformer. Its Linears within stages of convolutions are timm's 1
+    x 1 convolutions.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -28,7 +29,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     arrays = rename(arrays, _RULES) if _authors(arrays) else arrays
     shapes = wanted if isinstance(wanted, Mapping) else {}
     return {
-        name: dense_of(array, layout, len(shapes[name].shape)) if name in shapes and name.endswith(_DENSE) else array
+        name: dense_of(array, layout, len(shapes[name].shape))
+        if name in shapes and name.endswith(_DENSE)
+        else array
         for name, array in arrays.items()
     }
 

@@ -37,7 +37,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """
     if layout == "jax":
         named = from_flax(arrays, _GOOGLE)
-        return {name: torch_kernel(a) if name.endswith(".weight") else a for name, a in named.items()}
+        return {
+            name: torch_kernel(a) if name.endswith(".weight") else a for name, a in named.items()
+        }
     named = rename(arrays, _RULES)
     affine = (".alpha", ".beta")  # [D] in facebookresearch/deit
     return {name: a.reshape(1, 1, -1) if name.endswith(affine) else a for name, a in named.items()}

@@ -10,7 +10,9 @@ from weights.names.rules import Arrays, rename
 
 
 def _place(match: re.Match[str]) -> str:
-    """Numbers PaddleViT's blocks as timm's: the stem is a stage there, and a depthwise and a 1 x 1 block are one."""
+    """Numbers PaddleViT's blocks as timm's: the stem is a stage there, and a depthwise and a 1 x 1
+    block are one.
+    """
     stage = int(match["stage"])
     block = int(match["block"])
     kind = match["kind"]
@@ -38,7 +40,8 @@ _RULES = (
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``ByobNet`` of MobileOne's variants, folded or not.
+    """Returns arrays under the names of timm 1.0.31's ``ByobNet`` of MobileOne's variants, folded
+    or not.
 
     Sources: the files of apple/ml-mobileone and of PaddleViT.
 

@@ -9,7 +9,8 @@ import paddle
 
 from weights.names.rules import Arrays, rename
 
-_BLOCKS = ("0.0", "1.0", "1.1", "1.2", "2.0", "3.0", "4.0")  # of PaddleViT's seven inverted residuals
+# of PaddleViT's seven inverted residuals
+_BLOCKS = ("0.0", "1.0", "1.1", "1.2", "2.0", "3.0", "4.0")
 
 
 def _last(match: re.Match[str]) -> str:
@@ -64,8 +65,9 @@ _APPLE = "conv_1.block.conv.weight"
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``ByobNet`` of MobileViT's variants.
 
-    Sources: the files of PaddleViT and of apple/ml-cvnets. Apple's files are of its release 0.1, which read images in
-    the order blue, green, red (data/datasets/dataset_base.py:94): the stem's channels are turned round here.
+    Sources: the files of PaddleViT and of apple/ml-cvnets. Apple's files are of its release 0.1,
+    which read images in the order blue, green, red (data/datasets/dataset_base.py:94): the stem's
+    channels are turned round here.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -77,11 +79,16 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
-    """Tells whether a norm comes before the attention, and the channels within the first block over its input's."""
+    """Tells whether a norm comes before the attention, and the channels within the first block over
+    its input's.
+    """
     first = arrays.get("stages.0.0.conv1_1x1.conv.weight")
     if first is None or len(first.shape) != 4 or 0 in first.shape:
         return {}
-    return {"HIDDEN_NORM": "stages.2.1.conv_1x1.bn.weight" in arrays, "EXPAND_RATIO": first.shape[0] / first.shape[1]}
+    return {
+        "HIDDEN_NORM": "stages.2.1.conv_1x1.bn.weight" in arrays,
+        "EXPAND_RATIO": first.shape[0] / first.shape[1],
+    }
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:

@@ -11,7 +11,8 @@ _RULES = ((r"^pools\.(\d+)\.", lambda found: f"transformers.{int(found[1]) + 1}.
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``PoolingVisionTransformer``.
 
-    Sources: the files of naver-ai/pit and of PaddleViT, which count what pools from 0: before the second stage.
+    Sources: the files of naver-ai/pit and of PaddleViT, which count what pools from 0: before the
+    second stage.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.

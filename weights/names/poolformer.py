@@ -17,8 +17,8 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``MetaFormer``.
 
-    Sources: the files of sail-sg/poolformer and of PaddleViT. Both normalise before the pooling: their norm is ``norm``
-    here, too, and timm's, after the pooling, ``head.norm``.
+    Sources: the files of sail-sg/poolformer and of PaddleViT. Both normalise before the pooling:
+    their norm is ``norm`` here, too, and timm's, after the pooling, ``head.norm``.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -28,7 +28,11 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 def computes(arrays: Collection[str]) -> dict[str, Any]:
     """Tells whether the norm comes after the pooling."""
-    return {"FC_NORM": "norm.weight" not in arrays} if {"norm.weight", "head.norm.weight"} & set(arrays) else {}
+    return (
+        {"FC_NORM": "norm.weight" not in arrays}
+        if {"norm.weight", "head.norm.weight"} & set(arrays)
+        else {}
+    )
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:

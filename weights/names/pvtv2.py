@@ -38,5 +38,7 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """PaddleViT's norms have one epsilon; timm's and the authors' have 1e-5 in the embeddings and in the attention."""
+    """PaddleViT's norms have one epsilon; timm's and the authors' have 1e-5 in the embeddings and
+    in the attention.
+    """
     return {"NORM_EPS": 1e-6} if "patch_embedding1.patch_embed.weight" in arrays else {}

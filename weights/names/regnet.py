@@ -41,8 +41,9 @@ _RULES = (
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``RegNet``.
 
-    Sources: the files of torchvision and of PaddleViT; DeiT's teacher has timm's names. PaddleViT's third convolutions
-    have a bias before their batch norm, which only moves that norm's running mean: it goes there.
+    Sources: the files of torchvision and of PaddleViT; DeiT's teacher has timm's names. PaddleViT's
+    third convolutions have a bias before their batch norm, which only moves that norm's running
+    mean: it goes there.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -51,5 +52,7 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     for name in [name for name in arrays if name.endswith("conv3.conv.bias")]:
         mean = name.replace("conv.bias", "bn.running_mean")
         if mean in arrays:
-            arrays[mean] = np.subtract(*same_shape(arrays[mean], arrays.pop(name), f"{mean} and {name}"))
+            arrays[mean] = np.subtract(
+                *same_shape(arrays[mean], arrays.pop(name), f"{mean} and {name}")
+            )
     return arrays

@@ -31,14 +31,16 @@ def rename(arrays: Arrays, rules: Rules) -> Arrays:
                 break
         else:
             if name in renamed:
-                raise InputError(f"{sources[name]} and {source} both mean {name}; remove one of them")
+                raise InputError(
+                    f"{sources[name]} and {source} both mean {name}; remove one of them"
+                )
             renamed[name], sources[name] = array, source
     return renamed
 
 
 def join_qkv(arrays: Arrays) -> Arrays:
-    """Joins each ``X.q``, ``X.k`` and ``X.v`` ([out, in], biases [out]) to the ``X.qkv`` of timm's attention;
-    incomplete ones are left.
+    """Joins each ``X.q``, ``X.k`` and ``X.v`` ([out, in], biases [out]) to the ``X.qkv`` of timm's
+    attention; incomplete ones are left.
     """
     joined = {}
     for name, array in arrays.items():
@@ -53,17 +55,24 @@ def join_qkv(arrays: Arrays) -> Arrays:
 
 
 def drop_key_biases(arrays: Arrays) -> Arrays:
-    """Leaves out biases of keys that are 0: timm's traced programs store them, though they are constants.
+    """Leaves out biases of keys that are 0: timm's traced programs store them, though they are
+    constants.
 
     Other biases of keys stay, and then don't fit: no model here has them.
     """
-    return {name: array for name, array in arrays.items() if not name.endswith(".attn.k_bias") or array.any()}
+    return {
+        name: array
+        for name, array in arrays.items()
+        if not name.endswith(".attn.k_bias") or array.any()
+    }
 
 
 def dense_of(weight: np.ndarray, layout: str, axes: int) -> np.ndarray:
-    """Returns a Linear's weight as a 1 x 1 convolution's if ``axes`` is 4, a convolution's as a Linear's if it is 2.
+    """Returns a Linear's weight as a 1 x 1 convolution's if ``axes`` is 4, a convolution's as a
+    Linear's if it is 2.
 
-    Anything else is returned as it is. ``layout``: of the Linear's, see ``weights.names.timm_names``.
+    Anything else is returned as it is. ``layout``: of the Linear's, see
+    ``weights.names.timm_names``.
     """
     if (weight.ndim, axes) == (2, 4):
         return (weight.T if layout == "paddle" else weight)[:, :, None, None]
@@ -79,12 +88,16 @@ def same_shape(one: np.ndarray, other: np.ndarray, names: str) -> tuple[np.ndarr
         InputError: their shapes differ.
     """
     if one.shape != other.shape:
-        raise InputError(f"{names} are {list(one.shape)} and {list(other.shape)}, expected one shape")
+        raise InputError(
+            f"{names} are {list(one.shape)} and {list(other.shape)}, expected one shape"
+        )
     return one, other
 
 
 def torch_kernel(kernel: np.ndarray) -> np.ndarray:
-    """Returns Flax's Dense kernel [in, out] as [out, in], its Conv kernel [h, w, in, out] as [out, in, h, w]."""
+    """Returns Flax's Dense kernel [in, out] as [out, in], its Conv kernel [h, w, in, out] as [out,
+    in, h, w].
+    """
     return kernel.transpose(3, 2, 0, 1) if kernel.ndim == 4 else kernel.T
 
 
@@ -97,7 +110,8 @@ def from_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
     """Returns a Flax model's arrays under timm's names of the same layers; values stay as they are.
 
     Args:
-        layers: (timm's name, Flax's name) of each layer and lone array; ``<i>`` is a block's number.
+        layers: (timm's name, Flax's name) of each layer and lone array; ``<i>`` is a block's
+            number.
     """
     rules = [(_pattern(theirs), ours.replace("<i>", r"\1")) for ours, theirs in layers]
     leaves = [(r"^([^/]+)/(kernel|scale)$", r"\1.weight"), (r"^([^/]+)/bias$", r"\1.bias")]
@@ -112,9 +126,15 @@ def to_flax(arrays: Arrays, layers: Sequence[tuple[str, str]]) -> Arrays:
     """
     for name in arrays:
         if not any(re.match(_pattern(ours), name) for ours, _ in layers):
-            raise InputError(f"{name} has no place in Google's files, which are of plain ViTs and MLP-Mixers")
+            raise InputError(
+                f"{name} has no place in Google's files, which are of plain ViTs and MLP-Mixers"
+            )
     rules = [(_pattern(ours), theirs.replace("<i>", r"\1")) for ours, theirs in layers]
-    leaves = [(r"(Norm_\d|_norm)\.weight$", r"\1/scale"), (r"\.weight$", "/kernel"), (r"\.bias$", "/bias")]
+    leaves = [
+        (r"(Norm_\d|_norm)\.weight$", r"\1/scale"),
+        (r"\.weight$", "/kernel"),
+        (r"\.bias$", "/bias"),
+    ]
     return rename(arrays, [*rules, *leaves])
 
 

@@ -17,10 +17,11 @@ _RULES = (
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``SwinTransformer``; derived buffers are dropped.
+    """Returns arrays under the names of timm 1.0.31's ``SwinTransformer``; derived buffers are
+    dropped.
 
-    Sources: microsoft/Swin-Transformer, and PaddleViT's Swin in all its versions. Both merge patches at a stage's end,
-    the first stage's too; timm merges them at the next stage's beginning.
+    Sources: microsoft/Swin-Transformer, and PaddleViT's Swin in all its versions. Both merge
+    patches at a stage's end, the first stage's too; timm merges them at the next stage's beginning.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -28,5 +29,8 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     arrays = rename(arrays, _RULES)
     if "layers.0.downsample.reduction.weight" in arrays:
         merging = re.compile(r"(?<=^layers\.)\d+(?=\.downsample\.)")
-        arrays = {merging.sub(lambda stage: str(int(stage[0]) + 1), name): array for name, array in arrays.items()}
+        arrays = {
+            merging.sub(lambda stage: str(int(stage[0]) + 1), name): array
+            for name, array in arrays.items()
+        }
     return arrays

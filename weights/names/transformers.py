@@ -1,7 +1,8 @@
-"""Names that Hugging Face's transformers gives the tensors of models that are here, turned into timm's.
+"""Names that Hugging Face's transformers gives the tensors of models that are here, turned into
+timm's.
 
-Its image classifiers, and the image towers of CLIP and SigLIP: a whole model's text tower is dropped. Files of its
-releases 4 and 5 are recognised by their names; all others pass as they are.
+Its image classifiers, and the image towers of CLIP and SigLIP: a whole model's text tower is
+dropped. Files of its releases 4 and 5 are recognised by their names; all others pass as they are.
 """
 
 import re
@@ -172,7 +173,10 @@ _REGNET = (
     (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.", _count_blocks),
     (r"\.layer\.2\.attention\.0\.", ".se.fc1."),
     (r"\.layer\.2\.attention\.2\.", ".se.fc2."),
-    (r"\.layer\.([01])\.(convolution|normalization)\.", lambda match: f".conv{int(match[1]) + 1}.{_part(match[2])}."),
+    (
+        r"\.layer\.([01])\.(convolution|normalization)\.",
+        lambda match: f".conv{int(match[1]) + 1}.{_part(match[2])}.",
+    ),
     (r"\.layer\.[23]\.(convolution|normalization)\.", lambda match: f".conv3.{_part(match[1])}."),
     (r"\.shortcut\.(convolution|normalization)\.", lambda match: f".downsample.{_part(match[1])}."),
     (r"^classifier\.1\.", "head.fc."),
@@ -199,7 +203,9 @@ _MOBILEVIT = (
 
 
 def timm_names(arrays: Arrays) -> Arrays:
-    """Returns arrays of one of transformers' files under timm's names, in torch's layout; of others, as they are."""
+    """Returns arrays of one of transformers' files under timm's names, in torch's layout; of
+    others, as they are.
+    """
     for telltale, rules, joined in _KINDS:
         if any(re.search(telltale, name) for name in arrays):
             return joined(rename(arrays, rules))
@@ -207,8 +213,8 @@ def timm_names(arrays: Arrays) -> Arrays:
 
 
 def _encoders(arrays: Arrays) -> Arrays:
-    """BEiT's keys have no bias, so those of queries and values stay apart. The distillation token of a DeiT without a
-    teacher becomes a register token, because no head reads it.
+    """BEiT's keys have no bias, so those of queries and values stay apart. The distillation token
+    of a DeiT without a teacher becomes a register token, because no head reads it.
     """
     if "blocks.0.attn.k.bias" not in arrays:
         arrays = rename(arrays, [(r"\.attn\.([qv])\.bias$", r".attn.\1_bias")])
@@ -218,20 +224,26 @@ def _encoders(arrays: Arrays) -> Arrays:
 
 
 def _towers(arrays: Arrays) -> Arrays:
-    """A classifier reads the mean of the patches. It has a bias, unlike CLIP's projection. Its file also holds SigLIP's
-    attention pooling or CLIP's last norm, which the classifier doesn't use.
+    """A classifier reads the mean of the patches. It has a bias, unlike CLIP's projection. Its file
+    also holds SigLIP's attention pooling or CLIP's last norm, which the classifier doesn't use.
     """
     if "head.bias" in arrays:
         unused = r"^(attn_pool|norm)\." if "cls_token" in arrays else r"^attn_pool\."
         arrays = rename(arrays, [(unused, None)])
-    for name, dimensions in (("cls_token", (1, 1, -1)), ("pos_embed", (1, *arrays["pos_embed"].shape))):
+    for name, dimensions in (
+        ("cls_token", (1, 1, -1)),
+        ("pos_embed", (1, *arrays["pos_embed"].shape)),
+    ):
         if name in arrays:
             arrays[name] = arrays[name].reshape(dimensions)
     for part in ("weight", "bias"):
         joined = arrays.pop(f"attn_pool.qkv.{part}", None)
         if joined is not None:
             third = len(joined) // 3
-            arrays |= {f"attn_pool.q.{part}": joined[:third], f"attn_pool.kv.{part}": joined[third:]}
+            arrays |= {
+                f"attn_pool.q.{part}": joined[:third],
+                f"attn_pool.kv.{part}": joined[third:],
+            }
     if "head.weight" in arrays and "head.bias" not in arrays:  # CLIP's projection
         arrays["head.bias"] = np.zeros(len(arrays["head.weight"]), np.float32)
     return join_qkv(arrays)
@@ -242,21 +254,31 @@ def _pyramids(arrays: Arrays) -> Arrays:
     for name in [name for name in arrays if ".attn.k." in name]:
         other = name.replace(".attn.k.", ".attn.v.")
         if other in arrays:
-            arrays[name.replace(".attn.k.", ".attn.kv.")] = concatenated([arrays.pop(name), arrays.pop(other)])
+            arrays[name.replace(".attn.k.", ".attn.kv.")] = concatenated(
+                [arrays.pop(name), arrays.pop(other)]
+            )
     return arrays
 
 
 def _number_blocks(arrays: Arrays) -> Arrays:
     """Numbers a Hiera's blocks through all stages."""
     found = {
-        (int(match[1]), int(match[2])) for name in arrays if (match := re.match(r"stages\.(\d+)\.layers\.(\d+)", name))
+        (int(match[1]), int(match[2]))
+        for name in arrays
+        if (match := re.match(r"stages\.(\d+)\.layers\.(\d+)", name))
     }
-    numbers = {f"stages.{stage}.layers.{layer}": i for i, (stage, layer) in enumerate(sorted(found))}
-    return rename(arrays, [(r"^stages\.\d+\.layers\.\d+", lambda match: f"blocks.{numbers[match[0]]}")])
+    numbers = {
+        f"stages.{stage}.layers.{layer}": i for i, (stage, layer) in enumerate(sorted(found))
+    }
+    return rename(
+        arrays, [(r"^stages\.\d+\.layers\.\d+", lambda match: f"blocks.{numbers[match[0]]}")]
+    )
 
 
 def _between(arrays: Arrays) -> Arrays:
-    """Puts a LeViT's last block of a stage that has keys of its own between this stage and the next one."""
+    """Puts a LeViT's last block of a stage that has keys of its own between this stage and the next
+    one.
+    """
     last = {name.partition(".attn.kv.")[0] for name in arrays if ".attn.kv." in name}
 
     def moved(match: re.Match[str]) -> str:
@@ -268,7 +290,9 @@ def _between(arrays: Arrays) -> Arrays:
 
 
 def _blue_first(arrays: Arrays) -> Arrays:
-    """MobileViT's images are blue, green, red there (do_flip_channel_order): the stem's channels are turned round."""
+    """MobileViT's images are blue, green, red there (do_flip_channel_order): the stem's channels
+    are turned round.
+    """
     stem = arrays.get("stem.conv.weight")
     if stem is not None and stem.ndim == 4:
         arrays["stem.conv.weight"] = np.ascontiguousarray(stem[:, ::-1])
@@ -278,13 +302,25 @@ def _blue_first(arrays: Arrays) -> Arrays:
 _KINDS: tuple[
     tuple[str, Rules, Callable[[Arrays], Arrays]], ...
 ] = (  # a name that no other toolkit has, what to do then
-    (r"^((vit|deit|beit|dinov2\w*)\.)?encoder\.layer\.0\.attention\.attention\.query\.weight$", _ENCODER, _encoders),
+    (
+        r"^((vit|deit|beit|dinov2\w*)\.)?encoder\.layer\.0\.attention\.attention\.query\.weight$",
+        _ENCODER,
+        _encoders,
+    ),
     (r"^((vit|deit|beit|dinov2\w*)\.)?layers\.0\.attention\.q_proj\.weight$", _ENCODER, _encoders),
     (r"^((vision_model|visual)\.)?encoder\.layers\.0\.self_attn\.q_proj\.weight$", _TOWER, _towers),
-    (r"^(swinv2\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.logit_scale$", _SWIN_V2, join_qkv),
+    (
+        r"^(swinv2\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.logit_scale$",
+        _SWIN_V2,
+        join_qkv,
+    ),
     (r"^(swin\.)?encoder\.layers\.0\.blocks\.0\.attention\.self\.query\.weight$", _SWIN, join_qkv),
     (r"^(hiera\.)?encoder\.stages\.0\.layers\.0\.attn\.qkv\.weight$", _HIERA, _number_blocks),
-    (r"^(levit\.)?encoder\.stages\.0\.layers\.0\.module\.queries_keys_values\.linear\.weight$", _LEVIT, _between),
+    (
+        r"^(levit\.)?encoder\.stages\.0\.layers\.0\.module\.queries_keys_values\.linear\.weight$",
+        _LEVIT,
+        _between,
+    ),
     (r"^(pvt_v2\.)?encoder\.layers\.0\.patch_embedding\.layer_norm\.weight$", _PVT, _pyramids),
     (r"^(poolformer\.)?encoder\.block\.0\.0\.before_norm\.weight$", _POOLFORMER, dict),
     (r"^(mobilevit\.)?encoder\.layer\.2\.conv_kxk\.convolution\.weight$", _MOBILEVIT, _blue_first),

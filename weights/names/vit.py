@@ -11,10 +11,20 @@ import paddle
 from weights.arrays import concatenated
 from weights.names.big_vision import google_layers
 from weights.names.clip import from_clip
-from weights.names.rules import Arrays, from_flax, jax_kernel, join_qkv, rename, same_shape, to_flax, torch_kernel
+from weights.names.rules import (
+    Arrays,
+    from_flax,
+    jax_kernel,
+    join_qkv,
+    rename,
+    same_shape,
+    to_flax,
+    torch_kernel,
+)
 
 _RULES = (
-    # MAE's pre-training and PaddleViT's: what reconstructs the image. DINO's and DINOv2's: their projection heads.
+    # MAE's pre-training and PaddleViT's: what reconstructs the image. DINO's and DINOv2's: their
+    # projection heads.
     (r"^(decoder|mask_token$|linear_projection\.|reconstruction_layer\.)", None),
     (r"^(head\.(mlp|last_layer)|dino_head|ibot_head)\.", None),
     # MoCo v3: of its two encoders the one that gradients train, without what projects its features.
@@ -71,15 +81,17 @@ _MAP_HEAD = (
 
 
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
-    """Returns arrays under the names of timm 1.0.31's ``VisionTransformer`` and ``VisionTransformerDistilled``.
+    """Returns arrays under the names of timm 1.0.31's ``VisionTransformer`` and
+    ``VisionTransformerDistilled``.
 
-    Sources: the files of Google's ViT, AugReg, big_vision and its SigLIP (.npz), DeiT, DeiT-III, MAE, MoCo v3, DINO,
-    DINOv2 and CLIP (``weights.names.clip``). Also those of older timm, and of PaddleViT's ViT, DeiT and MAE, old and
-    new. PaddleClas uses timm's names. Dropped: MAE's decoder, MoCo's momentum encoder and predictor, projection heads,
-    mask tokens, and ``pre_logits`` with the head that reads it (timm has no such layer).
+    Sources: the files of Google's ViT, AugReg, big_vision and its SigLIP (.npz), DeiT, DeiT-III,
+    MAE, MoCo v3, DINO, DINOv2 and CLIP (``weights.names.clip``). Also those of older timm, and of
+    PaddleViT's ViT, DeiT and MAE, old and new. PaddleClas uses timm's names. Dropped: MAE's
+    decoder, MoCo's momentum encoder and predictor, projection heads, mask tokens, and
+    ``pre_logits`` with the head that reads it (timm has no such layer).
 
-    MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. That starts from ``norm`` here, and
-    afresh in MAE's own fine-tuning.
+    MAE's pre-training has a ``norm`` where a fine-tuned model has an ``fc_norm``. That starts from
+    ``norm`` here, and afresh in MAE's own fine-tuning.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -91,9 +103,12 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
         arrays = rename(arrays, [(r"^(pre_logits|head)\.", None)])
     if "head.weight" not in arrays:
         arrays = rename(arrays, [(r"^norm\.", last_norm)])
-    if arrays.keys() >= {"register_tokens", "cls_token", "pos_embed"}:  # DINOv2 adds no position to registers
+    # DINOv2 adds no position to registers
+    if arrays.keys() >= {"register_tokens", "cls_token", "pos_embed"}:
         position, arrays["pos_embed"] = np.split(arrays["pos_embed"], [1], axis=1)
-        arrays["cls_token"] = np.add(*same_shape(arrays["cls_token"], position, "cls_token and its position"))
+        arrays["cls_token"] = np.add(
+            *same_shape(arrays["cls_token"], position, "cls_token and its position")
+        )
         arrays["reg_token"] = arrays.pop("register_tokens")
     kernel = arrays.get("patch_embed.proj.weight")
     if kernel is not None and kernel.ndim == 2:
@@ -102,15 +117,24 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def _reads_two_tokens(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> bool:
-    """Returns whether the classifier reads as many channels as the class token and the mean of the patches have."""
+    """Returns whether the classifier reads as many channels as the class token and the mean of the
+    patches have.
+    """
     head = arrays.get("head.weight")
     token = arrays["cls_token"]
     # A damaged file may hold a number in place of a tensor.
-    return head is not None and head.ndim == 2 and token.ndim == 3 and head.shape[0] == 2 * token.shape[-1]
+    return (
+        head is not None
+        and head.ndim == 2
+        and token.ndim == 3
+        and head.shape[0] == 2 * token.shape[-1]
+    )
 
 
 def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]:
-    """Tells tokens, positions, what the head reads (``fc_norm`` comes after a mean), layer scale, norms and biases."""
+    """Tells tokens, positions, what the head reads (``fc_norm`` comes after a mean), layer scale,
+    norms and biases.
+    """
     if "blocks.0.norm1.weight" not in arrays:  # another family's
         return {}
     token = "cls_token" in arrays
@@ -138,19 +162,24 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
         told["GLOBAL_POOL"] = "token_avg"
     elif told["FINAL_NORM"]:
         after = "fc_norm.weight" in arrays
-        told |= {"GLOBAL_POOL": "token" if token and not after else "avg"} | ({} if token else {"FC_NORM": after})
+        told |= {"GLOBAL_POOL": "token" if token and not after else "avg"} | (
+            {} if token else {"FC_NORM": after}
+        )
     if "pos_embed" in arrays and len(arrays["pos_embed"].shape) == 3:
         length = int(arrays["pos_embed"].shape[1])
         prefix = token + told["DISTILLED"] + told["REG_TOKENS"]
-        told |= {"NO_EMBED_CLASS": prefix > 0 and not _is_square(length - prefix) and _is_square(length)}
+        told |= {
+            "NO_EMBED_CLASS": prefix > 0 and not _is_square(length - prefix) and _is_square(length)
+        }
     return told
 
 
 def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor]) -> Arrays:
-    """Returns the position embedding of PaddleViT's MAE: sines and cosines of the place in the sequence.
+    """Returns the position embedding of PaddleViT's MAE: sines and cosines of the place in the
+    sequence.
 
-    Its even channels are sin(place / 10000 ** (channel / channels)), each odd one is the cosine of the same angle; the
-    class token has the place 0.
+    Its even channels are sin(place / 10000 ** (channel / channels)), each odd one is the cosine of
+    the same angle; the class token has the place 0.
     """
     theirs = {"patch_embedding.cls_token", "patch_embedding.patch_embedding.weight"} <= set(arrays)
     wanted = state.get("pos_embed")
@@ -166,7 +195,8 @@ def unstored_arrays(arrays: Collection[str], state: Mapping[str, paddle.Tensor])
 
 
 def google_names(arrays: Arrays, num_heads: int) -> Arrays:
-    """Returns a plain ViT's arrays as Google's .npz files have them, which timm and the repository of ViT load.
+    """Returns a plain ViT's arrays as Google's .npz files have them, which timm and the repository
+    of ViT load.
 
     Args:
         arrays: by timm's names, in torch's layout.
@@ -181,7 +211,9 @@ def google_names(arrays: Arrays, num_heads: int) -> Arrays:
             array = jax_kernel(array)
         if ".qkv." in name:
             for part, piece in zip("qkv", np.split(array, 3, axis=-1), strict=True):
-                split[name.replace(".qkv.", f".{part}.")] = piece.reshape(*piece.shape[:-1], num_heads, -1)
+                split[name.replace(".qkv.", f".{part}.")] = piece.reshape(
+                    *piece.shape[:-1], num_heads, -1
+                )
         elif name.endswith("attn.proj.weight"):
             split[name] = array.reshape(num_heads, -1, array.shape[-1])
         else:
@@ -199,7 +231,9 @@ def _from_google(arrays: Arrays) -> Arrays:
         named[name] = torch_kernel(array) if name.endswith(".weight") else array
     if "attn_pool.latent" in named:
         for leaf in ("weight", "bias"):
-            named[f"attn_pool.kv.{leaf}"] = concatenated([named.pop(f"attn_pool.{one}.{leaf}") for one in "kv"])
+            named[f"attn_pool.kv.{leaf}"] = concatenated(
+                [named.pop(f"attn_pool.{one}.{leaf}") for one in "kv"]
+            )
     return join_qkv(named)
 
 

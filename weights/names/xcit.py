@@ -14,8 +14,8 @@ _RULES = ((r"^pos_embeder\.", "pos_embed."),)
 def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
     """Returns arrays under the names of timm 1.0.31's ``Xcit``.
 
-    Sources: the files of facebookresearch/xcit and of PaddleViT. The queries, keys and values of their class token's
-    blocks are one tensor, of which the class token's query alone is read.
+    Sources: the files of facebookresearch/xcit and of PaddleViT. The queries, keys and values of
+    their class token's blocks are one tensor, of which the class token's query alone is read.
 
     Args:
         arrays, layout, wanted: see ``weights.names.timm_names``.
@@ -31,6 +31,11 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
             continue
         axis = array.ndim - 1 if layout == "paddle" else 0
         if array.ndim < 1 or array.shape[axis] % 3:
-            raise InputError(f"{name} is {list(array.shape)}, expected queries, keys and values of one size")
-        split |= {f"{match[1]}{part}{match[2]}": one for part, one in zip("qkv", np.split(array, 3, axis), strict=True)}
+            raise InputError(
+                f"{name} is {list(array.shape)}, expected queries, keys and values of one size"
+            )
+        split |= {
+            f"{match[1]}{part}{match[2]}": one
+            for part, one in zip("qkv", np.split(array, 3, axis), strict=True)
+        }
     return split

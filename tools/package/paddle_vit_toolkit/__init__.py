@@ -2,20 +2,23 @@
 
     from paddle_vit_toolkit.models import create_model, list_models
 
-``pip install`` of the repository, with or without ``-e``, or of a wheel makes it known. PYTHONPATH=tools/package and a
-call of ``paddle.hub`` (hubconf.py) do so without an installation. Nothing else of the toolkit gets onto Python's path.
+``pip install`` of the repository, with or without ``-e``, or of a wheel makes it known.
+PYTHONPATH=tools/package and a call of ``paddle.hub`` (hubconf.py) do so without an installation.
+Nothing else of the toolkit gets onto Python's path.
 
-The toolkit's modules are called ``config``, ``utils``, ``models`` and the like, and import one another by these names.
-So do other programs' modules. Here each is a part of this package instead: ``config`` is ``paddle_vit_toolkit.config``.
-A statement ``from config import get_config`` in a file of the toolkit means that one, wherever it stands and whenever
-it runs. For each such statement Python takes the function ``__import__`` from the builtins of the statement's module.
-Modules of this package have one that puts the package's name before the toolkit's own. The program's modules keep their
-names in ``sys.modules``, and Python's ``import``.
+The toolkit's modules are called ``config``, ``utils``, ``models`` and the like, and import one
+another by these names. So do other programs' modules. Here each is a part of this package instead:
+``config`` is ``paddle_vit_toolkit.config``. A statement ``from config import get_config`` in a file
+of the toolkit means that one, wherever it stands and whenever it runs. For each such statement
+Python takes the function ``__import__`` from the builtins of the statement's module. Modules of
+this package have one that puts the package's name before the toolkit's own. The program's modules
+keep their names in ``sys.modules``, and Python's ``import``.
 
-Ways that were left out. The program's modules could be set aside while ours are imported. That goes wrong at the first
-import within a function, in threads, and for pickles, which name ``models.vit``. Relative imports everywhere would make
-the root a package, and its programs would no longer start by their paths. Renaming all modules would break the scripts
-that import them today. Classes here are pickled by their full names, which a spawned process finds on the same path.
+Ways that were left out. The program's modules could be set aside while ours are imported. That goes
+wrong at the first import within a function, in threads, and for pickles, which name ``models.vit``.
+Relative imports everywhere would make the root a package, and its programs would no longer start by
+their paths. Renaming all modules would break the scripts that import them today. Classes here are
+pickled by their full names, which a spawned process finds on the same path.
 """
 
 import builtins
@@ -29,16 +32,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _HERE = pathlib.Path(__file__).resolve().parent
-ROOT = _HERE if (_HERE / "models").is_dir() else _HERE.parents[2]  # installed, or within the repository
+# installed, or within the repository
+ROOT = _HERE if (_HERE / "models").is_dir() else _HERE.parents[2]
 if not (ROOT / "models" / "__init__.py").is_file():
-    raise ImportError(f"{ROOT} isn't the toolkit, of which {__file__} is a part; install it by pip install FOLDER")
+    raise ImportError(
+        f"{ROOT} isn't the toolkit, of which {__file__} is a part; install it by pip install FOLDER"
+    )
 __path__.append(str(ROOT))
 
-_OWN = {file.stem for file in ROOT.glob("[!_]*.py")} | {file.parent.name for file in ROOT.glob("*/*.py")}
+_OWN = {file.stem for file in ROOT.glob("[!_]*.py")} | {
+    file.parent.name for file in ROOT.glob("*/*.py")
+}
 
 
 def _import(
-    name: str, globals: Mapping | None = None, locals: Mapping | None = None, fromlist: Sequence = (), level: int = 0
+    name: str,
+    globals: Mapping | None = None,
+    locals: Mapping | None = None,
+    fromlist: Sequence = (),
+    level: int = 0,
 ) -> types.ModuleType:
     """``__import__`` of this package's modules."""
     first = name.partition(".")[0]
@@ -64,7 +76,9 @@ class _Loader(importlib.machinery.SourceFileLoader):
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds this package's modules, and no others."""
 
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Any, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if not fullname.startswith(f"{__name__}."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)

@@ -5,7 +5,8 @@
     paddle-vit ops            compiles the operators for CPUs, as python -m ops.build
     paddle-vit predict ...    as python tools/predict.py ...; the other tools likewise
 
-With -h, train, eval and the tools list their own flags. ``paddle-vit --version`` prints the toolkit's version.
+With -h, train, eval and the tools list their own flags. ``paddle-vit --version`` prints the
+toolkit's version.
 """
 
 import os
@@ -18,7 +19,9 @@ _OPS = f"import runpy, sys; sys.path[0] = {str(ROOT)!r}; runpy.run_module('ops.b
 
 
 def main() -> None:
-    """Runs one of them in the place of this process: signals, processes and errors are the program's own."""
+    """Runs one of them in the place of this process: signals, processes and errors are the
+    program's own.
+    """
     programs = {file.stem: [str(file)] for file in sorted((ROOT / "tools").glob("*.py"))}
     programs |= {"train": _MAIN, "eval": [*_MAIN, "-eval"], "ops": ["-c", _OPS]}
     name = sys.argv[1] if len(sys.argv) > 1 else "-h"
@@ -31,7 +34,10 @@ def main() -> None:
     elif name in programs:
         os.execv(sys.executable, [sys.executable, *programs[name], *sys.argv[2:]])
     else:
-        print(f"error: paddle-vit has no command {ascii(name)[:80]}; paddle-vit -h lists them", file=sys.stderr)
+        print(
+            f"error: paddle-vit has no command {ascii(name)[:80]}; paddle-vit -h lists them",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 
