@@ -1,22 +1,49 @@
-"""The configuration: every option with its default, unit and meaning; YAML and command line merged, checked, frozen.
+"""The configuration: every key that all runs share, and how YAML files and the command line set it.
 
-Precedence, lowest first: the defaults below, the YAML file (its BASE files first), flags, ``-o KEY VALUE KEY=VALUE``.
-Key names are PaddleViT's. This module doesn't import Paddle, so that ``-h`` and a typing error answer at once.
+A key is declared here, once. The comment above it says what it means, its annotation what values it
+takes (``settings/keys.py``), and ``key(default, ...)`` what it needs to have an effect
+(``settings/needs.py``). Architectures, optimizers, schedules, losses, datasets and adapters declare
+keys of their own where they are defined.
+
+Precedence, lowest first: the defaults, the YAML file (its BASE files before it), flags, and ``-o KEY
+VALUE KEY=VALUE``. The names of keys are PaddleViT's. This module doesn't import Paddle, so that
+``-h`` and a mistyped key are answered at once.
 """
 
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
 
-from yacs.config import CfgNode
-
-from settings.architectures import settle
-from settings.conflicts import check
-from settings.key_needs import NEEDS
-from settings.key_types import REMOVED, TYPES, WORDS
+from settings.architectures import keep_model_keys
+from settings.conflicts import check_conflicts
+from settings.corruptions import CORRUPTIONS
+from settings.explaining import explanation
+from settings.idle import FILES, PLAIN_FILES, SHARDS, STORED, refuse_idle
+from settings.keys import (
+    Batch,
+    CropShare,
+    Epochs,
+    Every,
+    Factor,
+    Few,
+    FilePath,
+    MixAlpha,
+    Number,
+    Part,
+    Positive,
+    Processes,
+    Rate,
+    Seconds,
+    Section,
+    Share,
+    Side,
+    Size,
+    WholeEpochs,
+    between,
+    key,
+)
 from settings.merging import (
     Keys,
-    Option,
     find_config,
     model_files,
     shipped_configs,
@@ -25,10 +52,30 @@ from settings.merging import (
     tag_options,
 )
 from settings.names import current_name
-from settings.needs import refuse_idle
+from settings.needs import (
+    BCE,
+    CUTMIX,
+    EIGHT_BITS,
+    EVALUATION,
+    FLEET,
+    LOADED_AHEAD,
+    MIXING,
+    MIXUP,
+    OWN_BATCH,
+    PARTS,
+    TEACHER,
+    TRAINING,
+    WEIGHTS,
+    above_zero,
+    is_,
+    is_not,
+    is_set,
+    is_unset,
+)
 from settings.options import (
     CONFIG_DIR,
     Configuration,
+    Option,
     add_note,
     explicit_sources,
     is_users,
@@ -36,11 +83,10 @@ from settings.options import (
     pairs,
 )
 from settings.paddlevit import reading
-from settings.paddlevit.programs import Section, explain_missing_modules, options_of
-from settings.registry import add_keys
+from settings.paddlevit.programs import explain_missing_modules, options_of
 
 __all__ = [
-    "CONFIG_DIR", "asked_config", "default_values", "differences", "find_config", "get_config", "is_users",
+    "CONFIG_DIR", "asked_config", "default_values", "differences", "explain", "find_config", "get_config", "is_users",
     "model_files", "named_keys", "resolved_yaml", "shipped_configs", "shipped_model", "shipped_models",
     "update_config", "with_options", "with_values",
 ]  # fmt: skip
@@ -49,218 +95,538 @@ __all__ = [
 if __name__ == "config":
     explain_missing_modules()
 
-# fmt: off
-_C = Configuration()
-# YAML files that are merged before this one, the first lowest. Paths are relative to the file that names them.
-# WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE drops what those files set for these keys and sections.
-_C.BASE = [""]
 
-_C.TASK = "classification"  # One class per image. "multilabel": an image has any number of classes.
+class Run(Section):
+    # YAML files that are merged before this one, the first lowest. Paths are relative to the file
+    # that names them. WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE drops what those files set for
+    # these keys and sections.
+    BASE: Sequence[str] = [""]
 
-_C.DATA = Section("DATA")
-_C.DATA.BATCH_SIZE = 256  # Training samples per device and step.
-_C.DATA.GLOBAL_BATCH = None  # Training samples of all devices per step. If set, BATCH_SIZE is its share. None: not set.
-_C.DATA.BATCH_SIZE_EVAL = 64  # Evaluation samples per device and step.
-_C.DATA.DATA_PATH = "/dataset/imagenet/"  # The folder of the dataset.
-_C.DATA.DATASET = "imagenet2012"  # How the dataset is stored: folder, imagenet2012, shards, digits, ... (see loading/).
-_C.DATA.IMAGE_SIZE = 224  # Height and width in pixels, or [height, width]. The command line also takes 224x160.
-_C.DATA.IMAGE_CHANNELS = 3  # 3: RGB. 1: grey. Other numbers up to 64: the channels of TIFF and .npy files.
-_C.DATA.IMAGE_DTYPE = "auto"  # 8-bit pixels for 3 channels or 1, float32 for other numbers. "float32": pixels keep
-# their full depth. 8-bit values are divided by 255 and 16-bit values by 65535. Floats stay as stored.
-_C.DATA.CROP_PCT = 0.875  # Evaluation: the share of the resized side that the central crop keeps, 0.1 to 1.
-_C.DATA.CROP_MODE = "center"  # Evaluation: resize the short side, then crop. "squash": resize both sides, then crop.
-_C.DATA.INTERPOLATION = "bicubic"  # How images are resized: bicubic, bilinear or nearest.
-_C.DATA.EXIF_ORIENTATION = False  # True: turn photographs as their EXIF data says. timm and PaddleViT don't.
-_C.DATA.FAST_EVAL = False  # Evaluation: True decodes JPEG as fast as training does. False: exactly Pillow's pixels.
-_C.DATA.NUM_WORKERS = 2  # Loader processes per device. 0: the training process loads the images itself.
-_C.DATA.PREFETCH = 2  # Batches that each loader process loads in advance.
-_C.DATA.LOADER = "paddle"  # Training: "dali" decodes with NVIDIA DALI, on the GPU if there is one.
-_C.DATA.IMAGENET_MEAN = [0.5, 0.5, 0.5]  # Subtracted from pixels (0 to 1, or floats as stored). One value, or one per
-# channel.
-_C.DATA.IMAGENET_STD = [0.5, 0.5, 0.5]  # Pixels are divided by this afterwards. One value, or one per channel.
-_C.DATA.DROP_LAST = True  # Training: drop the last images if they fill no global batch. False: pad to a multiple of
-# devices.
-_C.DATA.SHUFFLE_MODE = "global"  # Shuffle all images, then split them. "shard": split once, then shuffle each part.
-_C.DATA.SAMPLER = "shuffle"  # Training: draw each image once an epoch. "balanced": draw all classes equally often.
-_C.DATA.MULTI_SCALE = None  # Training: a list of image sizes in pixels. Each step uses one of them. None: IMAGE_SIZE.
-_C.DATA.SCALE_SCHEDULE = "mixed"  # Every epoch uses all sizes. A batch has as many pixels as BATCH_SIZE images of
-# IMAGE_SIZE. "progressive" (timm): the run goes from the first size to the last. Each batch has BATCH_SIZE images.
-_C.DATA.SCALE_SPREAD = 0.65  # progressive: standard deviation of an epoch's sizes, in places of the list. 0: one size.
-_C.DATA.SCALE_RANDOM = 0.1  # progressive: the share of the steps that draw any of the sizes.
-_C.DATA.SHARD_SHUFFLE = None  # shards: read this many shards at a time and mix their samples. None: mix all samples.
-_C.DATA.CACHE = None  # A folder for decoded images of one size, which all processes share. None: decode in each epoch.
-_C.DATA.MAX_PIXELS = 100_000_000  # An image file with more pixels is treated as unreadable.
-_C.DATA.VAL_SPLIT = None  # Use this share of each class's training images for validation. None: the data has its own.
-_C.DATA.FOLDS = None  # k-fold: split the training images into this many parts. Each part has its share of every class.
-_C.DATA.FOLD = 0  # This part (0 to FOLDS - 1) validates, the others train. The data's own validation set isn't read.
-_C.DATA.SPLIT_SEED = 0  # The random seed of VAL_SPLIT and FOLDS. The parts are the same for every SEED.
-_C.DATA.SPLIT_GROUPS = None  # Keep the images of a group in one part. This regular expression (or its first brackets)
-# finds the group in an image's path. Or name a file: each line holds a path, a TAB and a group. None: no groups.
-_C.DATA.CLASSES = None  # Evaluation: "present" compares only the outputs of classes that the data has (ImageNet-A, -R).
-# Or name a file: each line holds a class of the data, a TAB and its output. None: compare all outputs.
-_C.DATA.LABELS = None  # Evaluation: the file real.json of ReaL. Its labels replace those of ImageNet's validation set.
-_C.DATA.CORRUPTION = None  # Evaluation: corrupt each cropped image as ImageNet-C does (fog, snow, ...). None: don't.
-_C.DATA.SEVERITY = 1  # How strong the corruption is, 1 to 5.
-_C.DATA.SKIP_BROKEN = False  # Training: True replaces an unreadable image by the next one, counts it and lists it.
+    # One class per image. "multilabel": an image has any number of classes.
+    TASK: str = "classification"
 
-_C.MODEL = Section("MODEL")
-# Each architecture has more keys here. Its constructor in models/ declares their types and defaults. The command
-# python tools/list_models.py --keys NAME lists them. null (None) means the constructor's default.
-_C.MODEL.TYPE = "ViT"  # The architecture: a name that a class in models/ registers. Upper and lower case are equal.
-_C.MODEL.NAME = "vit_base_patch16_224"  # What logs and files call the model.
-_C.MODEL.RESUME = None  # Continue from this checkpoint. "auto": from the newest whole one in OUTPUT, or anew if there
-# is none.
-_C.MODEL.PRETRAINED = None  # Weights to start from or to evaluate: a file, a folder or hf-hub:org/name. None: random.
-_C.MODEL.PRETRAINED_ALLOW = None  # Patterns of weights that the file or the model may lack: ["fc_norm.*"]. None: none.
-_C.MODEL.PRETRAINED_CLASSES = None  # The order of ImageNet-22k's classes in the weights: imagenet22k or
-# imagenet22k_swin. Only ImageNet-1k's classes are kept. None: keep the classifier as it is.
-_C.MODEL.PRETRAINED_ADAPTER = None  # An adapter to merge into the weights: adapter.safetensors, or peft's LoRA. None:
-# none.
-_C.MODEL.NUM_CLASSES = 1000  # The model's outputs. "auto": the number of the data's classes. 0: none (create_model
-# only).
+    # The folder of all runs. A run writes to SAVE/<train|eval>-<model>-<time>.
+    SAVE: FilePath = key("./output", is_unset("OUTPUT"))
 
-_C.TRAIN = Section("TRAIN")
-_C.TRAIN.LAST_EPOCH = 0  # The last epoch that is already done. A resumed run takes it from its checkpoint.
-_C.TRAIN.NUM_EPOCHS = 300  # Passes over the training images.
-_C.TRAIN.MAX_MINUTES = None  # The run ends within this many minutes: its schedule is shortened. None: no limit.
-_C.TRAIN.EARLY_STOP = None  # Stop after this many evaluations in a row without a gain in BEST_METRIC. A gain of the
-# averaged weights (MODEL_EMA) counts, too. None: never stop early.
-_C.TRAIN.EARLY_STOP_MIN = 0.0  # A gain must be larger than this, in percent or in units of the loss.
-_C.TRAIN.WARMUP_EPOCHS = 32.0  # The rate rises linearly from WARMUP_START_LR to BASE_LR. 0.2: in a fifth of an epoch.
-_C.TRAIN.COOLDOWN_EPOCHS = 0  # The last epochs of NUM_EPOCHS. They use the schedule's final rate.
-_C.TRAIN.WEIGHT_DECAY = 0.3  # Each update shrinks weights by rate x this. Adam, SGD, LARS: an L2 term of the gradient.
-_C.TRAIN.DECAY_ALL = False  # False: only matrices decay. True: biases, norms and tokens decay too (PaddleViT).
-_C.TRAIN.BASE_LR = 3e-3  # The highest learning rate, reached when warm-up ends.
-_C.TRAIN.WARMUP_START_LR = 1e-6  # The learning rate when warm-up begins.
-_C.TRAIN.END_LR = 0.0  # The learning rate when the schedule ends. step, multistep: the lowest rate.
-_C.TRAIN.LINEAR_SCALED_LR = None  # The batch size that the three rates are meant for. They scale with the effective
-# batch: all devices, ACCUM_ITER steps. None: the rates stay.
-_C.TRAIN.LR_SCALING = "linear"  # The rates grow with the batch. "sqrt": with the square root of the batches' ratio.
-_C.TRAIN.LR_SCALED = "all"  # The rates that scale: all three. "base": only BASE_LR.
-_C.TRAIN.RECIPE_BATCH = None  # The recipe's batch size, if its rates don't scale. A run far from it prints a warning.
-_C.TRAIN.LAYER_DECAY = None  # Each block's learning rate is this times the next block's. The classifier
-# has 1. None: all layers have the same rate.
-_C.TRAIN.LAYER_DECAY_GROUPS = "authors"  # Which parameters share a rate: the authors' groups. "timm": timm's groups.
-_C.TRAIN.HEAD_LR = 1.0  # The classifier's learning rate is multiplied by this.
-_C.TRAIN.FREEZE = None  # Patterns of parameters that don't train: ["patch_embed.*", "blocks.[0-5].*"]. "backbone": all
-# but the classifier. None: all parameters train.
-_C.TRAIN.ADAPTER = CfgNode()  # With an adapter, only a few parameters and the classifier train.
-_C.TRAIN.ADAPTER.NAME = None  # lora (keys RANK, ALPHA, TARGETS, DROPOUT), prompt (MODEL.PROMPT_TOKENS) or bitfit
-# (biases). None: no adapter.
-_C.TRAIN.GRAD_CLIP = None  # The bound that GRAD_CLIP_MODE applies to the gradients. None: gradients aren't clipped.
-_C.TRAIN.GRAD_CLIP_MODE = "norm"  # Clip the norm of all gradients together. "value": clip each element. "agc": clip
-# each unit's norm at GRAD_CLIP times the norm of its weights, except in the classifier.
-_C.TRAIN.SYNC_BN = False  # GPU: True computes batch norm's statistics over the images of all devices.
-_C.TRAIN.ACCUM_ITER = 1  # Steps whose gradients are added up for one update.
+    # The folder of this run itself. It replaces SAVE.
+    OUTPUT: FilePath | None = None
 
-_C.TRAIN.LR_SCHEDULER = CfgNode()
-_C.TRAIN.LR_SCHEDULER.NAME = "warmupcosine"  # Also cosine (the same), linear, poly, step, multistep (or multi-step),
-# onecycle, wsd and constant. Each begins with WARMUP_EPOCHS. PaddleViT's cosine and multi-step don't: set them to 0.
-_C.TRAIN.LR_SCHEDULER.WARMUP_PREFIX = True  # It begins after warm-up. False: at epoch 0, where warm-up replaces it.
-_C.TRAIN.LR_SCHEDULER.DECAY_RATE = 0.1  # step, multistep: the factor of each step. onecycle: its fall slows at this
-# share of BASE_LR.
-_C.TRAIN.LR_SCHEDULER.PER_EPOCH = False  # False: each update has its own rate. Otherwise an epoch has one rate: of its
-# "start" (timm) or of its "end" (PaddleViT; also True). "late": of the start of the epoch before (DeiT, PVT).
+    # Also write metrics for visualdl, tensorboard, wandb or mlflow, offline: one name or a list.
+    TRACKERS: Sequence[str] | None = key(None, TRAINING)
 
-_C.TRAIN.OPTIMIZER = CfgNode()
-_C.TRAIN.OPTIMIZER.NAME = "AdamW"  # Also Adam, SGD, LAMB, LARS, Lion and Muon. Muon uses AdamW for all but matrices.
-_C.TRAIN.OPTIMIZER.EPS = 1e-8  # Added to the denominator of the update.
-_C.TRAIN.OPTIMIZER.BETAS = [0.9, 0.999]  # What its two moving averages keep at an update. Lion's paper uses [0.9,
-# 0.99].
-_C.TRAIN.OPTIMIZER.MOMENTUM = 0.9  # SGD, LARS and Muon: the share of the old momentum that an update keeps.
-_C.TRAIN.OPTIMIZER.NESTEROV = True  # SGD and Muon: True uses Nesterov's momentum.
+    # Your note about the run. It is kept in config.yaml.
+    TAG: str = "default"
 
-_C.TRAIN.MODEL_EMA = False  # True: keep, evaluate and save an exponential moving average of the weights, too.
-_C.TRAIN.MODEL_EMA_DECAY = 0.9999  # The share of the old average that each update keeps. 0 <= value < 1.
-_C.TRAIN.MODEL_EMA_WARMUP = True  # Update n (from 0) keeps at most 1 - (1 + n) ** (-2 / 3), so early weights fade fast.
+    # Save a checkpoint after every SAVE_FREQ-th epoch and never remove it. 0: never for that.
+    SAVE_FREQ: Number = key(10, TRAINING)
 
-_C.TRAIN.LOSS = "auto"  # cross_entropy (labels), soft_target (distributions), or one yes or no per class: bce, focal,
-# asymmetric. auto: soft_target with mixup or CutMix, bce with TASK multilabel, otherwise cross_entropy.
-_C.TRAIN.SMOOTHING = 0.0  # Label smoothing s of the training loss. multilabel: targets are 1 - s / 2 and s / 2.
-_C.TRAIN.CLASS_WEIGHTS = None  # A factor per class on the loss. "auto": inverse to its training images. None: all are
-# 1.
-_C.TRAIN.POS_WEIGHT = None  # bce: a factor on the loss of images with the class. "auto": negatives / positives. None:
-# 1.
+    # Save a checkpoint each time that this many steps are done. 0: never for that.
+    SAVE_STEPS: Number = key(0, TRAINING)
 
-_C.TRAIN.DISTILLATION_TYPE = None  # The student learns the teacher's choice ("hard"), its distribution ("soft") or its
-# last map ("feature"). None: no teacher.
-_C.TRAIN.DISTILLATION_ALPHA = 0.5  # The share of the distillation in the loss, 0 to 1.
-_C.TRAIN.DISTILLATION_TAU = 1.0  # soft: the temperature of both distributions.
-_C.TRAIN.TEACHER_MODEL = None  # The teacher's YAML file or model name.
-_C.TRAIN.TEACHER_PATH = None  # The file of the teacher's weights.
+    # Save a checkpoint when this many minutes have passed since the last. None: never for that.
+    SAVE_MINUTES: Seconds | None = key(15.0, TRAINING)
 
-_C.TRAIN.CROP = "random_resized"  # A random box, resized to IMAGE_SIZE. Up to ten boxes are drawn until one fits.
-# "random_resized_once": draw one box and cut it at the image's border (BYOL, MAE's probe). "simple" (DeiT-III): resize
-# the short side to IMAGE_SIZE, add 4 mirrored pixels on each side, crop at random. "short_side", "squash" (big_vision):
-# resize the short side, or both sides, to IMAGE_SIZE / CROP_PCT, crop at random.
-_C.TRAIN.CROP_PCT = 0.875  # short_side, squash: the share of the resized side that the crop keeps, 0.1 to 1.
-_C.TRAIN.CROP_SCALE = [0.08, 1.0]  # Random boxes: smallest and largest share of the image's area.
-_C.TRAIN.CROP_RATIO = [0.75, 1.3333333333333333]  # Random boxes: smallest and largest width / height.
-_C.TRAIN.INTERPOLATION = None  # None: use DATA.INTERPOLATION. "random": draw bilinear or bicubic for each image.
-_C.TRAIN.HFLIP = 0.5  # Probability of a horizontal flip.
-_C.TRAIN.VFLIP = 0.0  # Probability of a vertical flip.
-_C.TRAIN.AFFINE = [0.0, 0.0, 0.0]  # Largest rotation in degrees, shift as a share of the size, and scaling as a share.
-_C.TRAIN.AUTO_AUGMENT = None  # A policy in timm's spelling: rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or
-# augmix-m3-w3-d2. rand-m9-tRotate+Invert uses only these operations. None: no policy.
-_C.TRAIN.COLOR_JITTER = 0.0  # Strength of random brightness, contrast and saturation, applied after AUTO_AUGMENT.
-_C.TRAIN.RANDOM_ERASE_PROB = 0.0  # Probability that boxes of an image are erased.
-_C.TRAIN.RANDOM_ERASE_MODE = "pixel"  # Fill boxes with noise. "rand": with a random colour. "const": with the mean
-# colour.
-_C.TRAIN.RANDOM_ERASE_COUNT = 1  # The largest number of boxes. They share the erased area.
-_C.TRAIN.REPEATED_AUGMENT = 1  # Copies of an image in a global batch. Each is augmented anew. DeiT uses 3.
-_C.TRAIN.MIXUP_ALPHA = 0.0  # Mixup draws its share from Beta(alpha, alpha). 0: no mixup.
-_C.TRAIN.CUTMIX_ALPHA = 0.0  # CutMix draws its share from Beta(alpha, alpha). 0: no CutMix.
-_C.TRAIN.CUTMIX_MINMAX = None  # [low, high]: the share of each side that CutMix's box has. It replaces CUTMIX_ALPHA.
-_C.TRAIN.MIXUP_PROB = 1.0  # Probability that a batch (a pair, an image) is mixed.
-_C.TRAIN.MIXUP_SWITCH_PROB = 0.5  # Probability of CutMix if both are on.
-_C.TRAIN.MIXUP_MODE = "batch"  # Draw once for the global batch. "pair": for each pair. "elem": for each image.
-_C.TRAIN.MIXUP_OFF_EPOCH = 0  # Stop mixing after this many epochs. 0: never stop.
+    # Keep this many of the newest checkpoints, besides the best ones and those of SAVE_FREQ.
+    KEEP_LAST: Every = key(2, TRAINING)
 
-_C.SAVE = "./output"  # The folder of all runs. A run writes to SAVE/<train|eval>-<model>-<time>.
-_C.OUTPUT = None  # The folder of this run itself. It replaces SAVE.
-_C.TRACKERS = None  # Also write metrics for visualdl, tensorboard, wandb or mlflow, offline: one name or a list.
-_C.TAG = "default"  # Your note about the run. It is kept in config.yaml.
-_C.SAVE_FREQ = 10  # Save a checkpoint after every SAVE_FREQ-th epoch and never remove it. 0: never for that.
-_C.SAVE_STEPS = 0  # Save a checkpoint each time that this many steps are done. 0: never for that.
-_C.SAVE_MINUTES = 15.0  # Save a checkpoint when this many minutes have passed since the last. None: never for that.
-_C.KEEP_LAST = 2  # Keep this many of the newest checkpoints, besides the best ones and those of SAVE_FREQ.
-_C.BEST_METRIC = "auto"  # What makes a checkpoint the best: acc1 (auto), acc5 or mean_class_acc. multilabel: mAP
-# (auto), f1_micro or f1_macro. Or loss: the lowest is the best.
-_C.SAVE_ON_ERROR = "stop"  # End the run if a checkpoint can't be written (full disk). "continue": report it and go on.
-_C.REPORT_FREQ = 20  # Steps between two reports of the training, in the log and in metrics.jsonl.
-_C.VALIDATE_FREQ = 1  # Epochs between two evaluations. The last epoch is always evaluated.
-_C.REPORT = True  # Write report.html when the run ends, with predictions.csv and confusion.csv of the last evaluation.
-_C.SEED = 0  # Seed of the first weights, of the order of images and of their augmentation.
-_C.EVAL = False  # True: evaluate only, don't train.
-_C.EVAL_ENGINE = "eager"  # EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN).
-_C.AMP = False  # True: compute in bfloat16. A GPU without it uses float16 with a loss scaler. A CPU needs avx512_bf16
-# or AMX; its linear, MLP and attention layers use bfloat16. EVAL_ENGINE inference: the whole program does.
-_C.AMP_EVAL = False  # With AMP: True evaluates in the same precision. False: evaluate in float32, as PaddleViT does.
-_C.NGPUS = -1  # Processes. -1: one per visible GPU, or one per core if there is no GPU.
-_C.DETERMINISTIC = False  # GPU: True repeats a run bit by bit, and may be slower. A CPU always does.
-_C.CUDNN_BENCHMARK = False  # GPU: True lets cuDNN search for its fastest algorithm. Not with DETERMINISTIC.
-_C.TF32 = None  # GPU from Ampere on: True multiplies float32 with TF32's 10 bits. False: in full. None: as Paddle does.
-_C.TUNE_CPU = True  # Tune threads, strides, memory and compiled operators for speed. On a GPU: only the memory.
-_C.TO_STATIC = False  # GPU, training: compile the model to a graph (paddle.jit.to_static). A CPU is faster without.
+    # What makes a checkpoint the best: acc1 (auto), acc5 or mean_class_acc. multilabel: mAP (auto),
+    # f1_micro or f1_macro. Or loss: the lowest is the best.
+    BEST_METRIC: str = key("auto", TRAINING)
 
-_C.DIST = CfgNode()
-_C.DIST.TIMEOUT = 1800.0  # Stop the run after this many seconds without progress and name the slowest process. Until
-# the first batch at least 600 s are allowed.
-_C.DIST.INIT_TIMEOUT = 300.0  # Seconds that processes of a launcher wait for each other at the start.
-_C.DIST.MAX_RESTART = 0  # How often to start all processes again if one is lost or stalls. Not for those of a launcher.
-_C.DIST.ENGINE = "data_parallel"  # Use paddle.DataParallel. "fleet": use paddle.distributed.fleet with STRATEGY.
-_C.DIST.STRATEGY = CfgNode()  # The keys of fleet's DistributedStrategy, spelled as there.
-_C.DIST.STRATEGY.sharding = False  # True: each process keeps a share of the optimizer's state (ZeRO).
-_C.DIST.STRATEGY.sharding_configs = CfgNode()
-_C.DIST.STRATEGY.sharding_configs.stage = 1  # What is shared. 1: the optimizer's state. 2: the gradients, too. 3: the
-# weights of blocks, too.
-_C.DIST.STRATEGY.fuse_grad_size_in_MB = 32  # Gradients of this many MB are sent together.
-_C.DIST.STRATEGY.find_unused_parameters = False  # Set True if a step may not use all parameters of the model.
+    # End the run if a checkpoint can't be written (full disk). "continue": report it and go on.
+    SAVE_ON_ERROR: Literal["stop", "continue"] = "stop"
 
-add_keys(_C)  # Optimizers, schedules, losses and datasets declare keys of their own where they are defined.
+    # Steps between two reports of the training, in the log and in metrics.jsonl.
+    REPORT_FREQ: Every = key(20, TRAINING)
 
-_KEYS = Keys(_C, TYPES, WORDS, REMOVED)
-# fmt: on
+    # Epochs between two evaluations. The last epoch is always evaluated.
+    VALIDATE_FREQ: Every = key(1, TRAINING)
+
+    # Write report.html when the run ends, with predictions.csv and confusion.csv of the last
+    # evaluation.
+    REPORT: bool = True
+
+    # Seed of the first weights, of the order of images and of their augmentation.
+    SEED: Number = 0
+
+    # True: evaluate only, don't train.
+    EVAL: bool = False
+
+    # EVAL on a CPU: "inference" exports the model and runs it by Paddle Inference (oneDNN).
+    EVAL_ENGINE: Literal["eager", "inference"] = key("eager", EVALUATION)
+
+    # True: compute in bfloat16. A GPU without it uses float16 with a loss scaler. A CPU needs
+    # avx512_bf16 or AMX; its linear, MLP and attention layers use bfloat16. EVAL_ENGINE inference:
+    # the whole program does.
+    AMP: bool = False
+
+    # With AMP: True evaluates in the same precision. False: evaluate in float32, as PaddleViT does.
+    AMP_EVAL: bool = key(False, is_("AMP", True))
+
+    # Processes. -1: one per visible GPU, or one per core if there is no GPU.
+    NGPUS: Processes = -1
+
+    # GPU: True repeats a run bit by bit, and may be slower. A CPU always does.
+    DETERMINISTIC: bool = False
+
+    # GPU: True lets cuDNN search for its fastest algorithm. Not with DETERMINISTIC.
+    CUDNN_BENCHMARK: bool = False
+
+    # GPU from Ampere on: True multiplies float32 with TF32's 10 bits. False: in full. None: as
+    # Paddle does.
+    TF32: bool | None = None
+
+    # Tune threads, strides, memory and compiled operators for speed. On a GPU: only the memory.
+    TUNE_CPU: bool = True
+
+    # GPU, training: compile the model to a graph (paddle.jit.to_static). A CPU is faster without.
+    TO_STATIC: bool = key(False, TRAINING)
+
+
+class DATA(Section):
+    # Training samples per device and step.
+    BATCH_SIZE: Batch = key(256, OWN_BATCH)
+
+    # Training samples of all devices per step. If set, BATCH_SIZE is its share. None: not set.
+    GLOBAL_BATCH: Batch | None = key(None, TRAINING)
+
+    # Evaluation samples per device and step.
+    BATCH_SIZE_EVAL: Batch = 64
+
+    # The folder of the dataset.
+    DATA_PATH: FilePath = "/dataset/imagenet/"
+
+    # How the dataset is stored: folder, imagenet2012, shards, digits, ... (see loading/).
+    DATASET: str = "imagenet2012"
+
+    # Height and width in pixels, or [height, width]. The command line also takes 224x160.
+    IMAGE_SIZE: Side | Sequence[Side] = 224
+
+    # 3: RGB. 1: grey. Other numbers up to 64: the channels of TIFF and .npy files.
+    IMAGE_CHANNELS: Annotated[int, between(1, 64)] = 3
+
+    # 8-bit pixels for 3 channels or 1, float32 for other numbers. "float32": pixels keep their full
+    # depth. 8-bit values are divided by 255 and 16-bit values by 65535. Floats stay as stored.
+    IMAGE_DTYPE: Literal["auto", "float32"] = "auto"
+
+    # Evaluation: the share of the resized side that the central crop keeps, 0.1 to 1.
+    CROP_PCT: CropShare = 0.875
+
+    # Evaluation: resize the short side, then crop. "squash": resize both sides, then crop.
+    CROP_MODE: Literal["center", "squash"] = "center"
+
+    # How images are resized: bicubic, bilinear or nearest.
+    INTERPOLATION: Literal["bicubic", "bilinear", "nearest"] = "bicubic"
+
+    # True: turn photographs as their EXIF data says. timm and PaddleViT don't.
+    EXIF_ORIENTATION: bool = key(False, FILES)
+
+    # Evaluation: True decodes JPEG as fast as training does. False: exactly Pillow's pixels.
+    FAST_EVAL: bool = key(False, FILES, is_unset("DATA.CACHE"), EIGHT_BITS)
+
+    # Loader processes per device. 0: the training process loads the images itself.
+    NUM_WORKERS: Annotated[int, between(0, 256)] = 2
+
+    # Batches that each loader process loads in advance.
+    PREFETCH: Few = key(2, LOADED_AHEAD)
+
+    # Training: "dali" decodes with NVIDIA DALI, on the GPU if there is one.
+    LOADER: Literal["paddle", "dali"] = key("paddle", TRAINING)
+
+    # Subtracted from pixels (0 to 1, or floats as stored). One value, or one per channel.
+    IMAGENET_MEAN: Sequence[Annotated[float, between(-1000, 1000)]] = [0.5, 0.5, 0.5]
+
+    # Pixels are divided by this afterwards. One value, or one per channel.
+    IMAGENET_STD: Sequence[Annotated[float, between(0.000001, 1000)]] = [0.5, 0.5, 0.5]
+
+    # Training: drop the last images if they fill no global batch. False: pad to a multiple of
+    # devices.
+    DROP_LAST: bool = key(True, TRAINING)
+
+    # Shuffle all images, then split them. "shard": split once, then shuffle each part.
+    SHUFFLE_MODE: Literal["global", "shard"] = key("global", TRAINING)
+
+    # Training: draw each image once an epoch. "balanced": draw all classes equally often.
+    SAMPLER: Literal["shuffle", "balanced"] = key("shuffle", TRAINING)
+
+    # Training: a list of image sizes in pixels. Each step uses one of them. None: IMAGE_SIZE.
+    MULTI_SCALE: Sequence[Side] | None = key(None, TRAINING)
+
+    # Every epoch uses all sizes. A batch has as many pixels as BATCH_SIZE images of IMAGE_SIZE.
+    # "progressive" (timm): the run goes from the first size to the last. Each batch has BATCH_SIZE
+    # images.
+    SCALE_SCHEDULE: Literal["mixed", "progressive"] = key(
+        "mixed", TRAINING, is_set("DATA.MULTI_SCALE")
+    )
+
+    # progressive: standard deviation of an epoch's sizes, in places of the list. 0: one size.
+    SCALE_SPREAD: Annotated[float, between(0, 1000)] = key(
+        0.65,
+        TRAINING,
+        is_set("DATA.MULTI_SCALE"),
+        is_("DATA.SCALE_SCHEDULE", "progressive"),
+    )
+
+    # progressive: the share of the steps that draw any of the sizes.
+    SCALE_RANDOM: Share = key(
+        0.1,
+        TRAINING,
+        is_set("DATA.MULTI_SCALE"),
+        is_("DATA.SCALE_SCHEDULE", "progressive"),
+    )
+
+    # shards: read this many shards at a time and mix their samples. None: mix all samples.
+    SHARD_SHUFFLE: Every | None = key(
+        None, TRAINING, SHARDS, is_("DATA.SAMPLER", "shuffle"), is_unset("DATA.CACHE")
+    )
+
+    # A folder for decoded images of one size, which all processes share. None: decode in each
+    # epoch.
+    CACHE: FilePath | None = key(None, STORED)
+
+    # An image file with more pixels is treated as unreadable.
+    MAX_PIXELS: Every = key(100_000_000, FILES)
+
+    # Use this share of each class's training images for validation. None: the data has its own.
+    VAL_SPLIT: Part | None = key(None, FILES)
+
+    # k-fold: split the training images into this many parts. Each part has its share of every
+    # class.
+    FOLDS: Annotated[int, between(2, 1000)] | None = key(None, STORED)
+
+    # This part (0 to FOLDS - 1) validates, the others train. The data's own validation set isn't
+    # read.
+    FOLD: Number = key(0, is_set("DATA.FOLDS"), STORED)
+
+    # The random seed of VAL_SPLIT and FOLDS. The parts are the same for every SEED.
+    SPLIT_SEED: Number = key(0, PARTS, STORED)
+
+    # Keep the images of a group in one part. This regular expression (or its first brackets) finds
+    # the group in an image's path. Or name a file: each line holds a path, a TAB and a group. None:
+    # no groups.
+    SPLIT_GROUPS: str | None = key(None, PARTS, FILES)
+
+    # Evaluation: "present" compares only the outputs of classes that the data has (ImageNet-A, -R).
+    # Or name a file: each line holds a class of the data, a TAB and its output. None: compare all
+    # outputs.
+    CLASSES: FilePath | None = key(None, EVALUATION)
+
+    # Evaluation: the file real.json of ReaL. Its labels replace those of ImageNet's validation set.
+    LABELS: FilePath | None = key(None, EVALUATION, PLAIN_FILES)
+
+    # Evaluation: corrupt each cropped image as ImageNet-C does (fog, snow, ...). None: don't.
+    CORRUPTION: str | None = key(None, EVALUATION, choices=CORRUPTIONS)
+
+    # How strong the corruption is, 1 to 5.
+    SEVERITY: Literal[1, 2, 3, 4, 5] = key(1, EVALUATION, is_set("DATA.CORRUPTION"))
+
+    # Training: True replaces an unreadable image by the next one, counts it and lists it.
+    SKIP_BROKEN: bool = key(False, TRAINING, FILES)
+
+
+class MODEL(Section):
+    # The architecture: a name that a class in models/ registers. Upper and lower case are equal.
+    TYPE: str = "ViT"
+
+    # What logs and files call the model.
+    NAME: str = "vit_base_patch16_224"
+
+    # Continue from this checkpoint. "auto": from the newest whole one in OUTPUT, or anew if there
+    # is none.
+    RESUME: FilePath | None = None
+
+    # Weights to start from or to evaluate: a file, a folder or hf-hub:org/name. None: random.
+    PRETRAINED: FilePath | None = None
+
+    # Patterns of weights that the file or the model may lack: ["fc_norm.*"]. None: none.
+    PRETRAINED_ALLOW: Sequence[str] | None = key(None, WEIGHTS)
+
+    # The order of ImageNet-22k's classes in the weights: imagenet22k or imagenet22k_swin. Only
+    # ImageNet-1k's classes are kept. None: keep the classifier as it is.
+    PRETRAINED_CLASSES: Literal["imagenet22k", "imagenet22k_swin"] | None = key(None, WEIGHTS)
+
+    # An adapter to merge into the weights: adapter.safetensors, or peft's LoRA. None: none.
+    PRETRAINED_ADAPTER: FilePath | None = key(None, WEIGHTS)
+
+    # The model's outputs. "auto": the number of the data's classes. 0: none (create_model only).
+    NUM_CLASSES: Annotated[int, between(0, 10_000_000)] | Literal["auto"] = 1000
+
+
+class TRAIN(Section):
+    # The last epoch that is already done. A resumed run takes it from its checkpoint.
+    LAST_EPOCH: WholeEpochs = 0
+
+    # Passes over the training images.
+    NUM_EPOCHS: Size = key(300, TRAINING)
+
+    # The run ends within this many minutes: its schedule is shortened. None: no limit.
+    MAX_MINUTES: Seconds | None = key(None, TRAINING)
+
+    # Stop after this many evaluations in a row without a gain in BEST_METRIC. A gain of the
+    # averaged weights (MODEL_EMA) counts, too. None: never stop early.
+    EARLY_STOP: Every | None = key(None, TRAINING)
+
+    # A gain must be larger than this, in percent or in units of the loss.
+    EARLY_STOP_MIN: Factor = key(0.0, TRAINING, is_set("TRAIN.EARLY_STOP"))
+
+    # The rate rises linearly from WARMUP_START_LR to BASE_LR. 0.2: in a fifth of an epoch.
+    WARMUP_EPOCHS: Epochs = key(32.0, TRAINING)
+
+    # The last epochs of NUM_EPOCHS. They use the schedule's final rate.
+    COOLDOWN_EPOCHS: WholeEpochs = key(0, TRAINING, is_not("TRAIN.LR_SCHEDULER.NAME", "constant"))
+
+    # Each update shrinks weights by rate x this. Adam, SGD, LARS: an L2 term of the gradient.
+    WEIGHT_DECAY: Factor = key(0.3, TRAINING)
+
+    # False: only matrices decay. True: biases, norms and tokens decay too (PaddleViT).
+    DECAY_ALL: bool = key(False, TRAINING)
+
+    # The highest learning rate, reached when warm-up ends.
+    BASE_LR: Factor = key(0.003, TRAINING)
+
+    # The learning rate when warm-up begins.
+    WARMUP_START_LR: Factor = key(1e-06, TRAINING, above_zero("TRAIN.WARMUP_EPOCHS"))
+
+    # The learning rate when the schedule ends. step, multistep: the lowest rate.
+    END_LR: Factor = key(0.0, TRAINING, is_not("TRAIN.LR_SCHEDULER.NAME", "constant"))
+
+    # The batch size that the three rates are meant for. They scale with the effective batch: all
+    # devices, ACCUM_ITER steps. None: the rates stay.
+    LINEAR_SCALED_LR: Batch | None = key(None, TRAINING)
+
+    # The rates grow with the batch. "sqrt": with the square root of the batches' ratio.
+    LR_SCALING: Literal["linear", "sqrt"] = key(
+        "linear", TRAINING, is_set("TRAIN.LINEAR_SCALED_LR")
+    )
+
+    # The rates that scale: all three. "base": only BASE_LR.
+    LR_SCALED: Literal["all", "base"] = key("all", TRAINING, is_set("TRAIN.LINEAR_SCALED_LR"))
+
+    # The recipe's batch size, if its rates don't scale. A run far from it prints a warning.
+    RECIPE_BATCH: Batch | None = key(None, TRAINING, is_unset("TRAIN.LINEAR_SCALED_LR"))
+
+    # Each block's learning rate is this times the next block's. The classifier has 1. None: all
+    # layers have the same rate.
+    LAYER_DECAY: Annotated[float, between(1e-12, 1)] | None = key(None, TRAINING)
+
+    # Which parameters share a rate: the authors' groups. "timm": timm's groups.
+    LAYER_DECAY_GROUPS: Literal["authors", "timm"] = key(
+        "authors", TRAINING, is_set("TRAIN.LAYER_DECAY")
+    )
+
+    # The classifier's learning rate is multiplied by this.
+    HEAD_LR: Factor = key(1.0, TRAINING)
+
+    # Patterns of parameters that don't train: ["patch_embed.*", "blocks.[0-5].*"]. "backbone": all
+    # but the classifier. None: all parameters train.
+    FREEZE: Sequence[str] | None = key(None, TRAINING, is_unset("TRAIN.ADAPTER.NAME"))
+
+    class ADAPTER(Section):
+        # lora (keys RANK, ALPHA, TARGETS, DROPOUT), prompt (MODEL.PROMPT_TOKENS) or bitfit
+        # (biases). None: no adapter.
+        NAME: str | None = key(None, TRAINING)
+
+    # The bound that GRAD_CLIP_MODE applies to the gradients. None: gradients aren't clipped.
+    GRAD_CLIP: Positive | None = key(None, TRAINING)
+
+    # Clip the norm of all gradients together. "value": clip each element. "agc": clip each unit's
+    # norm at GRAD_CLIP times the norm of its weights, except in the classifier.
+    GRAD_CLIP_MODE: Literal["norm", "value", "agc"] = key(
+        "norm", TRAINING, is_set("TRAIN.GRAD_CLIP")
+    )
+
+    # GPU: True computes batch norm's statistics over the images of all devices.
+    SYNC_BN: bool = key(False, TRAINING)
+
+    # Steps whose gradients are added up for one update.
+    ACCUM_ITER: Every = 1
+
+    class LR_SCHEDULER(Section):
+        # Also cosine (the same), linear, poly, step, multistep (or multi-step), onecycle, wsd and
+        # constant. Each begins with WARMUP_EPOCHS. PaddleViT's cosine and multi-step don't: set
+        # them to 0.
+        NAME: str = key("warmupcosine", TRAINING)
+
+        # It begins after warm-up. False: at epoch 0, where warm-up replaces it.
+        WARMUP_PREFIX: bool = key(True, TRAINING, above_zero("TRAIN.WARMUP_EPOCHS"))
+
+        # step, multistep: the factor of each step. onecycle: its fall slows at this share of
+        # BASE_LR.
+        DECAY_RATE: Annotated[float, between(1e-12, 1)] = key(0.1, TRAINING)
+
+        # False: each update has its own rate. Otherwise an epoch has one rate: of its "start"
+        # (timm) or of its "end" (PaddleViT; also True). "late": of the start of the epoch before
+        # (DeiT, PVT).
+        PER_EPOCH: bool | Literal["start", "late", "end"] = key(False, TRAINING)
+
+    class OPTIMIZER(Section):
+        # Also Adam, SGD, LAMB, LARS, Lion and Muon. Muon uses AdamW for all but matrices.
+        NAME: str = key("AdamW", TRAINING)
+
+        # Added to the denominator of the update.
+        EPS: Annotated[float, between(1e-30, 1)] = key(1e-08, TRAINING)
+
+        # What its two moving averages keep at an update. Lion's paper uses [0.9, 0.99].
+        BETAS: tuple[Rate, Rate] = key([0.9, 0.999], TRAINING)
+
+        # SGD, LARS and Muon: the share of the old momentum that an update keeps.
+        MOMENTUM: Rate = key(0.9, TRAINING)
+
+        # SGD and Muon: True uses Nesterov's momentum.
+        NESTEROV: bool = key(True, TRAINING, above_zero("TRAIN.OPTIMIZER.MOMENTUM"))
+
+    # True: keep, evaluate and save an exponential moving average of the weights, too.
+    MODEL_EMA: bool = key(False, TRAINING)
+
+    # The share of the old average that each update keeps. 0 <= value < 1.
+    MODEL_EMA_DECAY: Rate = key(0.9999, TRAINING, is_("TRAIN.MODEL_EMA", True))
+
+    # Update n (from 0) keeps at most 1 - (1 + n) ** (-2 / 3), so early weights fade fast.
+    MODEL_EMA_WARMUP: bool = key(True, TRAINING, is_("TRAIN.MODEL_EMA", True))
+
+    # cross_entropy (labels), soft_target (distributions), or one yes or no per class: bce, focal,
+    # asymmetric. auto: soft_target with mixup or CutMix, bce with TASK multilabel, otherwise
+    # cross_entropy.
+    LOSS: str = key("auto", TRAINING)
+
+    # Label smoothing s of the training loss. multilabel: targets are 1 - s / 2 and s / 2.
+    SMOOTHING: Rate = key(0.0, TRAINING)
+
+    # A factor per class on the loss. "auto": inverse to its training images. None: all are 1.
+    CLASS_WEIGHTS: Sequence[Factor] | Literal["auto"] | None = key(None, TRAINING)
+
+    # bce: a factor on the loss of images with the class. "auto": negatives / positives. None: 1.
+    POS_WEIGHT: Sequence[Factor] | Literal["auto"] | None = key(None, TRAINING, BCE)
+
+    # The student learns the teacher's choice ("hard"), its distribution ("soft") or its last map
+    # ("feature"). None: no teacher.
+    DISTILLATION_TYPE: Literal["hard", "soft", "feature"] | None = key(None, TRAINING)
+
+    # The share of the distillation in the loss, 0 to 1.
+    DISTILLATION_ALPHA: Share = key(0.5, TRAINING, TEACHER)
+
+    # soft: the temperature of both distributions.
+    DISTILLATION_TAU: Positive = key(1.0, TRAINING, is_("TRAIN.DISTILLATION_TYPE", "soft"))
+
+    # The teacher's YAML file or model name.
+    TEACHER_MODEL: FilePath | None = key(None, TRAINING, TEACHER)
+
+    # The file of the teacher's weights.
+    TEACHER_PATH: FilePath | None = key(None, TRAINING, TEACHER)
+
+    # A random box, resized to IMAGE_SIZE. Up to ten boxes are drawn until one fits.
+    # "random_resized_once": draw one box and cut it at the image's border (BYOL, MAE's probe).
+    # "simple" (DeiT-III): resize the short side to IMAGE_SIZE, add 4 mirrored pixels on each side,
+    # crop at random. "short_side", "squash" (big_vision): resize the short side, or both sides, to
+    # IMAGE_SIZE / CROP_PCT, crop at random.
+    CROP: Literal["random_resized", "random_resized_once", "simple", "short_side", "squash"] = key(
+        "random_resized", TRAINING
+    )
+
+    # short_side, squash: the share of the resized side that the crop keeps, 0.1 to 1.
+    CROP_PCT: CropShare = key(0.875, TRAINING, is_("TRAIN.CROP", "short_side", "squash"))
+
+    # Random boxes: smallest and largest share of the image's area.
+    CROP_SCALE: tuple[float, float] = key(
+        [0.08, 1.0], TRAINING, is_("TRAIN.CROP", "random_resized", "random_resized_once")
+    )
+
+    # Random boxes: smallest and largest width / height.
+    CROP_RATIO: tuple[float, float] = key(
+        [0.75, 4 / 3],
+        TRAINING,
+        is_("TRAIN.CROP", "random_resized", "random_resized_once"),
+    )
+
+    # None: use DATA.INTERPOLATION. "random": draw bilinear or bicubic for each image.
+    INTERPOLATION: Literal["bicubic", "bilinear", "nearest", "random"] | None = key(None, TRAINING)
+
+    # Probability of a horizontal flip.
+    HFLIP: Share = key(0.5, TRAINING)
+
+    # Probability of a vertical flip.
+    VFLIP: Share = key(0.0, TRAINING)
+
+    # Largest rotation in degrees, shift as a share of the size, and scaling as a share.
+    AFFINE: tuple[float, float, float] = key([0.0, 0.0, 0.0], TRAINING)
+
+    # A policy in timm's spelling: rand-m9-mstd0.5-inc1, original, v0, trivial, 3a or
+    # augmix-m3-w3-d2. rand-m9-tRotate+Invert uses only these operations. None: no policy.
+    AUTO_AUGMENT: str | None = key(None, TRAINING)
+
+    # Strength of random brightness, contrast and saturation, applied after AUTO_AUGMENT.
+    COLOR_JITTER: Annotated[float, between(0, 10)] = key(0.0, TRAINING)
+
+    # Probability that boxes of an image are erased.
+    RANDOM_ERASE_PROB: Share = key(0.0, TRAINING)
+
+    # Fill boxes with noise. "rand": with a random colour. "const": with the mean colour.
+    RANDOM_ERASE_MODE: Literal["const", "rand", "pixel"] = key(
+        "pixel", TRAINING, above_zero("TRAIN.RANDOM_ERASE_PROB")
+    )
+
+    # The largest number of boxes. They share the erased area.
+    RANDOM_ERASE_COUNT: Few = key(1, TRAINING, above_zero("TRAIN.RANDOM_ERASE_PROB"))
+
+    # Copies of an image in a global batch. Each is augmented anew. DeiT uses 3.
+    REPEATED_AUGMENT: Few = key(1, TRAINING)
+
+    # Mixup draws its share from Beta(alpha, alpha). 0: no mixup.
+    MIXUP_ALPHA: MixAlpha = key(0.0, TRAINING)
+
+    # CutMix draws its share from Beta(alpha, alpha). 0: no CutMix.
+    CUTMIX_ALPHA: MixAlpha = key(0.0, TRAINING, is_unset("TRAIN.CUTMIX_MINMAX"))
+
+    # [low, high]: the share of each side that CutMix's box has. It replaces CUTMIX_ALPHA.
+    CUTMIX_MINMAX: tuple[Share, Share] | None = key(None, TRAINING)
+
+    # Probability that a batch (a pair, an image) is mixed.
+    MIXUP_PROB: Share = key(1.0, TRAINING, MIXING)
+
+    # Probability of CutMix if both are on.
+    MIXUP_SWITCH_PROB: Share = key(0.5, TRAINING, MIXUP, CUTMIX)
+
+    # Draw once for the global batch. "pair": for each pair. "elem": for each image.
+    MIXUP_MODE: Literal["batch", "pair", "elem"] = key("batch", TRAINING, MIXING)
+
+    # Stop mixing after this many epochs. 0: never stop.
+    MIXUP_OFF_EPOCH: Number = key(0, TRAINING, MIXING)
+
+
+class DIST(Section):
+    # Stop the run after this many seconds without progress and name the slowest process. Until the
+    # first batch at least 600 s are allowed.
+    TIMEOUT: Seconds = 1800.0
+
+    # Seconds that processes of a launcher wait for each other at the start.
+    INIT_TIMEOUT: Seconds = 300.0
+
+    # How often to start all processes again if one is lost or stalls. Not for those of a launcher.
+    MAX_RESTART: Number = key(0, TRAINING)
+
+    # Use paddle.DataParallel. "fleet": use paddle.distributed.fleet with STRATEGY.
+    ENGINE: Literal["data_parallel", "fleet"] = key("data_parallel", TRAINING)
+
+    class STRATEGY(Section):
+        # True: each process keeps a share of the optimizer's state (ZeRO).
+        sharding: bool = key(False, TRAINING, FLEET)
+
+        class sharding_configs(Section):
+            # What is shared. 1: the optimizer's state. 2: the gradients, too. 3: the weights of
+            # blocks, too.
+            stage: Literal[1, 2, 3] = key(1, TRAINING, FLEET, is_("DIST.STRATEGY.sharding", True))
+
+        # Gradients of this many MB are sent together.
+        fuse_grad_size_in_MB: Few = key(32, TRAINING, FLEET)
+
+        # Set True if a step may not use all parameters of the model.
+        find_unused_parameters: bool = key(
+            False, TRAINING, FLEET, is_unset("DIST.STRATEGY.sharding")
+        )
+
+
+_KEYS = Keys((Run, DATA, MODEL, TRAIN, DIST))
+_C = _KEYS.tree()
 
 
 def get_config(
@@ -275,13 +641,16 @@ def get_config(
     Raises:
         InputError: an unknown key, a wrong type, a value out of range, an unreadable file.
     """
-    return asked_config(
-        cfg_file, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)]
-    )
+    return asked_config(cfg_file, _parsed(options))
 
 
 class FromFile(NamedTuple):
-    """What a configuration's file says: the configuration, not checked yet, and what the file's name adds to it."""
+    """What a configuration's file says.
+
+    Attributes:
+        config: the configuration, not checked yet.
+        tagged: options that follow from the file's name (``vit_base_patch16_224.augreg_in21k``).
+    """
 
     config: Configuration
     tagged: list[Option]
@@ -292,10 +661,10 @@ def asked_config(
     options: Iterable[Option],
     read: dict[Any, FromFile] | None = None,
 ) -> Configuration:
-    """Returns ``get_config``'s configuration, which knows by what each option was given.
+    """Returns the configuration of ``get_config``, from options that know which flag gave them.
 
     Args:
-        read: what was read for earlier calls, by file, which isn't read again; this call adds to it.
+        read: files that earlier calls read, which aren't read again; this call adds to it.
     """
     read = {} if read is None else read
     if cfg_file not in read:
@@ -314,20 +683,20 @@ def asked_config(
 
 
 def update_config(config: Configuration, args: Any) -> Configuration:
-    """Returns what a configuration, then the YAML file ``args.cfg`` and the flags in ``args`` come to, as PaddleViT's
-    function of this name does.
+    """Returns a configuration changed by ``args.cfg`` and then by the flags in ``args``, as
+    PaddleViT's function of this name does.
 
-    The result isn't frozen, so that a program can set keys afterwards, as PaddleViT's do. These aren't checked.
+    The result isn't frozen, so that a program can set keys afterwards, as PaddleViT's programs do.
+    Those aren't checked.
 
     Args:
-        args: parsed flags as attributes (``dataset``, ``batch_size``, ...); those that are missing or None set nothing.
-            ``output`` is SAVE, as in PaddleViT.
+        args: parsed flags as attributes (``dataset``, ``batch_size``, ...); those that are missing
+            or None set nothing. ``output`` is SAVE, as in PaddleViT.
 
     Raises:
         InputError: as ``get_config``.
     """
-    changed = config.clone()
-    changed.defrost()
+    changed = _thawed(config)
     if getattr(args, "cfg", None):
         _KEYS.merge_file(changed, find_config(args.cfg))
     _KEYS.merge_options(changed, options_of(args, changed.EVAL))
@@ -335,22 +704,12 @@ def update_config(config: Configuration, args: Any) -> Configuration:
     return changed
 
 
-def _finish(config: Configuration) -> None:
-    """Checks a configuration of which all values are given."""
-    settle(config)
-    values = dict(leaves(config))
-    check(config, values)
-    refuse_idle(values, explicit_sources(config), NEEDS)
-    if config.families and not config.EVAL:
-        for line in reading.difference_lines(config.families[-1], config):
-            add_note(config, line)
-
-
 def default_values(config: Configuration | None = None) -> dict[str, Any]:
     """Returns the defaults by dotted key.
 
     Args:
-        config: whose architecture's keys of MODEL are meant; None: those of all, with the default of one of them.
+        config: whose architecture's keys of MODEL are meant. None: those of all architectures; of a
+            key that several have, the default of one of them.
     """
     return dict(_KEYS.defaults) if config is None else _KEYS.defaults_of(config)
 
@@ -361,20 +720,19 @@ def named_keys(options: Sequence[str]) -> set[str]:
     Raises:
         InputError: one has no value.
     """
-    return {key for key, _ in pairs(options, _KEYS.defaults)}
+    return {option.key for option in _parsed(options)}
 
 
 def with_values(config: Configuration, why: str = "", /, **values: Any) -> Configuration:
-    """Returns a frozen copy of ``config`` in which each KEY (dots written as ``__``) has its new value.
+    """Returns a frozen copy of ``config`` in which each KEY (dots written as ``__``) has its new
+    value.
 
     Args:
         why: where the values come from, in words.
     """
-    changed = config.clone()
-    changed.defrost()
+    changed = _thawed(config)
     _KEYS.write_out(changed, {key.replace("__", "."): value for key, value in values.items()}, why)
-    settle(changed)
-    check(changed, dict(leaves(changed)))
+    _check(changed, effective=())
     changed.freeze()
     return changed
 
@@ -385,20 +743,24 @@ def with_options(config: Configuration, options: Sequence[str]) -> Configuration
     Raises:
         InputError: as ``get_config``.
     """
-    changed = config.clone()
-    changed.defrost()
-    _KEYS.merge_options(
-        changed, [Option(key, value) for key, value in pairs(options, _KEYS.defaults)]
-    )
-    settle(changed)
-    values = dict(leaves(changed))
-    check(changed, values)
-    named = named_keys(options)
-    refuse_idle(
-        values, {key: by for key, by in explicit_sources(changed).items() if key in named}, NEEDS
-    )
+    changed = _thawed(config)
+    _KEYS.merge_options(changed, _parsed(options))
+    _check(changed, effective=named_keys(options))
     changed.freeze()
     return changed
+
+
+def explain(config: Configuration, names: Sequence[str]) -> str:
+    """Returns a paragraph for each key that ``names`` name: its value, where that came from, what it
+    means and needs.
+
+    Args:
+        names: keys, sections, or shell patterns of keys.
+
+    Raises:
+        InputError: there is no such key.
+    """
+    return explanation(config, names, _KEYS)
 
 
 def differences(config: Configuration) -> list[str]:
@@ -414,3 +776,41 @@ def differences(config: Configuration) -> list[str]:
 def resolved_yaml(config: Configuration) -> str:
     """Returns YAML that ``-cfg`` takes again: every key, and where its value came from."""
     return _KEYS.to_yaml(config)
+
+
+def _thawed(config: Configuration) -> Configuration:
+    """Returns a copy that can be changed."""
+    copy = config.clone()
+    copy.defrost()
+    return copy
+
+
+def _parsed(options: Sequence[str]) -> list[Option]:
+    return [Option(key, value) for key, value in pairs(options, _KEYS.defaults)]
+
+
+def _finish(config: Configuration) -> None:
+    """Checks a configuration that has all its values."""
+    _check(config)
+    if config.families and not config.EVAL:
+        for line in reading.difference_lines(config.families[-1], config):
+            add_note(config, line)
+
+
+def _check(config: Configuration, effective: Collection[str] | None = None) -> None:
+    """Checks each key by itself, then all of them together.
+
+    Args:
+        effective: dotted keys that have to have an effect, if somebody set them. None: all keys.
+
+    Raises:
+        InputError: a value out of range, a conflict of two keys, or a key without effect.
+    """
+    keep_model_keys(config)
+    values = dict(leaves(config))
+    _KEYS.check_values(values)
+    check_conflicts(config, values)
+    given = explicit_sources(config)
+    if effective is not None:
+        given = {key: source for key, source in given.items() if key in effective}
+    refuse_idle(values, given, _KEYS.needs)

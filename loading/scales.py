@@ -10,7 +10,7 @@ import numpy as np
 
 from errors import InputError
 from loading.samplers import TrainBatchSampler
-from settings.key_needs import mixes
+from settings.needs import mixes
 from settings.options import Configuration, size_text
 
 _TAG = 0x7363616C65  # keeps the draws of the sizes apart from the samples'

@@ -21,8 +21,8 @@ from loading.class_names import UNPRINTABLE, lookalike, names_beside
 from loading.files import Paths, count_lines, text_lines, why_missing
 from loading.label_sets import LabelSets
 from loading.layout import IMAGE_SUFFIXES, holds, is_leftover, named_as_parts
+from settings.keys import Size
 from settings.registry import datasets
-from settings.signatures import Size
 
 Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
 

@@ -15,6 +15,7 @@ from models.layers.classifier_norm import ClassifierNorm
 from models.layers.linear import Linear
 from models.layers.recompute import recompute
 from settings.architectures import add_file, architectures
+from settings.keys import InTraining
 from settings.options import pair, size_text
 from weights.layout import sublayer
 
@@ -116,8 +117,8 @@ class ImageModel(nn.Layer):
         image_size: int | Sequence[int],
         in_channels: int,
         num_classes: int,
-        head_init_scale: float = 1.0,
-        recompute: bool = False,
+        head_init_scale: InTraining[float] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__()
         self.image_size = pair(image_size)

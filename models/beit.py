@@ -22,7 +22,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from models.layers.scale import add_to_all, scale_channels
 from models.layers.stages import feature_info
-from settings.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
+from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
 from weights.names import beit as names
 
 
@@ -173,12 +173,12 @@ class Beit(ImageModel):
         use_shared_rel_pos_bias: bool = False,
         global_pool: Literal["token", "avg"] = "avg",
         fc_norm: bool | None = None,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 0.001,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 0.001,
         head_batch_norm: bool = False,
-        recompute: bool = False,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if embed_dim % num_heads:

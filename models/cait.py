@@ -22,7 +22,7 @@ from models.layers.linear import matmul
 from models.layers.mlp import hidden_width
 from models.layers.scale import add_branch, add_to_all, scale_channels
 from models.layers.stages import feature_info
-from settings.signatures import Count, Depth, Factor, Positive, Rate, Size
+from settings.keys import Count, Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import cait as names
 
 
@@ -161,11 +161,11 @@ class Cait(ImageModel):
         depth_token_only: Count = 2,
         mlp_ratio_token_only: Positive | None = None,
         global_pool: Literal["token", "avg"] = "token",
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         if embed_dim % num_heads:

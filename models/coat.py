@@ -29,7 +29,7 @@ from models.layers.mlp import hidden_width
 from models.layers.resize import resize_evenly
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_stages, feature_info
-from settings.signatures import Blocks, Depth, Factor, Kernel, Positive, Rate, Size
+from settings.keys import Blocks, Depth, Factor, InTraining, Kernel, Positive, Rate, Size
 from weights.names import coat as names
 
 
@@ -194,10 +194,10 @@ class CoaT(ImageModel):
         crpe_window: Sequence[Kernel] = (3, 3, 5, 5, 5, 7, 7, 7),
         mlp_ratio: Positive | Sequence[Positive] = (8, 8, 4, 4),
         qkv_bias: bool = True,
-        dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         ratios = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else list(mlp_ratio)

@@ -18,7 +18,7 @@ from models.layers.init import init_as_torch
 from models.layers.layout import mean_of_places
 from models.layers.scale import add_branch
 from models.layers.stages import feature_info
-from settings.signatures import Depth, Factor, Kernel, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Kernel, Rate, Size
 from weights.names import convmixer as names
 
 
@@ -64,9 +64,9 @@ class ConvMixer(ImageModel):
         kernel_size: Kernel = 9,
         patch_size: Size = 7,
         act: Literal["gelu", "relu"] = "gelu",
-        dropout: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         self.min_image_size = patch_size  # before ImageModel checks image_size
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

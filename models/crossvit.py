@@ -24,7 +24,7 @@ from models.layers.layout import concat, split, swap_axes
 from models.layers.scale import add_to_all
 from models.layers.sizes import check_sides
 from models.layers.stages import drop_path_rates, feature_info
-from settings.signatures import Depth, Factor, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import crossvit as names
 
 
@@ -167,11 +167,11 @@ class CrossViT(ImageModel):
         qkv_bias: bool = True,
         multi_conv: bool = False,
         global_pool: Literal["token", "avg"] = "token",
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check_pairs(IMAGE_SCALES=image_scales, PATCH_SIZE=patch_size, EMBED_DIMS=embed_dims, NUM_HEADS=num_heads,

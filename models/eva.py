@@ -24,7 +24,7 @@ from models.layers.rotary import RotaryEmbedding
 from models.layers.scale import add_to_all, scale_channels
 from models.layers.stages import drop_path_rates, feature_info
 from models.layers.swiglu import PackedSwiGLU, SwiGLU
-from settings.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
+from settings.keys import Count, Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
 from weights.names import eva as names
 
 
@@ -219,11 +219,11 @@ class Eva(ImageModel):
         global_pool: Literal["token", "avg"] = "avg",
         fc_norm: bool | None = None,
         norm_eps: Epsilon = 1e-6,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 0.001,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 0.001,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check(embed_dim, num_heads, dynamic_img_size and use_abs_pos_emb)

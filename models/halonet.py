@@ -27,7 +27,7 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import matmul
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
-from settings.signatures import Count, Depth, Factor, Kernel, Rate, Size
+from settings.keys import Count, Depth, Factor, InTraining, Kernel, Rate, Size
 from weights.names import halonet as names
 
 _ACTIVATIONS = {"relu": relu, "silu": silu}
@@ -285,11 +285,11 @@ class HaloNet(ImageModel):
         block_size: Kernel = 8,
         halo_size: Count = 2,
         act: Literal["relu", "silu"] = "relu",
-        dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
-        zero_init_last: bool = True,
+        dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
+        zero_init_last: InTraining[bool] = True,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)

@@ -26,7 +26,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import gather_columns
 from models.layers.sizes import check_multiples
 from models.layers.stages import feature_info
-from settings.signatures import Depth, Factor, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import levit as names
 
 STRIDES = {"s16": 16, "s8": 8}  # of the stem
@@ -235,10 +235,10 @@ class LeViT(ImageModel):
         stem_type: Literal["s16", "s8"] = "s16",
         act: Literal["hardswish", "silu"] = "hardswish",
         distilled: bool = True,
-        dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         stride = STRIDES[stem_type]

@@ -30,7 +30,7 @@ from models.layers.stages import (
     groups_of_twelve,
 )
 from models.poolformer import Pooling
-from settings.signatures import Blocks, Depth, Epsilon, Factor, Rate, Size
+from settings.keys import Blocks, Depth, Epsilon, Factor, InTraining, Rate, Size
 from weights.names import metaformer as names
 
 HEAD_DIM = 32
@@ -218,11 +218,11 @@ class MetaFormer(ImageModel):
         res_scale_stages: Blocks = 2,
         mlp_head: bool = True,
         head_norm_eps: Epsilon = 1e-6,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)

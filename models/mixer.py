@@ -6,7 +6,7 @@ timm's Linear layers have Xavier's.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import paddle
 from paddle import nn
@@ -20,7 +20,8 @@ from models.layers.layout import swap_axes
 from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.stages import drop_path_rates, feature_info
-from settings.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
+from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
+from settings.needs import above_zero
 from weights.names import mixer as names
 
 
@@ -103,13 +104,15 @@ class MlpMixer(ImageModel):
         embed_dim: Size = 768,
         depth: Depth = 12,
         mlp_ratio: Positive | Sequence[Positive] | None = None,
-        dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
         norm_eps: Epsilon | None = None,
-        droppath_shape: Literal["linear", "constant"] = "constant",
-        head_init_bias: float = 0.0,
+        droppath_shape: Annotated[
+            InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
+        ] = "constant",
+        head_init_bias: InTraining[float] = 0.0,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         self.num_features = embed_dim

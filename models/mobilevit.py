@@ -25,7 +25,7 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import in_float32
 from models.layers.resize import interpolate
 from models.layers.stages import check_counts, drop_path_rates, feature_info
-from settings.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
+from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
 from weights.names import mobilevit as names
 
 PATCH = 2  # places along a side
@@ -173,12 +173,12 @@ class MobileViT(ImageModel):
         mlp_ratio: Positive = 2.0,
         last_norm_eps: Epsilon = 1e-5,
         hidden_norm: bool = False,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
         head_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_counts(3, STAGE_DEPTHS=stage_depths, HIDDEN_DIMS=hidden_dims)

@@ -23,7 +23,7 @@ from models.layers.init import init_as_torch
 from models.layers.layout import concat, split, swap_axes
 from models.layers.scale import add_to_all
 from models.layers.stages import check_counts, drop_path_rates, feature_info
-from settings.signatures import Depth, Factor, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import pit as names
 
 
@@ -137,11 +137,11 @@ class PoolingVisionTransformer(ImageModel):
         num_heads: Sequence[Size] = (2, 4, 8),
         mlp_ratio: Positive = 4.0,
         distilled: bool = False,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_counts(len(stage_depths), BASE_DIMS=base_dims, NUM_HEADS=num_heads)

@@ -26,7 +26,7 @@ from models.layers.stages import (
     groups_by_block,
     groups_of_twelve,
 )
-from settings.signatures import Depth, Factor, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import poolformer as names
 
 
@@ -139,10 +139,10 @@ class PoolFormer(ImageModel):
         embed_dims: Sequence[Size] = (64, 128, 320, 512),
         init_values: Positive = 1e-5,
         fc_norm: bool = False,
-        dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)

@@ -21,7 +21,7 @@ from models.layers.init import init_convolution
 from models.layers.layout import channels_first, channels_last, mean_of_places
 from models.layers.mlp import hidden_width
 from models.layers.stages import check_stages, drop_path_rates, feature_info
-from settings.signatures import Depth, Epsilon, Factor, Positive, Rate, Size
+from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
 from weights.names import pvtv2 as names
 
 
@@ -196,11 +196,11 @@ class PyramidVisionTransformerV2(ImageModel):
         linear: bool = False,
         mlp_ratio: Positive | Sequence[Positive] = (8, 8, 4, 4),
         qkv_bias: bool = True,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
         norm_eps: Epsilon | None = None,
     ) -> None:
         check_stages(stage_depths, embed_dims)

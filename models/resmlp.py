@@ -6,7 +6,7 @@ starts at 0.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import paddle
 from paddle import nn
@@ -19,7 +19,8 @@ from models.layers.layout import swap_axes
 from models.layers.mlp import hidden_width
 from models.layers.scale import scale_channels
 from models.mixer import MlpMixer
-from settings.signatures import Depth, Factor, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
+from settings.needs import above_zero
 
 
 class Affine(nn.Layer):
@@ -84,11 +85,13 @@ class ResMlp(MlpMixer):
         depth: Depth = 12,
         mlp_ratio: Positive = 4.0,
         init_values: Positive = 1e-4,
-        dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
-        droppath_shape: Literal["linear", "constant"] = "constant",
+        dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
+        droppath_shape: Annotated[
+            InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
+        ] = "constant",
     ) -> None:
         self.init_values = init_values  # before MlpMixer builds the blocks
         sizes = (image_size, patch_size, in_channels, num_classes, embed_dim, depth, mlp_ratio)

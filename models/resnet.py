@@ -10,7 +10,7 @@ those of timm's ``ResNet``.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import paddle
 from paddle import nn
@@ -29,7 +29,8 @@ from models.layers.layout import mean_of_places
 from models.layers.linear import in_float32
 from models.layers.scale import scale_planes
 from models.layers.stages import drop_path_rates, feature_info
-from settings.signatures import Factor, Rate, Size
+from settings.keys import Factor, InTraining, Rate, Size
+from settings.needs import above_zero
 
 
 class Options(NamedTuple):
@@ -249,7 +250,7 @@ class ResNet(ImageModel):
         in_channels: int = 3,
         num_classes: int = 1000,
         depth: Size = 50,
-        dropout: Rate = 0.0,
+        dropout: InTraining[Rate] = 0.0,
         small_stem: bool = False,
         stem_type: Literal["plain", "deep", "deep_tiered"] = "plain",
         stem_width: Size = 32,
@@ -260,11 +261,13 @@ class ResNet(ImageModel):
         anti_alias: Literal["avg", "blur"] | None = None,
         se_ratio: Factor = 0.0,
         eca: bool = False,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
-        droppath: Rate = 0.0,
-        droppath_shape: Literal["linear", "constant"] = "linear",
-        zero_init_last: bool = True,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
+        droppath: InTraining[Rate] = 0.0,
+        droppath_shape: Annotated[
+            InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
+        ] = "linear",
+        zero_init_last: InTraining[bool] = True,
     ) -> None:
         if anti_alias == "blur":
             self.min_image_size = 17  # a border is mirrored, for which a map needs two places

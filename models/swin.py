@@ -21,7 +21,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from models.layers.stages import drop_path_rates, feature_info, groups_by_block
 from models.layers.windows import in_windows, pad_maps
-from settings.signatures import Depth, Factor, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import swin as names
 
 
@@ -244,11 +244,11 @@ class SwinTransformer(ImageModel):
         window_size: Size | Sequence[Size] = 7,
         mlp_ratio: Positive | Sequence[Positive] = 4.0,
         qkv_bias: bool = True,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         stages = len(stage_depths)

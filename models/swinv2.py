@@ -21,7 +21,7 @@ from models.layers.activations import ReLU
 from models.layers.folding import fold
 from models.layers.linear import in_float32
 from models.swin import SwinTransformer, neighbours
-from settings.signatures import Count, Depth, Factor, Positive, Rate, Size
+from settings.keys import Count, Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import swinv2 as names
 
 
@@ -192,11 +192,11 @@ class SwinTransformerV2(SwinTransformer):
         pretrained_window_sizes: Sequence[Count] | None = None,
         mlp_ratio: Positive | Sequence[Positive] = 4.0,
         qkv_bias: bool = True,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         sizes = pretrained_window_sizes or [0] * len(stage_depths)
         if len(sizes) != len(stage_depths):

@@ -25,7 +25,7 @@ from models.layers.mlp import hidden_width
 from models.layers.relative import gather_columns, offset_index
 from models.layers.stages import check_stages, drop_path_rates, feature_info, groups_by_block
 from models.layers.windows import in_windows
-from settings.signatures import Depth, Factor, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import tinyvit as names
 
 
@@ -207,10 +207,10 @@ class TinyViT(ImageModel):
         num_heads: Sequence[Size] = (3, 6, 12, 18),
         window_sizes: Sequence[Size] = (7, 7, 14, 7),
         mlp_ratio: Positive = 4.0,
-        dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)

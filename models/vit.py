@@ -11,7 +11,7 @@ and ``VisionTransformerDistilled``; a Linear's weight is [in, out] here and [out
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import paddle
 from paddle import nn
@@ -33,7 +33,8 @@ from models.layers.parallel import ParallelBlock
 from models.layers.positions import sincos_2d
 from models.layers.scale import add_to_all
 from models.layers.stages import drop_path_rates, feature_info
-from settings.signatures import Count, Depth, Epsilon, Factor, Positive, Rate, Size
+from settings.keys import Count, Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
+from settings.needs import above_zero
 from weights.names import vit as names
 
 
@@ -132,17 +133,19 @@ class VisionTransformer(ImageModel):
         pre_norm: bool = False,
         cut_images: bool = False,
         distilled: bool = False,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
         prompt_tokens: Count = 0,
-        prompt_deep: bool = False,
-        patch_drop: Rate = 0.0,
-        droppath: Rate = 0.0,
-        droppath_shape: Literal["linear", "constant"] = "linear",
-        head_init_scale: Factor = 1.0,
-        head_init_bias: float = 0.0,
+        prompt_deep: Annotated[bool, above_zero("MODEL.PROMPT_TOKENS")] = False,
+        patch_drop: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        droppath_shape: Annotated[
+            InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
+        ] = "linear",
+        head_init_scale: InTraining[Factor] = 1.0,
+        head_init_bias: InTraining[float] = 0.0,
         head_batch_norm: bool = False,
-        recompute: bool = False,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check_heads(embed_dim, num_heads, attn_head_size, global_pool)

@@ -28,7 +28,7 @@ from models.layers.layout import channels_last
 from models.layers.linear import in_float32
 from models.layers.sizes import check_multiples
 from models.layers.stages import check_counts, check_stages, drop_path_rates, feature_info
-from settings.signatures import Depth, Factor, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import volo as names
 
 
@@ -235,11 +235,11 @@ class VOLO(ImageModel):
         num_heads: Sequence[Size] = (6, 12, 12, 12),
         mlp_ratio: Positive | Sequence[Positive] = 3.0,
         qkv_bias: bool = False,
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         ratios = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio

@@ -29,7 +29,7 @@ from models.layers.linear import in_float32
 from models.layers.mlp import hidden_width
 from models.layers.scale import scale_channels
 from models.layers.stages import feature_info
-from settings.signatures import Depth, Factor, Positive, Rate, Size
+from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import xcit as names
 
 _STEM = {8: 3, 16: 4}  # convolutions by the patch's side, each of which halves the image
@@ -279,11 +279,11 @@ class XCiT(ImageModel):
         tokens_norm: bool = True,
         depth_token_only: Depth = 2,
         global_pool: Literal["token", "avg"] = "token",
-        dropout: Rate = 0.0,
-        attention_dropout: Rate = 0.0,
-        droppath: Rate = 0.0,
-        head_init_scale: Factor = 1.0,
-        recompute: bool = False,
+        dropout: InTraining[Rate] = 0.0,
+        attention_dropout: InTraining[Rate] = 0.0,
+        droppath: InTraining[Rate] = 0.0,
+        head_init_scale: InTraining[Factor] = 1.0,
+        recompute: InTraining[bool] = False,
     ) -> None:
         self.min_image_size = patch_size  # before ImageModel checks image_size
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from errors import InputError
 from launch.startup import without_collection
+from settings.keys import Key
 from settings.options import Configuration, leaves, value_sources
 from settings.paddlevit.absent import absent_type
-from settings.signatures import Argument, argument, descriptions
+from settings.signatures import argument, descriptions
 from settings.values import parse_value, quoted
 
 # keys of DATA, and what config.py has
@@ -28,7 +29,7 @@ class Architecture(NamedTuple):
     """What a class of models/ says of itself."""
 
     module: str  # the file's name
-    arguments: dict[str, Argument]  # by dotted key
+    arguments: dict[str, Key]  # by dotted key
 
 
 def architecture(kind: str, by: str = "") -> Architecture:
@@ -50,7 +51,7 @@ def architecture(kind: str, by: str = "") -> Architecture:
 
 
 @functools.cache
-def all_keys() -> dict[str, Argument]:
+def all_keys() -> dict[str, Key]:
     """Returns the keys of all architectures by dotted key; of several that take a key, one's
     argument.
     """
@@ -73,7 +74,7 @@ def kept_values(tree: dict[str, Any]) -> dict[str, Any]:
     return {key: argument.default for key, argument in own.items()} | kept
 
 
-def settle(config: Configuration) -> None:
+def keep_model_keys(config: Configuration) -> None:
     """Leaves in MODEL the keys that all share and the architecture's: as they were set, or as its
     constructor has them.
 
@@ -153,7 +154,7 @@ def _names(node: ast.ClassDef) -> list[str]:
 
 def _arguments(
     node: ast.ClassDef, classes: dict[str, ast.ClassDef], file: Path
-) -> Iterator[tuple[str, Argument]]:
+) -> Iterator[tuple[str, Key]]:
     line = list(_line(node, classes))
     made = next(
         f

@@ -1,344 +1,326 @@
-"""What the values of a configuration may be: choices, ranges, keys that have to fit each other.
+"""Conflicts: values that are fine by themselves, and can't be had together.
 
-Two keys that can't both be had are a conflict (``check``). A key that has nothing to act on is idle
-(``settings.key_needs``).
+Each rule is an ``if`` that yields the key to change and what is expected of it instead. The first
+conflict is reported. (A key that has no effect where it stands isn't a conflict but idle:
+``settings.idle``.)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from errors import InputError
 from settings import registry
-from settings.key_needs import float_pixels, mixes
+from settings.needs import float_pixels, mixes
 from settings.options import Configuration, pair
-from settings.ranges import check_values
 from settings.values import quoted
+
+# A key, and what is expected of it instead of its value.
+Conflict = tuple[str, str]
 
 _LEAST_CORRUPTED = 32  # pixels of a side, which the corruptions' blurs need
 
 
-def check(config: Configuration, values: Mapping[str, Any]) -> None:
-    """Raises InputError, naming the key, what it is and what it may be, for a configuration that
-    can't be meant.
+def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:
+    """Checks that the values of a configuration fit each other.
 
     Args:
-        values: the same, by dotted key.
+        values: the configuration's, by dotted key.
+
+    Raises:
+        InputError: two don't; the message names a key, its value and what is expected.
     """
-
-    def require(valid: bool, key: str, expected: str) -> None:
-        if not valid:
-            raise InputError(f"{key} is {quoted(values.get(key))}, expected {expected}")
-
-    check_values(values)
-    trackers = config.TRACKERS or []
-    require(len(set(trackers)) == len(trackers), "TRACKERS", "each once")
-    for name in trackers:
+    for name in config.TRACKERS or []:
         registry.refuse_other("TRACKERS", name, registry.trackers.names())
-    _check_data(config, require)
-    if not config.EVAL:
-        _check_augmentation(config, require)
-    _check_recipe(config, require)
-    require(
-        not (config.MODEL.RESUME and config.EVAL),
-        "MODEL.RESUME",
-        "None with -eval; give the weights by -pretrained FILE",
-    )
-    automatic = config.MODEL.RESUME == "auto"
-    one = automatic or not (config.MODEL.RESUME and config.MODEL.PRETRAINED)
-    require(one, "MODEL.RESUME", "auto together with -pretrained, or only one of the two")
-    require(
-        not (config.TO_STATIC and config.MODEL.get("RECOMPUTE")),
-        "TO_STATIC",
-        "False with MODEL.RECOMPUTE",
-    )
-    _check_stage_3(config, require)
-    chosen = not (config.CUDNN_BENCHMARK and config.DETERMINISTIC)
-    require(
-        chosen,
-        "CUDNN_BENCHMARK",
-        "False with DETERMINISTIC: which algorithm is fastest changes from run to run",
-    )
-    several = config.EVAL or not config.MODEL.get("HEAD_BATCH_NORM") or config.DATA.BATCH_SIZE > 1
-    require(
-        several,
-        "DATA.BATCH_SIZE",
-        "2 or more with MODEL.HEAD_BATCH_NORM: one image has no variance",
-    )
-    anew = config.OUTPUT and config.MODEL.RESUME in (None, "auto") and not config.TRAIN.LAST_EPOCH
-    require(
-        not config.DIST.MAX_RESTART or config.EVAL or anew,
-        "DIST.MAX_RESTART",
-        "0, or -output with it (the folder of the checkpoints) and neither -last_epoch nor -resume=PATH",
-    )
-    require(
-        not automatic or config.OUTPUT,
-        "MODEL.RESUME",
-        "-output with it: the folder of the checkpoints",
-    )
-
-
-def _check_stage_3(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    """What sharding the weights asks for: blocks that are computed anew, and no second copy of all
-    weights.
-    """
-    options = config.DIST.STRATEGY
-    key = "DIST.STRATEGY.sharding_configs.stage"
-    if (
-        config.EVAL
-        or config.DIST.ENGINE != "fleet"
-        or not options.sharding
-        or options.sharding_configs.stage != 3
-    ):
-        return
-    require(
-        "RECOMPUTE" in config.MODEL,
-        key,
-        f"1 or 2 with {config.MODEL.TYPE}, which takes no MODEL.RECOMPUTE",
-    )
-    require(config.MODEL.RECOMPUTE, "MODEL.RECOMPUTE", f"True with {key} 3")
-    require(
-        not config.TRAIN.MODEL_EMA,
-        "TRAIN.MODEL_EMA",
-        f"False with {key} 3: each process would hold all weights",
-    )
-
-
-def _check_data(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    data = config.DATA
-    train = config.TRAIN
-    channels = config.DATA.IMAGE_CHANNELS
-    for key, values in (
-        ("DATA.IMAGENET_MEAN", data.IMAGENET_MEAN),
-        ("DATA.IMAGENET_STD", data.IMAGENET_STD),
-    ):
-        require(
-            len(values) in (1, channels),
-            key,
-            f"1 {f'or {channels} values' if channels > 1 else 'value'}, as IMAGE_CHANNELS",
-        )
-    require(
-        isinstance(data.IMAGE_SIZE, int) or len(data.IMAGE_SIZE) == 2,
-        "DATA.IMAGE_SIZE",
-        "a number of pixels, or two: [height, width]",
-    )
-    turn, shift, scale = train.AFFINE
-    within = 0 <= turn <= 360 and 0 <= shift <= 1 and 0 <= scale < 1
-    require(
-        within,
-        "TRAIN.AFFINE",
-        "degrees of 0 to 360, a shift of 0 to 1, a scaling of 0 <= value < 1",
-    )
-    require(
-        1e-6 <= train.CROP_SCALE[0] <= train.CROP_SCALE[1] <= 1,
-        "TRAIN.CROP_SCALE",
-        "0 < low <= high <= 1, from 1e-6 on",
-    )
-    low, high = train.CROP_RATIO
-    require(0.001 <= low <= high <= 1000, "TRAIN.CROP_RATIO", "0 < low <= high, from 0.001 to 1000")
-    plain = data.SAMPLER == "shuffle" and data.SHARD_SHUFFLE is None and train.REPEATED_AUGMENT == 1
-    expected = "global, or with it SAMPLER shuffle, REPEATED_AUGMENT 1 and no SHARD_SHUFFLE"
-    require(data.SHUFFLE_MODE == "global" or plain, "DATA.SHUFFLE_MODE", expected)
-    sizes = data.MULTI_SCALE
-    once = sizes is None or (len(set(sizes)) == len(sizes) and train.REPEATED_AUGMENT == 1)
-    require(once, "DATA.MULTI_SCALE", "None, or sizes, each once, with REPEATED_AUGMENT 1")
-    fixed = data.SCALE_SCHEDULE != "progressive" or sizes is None
-    require(
-        fixed or len(sizes or ()) > 1,
-        "DATA.MULTI_SCALE",
-        "two sizes or more with SCALE_SCHEDULE progressive",
-    )
-    expected = "None with SCALE_SCHEDULE progressive: its steps don't take equally long"
-    require(fixed or train.MAX_MINUTES is None, "TRAIN.MAX_MINUTES", expected)
-    require(
-        data.FOLDS is None or data.FOLD < data.FOLDS,
-        "DATA.FOLD",
-        f"0 to {(data.FOLDS or 1) - 1}, of FOLDS",
-    )
-    require(
-        data.FOLDS is None or data.VAL_SPLIT is None,
-        "DATA.FOLDS",
-        "None with VAL_SPLIT: set only one of the two",
-    )
-    cached = data.CACHE is None or not data.SKIP_BROKEN
-    require(cached, "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image")
-    corrupts = data.CORRUPTION is not None
-    require(not corrupts or channels == 3, "DATA.IMAGE_CHANNELS", "3 with DATA.CORRUPTION")
-    require(
-        not corrupts or not float_pixels(data),
-        "DATA.IMAGE_DTYPE",
-        "auto with DATA.CORRUPTION, of 8-bit colours",
-    )
-    large = not corrupts or min(pair(data.IMAGE_SIZE)) >= _LEAST_CORRUPTED
-    require(large, "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION")
-    own = data.LABELS is None or data.CLASSES in (None, "present")
-    require(
-        own,
-        "DATA.CLASSES",
-        "None or present with DATA.LABELS, which are ImageNet's classes themselves",
-    )
-    for key in ("CLASSES", "LABELS"):
-        require(
-            data[key] is None or config.TASK == "classification",
-            f"DATA.{key}",
-            f"None with TASK {config.TASK}",
-        )
-    box = train.CUTMIX_MINMAX or [0.5, 0.5]
-    require(0 <= box[0] <= box[1] <= 1, "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1")
-
-
-def _check_augmentation(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    """What training may do to images of many channels, and DALI."""
-    data = config.DATA
-    train = config.TRAIN
-    if float_pixels(data):
-        for key, value, idle in (
-            ("TRAIN.AUTO_AUGMENT", train.AUTO_AUGMENT, None),
-            ("TRAIN.COLOR_JITTER", train.COLOR_JITTER, 0.0),
-            ("DATA.LOADER", data.LOADER, "paddle"),
-        ):
-            expected = (
-                f"{idle} with IMAGE_CHANNELS {data.IMAGE_CHANNELS} of float32: "
-                "it is for colours and grey of 8 bits"
-            )
-            require(value == idle, key, expected)
-    if data.LOADER == "dali":
-        for key, value, idle in (
-            ("TRAIN.AFFINE", train.AFFINE, [0.0] * 3),
-            ("TRAIN.AUTO_AUGMENT", train.AUTO_AUGMENT, None),
-            ("TRAIN.COLOR_JITTER", train.COLOR_JITTER, 0.0),
-            ("DATA.SKIP_BROKEN", data.SKIP_BROKEN, False),
-            ("DATA.EXIF_ORIENTATION", data.EXIF_ORIENTATION, False),
-            ("DATA.MULTI_SCALE", data.MULTI_SCALE, None),
-        ):
-            require(
-                value == idle, key, f"{idle} with DATA.LOADER dali, which crops, resizes and flips"
-            )
-        drawn = train.CROP.startswith("random_resized")
-        require(drawn, "TRAIN.CROP", "random_resized or random_resized_once with DATA.LOADER dali")
-        require(
-            train.INTERPOLATION != "random",
-            "TRAIN.INTERPOLATION",
-            "bicubic, bilinear or nearest with DATA.LOADER dali",
-        )
-
-
-def _check_recipe(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    train = config.TRAIN
-    weights = train.CLASS_WEIGHTS if isinstance(train.CLASS_WEIGHTS, list) else [1.0]
-    require(
-        max(weights) >= 1e-6,
-        "TRAIN.CLASS_WEIGHTS",
-        "a value above 0, and 1e-6 or more: nothing would be learned",
-    )
-    if train.DISTILLATION_TYPE == "feature" and not config.EVAL:
-        whole = not config.MODEL.get("PATCH_DROP")
-        require(
-            whole,
-            "MODEL.PATCH_DROP",
-            "0 with DISTILLATION_TYPE feature: the student needs every patch",
-        )
-        require(
-            train.LOSS != "token_label", "TRAIN.LOSS", "another one with DISTILLATION_TYPE feature"
-        )
-    steps = train.LR_SCHEDULER.MILESTONES
-    require(
-        steps == sorted(set(steps)),
-        "TRAIN.LR_SCHEDULER.MILESTONES",
-        "epochs in rising order, each once",
-    )
-    held = (
-        train.WARMUP_EPOCHS + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS or not train.COOLDOWN_EPOCHS
-    )
-    expected = f"at most NUM_EPOCHS {train.NUM_EPOCHS} - WARMUP_EPOCHS {train.WARMUP_EPOCHS}"
-    require(held, "TRAIN.COOLDOWN_EPOCHS", expected)
-    falling = train.LR_SCHEDULER.WSD_DECAY_EPOCHS
-    require(
-        config.EVAL
-        or train.LR_SCHEDULER.NAME != "wsd"
-        or train.WARMUP_EPOCHS + (falling or 0) + train.COOLDOWN_EPOCHS <= train.NUM_EPOCHS,
-        "TRAIN.LR_SCHEDULER.WSD_DECAY_EPOCHS",
-        f"at most the {max(0, train.NUM_EPOCHS - train.WARMUP_EPOCHS - train.COOLDOWN_EPOCHS):g} of {train.NUM_EPOCHS}"
-        " epochs that warm-up and cool-down leave",
-    )
-    require(
-        config.EVAL or not 0 < train.NUM_EPOCHS <= train.WARMUP_EPOCHS,
-        "TRAIN.WARMUP_EPOCHS",
-        f"fewer than TRAIN.NUM_EPOCHS, {train.NUM_EPOCHS} (a tenth of them is usual); otherwise the run"
-        " ends before it reaches BASE_LR",
-    )
-    require(
-        train.LR_SCHEDULER.NAME != "onecycle"
-        or config.EVAL
-        or 0 < 2 * train.WARMUP_EPOCHS < train.NUM_EPOCHS - train.COOLDOWN_EPOCHS,
-        "TRAIN.WARMUP_EPOCHS",
-        f"more than 0 and less than half of the {train.NUM_EPOCHS - train.COOLDOWN_EPOCHS} epochs of onecycle",
-    )
-    if mixes(config):
-        *others, last = (
-            name
-            for name, loss in registry.losses.components.items()
-            if loss.given.get("takes") != "labels"
-        )
-        require(
-            train.LOSS in (*others, last),
-            "TRAIN.LOSS",
-            f"{', '.join(others)} or {last}: mixup and CutMix make distributions, not labels",
-        )
-        even = config.EVAL or config.DATA.BATCH_SIZE % 2 == 0
-        require(even, "DATA.BATCH_SIZE", "an even number: mixup and CutMix mix pairs of neighbours")
-    _check_task(config, require)
-    _check_threshold(config, require)
-
-
-def _check_task(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    task = config.TASK
-    train = config.TRAIN
-    metrics = registry.tasks.components[task].given.get("metrics", "").split()
+    task = registry.tasks.components[config.TASK]
+    metrics = task.given.get("metrics", "").split()
     registry.refuse_other("BEST_METRIC", config.BEST_METRIC, ("auto", *metrics, "loss"))
-    if task != "multilabel" or config.EVAL:
+    rules = (
+        _of_data,
+        _of_crops,
+        _of_evaluation_sets,
+        _of_float_pixels,
+        _of_dali,
+        _of_run,
+        _of_sharded_weights,
+        _of_losses,
+        _of_schedule,
+        _of_mixing,
+        _of_multilabel,
+        _of_target_threshold,
+    )
+    for key, expected in chain.from_iterable(rule(config) for rule in rules):
+        raise InputError(f"{key} is {quoted(values.get(key))}, expected {expected}")
+
+
+def _of_run(config: Configuration) -> Iterator[Conflict]:
+    resume = config.MODEL.RESUME
+    trackers = config.TRACKERS or []
+    if len(set(trackers)) < len(trackers):
+        yield "TRACKERS", "each once"
+    if resume and config.EVAL:
+        yield "MODEL.RESUME", "None with -eval; give the weights by -pretrained FILE"
+    if resume and resume != "auto" and config.MODEL.PRETRAINED:
+        yield "MODEL.RESUME", "auto together with -pretrained, or only one of the two"
+    if config.TO_STATIC and config.MODEL.get("RECOMPUTE"):
+        yield "TO_STATIC", "False with MODEL.RECOMPUTE"
+    if config.CUDNN_BENCHMARK and config.DETERMINISTIC:
+        yield (
+            "CUDNN_BENCHMARK",
+            "False with DETERMINISTIC: which algorithm is fastest changes from run to run",
+        )
+    if not config.EVAL and config.MODEL.get("HEAD_BATCH_NORM") and config.DATA.BATCH_SIZE == 1:
+        yield (
+            "DATA.BATCH_SIZE",
+            "2 or more with MODEL.HEAD_BATCH_NORM: one image has no variance",
+        )
+    # A restart goes on from the newest checkpoint of OUTPUT, and begins anew without one.
+    restartable = config.OUTPUT and resume in (None, "auto") and not config.TRAIN.LAST_EPOCH
+    if config.DIST.MAX_RESTART and not config.EVAL and not restartable:
+        yield (
+            "DIST.MAX_RESTART",
+            "0, or -output with it (the folder of the checkpoints) and neither -last_epoch nor "
+            "-resume=PATH",
+        )
+    if resume == "auto" and not config.OUTPUT:
+        yield "MODEL.RESUME", "-output with it: the folder of the checkpoints"
+
+
+def _of_sharded_weights(config: Configuration) -> Iterator[Conflict]:
+    """Stage 3 needs blocks that are computed anew, and no second copy of all weights."""
+    strategy = config.DIST.STRATEGY
+    if config.EVAL or config.DIST.ENGINE != "fleet" or not strategy.sharding:
         return
-    each = [
-        name
-        for name, loss in registry.losses.components.items()
-        if loss.given.get("takes") == "any"
-    ]
-    require(
-        train.LOSS in each,
-        "TRAIN.LOSS",
-        f"one of {', '.join(each)} with TASK multilabel: a yes or no for each class",
-    )
-    require(
-        train.DISTILLATION_TYPE is None,
-        "TRAIN.DISTILLATION_TYPE",
-        "None with TASK multilabel: distillation is for one class per image",
-    )
-    require(
-        config.DATA.SAMPLER == "shuffle",
-        "DATA.SAMPLER",
-        "shuffle with TASK multilabel: an image may have several classes",
-    )
+    if strategy.sharding_configs.stage != 3:
+        return
+    key = "DIST.STRATEGY.sharding_configs.stage"
+    if "RECOMPUTE" not in config.MODEL:
+        yield key, f"1 or 2 with {config.MODEL.TYPE}, which takes no MODEL.RECOMPUTE"
+    elif not config.MODEL.RECOMPUTE:
+        yield "MODEL.RECOMPUTE", f"True with {key} 3"
+    if config.TRAIN.MODEL_EMA:
+        yield "TRAIN.MODEL_EMA", f"False with {key} 3: each process would hold all weights"
 
 
-def _check_threshold(config: Configuration, require: Callable[[bool, str, str], None]) -> None:
-    """BCE_TARGET_THRESH has to lie between a target's two values: else all of them are 1, or all
-    are 0.
-    """
+def _of_data(config: Configuration) -> Iterator[Conflict]:
+    data = config.DATA
+    channels = data.IMAGE_CHANNELS
+    for key in ("IMAGENET_MEAN", "IMAGENET_STD"):
+        if len(data[key]) not in (1, channels):
+            expected = f"1 or {channels} values" if channels > 1 else "1 value"
+            yield f"DATA.{key}", f"{expected}, as IMAGE_CHANNELS"
+    if isinstance(data.IMAGE_SIZE, list) and len(data.IMAGE_SIZE) != 2:
+        yield "DATA.IMAGE_SIZE", "a number of pixels, or two: [height, width]"
+    repeats = config.TRAIN.REPEATED_AUGMENT > 1
+    mixed = data.SAMPLER != "shuffle" or data.SHARD_SHUFFLE is not None or repeats
+    if data.SHUFFLE_MODE == "shard" and mixed:
+        yield (
+            "DATA.SHUFFLE_MODE",
+            "global, or with it SAMPLER shuffle, REPEATED_AUGMENT 1 and no SHARD_SHUFFLE",
+        )
+    sizes = data.MULTI_SCALE
+    if sizes is not None:
+        if len(set(sizes)) < len(sizes) or repeats:
+            yield "DATA.MULTI_SCALE", "None, or sizes, each once, with REPEATED_AUGMENT 1"
+        if data.SCALE_SCHEDULE == "progressive":
+            if len(sizes) < 2:
+                yield "DATA.MULTI_SCALE", "two sizes or more with SCALE_SCHEDULE progressive"
+            if config.TRAIN.MAX_MINUTES is not None:
+                yield (
+                    "TRAIN.MAX_MINUTES",
+                    "None with SCALE_SCHEDULE progressive: its steps don't take equally long",
+                )
+    if data.FOLDS is not None:
+        if data.FOLD >= data.FOLDS:
+            yield "DATA.FOLD", f"0 to {data.FOLDS - 1}, of FOLDS"
+        if data.VAL_SPLIT is not None:
+            yield "DATA.FOLDS", "None with VAL_SPLIT: set only one of the two"
+    if data.CACHE is not None and data.SKIP_BROKEN:
+        yield "DATA.CACHE", "None with SKIP_BROKEN: a cache holds every image"
+
+
+def _of_crops(config: Configuration) -> Iterator[Conflict]:
+    train = config.TRAIN
+    turn, shift, scale = train.AFFINE
+    if not (0 <= turn <= 360 and 0 <= shift <= 1 and 0 <= scale < 1):
+        yield "TRAIN.AFFINE", "degrees of 0 to 360, a shift of 0 to 1, a scaling of 0 <= value < 1"
+    low, high = train.CROP_SCALE
+    if not 1e-6 <= low <= high <= 1:
+        yield "TRAIN.CROP_SCALE", "0 < low <= high <= 1, from 1e-6 on"
+    low, high = train.CROP_RATIO
+    if not 0.001 <= low <= high <= 1000:
+        yield "TRAIN.CROP_RATIO", "0 < low <= high, from 0.001 to 1000"
+    if train.CUTMIX_MINMAX is not None:
+        low, high = train.CUTMIX_MINMAX
+        if low > high:
+            yield "TRAIN.CUTMIX_MINMAX", "0 <= low <= high <= 1"
+
+
+def _of_evaluation_sets(config: Configuration) -> Iterator[Conflict]:
+    data = config.DATA
+    if data.CORRUPTION is not None:
+        if data.IMAGE_CHANNELS != 3:
+            yield "DATA.IMAGE_CHANNELS", "3 with DATA.CORRUPTION"
+        if float_pixels(data):
+            yield "DATA.IMAGE_DTYPE", "auto with DATA.CORRUPTION, of 8-bit colours"
+        if min(pair(data.IMAGE_SIZE)) < _LEAST_CORRUPTED:
+            yield "DATA.IMAGE_SIZE", "32 or more with DATA.CORRUPTION"
+    if data.LABELS is not None and data.CLASSES not in (None, "present"):
+        yield (
+            "DATA.CLASSES",
+            "None or present with DATA.LABELS, which are ImageNet's classes themselves",
+        )
+    for key in ("CLASSES", "LABELS"):
+        if data[key] is not None and config.TASK != "classification":
+            yield f"DATA.{key}", f"None with TASK {config.TASK}"
+
+
+def _of_float_pixels(config: Configuration) -> Iterator[Conflict]:
+    data = config.DATA
+    train = config.TRAIN
+    if config.EVAL or not float_pixels(data):
+        return
+    place = f"with IMAGE_CHANNELS {data.IMAGE_CHANNELS} of float32"
+    reason = "it is for colours and grey of 8 bits"
+    if train.AUTO_AUGMENT is not None:
+        yield "TRAIN.AUTO_AUGMENT", f"None {place}: {reason}"
+    if train.COLOR_JITTER:
+        yield "TRAIN.COLOR_JITTER", f"0.0 {place}: {reason}"
+    if data.LOADER != "paddle":
+        yield "DATA.LOADER", f"paddle {place}: {reason}"
+
+
+def _of_dali(config: Configuration) -> Iterator[Conflict]:
+    data = config.DATA
+    train = config.TRAIN
+    if config.EVAL or data.LOADER != "dali":
+        return
+    reason = "with DATA.LOADER dali, which crops, resizes and flips"
+    if train.AFFINE != [0.0, 0.0, 0.0]:
+        yield "TRAIN.AFFINE", f"[0.0, 0.0, 0.0] {reason}"
+    if train.AUTO_AUGMENT is not None:
+        yield "TRAIN.AUTO_AUGMENT", f"None {reason}"
+    if train.COLOR_JITTER:
+        yield "TRAIN.COLOR_JITTER", f"0.0 {reason}"
+    if data.SKIP_BROKEN:
+        yield "DATA.SKIP_BROKEN", f"False {reason}"
+    if data.EXIF_ORIENTATION:
+        yield "DATA.EXIF_ORIENTATION", f"False {reason}"
+    if data.MULTI_SCALE is not None:
+        yield "DATA.MULTI_SCALE", f"None {reason}"
+    if not train.CROP.startswith("random_resized"):
+        yield "TRAIN.CROP", "random_resized or random_resized_once with DATA.LOADER dali"
+    if train.INTERPOLATION == "random":
+        yield "TRAIN.INTERPOLATION", "bicubic, bilinear or nearest with DATA.LOADER dali"
+
+
+def _of_losses(config: Configuration) -> Iterator[Conflict]:
+    train = config.TRAIN
+    weights = train.CLASS_WEIGHTS
+    if isinstance(weights, list) and max(weights) < 1e-6:
+        yield (
+            "TRAIN.CLASS_WEIGHTS",
+            "a value above 0, and 1e-6 or more: nothing would be learned",
+        )
+    if train.DISTILLATION_TYPE == "feature" and not config.EVAL:
+        if config.MODEL.get("PATCH_DROP"):
+            yield (
+                "MODEL.PATCH_DROP",
+                "0 with DISTILLATION_TYPE feature: the student needs every patch",
+            )
+        if train.LOSS == "token_label":
+            yield "TRAIN.LOSS", "another one with DISTILLATION_TYPE feature"
+
+
+def _of_schedule(config: Configuration) -> Iterator[Conflict]:
+    train = config.TRAIN
+    schedule = train.LR_SCHEDULER
+    epochs = train.NUM_EPOCHS
+    warmup = train.WARMUP_EPOCHS
+    cooldown = train.COOLDOWN_EPOCHS
+    if sorted(set(schedule.MILESTONES)) != schedule.MILESTONES:
+        yield "TRAIN.LR_SCHEDULER.MILESTONES", "epochs in rising order, each once"
+    if cooldown and warmup + cooldown > epochs:
+        yield "TRAIN.COOLDOWN_EPOCHS", f"at most NUM_EPOCHS {epochs} - WARMUP_EPOCHS {warmup}"
+    if config.EVAL:
+        return
+    if schedule.NAME == "wsd" and warmup + (schedule.WSD_DECAY_EPOCHS or 0) + cooldown > epochs:
+        yield (
+            "TRAIN.LR_SCHEDULER.WSD_DECAY_EPOCHS",
+            f"at most the {max(0, epochs - warmup - cooldown):g} of {epochs} epochs that warm-up "
+            "and cool-down leave",
+        )
+    if 0 < epochs <= warmup:
+        yield (
+            "TRAIN.WARMUP_EPOCHS",
+            f"fewer than TRAIN.NUM_EPOCHS, {epochs} (a tenth of them is usual); otherwise the run "
+            "ends before it reaches BASE_LR",
+        )
+    if schedule.NAME == "onecycle" and not 0 < 2 * warmup < epochs - cooldown:
+        yield (
+            "TRAIN.WARMUP_EPOCHS",
+            f"more than 0 and less than half of the {epochs - cooldown} epochs of onecycle",
+        )
+
+
+def _of_mixing(config: Configuration) -> Iterator[Conflict]:
+    if not mixes(config):
+        return
+    losses = registry.losses.components.items()
+    takers = [name for name, loss in losses if loss.given.get("takes") != "labels"]
+    if config.TRAIN.LOSS not in takers:
+        yield (
+            "TRAIN.LOSS",
+            f"{', '.join(takers[:-1])} or {takers[-1]}: mixup and CutMix make distributions, "
+            "not labels",
+        )
+    if not config.EVAL and config.DATA.BATCH_SIZE % 2:
+        yield "DATA.BATCH_SIZE", "an even number: mixup and CutMix mix pairs of neighbours"
+
+
+def _of_multilabel(config: Configuration) -> Iterator[Conflict]:
+    if config.TASK != "multilabel" or config.EVAL:
+        return
+    losses = registry.losses.components.items()
+    takers = [name for name, loss in losses if loss.given.get("takes") == "any"]
+    if config.TRAIN.LOSS not in takers:
+        yield (
+            "TRAIN.LOSS",
+            f"one of {', '.join(takers)} with TASK multilabel: a yes or no for each class",
+        )
+    if config.TRAIN.DISTILLATION_TYPE is not None:
+        yield (
+            "TRAIN.DISTILLATION_TYPE",
+            "None with TASK multilabel: distillation is for one class per image",
+        )
+    if config.DATA.SAMPLER != "shuffle":
+        yield (
+            "DATA.SAMPLER",
+            "shuffle with TASK multilabel: an image may have several classes",
+        )
+
+
+def _of_target_threshold(config: Configuration) -> Iterator[Conflict]:
+    """BCE_TARGET_THRESH lies between the two values of a smoothed target."""
     train = config.TRAIN
     classes = config.MODEL.NUM_CLASSES
     threshold = train.BCE_TARGET_THRESH
-    smoothing = train.SMOOTHING
     if threshold is None or train.LOSS != "bce" or not classes:
         return
-    halves = classes == "auto" or config.TASK == "multilabel"  # not known yet, or a yes and a no
-    off = smoothing / (2 if halves else classes)  # the target of what isn't the label
-    on = 1 - smoothing + off  # the label's own
-    require(
-        threshold > off or smoothing == 0 or (classes == "auto" and threshold > 0),
-        "TRAIN.BCE_TARGET_THRESH",
-        f"above {off:.3g} (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise all targets would be 1",
-    )
-    require(
-        threshold < on,
-        "TRAIN.BCE_TARGET_THRESH",
-        f"below {on:.3g} (the label's own target): otherwise all targets would be 0",
-    )
+    # Smoothing spreads over all classes, or, with several labels, over a yes and a no. Where the
+    # number of classes isn't known yet, the bound of two is checked.
+    spread = 2 if classes == "auto" or config.TASK == "multilabel" else classes
+    other = train.SMOOTHING / spread
+    label = 1 - train.SMOOTHING + other
+    known_later = classes == "auto" and threshold > 0
+    if threshold <= other and train.SMOOTHING and not known_later:
+        yield (
+            "TRAIN.BCE_TARGET_THRESH",
+            f"above {other:.3g} (SMOOTHING / NUM_CLASSES, the target of other classes): otherwise "
+            "all targets would be 1",
+        )
+    if threshold >= label:
+        yield (
+            "TRAIN.BCE_TARGET_THRESH",
+            f"below {label:.3g} (the label's own target): otherwise all targets would be 0",
+        )

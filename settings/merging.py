@@ -2,16 +2,21 @@
 
 import glob
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
+from yacs.config import CfgNode
 
 from errors import InputError, printable
+from settings import registry
 from settings.architectures import all_keys, architecture
 from settings.documents import read_yaml
+from settings.idle import all_needs
+from settings.keys import Key, Section, declared
 from settings.names import TOOLKITS, images_of, instead, matching_file, tags
+from settings.needs import Need
 from settings.options import (
     COMMAND_LINE,
     CONFIG_DIR,
@@ -19,29 +24,34 @@ from settings.options import (
     WRITTEN_OUT,
     Configuration,
     Given,
+    Option,
     add_note,
     leaves,
     nearest_key,
     plain,
     value_sources,
 )
-from settings.paddlevit import reading
+from settings.paddlevit import programs, reading
 from settings.paddlevit.absent import absent_task
-from settings.signatures import Argument
-from settings.values import coerce, quoted
+from settings.values import quoted
 
 DEFAULT = "the defaults"  # whom a run's file had a value from that nobody set
 SIZE = "DATA.IMAGE_SIZE"  # a number, or [height, width]
+# Removed keys with their defaults. Older runs wrote them into their config.yaml, whoever had set
+# them.
+REMOVED = {
+    "DATA.FOLDS_SEED": 0,
+    "DATA.FOLDS_GROUPS": None,
+    "DATA.VAL_SPLIT_SEED": 0,
+    "DATA.VAL_SPLIT_GROUPS": None,
+    "DIST.STRATEGY.gradient_merge": False,
+    "DIST.STRATEGY.gradient_merge_configs.k_steps": 1,
+    "DIST.STRATEGY.recompute": False,
+    "DIST.STRATEGY.amp": False,
+    "DIST.STRATEGY.last_comm_group_size_MB": 1.0,
+}
 _LONGEST = 5000  # letters of a source: a path has 4,096 at most
 _MOST_FILES = 100  # of one configuration
-
-
-class Option(NamedTuple):
-    """A key's value as the command line gives it."""
-
-    key: str
-    value: Any
-    by: str = ""  # a flag, or -o
 
 
 def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
@@ -124,45 +134,68 @@ class Keys:
     """All keys that there are, and how a configuration is given values for them.
 
     Args:
-        tree: each key with its default.
-        types: what a key takes whose default doesn't tell it; each takes None, too.
-        words: values besides those of the type.
-        removed: keys that were, with their defaults, which runs wrote out into their files.
+        sections: the classes that declare the shared keys. Those of the first stand in no section.
     """
 
-    def __init__(
-        self,
-        tree: Configuration,
-        types: Mapping[str, Any],
-        words: Mapping[str, tuple],
-        removed: Mapping[str, Any],
-    ) -> None:
-        self.types = types
-        self.words = words
-        self.removed = removed
-        self.shared = dict(leaves(tree))
-        self._architectures: dict[str, Argument] = {}
+    def __init__(self, sections: Sequence[type[Section]]) -> None:
+        root, *others = sections
+        keys = list(declared(root))
+        for section in others:
+            keys += declared(section, f"{section.__name__}.")
+        self.shared = {key.name: key for key in keys}
+        # What a key may choose is what is registered for it.
+        for kind in registry.KINDS:
+            chooser = self.shared[kind.key]
+            self.shared[kind.key] = chooser._replace(choices=kind.names())
+        registry.check_reads(self.shared)
+        self.shared |= registry.component_keys()
+        self._architectures: dict[str, Key] = {}
         self._defaults: dict[str, Any] = {}
+        self._needs: dict[str, tuple[Need, ...]] = {}
         self.sections = {
             key[:dot] for key in self.shared for dot, letter in enumerate(key) if letter == "."
         }
 
+    def tree(self) -> Configuration:
+        """Returns the configuration of all defaults."""
+        tree = Configuration()
+        for name, key in self.shared.items():
+            *above, last = name.split(".")
+            node: CfgNode = tree
+            for depth, part in enumerate(above):
+                if part not in node:
+                    node[part] = CfgNode() if depth else programs.Section(part)
+                node = node[part]
+            node[last] = key.default
+        return tree
+
+    @property
+    def needs(self) -> dict[str, tuple[Need, ...]]:
+        """Returns what each key needs to have an effect, by dotted key."""
+        return self._of_all_keys()[1]
+
     @property
     def defaults(self) -> dict[str, Any]:
         """Returns every key's default; of a key that several architectures take, one's."""
-        own = all_keys()
+        return self._of_all_keys()[0]
+
+    def _of_all_keys(self) -> tuple[dict[str, Any], dict[str, tuple[Need, ...]]]:
+        """Returns the defaults and the needs of the shared keys and of all architectures'."""
+        architectures = all_keys()
         # It is another dictionary once a program has added an architecture.
-        if self._architectures is not own:
-            self._architectures = own
-            self._defaults = self.shared | {key: argument.default for key, argument in own.items()}
-        return self._defaults
+        if self._architectures is not architectures:
+            self._architectures = architectures
+            keys = architectures | self.shared
+            self._defaults = {name: key.default for name, key in keys.items()}
+            self._needs = all_needs(keys)
+        return self._defaults, self._needs
 
     def defaults_of(self, config: Configuration) -> dict[str, Any]:
         """Returns the defaults of the keys that a configuration has: its architecture's own among
         them.
         """
         own = architecture(config.MODEL.TYPE).arguments
-        return self.shared | {key: argument.default for key, argument in own.items()}
+        return {name: key.default for name, key in (self.shared | own).items()}
 
     def set(self, config: Configuration, key: str, value: Any, where: Given) -> None:
         """Sets one dotted key to the value, coerced to the key's type; errors name
@@ -180,15 +213,23 @@ class Keys:
                 "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, self.defaults)
             )
             raise InputError(f"{where.source}: unknown key {printable(key)}{instead}")
-        default = self.shared[key]
-        kind = self.types.get(key) or (
-            [type(default[0])] if isinstance(default, list) else type(default)
-        )
-        kind = (int, [int]) if key == SIZE else kind
-        value = coerce(key, value, kind, key in self.types, self.words.get(key, ()), where.source)
+        value = self.shared[key].coerced(value, where.source)
         if key == SIZE and isinstance(value, list) and 0 < len(value) < 3 and len({*value}) == 1:
             value = value[0]  # a square is said in one way
         config.put(key, value, where)
+
+    def check_values(self, values: Mapping[str, Any]) -> None:
+        """Checks that each key's value is one of its choices and in its range.
+
+        Args:
+            values: a configuration's, by dotted key.
+
+        Raises:
+            InputError: one isn't; the message names the key.
+        """
+        for name, key in self.shared.items():
+            if expected := key.problem(values[name]):
+                raise InputError(f"{name} is {quoted(values[name])}, expected {expected}")
 
     def write_out(self, config: Configuration, values: Mapping[str, Any], why: str) -> None:
         """Sets dotted keys to what follows from others, as if nobody had set them."""
@@ -257,7 +298,7 @@ class Keys:
         if any(key not in default for key, _ in values):
             values.sort(key=lambda item: reading.has_key(item[0]))
         for key, value in values:
-            if others == WRITTEN_OUT and key in self.removed and value == self.removed[key]:
+            if others == WRITTEN_OUT and key in REMOVED and value == REMOVED[key]:
                 continue
             known = key if key in default else reading.own_key(key, value)
             own, first = kept.get(known, (others, ""))

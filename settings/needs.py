@@ -1,49 +1,145 @@
-"""Whether a key does something where it stands: what it needs is declared beside the checks of its
-values.
+"""What keys need to have an effect: the vocabulary of ``config.py`` and of annotations.
+
+A key whose need isn't met is idle, and setting it is an error (``settings.idle``).
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from errors import InputError
-from settings.options import COMMAND_LINE, Given
+from settings.options import Configuration, leaves
+
+# All values of a configuration, by dotted key.
+Values = Mapping[str, Any]
 
 
 class Need(NamedTuple):
-    """What a key needs so as to do something."""
+    """A condition under which a key has an effect.
 
-    said: str  # goes on after "does nothing"
-    keys: tuple[str, ...]  # that decide whether it is met
-    met: Callable[[Mapping[str, Any]], bool]  # of the values by dotted key
-    files_wait: bool = False  # a file may have the key where this isn't met
+    Attributes:
+        text: what is missing where it isn't met; it follows "does nothing".
+        keys: the keys that decide.
+        met: whether it is met, from all values.
+        files_wait: a file may set the key where the need isn't met (yet).
+    """
+
+    text: str
+    keys: tuple[str, ...]
+    met: Callable[[Values], bool]
+    files_wait: bool = False
 
 
-def unmet(needs: tuple[Need, ...], values: Mapping[str, Any]) -> Need | None:
-    """Returns the first need that isn't met by all keys' values, or None."""
-    return next((need for need in needs if not need.met(values)), None)
+@functools.cache
+def is_(key: str, *choices: Any) -> Need:
+    """Needs ``key`` to have one of the values."""
+    text = f"without {key} {' or '.join(map(str, choices))}"
+    return Need(text, (key,), lambda values: values[key] in choices)
 
 
-def refuse_idle(
-    values: Mapping[str, Any], given: Mapping[str, Given], needs: Mapping[str, tuple[Need, ...]]
-) -> None:
-    """Raises InputError for a key that was set and does nothing, whatever its value.
+@functools.cache
+def is_not(key: str, *choices: Any) -> Need:
+    """Needs ``key`` to have none of the values."""
+    text = f"with {key} {' or '.join(map(str, choices))}"
+    return Need(text, (key,), lambda values: values[key] not in choices)
 
-    It is no error where what takes its use away was set over it: ``-o TRAIN.OPTIMIZER.NAME SGD``
-    over a recipe's BETAS. EVAL may also stand in the file that trains, and a file may say how
-    weights are read where none are given. None takes back what a lower file set, and isn't asked
-    for a use.
+
+@functools.cache
+def is_set(key: str) -> Need:
+    """Needs ``key`` to be neither None nor False."""
+    return Need(f"without {key}", (key,), lambda values: bool(values[key]))
+
+
+@functools.cache
+def is_unset(key: str) -> Need:
+    """Needs ``key`` to be None or False."""
+    return Need(f"with {key}", (key,), lambda values: not values[key])
+
+
+@functools.cache
+def above_zero(key: str) -> Need:
+    """Needs ``key`` to be a number above 0."""
+    return Need(f"without {key} above 0", (key,), lambda values: values[key] > 0)
+
+
+def _loads_ahead(values: Values) -> bool:
+    by_dali = values["DATA.LOADER"] == "dali" and not values["EVAL"]
+    return values["DATA.NUM_WORKERS"] > 0 or by_dali
+
+
+def _decodes_eight_bits(values: Values) -> bool:
+    return values["DATA.IMAGE_DTYPE"] != "float32" and values["DATA.IMAGE_CHANNELS"] in (1, 3)
+
+
+def _uses_batch_size(values: Values) -> bool:
+    return values["EVAL"] or not values["DATA.GLOBAL_BATCH"]
+
+
+def _splits_training_images(values: Values) -> bool:
+    return values["DATA.VAL_SPLIT"] is not None or values["DATA.FOLDS"] is not None
+
+
+def _has_binary_loss(values: Values) -> bool:
+    loss = values["TRAIN.LOSS"]
+    return loss == "bce" or (loss == "auto" and values["TASK"] == "multilabel")
+
+
+def _cuts(values: Values) -> bool:
+    return values["TRAIN.CUTMIX_ALPHA"] > 0 or values["TRAIN.CUTMIX_MINMAX"] is not None
+
+
+TRAINING = Need("under EVAL", ("EVAL",), lambda values: not values["EVAL"], files_wait=True)
+EVALUATION = is_("EVAL", True)
+WEIGHTS = is_set("MODEL.PRETRAINED")._replace(files_wait=True)
+TEACHER = is_("TRAIN.DISTILLATION_TYPE", "hard", "soft", "feature")
+FLEET = is_("DIST.ENGINE", "fleet")
+LOADED_AHEAD = Need(
+    "without DATA.NUM_WORKERS above 0 or DATA.LOADER dali",
+    ("DATA.NUM_WORKERS", "DATA.LOADER", "EVAL"),
+    _loads_ahead,
+)
+EIGHT_BITS = Need(
+    "with pixels of float32, which aren't decoded that way",
+    ("DATA.IMAGE_DTYPE", "DATA.IMAGE_CHANNELS"),
+    _decodes_eight_bits,
+)
+OWN_BATCH = Need(
+    "with DATA.GLOBAL_BATCH, of which it is a share",
+    ("DATA.GLOBAL_BATCH",),
+    _uses_batch_size,
+)
+PARTS = Need(
+    "without DATA.VAL_SPLIT or DATA.FOLDS",
+    ("DATA.VAL_SPLIT", "DATA.FOLDS"),
+    _splits_training_images,
+)
+BCE = Need(
+    "without TRAIN.LOSS bce, or auto under TASK multilabel",
+    ("TRAIN.LOSS", "TASK"),
+    _has_binary_loss,
+)
+MIXUP = above_zero("TRAIN.MIXUP_ALPHA")
+CUTMIX = Need(
+    "without TRAIN.CUTMIX_ALPHA above 0 or TRAIN.CUTMIX_MINMAX",
+    ("TRAIN.CUTMIX_ALPHA", "TRAIN.CUTMIX_MINMAX"),
+    _cuts,
+)
+MIXING = Need(
+    "without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX",
+    (*MIXUP.keys, *CUTMIX.keys),
+    lambda values: MIXUP.met(values) or CUTMIX.met(values),
+)
+
+
+def mixes(config: Configuration) -> bool:
+    """Returns whether training mixes its images: mixup or CutMix is on."""
+    return MIXING.met(dict(leaves(config.TRAIN, "TRAIN.")))
+
+
+def float_pixels(data: Mapping[str, Any]) -> bool:
+    """Returns whether images are float32 up to the model, in full depth. Otherwise they are uint8,
+    colours or grey.
 
     Args:
-        values: a configuration's, by dotted key.
-        given: what somebody set, by dotted key.
-        needs: of each key.
+        data: DATA's keys, by their names.
     """
-    for key, where in given.items():
-        for need in needs.get(key, ()) if values[key] is not None else ():
-            above = any(given[k].level > where.level for k in need.keys if k in given)
-            in_file = need.files_wait and where.source != COMMAND_LINE
-            if not (above or in_file or need.met(values)):
-                change = ", or set that" if need.said.startswith("without") else ""
-                raise InputError(
-                    f"{where.source}: {key} does nothing {need.said}; leave it out{change}"
-                )
+    return data["IMAGE_DTYPE"] == "float32" or data["IMAGE_CHANNELS"] not in (1, 3)

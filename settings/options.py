@@ -351,6 +351,15 @@ def plain_flag(word: str) -> str:
 
 # ------------------------------------------------- where values come from
 
+
+class Option(NamedTuple):
+    """A key's value as the command line gives it."""
+
+    key: str
+    value: Any
+    by: str = ""  # a flag, or -o
+
+
 WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
 # sources that are no files
 COMMAND_LINE = "command line"

@@ -13,14 +13,15 @@ is asked for, so a typing error is reported before Paddle is imported.
 import ast
 import functools
 import importlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from errors import InputError
+from settings.keys import Key
 from settings.options import Configuration, nearest
-from settings.signatures import Argument, argument, descriptions
+from settings.signatures import argument, descriptions
 from settings.values import quoted
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +37,7 @@ class Component(NamedTuple):
     module: str
     given: dict[str, Any]  # the keywords of its registration that are literals
     returns: str  # its annotation
-    reads: dict[str, Argument | None]  # by keyword; None: a key of config.py
+    reads: dict[str, Key | None]  # by keyword; None: a key of config.py
 
 
 class Registry:
@@ -86,7 +87,7 @@ class Registry:
                 found[name] = one
         return found
 
-    def _signature(self, file: Path, node: Definition) -> tuple[str, dict[str, Argument | None]]:
+    def _signature(self, file: Path, node: Definition) -> tuple[str, dict[str, Key | None]]:
         """Returns what a definition returns, and what its keywords say."""
         meant = descriptions(ast.get_docstring(node) or "")
         if isinstance(node, ast.ClassDef):
@@ -161,42 +162,41 @@ KINDS = (tasks, datasets, optimizers, schedules, losses, adapters)
 
 
 @functools.cache
-def own_keys() -> dict[str, Argument]:
-    """Returns the keys that components bring along, by dotted name; raises InputError where two
-    mean others by one.
-    """
-    found: dict[str, Argument] = {}
-    for kind in KINDS:
-        for name, one in kind.components.items():
-            for word, key in one.reads.items():
-                if key and found.setdefault(kind.key_of(word), key) != key:
-                    raise InputError(
-                        f"{one.module}: {name}'s {kind.key_of(word)} has another default elsewhere"
-                    )
-    return found
-
-
-def add_keys(tree: Configuration) -> None:
-    """Adds the components' own keys to those of config.py.
+def component_keys() -> dict[str, Key]:
+    """Returns the keys that components declare, by dotted name.
 
     Raises:
-        InputError: config.py has one of them, or lacks one that a component reads and brings no
-            default for.
+        InputError: two components declare the same key otherwise.
+    """
+    keys: dict[str, Key] = {}
+    for kind in KINDS:
+        for name, component in kind.components.items():
+            for word, key in component.reads.items():
+                dotted = kind.key_of(word)
+                if key and keys.setdefault(dotted, key) != key:
+                    raise InputError(
+                        f"{component.module}: {name}'s {dotted} has another default elsewhere"
+                    )
+    return keys
+
+
+def check_reads(shared: Mapping[str, Key]) -> None:
+    """Checks that each key that a component reads is declared once: by it, or in config.py.
+
+    Args:
+        shared: config.py's keys.
+
+    Raises:
+        InputError: a key is declared in both places, or in none.
     """
     for kind in KINDS:
-        section = functools.reduce(getitem, kind.key.split(".")[:-1], tree)
-        for name, one in kind.components.items():
-            for word in one.reads:
-                if (word.upper() in section) == (kind.key_of(word) in own_keys()):
-                    found = (
-                        "is config.py's, too"
-                        if word.upper() in section
-                        else "has a default nowhere"
-                    )
-                    raise InputError(f"{one.module}: {name}'s {kind.key_of(word)} {found}")
-    for key, own in own_keys().items():
-        section, _, name = key.rpartition(".")
-        functools.reduce(getitem, section.split("."), tree)[name] = own.default
+        for name, component in kind.components.items():
+            for word in component.reads:
+                key = kind.key_of(word)
+                if key in shared and key in component_keys():
+                    raise InputError(f"{component.module}: {name}'s {key} is config.py's, too")
+                if key not in shared and key not in component_keys():
+                    raise InputError(f"{component.module}: {name}'s {key} has a default nowhere")
 
 
 def refuse_other(key: str, value: Any, choices: Collection[Any]) -> None:

@@ -18,8 +18,8 @@ from config import default_values, differences, get_config, resolved_yaml, with_
 from errors import InputError
 from models import ARCHITECTURES, create_model
 from settings.architectures import all_keys, architecture, architectures, kept_values
+from settings.keys import Range
 from settings.options import explicit_sources, leaves, plain
-from settings.signatures import Range
 from training.checkpoint import saver
 
 SHARED = {
@@ -34,18 +34,26 @@ SHARED = {
 SHARED |= {"PRETRAINED_ADAPTER"}
 
 
+def bare(hint):
+    """(a type without what Annotated adds, the range that it adds or None)."""
+    if typing.get_origin(hint) is not typing.Annotated:
+        return hint, None
+    plain, *marks = typing.get_args(hint)
+    return plain, next((mark for mark in marks if isinstance(mark, Range)), None)
+
+
 def understood(hint):
     """(kinds, optional, choices, range) of a type, as Python has it."""
     kinds = []
     optional = False
     choices = ()
-    limits = None
+    hint, limits = bare(hint)
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     for part in typing.get_args(hint) if union else (hint,):
         several = typing.get_origin(part) is Sequence
         part = typing.get_args(part)[0] if several else part
-        if typing.get_origin(part) is typing.Annotated:
-            part, limits = typing.get_args(part)
+        part, found = bare(part)
+        limits = limits or found
         if part is type(None):
             optional = True
         elif typing.get_origin(part) is typing.Literal:
@@ -114,7 +122,13 @@ KINDS = [
     ("ViT", "DROPPATH", "much", "much", "takes float, found 'much' (str)"),
     ("ViT", "DROPPATH", "1.0", 1.0, "is 1.0, expected 0 <= value < 1"),
     ("ViT", "INIT_VALUES", "0", 0, "is 0.0, expected 1e-12 to 1000000"),
-    ("ViT", "GLOBAL_POOL", "max", "max", "is 'max', expected one of token, avg, map, token_avg"),
+    (
+        "ViT",
+        "GLOBAL_POOL",
+        "max",
+        "max",
+        "is 'max', expected one of token, avg, map, token_avg; did you mean map?",
+    ),
     ("ViT", "GLOBAL_POOL", "3", 3, "takes str, found 3 (int)"),
     ("ViT", "HEAD_INIT_SCALE", "-1", -1, "is -1.0, expected 0 to 1000000"),
     ("Swin", "NUM_HEADS", "many", "many", "takes a list of ints, found 'many' (str)"),

@@ -2,7 +2,6 @@
 in a copy.
 """
 
-import functools
 import inspect
 import json
 import re
@@ -21,17 +20,17 @@ from support.document_commands import snippets
 from config import default_values, get_config
 from datasets import get_dataset
 from errors import InputError
+from settings.keys import Key, Positive, Share
 from settings.registry import (
     KINDS,
     Registry,
-    add_keys,
+    check_reads,
+    component_keys,
     datasets,
     losses,
     operations,
-    own_keys,
     schedules,
 )
-from settings.signatures import Positive, Share
 
 # ------------------------------------------------------------- what is here
 
@@ -59,7 +58,7 @@ def test_what_the_sources_say_is_what_is_registered(kind):
 
 def test_the_keys_of_components_are_those_that_config_had():
     defaults = default_values()
-    assert {key: defaults[key] for key in own_keys()} == {
+    assert {key: defaults[key] for key in component_keys()} == {
         "DATA.SYNTHETIC_SIZE": 1024,
         "TRAIN.OPTIMIZER.TRUST_COEFFICIENT": 0.001,
         "TRAIN.LR_SCHEDULER.POWER": 2.0,
@@ -130,6 +129,10 @@ def registry(tmp_path, monkeypatch, **files):
     return Registry("losses", "TRAIN.LOSS", "room")
 
 
+def key(name, kind, optional, limits, default, text=""):
+    return Key(f"TRAIN.{name}", kind, optional, (), (), limits, None, default, text, ())
+
+
 def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
     forms = (
         '@losses.register("a", "b", takes="labels", scale=lambda: 1)\n@losses.register("c")\n'
@@ -146,11 +149,11 @@ def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
     assert found.components["a"].module == "room.one"
     assert found.components["a"].reads == {
         "plain": None,
-        "whole": ("TRAIN.WHOLE", int, False, (), None, 3, "a number"),
-        "share": ("TRAIN.SHARE", float, False, (), Share.__metadata__[0], 1.0, "one of two lines"),
-        "some": ("TRAIN.SOME", [float], False, (), Positive.__metadata__[0], [1.0, 2.5], ""),
-        "none": ("TRAIN.NONE", [int], True, (), None, None, ""),
-        "word": ("TRAIN.WORD", str, True, (), None, "x", ""),
+        "whole": key("WHOLE", int, False, None, 3, "a number"),
+        "share": key("SHARE", float, False, Share.__metadata__[0], 1.0, "one of two lines"),
+        "some": key("SOME", [float], False, Positive.__metadata__[0], [1.0, 2.5]),
+        "none": key("NONE", [int], True, None, None),
+        "word": key("WORD", str, True, None, "x"),
     }
     assert found.readers()["TRAIN.OTHER"] == ("d",)
     assert type(found.components["a"].reads["share"].default) is float
@@ -183,15 +186,15 @@ def test_what_a_declaration_lacks_is_told(tmp_path, monkeypatch, text, message):
 
 def test_a_key_has_one_default(monkeypatch):
     """A file that is added to a room may have the name of a key that another has."""
-    assert own_keys()["TRAIN.LR_SCHEDULER.POWER"].range.said == "1e-12 to 1000000"
-    own_keys.cache_clear()
+    assert component_keys()["TRAIN.LR_SCHEDULER.POWER"].range.said == "1e-12 to 1000000"
+    component_keys.cache_clear()
     key = schedules.components["poly"].reads["power"]
     monkeypatch.setitem(schedules.components["linear"].reads, "power", key._replace(default=3.0))
     try:
         with pytest.raises(InputError, match=r"POWER has another default elsewhere$"):
-            own_keys()
+            component_keys()
     finally:
-        own_keys.cache_clear()
+        component_keys.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -202,21 +205,17 @@ def test_a_key_has_one_default(monkeypatch):
     ],
 )
 def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, found):
-    tree = get_config().clone()
-    tree.defrost()
-    for key in own_keys():
-        section, _, name = key.rpartition(".")
-        del functools.reduce(getattr, section.split("."), tree)[name]
+    shared = {key: None for key in default_values() if key not in component_keys()}
     key = schedules.components["poly"].reads["power"] if has_default else None
     monkeypatch.setitem(schedules.components["linear"].reads, word, key)
-    own_keys.cache_clear()
+    component_keys.cache_clear()
     try:
         with pytest.raises(
             InputError, match=f"^training.optim.schedule: linear's TRAIN.LR_SCHEDULER.{found}$"
         ):
-            add_keys(tree)
+            check_reads(shared)
     finally:
-        own_keys.cache_clear()
+        component_keys.cache_clear()
 
 
 # ------------------------------------------------- CONTRIBUTING's steps, taken

@@ -200,7 +200,7 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
             ["TRAIN.MIXUP_MODE", "half"],
             "TRAIN.MIXUP_MODE is 'half', expected one of batch, pair, elem",
         ),
-        (["TRAIN.LAYER_DECAY", "1.5"], "TRAIN.LAYER_DECAY is 1.5, expected 0 to 1"),
+        (["TRAIN.LAYER_DECAY", "1.5"], "TRAIN.LAYER_DECAY is 1.5, expected 1e-12 to 1"),
         (
             ["TRAIN.CLASS_WEIGHTS", "even"],
             "TRAIN.CLASS_WEIGHTS takes a list of floats or auto, found 'even' (str)",

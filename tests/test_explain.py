@@ -12,10 +12,9 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from config import default_values, get_config, resolved_yaml, with_values
+from config import default_values, explain, get_config, resolved_yaml, with_values
 from errors import InputError
-from settings.explaining import explanation, meanings
-from settings.key_needs import NEEDS
+from settings.keys import meanings
 from settings.options import leaves, option_keys, value_sources
 from training.command_line import config_from_arguments
 from training.run import for_others
@@ -283,7 +282,7 @@ SEED: 0
     ],
 )
 def test_a_section_and_a_pattern_stand_for_their_keys(name, keys):
-    text = explanation(get_config(), [name, keys[0]], default_values(get_config()), NEEDS)
+    text = explain(get_config(), [name, keys[0]])
     assert re.findall(r"^(\S+):", text, re.M) == keys
 
 
@@ -328,7 +327,7 @@ def test_it_imports_no_paddle_and_leaves_nothing(script, tmp_path):
 def test_every_key_has_a_meaning():
     """config.py's in its comments, those of components and architectures where they are defined."""
     found = meanings((ROOT / "config.py").read_text())
-    told = explanation(get_config(), ["*"], default_values(get_config()), NEEDS)
+    told = explain(get_config(), ["*"])
     assert re.findall(r"^(\S+):.*\n  from.*\n  default", told, re.M) == []
     assert found["BASE"].startswith(
         "YAML files that are merged before this one, the first lowest. Paths"

@@ -153,7 +153,7 @@ def test_a_room_has_its_own_folder_of_tests():
     folders = {
         name.split("/")[1] for name in NAMES if name.startswith("tests/") and name.count("/") > 1
     }
-    assert folders - {"faults", "fuzz", "golden", "stand_in", "warm"} <= {
+    assert folders - {"faults", "fuzz", "golden", "stand_in", "support", "warm"} <= {
         name.rstrip("/") for name in ROOMS
     }
 

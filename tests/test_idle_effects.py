@@ -19,7 +19,7 @@ from datasets import get_dataloader, get_dataset
 from loading.label_sets import every_label
 from loading.label_spaces import check_evaluation
 from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform
-from settings.key_needs import mixes
+from settings.needs import mixes
 from settings.options import leaves
 from training import parallel
 from training.losses import build_criterion

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from config import get_config, resolved_yaml, with_values
+from config import _KEYS, get_config, resolved_yaml, with_values
 from errors import InputError
 from settings.architectures import all_keys, architectures
-from settings.key_needs import NEEDS
 from settings.options import leaves, value_sources
 from training.command_line import config_from_arguments
 
@@ -17,7 +16,7 @@ DEFAULTS = dict(leaves(get_config()))
 
 
 def met(key, values):
-    return all(need.met(values) for need in NEEDS[key])
+    return all(need.met(values) for need in _KEYS.needs[key])
 
 
 # ------------------------------------------------------------ the declarations
@@ -26,11 +25,13 @@ def met(key, values):
 @pytest.mark.smoke
 def test_every_key_declares_what_it_needs():
     models = all_keys().keys()
-    assert set(DEFAULTS) - models == set(NEEDS) - models
-    assert set(NEEDS) <= set(DEFAULTS) | models
+    assert set(DEFAULTS) - models == set(_KEYS.needs) - models
+    assert set(_KEYS.needs) <= set(DEFAULTS) | models
     # an architecture that takes a key takes those that it needs
     for one in architectures().values():
-        needed = {key for key in one.arguments for need in NEEDS.get(key, ()) for key in need.keys}
+        needed = {
+            key for key in one.arguments for need in _KEYS.needs.get(key, ()) for key in need.keys
+        }
         assert needed <= (set(DEFAULTS) - models) | one.arguments.keys()
 
 
@@ -53,7 +54,7 @@ def test_an_idle_key_is_refused_at_its_default_too(evaluating):
     for key, default in DEFAULTS.items():
         if key in ("EVAL", "BASE") or default is None:
             continue
-        if met(key, values) if key in NEEDS else True:
+        if met(key, values) if key in _KEYS.needs else True:
             get_config(None, [*mode, key, default])
             continue
         with pytest.raises(

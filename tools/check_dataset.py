@@ -42,7 +42,7 @@ import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from config import get_config  # noqa: E402
-from settings.key_needs import float_pixels  # noqa: E402
+from settings.needs import float_pixels  # noqa: E402
 from settings.options import Configuration, Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
 

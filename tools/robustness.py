@@ -33,6 +33,7 @@ import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, install, reading, remedy, reporting  # noqa: E402
 from launch import signals  # noqa: E402
 from launch.files import refuse_links, removing_if_stopped, writing_whole  # noqa: E402
+from settings.corruptions import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
 from settings.options import Parser  # noqa: E402
 from settings.plain import (  # noqa: E402
     Rule,
@@ -43,7 +44,6 @@ from settings.plain import (  # noqa: E402
     value_text,
     whole_file,
 )
-from settings.ranges import BENCHMARK, CORRUPTIONS, SEVERITIES  # noqa: E402
 from training.results import MOST_CLASSES, read_result  # noqa: E402
 
 CLEAN = "clean"

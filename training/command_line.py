@@ -15,17 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config import FromFile, asked_config, default_values, get_config
+from config import FromFile, asked_config, default_values, explain, get_config
 from errors import InputError
 from settings.documents import read_yaml
-from settings.explaining import explanation
-from settings.key_needs import NEEDS
-from settings.merging import SIZE, Option
+from settings.merging import SIZE
 from settings.options import (
     CONFIG_DIR,
     FLAG,
     NAMED,
     Configuration,
+    Option,
     Parser,
     add_note,
     equivalent_key,
@@ -146,7 +145,7 @@ def config_from_arguments(
             " from random values; give -pretrained=FILE",
         )
     if arguments.explain:
-        print(explanation(config, arguments.explain, default_values(config), NEEDS))
+        print(explain(config, arguments.explain))
         raise SystemExit(0)
     return config
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from settings.ranges import BENCHMARK, SEVERITIES
+from settings.corruptions import BENCHMARK, SEVERITIES
 
 # AlexNet's errors in percent, on ImageNet-C as it is published: the mean over the five severities
 # of each corruption, in BENCHMARK's order (google-research/augmix, imagenet.py, ALEXNET_ERR;

@@ -11,7 +11,7 @@ from config import with_values
 from datasets import ImageDataset, get_dataloader
 from inference.look.draw import Panel, enlarge
 from loading.transforms import BatchTransform, Normalize
-from settings.key_needs import float_pixels
+from settings.needs import float_pixels
 from settings.options import Configuration
 from training.pages.figures import shorten
 

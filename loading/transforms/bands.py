@@ -7,7 +7,7 @@ from PIL import Image
 
 from errors import Unreadable
 from loading.transforms.orientation import Box
-from settings.key_needs import float_pixels
+from settings.needs import float_pixels
 from settings.options import Configuration
 
 # What a stored value is divided by, by its type.

@@ -9,7 +9,7 @@ from paddle.nn import functional as F
 
 import ops
 from loading.transforms.erase import RandomErasing, box_mask
-from settings.key_needs import mixes
+from settings.needs import mixes
 from settings.options import Configuration, pair
 from settings.registry import losses
 

@@ -15,8 +15,8 @@ from PIL import Image
 
 from errors import InputError, install, printable
 from loading.transforms.decode import EncodedImage
+from settings.corruptions import CORRUPTIONS
 from settings.options import Configuration
-from settings.ranges import CORRUPTIONS
 
 _QUALITY = 85  # of the JPEGs that ImageNet-C is published as
 _ELASTIC = (

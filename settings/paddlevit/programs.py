@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 
 from yacs.config import CfgNode
 
-from settings.merging import Option
-from settings.options import leaves, nearest_key
+from settings.options import Option, leaves, nearest_key
 from settings.paddlevit import reading
 
 # Attributes of a program's parsed flags, and the key that each sets.

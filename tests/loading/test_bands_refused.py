@@ -12,7 +12,7 @@ from config import get_config
 from datasets import get_dataset
 from errors import InputError, RunError, Unreadable
 from loading.transforms import Bands, EvalTransform, bands_of, image_of
-from settings.key_needs import float_pixels
+from settings.needs import float_pixels
 
 
 def object_array():

@@ -20,8 +20,8 @@ from loading.label_sets import LabelSets
 from loading.label_spaces import check_evaluation, imagenet_synsets
 from loading.transforms import EvalTransform
 from loading.transforms.corruption import Corruption, _elastic
+from settings.corruptions import BENCHMARK
 from settings.options import notes
-from settings.ranges import BENCHMARK
 
 SYNSETS = imagenet_synsets()
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from paddle import nn
 
-from settings.signatures import Rate, Size
+from settings.keys import Rate, Size
 from models.base import ImageModel, register
 
 

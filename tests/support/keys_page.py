@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from config import default_values
+import config
 from settings.architectures import all_keys, architectures
-from settings.explaining import meanings
-from settings.registry import KINDS, own_keys
+from settings.keys import meanings
+from settings.registry import KINDS, component_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "keys.md"
@@ -43,13 +43,16 @@ def table(head: str, rows: Iterable[Iterable[str]]) -> str:
 
 def page() -> str:
     """Returns what docs/keys.md has to hold."""
-    meant = {key: own.text for key, own in own_keys().items()}
+    meant = {key: own.text for key, own in component_keys().items()}
     meant |= meanings((ROOT / "config.py").read_text(encoding="utf-8"))
     readers = {
-        key: names for kind in KINDS for key, names in kind.readers().items() if key in own_keys()
+        key: names
+        for kind in KINDS
+        for key, names in kind.readers().items()
+        if key in component_keys()
     }
     sections: dict[str, list[tuple[str, str, str]]] = {}
-    for key, default in default_values().items():
+    for key, default in config.default_values().items():
         if key not in all_keys():
             text = cell(meant.get(key, "")) + (
                 f" (`{'`, `'.join(readers[key])}`)" if key in readers else ""

@@ -13,8 +13,7 @@ from config import asked_config, default_values
 from datasets import ArrayDataset, get_datasets
 from errors import InputError
 from models import build_model
-from settings.merging import Option
-from settings.options import NAMED, pairs
+from settings.options import NAMED, Option, pairs
 from training import engine, parallel
 from training.classification import add_projection
 from training.equal_ranks import check_same

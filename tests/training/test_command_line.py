@@ -344,7 +344,7 @@ def test_names_that_timm_gave_up_mean_what_it_says(name, now, own, values):
 
 
 def test_every_name_that_timm_gave_up_is_taken_where_its_model_is_here():
-    table = json.loads((CONFIG_DIR / "timm_tags.json").read_text())
+    table = json.loads((CONFIG_DIR.parent / "settings" / "timm_tags.json").read_text())
     files = model_files()
     here = {names(file).get("timm", "").partition(".")[0] for file in files}
     for old, now in table["old"].items():

@@ -16,7 +16,7 @@ from datasets import get_datasets
 from errors import InputError
 from loading.label_spaces import imagenet_synsets
 from models import build_model
-from settings.ranges import BENCHMARK
+from settings.corruptions import BENCHMARK
 from tools import robustness
 from training.classification import any_of
 from training.robustness import ALEXNET, figures, table

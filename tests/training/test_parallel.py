@@ -20,7 +20,7 @@ from test_engine import assert_same
 from config import get_config, resolved_yaml
 from errors import InputError
 from models import build_model
-from settings import key_types
+from settings import merging
 from settings.options import plain
 from training import parallel
 from training.checkpoint.restore import load_checkpoint
@@ -46,7 +46,7 @@ REMOVED = {
 @pytest.mark.parametrize("name", REMOVED)
 def test_what_fleet_ignores_is_no_key_and_the_line_says_which_does_it(tmp_path, name):
     key, (value, line) = f"DIST.STRATEGY.{name}", REMOVED[name]
-    was = key_types.REMOVED[key]
+    was = merging.REMOVED[key]
     file = tmp_path / "some.yaml"
     for given in (value, was):
         with pytest.raises(InputError, match=re.escape(f"command line: unknown key {key}; {line}")):

@@ -7,8 +7,8 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from loading.transforms import smooth_one_hot
+from settings.keys import Factor, Share
 from settings.registry import losses
-from settings.signatures import Factor, Share
 from training.losses.targets import Targets, factors
 
 _LEAST = 1e-8  # of a probability whose logarithm is taken, as timm's

@@ -8,8 +8,8 @@ from paddle.nn import functional as F
 
 import ops
 from loading.transforms import smooth_one_hot
+from settings.keys import Factor
 from settings.registry import losses
-from settings.signatures import Factor
 from training.losses.targets import Targets, factors
 
 

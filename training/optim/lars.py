@@ -2,8 +2,8 @@
 
 import paddle
 
+from settings.keys import Positive
 from settings.registry import optimizers
-from settings.signatures import Positive
 from training.optim.frame import Trained, WithMomentum
 
 

@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from settings.keys import Count, Factor, Positive, Size
 from settings.options import Configuration
 from settings.registry import schedules
-from settings.signatures import Count, Factor, Positive, Size
 
 
 class At(NamedTuple):
