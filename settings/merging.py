@@ -1,4 +1,4 @@
-"""How YAML files and options become one configuration, which knows where each value came from."""
+"""Merges YAML files and options into one configuration, which knows where each value came from."""
 
 import glob
 import os
@@ -35,10 +35,11 @@ from settings.paddlevit import programs, reading
 from settings.paddlevit.absent import absent_task
 from settings.values import quoted
 
-DEFAULT = "the defaults"  # whom a run's file had a value from that nobody set
+# The source that a run's file names for a value that nobody set.
+DEFAULT = "the defaults"
 SIZE = "DATA.IMAGE_SIZE"  # a number, or [height, width]
-# Removed keys with their defaults. Older runs wrote them into their config.yaml, whoever had set
-# them.
+# Keys of earlier releases with their defaults. Runs wrote them into their config.yaml whether
+# anybody had set them or not, so a file may still have them at these values.
 REMOVED = {
     "DATA.FOLDS_SEED": 0,
     "DATA.FOLDS_GROUPS": None,
@@ -55,31 +56,35 @@ _MOST_FILES = 100  # of one configuration
 
 
 def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
-    """Returns the path of a configuration: a file, the name of a model's, or one relative to
-    configs/.
+    """Returns the path of a configuration.
 
-    A name without a folder and without .yaml is that of a model, even if a file of the current
-    folder is called so.
+    ``cfg_file`` is a path, a path relative to configs/, or a model's name here, in timm or in
+    PaddleViT. A name without a folder and without .yaml means a model, even if the current folder
+    has a file of that name.
 
     Args:
-        by: who names it, which begins the error.
+        by: what names the file; errors begin with it.
+
+    Raises:
+        InputError: there is no such file and no such model.
     """
     path = Path(cfg_file)
     places = [path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"]
     is_bare = path.name == os.fspath(cfg_file) and path.suffix not in (".yaml", ".yml")
     for place in places[is_bare:]:
-        if os.path.isfile(place):  # Path.is_file raises for names that are too long
+        # Path.is_file would raise for a name that is too long.
+        if os.path.isfile(place):
             return place
     name = path.name.removesuffix(".yaml")
     # PaddleViT keeps its files in configs/ itself: configs/NAME.yaml finds
     # configs/<family>/NAME.yaml here.
     is_name = path.parent.name in ("", "configs")
-    # a list of all files takes ten times as long
-    if is_name and (own := shipped_configs(glob.escape(name))):
-        return own[-1]
+    # Looking for one name takes a tenth of the time that a list of all files takes.
+    if is_name and (files := shipped_configs(glob.escape(name))):
+        return files[-1]
     shipped = shipped_configs()
-    if is_name and (found := matching_file(name, shipped)):
-        return found
+    if is_name and (file := matching_file(name, shipped)):
+        return file
     if is_bare and os.path.isfile(path):
         return path
     plain, _, tag = path.name.partition(".")
@@ -93,33 +98,36 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
 
 
 def tag_options(cfg_file: str | os.PathLike) -> list[Option]:
-    """Returns how images are prepared for the weights that a name of timm's has the tag of; none
-    without a tag.
+    """Returns the options that the tag in a name of timm's stands for: how images are prepared for
+    these weights. A name without a tag has none.
     """
-    values = {} if find_config(cfg_file) == Path(cfg_file) else images_of(Path(cfg_file).name)
+    is_path = find_config(cfg_file) == Path(cfg_file)
+    values = {} if is_path else images_of(Path(cfg_file).name)
     return [Option(key, value, f"-cfg={cfg_file}") for key, value in values.items()]
 
 
 def shipped_configs(name: str = "*") -> list[Path]:
-    """Returns the files of models and recipes under configs/ whose name, without its ending,
-    matches a pattern.
+    """Returns the files of models and recipes under configs/.
+
+    Args:
+        name: a shell pattern of their names without .yaml.
     """
-    # Path.glob takes four times as long
+    # Path.glob takes four times as long.
     files = sorted(glob.glob(f"*/{name}.yaml", root_dir=CONFIG_DIR))
     return [CONFIG_DIR / file for file in files if not file.startswith(f"{reading.FOLDER.name}/")]
 
 
 def shipped_model(name: str) -> str | None:
-    """Returns what the model is called here that a name of ours, timm's or PaddleViT's means; None:
-    there is none.
+    """Returns the name here of the model that ``name`` means here, in timm or in PaddleViT; None if
+    there is no such model.
     """
-    found = matching_file(name, model_files())
-    return found and found.stem
+    file = matching_file(name, model_files())
+    return file and file.stem
 
 
 def model_files() -> list[Path]:
-    """Returns the files of the models under configs/, by name. Files of recipes/ train these; they
-    are no others.
+    """Returns the files of the models under configs/, sorted by name. The files of recipes/ aren't
+    among them: they train these models.
     """
     files = (file for file in shipped_configs() if file.parent.name != "recipes")
     return sorted(files, key=lambda file: file.stem)
@@ -131,10 +139,15 @@ def shipped_models() -> list[str]:
 
 
 class Keys:
-    """All keys that there are, and how a configuration is given values for them.
+    """All keys, and how a configuration gets values for them.
 
     Args:
-        sections: the classes that declare the shared keys. Those of the first stand in no section.
+        sections: the classes that declare the shared keys. The keys of the first class stand at the
+            top of the tree, in no section.
+
+    Attributes:
+        shared: the keys that all architectures have, with those of components, by dotted key.
+        sections: the dotted names of all sections.
     """
 
     def __init__(self, sections: Sequence[type[Section]]) -> None:
@@ -191,21 +204,26 @@ class Keys:
         return self._defaults, self._needs
 
     def defaults_of(self, config: Configuration) -> dict[str, Any]:
-        """Returns the defaults of the keys that a configuration has: its architecture's own among
-        them.
+        """Returns the defaults of the keys that a configuration has: the shared ones and those of
+        its architecture.
         """
         own = architecture(config.MODEL.TYPE).arguments
         return {name: key.default for name, key in (self.shared | own).items()}
 
     def set(self, config: Configuration, key: str, value: Any, where: Given) -> None:
-        """Sets one dotted key to the value, coerced to the key's type; errors name
-        ``where.source``.
+        """Sets one dotted key to the value in the key's type.
+
+        Raises:
+            InputError: there is no such key, or it takes no such value; the message begins with
+                ``where.source``.
         """
         if where.source != COMMAND_LINE and key in self.sections:
             raise InputError(
                 f"{where.source}: {key} is a section, which takes keys; found {quoted(value)}"
             )
-        if key in all_keys():  # what it takes depends on the TYPE (settle)
+        # What an architecture's key takes depends on MODEL.TYPE, which may still change
+        # (``keep_model_keys``).
+        if key in all_keys():
             config.put(key, value, where)
             return
         if key not in self.shared:
@@ -215,7 +233,8 @@ class Keys:
             raise InputError(f"{where.source}: unknown key {printable(key)}{instead}")
         value = self.shared[key].coerced(value, where.source)
         if key == SIZE and isinstance(value, list) and 0 < len(value) < 3 and len({*value}) == 1:
-            value = value[0]  # a square is said in one way
+            # A square has one form, so that configurations can be compared.
+            value = value[0]
         config.put(key, value, where)
 
     def check_values(self, values: Mapping[str, Any]) -> None:
@@ -232,12 +251,12 @@ class Keys:
                 raise InputError(f"{name} is {quoted(values[name])}, expected {expected}")
 
     def write_out(self, config: Configuration, values: Mapping[str, Any], why: str) -> None:
-        """Sets dotted keys to what follows from others, as if nobody had set them."""
+        """Sets dotted keys to values that follow from others; they count as set by nobody."""
         for key, value in values.items():
             self.set(config, key, value, Given(WRITTEN_OUT, WITH_VALUES, why))
 
     def merge_options(self, config: Configuration, options: Iterable[Option]) -> None:
-        """Sets what the command line says."""
+        """Sets the options of a command line."""
         level = _next_level(config)
         for key, value, by in options:
             self.set(config, key, value, Given(level, COMMAND_LINE, by))
@@ -249,13 +268,16 @@ class Keys:
         including: tuple[Path, ...] = (),
         read: list[Path] | None = None,
     ) -> None:
-        """Sets what a YAML file says, and before it what its BASE files say.
+        """Sets the keys of a YAML file, and before them those of its BASE files.
 
         Args:
-            including: the files whose BASE leads here.
+            including: the files whose BASE led here.
             read: all files so far, each as often as it was read.
+
+        Raises:
+            InputError: a file can't be read, or has a key or a value that isn't one.
         """
-        named = path
+        given_path = path
         path = path.resolve()
         read = [] if read is None else read
         read.append(path)
@@ -266,19 +288,18 @@ class Keys:
             )
         if path in including:
             raise InputError(f"{path}: BASE leads back to this file; take it out of BASE")
-        content = read_yaml(named)
+        content = read_yaml(given_path)
         _check_names(content.pop("NAMES", {}), path)
-        kept, others = self._take_given(content, path)
+        sources, level_of_others = self._take_given(content, path)
         _check_type(content, path)
         without = content.pop("WITHOUT", None)
-        # empty: another file has it beside its own BASE
+        # An empty BASE counts: another file may have it beside a BASE of its own.
         if without is not None and "BASE" not in content:
             raise InputError(
                 f"{path}: WITHOUT removes keys that a BASE sets, but there is no BASE; add one"
             )
-        if (reading.is_family(path, content) or "BASE" not in content) and self._merge_theirs(
-            config, path, content
-        ):
+        may_be_paddlevits = reading.is_family(path, content) or "BASE" not in content
+        if may_be_paddlevits and self._merge_paddlevits(config, path, content):
             return
         base = content.get("BASE") or []
         base = base if isinstance(base, list) else [base]
@@ -289,116 +310,126 @@ class Keys:
                 beside = path.parent / parent
                 file = beside if os.path.isfile(beside) else find_config(parent, f"{path}: BASE: ")
                 self.merge_file(config, file, (*including, path), read)
-        self._take_back(config, without, path)
-        level = _next_level(config)
-        default = self.defaults
-        # A key of nobody's is named before one of PaddleViT's, which the file may have because it
-        # is meant as theirs.
-        values = self._set_in(content)
-        if any(key not in default for key, _ in values):
+        self._drop_keys(config, without, path)
+        first_level = _next_level(config)
+        defaults = self.defaults
+        values = self._values_in(content)
+        # The file may be meant as PaddleViT's and have some of its keys. An unknown key is reported
+        # first, because that is the one to correct.
+        if any(key not in defaults for key, _ in values):
             values.sort(key=lambda item: reading.has_key(item[0]))
         for key, value in values:
-            if others == WRITTEN_OUT and key in REMOVED and value == REMOVED[key]:
+            if level_of_others == WRITTEN_OUT and key in REMOVED and value == REMOVED[key]:
                 continue
-            known = key if key in default else reading.own_key(key, value)
-            own, first = kept.get(known, (others, ""))
-            if own == WRITTEN_OUT:
-                first = first or DEFAULT * (value == default.get(known))
-            self.set(
-                config,
-                known,
-                value,
-                Given(own if own == WRITTEN_OUT else level + own, str(path), first),
-            )
+            if key not in defaults:
+                key = reading.own_key(key, value)
+            level, source = sources.get(key, (level_of_others, ""))
+            if level != WRITTEN_OUT:
+                level += first_level
+            elif not source and value == defaults.get(key):
+                source = DEFAULT
+            self.set(config, key, value, Given(level, str(path), source))
 
-    def _merge_theirs(self, config: Configuration, path: Path, content: dict[str, Any]) -> bool:
-        """Sets what a file of PaddleViT's says, and what its family's defaults are; returns whether
-        it is one.
+    def _merge_paddlevits(self, config: Configuration, path: Path, content: dict[str, Any]) -> bool:
+        """Sets the keys of a file of PaddleViT's, over its family's defaults.
+
+        Returns:
+            whether the file is one of PaddleViT's. If it isn't, nothing is set.
         """
-        theirs, note = reading.read(path, content, dict(self._set_in(content)), self.defaults)
+        values = dict(self._values_in(content))
+        file, note = reading.read(path, content, values, self.defaults)
         if note:
             add_note(config, note)
-        if theirs is None:
+        if file is None:
             return False
-        config.families.append(theirs.family)
-        family = f"PaddleViT's defaults (configs/paddlevit/{theirs.family}.yaml)"
-        for key, value in theirs.values.items():
-            self.set(
-                config,
-                key,
-                value,
-                Given(WRITTEN_OUT, str(path), family if key in theirs.defaults else ""),
-            )
+        config.families.append(file.family)
+        for key, value in file.values.items():
+            source = ""
+            if key in file.defaults:
+                source = f"PaddleViT's defaults (configs/paddlevit/{file.family}.yaml)"
+            self.set(config, key, value, Given(WRITTEN_OUT, str(path), source))
         return True
 
     def _take_given(
         self, content: dict[str, Any], path: Path
     ) -> tuple[dict[str, tuple[int, str]], int]:
-        """Takes GIVEN out of a file: (the level and the source of the keys that it names, the other
-        keys' level).
+        """Takes GIVEN out of the content of a file.
 
-        A run's file has GIVEN, and every key; earlier releases wrote no sources into it, the first
-        ones no GIVEN.
+        A run's config.yaml has every key. GIVEN tells which of them somebody had set, and where.
+        Earlier releases wrote levels without sources, the first ones no GIVEN.
+
+        Returns:
+            The level and the source of each key that GIVEN names, and the level of the other keys.
         """
-        named = content.pop("GIVEN", None)
+        given = content.pop("GIVEN", None)
         keys = dict(leaves(content))
-        if named is None:  # nobody writes half of the keys by hand
+        if given is None:
+            # Nobody writes half of all keys by hand: the file is a run's.
             return {}, WRITTEN_OUT if 2 * len(keys) > len(self.defaults) else 0
-        found = (
-            {k: v if isinstance(v, list) else [v, ""] for k, v in named.items()}
-            if isinstance(named, dict)
-            else {}
-        )
-        if isinstance(named, dict) and all(map(_is_source, found.values())):
-            if absent := next((key for key in found if key not in keys), None):
+        sources = {}
+        if isinstance(given, dict):
+            sources = {key: v if isinstance(v, list) else [v, ""] for key, v in given.items()}
+        if not isinstance(given, dict) or not all(map(_is_source, sources.values())):
+            raise InputError(
+                f"{path}: GIVEN is {quoted(given)}, expected the {{key: [level, source]}} that a "
+                "run wrote; remove it"
+            )
+        for key in sources:
+            if key not in keys:
                 raise InputError(
-                    f"{path}: GIVEN names {printable(absent)}, for which the file has no value; remove it there"
+                    f"{path}: GIVEN names {printable(key)}, for which the file has no value; "
+                    "remove it there"
                 )
-            return {key: (level, first) for key, (level, first) in found.items()}, WRITTEN_OUT
-        raise InputError(
-            f"{path}: GIVEN is {quoted(named)}, expected the {{key: [level, source]}} that a run wrote; remove it"
-        )
+        return {key: (level, source) for key, (level, source) in sources.items()}, WRITTEN_OUT
 
     def to_yaml(self, config: Configuration) -> str:
-        """Returns the YAML of every key, and as GIVEN where the values came from, but for those
-        that nobody set.
+        """Returns the YAML of every key, and below it GIVEN: where the values came from that somebody
+        set.
         """
         values = dict(leaves(config))
-        default = self.defaults_of(config)
+        defaults = self.defaults_of(config)
         sources = {
-            key: [where.level, where.origin()]
-            for key, where in value_sources(config).items()
-            if where.level > WRITTEN_OUT or values[key] != default[key]
+            key: [source.level, source.origin()]
+            for key, source in value_sources(config).items()
+            if source.level > WRITTEN_OUT or values[key] != defaults[key]
         }
+        keys = yaml.safe_dump(plain(config), allow_unicode=True)
+        given = yaml.safe_dump(
+            {"GIVEN": sources}, allow_unicode=True, default_flow_style=None, width=2 * _LONGEST
+        )
         return (
-            f"{yaml.safe_dump(plain(config), allow_unicode=True)}# Where each value came from that isn't a default:"
-            " [level, source]. Of two levels, the higher was read later.\n"
-            f"{yaml.safe_dump({'GIVEN': sources}, allow_unicode=True, default_flow_style=None, width=2 * _LONGEST)}"
+            f"{keys}# Where each value came from that isn't a default: [level, source]. Of two "
+            f"levels, the higher was read later.\n{given}"
         )
 
-    def _take_back(self, config: Configuration, names: Any, path: Path) -> None:
-        """Gives these keys, and those of these sections, their defaults again, as if nobody had set
-        them.
+    def _drop_keys(self, config: Configuration, without: Any, path: Path) -> None:
+        """Gives the keys of WITHOUT their defaults again, as if nobody had set them.
+
+        Args:
+            without: a key or a section, a list of them, or None.
         """
-        names = [] if names is None else names
-        default = self.defaults
+        defaults = self.defaults
+        names = [] if without is None else without
         for name in names if isinstance(names, list) else [names]:
-            keys = [key for key in default if f"{key}.".startswith(f"{name}.") and key != "BASE"]
+            keys = [key for key in defaults if f"{key}.".startswith(f"{name}.") and key != "BASE"]
             if not keys:
                 raise InputError(
                     f"{path}: WITHOUT names {quoted(name)}, expected keys or sections such as TRAIN"
                 )
             for key in keys:
-                self.set(config, key, default[key], Given(WRITTEN_OUT, str(path)))
-                # an architecture's gets its own default in the end (settle)
+                self.set(config, key, defaults[key], Given(WRITTEN_OUT, str(path)))
+                # Without an origin, an architecture's key gets the architecture's default in the
+                # end (``keep_model_keys``).
                 del config.origins[key]
 
-    def _set_in(self, content: dict[str, Any]) -> list[tuple[str, Any]]:
-        """(dotted key, value) of a file's content; a section that is empty sets nothing."""
+    def _values_in(self, content: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Returns (dotted key, value) of a file's content. A section that is empty sets nothing."""
 
-        # PaddleViT's are in 43 files: they are read for a key of nobody's alone
         def is_section(key: str) -> bool:
-            return key in self.sections or (key not in self.defaults and key in reading.sections())
+            if key in self.sections:
+                return True
+            # PaddleViT's sections stand in 43 files, which are read for unknown keys alone.
+            return key not in self.defaults and key in reading.sections()
 
         return [
             (key, value)
@@ -407,17 +438,23 @@ class Keys:
         ]
 
 
-def _check_names(found: Any, path: Path) -> None:
-    """Raises InputError unless it is what ``settings.names`` reads in a shipped model's file."""
-    if not isinstance(found, dict) or not found.keys() <= set(TOOLKITS):
+def _check_names(names: Any, path: Path) -> None:
+    """Checks that NAMES is what ``settings.names`` reads in a shipped model's file.
+
+    Raises:
+        InputError: it isn't.
+    """
+    if not isinstance(names, dict) or not names.keys() <= set(TOOLKITS):
         expected = ", ".join(f"{toolkit}: NAME" for toolkit in TOOLKITS)
-        raise InputError(f"{path}: NAMES is {quoted(found)}, expected {{{expected}}}; leave it out")
+        raise InputError(f"{path}: NAMES is {quoted(names)}, expected {{{expected}}}; leave it out")
 
 
 def _check_type(content: dict[str, Any], path: Path) -> None:
-    """Raises InputError where a file's MODEL.TYPE, or its task, isn't here.
+    """Checks that a file's architecture and task are here. This comes before the check of its keys,
+    because an error about one of them would be misleading.
 
-    It comes before the check of the keys: an error about one of them would be misleading.
+    Raises:
+        InputError: one isn't here.
     """
     keys = dict(leaves(content))
     if "BASE" not in content and (line := absent_task(keys)):
@@ -427,17 +464,17 @@ def _check_type(content: dict[str, Any], path: Path) -> None:
         architecture(kind, f"{path}: ")
 
 
-def _is_source(found: list[Any]) -> bool:
-    """Whether it is [level, source], as a run's file has it."""
-    if len(found) != 2 or type(found[0]) is not int or not isinstance(found[1], str):
+def _is_source(entry: list[Any]) -> bool:
+    """Returns whether an entry of GIVEN is [level, source], as runs write it."""
+    if len(entry) != 2 or type(entry[0]) is not int or not isinstance(entry[1], str):
         return False
-    level, first = found
-    return (
-        (WRITTEN_OUT if first else 0) <= level < 1000
-        and first.isprintable()
-        and len(first) <= _LONGEST
-    )
+    level, source = entry
+    # A value that was only written out has a source, or it wouldn't be listed.
+    lowest = WRITTEN_OUT if source else 0
+    return lowest <= level < 1000 and source.isprintable() and len(source) <= _LONGEST
 
 
 def _next_level(config: Configuration) -> int:
-    return 1 + max((where.level for where in value_sources(config).values()), default=WRITTEN_OUT)
+    """Returns a level above those of all values that the configuration was given."""
+    levels = (source.level for source in value_sources(config).values())
+    return 1 + max(levels, default=WRITTEN_OUT)

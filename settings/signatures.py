@@ -1,7 +1,6 @@
-"""What a definition says of its arguments as keys: its signature and docstring, read from the
-source by ``ast``.
+"""Reads keys from the signatures and docstrings of definitions, by ``ast``.
 
-Nothing is imported: an architecture imports Paddle, and ``-h`` or a typing error would be answered
+The definitions aren't imported: they import Paddle, and ``-h`` or a mistyped key would be answered
 seconds later.
 """
 
@@ -14,45 +13,45 @@ from settings.keys import VOCABULARY, Key, key_of
 
 
 def argument(
-    name: str, word: ast.arg, default: ast.expr | None, told: dict[str, str], where: str
+    name: str, word: ast.arg, default: ast.expr | None, meanings: dict[str, str], where: str
 ) -> Key:
-    """Returns the key that an argument of a definition is.
+    """Returns the key that an argument of a definition declares.
 
     Args:
-        name: the key's, dotted.
-        told: what the docstring says, by argument.
+        name: the dotted key.
+        meanings: the docstring's text, by argument.
         where: the definition, named in errors.
 
     Raises:
-        InputError: it can't be a key.
+        InputError: the argument has no default, or no type that a key can have.
     """
     if default is None or word.annotation is None:
         raise InputError(
             f"{where} has no {'type' if default else 'default'}; as a key it needs one"
         )
+    annotation = ast.unparse(word.annotation)
     try:
-        found = _of_annotation(ast.unparse(word.annotation))
+        key = _of_annotation(annotation)
     except (NameError, TypeError, SyntaxError):
-        said = ast.unparse(word.annotation)
-        raise InputError(f"{where} is {said}; a key takes {', '.join(VOCABULARY)}") from None
-    found = found._replace(name=name, text=told.get(word.arg, ""))
+        raise InputError(f"{where} is {annotation}; a key takes {', '.join(VOCABULARY)}") from None
+    key = key._replace(name=name, text=meanings.get(word.arg, ""))
     value = ast.literal_eval(default)
-    return found if value is None else found._replace(default=found.value(value, where))
+    return key if value is None else key._replace(default=key.value(value, where))
 
 
 @functools.cache
-def _of_annotation(said: str) -> Key:
-    """Returns a key without a name, of a type as it is written."""
-    return key_of("", eval(said, {"__builtins__": {}}, VOCABULARY), None)
+def _of_annotation(annotation: str) -> Key:
+    """Returns a key without a name, of the type that ``annotation`` writes."""
+    return key_of("", eval(annotation, {"__builtins__": {}}, VOCABULARY), None)
 
 
 def descriptions(docstring: str) -> dict[str, str]:
-    """Returns what the parts Attributes and Args of a docstring say of each name, on one line."""
-    parts = sorted(
-        re.findall(r"^(Args|Attributes):\n((?: +.*\n?)+)", docstring, re.M), reverse=True
-    )
-    found = {}
-    for _, part in parts:
-        for names, text in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", part, re.M):
-            found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
-    return found
+    """Returns the text of each name in the sections Attributes and Args of a docstring, on one line.
+    Args count for more.
+    """
+    sections = re.findall(r"^(Args|Attributes):\n((?: +.*\n?)+)", docstring, re.M)
+    meanings = {}
+    for _, section in sorted(sections, reverse=True):
+        for names, text in re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n     .*)*)", section, re.M):
+            meanings |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return meanings
