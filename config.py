@@ -751,8 +751,7 @@ def with_options(config: Configuration, options: Sequence[str]) -> Configuration
 
 
 def explain(config: Configuration, names: Sequence[str]) -> str:
-    """Returns a paragraph for each key that ``names`` name: its value, where that came from, what it
-    means and needs.
+    """Returns a paragraph for each key: its value, where that came from, what it means and needs.
 
     Args:
         names: keys, sections, or shell patterns of keys.

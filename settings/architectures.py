@@ -1,5 +1,4 @@
-"""The keys of MODEL that an architecture takes: the arguments of its class's constructor, in
-capitals.
+"""The keys of MODEL that an architecture takes: its constructor's arguments, in capitals.
 
 They are read from the sources of models/*.py, not from the classes. Importing those imports Paddle,
 and ``-h`` or a typing error would be answered seconds later; and the configuration stands below
@@ -20,73 +19,83 @@ from settings.paddlevit.absent import absent_type
 from settings.signatures import argument, descriptions
 from settings.values import parse_value, quoted
 
-# keys of DATA, and what config.py has
+# Arguments that aren't keys of their own: config.py has them in DATA and MODEL.
 _SHARED = ("self", "image_size", "in_channels", "num_classes")
 _FILES = sorted((Path(__file__).resolve().parent.parent / "models").glob("*.py"))
 
 
 class Architecture(NamedTuple):
-    """What a class of models/ says of itself."""
+    """An architecture of models/.
 
-    module: str  # the file's name
-    arguments: dict[str, Key]  # by dotted key
+    Attributes:
+        module: the name of its file.
+        arguments: its keys, by dotted key.
+    """
+
+    module: str
+    arguments: dict[str, Key]
 
 
 def architecture(kind: str, by: str = "") -> Architecture:
     """Returns the architecture that MODEL.TYPE names, in any case.
 
     Args:
-        by: the file or the program that names it; the error begins with it.
+        by: what names it; the error begins with it.
 
     Raises:
         InputError: there is none.
     """
-    found = architectures().get(kind.lower())
-    if found is None:
-        told = f"{by}MODEL.TYPE is {quoted(kind)}"
-        if absent := absent_type(kind):
-            raise InputError(f"{told}: {absent}")
-        raise InputError(f"{told}, expected one of {', '.join(sorted(architectures()))}")
-    return found
+    chosen = architectures().get(kind.lower())
+    if chosen is not None:
+        return chosen
+    message = f"{by}MODEL.TYPE is {quoted(kind)}"
+    if absent := absent_type(kind):
+        raise InputError(f"{message}: {absent}")
+    raise InputError(f"{message}, expected one of {', '.join(sorted(architectures()))}")
 
 
 @functools.cache
 def all_keys() -> dict[str, Key]:
-    """Returns the keys of all architectures by dotted key; of several that take a key, one's
-    argument.
+    """Returns the keys of all architectures, by dotted key. Of a key that several take, it is the
+    last one's.
     """
-    return {key: found for one in architectures().values() for key, found in one.arguments.items()}
+    keys: dict[str, Key] = {}
+    for chosen in architectures().values():
+        keys |= chosen.arguments
+    return keys
 
 
 def kept_values(tree: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration that a run kept, by dotted key, with what its architecture takes
-    today.
+    """Returns the values of a configuration that a run kept, by dotted key, with the keys that its
+    architecture takes today.
 
-    Runs wrote all architectures' keys once, and None for the constructor's default.
+    Earlier releases wrote the keys of all architectures, and None for a constructor's default.
     """
     values = dict(leaves(tree))
-    own = architecture(str(values.get("MODEL.TYPE"))).arguments
+    taken = architecture(str(values.get("MODEL.TYPE"))).arguments
     kept = {
         key: value
         for key, value in values.items()
-        if key not in all_keys() or (key in own and value is not None)
+        if key not in all_keys() or (key in taken and value is not None)
     }
-    return {key: argument.default for key, argument in own.items()} | kept
+    return {key: argument.default for key, argument in taken.items()} | kept
 
 
 def keep_model_keys(config: Configuration) -> None:
-    """Leaves in MODEL the keys that all share and the architecture's: as they were set, or as its
-    constructor has them.
+    """Leaves in MODEL the shared keys and those of the chosen architecture, with the values that
+    they were given, or the constructor's defaults.
+
+    A key that the architecture doesn't take is dropped where MODEL.TYPE was set later, over a
+    recipe's DROPPATH for example, and where its value is None, which takes a key back.
 
     Raises:
-        InputError: a value isn't what the constructor takes, or a key was set that the architecture
-            doesn't take, whatever its value. It is no error below the TYPE that was set over it,
-            such as a recipe's DROPPATH; None takes a key back.
+        InputError: a value isn't one that the constructor takes, or somebody set a key that the
+            architecture doesn't take.
     """
     model = config.MODEL
-    found = value_sources(config)
+    sources = value_sources(config)
     taken = architecture(model.TYPE).arguments
-    own = max(0, found["MODEL.TYPE"].level) if "MODEL.TYPE" in found else 0
+    level_of_type = max(0, sources["MODEL.TYPE"].level) if "MODEL.TYPE" in sources else 0
     values = {key: argument.default for key, argument in taken.items()}
     for key in all_keys():
         name = key.removeprefix("MODEL.")
@@ -94,13 +103,15 @@ def keep_model_keys(config: Configuration) -> None:
         if name not in model:
             continue
         value = model.pop(name)
-        where = found.get(key)
-        value = parse_value(value) if isinstance(value, str) else value
-        if where and value is not None and key in taken:
-            values[key] = taken[key].value(value, where.source)
-        elif where and value is not None and where.level >= own:
+        if isinstance(value, str):
+            value = parse_value(value)
+        source = sources.get(key)
+        if source and value is not None and key in taken:
+            values[key] = taken[key].value(value, source.source)
+        elif source and value is not None and source.level >= level_of_type:
             raise InputError(
-                f"{where.source}: {key} is {quoted(value)}, but {model.TYPE} takes no {name}; leave it out"
+                f"{source.source}: {key} is {quoted(value)}, but {model.TYPE} takes no {name}; "
+                "leave it out"
             )
         else:
             config.origins.pop(key, None)
@@ -109,7 +120,7 @@ def keep_model_keys(config: Configuration) -> None:
 
 
 def add_file(file: str | Path) -> None:
-    """Reads the architectures of a file that isn't in models/, too."""
+    """Adds the architectures of a file that isn't in models/."""
     if (file := Path(file).resolve()) not in _FILES:
         _FILES.append(file)
         architectures.cache_clear()
@@ -118,11 +129,11 @@ def add_file(file: str | Path) -> None:
 
 @functools.cache
 def architectures() -> dict[str, Architecture]:
-    """Returns what each name of ``models.base.register`` stands for.
+    """Returns all architectures, by the names that ``models.base.register`` gives them.
 
     Raises:
-        InputError: a constructor has an argument that can't be a key: without a default, or of an
-            unknown type.
+        InputError: an argument of a constructor can't be a key: it has no default, or an unknown
+            type.
     """
     with without_collection():
         trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in _FILES}
@@ -142,46 +153,43 @@ def architectures() -> dict[str, Architecture]:
 
 
 def _names(node: ast.ClassDef) -> list[str]:
-    """What ``@register(...)`` above a class calls it."""
-    calls = [found for found in node.decorator_list if isinstance(found, ast.Call)]
-    return [
-        ast.literal_eval(name)
-        for call in calls
-        if ast.unparse(call.func) == "register"
-        for name in call.args
-    ]
+    """Returns the names in ``@register(...)`` above a class."""
+    names = []
+    for call in node.decorator_list:
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "register":
+            names += [ast.literal_eval(name) for name in call.args]
+    return names
 
 
 def _arguments(
     node: ast.ClassDef, classes: dict[str, ast.ClassDef], file: Path
 ) -> Iterator[tuple[str, Key]]:
-    line = list(_line(node, classes))
-    made = next(
-        f
-        for one in line
-        for f in one.body
-        if isinstance(f, ast.FunctionDef) and f.name == "__init__"
+    """Yields (dotted key, key) of each argument of a class's constructor."""
+    lineage = list(_lineage(node, classes))
+    constructor = next(
+        item
+        for ancestor in lineage
+        for item in ancestor.body
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__"
     )
-    meant: dict[str, str] = {}
-    for one in reversed(line):
-        meant |= descriptions(ast.get_docstring(one) or "")
-    found = made.args.args + made.args.kwonlyargs
-    defaults = (
-        [None] * (len(made.args.args) - len(made.args.defaults))
-        + made.args.defaults
-        + made.args.kw_defaults
-    )
-    for word, default in zip(found, defaults, strict=True):
+    meanings: dict[str, str] = {}
+    for ancestor in reversed(lineage):
+        meanings |= descriptions(ast.get_docstring(ancestor) or "")
+    signature = constructor.args
+    # Python lists the defaults of the last positional arguments alone.
+    without_default = [None] * (len(signature.args) - len(signature.defaults))
+    defaults = [*without_default, *signature.defaults, *signature.kw_defaults]
+    for word, default in zip(signature.args + signature.kwonlyargs, defaults, strict=True):
         if word.arg in _SHARED:
             continue
         key = f"MODEL.{word.arg.upper()}"
         where = f"{file}:{word.lineno}: {node.name}'s {word.arg}"
-        yield key, argument(key, word, default, meant, where)
+        yield key, argument(key, word, default, meanings, where)
 
 
-def _line(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
-    """A class and those of models/ that it inherits from, the nearest first."""
+def _lineage(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> Iterator[ast.ClassDef]:
+    """Yields a class and those of models/ that it inherits from, the nearest first."""
     yield node
     for base in node.bases:
         if isinstance(base, ast.Name) and base.id in classes:
-            yield from _line(classes[base.id], classes)
+            yield from _lineage(classes[base.id], classes)

@@ -1,6 +1,4 @@
-"""What --explain prints of a key: its value, where that came from, what it means, and whether it
-does something.
-"""
+"""What --explain prints of keys."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -16,49 +14,57 @@ from settings.options import COMMAND_LINE, CONFIG_DIR, Configuration, leaves, ne
 
 
 def explanation(config: Configuration, names: Sequence[str], keys: Keys) -> str:
-    """Returns what ``config.explain`` does."""
+    """Returns a paragraph for each key: its value, where that came from, what it means and needs.
+
+    Args:
+        names: keys, sections, or shell patterns of keys.
+
+    Raises:
+        InputError: there is no such key.
+    """
     kind = config.MODEL.TYPE
     own = architecture(kind).arguments
-    if foreign := next((name for name in names if name in all_keys().keys() - own.keys()), None):
-        raise InputError(f"{COMMAND_LINE}: {kind} takes no {foreign.removeprefix('MODEL.')}")
-    meant = {name: key.text for name, key in (keys.shared | own).items()}
-    meant |= meanings((CONFIG_DIR.parent / "config.py").read_text(encoding="utf-8"))
+    for name in names:
+        if name in all_keys() and name not in own:
+            raise InputError(f"{COMMAND_LINE}: {kind} takes no {name.removeprefix('MODEL.')}")
+    texts = {name: key.text for name, key in (keys.shared | own).items()}
+    texts |= meanings((CONFIG_DIR.parent / "config.py").read_text(encoding="utf-8"))
     values = dict(leaves(config))
-    parts = []
-    for key in dict.fromkeys(key for name in names for key in _keys(name, values)):
-        found = config.origins.get(key, ())
+    defaults = keys.defaults_of(config)
+    matching = dict.fromkeys(key for name in names for key in _matching(name, values))
+    paragraphs = []
+    for key in matching:
+        sources = config.origins.get(key, ())
         lines = [
             f"{key}: {values[key]}",
-            f"from     {found[-1].text() if found else 'the default'}",
+            f"from     {sources[-1].text() if sources else 'the default'}",
         ]
-        lines += [f"over     {where.value}, from {where.text()}" for where in reversed(found[:-1])]
-        text = meant.get(key, meant.get(key.rpartition(".")[0], ""))
-        lines += [f"means    {text}"] if text else []
-        parts.append(
-            "\n  ".join(
-                [
-                    *lines,
-                    f"default  {keys.defaults_of(config)[key]}",
-                    *_use(keys.needs.get(key, ()), values),
-                ]
-            )
-        )
-    return "\n\n".join(parts)
+        lines += [f"over     {source.value}, from {source.text()}" for source in sources[-2::-1]]
+        if texts.get(key):
+            lines.append(f"means    {texts[key]}")
+        lines.append(f"default  {defaults[key]}")
+        lines += _effect(keys.needs.get(key, ()), values)
+        paragraphs.append("\n  ".join(lines))
+    return "\n\n".join(paragraphs)
 
 
-def _keys(name: str, known: Iterable[str]) -> list[str]:
-    found = [
+def _matching(name: str, keys: Iterable[str]) -> list[str]:
+    """Returns the keys that a key, a section or a shell pattern means."""
+    matching = [
         key
-        for key in known
+        for key in keys
         if f"{key}.".startswith(f"{name}.") or fnmatchcase(key.lower(), name.lower())
     ]
-    if not found:
-        raise InputError(f"{COMMAND_LINE}: unknown key {name}{nearest_key(name, known)}")
-    return found
+    if not matching:
+        raise InputError(f"{COMMAND_LINE}: unknown key {name}{nearest_key(name, keys)}")
+    return matching
 
 
-def _use(needs: tuple[Need, ...], values: Mapping[str, Any]) -> list[str]:
-    """What a key needs so as to do something, and whether it does."""
-    idle = unmet(needs, values)
-    told = [f"needs    does nothing {', or '.join(need.text for need in needs)}"] if needs else []
-    return [*told, f"here     {f'does nothing {idle.text}' if idle else 'does something'}"]
+def _effect(needs: tuple[Need, ...], values: Mapping[str, Any]) -> list[str]:
+    """Returns the lines on what a key needs to have an effect, and whether it has one."""
+    lines = []
+    if needs:
+        lines.append(f"needs    does nothing {', or '.join(need.text for need in needs)}")
+    missing = unmet(needs, values)
+    lines.append(f"here     does nothing {missing.text}" if missing else "here     does something")
+    return lines

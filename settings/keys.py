@@ -27,7 +27,7 @@ from settings.values import LARGEST_INT, coerce, quoted
 class Range(NamedTuple):
     """The values that a key may have, of those of its type."""
 
-    said: str
+    text: str
     holds: Callable[[Any], bool]
 
 
@@ -63,7 +63,7 @@ class Key(NamedTuple):
             words.append("None")
         said = " or ".join(words)
         if self.range:
-            said += f", {self.range.said}"
+            said += f", {self.range.text}"
         return f"{said}, {self.length} values" if self.length else said
 
     def coerced(self, value: Any, source: str) -> Any:
@@ -86,7 +86,7 @@ class Key(NamedTuple):
             return f"one of {', '.join(known)}{nearest(str(value), known)}"
         numbers = value if isinstance(value, list) else [value]
         if self.range and not (numbers and all(map(self.range.holds, numbers))):
-            return self.range.said
+            return self.range.text
         if self.length and len(numbers) != self.length:
             return f"{self.length} values"
         return ""

@@ -1,13 +1,14 @@
-"""What a configuration chooses by name: tasks, datasets, optimizers, schedules, losses, adapters,
-operations, trackers.
+"""Components that a key chooses by name: tasks, datasets, optimizers, schedules, losses, adapters,
+operations and trackers.
 
     @schedules.register("poly")
     def poly(at: At, *, warmup_prefix: bool, power: Positive = 2.0) -> float:
 
-Its keywords are the keys that it reads, in its kind's section: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and
-.POWER. A keyword with a default is the component's own key, which its docstring describes. The
-others are config.py's. All of this is read from the sources. A component is imported only when it
-is asked for, so a typing error is reported before Paddle is imported.
+A component's keyword arguments are the keys that it reads. They stand beside the key that chooses
+it: TRAIN.LR_SCHEDULER.WARMUP_PREFIX and .POWER. A keyword with a default declares a key of the
+component's own, which its docstring describes; the others are config.py's. All of this is read from
+the sources. A component is imported only when it is used, so that a mistyped key is reported before
+Paddle is imported.
 """
 
 import ast
@@ -25,28 +26,35 @@ from settings.signatures import argument, descriptions
 from settings.values import quoted
 
 ROOT = Path(__file__).resolve().parent.parent
-# "", or as part of another program's (tools/package) its name
+# Empty in the repository; in an installed copy (tools/package) the package's name with a dot.
 _PACKAGE = __name__.removesuffix("settings.registry")
 Definition = ast.FunctionDef | ast.ClassDef
 Made = TypeVar("Made", bound=Callable)
 
 
 class Component(NamedTuple):
-    """What a source says of a component."""
+    """A component, as its source declares it.
+
+    Attributes:
+        module: the dotted module that defines it.
+        given: the keywords of its registration whose values are literals.
+        returns: the annotation of its result.
+        reads: the keys that it reads, by keyword. None: a key of config.py.
+    """
 
     module: str
-    given: dict[str, Any]  # the keywords of its registration that are literals
-    returns: str  # its annotation
-    reads: dict[str, Key | None]  # by keyword; None: a key of config.py
+    given: dict[str, Any]
+    returns: str
+    reads: dict[str, Key | None]
 
 
 class Registry:
     """The components of one kind, by name, in the order of their files and lines.
 
     Args:
-        key: chooses one of them; the keys that they read stand beside it.
+        key: the key that chooses one of them. The keys that they read stand beside it.
         room: the folder that contains their files.
-        optional: the key may be None, and is so by default.
+        optional: whether the key may be None, which is its default then.
     """
 
     def __init__(self, name: str, key: str, room: str, optional: bool = False) -> None:
@@ -57,8 +65,10 @@ class Registry:
         self.registered: dict[str, tuple[Callable, dict[str, Any]]] = {}
 
     def register(self, *names: str, **given: Any) -> Callable[[Made], Made]:
-        """Registers what is defined below under ``names``; ``given`` is what else its kind wants to
-        know of it.
+        """Returns a decorator that registers a component under ``names``.
+
+        Args:
+            given: what else components of this kind declare (``takes="labels"`` of a loss).
         """
 
         def keep(component: Made) -> Made:
@@ -69,59 +79,58 @@ class Registry:
 
     @functools.cached_property
     def components(self) -> dict[str, Component]:
-        """Returns what the sources say, by name; raises InputError for a definition that can't be
-        read so.
+        """The components that the sources declare, by name.
+
+        Raises:
+            InputError: two have the same name, or a keyword can't be a key.
         """
-        found: dict[str, Component] = {}
+        components: dict[str, Component] = {}
         for file, node, names, given in find_decorated(ROOT / self.room, f"{self.name}.register"):
-            one = Component(
-                ".".join(file.relative_to(ROOT).with_suffix("").parts),
-                given,
-                *self._signature(file, node),
-            )
+            module = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            returns, reads = self._signature(file, node)
             for name in names:
-                if name in found:
-                    raise InputError(
-                        f"{file}, line {node.lineno}: {found[name].module} registers {name}, too"
-                    )
-                found[name] = one
-        return found
+                if name in components:
+                    other = components[name].module
+                    raise InputError(f"{file}, line {node.lineno}: {other} registers {name}, too")
+                components[name] = Component(module, given, returns, reads)
+        return components
 
     def _signature(self, file: Path, node: Definition) -> tuple[str, dict[str, Key | None]]:
-        """Returns what a definition returns, and what its keywords say."""
-        meant = descriptions(ast.get_docstring(node) or "")
+        """Returns the annotation of a definition's result, and the keys that its keywords are."""
+        meanings = descriptions(ast.get_docstring(node) or "")
         if isinstance(node, ast.ClassDef):
             [node] = [
-                part
-                for part in node.body
-                if isinstance(part, ast.FunctionDef) and part.name == "__init__"
+                item
+                for item in node.body
+                if isinstance(item, ast.FunctionDef) and item.name == "__init__"
             ]
-        reads = {
-            word.arg: default
-            and argument(
-                self.key_of(word.arg),
-                word,
-                default,
-                meant,
-                f"{file}, line {word.lineno}: {word.arg}",
-            )
-            for word, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-        }
+        reads: dict[str, Key | None] = {}
+        for word, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+            where = f"{file}, line {word.lineno}: {word.arg}"
+            key = self.key_of(word.arg)
+            reads[word.arg] = default and argument(key, word, default, meanings, where)
         return ast.unparse(node.returns) if node.returns else "", reads
 
     def names(self, returns: Collection[str] | None = None) -> tuple[str, ...]:
-        """Returns the components' names; ``returns``: of those whose annotation says that they
-        return one of these.
+        """Returns the names of the components.
+
+        Args:
+            returns: only those whose result has one of these annotations.
         """
         return tuple(
             name
-            for name, one in self.components.items()
-            if returns is None or one.returns in returns
+            for name, component in self.components.items()
+            if returns is None or component.returns in returns
         )
 
     def load(self, name: str) -> tuple[Callable, dict[str, Any]]:
-        """Imports a component; returns (it, the keywords of its registration); raises InputError:
-        there is none.
+        """Imports a component.
+
+        Returns:
+            The component, and the keywords of its registration.
+
+        Raises:
+            InputError: there is no component of this name.
         """
         if name not in self.registered:
             refuse_other(self.key, name, self.names())
@@ -140,14 +149,13 @@ class Registry:
         return f"{self.key.rpartition('.')[0]}.{word.upper()}"
 
     def readers(self) -> dict[str, tuple[str, ...]]:
-        """Returns by dotted key the names of the components that read it."""
-        words = dict.fromkeys(word for one in self.components.values() for word in one.reads)
-        return {
-            self.key_of(word): tuple(
-                name for name, one in self.components.items() if word in one.reads
-            )
-            for word in words
-        }
+        """Returns the names of the components that read a key, by dotted key."""
+        readers: dict[str, tuple[str, ...]] = {}
+        for name, component in self.components.items():
+            for word in component.reads:
+                key = self.key_of(word)
+                readers[key] = (*readers.get(key, ()), name)
+        return readers
 
 
 datasets = Registry("datasets", "DATA.DATASET", "loading")

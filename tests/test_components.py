@@ -186,7 +186,7 @@ def test_what_a_declaration_lacks_is_told(tmp_path, monkeypatch, text, message):
 
 def test_a_key_has_one_default(monkeypatch):
     """A file that is added to a room may have the name of a key that another has."""
-    assert component_keys()["TRAIN.LR_SCHEDULER.POWER"].range.said == "1e-12 to 1000000"
+    assert component_keys()["TRAIN.LR_SCHEDULER.POWER"].range.text == "1e-12 to 1000000"
     component_keys.cache_clear()
     key = schedules.components["poly"].reads["power"]
     monkeypatch.setitem(schedules.components["linear"].reads, "power", key._replace(default=3.0))
