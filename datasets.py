@@ -28,12 +28,12 @@ from loading.label_spaces import (
 )
 from loading.layout import nested_classes, one_class, skipped_text
 from loading.pair_loader import PairLoader
-from loading.parts import fold_name, part_of, with_part_note
 from loading.real_labels import relabel
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
+from loading.subsets import fold_name, read_split, with_subset_note
 from loading.transforms import (
     Broken,
     Encoded,
@@ -327,7 +327,7 @@ def get_dataset(
             f"DATA.DATASET '{kind}' is of TASK {meant}, TASK is {config.TASK}; change one of the two"
         )
     split = Split(mode, limit, alone=alone, skipped=skipped)
-    dataset = _make_dataset(config, mode, part_of(config.DATA, split, read))
+    dataset = _make_dataset(config, mode, read_split(config.DATA, split, read))
     if not len(dataset):
         raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
     low, high = every_label(dataset.labels).min(), every_label(dataset.labels).max()
@@ -410,7 +410,7 @@ def get_datasets(
     skipped: list[str] = []
     if config.EVAL:
         val = get_dataset(config, "val", skipped=skipped)
-        config = with_part_note(check_evaluation(config, val, trained), len(val))
+        config = with_subset_note(check_evaluation(config, val, trained), len(val))
         set_outputs(config, val)
         check_pretrained_classes(config, val)
         return _with_note(config, _skipped_note(skipped)), None, val

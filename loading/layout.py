@@ -53,7 +53,7 @@ def skipped_text(skipped: Sequence[str]) -> str:
     return f"skipped {len(skipped):,} hidden or system {entries}, such as {printable(skipped[0])}"
 
 
-def holds(folder: Path) -> str:
+def describe_folder(folder: Path) -> str:
     """Returns what a folder holds, in words: "the folders cats, dogs and 12 images".
 
     Leftovers aren't counted. Of an empty or a missing folder it is "nothing".
@@ -128,7 +128,7 @@ def check_data_path(path: str, default: str, unpacked: bool) -> None:
         raise InputError(f"{told}, an empty folder; give the folder that holds the dataset")
     if unpacked and all(name.lower().endswith(_ARCHIVES) for name in names):
         raise InputError(
-            f"{told}, which holds {holds(Path(path))} alone; unpack what the dataset is in"
+            f"{told}, which holds {describe_folder(Path(path))} alone; unpack what the dataset is in"
         )
 
 
@@ -139,10 +139,10 @@ def _nearest_folder(path: str) -> str:
     above = Path(os.path.abspath(path)).parent
     while not above.is_dir():
         above = above.parent
-    return f"; {printable(str(above))} holds {holds(above)}"
+    return f"; {printable(str(above))} holds {describe_folder(above)}"
 
 
-def named_as_parts(names: Sequence[str]) -> bool:
+def named_as_splits(names: Sequence[str]) -> bool:
     """Returns whether all folders have names of a dataset's parts, such as "training" and "Test",
     not of classes.
     """
@@ -221,6 +221,6 @@ def _below_class(root: Path, paths: Sequence[str], name: str) -> str:
     folder = root.joinpath(*parts[:depth])
     below = sorted({path.split("/")[depth] for path in paths if path.count("/") > depth})
     if not below:
-        return f"; {folder} holds {holds(folder)}"
+        return f"; {folder} holds {describe_folder(folder)}"
     advice = f"give -data_path={folder}" if depth == 1 else f"move them to {folder.parent}"
     return f"; one level below, {folder} has {_listed('folder', below)}: {advice}"

@@ -20,7 +20,7 @@ from errors import Allowance, InputError, Unreadable, open_file, printable, read
 from loading.class_names import UNPRINTABLE, lookalike, names_beside
 from loading.files import Paths, count_lines, text_lines, why_missing
 from loading.label_sets import LabelSets
-from loading.layout import IMAGE_SUFFIXES, holds, is_leftover, named_as_parts
+from loading.layout import IMAGE_SUFFIXES, describe_folder, is_leftover, named_as_splits
 from settings.registry import datasets
 from settings.signatures import Size
 
@@ -248,7 +248,7 @@ def _places(begins: np.ndarray, count: int, runs: np.ndarray) -> Iterator[int]:
     holds="`train/<class>/**`, `val/<class>/**`; one alone, or `<class>/**`, to evaluate, or with `DATA.VAL_SPLIT`",
     val="val",
 )
-def folder(split: Split, *, data_path: str) -> Files:
+def class_folders(split: Split, *, data_path: str) -> Files:
     """Reads class names, sorted, and images at any depth; the training folder's classes count.
 
     Raises:
@@ -306,7 +306,7 @@ def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
     """Raises InputError where folders that stand without train/ and val/ are a dataset's parts, or
     whole datasets.
     """
-    if named_as_parts(names):
+    if named_as_splits(names):
         raise InputError(
             f"{root}: its folders {', '.join(names)} have names of a dataset's parts, not of classes;"
             " DATASET folder needs the names train and val"
@@ -325,14 +325,16 @@ def missing_list(file: Path, dataset: str) -> str:
         advice = "; for folders of classes give -dataset=folder"
     elif file.name.startswith("val"):
         advice = "; without one, DATA.VAL_SPLIT splits the training images"
-    needs = f"DATASET {dataset} needs it under -data_path, which holds {holds(file.parent)}"
+    needs = (
+        f"DATASET {dataset} needs it under -data_path, which holds {describe_folder(file.parent)}"
+    )
     return f"{file}: there is no such file; {needs}{advice}"
 
 
 def _found_instead(root: Path, mode: str) -> str:
     """Returns what is in the place of class folders, in words."""
     where = root / mode if (root / mode).is_dir() else root
-    found = holds(where)
+    found = describe_folder(where)
     advice = "; give the folder above it" if where == root and "folder" not in found else ""
     return f"{where} holds {found}{advice}"
 

@@ -32,7 +32,7 @@ def perceptual_hashes(images: np.ndarray) -> np.ndarray:
     return np.packbits(bits, axis=1).view(">u8")[:, 0].astype(np.uint64)
 
 
-def near(
+def near_pairs(
     hashes: np.ndarray, meet: Callable[[np.ndarray, np.ndarray], None], distance: int = DISTANCE
 ) -> int:
     """Calls ``meet(i, j)`` with the places of hashes that differ in ``distance`` bits at most: all
@@ -62,13 +62,13 @@ def near(
             ahead = ahead[parts[ahead] == parts[ahead + step]]
             if step > _MOST or not len(ahead):
                 break
-            alike = ahead[ones(ordered[ahead] ^ ordered[ahead + step]) <= distance]
+            alike = ahead[count_bits(ordered[ahead] ^ ordered[ahead + step]) <= distance]
             meet(order[alike], order[alike + step])
         missed += len(ahead)
     return missed
 
 
-def ones(values: np.ndarray) -> np.ndarray:
+def count_bits(values: np.ndarray) -> np.ndarray:
     """Returns how many bits are set: [n] uint64 -> [n] uint64 (NumPy 1 has no function for it)."""
     pairs, fours, eights, sums = map(
         np.uint64, (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F, _SUMS)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from errors import printable
-from loading.check.duplicates import near, ones
-from loading.check.images import Part
+from loading.check.duplicates import count_bits, near_pairs
+from loading.check.images import CheckedImages
 from loading.class_names import class_name
 from loading.label_sets import LabelSets, every_label, kinds, take_labels
 from loading.layout import nested_classes, one_class
@@ -29,10 +29,10 @@ class Finding(NamedTuple):
 
     text: str
     examples: Sequence[str]
-    stops: bool
+    is_error: bool
 
 
-class Images(NamedTuple):
+class ReadableImages(NamedTuple):
     """Those of all parts that can be read, one after the other: [n] each, but for the names of the
     parts.
 
@@ -45,11 +45,11 @@ class Images(NamedTuple):
     place: np.ndarray
     labels: np.ndarray
     content: np.ndarray
-    look: np.ndarray
+    hashes: np.ndarray
     blank: np.ndarray
 
 
-class Alike(NamedTuple):
+class Duplicates(NamedTuple):
     """Which of the images are there more than once, [n] bool: ``same`` in their part, ``leaked``
     from training into validation, ``torn`` between labels.
     """
@@ -59,32 +59,32 @@ class Alike(NamedTuple):
     torn: np.ndarray
 
 
-def images_of(parts: Mapping[str, Part]) -> Images:
+def images_of(parts: Mapping[str, CheckedImages]) -> ReadableImages:
     """Returns the images that can be read."""
     kept = [np.flatnonzero(part.records["readable"]) for part in parts.values()]
     columns = [
         np.concatenate(
             [part.records[name][own] for part, own in zip(parts.values(), kept, strict=True)]
         )
-        for name in ("content", "look", "blank")
+        for name in ("content", "hash", "blank")
     ]
     labels = [
         kinds(part.source.labels)[own] for part, own in zip(parts.values(), kept, strict=True)
     ]
     mode = np.repeat(np.arange(len(parts)), [len(own) for own in kept])
-    return Images(list(parts), mode, np.concatenate(kept), np.concatenate(labels), *columns)
+    return ReadableImages(list(parts), mode, np.concatenate(kept), np.concatenate(labels), *columns)
 
 
-def copies(images: Images) -> Alike:
+def exact_duplicates(images: ReadableImages) -> Duplicates:
     """Returns which images have the same bytes as another."""
     _, group = np.unique(images.content, return_inverse=True)
     train, val, low, high = _counts(group, images)
     is_val = _is_val(images)
     own = np.where(is_val, val[group], train[group])
-    return Alike(own > 1, is_val & (train[group] > 0), low[group] != high[group])
+    return Duplicates(own > 1, is_val & (train[group] > 0), low[group] != high[group])
 
 
-def lookalikes(images: Images) -> tuple[Alike, int]:
+def near_duplicates(images: ReadableImages) -> tuple[Duplicates, int]:
     """Returns which images look like another one of other bytes, and how many comparisons were left
     out.
 
@@ -94,7 +94,7 @@ def lookalikes(images: Images) -> tuple[Alike, int]:
     first, group = np.unique(images.content, return_index=True, return_inverse=True)[1:]
     train, val, low, high = _counts(group, images)
     seen = np.flatnonzero(~images.blank[first])  # files that differ, and aren't blank
-    hashes, node = np.unique(images.look[first][seen], return_inverse=True)
+    hashes, node = np.unique(images.hashes[first][seen], return_inverse=True)
     found = np.zeros((2, len(hashes)), int)  # files in each part that look so
     np.add.at(found[0], node, train[seen] > 0)
     np.add.at(found[1], node, val[seen] > 0)
@@ -109,22 +109,22 @@ def lookalikes(images: Images) -> tuple[Alike, int]:
             np.minimum.at(around[0], a, lowest[b])
             np.maximum.at(around[1], a, highest[b])
 
-    missed = near(hashes, meet)
+    missed = near_pairs(hashes, meet)
     files = np.zeros((3, len(first)), bool)  # near a training file, near a validation file, torn
     for part, own in enumerate((train, val)):
         files[part, seen] = (found[part][node] > (own[seen] > 0)) | beside[part][node]
     files[2, seen] = (around[0][node] < low[seen]) | (around[1][node] > high[seen])
     is_val = _is_val(images)
     same = np.where(is_val, files[1][group], files[0][group])
-    return Alike(same, is_val & files[0][group] & (train[group] == 0), files[2][group]), missed
+    return Duplicates(same, is_val & files[0][group] & (train[group] == 0), files[2][group]), missed
 
 
-def _is_val(images: Images) -> np.ndarray:
+def _is_val(images: ReadableImages) -> np.ndarray:
     return np.array([mode == "val" for mode in images.modes])[images.mode]
 
 
 def _counts(
-    group: np.ndarray, images: Images
+    group: np.ndarray, images: ReadableImages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """By group: training images, validation images, the lowest label, the highest."""
     is_val = _is_val(images)
@@ -148,7 +148,7 @@ def _bounds(
     return lowest, highest
 
 
-def pairs(images: Images, alike: Alike) -> list[tuple[int, int]]:
+def duplicate_pairs(images: ReadableImages, alike: Duplicates) -> list[tuple[int, int]]:
     """Returns examples of images that look alike, across the parts first: [(index, index of the
     most alike)].
     """
@@ -156,7 +156,7 @@ def pairs(images: Images, alike: Alike) -> list[tuple[int, int]]:
     found = []
     for flagged, across in ((alike.leaked, True), (alike.torn, False), (alike.same, False)):
         for index in np.flatnonzero(flagged)[: _PAIRS - len(found)]:
-            apart = ones(images.look ^ images.look[index]).astype(int)
+            apart = count_bits(images.hashes ^ images.hashes[index]).astype(int)
             other = images.content != images.content[index]
             other &= (is_val != is_val[index]) if across else ~images.blank
             if flagged is alike.torn:
@@ -168,11 +168,11 @@ def pairs(images: Images, alike: Alike) -> list[tuple[int, int]]:
 
 def findings(
     config: Configuration,
-    parts: Mapping[str, Part],
+    parts: Mapping[str, CheckedImages],
     problems: Mapping[str, Sequence[str]],
     skipped: Sequence[str] = (),
     listed: bool = False,
-) -> tuple[list[Finding], Images, Alike]:
+) -> tuple[list[Finding], ReadableImages, Duplicates]:
     """Returns what was found, the images that can be read, and which of them look alike.
 
     Args:
@@ -211,7 +211,7 @@ def findings(
             )
     found += _labels(config, parts, listed)
     images = images_of(parts)
-    same, (like, missed) = copies(images), lookalikes(images)
+    same, (like, missed) = exact_duplicates(images), near_duplicates(images)
     found += _repeats(parts, images, same, "are the same file as")
     found += _repeats(parts, images, like, "look like")
     if missed:
@@ -248,7 +248,7 @@ def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
     )
 
 
-def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Finding:
+def _of_files(part: CheckedImages, flagged: np.ndarray, text: str, stops: bool) -> Finding:
     said = [
         part.messages[place]
         for place in np.flatnonzero(flagged)[:_EXAMPLES].tolist()
@@ -257,7 +257,9 @@ def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Findin
     return Finding(f"{text}: {flagged.sum():,}", said, stops)
 
 
-def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> list[Finding]:
+def _labels(
+    config: Configuration, parts: Mapping[str, CheckedImages], listed: bool
+) -> list[Finding]:
     """Classes that a part lacks."""
     found = []
     several = isinstance(parts["train"].source.labels, LabelSets)
@@ -294,7 +296,7 @@ def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> l
     return found
 
 
-def _images_by_class(part: Part, listed: bool) -> np.ndarray:
+def _images_by_class(part: CheckedImages, listed: bool) -> np.ndarray:
     """Returns the number of images of each class; with ``listed``, of images that can be read."""
     labels = part.source.labels
     if listed:
@@ -302,7 +304,9 @@ def _images_by_class(part: Part, listed: bool) -> np.ndarray:
     return np.bincount(every_label(labels))
 
 
-def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, verb: str) -> list[Finding]:
+def _repeats(
+    parts: Mapping[str, CheckedImages], images: ReadableImages, alike: Duplicates, verb: str
+) -> list[Finding]:
     found = _findings(
         parts, images, alike.leaked, f"validation images that {verb} a training image"
     )
@@ -316,22 +320,22 @@ def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, verb: str)
 
 
 def _findings(
-    parts: Mapping[str, Part], images: Images, flagged: np.ndarray, text: str
+    parts: Mapping[str, CheckedImages], images: ReadableImages, flagged: np.ndarray, text: str
 ) -> list[Finding]:
     if not flagged.any():
         return []
     examples = [
-        name_of(parts, images, index) for index in np.flatnonzero(flagged)[:_EXAMPLES].tolist()
+        image_name(parts, images, index) for index in np.flatnonzero(flagged)[:_EXAMPLES].tolist()
     ]
     return [Finding(f"{text}: {flagged.sum():,}", examples, False)]
 
 
-def name_of(parts: Mapping[str, Part], images: Images, index: int) -> str:
+def image_name(parts: Mapping[str, CheckedImages], images: ReadableImages, index: int) -> str:
     """Returns what a person calls an image."""
     return printable(parts[images.modes[images.mode[index]]].source.name(int(images.place[index])))
 
 
-def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
+def table(parts: Mapping[str, CheckedImages]) -> list[tuple[str, list[str]]]:
     """Returns rows: the name of a figure, and its value in each part."""
     rows: dict[str, list[str]] = {}
     for part in parts.values():

@@ -43,7 +43,7 @@ _BLANK = 1.0  # grey levels: a small copy whose standard deviation is less shows
 _HARMLESS = "extraneous bytes before marker 0xd9"
 _RECORD = np.dtype([
     ("width", "i4"), ("height", "i4"), ("bytes", "i8"), ("format", "S5"), ("mode", "S8"), ("turn", "u1"),
-    ("content", "u8"), ("look", "u8"), ("blank", "?"), ("readable", "?"), ("flawed", "?"),
+    ("content", "u8"), ("hash", "u8"), ("blank", "?"), ("readable", "?"), ("flawed", "?"),
 ])  # fmt: skip
 
 
@@ -64,7 +64,7 @@ class Source(NamedTuple):
     paths: Sequence[str] = ()
 
 
-class Part(NamedTuple):
+class CheckedImages(NamedTuple):
     """What was found in the training or the validation images.
 
     Attributes:
@@ -82,7 +82,7 @@ class Part(NamedTuple):
     mean: np.ndarray
 
 
-def source_of(found: Any, most: int, mode: str | int = "RGB") -> Source:
+def image_source(found: Any, most: int, mode: str | int = "RGB") -> Source:
     """Returns the images of what a dataset's reader gave.
 
     Args:
@@ -127,13 +127,13 @@ def _of_shards(shards: Shards, most: int, index: int) -> bytes:
     return shards.read(index, most)
 
 
-def look_at(
+def check_images(
     source: Source,
     most: int,
     oriented: bool,
     workers: int,
     progress: Callable[[int], Any] = lambda _: None,
-) -> Part:
+) -> CheckedImages:
     """Decodes every image.
 
     Args:
@@ -167,7 +167,7 @@ def look_at(
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
-    return Part(source, records, messages, total / max(1, records["readable"].sum()))
+    return CheckedImages(source, records, messages, total / max(1, records["readable"].sum()))
 
 
 _own: list[Source] = []  # a process's
@@ -199,7 +199,7 @@ def _look_at_some(
         if flaw:
             messages[place] = flaw
     records["blank"] = small.reshape(len(places), -1).std(1) < _BLANK
-    records["look"] = perceptual_hashes(small)
+    records["hash"] = perceptual_hashes(small)
     return records, messages, small.sum(0, dtype=float)
 
 

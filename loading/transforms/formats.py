@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from errors import Unreadable, printable
-from loading import signatures
+from loading import magic_numbers
 from loading.transforms.isolated import decode_isolated
 from loading.transforms.tiff import SAMPLES, Directory, check_parts
 
@@ -168,7 +168,7 @@ def kind_of(data: bytes) -> str:
     """Returns the format of a file, by its first bytes; raises Unreadable where it is none that is
     read.
     """
-    if kind := signatures.kind_of(data):
+    if kind := magic_numbers.kind_of(data):
         return kind
     raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
 

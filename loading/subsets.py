@@ -24,7 +24,7 @@ from settings.registry import datasets
 Source = Files | Shards | Arrays | Drawn
 
 
-def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Source:
+def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> Source:
     """Returns what a dataset's reader gives; with DATA.VAL_SPLIT or FOLDS a part of its training
     samples.
 
@@ -63,7 +63,7 @@ def part_of(data: Any, split: Split, reader: Callable[[Split], Source]) -> Sourc
             return source
 
 
-def with_part_note(config: Configuration, count: int) -> Configuration:
+def with_subset_note(config: Configuration, count: int) -> Configuration:
     """Returns an evaluation's configuration, with a note if only a part of the data is evaluated. A
     run's keys go with its weights, so they may choose a part of other data, too.
     """
@@ -82,7 +82,7 @@ def fold_name(data: Any) -> str:
     return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"
 
 
-def own_validation(data: Any) -> list[Path]:
+def validation_files(data: Any) -> list[Path]:
     """Returns the files or the folder of the data's own validation part; an empty list if it has
     none.
     """
@@ -91,7 +91,7 @@ def own_validation(data: Any) -> list[Path]:
 
 
 def _check_alone(data: Any) -> None:
-    if found := own_validation(data):
+    if found := validation_files(data):
         there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another validation set"
         raise InputError(f"{there}; -o DATA.VAL_SPLIT null evaluates on it")
 
