@@ -107,7 +107,9 @@ def test_the_search_is_bounded_and_tells_what_it_left_out(monkeypatch):
     hashes = np.arange(100, dtype=np.uint64) << np.uint64(50)  # the other parts are all one value
     compared = []
     monkeypatch.setattr(
-        duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64)
+        duplicates,
+        "count_bits",
+        lambda values: compared.append(len(values)) or np.full(len(values), 64),
     )
     assert near_pairs(hashes, lambda *_: None) > 0
     assert sum(compared) <= 15 * 5 * 100
@@ -117,7 +119,9 @@ def test_many_hashes_that_are_unlike_are_hardly_compared(monkeypatch):
     hashes = np.random.default_rng(0).integers(0, 2**64, 100_000, np.uint64)
     compared = []
     monkeypatch.setattr(
-        duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64)
+        duplicates,
+        "count_bits",
+        lambda values: compared.append(len(values)) or np.full(len(values), 64),
     )
     assert near_pairs(hashes, lambda *_: None) == 0
     # Of n^2 / 2 pairs, 6 of the 15 pairs of parts keep one in 2^22, 8 one in 2^21, 1 one in 2^20.
