@@ -1,5 +1,5 @@
-"""Parts of the training samples, where the data has none of its own for validation (DATA.VAL_SPLIT,
-DATA.FOLDS).
+"""Subsets of the training samples, for data without a validation set of its own (DATA.VAL_SPLIT), and
+for cross-validation (DATA.FOLDS).
 """
 
 import os
@@ -16,7 +16,7 @@ from loading.folds import folds
 from loading.label_sets import LabelSets, take_labels
 from loading.layout import check_data_path
 from loading.shards import Shards
-from loading.sources import Arrays, Drawn, Files, Split
+from loading.sources import Arrays, Decoded, Drawn, Files, Split
 from loading.splits import groups_of, validation
 from settings.options import Configuration, add_note, leaves
 from settings.registry import datasets
@@ -25,18 +25,18 @@ Source = Files | Shards | Arrays | Drawn
 
 
 def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> Source:
-    """Returns what a dataset's reader gives; with DATA.VAL_SPLIT or FOLDS a part of its training
-    samples.
+    """Returns what a dataset's reader returns for ``split``.
 
-    With FOLDS the validation samples are fold number FOLD, and the others train; the data's own
-    validation isn't read.
+    With DATA.VAL_SPLIT or FOLDS this is a subset of the training samples. With FOLDS, the
+    validation samples are fold number FOLD, and the others are trained on. A validation set of the
+    data's own isn't read then.
 
     Args:
         data: the configuration's DATA.
 
     Raises:
-        InputError: as the reader, ``validation``, ``folds`` and ``groups_of``; VAL_SPLIT, and the
-            data has a validation part.
+        InputError: as of the reader, ``validation``, ``folds`` and ``groups_of``; or VAL_SPLIT is
+            set and the data has a validation set.
     """
     component = datasets.components[data.DATASET]
     if "data_path" in component.reads:
@@ -46,12 +46,13 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
     if data.FOLDS is None and data.VAL_SPLIT is None:
         return reader(split)
     if data.VAL_SPLIT is not None:
-        _check_alone(data)
+        _check_no_validation(data)
     source = reader(split._replace(mode="train", alone=True))
     mode = split.mode
     match source:
         case Arrays():
-            return source._replace(read=lambda: _cut(data, mode, *source.read()))
+            # The images are decoded when they are needed, so the subset is taken then, too.
+            return source._replace(read=lambda: _subset_of_arrays(data, mode, *source.read()))
         case Shards():
             names = [os.fsdecode(name) for name in source.names]
             return source.at_places(_places(data, mode, names, source.labels, source.classes))
@@ -59,44 +60,60 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
             places = _places(data, mode, source.paths, source.labels, source.classes)
             paths = Paths(str(source.paths[place]) for place in places.tolist())
             return source._replace(paths=paths, labels=take_labels(source.labels, places))
-        case Drawn():  # a file's key, over which synthetic was chosen
+        case Drawn():
+            # VAL_SPLIT is of a configuration file, for which -dataset=synthetic was chosen.
             return source
 
 
 def with_subset_note(config: Configuration, count: int) -> Configuration:
-    """Returns an evaluation's configuration, with a note if only a part of the data is evaluated. A
-    run's keys go with its weights, so they may choose a part of other data, too.
+    """Returns an evaluation's configuration, with a note if only a subset of the data is evaluated.
+
+    A run's keys are stored with its weights. So an evaluation of these weights on other data takes
+    a subset of it, too, unless the keys are reset.
+
+    Args:
+        count: images that are evaluated.
     """
     key = "DATA.VAL_SPLIT" if config.DATA.VAL_SPLIT is not None else "DATA.FOLDS"
-    if (value := dict(leaves(config))[key]) is not None:
-        config = with_values(config)  # a copy: the note is this start's
-        add_note(
-            config,
-            f"only a part of the data is evaluated, {count} images ({key} {value}); set {key} null for all",
-        )
+    value = dict(leaves(config))[key]
+    if value is None:
+        return config
+    # The note belongs to this start, so it goes to a copy.
+    config = with_values(config)
+    add_note(
+        config,
+        f"only a part of the data is evaluated, {count} images ({key} {value});"
+        f" set {key} null for all",
+    )
     return config
 
 
 def fold_name(data: Any) -> str:
-    """Returns which fold it is, for the name of what is kept of it; "" without folds."""
-    return "" if data.FOLDS is None else f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"
+    """Returns which fold it is, for the name of a cache of its images; "" without folds."""
+    if data.FOLDS is None:
+        return ""
+    return f"fold {data.FOLD} of {data.FOLDS}, {data.SPLIT_SEED}"
 
 
 def validation_files(data: Any) -> list[Path]:
-    """Returns the files or the folder of the data's own validation part; an empty list if it has
+    """Returns the files, or the folder, of the data's own validation set; an empty list if it has
     none.
     """
     pattern = datasets.components[data.DATASET].given.get("val")
     return sorted(Path(data.DATA_PATH).glob(pattern)) if pattern else []
 
 
-def _check_alone(data: Any) -> None:
-    if found := validation_files(data):
-        there = f"{found[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another validation set"
-        raise InputError(f"{there}; -o DATA.VAL_SPLIT null evaluates on it")
+def _check_no_validation(data: Any) -> None:
+    if files := validation_files(data):
+        raise InputError(
+            f"{files[0]} is there, and DATA.VAL_SPLIT {data.VAL_SPLIT} would make another"
+            " validation set; -o DATA.VAL_SPLIT null evaluates on it"
+        )
 
 
-def _cut(data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]) -> tuple:
+def _subset_of_arrays(
+    data: Any, mode: str, images: np.ndarray, labels: np.ndarray, classes: list[str]
+) -> Decoded:
     places = _places(data, mode, (), labels, classes)
     return images[places], labels[places], classes
 
@@ -108,14 +125,17 @@ def _places(
     labels: np.ndarray | LabelSets,
     classes: Sequence[str],
 ) -> np.ndarray:
-    """The numbers of a part's samples, in rising order."""
-    groups = (
-        groups_of(names, data.SPLIT_GROUPS)
-        if data.SPLIT_GROUPS is not None and len(names)
-        else None
-    )
+    """Returns the places of a subset's samples, in rising order.
+
+    Args:
+        names: of the samples, [n]; empty where they have none.
+    """
+    groups = None
+    if data.SPLIT_GROUPS is not None and len(names):
+        groups = groups_of(names, data.SPLIT_GROUPS)
     if data.FOLDS is None:
-        held = validation(names, labels, data.VAL_SPLIT, data.SPLIT_SEED, groups)
+        is_validation = validation(names, labels, data.VAL_SPLIT, data.SPLIT_SEED, groups)
     else:
-        held = folds(labels, data.FOLDS, data.SPLIT_SEED, groups, classes) == data.FOLD
-    return np.flatnonzero(held == (mode == "val"))
+        fold = folds(labels, data.FOLDS, data.SPLIT_SEED, groups, classes)
+        is_validation = fold == data.FOLD
+    return np.flatnonzero(is_validation == (mode == "val"))
