@@ -1,5 +1,5 @@
-"""File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes
-(``batch``).
+"""Transforms: from a file to an image (``decode``), from an image to the augmented pixels of a sample
+(``image``), and from the pixels of a batch to the model's input (``batch``).
 """
 
 from loading.transforms.band_files import Encoded, bands_of, encoded_image
