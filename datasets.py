@@ -464,11 +464,18 @@ def get_datasets(
     check_pretrained_classes(config, train)
     if not isinstance(train, SyntheticDataset):
         config = _with_note(config, absent_classes(train, val))
-    # DATA.CACHE makes an ArrayDataset of a folder, and DATA.CLASSES may give sets of labels.
-    is_files = isinstance(train, FileDataset) and isinstance(train.labels, np.ndarray)
-    if config.DATA.DATASET == "folder" and is_files:
-        config = _with_note(config, nested_classes(train.labels, train.classes, train.paths))
+    config = _with_note(config, _nested_note(config, train))
     return _with_note(config, _skipped_note(skipped)), train, val
+
+
+def _nested_note(config: Configuration, train: ImageDataset) -> str:
+    """Returns a note about folders that may be several classes; "" if there are none."""
+    # With DATA.CACHE the images of a folder are an ArrayDataset, whose paths aren't known.
+    if config.DATA.DATASET != "folder" or not isinstance(train, FileDataset):
+        return ""
+    if isinstance(train.labels, LabelSets):
+        return ""
+    return nested_classes(train.labels, train.classes, train.paths)
 
 
 def _skipped_note(skipped: list[str]) -> str:
