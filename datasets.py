@@ -2,7 +2,7 @@
 
 ``get_datasets`` reads and checks the data before a model is built. ``get_dataloader`` returns the
 batches of a rank. A dataset holds its paths and labels in a few arrays, which the ranks of a machine
-share: they take 65 MB for ImageNet's 1.3 million files.
+share. For ImageNet's 1.3 million files they take 65 MB.
 """
 
 import functools
@@ -445,8 +445,8 @@ def get_datasets(
             validation set's labels and classes are then mapped to these (``label_spaces``).
 
     Raises:
-        InputError: as of ``get_dataset``; or the validation set has classes that the training set,
-            or the weights, lack; or the model has more outputs than there are classes, and the user
+        InputError: as of ``get_dataset``. Or the validation set has classes that the training set,
+            or the weights, lack. Or the model has more outputs than there are classes, and the user
             didn't set their number.
     """
     skipped: list[str] = []

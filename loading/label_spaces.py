@@ -45,9 +45,9 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
     """Returns ``config`` with NUM_CLASSES resolved.
 
     Raises:
-        InputError: the validation set has a class that no training image has (unless images have
-            several classes); or the model has more outputs than the data has classes, and the user
-            didn't set their number.
+        InputError: the validation set has a class that no training image has, and images have one
+            class each. Or the model has more outputs than the data has classes, and the user didn't
+            set their number.
     """
     train_labels = set(np.unique(every_label(train.labels)).tolist())
     val_labels = set(np.unique(every_label(val.labels)).tolist())
@@ -115,7 +115,7 @@ def check_evaluation(
             data is one of these.
 
     Raises:
-        InputError: the weights, or the file of DATA.CLASSES, don't have a class of the data; or the
+        InputError: the weights, or the file of DATA.CLASSES, don't have a class of the data. Or the
             number of outputs differs, and the user didn't set it.
     """
     if config.DATA.CLASSES is None:
@@ -296,8 +296,8 @@ def imagenet_places(names: Sequence[str]) -> tuple[dict[str, int], str]:
     """Returns (the output of each name that is one of ImageNet-1k's classes; the problem with the
     others, or "").
 
-    A name may be a synset, also with the class's name behind it (``n02099601-golden_retriever``),
-    or one of the class's names in upper or lower case, with spaces or underscores. If the names are
+    A name may be a synset, also with the class's name behind it (``n02099601-golden_retriever``).
+    Or it may be one of the class's names, in any case, with spaces or underscores. If the names are
     the numbers 0 to 999, these are the outputs (ImageNetV2).
     """
     if sorted(names) == sorted(map(str, range(1000))):

@@ -175,8 +175,8 @@ def line_allowance(opened: Any, more: int = 0) -> Allowance:
 def missing_files(root: Path, paths: Paths, folders: array, allowance: Allowance) -> str:
     """Returns how many of the files aren't there, which is the first and perhaps why, or "".
 
-    Each folder is listed once, in place of one stat for each file: this takes a second for ImageNet
-    on a local disk, and far less than the stats do over a network.
+    Each folder is listed once, in place of one stat for each file. This takes a second for ImageNet
+    on a local disk. Over a network it takes far less than the stats do.
 
     Args:
         root: the folder that ``paths`` are relative to.

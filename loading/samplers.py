@@ -104,7 +104,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
     def first(self, consumed: int | None = None) -> int:
         """Returns the number of the first batch that is still to be taken.
 
-        It is counted back from the epoch's end: after a resume with other batches, the number of
+        It is counted back from the epoch's end. After a resume with other batches, the number of
         samples that were taken needn't be a multiple of the batch.
 
         Args:

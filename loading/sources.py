@@ -39,8 +39,8 @@ class Split(NamedTuple):
     Args:
         mode: "train" or "val".
         num_classes: labels have to be below it; "auto": any label is allowed.
-        problems: a list that collects problems for a check of the data, where the reader can leave
-            something out and go on; None: a problem is raised.
+        problems: a list that collects problems for a check of the data, if the reader can go on
+            without them. None: a problem is raised.
         alone: the dataset has no validation part beside the training part.
         skipped: a list that collects the paths of entries that aren't data
             (``layout.is_leftover``); None: they aren't collected.

@@ -1,5 +1,7 @@
-"""Transforms: from a file to an image (``decode``), from an image to the augmented pixels of a sample
-(``image``), and from the pixels of a batch to the model's input (``batch``).
+"""Transforms from files to the model's input.
+
+``decode`` makes an image of a file, ``image`` the augmented pixels of a sample, and ``batch`` the
+model's input from the pixels of a batch.
 """
 
 from loading.transforms.band_files import Encoded, bands_of, encoded_image

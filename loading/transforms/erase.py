@@ -30,8 +30,8 @@ class RandomErasing:
     the erased area. Ten attempts are made at a box that is smaller than the image in both
     directions; if all fail, it is left out.
 
-    RANDOM_ERASE_MODE says what a box is filled with: "const" with 0, the mean colour; "rand" with a
-    standard normal for each channel; "pixel" with one for each pixel and channel. The noise of
+    RANDOM_ERASE_MODE says what a box is filled with. "const" is 0, the mean colour. "rand" is a
+    standard normal for each channel, and "pixel" one for each pixel and channel. The noise of
     "pixel" is read from a fixed table (drawn from SEED), at a place that is drawn with the box. So
     the erasing is a function of the sample's generator alone.
     """
