@@ -1,8 +1,8 @@
-"""Datasets and their loader.
+"""Datasets and their loaders.
 
-``get_datasets(config)`` validates everything that can be known before a model is built. A dataset
-holds its paths and labels in a few arrays, which a machine's ranks share: 65 MB for ImageNet's 1.3
-million files.
+``get_datasets`` reads and checks the data before a model is built. ``get_dataloader`` returns the
+batches of a rank. A dataset holds its paths and labels in a few arrays, which the ranks of a machine
+share. For ImageNet's 1.3 million files they take 65 MB.
 """
 
 import functools
@@ -28,12 +28,12 @@ from loading.label_spaces import (
 )
 from loading.layout import nested_classes, one_class, skipped_text
 from loading.pair_loader import PairLoader
-from loading.parts import fold_name, part_of, with_part_note
 from loading.real_labels import relabel
 from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
+from loading.subsets import fold_name, read_split, with_subset_note
 from loading.transforms import (
     Broken,
     Encoded,
@@ -54,28 +54,33 @@ from settings.options import Configuration, add_note, pair
 from settings.paddlevit.programs import instead
 from settings.registry import datasets
 
-# part of a cache's name: another where the same files give other pixels (2: 16-bit grey isn't
-# white)
+# The version of the decoding, part of a cache's name. It is raised where the same files give other
+# pixels (2: 16-bit grey isn't white).
 _DECODING = "2"
 
 # ----------------------------------------------------------------- datasets
 
 
 class ImageDataset(paddle.io.Dataset):
-    """Images with labels. ``dataset[index]`` or ``dataset[epoch, index, copy]``, with a size
-    besides where it isn't IMAGE_SIZE, is (pixels [H, W, C] uint8 or float32, label); ``columns``
-    names the items.
+    """Images with labels, the base class of the datasets below.
+
+    A sample is ``dataset[index]`` or ``dataset[epoch, index, copy]``. A fourth number, or pair of
+    numbers, is the size of its pixels, if that isn't IMAGE_SIZE. ``columns`` names its items:
+
+    - "pixels": [H, W, C] uint8 or float32
+    - "labels": an integer, or [K] uint8 of 0 and 1 where an image has several labels
+    - "erased", with RANDOM_ERASE_PROB: what the device has to erase
+    - "skipped", with DATA.SKIP_BROKEN: the index of an unreadable image that the next one replaced,
+      or -1
 
     An augmented sample is a pure function of (seed, epoch, index), whichever process loads it. If
-    an epoch holds an image several times, ``copy`` (from 0) says which time it is, and counts too.
-    Two items may follow, in this order. With RANDOM_ERASE_PROB: what the device has to erase. With
-    ``skip_broken``: the index of an unreadable image that the next one replaced, or -1.
+    an epoch holds an image several times, ``copy`` counts these from 0, and is part of the seed.
 
     ``paddle.io.DataLoader`` asks for ``dataset[index]``. That is the sample of epoch
     ``dataset.epoch``: set it before each pass, or all passes get the same augmentation.
 
     Args:
-        labels: [n] integers, or several for each image, which give labels [K] uint8 of 0 and 1.
+        labels: [n] integers, or a set of labels for each image.
         classes: names, in the order of labels.
     """
 
@@ -90,14 +95,19 @@ class ImageDataset(paddle.io.Dataset):
         self.epoch = 0
         self.transform = TrainTransform(config) if train else EvalTransform(config)
         self.erasing = RandomErasing(config) if train and config.TRAIN.RANDOM_ERASE_PROB else None
-        self.compared: np.ndarray | None = None  # outputs (loading.label_spaces)
+        # The outputs that an evaluation compares; None: all (loading.label_spaces).
+        self.compared: np.ndarray | None = None
         self.mode = pixel_mode(config)
         self.skip_broken = config.DATA.SKIP_BROKEN and train
-        erased = ("erased",) * (self.erasing is not None)
-        skipped = ("skipped",) * self.skip_broken
-        self.columns = ("pixels", "labels", *erased, *skipped)
-        self._broken: set[int] = set()  # what this process needn't decode again
-        # an evaluation skips nothing
+        columns = ["pixels", "labels"]
+        if self.erasing is not None:
+            columns.append("erased")
+        if self.skip_broken:
+            columns.append("skipped")
+        self.columns = tuple(columns)
+        # The images that this process needn't try to decode again.
+        self._broken: set[int] = set()
+        # An evaluation skips nothing.
         self.advice = ", or train with DATA.SKIP_BROKEN True" if train else ""
 
     def __len__(self) -> int:
@@ -105,6 +115,7 @@ class ImageDataset(paddle.io.Dataset):
 
     def __getitem__(self, key: int | tuple[int, ...]) -> tuple:
         epoch, index, copy, *size = key if isinstance(key, tuple) else (self.epoch, key, 0)
+        # With SKIP_BROKEN, the next image that can be read takes an unreadable one's place.
         for read in range(index, index + len(self)):
             read %= len(self)
             if read in self._broken:
@@ -134,33 +145,38 @@ class ImageDataset(paddle.io.Dataset):
             raise Broken(f"{self.name(index)}: {error}; cut or remove it") from None
 
     def generator(self, epoch: int, index: int, copy: int) -> np.random.Generator:
-        """Returns what a sample's augmentation is drawn from."""
-        return np.random.default_rng(
-            [self.seed, epoch, index, copy] if copy else [self.seed, epoch, index]
-        )
+        """Returns the generator that a sample's augmentation is drawn from."""
+        seeds = [self.seed, epoch, index]
+        if copy:
+            seeds.append(copy)
+        return np.random.default_rng(seeds)
 
     def image(self, index: int) -> Picture:
-        """Returns the image, decoded in full; raises RunError, naming it, where that fails."""
+        """Returns the image, decoded in full; raises RunError with its name where that fails."""
         raise NotImplementedError
 
     def picture(self, index: int) -> Picture:
-        """Returns the image as the transform takes it, which may have to decode it, and raises
-        RunError then.
+        """Returns the image for the transform, which decodes it if it is still encoded.
+
+        Both raise RunError where the image can't be read.
         """
         return self.image(index)
 
     def name(self, index: int) -> str:
-        """Returns what a person calls the sample."""
+        """Returns the sample's name in messages, such as its path."""
         return f"sample {index}"
 
     def relative_names(self) -> Paths | np.ndarray | None:
-        """Returns the images' names, relative to the data's folder; None: images without names."""
+        """Returns the images' names, relative to the data's folder; None where they have none."""
         return None
 
 
 class ArrayDataset(ImageDataset):
-    """Decoded images in memory: ``images`` [n, H, W] or [n, H, W, 3], uint8; from a cache those of
-    ``Bands``, too.
+    """Decoded images in memory.
+
+    Args:
+        images: [n, H, W] or [n, H, W, 3] uint8; from a cache also images of other channels and
+            types (``Bands``).
     """
 
     def __init__(
@@ -173,8 +189,10 @@ class ArrayDataset(ImageDataset):
     ) -> None:
         super().__init__(config, mode, labels, classes)
         self.images = images
-        self.advice = ""  # DATA.SKIP_BROKEN is for images that are decoded
-        self.names: Paths | np.ndarray | None = None  # of the files that a cache was made of
+        # DATA.SKIP_BROKEN is for images that are still to be decoded.
+        self.advice = ""
+        # Names of the files that a cache was made from.
+        self.names: Paths | np.ndarray | None = None
 
     def image(self, index: int) -> Picture:
         return image_of(self.images[index], self.mode)
@@ -184,9 +202,9 @@ class ArrayDataset(ImageDataset):
 
 
 class EncodedDataset(ImageDataset):
-    """Images in an encoded form, such as JPEG: a kind of it says where the bytes are (``data``).
+    """Images in an encoded form, such as JPEG. Subclasses return the bytes (``data``).
 
-    Evaluation takes Pillow's pixels, unless DATA.FAST_EVAL.
+    An evaluation takes the pixels that Pillow decodes, unless DATA.FAST_EVAL is set.
     """
 
     def __init__(
@@ -198,13 +216,13 @@ class EncodedDataset(ImageDataset):
         self.oriented = config.DATA.EXIF_ORIENTATION
 
     def data(self, index: int) -> bytes:
-        """Returns the file of an image; raises OSError, Unreadable or RunError where it can't be
-        read.
+        """Returns an image's encoded bytes; raises OSError, Unreadable or RunError where they can't
+        be read.
         """
         raise NotImplementedError
 
     def files(self) -> Iterable[str]:
-        """Returns the paths of what is read from."""
+        """Returns the paths of the files that the images are read from."""
         raise NotImplementedError
 
     def image(self, index: int) -> Picture:
@@ -215,7 +233,8 @@ class EncodedDataset(ImageDataset):
 
     def _encoded_image(self, index: int) -> Encoded:
         name = self.name(index)
-        with readable(name, RunError):  # a disk may do better next time
+        # A RunError, which isn't remembered as Broken is: the disk may do better next time.
+        with readable(name, RunError):
             data = self.data(index)
         return encoded_image(data, self.mode, name, self.most, self.oriented, self.exact)
 
@@ -233,10 +252,12 @@ class FileDataset(EncodedDataset):
         classes: Sequence[str],
     ) -> None:
         super().__init__(config, mode, labels, classes)
-        self.root, self.paths = str(root), paths if isinstance(paths, Paths) else Paths(paths)
+        self.root = str(root)
+        self.paths = paths if isinstance(paths, Paths) else Paths(paths)
 
     def name(self, index: int) -> str:
-        return printable(path := self.path(index), len(path))
+        path = self.path(index)
+        return printable(path, len(path))
 
     def path(self, index: int) -> str:
         """Returns an image's path."""
@@ -253,9 +274,10 @@ class FileDataset(EncodedDataset):
 
 
 class ShardDataset(EncodedDataset):
-    """Images in tar shards, in the order of their members' names. tools/make_shards.py names them
-    in the order of the dataset that it packs. So a run on the shards is, bit by bit, the run on the
-    files.
+    """Images in tar shards, in the order of their members' names.
+
+    ``tools/make_shards.py`` names the members in the order of the dataset that it packs. So a run
+    on the shards computes the same bits as a run on the files.
     """
 
     def __init__(self, config: Configuration, mode: str, shards: Shards) -> None:
@@ -276,20 +298,24 @@ class ShardDataset(EncodedDataset):
 
 
 class SyntheticDataset(ImageDataset):
-    """Fixed random images of IMAGE_SIZE, made when they are asked for; sample i has class i modulo
-    the classes.
+    """Fixed random images of IMAGE_SIZE, drawn when they are read.
+
+    Sample i is of class i modulo the number of classes.
+
+    Args:
+        size: images.
     """
 
     def __init__(self, config: Configuration, mode: str, size: int) -> None:
         count = 1000 if config.MODEL.NUM_CLASSES == "auto" else config.MODEL.NUM_CLASSES
         super().__init__(config, mode, np.arange(size) % count, [str(c) for c in range(count)])
-        self.shape = (*pair(config.DATA.IMAGE_SIZE), 3 if isinstance(self.mode, str) else self.mode)
+        # Grey images are converted from RGB ones, as those of files are.
+        channels = 3 if isinstance(self.mode, str) else self.mode
+        self.shape = (*pair(config.DATA.IMAGE_SIZE), channels)
 
     def image(self, index: int) -> Picture:
-        return image_of(
-            np.random.default_rng([self.seed, index]).integers(0, 256, self.shape, np.uint8),
-            self.mode,
-        )
+        rng = np.random.default_rng([self.seed, index])
+        return image_of(rng.integers(0, 256, self.shape, np.uint8), self.mode)
 
 
 def get_dataset(
@@ -305,43 +331,49 @@ def get_dataset(
     Args:
         mode: "train" (augmented) or "val"; or True or False, as PaddleViT's ``is_train``.
         is_train: PaddleViT's argument, which takes the place of ``mode``.
-        alone: with "train": no validation set is needed, so the classes' folders may stand without
-            a train/.
-        skipped: takes the paths of entries that aren't data, such as hidden ones.
+        alone: with "train": no validation set is needed, so the folders of classes may stand
+            without a train/ above them.
+        skipped: a list that collects the paths of entries that aren't data, such as hidden ones.
 
     Raises:
-        InputError: files that are missing, empty or damaged, labels outside the range.
+        InputError: files are missing, empty or damaged, or a label is outside the range.
     """
     mode = _mode(mode if is_train is None else is_train)
-    kind = config.DATA.DATASET
+    name = config.DATA.DATASET
     root = Path(config.DATA.DATA_PATH)
     limit = config.MODEL.NUM_CLASSES
     if limit == 0:
         raise InputError(
             "MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes' number, or auto"
         )
-    read = datasets.choose(config)
-    meant = datasets.components[kind].given.get("task", "classification")
-    if {meant, config.TASK} == {"classification", "multilabel"}:
+    reader = datasets.choose(config)
+    task = datasets.components[name].given.get("task", "classification")
+    # The other tasks take images with any number of labels.
+    if {task, config.TASK} == {"classification", "multilabel"}:
         raise InputError(
-            f"DATA.DATASET '{kind}' is of TASK {meant}, TASK is {config.TASK}; change one of the two"
+            f"DATA.DATASET '{name}' is of TASK {task}, TASK is {config.TASK}; change one of the two"
         )
     split = Split(mode, limit, alone=alone, skipped=skipped)
-    dataset = _make_dataset(config, mode, part_of(config.DATA, split, read))
+    dataset = _make_dataset(config, mode, read_split(config.DATA, split, reader))
     if not len(dataset):
-        raise InputError(f"the {mode} set of '{kind}' at {root} is empty")
-    low, high = every_label(dataset.labels).min(), every_label(dataset.labels).max()
-    # a list of files names no classes
+        raise InputError(f"the {mode} set of '{name}' at {root} is empty")
+    labels = every_label(dataset.labels)
+    low = labels.min()
+    high = labels.max()
+    # A list of files names no classes.
     known = len(dataset.classes) or (high + 1 if limit == "auto" else limit)
     if low < 0 or high >= known:
         raise InputError(
-            f"the {mode} labels of '{kind}' at {root} are {low}..{high}, expected 0..{known - 1}"
+            f"the {mode} labels of '{name}' at {root} are {low}..{high}, expected 0..{known - 1}"
         )
-    # an evaluation may match names: get_datasets
+    # An evaluation may match classes by name, in get_datasets.
     if limit != "auto" and known > limit and not config.EVAL:
         advice = "write -o MODEL.NUM_CLASSES auto"
         if config.MODEL.RESUME:
-            advice = "a run goes on with its own data; -pretrained instead of -resume starts from its weights"
+            advice = (
+                "a run goes on with its own data;"
+                " -pretrained instead of -resume starts from its weights"
+            )
         raise InputError(f"the data has {known} classes, MODEL.NUM_CLASSES is {limit}; {advice}")
     return dataset
 
@@ -349,18 +381,21 @@ def get_dataset(
 def _make_dataset(
     config: Configuration, mode: str, source: Files | Shards | Arrays | Drawn
 ) -> ImageDataset:
-    """Returns the dataset of what its reader gave; DATA.CACHE holds what is decoded."""
-    said = datasets.components[config.DATA.DATASET].returns
-    if said != type(source).__name__:
+    """Returns the dataset of what a reader returned. With DATA.CACHE its images are decoded once, and
+    then read from the cache.
+    """
+    annotation = datasets.components[config.DATA.DATASET].returns
+    if annotation != type(source).__name__:
         raise TypeError(
-            f"{config.DATA.DATASET}'s reader gave {type(source).__name__}, its annotation says {said!r}"
+            f"{config.DATA.DATASET}'s reader gave {type(source).__name__},"
+            f" its annotation says {annotation!r}"
         )
     match source:
         case Drawn():
             return SyntheticDataset(config, mode, source.count)
         case Arrays() if config.DATA.CACHE:
-            made_of = Sources(lambda: filter(Path.is_file, source.files), fold_name(config.DATA))
-            return _cached_dataset(config, mode, made_of, source.read)
+            sources = Sources(lambda: filter(Path.is_file, source.files), fold_name(config.DATA))
+            return _cached_dataset(config, mode, sources, source.read)
         case Arrays():
             return ArrayDataset(config, mode, *source.read())
         case Shards():
@@ -371,27 +406,33 @@ def _make_dataset(
 
 
 def _cached_dataset(
-    config: Configuration, mode: str, made_of: Sources, decode: Callable[[], Decoded]
+    config: Configuration, mode: str, sources: Sources, decode: Callable[[], Decoded]
 ) -> ArrayDataset:
-    name = f"{config.DATA.DATASET}-{mode}-{made_of.name}"
-    return ArrayDataset(
-        config, mode, *cached_images(Path(config.DATA.CACHE), name, made_of, decode)
-    )
+    name = f"{config.DATA.DATASET}-{mode}-{sources.name}"
+    images, labels, classes = cached_images(Path(config.DATA.CACHE), name, sources, decode)
+    return ArrayDataset(config, mode, images, labels, classes)
 
 
 def _decoded_dataset(config: Configuration, mode: str, dataset: EncodedDataset) -> ArrayDataset:
-    way = _DECODING + "turned" * dataset.oriented + str(dataset.mode)
-    where = dataset.shards.where() if isinstance(dataset, ShardDataset) else b""
-    made_of = Sources(
-        dataset.files, way, dataset.labels.tobytes(), "\0".join(dataset.classes), where
-    )
-    images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
-    found = _cached_dataset(
-        config, mode, made_of, lambda: (images, np.zeros(len(dataset), np.int64), dataset.classes)
-    )
-    found.labels = dataset.labels  # a cache holds one for each image, of no use here
-    found.names = dataset.relative_names()
-    return found
+    """Returns the images of ``dataset`` from the cache."""
+    # All that the pixels and their order depend on goes into the cache's name.
+    decoding = _DECODING
+    if dataset.oriented:
+        decoding += "turned"
+    decoding += str(dataset.mode)
+    places = dataset.shards.where() if isinstance(dataset, ShardDataset) else b""
+    labels = dataset.labels.tobytes()
+    sources = Sources(dataset.files, decoding, labels, "\0".join(dataset.classes), places)
+
+    def decode() -> Decoded:
+        images = (np.asarray(dataset.image(index)) for index in range(len(dataset)))
+        # A cache holds one label for each image, but these may have several.
+        return images, np.zeros(len(dataset), np.int64), dataset.classes
+
+    cached = _cached_dataset(config, mode, sources, decode)
+    cached.labels = dataset.labels
+    cached.names = dataset.relative_names()
+    return cached
 
 
 def get_datasets(
@@ -400,44 +441,52 @@ def get_datasets(
     """Returns (config with NUM_CLASSES resolved, training set or None under EVAL, validation set).
 
     Args:
-        trained: under EVAL, the class names of the weights' outputs where they are known; the
-            validation set's labels and classes become theirs (``label_spaces``).
+        trained: under EVAL, the class names of the weights' outputs where they are known. The
+            validation set's labels and classes are then mapped to these (``label_spaces``).
 
     Raises:
-        InputError: as ``get_dataset``; validation classes that the training set, or the weights,
-            lack; more outputs than classes, where the user didn't set their number.
+        InputError: as of ``get_dataset``. Or the validation set has classes that the training set,
+            or the weights, lack. Or the model has more outputs than there are classes, and the user
+            didn't set their number.
     """
     skipped: list[str] = []
     if config.EVAL:
         val = get_dataset(config, "val", skipped=skipped)
-        config = with_part_note(check_evaluation(config, val, trained), len(val))
+        config = with_subset_note(check_evaluation(config, val, trained), len(val))
         set_outputs(config, val)
         check_pretrained_classes(config, val)
         return _with_note(config, _skipped_note(skipped)), None, val
-    train, val = (get_dataset(config, mode, skipped=skipped) for mode in ("train", "val"))
+    train = get_dataset(config, "train", skipped=skipped)
+    val = get_dataset(config, "val", skipped=skipped)
     _check_several_classes(config, train, val)
     config = check_training(config, train, val)
     set_outputs(config, train, val)
     check_pretrained_classes(config, train)
     if not isinstance(train, SyntheticDataset):
         config = _with_note(config, absent_classes(train, val))
-    if (
-        config.DATA.DATASET == "folder"
-        and isinstance(train, FileDataset)
-        and isinstance(train.labels, np.ndarray)
-    ):
-        config = _with_note(config, nested_classes(train.labels, train.classes, train.paths))
+    config = _with_note(config, _nested_note(config, train))
     return _with_note(config, _skipped_note(skipped)), train, val
 
 
+def _nested_note(config: Configuration, train: ImageDataset) -> str:
+    """Returns a note about folders that may be several classes; "" if there are none."""
+    # With DATA.CACHE the images of a folder are an ArrayDataset, whose paths aren't known.
+    if config.DATA.DATASET != "folder" or not isinstance(train, FileDataset):
+        return ""
+    if isinstance(train.labels, LabelSets):
+        return ""
+    return nested_classes(train.labels, train.classes, train.paths)
+
+
 def _skipped_note(skipped: list[str]) -> str:
-    # With DATA.VAL_SPLIT a folder is read twice.
+    """Returns a note about entries that aren't data; "" if there are none."""
+    # With DATA.VAL_SPLIT the same folder is read for both sets.
     return skipped_text(sorted(set(skipped))) if skipped else ""
 
 
 def _with_note(config: Configuration, note: str) -> Configuration:
-    """Returns a copy of the configuration with a note for this start; for an empty note ``config``
-    itself.
+    """Returns a copy of the configuration with a note for this start, or ``config`` itself if the
+    note is empty.
     """
     if not note:
         return config
@@ -447,10 +496,8 @@ def _with_note(config: Configuration, note: str) -> Configuration:
 
 
 def _check_several_classes(config: Configuration, train: ImageDataset, val: ImageDataset) -> None:
-    """Raises InputError where all images of a classification have the same class: nothing can be
-    learnt from that.
-    """
-    # A student learns from its teacher even then.
+    """Raises InputError where all images have the same class, of which a classifier learns nothing."""
+    # A student learns from its teacher even from images of one class.
     if config.TASK != "classification" or config.TRAIN.DISTILLATION_TYPE is not None:
         return
     if isinstance(train, SyntheticDataset):
@@ -514,19 +561,19 @@ def get_dataloader(
     Args:
         mode: "train" (shuffled) or "val".
         multi_process, is_train, use_dist_sampler: arguments of PaddleViT's releases. With one of
-            them, or with a bool as ``mode``, a ``PairLoader`` is returned. It splits the samples
-            among the processes if that is asked for.
-        rank, ranks: of a ``Loader``: this process, and how many processes share the samples.
+            them, or with a bool as ``mode``, a ``PairLoader`` is returned, which splits the samples
+            by rank if one of them says so.
+        rank, ranks: the number of this process, and of all processes that share the samples of a
+            ``Loader``.
 
     Raises:
-        InputError: memory is short, DALI isn't installed or can't serve the dataset.
+        InputError: there isn't enough memory, or DALI isn't installed or can't read the dataset.
     """
-    theirs = (multi_process, is_train, use_dist_sampler)
-    if isinstance(mode, bool) or any(value is not None for value in theirs):
+    paddlevit_arguments = (multi_process, is_train, use_dist_sampler)
+    if isinstance(mode, bool) or any(value is not None for value in paddlevit_arguments):
         train = _mode(mode if is_train is None else is_train) == "train"
         return PairLoader(config, dataset, train, split=bool(multi_process or use_dist_sampler))
     draw = None
-    sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
     if mode == "train":
         sampler = train_sampler(config, dataset, rank, ranks)
         if mixes(config):
@@ -537,16 +584,19 @@ def get_dataloader(
                 raise InputError(
                     f"DATA.LOADER is 'dali', which decodes files; {kind} gives images; set it to paddle"
                 )
-            from loading.dali import DaliLoader  # slow to import, and an extra
+            # An optional package, and slow to import.
+            from loading.dali import DaliLoader
 
             return DaliLoader(config, dataset, sampler, draw)
-    return ProcessLoader(
-        config, dataset, sampler, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)), draw
-    )
+    else:
+        sampler = EvalBatchSampler(dataset, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
+    # The processes of a machine share its memory.
+    local_processes = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
+    return ProcessLoader(config, dataset, sampler, local_processes, draw)
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Raises an error, which says what to write for a name of PaddleViT's ``datasets`` that isn't
-    here.
+    """Raises an error for a name of PaddleViT's ``datasets`` that isn't here, with what to use
+    instead.
     """
     instead("datasets", name)

@@ -19,7 +19,7 @@ from config import default_values, get_config, with_values
 from datasets import get_dataset
 from errors import InputError
 from inference.backends import import_extra
-from loading.parts import own_validation
+from loading.subsets import validation_files
 from loading.transforms import EvalTransform, Normalize
 from models.inference import quiet, refusing
 from settings.options import Configuration, leaves
@@ -106,7 +106,7 @@ def training_images(
     config = get_config(None, [*data, *prepared, "MODEL.NUM_CLASSES", "auto"])
     config = with_values(config, DATA__EXIF_ORIENTATION=turned)
     # The run's VAL_SPLIT doesn't fit another folder that has validation images of its own.
-    if config.DATA.VAL_SPLIT is not None and own_validation(config.DATA):
+    if config.DATA.VAL_SPLIT is not None and validation_files(config.DATA):
         config = with_values(config, DATA__VAL_SPLIT=None)
     if datasets.components[config.DATA.DATASET].given.get("task") == "multilabel":
         config = with_values(config, TASK="multilabel")

@@ -1,4 +1,6 @@
-"""From a file to a batch: ``sources``, ``shards`` and ``cache`` read, ``samplers`` order,
-``transforms`` make pixels of an image, ``workers`` and ``dali`` batches of them. ``label_spaces``
-tells which output of a model is which class.
+"""The way of the data, from files to batches on the device.
+
+``sources``, ``multilabel``, ``archives`` and ``shards`` read datasets, ``cache`` keeps decoded images,
+``samplers`` order the samples, ``transforms`` turn an image into pixels, and ``workers`` and ``dali``
+load batches of them. ``label_spaces`` maps the classes of data to the outputs of a model.
 """

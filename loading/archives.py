@@ -1,7 +1,7 @@
-"""The readers of archives: CIFAR's, MNIST's and Fashion-MNIST's.
+"""The readers of archives: CIFAR-10 and CIFAR-100, MNIST and Fashion-MNIST.
 
-Nothing in a file is run: CIFAR's pickles are read as data. Of what is compressed no more is
-unpacked than a file of its size may take (``errors.Allowance``).
+Nothing in a file is run: CIFAR's pickles are read as data. No more of a compressed file is unpacked
+than a file of its size may take in memory (``errors.Allowance``).
 """
 
 import gzip
@@ -12,7 +12,7 @@ import struct
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,23 +34,59 @@ FASHION = [
     "Bag",
     "Ankle boot",
 ]
-# archive, folder in it, training members, validation members, key of the labels, member and key of
-# the names
-_CIFAR10 = (
-    "cifar-10-python.tar.gz", "cifar-10-batches-py",
-    [f"data_batch_{i}" for i in range(1, 6)], ["test_batch"], "labels", "batches.meta", "label_names",
-)  # fmt: skip
-_CIFAR100 = (
-    "cifar-100-python.tar.gz", "cifar-100-python", ["train"], ["test"], "fine_labels", "meta", "fine_label_names",
-)  # fmt: skip
-_LARGEST_MEMBER = 1 << 28  # bytes; CIFAR-100's training images are 155 million
-_CHUNK = 1 << 20  # bytes that are unpacked at once
+
+
+class _CifarLayout(NamedTuple):
+    """Where an archive of CIFAR has its images and labels.
+
+    Attributes:
+        archive: the file's name.
+        folder: in the archive.
+        train, val: names of the members that hold images.
+        label_key: of the labels in a member.
+        meta: the member that holds the class names.
+        names_key: of the class names in it.
+    """
+
+    archive: str
+    folder: str
+    train: list[str]
+    val: list[str]
+    label_key: str
+    meta: str
+    names_key: str
+
+
+_CIFAR10 = _CifarLayout(
+    archive="cifar-10-python.tar.gz",
+    folder="cifar-10-batches-py",
+    train=[f"data_batch_{number}" for number in range(1, 6)],
+    val=["test_batch"],
+    label_key="labels",
+    meta="batches.meta",
+    names_key="label_names",
+)
+_CIFAR100 = _CifarLayout(
+    archive="cifar-100-python.tar.gz",
+    folder="cifar-100-python",
+    train=["train"],
+    val=["test"],
+    label_key="fine_labels",
+    meta="meta",
+    names_key="fine_label_names",
+)
+# Bytes of a member; CIFAR-100's training images have 155 million.
+_LARGEST_MEMBER = 1 << 28
+# Bytes that are unpacked at a time.
+_CHUNK = 1 << 20
 
 
 @datasets.register("cifar10", holds="`cifar-10-python.tar.gz`, or its unpacked folder")
 def cifar10(split: Split, *, data_path: str) -> Arrays:
-    """Reads CIFAR-10. Like the archives below, raises InputError for a file that is missing or
-    something else.
+    """Reads CIFAR-10.
+
+    Raises:
+        InputError: a file is missing or isn't what it should be; also of the readers below.
     """
     return _cifar("cifar10", _CIFAR10, Path(data_path), split.mode)
 
@@ -73,54 +109,54 @@ def fashion_mnist(split: Split, *, data_path: str) -> Arrays:
     return _mnist(Path(data_path), split.mode, FASHION)
 
 
-def _cifar(dataset: str, layout: tuple, root: Path, mode: str) -> Arrays:
-    archive, folder, train, val, label_key, meta, names_key = layout
-    members = [*(train if mode == "train" else val), meta]
-    unpacked = (root / folder).is_dir()
+def _cifar(dataset: str, layout: _CifarLayout, root: Path, mode: str) -> Arrays:
+    archive = root / layout.archive
+    folder = root / layout.folder
+    image_members = layout.train if mode == "train" else layout.val
+    members = [*image_members, layout.meta]
 
     def read() -> Decoded:
-        found: dict[str, Any] = {}
+        contents_of: dict[str, Any] = {}
         with reading(
-            root / archive, f"{dataset}'s archive", f"; DATASET {dataset} needs it under -data_path"
+            archive, f"{dataset}'s archive", f"; DATASET {dataset} needs it under -data_path"
         ):
-            for name, data in _members(root, archive, folder, members):
-                if name in found:
+            for name, data in _members(root, layout, members):
+                if name in contents_of:
                     raise Unreadable(f"it holds {name} twice")
                 content = DataUnpickler(io.BytesIO(data), len(data)).load()
-                if name == meta:
-                    found[name] = _all_of(str, content[names_key], names_key)
+                if name == layout.meta:
+                    contents_of[name] = _list_of(str, content[layout.names_key], layout.names_key)
                 else:
-                    found[name] = (
-                        content["data"].read(),
-                        _all_of(int, content[label_key], label_key),
-                    )
-            if missing := [name for name in members if name not in found]:
-                raise Unreadable(f"it lacks {folder}/{missing[0]}")
-            names = found[meta]
-            parts = [found.pop(name) for name in members[:-1]]
-            labels = np.array([label for _, own in parts for label in own], np.int64)
-            pixels = np.concatenate([own for own, _ in parts])
-            del parts
+                    labels = _list_of(int, content[layout.label_key], layout.label_key)
+                    contents_of[name] = (content["data"].read(), labels)
+            if missing := [name for name in members if name not in contents_of]:
+                raise Unreadable(f"it lacks {layout.folder}/{missing[0]}")
+            batches = [contents_of.pop(name) for name in image_members]
+            labels = np.array([label for _, some in batches for label in some], np.int64)
+            pixels = np.concatenate([some for some, _ in batches])
+            # Frees the members before the pixels are copied once more.
+            del batches
             pixels = pixels.reshape(-1, 3, 32, 32)
             if pixels.dtype != np.uint8 or len(pixels) != len(labels):
                 raise Unreadable(
                     f"it holds {len(pixels)} images of {pixels.dtype}, {len(labels)} labels"
                 )
-            return np.ascontiguousarray(pixels.transpose(0, 2, 3, 1)), labels, names
+            images = np.ascontiguousarray(pixels.transpose(0, 2, 3, 1))
+            return images, labels, contents_of[layout.meta]
 
-    return Arrays(
-        [root / folder / name for name in members] if unpacked else [root / archive], read
-    )
+    files = [folder / name for name in members] if folder.is_dir() else [archive]
+    return Arrays(files, read)
 
 
-def _members(
-    root: Path, archive: str, folder: str, names: list[str]
-) -> Iterator[tuple[str, bytes]]:
-    if (root / folder).is_dir():
-        yield from ((name, contents(root / folder / name, _LARGEST_MEMBER)) for name in names)
+def _members(root: Path, layout: _CifarLayout, names: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Yields (name, content) of members, from the unpacked folder if it exists."""
+    folder = root / layout.folder
+    if folder.is_dir():
+        yield from ((name, contents(folder / name, _LARGEST_MEMBER)) for name in names)
         return
-    wanted = {f"{folder}/{name}": name for name in names}
-    with open_file(root / archive) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
+    wanted = {f"{layout.folder}/{name}": name for name in names}
+    archive = root / layout.archive
+    with open_file(archive) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
         file: Any = TarBytes(unpacked, Allowance(os.fstat(packed.fileno()).st_size))
         with tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
@@ -135,8 +171,9 @@ def _members(
                 yield wanted[member.name], file.content(member.size)
 
 
-# NumPy would unfold lists of lists, however many
-def _all_of(kind: type, values: Any, key: str) -> list[Any]:
+def _list_of(kind: type, values: Any, key: str) -> list[Any]:
+    """Returns a list of names or of whole numbers; raises Unreadable where it is something else."""
+    # Lists of lists would be unfolded by NumPy, however many there are.
     if type(values) is not list or any(type(value) is not kind for value in values):
         raise Unreadable(f"its {key} are no list of {'names' if kind is str else 'whole numbers'}")
     return values
@@ -147,7 +184,8 @@ def _mnist(root: Path, mode: str, classes: list[str]) -> Arrays:
     names = [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
 
     def read() -> Decoded:
-        images, labels = _idx(root, names[0], 3), _idx(root, names[1], 1)
+        images = _idx(root, names[0], 3)
+        labels = _idx(root, names[1], 1)
         if len(images) != len(labels):
             raise InputError(f"{root}: {len(images)} {mode} images, but {len(labels)} labels")
         return images, labels, classes
@@ -172,13 +210,13 @@ def _idx(root: Path, name: str, dimensions: int) -> np.ndarray:
             raise Unreadable(f"it is not an IDX file of {dimensions}-dimensional bytes")
         shape = struct.unpack(f">{dimensions}I", head[4:])
         count = math.prod(shape)
-        held = 0
         Allowance(os.fstat(packed.fileno()).st_size).take(count)
         values = np.empty(count, np.uint8)
-        # of more, gzip makes a copy
-        while part := file.readinto(values[held : held + _CHUNK].data):
-            held += part
-        if held != count or file.read(1) or (count and 0 in shape[1:]):
+        filled = 0
+        # gzip makes a copy of what it reads, so a chunk is read at a time.
+        while length := file.readinto(values[filled : filled + _CHUNK].data):
+            filled += length
+        if filled != count or file.read(1) or (count and 0 in shape[1:]):
             raise Unreadable(
                 f"it is not an IDX file, or cut short: it claims the shape {list(shape)}"
             )

@@ -1,16 +1,16 @@
-"""Decoded images in a file that processes map into memory: decoded once, on the first run, and
-shared by all.
+"""A cache of decoded images (DATA.CACHE): files that are decoded once, and mapped into the memory of
+all processes.
 
-``<name>-<hash>.npy`` holds the pixels, ``<name>-<hash>.npz`` each image's CRC-32, the labels and
-the class names. The hash is of what they were made from. So other sources, or changed ones, get
-other files. Old files may be removed at any time. A source that is replaced by a file of the same
-size and time of modification has another inode or time of change. Then all sources are read and
-compared with their checksum: a copied data set isn't decoded again.
+``<name>-<hash>.npy`` has the pixels. ``<name>-<hash>.npz`` has each image's CRC-32, the labels and
+the class names. The hash is of the sources' paths, sizes and times of modification, and of all else
+that the pixels depend on. So other sources, or changed ones, get other files, and old files may be
+removed at any time. A source that is replaced by a file of the same size and time of modification
+has another inode or time of change. All sources are then read and compared with their checksum, so
+a data set that was copied isn't decoded again.
 
-A start reads no pixels while the file of pixels is as it was last checked: the same inode, size and
-times of change. Otherwise all of them are compared with their CRC-32. What changes the content
-without these, such as a decaying disk, is found as the image is read: each one is compared then,
-too.
+A start reads no pixels if the file of pixels has the same inode, size and times as when it was last
+checked. Otherwise all images are compared with their CRC-32. In addition, each image is compared as
+it is read, because a failing disk changes the content without these.
 """
 
 import contextlib
@@ -35,16 +35,19 @@ Decoded = tuple[Iterable[np.ndarray], Labels, Sequence[str]]
 
 
 class MappedImages:
-    """Images [n, H, W] or [n, H, W, C] of UNITS in a .npy file, which goes to other processes by
-    its name.
+    """Images in a .npy file, [n, H, W] or [n, H, W, C], of a type in UNITS.
+
+    To another process the file's name is sent, not the pixels.
 
     Args:
         crcs: the CRC-32 of each image's pixels, [n].
     """
 
     def __init__(self, file: Path, crcs: np.ndarray) -> None:
-        open_file(file).close()  # NumPy would wait for a pipe
-        self.file, self.pixels = file, np.lib.format.open_memmap(file, mode="r")
+        # This raises an error if the file is a pipe, for which NumPy would wait.
+        open_file(file).close()
+        self.file = file
+        self.pixels = np.lib.format.open_memmap(file, mode="r")
         self.crcs = crcs
         pixels = self.pixels
         if pixels.dtype not in UNITS or 0 in pixels.shape[1:] or pixels.ndim not in (3, 4):
@@ -56,8 +59,8 @@ class MappedImages:
         """Returns an image; raises RunError where it isn't what was written."""
         if not self.is_whole(index):
             raise RunError(
-                f"{self.file}: its image {index} isn't what was written (check the disk); remove the file, and the"
-                " next start decodes the images again"
+                f"{self.file}: its image {index} isn't what was written (check the disk);"
+                " remove the file, and the next start decodes the images again"
             )
         return self.pixels[index]
 
@@ -74,30 +77,30 @@ class Sources:
 
     Args:
         files: returns their paths.
-        parts: what else the pixels depend on.
+        settings: all else that the pixels depend on.
 
     Attributes:
-        name: a hash of the paths, sizes and times of modification, and of ``parts``: a part of the
-            cache's name.
-        state: a hash of the inodes and the times of change, which no program can set. Copies differ
-            in them, too.
+        name: a hash of the paths, sizes and times of modification, and of ``settings``. It is part
+            of the cache's name.
+        state: a hash of the inodes and of the times of change, which no program can set. A copy of
+            the files has another.
 
     Raises:
         InputError: a file can't be read.
     """
 
-    def __init__(self, files: Callable[[], Iterable[str | Path]], *parts: str | bytes) -> None:
+    def __init__(self, files: Callable[[], Iterable[str | Path]], *settings: str | bytes) -> None:
         self.files = files
         name = hashlib.sha256()
         state = hashlib.sha256()
         for file in files():
             with _readable(file):
-                found = os.stat(file)
-            place = f"{os.path.abspath(file)}\0{found.st_size}\0{found.st_mtime_ns}\n"
-            name.update(place.encode(errors="surrogateescape"))
-            state.update(b"%d %d\n" % (found.st_ino, found.st_ctime_ns))
-        for part in parts:
-            name.update(part.encode() if isinstance(part, str) else part)
+                status = os.stat(file)
+            entry = f"{os.path.abspath(file)}\0{status.st_size}\0{status.st_mtime_ns}\n"
+            name.update(entry.encode(errors="surrogateescape"))
+            state.update(b"%d %d\n" % (status.st_ino, status.st_ctime_ns))
+        for setting in settings:
+            name.update(setting.encode() if isinstance(setting, str) else setting)
         self.name = name.hexdigest()[:16]
         self.state = np.frombuffer(state.digest(), np.uint8)
 
@@ -123,14 +126,17 @@ def _readable(file: str | Path) -> Iterator[None]:
 def cached_images(
     folder: Path, name: str, sources: Sources, decode: Callable[[], Decoded]
 ) -> tuple[MappedImages, np.ndarray, list[str]]:
-    """Returns (images, labels [n], class names) from the cache. They are decoded and written if
-    they aren't in it, are damaged, or were made from other sources.
+    """Returns (images, labels [n], class names) from the cache.
 
-    Several processes may do so at once: each writes all of it, under a name of its own, then
-    renames.
+    They are decoded and written first if they aren't in the cache, or are damaged, or were made
+    from other sources. Several processes may do this at once: each writes whole files under names
+    of its own, and renames them.
+
+    Args:
+        decode: returns the images, labels and class names.
 
     Raises:
-        InputError: an image that can't be read; images of several shapes; a folder that can't be
+        InputError: an image can't be read, the images have several shapes, or the folder can't be
             written.
     """
     pixels = folder / f"{name}.npy"
@@ -143,72 +149,71 @@ def cached_images(
         except InputError as error:
             damage = f"can't be used ({error})"
     print(f"cache: {pixels} {damage}: decoding", flush=True)
-    # Before they are decoded: a source that changes meanwhile is found by the next start.
+    # The checksum is taken before the images are decoded. So if a source changes meanwhile, the
+    # next start finds that.
     checksum = sources.checksum()
     images, labels, classes = decode()
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with writing_whole(pixels, "wb") as file:
             crcs = _write(file, images, len(labels))
-        _write_rest(
-            rest,
-            _state(pixels),
-            sources.state,
-            checksum,
-            crcs,
-            np.asarray(labels, np.int64),
-            classes,
-        )
+        labels = np.asarray(labels, np.int64)
+        _write_rest(rest, _state(pixels), sources.state, checksum, crcs, labels, classes)
         with reading(rest, "a cache"):
             return _read(pixels, rest, sources)
     except OSError as error:
-        _remove(made)
+        _remove(missing_folders)
         raise InputError(
             f"DATA.CACHE {folder}: can't be written ({error.strerror}); choose another folder, or None"
         ) from None
     except RunError as error:
-        _remove(made)
+        _remove(missing_folders)
         raise InputError(str(error)) from None
 
 
 def _remove(folders: list[Path]) -> None:
+    """Removes folders that were made for the cache and are empty."""
     for folder in folders:
-        with contextlib.suppress(OSError):  # another process has put something there
+        # Another process may have put something there.
+        with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 def _read(pixels: Path, rest: Path, sources: Sources) -> tuple[MappedImages, np.ndarray, list[str]]:
+    """Returns (images, labels [n], class names); raises Unreadable where they aren't those of
+    ``sources``, or not what was written.
+    """
     forms = {"state": ("i", 1), "sources": ("u", 1), "checksum": ("u", 1)}
-    found = npz(rest, forms | {"crcs": ("u", 1), "labels": ("i", 1), "classes": ("U", 1)})
-    checksum = found["checksum"]
-    are_same = np.array_equal(sources.state, found["sources"])
+    stored = npz(rest, forms | {"crcs": ("u", 1), "labels": ("i", 1), "classes": ("U", 1)})
+    checksum = stored["checksum"]
+    are_same = np.array_equal(sources.state, stored["sources"])
     if not are_same and not np.array_equal(sources.checksum(), checksum):
         raise Unreadable("its source files have changed")
-    crcs = found["crcs"]
-    labels = found["labels"]
-    classes = found["classes"].tolist()
+    crcs = stored["crcs"]
+    labels = stored["labels"]
+    classes = stored["classes"].tolist()
     state = _state(pixels)
     images = MappedImages(pixels, crcs)
     count = len(images.pixels)
-    unchanged = state == found["state"].tolist()
-    if {len(labels), len(crcs)} != {count} or not (
-        unchanged or all(map(images.is_whole, range(count)))
-    ):
+    unchanged = state == stored["state"].tolist()
+    same_count = len(labels) == len(crcs) == count
+    if not same_count or not (unchanged or all(map(images.is_whole, range(count)))):
         raise Unreadable("not what was written")
-    if not (unchanged and are_same):  # it or its sources were copied or touched, say
-        # Where the folder can't be written, the next start compares again.
+    # The pixels or their sources were copied, for example, and have been compared above.
+    if not (unchanged and are_same):
+        # If the folder can't be written, the next start compares them again.
         with contextlib.suppress(OSError):
             _write_rest(rest, state, sources.state, checksum, crcs, labels, classes)
     return images, labels, classes
 
 
 def _state(file: Path) -> list[int]:
-    """Returns what changes with a file's content: no program can set the last of them, its time of
-    change.
+    """Returns a file's inode, size, and times of modification and change, which change with its
+    content. No program can set the last of them.
     """
-    found = os.stat(file)
-    return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    status = os.stat(file)
+    return [status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 def _write_rest(
@@ -220,6 +225,7 @@ def _write_rest(
     labels: np.ndarray,
     classes: Sequence[str],
 ) -> None:
+    """Writes all of a cache but its pixels."""
     with writing_whole(rest, "wb") as file:
         np.savez(
             file,

@@ -1,4 +1,4 @@
-"""Names of classes in a text file: one a line, in the order of the labels."""
+"""Names of classes: text files with a name on each line, in the order of the labels."""
 
 import itertools
 import os
@@ -11,14 +11,17 @@ from pathlib import Path
 from errors import Allowance, Unreadable, open_file, printable, reading
 from loading.files import count_lines, not_utf8, text_lines
 
-# Characters that no class can have in its name: a message, a table or a JSON file would break at
-# them.
+# Characters that the name of a class can't have, because they would break messages, tables or JSON
+# files.
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-FILE = "classes.txt"  # beside lists of files
+# The file of class names beside a list of images.
+FILE = "classes.txt"
 _MOST = 1_000_000
 _LONGEST = 1000
-_NAME = 32  # bytes that a name takes in a list, and as the names are sorted, besides its own
-_FIELD = 300  # bytes that a line of a class map, or an output in it, takes at most
+# Bytes that a name takes besides its own, in a list and while the names are sorted.
+_NAME = 32
+# Bytes that a line of a class map takes at most, and also each of its outputs.
+_FIELD = 300
 
 
 def _without_spaces(name: str) -> str:
@@ -33,7 +36,7 @@ def _plainest(name: str) -> str:
     return _without_spaces(_composed(_composed(name).casefold()))
 
 
-# In what alone two names may differ, and what makes such names equal.
+# In what two names may differ that look alike, and a function that makes such names equal.
 _LIKENESS: tuple[tuple[str, Callable[[str], str]], ...] = (
     ("spaces", _without_spaces),
     ("upper and lower case", str.casefold),
@@ -48,8 +51,8 @@ def class_name(classes: Sequence[str], label: int) -> str:
 
 
 def lookalike(names: Sequence[str], known: Sequence[str]) -> str:
-    """Returns in what alone one of the first names differs from a known one, to be added to a
-    message; or "".
+    """Returns a hint if one of the first names nearly equals a known one, which begins with "; ";
+    otherwise "".
     """
     for name in names[:5]:
         for what, fold in _LIKENESS:
@@ -69,9 +72,10 @@ def read_class_names(path: str | Path) -> list[str]:
 
 
 def read_class_map(path: str | Path) -> dict[str, list[str]]:
-    """Returns the outputs of each class that a file names. Each line has a class, then its outputs,
-    each after a TAB; any of them is right. A class that is alone on its line is the output's name,
-    too.
+    """Returns the outputs of each class in a file.
+
+    Each line has a class, and then its outputs, each after a TAB. Any of these is right. A class
+    that is alone on its line has the output of that name.
 
     Raises:
         InputError: as ``read_class_names``; a class is there twice.
@@ -86,15 +90,18 @@ def read_class_map(path: str | Path) -> dict[str, list[str]]:
 
 
 def _lines(path: str | Path, field: int = 0) -> list[str]:
-    """The lines of a file, without empty ones at its end; ``field`` is what each of their fields
-    takes, in bytes.
+    """Returns the lines of a file, without empty ones at its end.
+
+    Args:
+        field: bytes that each field of a line takes.
     """
     with open_file(path) as file:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
         if (count := count_lines(file)) > _MOST:
             raise Unreadable(f"it has {count} lines, up to {_MOST} are read")
         lines = []
-        # Each by itself: in one text, a single emoji would make every letter take four bytes.
+        # Each line is decoded by itself. In one text, an emoji would make all letters take four
+        # bytes.
         for number, line in enumerate(text_lines(file), 1):
             try:
                 lines.append(line.removesuffix(b"\r").decode())

@@ -1,5 +1,6 @@
-"""Files that strangers wrote: only regular ones are read, and no more of them than the reader
-allows.
+"""Reading files of unknown origin: text, paths, tar and .npz files, within limits of memory and time.
+
+Only regular files are read, and no more of them than the caller allows.
 """
 
 import codecs
@@ -19,10 +20,14 @@ import numpy as np
 
 from errors import Allowance, Unreadable, open_file
 
-_LARGEST_HEADER = 1 << 16  # bytes of a tar file: a member's long name and other extensions
-LONGEST_LINE = 1 << 19  # bytes of a text: of a table, the names of 30,000 classes
-_BLOCK = 1 << 16  # bytes of a text that are read at once: lines of a byte take fifty each
-_NPZ_WAYS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # in which NumPy writes
+# Bytes of a header in a tar file, such as a member's long name.
+_LARGEST_HEADER = 1 << 16
+# Bytes of a line of text. A table's header of 30,000 classes has fewer.
+LONGEST_LINE = 1 << 19
+# Bytes of a text that are read at a time. A line of one byte takes fifty in memory.
+_BLOCK = 1 << 16
+# The compressions that NumPy writes.
+_NPZ_COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def contents(path: str | Path, most: int) -> bytes:
@@ -65,8 +70,9 @@ def not_utf8(line: int) -> Unreadable:
 
 
 def count_lines(file: Any) -> int:
-    """Returns how many lines a file has, and goes back to its beginning: they are counted before
-    anything is kept.
+    """Returns how many lines a file has, and goes back to its beginning.
+
+    So the memory that they will take is known before any line is kept.
     """
     count = 0
     last = b"\n"
@@ -78,13 +84,14 @@ def count_lines(file: Any) -> int:
 
 
 def text_lines(file: Any, longest: int = LONGEST_LINE, end: bytes = b"\n") -> Iterator[bytes]:
-    """Yields a text's lines without their ends, and without a byte order mark. A carriage return
-    stays.
+    """Yields a text's lines without their ends, and without a byte order mark.
+
+    A carriage return at the end of a line stays. Only a block of the file is in memory.
 
     Args:
-        file: of bytes; a block of it is in memory.
-        longest: bytes of a line.
-        end: of a line; of paths it may be a NUL.
+        file: opened to read bytes.
+        longest: bytes that a line may have.
+        end: of a line. A list of paths may have NULs.
 
     Raises:
         Unreadable: a line is longer, or the text is in UTF-16.
@@ -110,9 +117,7 @@ _WINDOWS_DISK = re.compile(r"[A-Za-z]:[\\/]")
 
 
 def why_missing(root: str | Path, path: bytes) -> str:
-    """Returns why a path of a list may be missing, to be added to the error; "" if no reason is
-    found.
-    """
+    """Returns a probable reason why a file of a list is missing, which begins with "; ", or ""."""
 
     def exists(other: bytes) -> bool:
         return os.path.lexists(os.path.join(os.fsencode(root), other))
@@ -142,8 +147,9 @@ def why_missing(root: str | Path, path: bytes) -> str:
 
 
 class Paths(Sequence[str]):
-    """Paths in one block of bytes, with their ends: a third of what a list of them takes. Processes
-    can share both.
+    """A sequence of paths, in one block of bytes.
+
+    It takes a third of the memory of a list, and processes can share it.
     """
 
     def __init__(self, paths: Iterable[str | bytes]) -> None:
@@ -154,14 +160,15 @@ class Paths(Sequence[str]):
         for path in paths:
             size += write(path if isinstance(path, bytes) else os.fsencode(path))
             ends.append(size)
-        # Arrays, which processes can share. Neither is a copy: of a bytearray it would be one.
+        # Processes can share arrays. Neither of these is a copy.
         self._bytes = np.frombuffer(block.getvalue(), np.uint8)
         self._ends = np.frombuffer(ends, np.int64)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def __getitem__(self, index: Any) -> Any:  # of a number: no slices are asked for
+    # ``index`` is a number; nothing uses slices.
+    def __getitem__(self, index: Any) -> Any:
         if index >= len(self):
             raise IndexError(index)
         return os.fsdecode(self.path_bytes(index))
@@ -179,7 +186,7 @@ class Paths(Sequence[str]):
 
     def below(self, root: str) -> "Paths":
         """Returns the paths; absolute ones that lie below ``root`` become relative to it."""
-        # Each one's first byte; 0 stands for that of an empty path at the end.
+        # The first byte of each path. The 0 that is appended is that of an empty path at the end.
         first_bytes = np.append(self._bytes, np.uint8(0))[self._ends[:-1]]
         if not (first_bytes == ord("/")).any():
             return self
@@ -190,11 +197,11 @@ class Paths(Sequence[str]):
 
 
 class TarBytes:
-    """An archive's bytes for tarfile: as many as an allowance gives, and few at once, whatever a
-    header claims.
+    """A file for tarfile that reads no more bytes than an allowance gives, and few at a time,
+    whatever a header claims.
 
-    They bound the time, too: 25 us for each member of 1 KiB at least. A clock would refuse shards
-    of tiny images.
+    This bounds the time, too, because a member has 1 KiB at least, which takes 25 us. A clock would
+    refuse shards of tiny images.
     """
 
     def __init__(self, file: Any, allowance: Allowance) -> None:
@@ -219,12 +226,13 @@ class TarBytes:
 
 
 def npz(path: Path, wanted: dict[str, tuple[str, int]]) -> dict[str, np.ndarray]:
-    """Returns arrays of a .npz file, each of which is as it is ``wanted``: (kind of dtype as
-    NumPy's, dimensions).
+    """Returns arrays of a .npz file by name. Call this within ``errors.reading``.
+
+    Args:
+        wanted: (NumPy's kind of dtype, number of dimensions) of each array.
 
     Raises:
-        Unreadable, Exception: it is something else, or would take too much memory: within
-            ``errors.reading``.
+        Unreadable, Exception: an array is missing, is another one, or would take too much memory.
     """
     with open_file(path) as file, zipfile.ZipFile(file) as archive:
         allowance = Allowance(os.fstat(file.fileno()).st_size)
@@ -241,27 +249,22 @@ def _array(
         info = archive.getinfo(f"{name}.npy")
     except KeyError:
         raise Unreadable(f"its {name} is missing") from None
-    if info.compress_type not in _NPZ_WAYS:
+    if info.compress_type not in _NPZ_COMPRESSIONS:
         raise Unreadable(f"its {name} is compressed in a way that NumPy doesn't write")
     allowance.take(info.file_size)
     with archive.open(info) as file:
         if np.lib.format.read_magic(file) != (1, 0):
             raise Unreadable(f"its {name} is of another version than NumPy writes")
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        if (
-            dtype.kind != kind
-            or dtype.hasobject
-            or dtype.fields
-            or len(shape) != dimensions
-            or fortran
-        ):
+        is_plain = not (dtype.hasobject or dtype.fields or fortran)
+        if dtype.kind != kind or len(shape) != dimensions or not is_plain:
             raise Unreadable(
                 f"its {name} are {len(shape)} dimensions of {dtype}; expected {dimensions} of kind {kind}"
             )
-        # in the end, the archive's own CRC is checked
+        # At the end of the read, the archive's CRC is checked.
         count = math.prod(shape)
         data = file.read()
     if count * dtype.itemsize != len(data) or min(shape, default=0) < 0:
         raise Unreadable(f"its {name} claim the shape {list(shape)}, which isn't their size")
-    # Of no bytes NumPy can't tell how many there are.
+    # np.frombuffer doesn't take an empty buffer.
     return np.frombuffer(data, dtype).reshape(shape) if data else np.zeros(shape, dtype)

@@ -1,4 +1,4 @@
-"""The labels of images that have any number of classes each."""
+"""Labels of images that have any number of classes each."""
 
 import hashlib
 from collections.abc import Sequence
@@ -7,21 +7,25 @@ import numpy as np
 
 
 class LabelSets:
-    """The classes of each of n images, as 0 and 1: ``sets[i]`` is [outputs] uint8. Four bytes per
-    label are held.
+    """A set of labels for each of n images.
+
+    ``sets[i]`` is [outputs] uint8, with 1 for each label of image i. Four bytes are held for each
+    label.
 
     Args:
-        labels: [m] integers, image after image, each one once for an image.
-        ends: [n + 1] integers, from 0 on: those of image i are labels[ends[i]:ends[i + 1]].
+        labels: [m] integers, the labels of all images, one after the other. An image has each of
+            its labels once.
+        ends: [n + 1] integers; those of image i are labels[ends[i]:ends[i + 1]].
 
     Attributes:
-        outputs: classes; ``label_spaces`` sets how many the model has.
+        outputs: the number of classes; ``label_spaces`` sets it to the model's.
     """
 
     def __init__(
         self, labels: Sequence[int] | np.ndarray, ends: Sequence[int] | np.ndarray
     ) -> None:
-        self.labels, self.ends = np.asarray(labels, np.int32), np.asarray(ends, np.int64)
+        self.labels = np.asarray(labels, np.int32)
+        self.ends = np.asarray(ends, np.int64)
         self.outputs = int(self.labels.max(initial=-1)) + 1
 
     def __len__(self) -> int:
@@ -48,7 +52,7 @@ class LabelSets:
         return LabelSets(places[self.labels], self.ends)
 
     def tobytes(self) -> bytes:
-        """Returns what tells these sets from others."""
+        """Returns bytes that differ where the sets do."""
         return self.ends.tobytes() + self.labels.tobytes()
 
 
@@ -63,23 +67,29 @@ def take_labels(labels: np.ndarray | LabelSets, places: np.ndarray) -> np.ndarra
 
 
 def rarest(labels: Sequence[int] | np.ndarray | LabelSets) -> np.ndarray:
-    """Returns one label of each image, [n]. Of several labels it is the one that the fewest images
-    have. An image without any gets the number after the last label.
+    """Returns one label of each image, [n].
+
+    Of several labels, it is the one that the fewest images have. An image without labels gets the
+    number after the last label.
     """
     if not isinstance(labels, LabelSets):
         return np.asarray(labels)
     totals = np.bincount(labels.labels)
     images = np.repeat(np.arange(len(labels)), np.diff(labels.ends))
     order = np.argsort(-totals[labels.labels], kind="stable")
-    found = np.full(len(labels), len(totals))
-    found[images[order]] = labels.labels[order]  # the last one of an image counts
-    return found
+    result = np.full(len(labels), len(totals))
+    # The rarest label of an image comes last, and replaces the others.
+    result[images[order]] = labels.labels[order]
+    return result
 
 
-def kinds(labels: np.ndarray | LabelSets) -> np.ndarray:
-    """Returns a number of each image, [n], the same where the label is, or the set of labels."""
+def label_groups(labels: np.ndarray | LabelSets) -> np.ndarray:
+    """Returns a number for each image, [n], which is equal where the labels are.
+
+    A set of labels is hashed to 63 bits.
+    """
     if not isinstance(labels, LabelSets):
         return labels
     sets = (np.sort(labels.of(index)).tobytes() for index in range(len(labels)))
-    sums = (hashlib.blake2b(own, digest_size=8).digest() for own in sets)
-    return np.array([int.from_bytes(each, "big") >> 1 for each in sums], np.int64)
+    digests = (hashlib.blake2b(content, digest_size=8).digest() for content in sets)
+    return np.array([int.from_bytes(digest, "big") >> 1 for digest in digests], np.int64)

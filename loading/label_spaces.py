@@ -1,8 +1,8 @@
-"""Which output of a model is which class of the data: matched by name where names are known, for
-evaluation.
+"""Maps the classes of a dataset to the outputs of a model, by name where names are known.
 
-A folder's classes are its subfolders in sorted order. Weights have the order of their training set.
-A folder that lacks a class, or spells one differently, would shift every label after it.
+The classes of a folder are its subfolders in sorted order, and a model's outputs have the order of
+its training set. If a folder to evaluate lacks a class, or spells one differently, every label
+after it would be that of another output.
 """
 
 import functools
@@ -20,16 +20,20 @@ from loading.label_sets import LabelSets, every_label
 from settings.options import Configuration, add_note
 
 _IMAGENET = Path(__file__).with_name("imagenet1k_classes.txt")
-PRESENT = "present"  # DATA.CLASSES: those that the data has
+# The value of DATA.CLASSES for the classes that the data has.
+PRESENT = "present"
 _SYNSET = re.compile(r"n\d{8}(?!\d)")
-_DIGITS = 9  # of an output's number, at most
+# Digits that the number of an output may have.
+_DIGITS = 9
 
 
 class Labelled(Protocol):
-    """A dataset, as far as its labels go: ``classes`` are names, in the order of ``labels``, or
-    none are known.
+    """The labels of a dataset.
 
-    ``compared`` are the outputs among which an evaluation looks for the largest; None: all of them.
+    Attributes:
+        labels: one of each image, [n], or a set of each.
+        classes: names, in the order of the labels; empty where none are known.
+        compared: the outputs of which an evaluation takes the largest; None: all of them.
     """
 
     labels: np.ndarray | LabelSets
@@ -41,29 +45,31 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
     """Returns ``config`` with NUM_CLASSES resolved.
 
     Raises:
-        InputError: validation has a class that no training image has (unless images have several).
-            Or the model has more outputs than the data has classes, and the user didn't ask for
-            that.
+        InputError: the validation set has a class that no training image has, and images have one
+            class each. Or the model has more outputs than the data has classes, and the user didn't
+            set their number.
     """
-    theirs, ours = (
-        set(np.unique(every_label(dataset.labels)).tolist()) for dataset in (train, val)
-    )
-    if unknown := sorted(ours - theirs):
+    train_labels = set(np.unique(every_label(train.labels)).tolist())
+    val_labels = set(np.unique(every_label(val.labels)).tolist())
+    if unknown := sorted(val_labels - train_labels):
         names = [val.classes[label] if val.classes else f"class {label}" for label in unknown[:3]]
-        more = "..." * (len(unknown) > 3)
-        told = f"validation has {len(unknown)} classes that no training image has: {', '.join(names)}{more}"
+        more = "..." if len(unknown) > 3 else ""
+        problem = (
+            f"validation has {len(unknown)} classes that no training image has:"
+            f" {', '.join(names)}{more}"
+        )
         if not isinstance(train.labels, LabelSets):
-            raise InputError(told)
-        config = with_values(config)  # a copy: the note is this start's
-        add_note(config, told)
+            raise InputError(problem)
+        config = _with_note(config, problem)
     outputs = config.MODEL.NUM_CLASSES
-    classes = max(_count(dataset) for dataset in (train, val))
-    if not (train.classes or outputs == "auto"):  # a list of files: labels are outputs
+    classes = max(_count(train), _count(val))
+    # The labels of a list of files are the numbers of outputs.
+    if not (train.classes or outputs == "auto"):
         if classes < outputs and not is_users(config, "MODEL.NUM_CLASSES"):
-            config = with_values(config)
-            add_note(
+            config = _with_note(
                 config,
-                f"the labels are 0..{classes - 1}, but the model has {outputs} outputs; check MODEL.NUM_CLASSES",
+                f"the labels are 0..{classes - 1}, but the model has {outputs} outputs;"
+                " check MODEL.NUM_CLASSES",
             )
         return config
     return _with_num_classes(config, classes, "the data has")
@@ -74,8 +80,8 @@ def absent_classes(train: Labelled, val: Labelled) -> str:
 
     If the classes have no names, they are the numbers up to the largest label.
     """
-    count = max(_count(dataset) for dataset in (train, val))
-    parts = []
+    count = max(_count(train), _count(val))
+    remarks = []
     for dataset, kind in ((train, "training"), (val, "validation")):
         absent = np.setdiff1d(np.arange(count), every_label(dataset.labels))
         if len(absent):
@@ -84,24 +90,33 @@ def absent_classes(train: Labelled, val: Labelled) -> str:
                 for label in absent[:3]
             ]
             more = ", ..." if len(absent) > len(names) else ""
-            parts.append(f"{len(absent):,} have no {kind} image ({', '.join(names)}{more})")
-    return f"of {count:,} classes {' and '.join(parts)}" if parts else ""
+            remarks.append(f"{len(absent):,} have no {kind} image ({', '.join(names)}{more})")
+    return f"of {count:,} classes {' and '.join(remarks)}" if remarks else ""
+
+
+def _with_note(config: Configuration, note: str) -> Configuration:
+    """Returns a copy of ``config`` with a note, which belongs to this start alone."""
+    config = with_values(config)
+    add_note(config, note)
+    return config
 
 
 def check_evaluation(
     config: Configuration, val: Labelled, trained: Sequence[str] | None
 ) -> Configuration:
-    """Returns ``config`` with NUM_CLASSES resolved; gives ``val`` the labels and class names of the
-    weights' outputs, and with DATA.CLASSES which of them are ``compared``.
+    """Returns ``config`` with NUM_CLASSES resolved, and maps the labels of ``val`` to outputs.
+
+    The labels and class names of ``val`` become those of the weights' outputs. With DATA.CLASSES
+    its ``compared`` is set.
 
     Args:
-        trained: the names of the weights' outputs; None or empty where they aren't known. A model
-            of 1,000 outputs then is taken for one of ImageNet-1k's classes if every class of the
-            data is one of them.
+        trained: the names of the weights' outputs; None or empty where they aren't known. Then a
+            model of 1,000 outputs is taken for one of ImageNet-1k's classes, if every class of the
+            data is one of these.
 
     Raises:
-        InputError: a class that the weights, or the file of DATA.CLASSES, don't know, or another
-            number of outputs that the user didn't ask for.
+        InputError: the weights, or the file of DATA.CLASSES, don't have a class of the data. Or the
+            number of outputs differs, and the user didn't set it.
     """
     if config.DATA.CLASSES is None:
         return _match_names(config, val, trained)
@@ -110,25 +125,22 @@ def check_evaluation(
         compared = np.unique(every_label(val.labels))
     else:
         config, compared = _map_outputs(config, val, trained)
-    val.compared, config = compared, with_values(config)  # a copy: the note is this start's
-    add_note(
-        config,
-        f"DATA.CLASSES: {len(compared)} of the model's {config.MODEL.NUM_CLASSES} outputs are compared",
+    val.compared = compared
+    outputs = config.MODEL.NUM_CLASSES
+    return _with_note(
+        config, f"DATA.CLASSES: {len(compared)} of the model's {outputs} outputs are compared"
     )
-    return config
 
 
 def _match_names(
     config: Configuration, val: Labelled, trained: Sequence[str] | None
 ) -> Configuration:
-    """Matches by names, where they are known."""
+    """Maps the labels of ``val`` by the names of classes, where these are known."""
     if not val.classes:
+        if config.MODEL.NUM_CLASSES != "auto":
+            return config
         count = len(trained or ()) or _count(val)
-        return (
-            _with_num_classes(config, count, "the data has")
-            if config.MODEL.NUM_CLASSES == "auto"
-            else config
-        )
+        return _with_num_classes(config, count, "the data has")
     if trained:
         config = _with_num_classes(config, len(trained), "the weights have")
         if list(trained) == val.classes:
@@ -149,14 +161,14 @@ def _match_names(
         if 2 * len(places) > len(_present(val)) and not is_users(config, "MODEL.NUM_CLASSES"):
             raise InputError(f"most of the data's classes are ImageNet-1k's, but {problem}")
     if config.DATA.LABELS or config.DATA.CLASSES:
-        advice = (
-            ""
-            if config.DATA.LABELS
-            else "; give DATA.CLASSES a file of classes and outputs' numbers"
-        )
+        key = "DATA.LABELS"
+        advice = ""
+        if not config.DATA.LABELS:
+            key = "DATA.CLASSES"
+            advice = "; give DATA.CLASSES a file of classes and outputs' numbers"
         raise InputError(
-            f"DATA.{'LABELS' if config.DATA.LABELS else 'CLASSES'} goes by the names of the outputs' classes, which"
-            f" aren't known of this model: MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, ImageNet-1k's 1000{advice}"
+            f"{key} goes by the names of the outputs' classes, which aren't known of this model:"
+            f" MODEL.NUM_CLASSES is {config.MODEL.NUM_CLASSES}, ImageNet-1k's 1000{advice}"
         )
     return _with_num_classes(config, len(val.classes), "the data has")
 
@@ -164,43 +176,42 @@ def _match_names(
 def _map_outputs(
     config: Configuration, val: Labelled, trained: Sequence[str] | None
 ) -> tuple[Configuration, np.ndarray]:
-    """Gives ``val`` the outputs that the file of DATA.CLASSES says for labels; returns all that it
-    names, too.
+    """Maps the labels of ``val`` to the outputs that the file of DATA.CLASSES names.
+
+    Returns:
+        (``config`` with NUM_CLASSES resolved, all outputs in the file).
     """
     file = config.DATA.CLASSES
     if trained:
         config = _with_num_classes(config, len(trained), "the weights have")
     outputs = config.MODEL.NUM_CLASSES
     if outputs == "auto" or not val.classes:
-        lacks = (
-            "the data, which names no classes"
-            if not val.classes
-            else "MODEL.NUM_CLASSES auto; give a number"
-        )
+        why = "MODEL.NUM_CLASSES auto; give a number"
+        if not val.classes:
+            why = "the data, which names no classes"
         raise InputError(
-            f"DATA.CLASSES {file} maps classes to outputs, which isn't possible with {lacks}"
+            f"DATA.CLASSES {file} maps classes to outputs, which isn't possible with {why}"
         )
-    names = list(trained or (imagenet_synsets() if outputs == 1000 else map(str, range(outputs))))
+    if trained:
+        names = list(trained)
+    elif outputs == 1000:
+        names = imagenet_synsets()
+    else:
+        names = [str(place) for place in range(outputs)]
     places = {name: place for place, name in enumerate(names)}
-    found = read_class_map(file)
-    if missing := [name for name in _present(val) if name not in found]:
+    class_map = read_class_map(file)
+    if missing := [name for name in _present(val) if name not in class_map]:
         raise InputError(f"{file}: classes of the data aren't in it: {some_of(missing)}")
 
     def place_of(name: str) -> int:
-        candidates = (
-            {places[name]}
-            if name in places
-            else set()
-            if trained or outputs != 1000
-            else _candidates(name)
-        )
-        if (
-            not candidates
-            and name.isascii()
-            and name.isdigit()
-            and len(name) < _DIGITS
-            and int(name) < outputs
-        ):
+        """Returns the output of a name or a number in the file."""
+        candidates: set[int] = set()
+        if name in places:
+            candidates = {places[name]}
+        elif not trained and outputs == 1000:
+            candidates = _candidates(name)
+        is_number = name.isascii() and name.isdigit() and len(name) < _DIGITS
+        if not candidates and is_number and int(name) < outputs:
             candidates = {int(name)}
         if len(candidates) != 1:
             how = "the name of several outputs" if candidates else "no output's name or number"
@@ -209,43 +220,43 @@ def _map_outputs(
             )
         return candidates.pop()
 
-    wanted = {name: sorted(set(map(place_of, several))) for name, several in found.items()}
-    sets = [wanted.get(name, []) for name in val.classes]
+    outputs_of = {name: sorted(set(map(place_of, right))) for name, right in class_map.items()}
+    sets = [outputs_of.get(name, []) for name in val.classes]
     if max(map(len, sets)) == 1:
-        val.labels = np.array([own[0] if own else -1 for own in sets], np.int64)[
-            every_label(val.labels)
-        ]
+        # A class without an image may be missing in the file.
+        lookup = np.array([right[0] if right else -1 for right in sets], np.int64)
+        val.labels = lookup[every_label(val.labels)]
     else:
         ends = np.cumsum([0, *map(len, sets)])
         val.labels = LabelSets(np.concatenate(sets), ends).at_places(every_label(val.labels))
     val.classes = names
-    return config, np.unique(np.concatenate(list(wanted.values())))
+    return config, np.unique(np.concatenate(list(outputs_of.values())))
 
 
 def set_outputs(config: Configuration, *datasets: Labelled) -> None:
-    """Tells images of several classes how many there are, once NUM_CLASSES is resolved.
+    """Sets the number of outputs of label sets, once NUM_CLASSES is resolved.
 
     Raises:
-        InputError: TASK is for images of one class each, and these have several, or the other way
+        InputError: TASK is for images of one label each, and these have several, or the other way
             round.
     """
     for dataset in datasets:
-        several = isinstance(dataset.labels, LabelSets)
-        # of several: a classification, all the same
+        has_sets = isinstance(dataset.labels, LabelSets)
+        # With these keys, any one of an image's labels is right: it is a classification still.
         any_is_right = config.DATA.LABELS or config.DATA.CLASSES
-        meant = "multilabel" if several and not any_is_right else "classification"
-        if {config.TASK, meant} == {"classification", "multilabel"}:
-            found = "several labels" if several else "one label"
+        task = "multilabel" if has_sets and not any_is_right else "classification"
+        if {config.TASK, task} == {"classification", "multilabel"}:
+            count = "several labels" if has_sets else "one label"
             raise InputError(
-                f"TASK is {config.TASK}, the images of '{config.DATA.DATASET}' have {found} each"
+                f"TASK is {config.TASK}, the images of '{config.DATA.DATASET}' have {count} each"
             )
         if isinstance(dataset.labels, LabelSets):
             dataset.labels.outputs = config.MODEL.NUM_CLASSES
 
 
 def check_pretrained_classes(config: Configuration, dataset: Labelled) -> None:
-    """Raises InputError where PRETRAINED_CLASSES keeps ImageNet-1k's classes for data that has
-    others.
+    """Raises InputError where PRETRAINED_CLASSES keeps the classifier of ImageNet-1k's classes, but
+    the data has other classes.
 
     Args:
         config: with NUM_CLASSES resolved.
@@ -254,12 +265,16 @@ def check_pretrained_classes(config: Configuration, dataset: Labelled) -> None:
     outputs = config.MODEL.NUM_CLASSES
     if not (order and config.MODEL.PRETRAINED):
         return
-    places = imagenet_places(dataset.classes)[0]
-    others = dataset.classes and [places.get(name) for name in dataset.classes] != list(range(1000))
-    if outputs != 1000 or others:
-        found = f"{outputs} classes" if outputs != 1000 else f"others: {some_of(dataset.classes)}"
+    places, _ = imagenet_places(dataset.classes)
+    in_order = [places.get(name) for name in dataset.classes] == list(range(1000))
+    has_others = dataset.classes and not in_order
+    if outputs != 1000 or has_others:
+        classes = f"others: {some_of(dataset.classes)}"
+        if outputs != 1000:
+            classes = f"{outputs} classes"
         raise InputError(
-            f"MODEL.PRETRAINED_CLASSES is {order}, which keeps ImageNet-1k's 1000 classes, but the data has {found};"
+            f"MODEL.PRETRAINED_CLASSES is {order}, which keeps ImageNet-1k's 1000 classes,"
+            f" but the data has {classes};"
             " set it with -o MODEL.PRETRAINED_CLASSES null for a fresh classifier"
         )
 
@@ -270,61 +285,63 @@ def imagenet_synsets() -> list[str]:
 
 
 def imagenet_names() -> list[str]:
-    """Returns the usual names of ImageNet-1k's 1,000 classes, in the order of a model's outputs;
-    two are of two.
+    """Returns the usual names of ImageNet-1k's 1,000 classes, in the order of a model's outputs.
+
+    Two of the names are those of two classes.
     """
     return [names[0] for _, names in _imagenet()]
 
 
 def imagenet_places(names: Sequence[str]) -> tuple[dict[str, int], str]:
-    """Returns (the output of each name that is one of ImageNet-1k's classes, what is wrong with the
-    others or "").
+    """Returns (the output of each name that is one of ImageNet-1k's classes; the problem with the
+    others, or "").
 
-    A name is a synset, alone or before the class's name (``n02099601-golden_retriever``), or one of
-    the class's names in any case, with spaces or underscores. The numbers 0 to 999, all of them,
-    are the outputs themselves (ImageNetV2).
+    A name may be a synset, also with the class's name behind it (``n02099601-golden_retriever``).
+    Or it may be one of the class's names, in any case, with spaces or underscores. If the names are
+    the numbers 0 to 999, these are the outputs (ImageNetV2).
     """
     if sorted(names) == sorted(map(str, range(1000))):
         return {name: int(name) for name in names}, ""
-    found = {name: _candidates(name) for name in names}
-    places = {name: places.pop() for name, places in found.items() if len(places) == 1}
-    unknown = [name for name, candidates in found.items() if name not in places and not candidates]
+    candidates_of = {name: _candidates(name) for name in names}
+    places = {
+        name: next(iter(candidates))
+        for name, candidates in candidates_of.items()
+        if len(candidates) == 1
+    }
+    unknown = [name for name, candidates in candidates_of.items() if not candidates]
     if unknown:
-        return (
-            places,
-            f"not {some_of(unknown)}; name a folder by its synset (n01440764) or name (tench)",
-        )
+        problem = f"not {some_of(unknown)}; name a folder by its synset (n01440764) or name (tench)"
+        return places, problem
     synsets = imagenet_synsets()
-    for name, candidates in found.items():
+    for name, candidates in candidates_of.items():
         if name not in places:
             several = " or ".join(synsets[place] for place in sorted(candidates))
             return places, f"'{name}' is {several}; name the folder by its synset"
     first: dict[int, str] = {}
     for name, place in places.items():
         if first.setdefault(place, name) != name:
-            return (
-                places,
-                f"'{first[place]}' and '{name}' are the same class, {synsets[place]}; make them one folder",
+            problem = (
+                f"'{first[place]}' and '{name}' are the same class, {synsets[place]};"
+                " make them one folder"
             )
+            return places, problem
     return places, ""
 
 
 def _candidates(name: str) -> set[int]:
-    """The outputs that a name may mean: those of the strictest reading that finds any."""
+    """Returns the outputs that a name may mean, by the strictest of the readings that finds any."""
     synset = _SYNSET.match(name)
-    for readings, key in zip(
-        _readings(),
-        (synset and synset[0], name, _simplified_name(name), _simplified_name(name)),
-        strict=True,
-    ):
-        if key in readings:
-            return set(readings[key])
+    simplified = _simplified_name(name)
+    keys = (synset and synset[0], name, simplified, simplified)
+    for reading, key in zip(_readings(), keys, strict=True):
+        if key in reading:
+            return set(reading[key])
     return set()
 
 
 @functools.cache
 def _imagenet() -> list[tuple[str, list[str]]]:
-    """(synset, names) of each class."""
+    """Returns (synset, names) of each class."""
     lines = _IMAGENET.read_text(encoding="utf-8").splitlines()
     pairs = (line.split(" ", 1) for line in lines if not line.startswith("#"))
     return [(synset, [name.strip() for name in names.split(",")]) for synset, names in pairs]
@@ -332,18 +349,21 @@ def _imagenet() -> list[tuple[str, list[str]]]:
 
 @functools.cache
 def _readings() -> tuple[dict[str, list[int]], ...]:
-    """The outputs by synset, by the usual name as it is written, by the usual name, and by any name
-    or all of them.
+    """Returns dicts of outputs, from the strictest reading of a name to the loosest: by synset, by
+    the usual name as it is written, by the simplified usual name, and by any simplified name of the
+    class, or all of them in a row.
     """
-    readings: tuple[dict[str, list[int]], ...] = ({}, {}, {}, {})
+    by_synset: dict[str, list[int]] = {}
+    by_name: dict[str, list[int]] = {}
+    by_simplified: dict[str, list[int]] = {}
+    by_any: dict[str, list[int]] = {}
     for place, (synset, names) in enumerate(_imagenet()):
-        anyhow = {_simplified_name(name) for name in (*names, ", ".join(names))}
-        for reading, keys in zip(
-            readings, ({synset}, {names[0]}, {_simplified_name(names[0])}, anyhow), strict=True
-        ):
-            for key in keys:
-                reading.setdefault(key, []).append(place)
-    return readings
+        by_synset.setdefault(synset, []).append(place)
+        by_name.setdefault(names[0], []).append(place)
+        by_simplified.setdefault(_simplified_name(names[0]), []).append(place)
+        for name in {_simplified_name(name) for name in (*names, ", ".join(names))}:
+            by_any.setdefault(name, []).append(place)
+    return by_synset, by_name, by_simplified, by_any
 
 
 def _simplified_name(name: str) -> str:
@@ -353,39 +373,46 @@ def _simplified_name(name: str) -> str:
 def _with_outputs(
     config: Configuration, val: Labelled, places: dict[str, int], names: list[str], whose: str
 ) -> Configuration:
-    """Gives ``val`` the labels of ``places`` and ``names`` for outputs, with the data's own names
-    where it has one.
+    """Maps the labels of ``val`` to outputs; returns ``config`` with a note about it.
+
+    Args:
+        places: the output of each class of the data.
+        names: of all outputs. The data's own names replace those of its classes.
+        whose: says in the note whose classes the outputs are.
     """
-    config = with_values(config)  # a copy: the note is this start's
-    add_note(
-        config,
-        f"the data's {len(_present(val))} classes are matched by name with {whose}: {len(names)} outputs",
+    note = (
+        f"the data's {len(_present(val))} classes are matched by name with {whose}:"
+        f" {len(names)} outputs"
     )
     lookup = np.array([places.get(name, -1) for name in val.classes], np.int64)
     for name, place in places.items():
         names[place] = name
-    val.labels = (
-        val.labels.map_labels(lookup) if isinstance(val.labels, LabelSets) else lookup[val.labels]
-    )
+    if isinstance(val.labels, LabelSets):
+        val.labels = val.labels.map_labels(lookup)
+    else:
+        val.labels = lookup[val.labels]
     val.classes = names
-    return config
+    return _with_note(config, note)
 
 
 def _with_num_classes(config: Configuration, classes: int, who_has: str) -> Configuration:
-    """Returns ``config`` with NUM_CLASSES ``classes``, or as the user set it; ``who_has`` begins
-    the error.
+    """Returns ``config`` with NUM_CLASSES set to ``classes``, or as the user set it to more.
+
+    Args:
+        who_has: begins the error's message, such as "the data has".
     """
     outputs = config.MODEL.NUM_CLASSES
     if outputs in ("auto", classes):
-        # The number is the data's now: in a run's config.yaml it isn't one that somebody meant for
-        # any data.
+        # From now on the number comes from the data. So a run's config.yaml doesn't say that a user
+        # set it, for any data.
         return with_values(
             config, f"the number of classes that {who_has}", MODEL__NUM_CLASSES=classes
         )
     if outputs < classes or not is_users(config, "MODEL.NUM_CLASSES"):
+        choice = f", or to {outputs} if that is meant" if outputs > classes else ""
         raise InputError(
-            f"{who_has} {classes} classes, the model {outputs} outputs (MODEL.NUM_CLASSES); set it with"
-            f" -o MODEL.NUM_CLASSES auto{f', or to {outputs} if that is meant' if outputs > classes else ''}"
+            f"{who_has} {classes} classes, the model {outputs} outputs (MODEL.NUM_CLASSES);"
+            f" set it with -o MODEL.NUM_CLASSES auto{choice}"
         )
     return config
 
@@ -395,7 +422,7 @@ def _count(dataset: Labelled) -> int:
 
 
 def _present(dataset: Labelled) -> list[str]:
-    """The classes that have a sample."""
+    """Returns the names of the classes that have a sample."""
     return [dataset.classes[label] for label in np.unique(every_label(dataset.labels))]
 
 

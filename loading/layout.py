@@ -1,6 +1,4 @@
-"""What a dataset's folder holds: which entries aren't data, and descriptions of what was found in
-place of data.
-"""
+"""The entries of a dataset's folder: which of them aren't data, and descriptions for messages."""
 
 import os
 from collections.abc import Sequence
@@ -34,13 +32,15 @@ _LEFTOVERS = {
     *("@recycle", "@recently-snapshot", "@__thumb", "~snapshot"),  # QNAP, NetApp
     *("lost+found", "__pycache__"),
 }
-_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"}
-_NAMED = 5  # of a folder's entries
+# Names of folders that are splits of a dataset, and no classes.
+_SPLITS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"}
+# Entries of a folder that a description names.
+_NAMED = 5
 
 
 def is_leftover(name: str) -> bool:
-    """Returns whether an entry of a folder or an archive isn't data: it is hidden, or the system
-    left it there.
+    """Returns whether an entry of a folder or an archive isn't data, because it is hidden or an
+    operating system left it there.
     """
     if name.startswith("."):
         return name not in (".", "..")
@@ -53,10 +53,10 @@ def skipped_text(skipped: Sequence[str]) -> str:
     return f"skipped {len(skipped):,} hidden or system {entries}, such as {printable(skipped[0])}"
 
 
-def holds(folder: Path) -> str:
-    """Returns what a folder holds, in words: "the folders cats, dogs and 12 images".
+def describe_folder(folder: Path) -> str:
+    """Returns the contents of a folder in words, such as "the folders cats, dogs and 12 images".
 
-    Leftovers aren't counted. Of an empty or a missing folder it is "nothing".
+    Entries that aren't data aren't counted. For an empty or a missing folder it is "nothing".
     """
     folders: list[str] = []
     images: list[str] = []
@@ -78,19 +78,21 @@ def holds(folder: Path) -> str:
                     others.append(entry.name)
     except OSError:
         pass
-    parts = [_listed("folder", folders)] if folders else []
+    descriptions = []
+    if folders:
+        descriptions.append(_listed("folder", folders))
     if images:
-        parts.append("1 image" if len(images) == 1 else f"{len(images):,} images")
+        descriptions.append("1 image" if len(images) == 1 else f"{len(images):,} images")
     if archives:
-        parts.append(_listed("archive", archives))
+        descriptions.append(_listed("archive", archives))
     if others:
-        parts.append(_listed("file", others))
-    return " and ".join(parts) or "nothing"
+        descriptions.append(_listed("file", others))
+    return " and ".join(descriptions) or "nothing"
 
 
 def _listed(kind: str, names: Sequence[str]) -> str:
-    """Returns entries of a folder by name: "the folders cats, dogs"; of very many the first ones
-    and their number.
+    """Returns the names of entries in words, such as "the folders cats, dogs"; of many entries the
+    first ones and their number.
     """
     shown = ", ".join(printable(name, 60) for name in sorted(names)[:_NAMED])
     more = f", ... ({len(names):,})" if len(names) > _NAMED else ""
@@ -99,63 +101,65 @@ def _listed(kind: str, names: Sequence[str]) -> str:
 
 
 def check_data_path(path: str, default: str, unpacked: bool) -> None:
-    """Raises InputError where -data_path isn't a folder with data; the line says what it is.
+    """Raises InputError where -data_path isn't a folder with data. The message says what it is.
 
     Args:
-        default: the value that DATA.DATA_PATH has if nobody sets it.
-        unpacked: whether the dataset is read from files, not from archives.
+        default: the default of DATA.DATA_PATH.
+        unpacked: whether the dataset is read from files, and not from archives.
     """
-    told = f"-data_path is {printable(path)}"
+    given = f"-data_path is {printable(path)}"
     if not os.path.exists(path):
         if os.path.lexists(path):
-            raise InputError(f"{told}, a link to {printable(os.readlink(path))}, which isn't there")
+            raise InputError(
+                f"{given}, a link to {printable(os.readlink(path))}, which isn't there"
+            )
         if path == default:
             raise InputError(
                 f"-data_path is missing: give the dataset's folder (the default, {default}, isn't there)"
             )
-        raise InputError(f"{told}, but there is no such folder{_nearest_folder(path)}")
+        raise InputError(f"{given}, but there is no such folder{_nearest_folder(path)}")
     if not os.path.isdir(path):
         if path.lower().endswith(_ARCHIVES):
-            raise InputError(f"{told}, an archive; unpack it, and give the folder")
-        raise InputError(f"{told}, which is a file; give the folder that holds the dataset")
+            raise InputError(f"{given}, an archive; unpack it, and give the folder")
+        raise InputError(f"{given}, which is a file; give the folder that holds the dataset")
     try:
         names = [name for name in os.listdir(path) if not is_leftover(name)]
     except OSError as error:
         raise InputError(
-            f"{told}, which can't be listed ({error.strerror}); give this user the right to it"
+            f"{given}, which can't be listed ({error.strerror}); give this user the right to it"
         ) from None
     if not names:
-        raise InputError(f"{told}, an empty folder; give the folder that holds the dataset")
+        raise InputError(f"{given}, an empty folder; give the folder that holds the dataset")
     if unpacked and all(name.lower().endswith(_ARCHIVES) for name in names):
         raise InputError(
-            f"{told}, which holds {holds(Path(path))} alone; unpack what the dataset is in"
+            f"{given}, which holds {describe_folder(Path(path))} alone; unpack what the dataset is in"
         )
 
 
 def _nearest_folder(path: str) -> str:
-    """Returns a hint about a path that isn't there, which begins with "; "."""
+    """Returns a hint about a missing path, which begins with "; "."""
     if path.startswith("~"):
         return "; the shell leaves ~ as it is there: write $HOME in its place"
     above = Path(os.path.abspath(path)).parent
     while not above.is_dir():
         above = above.parent
-    return f"; {printable(str(above))} holds {holds(above)}"
+    return f"; {printable(str(above))} holds {describe_folder(above)}"
 
 
-def named_as_parts(names: Sequence[str]) -> bool:
-    """Returns whether all folders have names of a dataset's parts, such as "training" and "Test",
-    not of classes.
+def named_as_splits(names: Sequence[str]) -> bool:
+    """Returns whether the names of all folders are those of splits, such as "training" and "Test",
+    and not of classes.
     """
-    return bool(names) and all(name.lower() in _PARTS for name in names)
+    return bool(names) and all(name.lower() in _SPLITS for name in names)
 
 
 def one_class(
     present: np.ndarray, classes: Sequence[str], root: str | Path, paths: Sequence[str]
 ) -> str:
-    """Returns the problem of images that all have the same class; "" if there are several classes.
+    """Returns the problem of a dataset whose images all have one class; "" if there are several.
 
     Args:
-        present: the labels that an image has.
+        present: the labels that any image has, each once.
         paths: the images' paths, relative to ``root``; empty: they aren't files.
     """
     if len(present) != 1:
@@ -166,30 +170,32 @@ def one_class(
 
 
 def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[str]) -> str:
-    """Returns a remark about folders of images that are taken for one class, and may be several; ""
+    """Returns a remark about folders of images that are read as one class, and may be several; ""
     if there are none.
 
-    They are a class without an image in its own folder, beside classes that have theirs there. The
-    images of a folder come before those below it, so the first and the last image of each class
-    tell it.
+    Such a class has no image in its own folder, but several folders of images, while other classes
+    have their images in their own folders. The images of a folder come before those below it, so
+    the first and the last image of each class are enough to tell.
 
     Args:
         labels: of the images, [n].
         paths: the images' paths, relative to the data's folder.
     """
+    # Classes without images of their own, with two of their folders.
     nested: list[tuple[str, str, str]] = []
+    # Whether any class has images of its own.
     flat = False
     present, first, counts = np.unique(labels, return_index=True, return_counts=True)
     for label, start, count in zip(present.tolist(), first.tolist(), counts.tolist(), strict=True):
         name = class_name(classes, label)
-        one = _folders_below(str(paths[start]), name)
-        other = _folders_below(str(paths[start + count - 1]), name)
-        if one is None or other is None:
+        first_folders = _folders_below(str(paths[start]), name)
+        last_folders = _folders_below(str(paths[start + count - 1]), name)
+        if first_folders is None or last_folders is None:
             continue
-        if not one or not other:
+        if not first_folders or not last_folders:
             flat = True
-        elif one[0] != other[0]:
-            nested.append((name, one[0], other[0]))
+        elif first_folders[0] != last_folders[0]:
+            nested.append((name, first_folders[0], last_folders[0]))
     if not (flat and nested):
         return ""
     name, one, other = nested[0]
@@ -201,26 +207,26 @@ def nested_classes(labels: np.ndarray, classes: Sequence[str], paths: Sequence[s
 
 
 def _folders_below(path: str, name: str) -> list[str] | None:
-    """Returns the folders of a path below its class's folder; None: it has no such folder."""
+    """Returns the folders of a path below its class's folder; None if it isn't in that folder."""
     *folders, _ = path.split("/")
     return folders[folders.index(name) + 1 :] if name in folders else None
 
 
 def _below_class(root: Path, paths: Sequence[str], name: str) -> str:
-    """Returns what lies below the only class of a dataset of files, and what to do about it; "" for
-    a list's class.
+    """Returns what is in the folder of a dataset's only class, and what to do about it; "" if the
+    class has no folder, as in a list.
 
     Args:
         paths: the images' paths, relative to ``root``.
-        name: the class. In a dataset of folders it is one of the folders in ``paths``.
+        name: the class.
     """
-    parts = paths[0].split("/")
-    if name not in parts[:-1]:
+    names = paths[0].split("/")
+    if name not in names[:-1]:
         return ""
-    depth = parts.index(name) + 1
-    folder = root.joinpath(*parts[:depth])
+    depth = names.index(name) + 1
+    folder = root.joinpath(*names[:depth])
     below = sorted({path.split("/")[depth] for path in paths if path.count("/") > depth})
     if not below:
-        return f"; {folder} holds {holds(folder)}"
+        return f"; {folder} holds {describe_folder(folder)}"
     advice = f"give -data_path={folder}" if depth == 1 else f"move them to {folder.parent}"
     return f"; one level below, {folder} has {_listed('folder', below)}: {advice}"

@@ -1,68 +1,57 @@
-"""Readers of lists and tables of images that have any number of classes each.
+"""The readers of lists and tables of images that have any number of classes each.
 
-Folders can't say it: a file of one name in two class folders may be one image of two classes, or
-two images.
+Folders of classes can't tell this: a file of one name in two of them may be one image of two
+classes, or two images.
 """
 
-import csv
 import os
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from errors import InputError, Unreadable, open_file, printable, reading
 from loading.class_names import check_name, each_once, names_beside
-from loading.files import Paths, text_lines, utf8_text
+from loading.files import Paths, utf8_text
 from loading.label_sets import LabelSets
 from loading.layout import IMAGE_SUFFIXES
-from loading.sources import MOST_CLASSES, Files, Split, missing_files, missing_list, take_lines
+from loading.lists import TextList, csv_fields, numbered_lines, open_list
+from loading.sources import Files, Split
 from settings.registry import datasets
 
-_SET = 8  # bytes that the end of an image's labels takes
-_LABEL = 4  # bytes of each of them
+_BYTES_PER_END = 8  # that the end of an image's labels takes
+_BYTES_PER_LABEL = 4
 _LONGEST_PATH = 4096  # bytes that Linux takes
-_ADVICE = "; DATASET {} needs it under -data_path"
 
 
-class _Read:
-    """What a reader has read so far, within its file's allowance of memory."""
+class _ImageSets:
+    """The images of a list and their label sets, collected line by line."""
 
-    def __init__(self, lines: Any) -> None:
+    def __init__(self, lines: TextList) -> None:
+        self.lines = lines
         self.labels = array("i")
         self.ends = array("q", [0])
-        self.folders = array("q")
-        self.allowance = take_lines(lines, _SET)
 
-    def add(self, path: bytes, labels: Sequence[int]) -> bytes:
-        """Takes an image in; returns its path."""
-        if b"\0" in path:
-            raise Unreadable("it holds a path with a NUL character")
-        self.allowance.left -= _LABEL * len(labels)
-        if self.allowance.left < 0:
-            # which raises; asking it each time would take longer than the rest
-            self.allowance.take(0)
+    def add(self, number: int, path: bytes, labels: Sequence[int]) -> bytes:
+        """Adds an image with its labels; returns its path."""
+        path = self.lines.add_path(number, path)
+        allowance = self.lines.allowance
+        allowance.left -= _BYTES_PER_LABEL * len(labels)
+        if allowance.left < 0:
+            # This raises the error. Calling it for each line would take longer than the rest.
+            allowance.take(0)
         self.labels.extend(labels)
         self.ends.append(len(self.labels))
-        self.folders.append(hash(path[: path.rfind(b"/") + 1]))
         return path
 
-    def files(self, file: Path, paths: Paths, classes: Sequence[str]) -> Files:
+    def to_files(self, paths: Paths, classes: Sequence[str]) -> Files:
         """Returns the images; raises InputError where some aren't there, or none has a class."""
+        file = self.lines.file
         if not len(paths):
             raise InputError(f"{file}: it names no image")
-        if missing := missing_files(file.parent, paths, self.folders, self.allowance):
-            raise InputError(f"{file}: {missing}")
+        self.lines.check_files(paths)
         if not self.labels:
             raise InputError(f"{file}: none of its {len(paths)} images has a class")
         return Files(file.parent, paths, LabelSets(self.labels, self.ends), classes)
-
-
-def _numbered(lines: Any) -> Iterator[tuple[int, bytes]]:
-    """Yields a text's lines that aren't empty, without their ends, with their numbers."""
-    for number, line in enumerate(text_lines(lines), 1):
-        if line := line.rstrip(b"\r\n"):
-            yield number, line
 
 
 # --------------------------------------------------------------------- lists
@@ -83,61 +72,57 @@ def multilabel_list(split: Split, *, data_path: str) -> Files:
             range.
     """
     root = Path(data_path)
-    file = root / f"{split.mode}_list.txt"
-    if not os.path.lexists(file):
-        raise InputError(missing_list(file, "multilabel_list"))
     classes = names_beside(root)
-    limit = len(classes) or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
-    with reading(file, "a list", _ADVICE.format("multilabel_list")), open_file(file) as lines:
-        read = _Read(lines)
-        return read.files(file, Paths(_list_paths(file, lines, limit, read)), classes)
+    file = root / f"{split.mode}_list.txt"
+    with open_list(file, "multilabel_list", bytes_per_line=_BYTES_PER_END) as lines:
+        images = _ImageSets(lines)
+        return images.to_files(Paths(_list_paths(images, split.label_limit(classes))), classes)
 
 
-def _list_paths(file: Path, lines: Any, limit: int, read: _Read) -> Iterator[bytes]:
+def _list_paths(images: _ImageSets, limit: int) -> Iterator[bytes]:
+    """Yields a list's paths, and adds them with their labels to ``images``."""
+    lines = images.lines
     all_have_both = True
-    for number, line in _numbered(lines):
+    for number, line in lines:
         path, tab, field = line.rpartition(b"\t")
-        if (
-            tab
-            and field.isdigit()
-            and len(field) <= 18
-            and int(field) < limit
-            and (path := path.strip())
-        ):
+        path = path.strip()
+        # Most lines of most lists have one label, for which this is much faster.
+        if tab and path and field.isdigit() and len(field) <= 18 and int(field) < limit:
             all_have_both = False
-            yield read.add(path, (int(field),))  # one label: most lines of most lists
+            yield images.add(number, path, (int(field),))
             continue
         words = [word.strip() for word in field.split(b",")] if field.strip() else []
         last_field = words if tab else line.split(b" ")[-1].split(b",")
         repeats = len(set(last_field)) < len(last_field) or (not tab and len(last_field) > 1)
         if repeats and set(last_field) <= {b"0", b"1"}:
-            raise InputError(_told_vectors(f"{file}, line {number}", file, len(last_field)))
+            place = f"{lines.file}, line {number}"
+            raise InputError(_is_vectors(place, lines.file, len(last_field)))
         all_have_both = all_have_both and sorted(words) == [b"0", b"1"]
-        if not (tab and path.strip()) or not all(word.isdigit() for word in words):
-            found = printable(os.fsdecode(line[:200]))
+        if not (tab and path) or not all(word.isdigit() for word in words):
             expected = "a path, a TAB, then labels such as 3,17 (or nothing: no class)"
-            raise InputError(f"{file}, line {number}: expected {expected}; found '{found}'")
+            raise InputError(lines.unexpected(number, expected, line))
+        # A number of more digits is outside any range, and slow to convert.
         labels = [int(word) if len(word) <= 18 else limit for word in words]
         if labels and max(labels) >= limit:
-            found = printable(words[labels.index(max(labels))].decode(), 30)
-            raise InputError(f"{file}, line {number}: label {found} is outside 0..{limit - 1}")
+            largest = words[labels.index(max(labels))]
+            raise InputError(lines.label_outside(number, largest, limit))
         if len(set(labels)) != len(labels):
-            raise InputError(f"{file}, line {number}: it has a label twice")
-        yield read.add(path.strip(), labels)
+            raise InputError(lines.problem(number, "it has a label twice"))
+        yield images.add(number, path, labels)
     # Lines that all say 0,1 or 1,0 are such vectors, too: as numbers, they would give every image
     # both classes.
-    if all_have_both and len(read.ends) > 1:
-        raise InputError(_told_vectors(f"{file}, each line", file, 2))
+    if all_have_both and len(images.ends) > 1:
+        raise InputError(_is_vectors(f"{lines.file}, each line", lines.file, 2))
 
 
-def _told_vectors(where: str, file: Path, classes: int) -> str:
-    """Returns the error about a list with a 0 or 1 for each class, as PaddleClas has it: how to
-    make a table of it.
+def _is_vectors(place: str, file: Path, classes: int) -> str:
+    """Returns the error about a list with 0 or 1 for each class, as PaddleClas has it, with a
+    command that makes a table of the list.
     """
     table = f"{file.name.removesuffix('_list.txt')}.csv"
     join = r"s/[ \t]*\([01,]*\)\r*$/,\1/"
     return (
-        f"{where}: found 0 or 1 for each of {classes} classes, as in PaddleClas's lists, expected the classes' numbers;"
+        f"{place}: found 0 or 1 for each of {classes} classes, as in PaddleClas's lists, expected the classes' numbers;"
         f" make a table of it for -dataset=multilabel_csv:"
         f" (echo image,$(seq -s, 0 {classes - 1}); sed '{join}' {file.name}) > {table}"
     )
@@ -153,7 +138,7 @@ def _told_vectors(where: str, file: Path, classes: int) -> str:
     val="val.csv",
 )
 def multilabel_csv(split: Split, *, data_path: str) -> Files:
-    """Reads ``<mode>.csv``; the training table's classes count, in its order.
+    """Reads ``<mode>.csv``. The classes are the training table's, in its order.
 
     Raises:
         InputError: the table or files are missing, a line is wrong (which), its classes aren't the
@@ -161,44 +146,42 @@ def multilabel_csv(split: Split, *, data_path: str) -> Files:
     """
     root = Path(data_path)
     file = root / f"{split.mode}.csv"
-    if not os.path.lexists(file):
-        raise InputError(missing_list(file, "multilabel_csv"))
-    with reading(file, "a table", _ADVICE.format("multilabel_csv")), open_file(file) as lines:
-        read = _Read(lines)
-        numbered = _numbered(lines)
-        classes = own = _header(numbered)
-        if split.mode != "train" and (root / "train.csv").is_file():
-            classes = _training_classes(root / "train.csv")
-            if others := sorted(set(own) ^ set(classes)):
+    train = root / "train.csv"
+    with open_list(file, "multilabel_csv", "a table", _BYTES_PER_END) as lines:
+        images = _ImageSets(lines)
+        rows = iter(lines)
+        columns = _header_classes(rows)
+        classes = columns
+        if split.mode != "train" and train.is_file():
+            classes = _training_classes(train)
+            if differing := sorted(set(columns) ^ set(classes)):
+                first = ", ".join(differing[:3])
                 raise Unreadable(
-                    f"its classes aren't those of train.csv: {', '.join(others[:3])} ({len(others)})"
+                    f"its classes aren't those of train.csv: {first} ({len(differing)})"
                 )
-        places = {name: place for place, name in enumerate(classes)}
-        return read.files(
-            file, Paths(_rows(file, numbered, [places[name] for name in own], read)), classes
-        )
+        label_of = {name: label for label, name in enumerate(classes)}
+        paths = Paths(_row_paths(rows, [label_of[name] for name in columns], images))
+        return images.to_files(paths, classes)
 
 
 def _training_classes(file: Path) -> list[str]:
-    with reading(file, "a table"), open_file(file) as lines:
-        return _header(_numbered(lines))
+    with reading(file, "a table"), open_file(file) as opened:
+        return _header_classes(numbered_lines(opened))
 
 
-_SEPARATORS = ((b";", "semicolons"), (b"\t", "TABs"))
-
-
-def _header(lines: Iterator[tuple[int, bytes]]) -> list[str]:
+def _header_classes(lines: Iterator[tuple[int, bytes]]) -> list[str]:
+    """Returns the class names in a table's header, which is the first of ``lines``."""
     _, line = next(lines, (1, b""))
-    first, *names = _fields(utf8_text(line))
+    first, *names = csv_fields(utf8_text(line))
     if not names:
-        other = next(
-            (f"; it has {what} in place of commas" for mark, what in _SEPARATORS if mark in line),
-            "",
-        )
-        raise Unreadable(f"its header names no class; expected image,cat,dog and so on{other}")
-    if {name.strip() for name in names} <= {"0", "1"} and first.strip().lower().endswith(
-        IMAGE_SUFFIXES
-    ):
+        problem = "its header names no class; expected image,cat,dog and so on"
+        for separator, what in ((b";", "semicolons"), (b"\t", "TABs")):
+            if separator in line:
+                problem += f"; it has {what} in place of commas"
+                break
+        raise Unreadable(problem)
+    is_image = first.strip().lower().endswith(IMAGE_SUFFIXES)
+    if is_image and {name.strip() for name in names} <= {"0", "1"}:
         raise Unreadable(
             "its first line is an image's, not a header; expected image,cat,dog and so on above it"
         )
@@ -207,53 +190,50 @@ def _header(lines: Iterator[tuple[int, bytes]]) -> list[str]:
     )
 
 
-def _rows(
-    file: Path, lines: Iterator[tuple[int, bytes]], places: list[int], read: _Read
+def _row_paths(
+    lines: Iterator[tuple[int, bytes]], labels: list[int], images: _ImageSets
 ) -> Iterator[bytes]:
-    commas = b"," * (len(places) - 1)
+    """Yields a table's paths, and adds them with their labels to ``images``.
+
+    Args:
+        labels: of the columns behind the path's.
+    """
+    commas = b"," * (len(labels) - 1)
     for number, line in lines:
         name, _, cells = line.partition(b",")
+        # Most rows of most tables are a plain path, then single digits with commas between.
+        # Python's reader of CSV takes three times as long; it reads all other rows.
         digits = cells[::2]
         are_digits = (
             cells[1::2] == commas
-            and len(digits) == len(places)
+            and len(digits) == len(labels)
             and not digits.translate(None, b"01")
         )
         is_plain = (
             len(name) <= _LONGEST_PATH and name.isascii() and b'"' not in name and b"\r" not in name
         )
-        # Most rows of most tables. Python's reader of CSV takes three times as long, and is for all
-        # others.
-        if are_digits and is_plain and (name := name.strip()):
-            yield read.add(name, [places[place] for place in _ones(digits)])
+        if are_digits and is_plain and (path := name.strip()):
+            yield images.add(number, path, [labels[place] for place in _places_of_ones(digits)])
             continue
-        path, *values = _fields(os.fsdecode(line))
-        wrong = set(values) - {"0", "1"}
-        if wrong or len(values) != len(places) or not path.strip():
-            found = (
-                f"'{printable(min(wrong), 30)}'"
-                if wrong
-                else f"{len(values)} values"
-                if path.strip()
-                else "no path"
-            )
-            raise InputError(
-                f"{file}, line {number}: expected a path, then 0 or 1 for each of {len(places)} classes; found {found}"
-            )
-        yield read.add(
-            os.fsencode(path.strip()),
-            [place for place, value in zip(places, values, strict=True) if value == "1"],
-        )
+        text, *values = csv_fields(os.fsdecode(line))
+        text = text.strip()
+        unknown = set(values) - {"0", "1"}
+        if unknown or len(values) != len(labels) or not text:
+            if unknown:
+                what = f"'{printable(min(unknown), 30)}'"
+            elif text:
+                what = f"{len(values)} values"
+            else:
+                what = "no path"
+            expected = f"a path, then 0 or 1 for each of {len(labels)} classes"
+            raise InputError(images.lines.problem(number, f"expected {expected}; found {what}"))
+        chosen = [label for label, value in zip(labels, values, strict=True) if value == "1"]
+        yield images.add(number, os.fsencode(text), chosen)
 
 
-def _ones(digits: bytes) -> Iterator[int]:
-    """Yields the places of 1 among zeros and ones."""
+def _places_of_ones(digits: bytes) -> Iterator[int]:
+    """Yields the places of 1 in a row of zeros and ones."""
     place = digits.find(b"1")
     while place >= 0:
         yield place
         place = digits.find(b"1", place + 1)
-
-
-def _fields(line: str) -> list[str]:
-    """The fields of one line, quoted or not; a quoted line's end is in none of them."""
-    return next(csv.reader([line], strict=True), [""]) or [""]

@@ -11,33 +11,33 @@ from settings.options import Configuration
 
 
 class PairLoader(paddle.io.DataLoader):
-    """``paddle.io.DataLoader`` of (images [B, C, H, W] float32, normalised and erased; labels [B]
-    int64), for programs that were written for PaddleViT's loader.
+    """A ``paddle.io.DataLoader`` for programs that were written for PaddleViT's loader.
 
-    As there, an evaluation by several processes sees some images twice, and mixing is left to the
-    program. ``Loader`` sees each image once.
+    It yields [images, labels]: [B, C, H, W] float32, normalised and erased, and [B] int64. As with
+    PaddleViT's loader, several processes evaluate some images twice, and images are mixed by the
+    program. (``Loader`` reads each image once.)
 
     Args:
-        train: shuffle the samples, drop an incomplete last batch (DATA.DROP_LAST), and augment anew
-            at each pass.
-        split: each process of the run takes its part of the samples.
+        train: shuffle the samples, drop an incomplete last batch (DATA.DROP_LAST), and draw another
+            augmentation at each pass.
+        split: each process of the run takes its share of the samples.
 
     Raises:
-        InputError: a key asks for what this loader can't do.
+        InputError: a key is set that this loader doesn't support.
     """
 
     def __init__(self, config: Configuration, dataset: Any, train: bool, split: bool) -> None:
         data = config.DATA
-        others = {
+        is_used = {
             "DATA.LOADER": data.LOADER != "paddle",
             "DATA.MULTI_SCALE": data.MULTI_SCALE is not None,
             "DATA.SAMPLER": data.SAMPLER != "shuffle",
             "TRAIN.REPEATED_AUGMENT": config.TRAIN.REPEATED_AUGMENT > 1,
         }
-        if train and any(others.values()):
-            key = next(key for key, asked in others.items() if asked)
+        unknown = [key for key, used in is_used.items() if used]
+        if train and unknown:
             raise InputError(
-                f"PaddleViT's loader knows no {key}; leave it out, or call get_dataloader with a mode alone"
+                f"PaddleViT's loader knows no {unknown[0]}; leave it out, or call get_dataloader with a mode alone"
             )
         kind = paddle.io.DistributedBatchSampler if split else paddle.io.BatchSampler
         sampler = kind(

@@ -1,4 +1,4 @@
-"""The order in which samples are read: every rank's share of every batch."""
+"""Samplers: the order in which samples are read, and each rank's share of every batch."""
 
 import copy
 import itertools
@@ -13,26 +13,29 @@ from settings.options import Configuration
 
 
 class TrainBatchSampler(paddle.io.DistributedBatchSampler):
-    """Yields this rank's share of every global batch, as lists of (epoch, index, copy). Call
-    ``set_epoch`` before each epoch. It also says how many of the epoch's samples all ranks had
-    taken before a resume.
+    """Yields this rank's share of every global batch, as lists of (epoch, index, copy).
 
-    The epoch's order follows from (seed, epoch), whatever the number of ranks. Rank r of R takes
-    the r-th of R equal parts of each global batch. The tail that fills no global batch is dropped
-    (DATA.DROP_LAST). Otherwise samples from the epoch's beginning pad it to a multiple of R, so
-    that every rank takes the same number of steps.
+    Call ``set_epoch`` before each epoch. After a resume within an epoch, it also takes how many of
+    the epoch's samples the ranks have read already.
 
-    DATA.SAMPLER "balanced" draws every class equally often, the images of a class in turn. With
-    REPEATED_AUGMENT m a global batch holds m copies of each of its images (Hoffer et al. 2020,
-    arXiv:1901.09335; DeiT). The copies are apart from each other, so that mixup's pairs are of
-    different images. An epoch keeps its length and sees one image in m.
+    The order of an epoch is a function of (seed, epoch), and doesn't depend on the number of ranks.
+    Each global batch is cut into R equal shares, of which rank r takes the r-th. With
+    DATA.DROP_LAST, samples at the end that don't fill a global batch are dropped. Otherwise samples
+    from the epoch's beginning pad them to a multiple of R, so that every rank takes the same number
+    of steps.
 
-    DATA.SHARD_SHUFFLE n takes the shards of a ``ShardDataset`` in random order, n at a time, whose
-    samples are mixed.
+    DATA.SAMPLER "balanced" draws every class equally often, the images of a class in turn.
 
-    DATA.SHUFFLE_MODE "shard" gives rank r every R-th sample from the r-th on. The rank reads the
-    same samples in every epoch and shuffles them by (seed, epoch, r). Its tail is dropped or padded
-    like the global one.
+    TRAIN.REPEATED_AUGMENT m puts m copies of each image into a global batch (Hoffer et al. 2020,
+    arXiv:1901.09335; DeiT). The copies don't follow each other, so that mixup's pairs are of
+    different images. An epoch keeps its length, and sees one image in m.
+
+    DATA.SHARD_SHUFFLE n reads the shards of a ``ShardDataset`` in random order, n at a time, and
+    shuffles the samples of these n.
+
+    DATA.SHUFFLE_MODE "shard" gives rank r every R-th sample, from the r-th on. The rank reads the
+    same samples in every epoch, and shuffles them by (seed, epoch, r). The last ones are dropped or
+    padded as above.
 
     Raises:
         InputError: DROP_LAST leaves no batch.
@@ -49,15 +52,20 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         self.ranks = ranks
         self.consumed = 0
         self.epochs = config.TRAIN.NUM_EPOCHS
-        self.own = config.DATA.SHUFFLE_MODE == "shard"
-        shards = getattr(dataset, "shards", None)  # without any, SHARD_SHUFFLE does nothing
-        together = config.DATA.SHARD_SHUFFLE
-        self.shards = (shards.shard, together) if shards is not None and together else None
-        self.balanced = dataset.labels if config.DATA.SAMPLER == "balanced" else None
+        # Whether each rank keeps the same samples in all epochs.
+        self.keeps_samples = config.DATA.SHUFFLE_MODE == "shard"
+        # How many shards are shuffled at a time, and the shard of each sample. Without shards,
+        # SHARD_SHUFFLE has no effect.
+        self.shards_at_once = config.DATA.SHARD_SHUFFLE
+        shards = getattr(dataset, "shards", None)
+        self.shard_of_sample = shards.shard if shards is not None else None
+        self.balanced_labels = dataset.labels if config.DATA.SAMPLER == "balanced" else None
         self.repeats = config.TRAIN.REPEATED_AUGMENT
-        batches = len(dataset) // (batch_size * ranks)
-        # of this rank
-        self.num_samples = batches * batch_size if drop_last else -(-len(dataset) // ranks)
+        # Samples of this rank in an epoch.
+        if drop_last:
+            self.num_samples = len(dataset) // (batch_size * ranks) * batch_size
+        else:
+            self.num_samples = -(-len(dataset) // ranks)
         if not self.num_samples:
             raise InputError(
                 f"{len(dataset)} training images don't fill one global batch of {batch_size} x {ranks} processes;"
@@ -68,14 +76,16 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return -(-self.num_samples // self.batch_size)
 
     def set_epoch(self, epoch: int, consumed: int = 0) -> None:
-        """Makes the next iteration one of ``epoch``, after its first ``consumed`` samples of all
-        ranks.
+        """Sets where the next iteration begins: in ``epoch``, after the first ``consumed`` samples
+        of all ranks.
         """
         self.epoch = epoch
         self.consumed = consumed
 
     def size(self, epoch: int, step: int) -> int | None:
-        """Returns the size of the images at a step, both from 1; None: IMAGE_SIZE."""
+        """Returns the size of the images at a step, or None for IMAGE_SIZE. Epochs and steps count
+        from 1.
+        """
 
     @property
     def place(self) -> tuple[int, int]:
@@ -83,9 +93,7 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return self.epoch, self.consumed
 
     def passes(self) -> Iterator["TrainBatchSampler"]:
-        """Yields a copy of this sampler for the epoch in which it stands, and for each that
-        follows.
-        """
+        """Yields a copy of this sampler for the current epoch, and one for each that follows."""
         ahead = copy.copy(self)
         yield ahead
         for epoch in range(ahead.epoch + 1, self.epochs + 1):
@@ -94,47 +102,56 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
             yield ahead
 
     def first(self, consumed: int | None = None) -> int:
-        """Returns the number of batches that were taken, counted back from the epoch's end."""
+        """Returns the number of the first batch that is still to be taken.
+
+        It is counted back from the epoch's end. After a resume with other batches, the number of
+        samples that were taken needn't be a multiple of the batch.
+
+        Args:
+            consumed: samples that all ranks have taken; None: as ``set_epoch`` says.
+        """
         left = self._samples_left(self.consumed if consumed is None else consumed)
-        return len(self) - (
-            left // self.batch_size if self.drop_last else -(-left // self.batch_size)
-        )
+        batches = left // self.batch_size if self.drop_last else -(-left // self.batch_size)
+        return len(self) - batches
 
     def _samples_left(self, consumed: int) -> int:
-        """What this rank has still to take, with its share of the padding."""
+        """Returns how many samples this rank has still to take, with its share of the padding."""
         if self.drop_last:
             return max(0, self.num_samples - -(-consumed // self.ranks))
         return max(0, -((consumed - len(self.dataset)) // self.ranks))
 
     def samples_taken(self, batches: int) -> int:
-        """Returns how many samples all ranks have taken after the epoch's first ``batches``."""
+        """Returns how many samples all ranks have taken after the epoch's first ``batches`` batches."""
         taken = self.consumed + (batches - self.first()) * self.batch_size * self.ranks
         return min(taken, self.consumed + self._samples_left(self.consumed) * self.ranks)
 
     def __iter__(self) -> Iterator[list[tuple[int, ...]]]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        if self.own:
-            part = np.arange(self.rank, len(self.dataset), self.ranks)
-            order = np.random.default_rng([self.seed, self.epoch, self.rank]).permutation(part)
-        elif self.balanced is not None:
-            order = _balanced_order(self.balanced, rng)
-        elif self.shards:
-            order = _by_shards(*self.shards, rng)
+        if self.keeps_samples:
+            samples = np.arange(self.rank, len(self.dataset), self.ranks)
+            order = np.random.default_rng([self.seed, self.epoch, self.rank]).permutation(samples)
+        elif self.balanced_labels is not None:
+            order = _balanced_order(self.balanced_labels, rng)
+        elif self.shard_of_sample is not None and self.shards_at_once:
+            order = _order_by_shards(self.shard_of_sample, self.shards_at_once, rng)
         else:
             order = rng.permutation(len(self.dataset))
         order = self._repeat(order)
-        several = self.balanced is not None or self.repeats > 1
-        copies = _occurrences(order) if several else np.zeros(len(order), np.int64)
+        has_copies = self.balanced_labels is not None or self.repeats > 1
+        copies = _occurrences(order) if has_copies else np.zeros(len(order), np.int64)
         for batch in range(self.first(), len(self)):
+            # The batch begins at ``start`` of all ranks' samples, of which each takes ``share``.
             start = self.samples_taken(batch)
             share = (self.samples_taken(batch + 1) - start) // self.ranks
-            first = start // self.ranks if self.own else start + self.rank * share
+            first = start // self.ranks if self.keeps_samples else start + self.rank * share
+            # Beyond the end, samples from the beginning follow: the padding.
             places = (place % len(order) for place in range(first, first + share))
             yield [(self.epoch, int(order[place]), int(copies[place])) for place in places]
 
     def _repeat(self, images: np.ndarray) -> np.ndarray:
-        """The epoch's samples: per global batch, its images ``repeats`` times; after the last, the
-        first again.
+        """Returns the samples of an epoch: each global batch holds its images ``repeats`` times.
+
+        If there are too few images, they begin again.
         """
         total = self.num_samples * self.ranks
         batch = self.batch_size * self.ranks
@@ -142,15 +159,17 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
             return np.resize(images, total)
         sizes = [min(batch, total - start) for start in range(0, total, batch)]
         distinct = [-(-size // self.repeats) for size in sizes]
-        parts = np.split(np.resize(images, sum(distinct)), np.cumsum(distinct)[:-1])
+        by_batch = np.split(np.resize(images, sum(distinct)), np.cumsum(distinct)[:-1])
+        # np.resize repeats what it is given until the size is reached.
         return np.concatenate(
-            [np.resize(part, size) for part, size in zip(parts, sizes, strict=True)]
+            [np.resize(some, size) for some, size in zip(by_batch, sizes, strict=True)]
         )
 
 
 def _balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """An order of len(labels) indices in which each class present comes equally often (but for
-    one), shuffled.
+    """Returns len(labels) indices, shuffled, in which each class comes equally often.
+
+    If the classes don't divide that number, some come once more than the others.
     """
     classes, places = _sort(labels)
     members = np.split(places, np.flatnonzero(np.diff(classes)) + 1)
@@ -158,21 +177,22 @@ def _balanced_order(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     counts[: len(labels) % len(members)] += 1
     drawn = []
     for label, count in zip(rng.permutation(len(members)), counts, strict=True):
-        own = members[label]
-        rng.shuffle(own)
-        drawn.append(own[:count] if count <= len(own) else np.resize(own, count))
+        images = members[label]
+        rng.shuffle(images)
+        drawn.append(images[:count] if count <= len(images) else np.resize(images, count))
     order = np.concatenate(drawn)
     rng.shuffle(order)
     return order
 
 
 def _sort(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns whole numbers from 0 on, [n], sorted, and the place of each. Equal ones keep their
-    order.
+    """Returns (``values`` sorted, the place of each in ``values``). Equal ones keep their order.
 
-    A value and its place are sorted as one number: NumPy's stable argsort takes several times as
-    long.
+    Args:
+        values: whole numbers from 0 on, [n].
     """
+    # A value and its place are sorted as one number. NumPy's stable argsort takes several times as
+    # long.
     bits = len(values).bit_length()
     keys = values << bits
     keys |= np.arange(len(values))
@@ -182,18 +202,20 @@ def _sort(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return keys, places
 
 
-def _by_shards(shard: np.ndarray, together: int, rng: np.random.Generator) -> np.ndarray:
-    """A permutation of the samples, ``shard`` [n] being where each lies: ``together`` shards at a
-    time, mixed.
+def _order_by_shards(shard: np.ndarray, at_once: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns a permutation of the samples, which takes the shards ``at_once`` at a time.
+
+    Args:
+        shard: of each sample, [n].
     """
-    turn = rng.permutation(shard.max() + 1) // together
+    turn = rng.permutation(shard.max() + 1) // at_once
     return np.lexsort((rng.permutation(len(shard)), turn[shard]))
 
 
 def _occurrences(order: np.ndarray) -> np.ndarray:
-    """For each entry, how often its value came before."""
+    """Returns for each entry of ``order`` how often its value came before."""
     counts = np.zeros(len(order), np.int64)
-    # Most values come once.
+    # Most values come once, so only the others are sorted.
     several = np.flatnonzero(np.bincount(order)[order] > 1)
     values, places = _sort(order[several])
     starts = np.flatnonzero(np.diff(values, prepend=-1))
@@ -203,11 +225,13 @@ def _occurrences(order: np.ndarray) -> np.ndarray:
 
 
 class EvalBatchSampler(paddle.io.DistributedBatchSampler):
-    """Every R-th sample from this rank's on, each sample of the dataset on one rank exactly; a rank
-    may have none.
+    """Yields batches of every R-th sample, from the rank's number on.
+
+    Each sample of the dataset is read by exactly one rank. A rank may have none.
     """
 
-    place = ()  # where an iteration begins: it is always the same
+    # Every iteration begins at the same place.
+    place = ()
 
     def __init__(self, dataset: Sized, batch_size: int, rank: int, ranks: int) -> None:
         super().__init__(dataset, batch_size, num_replicas=ranks, rank=rank)

@@ -1,5 +1,5 @@
-"""Images of another size at each step (DATA.MULTI_SCALE): MobileViT's sampler (Mehta and Rastegari
-2021, arXiv:2110.02178, section 3.2), and timm's progressive resizing.
+"""Samplers for images of several sizes (DATA.MULTI_SCALE): MobileViT's (Mehta and Rastegari 2021,
+arXiv:2110.02178, section 3.2), and timm's progressive resizing.
 """
 
 import itertools
@@ -13,31 +13,35 @@ from loading.samplers import TrainBatchSampler
 from settings.needs import mixes
 from settings.options import Configuration, size_text
 
-_TAG = 0x7363616C65  # keeps the draws of the sizes apart from the samples'
+# Part of the seeds, so that the draws of the sizes differ from the samples'.
+_TAG = 0x7363616C65
 
 
 def train_sampler(config: Configuration, dataset: Any, rank: int, ranks: int) -> TrainBatchSampler:
-    """Returns the sampler of a training: of one size of images, or of several.
+    """Returns the sampler of a training, for images of one size or of several.
 
     Raises:
-        InputError: several, which are squares, where IMAGE_SIZE isn't; or as the sampler.
+        InputError: as of the sampler; or there are several sizes, which are squares, and IMAGE_SIZE
+            isn't one.
     """
-    kind = TrainBatchSampler
     sizes = config.DATA.MULTI_SCALE
-    if sizes:
-        if not isinstance(config.DATA.IMAGE_SIZE, int):
-            found = f"DATA.MULTI_SCALE is {sizes}, squares, but IMAGE_SIZE is {size_text(config.DATA.IMAGE_SIZE)}"
-            raise InputError(f"{found}; set MULTI_SCALE to null")
-        kind = (
-            ProgressiveSampler if config.DATA.SCALE_SCHEDULE == "progressive" else MultiScaleSampler
+    if not sizes:
+        return TrainBatchSampler(config, dataset, rank, ranks)
+    if not isinstance(config.DATA.IMAGE_SIZE, int):
+        raise InputError(
+            f"DATA.MULTI_SCALE is {sizes}, squares, but IMAGE_SIZE is"
+            f" {size_text(config.DATA.IMAGE_SIZE)}; set MULTI_SCALE to null"
         )
-    return kind(config, dataset, rank, ranks)
+    if config.DATA.SCALE_SCHEDULE == "progressive":
+        return ProgressiveSampler(config, dataset, rank, ranks)
+    return MultiScaleSampler(config, dataset, rank, ranks)
 
 
 def batch_sizes(config: Configuration) -> dict[int, int]:
-    """Returns how many images of each size DATA.MULTI_SCALE a rank takes. They have as many pixels
-    as BATCH_SIZE images of IMAGE_SIZE, rounded down, and are at least one. Where images are mixed,
-    the number is even, and at least two.
+    """Returns how many images a rank's batch has, for each size in DATA.MULTI_SCALE.
+
+    They have as many pixels as BATCH_SIZE images of IMAGE_SIZE, rounded down, and are at least one.
+    If images are mixed, the number is even, and at least two.
     """
     least = 2 if mixes(config) else 1
     pixels = config.DATA.BATCH_SIZE * config.DATA.IMAGE_SIZE**2
@@ -45,7 +49,7 @@ def batch_sizes(config: Configuration) -> dict[int, int]:
 
 
 def check_scales(config: Configuration, model: Any) -> None:
-    """Raises InputError unless a model takes images of each size DATA.MULTI_SCALE."""
+    """Raises InputError unless the model takes images of each size in DATA.MULTI_SCALE."""
     sizes = config.DATA.MULTI_SCALE
     if sizes and not (model.min_image_size and min(sizes) >= model.min_image_size):
         raise InputError(
@@ -54,15 +58,16 @@ def check_scales(config: Configuration, model: Any) -> None:
 
 
 class MultiScaleSampler(TrainBatchSampler):
-    """``TrainBatchSampler`` whose batches have a size of images each: it yields lists of (epoch,
-    index, copy, size).
+    """A ``TrainBatchSampler`` that draws a size for each batch, and yields lists of (epoch, index,
+    copy, size).
 
-    All ranks have the same size at a step. An epoch has each size equally often (but for one), in
-    an order that follows from (seed, epoch); so every epoch has as many steps. With DROP_LAST False
-    the last batch is what is left.
+    All ranks have the same size at a step. The sizes take turns, so an epoch has each of them
+    equally often, or once more than another. Their order is a function of (seed, epoch). So every
+    epoch has the same number of steps. With DROP_LAST False the last batch has the samples that are
+    left.
 
     Attributes:
-        batches: a rank's samples by size.
+        batches: the number of samples in a rank's batch, by size.
 
     Raises:
         InputError: DROP_LAST leaves no batch.
@@ -71,17 +76,18 @@ class MultiScaleSampler(TrainBatchSampler):
     def __init__(self, config: Configuration, dataset: Any, rank: int, ranks: int) -> None:
         super().__init__(config, dataset, rank, ranks)
         self.batches = batch_sizes(config)
-        own = len(dataset) // ranks if self.drop_last else -(-len(dataset) // ranks)
-        # each step's size, unshuffled; the samples of a shorter one at the end
-        self.turn = []
+        available = len(dataset) // ranks if self.drop_last else -(-len(dataset) // ranks)
+        # The size of each step before they are shuffled, and the samples of a shorter last batch.
+        self.sizes = []
         self.rest = 0
         taken = 0
         for size in itertools.cycle(self.batches):
-            if taken + self.batches[size] > own:
-                self.rest = 0 if self.drop_last else own - taken
-                self.turn += [size] * (self.rest > 0)
+            if taken + self.batches[size] > available:
+                if not self.drop_last and available > taken:
+                    self.rest = available - taken
+                    self.sizes.append(size)
                 break
-            self.turn.append(size)
+            self.sizes.append(size)
             taken += self.batches[size]
         self.num_samples = taken + self.rest
         if not self.num_samples:
@@ -90,38 +96,42 @@ class MultiScaleSampler(TrainBatchSampler):
                 f"{len(dataset)} training images don't fill one global batch of {count} x {ranks} processes at"
                 f" {size} x {size} pixels; lower -batch_size, or set DATA.DROP_LAST False"
             )
+        # The epoch that ``_plan`` was called for last, and what it returned.
         self._planned: tuple[int, np.ndarray, np.ndarray] = (-1, np.empty(0), np.empty(0))
 
     def __len__(self) -> int:
-        return len(self.turn)
+        return len(self.sizes)
 
     def size(self, epoch: int, step: int) -> int:
         return int(self._plan(epoch)[0][step - 1])
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each step's size, and a rank's samples from each step on, [steps + 1]."""
+        """Returns (the size of each step, [steps]; how many samples a rank takes from each step to
+        the epoch's end, [steps + 1]).
+        """
         if self._planned[0] != epoch:
-            shuffled = len(self.turn) - (self.rest > 0)
-            order = np.random.default_rng([self.seed, epoch, _TAG]).permutation(shuffled)
-            sizes = np.array([*np.array(self.turn)[order], *self.turn[shuffled:]])
-            counts = [self.batches[size] for size in sizes[:shuffled]] + [self.rest] * (
-                self.rest > 0
-            )
+            # A shorter batch stays at the end.
+            whole = len(self.sizes) - 1 if self.rest else len(self.sizes)
+            order = np.random.default_rng([self.seed, epoch, _TAG]).permutation(whole)
+            sizes = np.array([*np.array(self.sizes)[order], *self.sizes[whole:]])
+            counts = [self.batches[size] for size in sizes[:whole]]
+            if self.rest:
+                counts.append(self.rest)
             self._planned = epoch, sizes, np.cumsum([0, *counts[::-1]])[::-1]
         return self._planned[1:]
 
     def first(self, consumed: int | None = None) -> int:
         left = self._samples_left(self.consumed if consumed is None else consumed)
         ahead = self._plan(self.epoch)[1]
-        return int(
-            np.flatnonzero(ahead <= left)[0]
-            if self.drop_last
-            else np.flatnonzero(ahead >= left)[-1]
-        )
+        if self.drop_last:
+            return int(np.flatnonzero(ahead <= left)[0])
+        return int(np.flatnonzero(ahead >= left)[-1])
 
     def samples_taken(self, batches: int) -> int:
-        """Counts a rank's steps back from the epoch's end. So after a resume by another number of
-        ranks the first batch is shorter, or with DROP_LAST the tail is dropped.
+        """Returns how many samples all ranks have taken after the epoch's first ``batches`` batches.
+
+        The steps are counted back from the epoch's end. So after a resume with another number of
+        ranks, the first batch is shorter; with DROP_LAST, samples at the end are dropped.
         """
         left = self._samples_left(self.consumed)
         ahead = self._plan(self.epoch)[1]
@@ -135,14 +145,14 @@ class MultiScaleSampler(TrainBatchSampler):
 
 
 class ProgressiveSampler(TrainBatchSampler):
-    """``TrainBatchSampler`` whose batches have a size of images each: it yields lists of (epoch,
+    """A ``TrainBatchSampler`` whose images grow from epoch to epoch. It yields lists of (epoch,
     index, copy, size).
 
-    A step's size is drawn by ``size_shares`` of its epoch, and follows from (seed, epoch, step):
-    all ranks have the same. A batch has as many images whatever its size, as timm's has.
+    A step's size is drawn by the epoch's ``size_shares``. It is a function of (seed, epoch, step),
+    so all ranks have the same. All batches have the same number of images, as timm's have.
 
     Attributes:
-        batches: a rank's samples by size.
+        batches: the number of samples in a rank's batch, by size.
     """
 
     def __init__(self, config: Configuration, dataset: Any, rank: int, ranks: int) -> None:
@@ -164,15 +174,19 @@ class ProgressiveSampler(TrainBatchSampler):
 
 
 def size_shares(sizes: int, done: float, spread: float, random: float) -> np.ndarray:
-    """Returns the sizes' probabilities, [sizes]: a bell that goes from the first to the last (timm
-    1.0.31's ``ScheduledBatchSampler``).
+    """Returns the probability of each size, [sizes], at one point of a training.
+
+    It is a bell curve around a centre that moves from the first size to the last (timm 1.0.31's
+    ``ScheduledBatchSampler``).
 
     Args:
-        done: share of the way, 0 in the first epoch, 1 in the last.
-        spread: standard deviation; 0: the nearest size alone.
-        random: share of the steps that takes any size.
+        sizes: their number.
+        done: the centre's place, from 0 in the first epoch to 1 in the last.
+        spread: standard deviation, in sizes; 0: only the nearest size is taken.
+        random: the share of steps whose size is drawn uniformly.
     """
-    away = np.square(np.arange(sizes) - done * (sizes - 1))
-    away -= away.min()  # the nearest has a share, however small the spread
-    bell = np.exp(-0.5 * away / spread**2) if spread else (away == 0).astype(float)
+    distance = np.square(np.arange(sizes) - done * (sizes - 1))
+    # The nearest size has a share, however small the spread is.
+    distance -= distance.min()
+    bell = np.exp(-0.5 * distance / spread**2) if spread else (distance == 0).astype(float)
     return (1 - random) * bell / bell.sum() + random / sizes

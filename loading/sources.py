@@ -1,13 +1,12 @@
-"""What readers of datasets give, and the readers of lists of files, of folders of classes and of
-what comes along.
+"""What readers of datasets return, and the readers of lists, of folders of classes, of scikit-learn's
+digits and of random images.
 
-It is one of ``Files``, ``Arrays``, ``shards.Shards`` and ``Drawn``. Nothing is downloaded.
+A reader returns ``Files``, ``Arrays``, ``shards.Shards`` or ``Drawn``. Nothing is downloaded.
 """
 
 import functools
 import gzip
 import importlib.util
-import math
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,36 +15,35 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from errors import Allowance, InputError, Unreadable, open_file, printable, reading
+from errors import InputError, Unreadable, printable, reading
 from loading.class_names import UNPRINTABLE, lookalike, names_beside
-from loading.files import Paths, count_lines, text_lines, why_missing
+from loading.files import Paths
 from loading.label_sets import LabelSets
-from loading.layout import IMAGE_SUFFIXES, holds, is_leftover, named_as_parts
+from loading.layout import IMAGE_SUFFIXES, describe_folder, is_leftover, named_as_splits
+from loading.lists import TextList, open_list
 from settings.keys import Size
 from settings.registry import datasets
 
-Decoded = tuple[np.ndarray, np.ndarray, list[str]]  # images, labels, class names
+# Images, labels and class names.
+Decoded = tuple[np.ndarray, np.ndarray, list[str]]
 
-MOST_CLASSES = 10_000_000  # where any label may stand
-_KEPT = 1000  # problems, for a check
-LISTED = 32  # bytes that a line takes besides its own: its label, its end, its folder
-# bytes that a run of images of one folder takes, and each folder, as they are looked for by folder
-_SORTED = 32
-_AT_ONCE = 1 << 12
-_UNLISTED = 10_000  # folders that aren't there, after which no more are looked for
+# The limit of labels where any label may stand.
+MOST_CLASSES = 10_000_000
+# A check keeps so many problems of a dataset.
+_MOST_PROBLEMS = 1000
 
 
 class Split(NamedTuple):
-    """What is to be read.
+    """Which part of a dataset to read, and what becomes of what can't be read.
 
     Args:
         mode: "train" or "val".
-        num_classes: labels are below it; "auto": they may be any.
-        problems: takes, for a check of the data, what a reader can leave out and go on; None: it
-            raises.
-        alone: there is no validation part beside it.
-        skipped: takes the paths of entries that aren't data (``layout.is_leftover``); None: nobody
-            asks.
+        num_classes: labels have to be below it; "auto": any label is allowed.
+        problems: a list that collects problems for a check of the data, if the reader can go on
+            without them. None: a problem is raised.
+        alone: the dataset has no validation part beside the training part.
+        skipped: a list that collects the paths of entries that aren't data
+            (``layout.is_leftover``); None: they aren't collected.
     """
 
     mode: str
@@ -55,21 +53,36 @@ class Split(NamedTuple):
     skipped: list[str] | None = None
 
     def skip(self, paths: Iterable[str]) -> None:
-        """Notes the paths of entries that aren't data."""
+        """Collects the paths of entries that aren't data."""
         if self.skipped is not None:
             self.skipped.extend(paths)
 
     def refuse(self, problem: str) -> None:
-        """Raises InputError; or, for a check, keeps the problem: the first of very many."""
+        """Raises InputError; or, for a check, keeps the problem if there aren't very many yet."""
         if self.problems is None:
             raise InputError(problem)
-        if len(self.problems) < _KEPT:
+        if len(self.problems) < _MOST_PROBLEMS:
             self.problems.append(problem)
+
+    def label_limit(self, classes: Sequence[str]) -> int:
+        """Returns the number that labels have to be below.
+
+        Args:
+            classes: names of all classes; empty where none are known.
+        """
+        if classes:
+            return len(classes)
+        return MOST_CLASSES if self.num_classes == "auto" else self.num_classes
 
 
 class Files(NamedTuple):
-    """Images in files: their ``paths`` below ``root``, labels, or sets of them, class names (empty:
-    none are known).
+    """Images in files.
+
+    Args:
+        root: the folder that ``paths`` are relative to.
+        paths: of the images, [n].
+        labels: one of each image, [n], or a set of each.
+        classes: names in the order of the labels; empty where none are known.
     """
 
     root: Path
@@ -79,8 +92,12 @@ class Files(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """Decoded images: ``read()`` gives images [n, H, W] or [n, H, W, 3] uint8, labels [n] and class
-    names. A cache of them serves as long as ``files`` stay as they are.
+    """Images that are decoded already.
+
+    Args:
+        files: what they are read from. A cache of the images is valid as long as these stay as they
+            are.
+        read: returns images [n, H, W] or [n, H, W, 3] uint8, labels [n] and class names.
     """
 
     files: Sequence[Path]
@@ -100,7 +117,7 @@ class Drawn(NamedTuple):
     val="val_list.txt",
 )
 def imagenet2012(split: Split, *, data_path: str) -> Files:
-    """Reads PaddleViT's ``<mode>_list.txt``, and the classes' names, if they are beside it.
+    """Reads PaddleViT's ``<mode>_list.txt``, and the class names in ``classes.txt`` if it exists.
 
     Raises:
         InputError: the list or files are missing, a line is wrong (which), a label is outside the
@@ -108,139 +125,49 @@ def imagenet2012(split: Split, *, data_path: str) -> Files:
     """
     root = Path(data_path)
     file = root / f"{split.mode}_list.txt"
-    if not os.path.lexists(file):
-        raise InputError(missing_list(file, "imagenet2012"))
     classes = names_beside(root)
-    with (
-        reading(file, "a list", "; DATASET imagenet2012 needs it under -data_path"),
-        open_file(file) as lines,
-    ):
+    with open_list(file, "imagenet2012") as lines:
         labels = array("q")
-        folders = array("q")
-        allowance = take_lines(lines)
-        paths = Paths(_list_paths(file, lines, split, len(classes), labels, folders))
+        paths = Paths(_list_paths(lines, split, split.label_limit(classes), labels))
         if not labels:
             raise InputError(f"{file}: the list is empty")
-        # For a check each file is opened.
-        if split.problems is None and (missing := missing_files(root, paths, folders, allowance)):
-            raise InputError(f"{file}: {missing}")
+        # A check opens each file anyway.
+        if split.problems is None:
+            lines.check_files(paths)
         return Files(root, paths, np.frombuffer(labels, np.int64), classes)
 
 
-def _list_paths(
-    file: Path, lines: Any, split: Split, classes: int, labels: array, folders: array
-) -> Iterator[bytes]:
-    """Yields a list's paths; appends their labels, and the hashes of their folders
-    (``missing_files``).
-    """
-    limit = classes or (MOST_CLASSES if split.num_classes == "auto" else split.num_classes)
-    for number, line in enumerate(text_lines(lines), 1):
-        if not (words := line.rsplit(None, 1)):
+def _list_paths(lines: TextList, split: Split, limit: int, labels: array) -> Iterator[bytes]:
+    """Yields a list's paths, and appends their labels to ``labels``."""
+    for number, line in lines:
+        words = line.rsplit(None, 1)
+        if not words:
             continue
         path = words[0].strip()
         label = words[-1]
-        if len(words) == 1 or not (label.isdigit() or (label[:1] == b"-" and label[1:].isdigit())):
-            found = printable(os.fsdecode(line.strip()[:200]))
-            several = b"," in label and label.replace(b",", b"").isdigit() and len(words) > 1
-            advice = (
-                "; several labels an image are -dataset=multilabel_list -o TASK multilabel"
-                if several
-                else ""
+        is_number = label.isdigit() or (label[:1] == b"-" and label[1:].isdigit())
+        if len(words) == 1 or not is_number:
+            problem = lines.unexpected(
+                number, "a path, then a label, which is a whole number", line.strip()
             )
-            expected = "a path, then a label, which is a whole number"
-            split.refuse(f"{file}, line {number}: expected {expected}; found '{found}'{advice}")
+            if len(words) > 1 and b"," in label and label.replace(b",", b"").isdigit():
+                problem += (
+                    "; several labels an image are -dataset=multilabel_list -o TASK multilabel"
+                )
+            split.refuse(problem)
             continue
+        # A number of more digits is outside any range, and slow to convert.
         value = int(label) if len(label) <= 18 else limit
         if not 0 <= value < limit:
-            split.refuse(
-                f"{file}, line {number}: label {printable(label.decode(), 30)} is outside 0..{limit - 1}"
-            )
+            split.refuse(lines.label_outside(number, label, limit))
             continue
-        if b"\0" in path:
-            split.refuse(f"{file}, line {number}: its path holds a NUL character")
+        try:
+            path = lines.add_path(number, path)
+        except InputError as error:
+            split.refuse(str(error))
             continue
         labels.append(value)
-        folders.append(hash(path[: path.rfind(b"/") + 1]))
         yield path
-
-
-def take_lines(lines: Any, more: int = 0) -> Allowance:
-    """Returns what is left of a list's allowance after its lines; each byte is looked at once, so
-    there is no clock.
-
-    Args:
-        more: bytes that each line takes besides LISTED.
-
-    Raises:
-        Unreadable: it has so many lines that they are out of proportion.
-    """
-    allowance = Allowance(os.fstat(lines.fileno()).st_size)
-    allowance.until = math.inf
-    allowance.take(allowance.size + (LISTED + more) * count_lines(lines))
-    return allowance
-
-
-def missing_files(root: Path, paths: Paths, folders: array, allowance: Allowance) -> str:
-    """Returns how many of ``paths`` aren't there, and which is the first, or "".
-
-    Args:
-        folders: the hash of each path's folder, [n].
-        allowance: of the list.
-
-    Raises:
-        Unreadable: the folders are so many that they are out of proportion.
-    """
-    # One listing per folder, not one stat per file: a second for ImageNet on a local disk, far less
-    # on a network's.
-    hashes = np.frombuffer(folders, np.int64)
-    # Runs of images of one folder, and the order of the runs by folder.
-    begins = _changes(hashes)
-    allowance.take(_SORTED * len(begins))
-    order = np.argsort(hashes[begins], kind="stable")
-    groups = _changes(hashes[begins[order]])
-    allowance.take(_SORTED * len(groups))
-    missing = 0
-    unlisted = 0
-    first = len(paths)
-    # The folders come as the list has them.
-    for group in np.argsort(order[groups]):
-        runs = order[groups[group] : groups[group + 1] if group + 1 < len(groups) else None]
-        path = paths.path_bytes(int(begins[runs[0]]))
-        folder = path[: path.rfind(b"/") + 1]
-        try:
-            present = set(os.listdir(os.path.join(os.fsencode(root), folder)))
-        except OSError:
-            present = set()
-            unlisted += 1
-        for place in _places(begins, len(paths), runs):
-            if paths.path_bytes(place)[len(folder) :] not in present:
-                missing += 1
-                first = min(first, place)
-        if unlisted == _UNLISTED:
-            break
-    if not missing:
-        return ""
-    many = "at least " * (unlisted == _UNLISTED)
-    why = why_missing(root, paths.path_bytes(first))
-    return f"{many}{missing} of {len(paths)} files are missing, the first is {root / paths[first]}{why}"
-
-
-def _changes(values: np.ndarray) -> np.ndarray:
-    """Returns where in ``values`` another value begins than the one before, from 0 on."""
-    return np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
-
-
-def _places(begins: np.ndarray, count: int, runs: np.ndarray) -> Iterator[int]:
-    """Yields the places of the images of some runs, of which few at once are Python's numbers."""
-    for start in range(0, len(runs), _AT_ONCE):
-        part = runs[start : start + _AT_ONCE]
-        ends = begins[np.minimum(part + 1, len(begins) - 1)]
-        ends[part == len(begins) - 1] = count  # of the last run
-        if (ends == begins[part] + 1).all():  # as in a shuffled list
-            yield from begins[part].tolist()
-            continue
-        for begin, end in zip(begins[part].tolist(), ends.tolist(), strict=True):
-            yield from range(begin, end)
 
 
 @datasets.register(
@@ -248,53 +175,54 @@ def _places(begins: np.ndarray, count: int, runs: np.ndarray) -> Iterator[int]:
     holds="`train/<class>/**`, `val/<class>/**`; one alone, or `<class>/**`, to evaluate, or with `DATA.VAL_SPLIT`",
     val="val",
 )
-def folder(split: Split, *, data_path: str) -> Files:
-    """Reads class names, sorted, and images at any depth; the training folder's classes count.
+def class_folders(split: Split, *, data_path: str) -> Files:
+    """Reads a folder for each class, with images at any depth.
+
+    The classes are the subfolders of train/, in sorted order, for the validation images, too.
 
     Raises:
-        InputError: no class folders, one without images, one that the training folder lacks, or
-            that can't be listed.
+        InputError: there are no class folders, or one has no image, isn't in train/ or can't be
+            listed.
     """
     root = Path(data_path)
     mode = split.mode
-    bare = root.is_dir() and not (root / "train").is_dir() and not (root / "val").is_dir()
-    checked = split.problems is not None  # as training images
-    if bare and (mode == "train" if split.alone or checked else mode == "val"):
-        mode = "."  # <class>/ stands there alone
+    has_splits = (root / "train").is_dir() or (root / "val").is_dir()
+    if root.is_dir() and not has_splits:
+        # Class folders without train/ and val/ above them are evaluated. They are trained on where
+        # no validation set is needed. A check takes them for training images.
+        is_check = split.problems is not None
+        wanted = "train" if split.alone or is_check else "val"
+        if mode == wanted:
+            mode = "."
     with reading(
         root / mode, "class folders", "; DATASET folder needs train/ and val/ under -data_path"
     ):
-        own, leftovers = _classes(root / mode)
-        known, _ = _classes(root / "train")
+        names, leftovers = _class_names(root / mode)
+        train_names, _ = _class_names(root / "train")
         split.skip(os.path.normpath(f"{mode}/{name}") for name in leftovers)
-        if not own:
-            needs = os.path.normpath(f"{mode}/<class>/<image>")
-            advice = "" if split.alone else "; without a val/, DATA.VAL_SPLIT splits what there is"
-            raise InputError(
-                f"{root / mode}: no class folders; DATASET folder needs {needs} under -data_path{advice};"
-                f" {_found_instead(root, mode)}"
-            )
+        if not names:
+            raise InputError(_no_classes(root, mode, split.alone))
         if mode == ".":
-            _check_classes_alone(root, own)
-        if known and (unknown := sorted(set(own) - set(known))):
-            lacking = ", ".join(f"'{name}'" for name in unknown[:3])
+            _check_classes_alone(root, names)
+        if train_names and (unknown := sorted(set(names) - set(train_names))):
+            first = ", ".join(f"'{name}'" for name in unknown[:3])
             split.refuse(
-                f"{root / mode}: classes that train/ lacks: {lacking}{lookalike(unknown, known)}"
+                f"{root / mode}: classes that train/ lacks: {first}{lookalike(unknown, train_names)}"
             )
-            known += unknown
-        classes = known or own
-        # of ImageNet-22k there are 21,841
-        places = {name: place for place, name in enumerate(classes)}
+            train_names += unknown
+        classes = train_names or names
+        # A dict, because ImageNet-22k has 21,841 classes.
+        label_of = {name: label for label, name in enumerate(classes)}
         labels = array("q")
 
-        def found() -> Iterator[str]:
-            for name in own:
+        def image_paths() -> Iterator[str]:
+            for name in names:
                 for path in images_below(root, os.path.normpath(f"{mode}/{name}"), split.skip):
-                    labels.append(places[name])
+                    labels.append(label_of[name])
                     yield path
 
-        paths = Paths(found())
-        if empty := sorted(set(own) - {classes[label] for label in np.unique(labels)}):
+        paths = Paths(image_paths())
+        if empty := sorted(set(names) - {classes[label] for label in np.unique(labels)}):
             split.refuse(
                 f"{root / mode / empty[0]}: holds no image ({len(empty)} such classes);"
                 f" images end in {' '.join(IMAGE_SUFFIXES)}"
@@ -302,11 +230,25 @@ def folder(split: Split, *, data_path: str) -> Files:
         return Files(root, paths, np.array(labels), classes)
 
 
+def _no_classes(root: Path, mode: str, alone: bool) -> str:
+    """Returns the error's message about a folder without class folders."""
+    needed = os.path.normpath(f"{mode}/<class>/<image>")
+    advice = "" if alone else "; without a val/, DATA.VAL_SPLIT splits what there is"
+    folder = root / mode if (root / mode).is_dir() else root
+    contents = describe_folder(folder)
+    if folder == root and "folder" not in contents:
+        contents += "; give the folder above it"
+    return (
+        f"{root / mode}: no class folders; DATASET folder needs {needed} under -data_path{advice};"
+        f" {folder} holds {contents}"
+    )
+
+
 def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
-    """Raises InputError where folders that stand without train/ and val/ are a dataset's parts, or
-    whole datasets.
+    """Raises InputError where folders without train/ and val/ above them aren't classes, but splits
+    of a dataset, or whole datasets.
     """
-    if named_as_parts(names):
+    if named_as_splits(names):
         raise InputError(
             f"{root}: its folders {', '.join(names)} have names of a dataset's parts, not of classes;"
             " DATASET folder needs the names train and val"
@@ -318,45 +260,27 @@ def _check_classes_alone(root: Path, names: Sequence[str]) -> None:
             )
 
 
-def missing_list(file: Path, dataset: str) -> str:
-    """Returns the error about a dataset's list or table that isn't there."""
-    advice = ""
-    if (file.parent / "train").is_dir():
-        advice = "; for folders of classes give -dataset=folder"
-    elif file.name.startswith("val"):
-        advice = "; without one, DATA.VAL_SPLIT splits the training images"
-    needs = f"DATASET {dataset} needs it under -data_path, which holds {holds(file.parent)}"
-    return f"{file}: there is no such file; {needs}{advice}"
+def _class_names(folder: Path) -> tuple[list[str], list[str]]:
+    """Returns (the names of a folder's subfolders, sorted; its entries that aren't data).
 
-
-def _found_instead(root: Path, mode: str) -> str:
-    """Returns what is in the place of class folders, in words."""
-    where = root / mode if (root / mode).is_dir() else root
-    found = holds(where)
-    advice = "; give the folder above it" if where == root and "folder" not in found else ""
-    return f"{where} holds {found}{advice}"
-
-
-def _classes(folder: Path) -> tuple[list[str], list[str]]:
-    """Returns the names of a folder's subfolders, sorted, and of its entries that aren't data.
-
-    A folder that isn't there has none.
+    Both are empty for a folder that doesn't exist.
     """
     if not folder.is_dir():
         return [], []
     with os.scandir(folder) as entries:
-        found = sorted((entry.name, entry.is_dir()) for entry in entries)
-    leftovers = [name for name, _ in found if is_leftover(name)]
-    names = [name for name, is_folder in found if is_folder and not is_leftover(name)]
-    if bad := [name for name in names if UNPRINTABLE.search(name)]:
+        is_folder = {entry.name: entry.is_dir() for entry in entries}
+    leftovers = [name for name in sorted(is_folder) if is_leftover(name)]
+    names = [name for name in sorted(is_folder) if is_folder[name] and not is_leftover(name)]
+    if unprintable := [name for name in names if UNPRINTABLE.search(name)]:
         raise Unreadable(
-            f"the name of its class folder '{printable(bad[0])}' can't be printed; rename it"
+            f"the name of its class folder '{printable(unprintable[0])}' can't be printed;"
+            " rename it"
         )
-    holds = os.path.realpath(folder)
+    # A link to a folder above would be followed without end.
+    real_folder = Path(os.path.realpath(folder))
     for name in names:
-        if os.path.islink(folder / name) and Path(holds).is_relative_to(
-            os.path.realpath(folder / name)
-        ):
+        path = folder / name
+        if os.path.islink(path) and real_folder.is_relative_to(os.path.realpath(path)):
             raise Unreadable(
                 f"its class folder {name} is a link to a folder that holds it; remove it"
             )
@@ -364,15 +288,16 @@ def _classes(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -> Iterator[str]:
-    """Yields the paths of the images in a folder, in the folders' order, relative to ``root``.
+    """Yields the paths of the images in a folder and below, relative to ``root``, in sorted order.
 
     Links to files are followed, links to folders aren't.
 
     Args:
-        skip: takes the paths of entries that aren't data, which are left out.
+        below: the folder, relative to ``root``.
+        skip: is called with the paths of entries that aren't data, which are left out.
 
     Raises:
-        Unreadable: a folder can't be listed: within ``errors.reading``.
+        Unreadable: a folder can't be listed. Call this within ``errors.reading``.
     """
 
     def refuse(error: OSError) -> None:
@@ -381,12 +306,14 @@ def images_below(root: Path, below: str, skip: Callable[[Iterable[str]], Any]) -
         )
 
     for folder, subfolders, files in os.walk(root / below, onerror=refuse):
-        where = os.path.relpath(folder, root)
+        relative = os.path.relpath(folder, root)
         leftovers = {name for name in (*subfolders, *files) if is_leftover(name)}
-        skip(os.path.normpath(f"{where}/{name}") for name in sorted(leftovers))
+        skip(os.path.normpath(f"{relative}/{name}") for name in sorted(leftovers))
+        # os.walk descends into what is left in this list.
         subfolders[:] = sorted(set(subfolders) - leftovers)
-        images = (file for file in sorted(files) if file.lower().endswith(IMAGE_SUFFIXES))
-        yield from (f"{where}/{file}" for file in images if file not in leftovers)
+        for file in sorted(files):
+            if file.lower().endswith(IMAGE_SUFFIXES) and file not in leftovers:
+                yield f"{relative}/{file}"
 
 
 @datasets.register("digits", holds="nothing: scikit-learn brings them along")
@@ -409,8 +336,8 @@ def synthetic(split: Split, *, synthetic_size: Size = 1024) -> Drawn:
 
 
 def _digits_file() -> Path:
-    # The file that sklearn.datasets.load_digits reads: importing scikit-learn takes most of a
-    # second, and leaves semaphores in /dev/shm when the process is killed.
+    # The file that sklearn.datasets.load_digits reads. Importing scikit-learn would take most of a
+    # second, and leave semaphores in /dev/shm when the process is killed.
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
         raise InputError("DATASET digits needs scikit-learn; pip install scikit-learn")
@@ -418,18 +345,20 @@ def _digits_file() -> Path:
 
 
 def _digits(mode: str) -> Decoded:
-    """scikit-learn's 1,797 digits of 8 x 8 pixels; the split is fixed and stratified: of each
-    class, every fifth image in the file's order is for validation (364 in all), the others (1,433)
-    for training.
+    """Returns scikit-learn's 1,797 digits of 8 x 8 pixels.
+
+    The split is fixed and stratified: of each class, every fifth image in the file's order is for
+    validation (364 in all), the others (1,433) are for training.
     """
     with gzip.open(_digits_file()) as file:
         table = np.loadtxt(file, delimiter=",")
-    images, labels = (
-        np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8),
-        table[:, -1].astype(int),
-    )
-    place = np.zeros(len(labels), int)  # of each image among those of its class
+    # The values are 0 to 16; the last column is the label.
+    images = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
+    labels = table[:, -1].astype(int)
+    # The place of each image in its class.
+    place = np.zeros(len(labels), int)
     for label in range(10):
-        place[labels == label] = np.arange((labels == label).sum())
+        is_label = labels == label
+        place[is_label] = np.arange(is_label.sum())
     chosen = (place % 5 == 0) == (mode == "val")
     return images[chosen], labels[chosen], [str(digit) for digit in range(10)]

@@ -1,8 +1,8 @@
-"""Training images in two parts, the second for validation: which image goes where follows from the
-images' paths.
+"""The random split of training images into a training and a validation set (DATA.VAL_SPLIT).
 
-So it is the same for every number of processes, for each resume, and for ``-eval`` of the run
-afterwards. Images that are added later move few of the others.
+Which images are for validation is a function of their paths and a seed. So it is the same for every
+number of processes, after a resume, and for ``-eval`` of the run. Images that are added later move
+few of the others to the other set.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from errors import Allowance, InputError, Unreadable, open_file, printable, read
 from loading.files import count_lines, text_lines
 from loading.label_sets import LabelSets, rarest
 
-# bytes that a line of groups takes in a dictionary, besides its text; and so does a group
-_LISTED = 130
+# Bytes that a line of a list of groups takes in a dictionary besides its text, and also a group.
+_BYTES_PER_ENTRY = 130
 
 
 def validation(
@@ -31,20 +31,22 @@ def validation(
 ) -> np.ndarray:
     """Returns which images are for validation, [n] bool.
 
-    The share of each class is rounded. At least one image of a class is taken, and never its last
-    one. Whole groups are taken in an order that the seed decides. Each is taken if it brings its
-    classes' shares closer to the wanted one. So the share is met as well as the groups' sizes
-    allow.
+    The share is taken of each class, and rounded. At least one image of a class is taken, and at
+    least one is left.
+
+    Groups are taken as a whole, in an order that the seed decides. A group is taken if that brings
+    the shares of its classes closer to the wanted one. So the share is met as closely as the sizes
+    of the groups allow.
 
     Args:
-        paths: as the dataset names them, [n]: below its folder.
-        labels: [n]; of label sets the rarest label of each counts.
+        paths: of the images, relative to the dataset's folder, [n].
+        labels: [n]; if an image has several, its rarest one counts.
         share: of the images, between 0 and 1.
-        seed: another one chooses other images.
-        groups: of the images, [n], which aren't torn apart.
+        seed: of the random choice.
+        groups: of the images, [n]; images of a group stay in the same set.
 
     Raises:
-        InputError: a part is empty.
+        InputError: a set is empty.
     """
     counted = rarest(labels)
     chosen = (
@@ -53,10 +55,11 @@ def validation(
         else _by_images(paths, counted, share, seed)
     )
     if chosen.all() or not chosen.any():
-        part = "training" if chosen.all() else "validation"
-        of = f"{len(set(groups))} groups of images" if groups else f"{len(counted)} images"
+        empty = "training" if chosen.all() else "validation"
+        given = f"{len(set(groups))} groups of images" if groups else f"{len(counted)} images"
         raise InputError(
-            f"DATA.VAL_SPLIT {share}: {of} leave no image for {part}; change the share, or the groups"
+            f"DATA.VAL_SPLIT {share}: {given} leave no image for {empty};"
+            " change the share, or the groups"
         )
     return chosen
 
@@ -65,7 +68,7 @@ def _by_images(paths: Sequence[str], labels: np.ndarray, share: float, seed: int
     totals = np.bincount(labels)
     wanted = np.clip(np.floor(share * totals + 0.5).astype(int), 1, np.maximum(totals - 1, 0))
     order = np.lexsort((random_numbers(paths, seed), labels))
-    # of each among its class
+    # The place of each image in its class, in this order.
     place = np.arange(len(labels)) - (np.cumsum(totals) - totals)[labels[order]]
     chosen = np.zeros(len(labels), bool)
     chosen[order] = place < wanted[labels[order]]
@@ -76,67 +79,71 @@ def _by_groups(names: Sequence[str], labels: np.ndarray, share: float, seed: int
     known, group = np.unique(np.array(names), return_inverse=True)
     order = np.argsort(group, kind="stable")
     members = np.split(order, np.cumsum(np.bincount(group))[:-1])
-    counted = [np.unique(labels[own], return_counts=True) for own in members]
+    counted = [np.unique(labels[images], return_counts=True) for images in members]
     totals = np.bincount(labels).astype(float)
     taken = np.zeros_like(totals)
     chosen = np.zeros(len(labels), bool)
 
     def take(number: int, needed: bool) -> None:
+        """Takes a group, if that brings the shares closer; or, if ``needed``, where one of its
+        classes has no validation image yet. A class's last images aren't taken.
+        """
         classes, counts = counted[number]
         before = taken[classes]
         total = totals[classes]
-        closer = ((share * total - before) ** 2 - (share * total - before - counts) ** 2) / total**2
-        missing = needed and (before == 0).any()
-        if (
-            (missing or closer.sum() > 0)
-            and (before + counts < total).all()
-            and not chosen[members[number]].any()
-        ):
+        wanted = share * total
+        closer = ((wanted - before) ** 2 - (wanted - before - counts) ** 2) / total**2
+        is_missing = needed and (before == 0).any()
+        leaves_some = (before + counts < total).all()
+        is_taken = chosen[members[number]].any()
+        if (is_missing or closer.sum() > 0) and leaves_some and not is_taken:
             taken[classes] += counts
             chosen[members[number]] = True
 
     for number in np.argsort(random_numbers(known.tolist(), seed), kind="stable"):
         take(number, needed=False)
-    # for classes of large groups alone
-    for number in np.argsort([len(own) for own in members], kind="stable"):
+    # A class that is in large groups only may still have no image: the smallest group is taken.
+    for number in np.argsort([len(images) for images in members], kind="stable"):
         take(number, needed=True)
     return chosen
 
 
 def random_numbers(names: Iterable[str], seed: int) -> np.ndarray:
-    """Returns a random number for each name, [n], which depends on nothing else."""
-    sums = (
+    """Returns a random number for each name, [n] uint64, which depends on the name and the seed
+    alone.
+    """
+    hashes = (
         hashlib.blake2b(f"{seed}\0{name}".encode(errors="surrogateescape"), digest_size=8)
         for name in names
     )
-    return np.array([int.from_bytes(each.digest(), "big") for each in sums], np.uint64)
+    return np.array([int.from_bytes(each.digest(), "big") for each in hashes], np.uint64)
 
 
 def groups_of(paths: Sequence[str], groups: str) -> list[str]:
     """Returns the group of each image.
 
     Args:
-        groups: a file; each of its lines holds a path, a tab and a group. Or a pattern (Python's
-            ``re``). The group is what its first pair of brackets finds in a path, or without
-            brackets all that it finds.
+        groups: a file, each line of which has a path, a TAB and a group; or a regular expression
+            (Python's ``re``). Then the group is what its first pair of brackets matches in a path,
+            or the whole match if it has no brackets.
 
     Raises:
-        InputError: an image has none.
+        InputError: an image has no group.
     """
     if os.path.isfile(groups):
         listed = _in_file(groups)
-        where = "names"
-        found = [listed.get(os.fsencode(path)) for path in paths]
+        verb = "names"
+        names = [listed.get(os.fsencode(path)) for path in paths]
     else:
-        where = "finds (it is no file, so it is a pattern)"
-        group = _by_pattern(groups)
-        found = [group(path) for path in paths]
-    if without := [path for path, name in zip(paths, found, strict=True) if name is None]:
-        told = (
-            f"{len(without)} of {len(paths)} images have no group that {printable(groups)} {where}"
+        verb = "finds (it is no file, so it is a pattern)"
+        group_of = _by_pattern(groups)
+        names = [group_of(path) for path in paths]
+    if without := [path for path, name in zip(paths, names, strict=True) if name is None]:
+        raise InputError(
+            f"DATA.SPLIT_GROUPS: {len(without)} of {len(paths)} images have no group that"
+            f" {printable(groups)} {verb}, the first is {printable(without[0])}"
         )
-        raise InputError(f"DATA.SPLIT_GROUPS: {told}, the first is {printable(without[0])}")
-    return [name for name in found if name is not None]
+    return [name for name in names if name is not None]
 
 
 def _by_pattern(groups: str) -> Callable[[str], str | None]:
@@ -149,31 +156,35 @@ def _by_pattern(groups: str) -> Callable[[str], str | None]:
             f"DATA.SPLIT_GROUPS is {printable(groups)!r}: no file, and no pattern ({error})"
         ) from None
 
-    def group(path: str) -> str | None:
-        found = pattern.search(path)
-        return found and found[1 if pattern.groups else 0]
+    def group_of(path: str) -> str | None:
+        match = pattern.search(path)
+        return match and match[1 if pattern.groups else 0]
 
-    return group
+    return group_of
 
 
 def _in_file(file: str) -> dict[bytes, str]:
-    """Returns the groups of paths."""
-    found: dict[bytes, str] = {}
+    """Returns the groups in a file by path."""
+    groups: dict[bytes, str] = {}
+    # One text for all images of a group.
     names: dict[bytes, str] = {}
     with reading(file, "a list of groups"), open_file(file) as lines:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
-        allowance.until = math.inf  # each byte is looked at once: a clock would refuse long lists
-        allowance.take(_LISTED * count_lines(lines))
+        # Each byte is read once, so the time is in proportion without a clock.
+        allowance.until = math.inf
+        allowance.take(_BYTES_PER_ENTRY * count_lines(lines))
         for number, line in enumerate(text_lines(lines), 1):
             path, tab, name = line.rstrip(b"\r").partition(b"\t")
             if not line.strip():
                 continue
             if not (path and tab and name):
-                told = f"'{printable(os.fsdecode(path))}'"
-                raise Unreadable(f"line {number}: expected a path, a tab and a group; found {told}")
+                quoted = printable(os.fsdecode(path))
+                raise Unreadable(
+                    f"line {number}: expected a path, a tab and a group; found '{quoted}'"
+                )
             if name not in names:
-                allowance.take(_LISTED + 4 * len(name))
+                allowance.take(_BYTES_PER_ENTRY + 4 * len(name))
                 names[name] = os.fsdecode(name)
             allowance.take(len(path))
-            found[path] = names[name]
-    return found
+            groups[path] = names[name]
+    return groups

@@ -1,10 +1,9 @@
-"""Batches for the device, pass after pass, loaded by worker processes that share their memory with
-this one.
+"""Loaders of batches, whose worker processes share memory with the process that trains.
 
-``paddle.io.DataLoader``'s own workers sleep half a second before each epoch and lose the errors of
-the thread that reads them. They send batches through a pipe or through files in /dev/shm. Such
-files outlive a killed run and are often limited to 64 MB. Here the memory is an anonymous mapping
-from before the fork. It has no name, needs no /dev/shm, and is gone with its last process.
+``paddle.io.DataLoader``'s own workers sleep half a second before each epoch, and lose the errors of
+the thread that reads them. They send batches through a pipe, or through files in /dev/shm, which
+outlive a killed run and are often limited to 64 MB. Here the memory is an anonymous mapping that is
+made before the workers are forked. It needs no /dev/shm, and is freed with its last process.
 """
 
 import collections
@@ -39,20 +38,21 @@ Draw = Callable[[int, int, int], np.ndarray]
 
 
 class Loader:
-    """Yields this rank's batches on the device: the columns of the dataset's samples by their
-    names. Such are "pixels" [B, H, W, C] uint8 or float32 and "labels" [B] int64. Each iteration is
-    one pass of ``batch_sampler``, from where that stands.
+    """Yields this rank's batches on the device, as dicts of columns by name.
 
-    At a pass's end the next one is being loaded already. An iteration that is given up costs a new
-    start.
+    The columns are those of the dataset's samples, such as "pixels" [B, H, W, C] uint8 or float32
+    and "labels" [B] int64. Each iteration is one pass of ``batch_sampler``, from where that stands.
+
+    While a pass ends, the next one is being loaded already. If an iteration is left early, the
+    workers start anew.
 
     Args:
         draw: (epoch, step of the epoch from 1, samples) -> one more column, "mixed", of a training
             batch.
 
     Raises:
-        RunError: in an iteration: a sample can't be read, or a worker was lost.
-        RuntimeError: in an iteration: anything else that went wrong while loading, with its
+        RunError: during an iteration: a sample can't be read, or a worker was lost.
+        RuntimeError: during an iteration: anything else that went wrong while loading, with its
             traceback.
     """
 
@@ -62,7 +62,8 @@ class Loader:
         self.dataset = dataset
         self.batch_sampler = sampler
         self.draw = draw
-        self._only_one = config.EVAL
+        self._single_pass = config.EVAL
+        # The passes whose batches are loaded ahead.
         self._expected: Iterator[Sampler] = iter(())
         self._batches: Iterator[list[paddle.Tensor]] = iter(())
 
@@ -73,6 +74,7 @@ class Loader:
         following = self._expected
         self._expected = iter(())
         expected = next(following, None)
+        # What was loaded ahead is of no use if the sampler has been set to another place.
         if expected is None or expected.place != self.batch_sampler.place:
             self.close()
             self._batches = self._open(itertools.chain.from_iterable(self._passes()))
@@ -88,27 +90,28 @@ class Loader:
         return (*self.dataset.columns, *(("mixed",) if self.draw else ()))
 
     def _passes(self) -> Iterator[Sampler]:
-        return itertools.islice(self.batch_sampler.passes(), 1 if self._only_one else None)
+        return itertools.islice(self.batch_sampler.passes(), 1 if self._single_pass else None)
 
     def _open(self, keys: Iterator[list]) -> Iterator[list[paddle.Tensor]]:
         """Returns the batches of ``keys``, in their order."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Gives up what was loaded ahead."""
+        """Ends the workers, and drops what was loaded ahead."""
 
 
 class ProcessLoader(Loader):
-    """DATA.NUM_WORKERS processes load, each DATA.PREFETCH batches ahead; without any, this one
-    does.
+    """A loader with DATA.NUM_WORKERS processes, each of which loads DATA.PREFETCH batches ahead.
+
+    Without workers, the samples are loaded in this process.
 
     Args:
-        dataset: its items are tuples that begin with pixels [H, W, C], uint8 or float32
+        dataset: its samples are tuples that begin with pixels [H, W, C], uint8 or float32
             (``pixel_dtype``).
-        processes: of the run on this machine: they share its memory.
+        processes: of the run on this machine, which share its memory.
 
     Raises:
-        InputError: the memory doesn't hold the batches.
+        InputError: the free memory doesn't hold the batches.
     """
 
     def __init__(
@@ -124,11 +127,11 @@ class ProcessLoader(Loader):
         self.num_workers = min(data.NUM_WORKERS, len(sampler))
         size = pair(data.IMAGE_SIZE)
         self.shape = (*size, data.IMAGE_CHANNELS)
+        # A sampler of several sizes has another number of images for each.
         batches = getattr(sampler, "batches", {size: sampler.batch_size})
-        self.room = (
-            max(count * math.prod(pair(size)) for size, count in batches.items())
-            * data.IMAGE_CHANNELS
-        )
+        pixels = max(count * math.prod(pair(size)) for size, count in batches.items())
+        # The values of the largest batch.
+        self.room = pixels * data.IMAGE_CHANNELS
         self.slots = self.num_workers * data.PREFETCH + 1
         self._workers: _Workers | None = None
         self.dtype = np.dtype(pixel_dtype(config))
@@ -158,13 +161,15 @@ class ProcessLoader(Loader):
 
 
 class _Workers:
-    """Forked processes that load batches into ``slots``; batch n is of worker n modulo their
-    number.
+    """Forked processes that load batches into slots of shared memory.
+
+    Of N workers, batch n is loaded by worker n % N. Each slot holds the pixels of a batch.
 
     Args:
-        slots: (their number, the values that each holds).
-        shape: of an image [H, W, C]; a batch's keys may tell another size.
-        dtype: of its values.
+        count: N.
+        slots: (number of slots, values that each holds).
+        shape: of an image [H, W, C], unless a batch's keys give another size.
+        dtype: of the values.
     """
 
     def __init__(
@@ -180,13 +185,14 @@ class _Workers:
         ).reshape(slots)
         self.shape = shape
         self.dataset = dataset
-        # Of each worker, how many samples it has begun, and which is the last of them.
+        # For each worker: how many samples it has begun to read, and the index of the last one.
         self.begun = np.frombuffer(mmap.mmap(-1, 16 * count), np.int64).reshape(count, 2)
         self.processes = []
         self.connections = []
-        context = multiprocessing.get_context("fork")  # a spawned process would import Paddle anew
-        # The workers inherit it: set there, it would start OpenBLAS's threads, and wait for those
-        # of OpenCV.
+        # A spawned process would import Paddle anew.
+        context = multiprocessing.get_context("fork")
+        # The workers inherit the limit of one thread. To set it in a worker would start OpenBLAS's
+        # threads there, and wait for those of OpenCV.
         with threadpool_limits(1), _one_thread_of_opencv():
             for begun in self.begun:
                 ours, theirs = context.Pipe()
@@ -196,14 +202,16 @@ class _Workers:
                     )
                 )
                 self.processes[-1].start()
-                theirs.close()  # now only the worker holds it, and ``ours`` shows its end
+                # Only the worker holds this end now, so ``ours`` is closed when it ends.
+                theirs.close()
                 self.connections.append(ours)
-        # and at exit, where Python would wait for them
+        # Called at exit, too, where Python would wait for the workers to end.
         self.kill = weakref.finalize(self, _kill, self.processes)
 
     def batches(self, keys: Iterator[list]) -> Iterator[list[np.ndarray]]:
-        """Yields the columns of each batch; the first is its slot, overwritten once the next batch
-        is asked for.
+        """Yields the columns of each batch.
+
+        The first column is the batch's slot, which is overwritten once the next batch is taken.
         """
         numbered = enumerate(keys)
         sent = collections.deque()
@@ -250,7 +258,8 @@ class _Workers:
         before = -1
         while not connection.poll(step := min(0.5, stall.limit / 50)):
             count, index = self.begun[worker].tolist()
-            # Not by a clock: this process may have been suspended meanwhile.
+            # The steps are counted: by a clock, the time in which this process was suspended would
+            # count, too.
             waited = waited + step if count == before else 0.0
             before = count
             problem = trouble(process.pid or 0)
@@ -263,8 +272,9 @@ class _Workers:
 
 @contextlib.contextmanager
 def _one_thread_of_opencv() -> Iterator[None]:
-    """OpenCV has no threads within: Paddle imports it where it is installed, and threadpoolctl
-    doesn't know it.
+    """Limits OpenCV to one thread within a ``with`` statement.
+
+    Paddle imports OpenCV where it is installed, and threadpoolctl doesn't know it.
     """
     opencv = sys.modules.get("cv2")
     threads = opencv and opencv.getNumThreads()
@@ -283,13 +293,16 @@ def _kill(processes: list[multiprocessing.Process]) -> None:
 
 
 def _shape(keys: list, image: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """Returns the shape of a batch's pixels, whose images have ``image``'s unless its keys tell
-    their size.
+    """Returns the shape of a batch's pixels, [B, H, W, C].
+
+    Args:
+        keys: of the batch, which may end with a size of its images.
+        image: the shape of an image otherwise, [H, W, C].
     """
-    height, width = (
-        pair(keys[0][3]) if isinstance(keys[0], tuple) and len(keys[0]) > 3 else image[:2]
-    )
-    return len(keys), height, width, image[2]
+    height, width, channels = image
+    if isinstance(keys[0], tuple) and len(keys[0]) > 3:
+        height, width = pair(keys[0][3])
+    return len(keys), height, width, channels
 
 
 def _view(slot: np.ndarray, shape: tuple[int, int, int, int]) -> np.ndarray:
@@ -304,7 +317,7 @@ def _work(
     connection: Connection,
     begun: np.ndarray,
 ) -> None:
-    """What a worker does, as long as its rank lives."""
+    """Loads batches in a worker, until the process that started it ends."""
 
     def note(index: int) -> None:
         begun[1] = index
@@ -312,7 +325,8 @@ def _work(
 
     die_with_parent()
     ignore_signals()
-    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):  # the rank has gone, or goes
+    # These errors mean that the process that started this one has ended.
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         while True:
             slot, keys = connection.recv()
             connection.send(_load(dataset, keys, _view(slots[slot], _shape(keys, shape)), note))
@@ -321,11 +335,12 @@ def _work(
 def _load(
     dataset: Any, keys: list, pixels: np.ndarray, note: Callable[[int], None] = lambda _: None
 ) -> list[np.ndarray] | Exception:
-    """Loads samples: puts their pixels in place and returns their other columns, or what went
-    wrong.
+    """Loads a batch: writes the pixels into ``pixels``, and returns the other columns.
+
+    An error is returned, not raised, so that a worker can send it.
 
     Args:
-        note: is called with the index of each sample before that is read.
+        note: is called with the index of each sample before it is read.
     """
     others = []
     try:
@@ -358,13 +373,21 @@ def _load_here(
 def with_draws(
     batches: Iterator[list], passes: Iterator[Sampler], draw: Draw | None
 ) -> Iterator[list]:
-    """Adds ``draw``'s column to the batches, which are those of ``passes``."""
+    """Adds the column that ``draw`` returns to each of the batches.
+
+    Args:
+        passes: the samplers of these batches, one for each epoch.
+    """
     if draw is None:
         yield from batches
         return
-    steps = ((own.epoch, step) for own in passes for step in range(own.first() + 1, len(own) + 1))
-    for place, batch in zip(steps, batches, strict=True):
-        yield [*batch, draw(*place, len(batch[0]))]
+    steps = (
+        (sampler.epoch, step)
+        for sampler in passes
+        for step in range(sampler.first() + 1, len(sampler) + 1)
+    )
+    for (epoch, step), batch in zip(steps, batches, strict=True):
+        yield [*batch, draw(epoch, step, len(batch[0]))]
 
 
 def _copied(column: np.ndarray) -> paddle.Tensor:
@@ -378,10 +401,13 @@ def _copied(column: np.ndarray) -> paddle.Tensor:
 def on_device(
     batches: Iterator[list[np.ndarray]], threaded: bool | None = None
 ) -> Iterator[list[paddle.Tensor]]:
-    """Copies batches to the device; each may be overwritten once the next is asked for.
+    """Copies batches to the device, so that their arrays may be overwritten.
 
-    On a GPU a thread of ``paddle.io.DataLoader`` does it, by pinned memory and a stream of its own,
-    two batches ahead (its ``use_buffer_reader``, with ``places`` this process's device).
+    On a GPU a thread of ``paddle.io.DataLoader`` does this, two batches ahead, through pinned
+    memory and on a stream of its own (its ``use_buffer_reader``).
+
+    Args:
+        threaded: whether to use that thread; None: on a GPU.
     """
     if not (num_gpus() if threaded is None else threaded):
         yield from (list(map(_copied, batch)) for batch in batches)
@@ -393,8 +419,10 @@ def on_device(
 
 
 class _Source(paddle.io.IterableDataset):
-    """Keeps the error that ends its batches: raised in Paddle's thread, it would be lost and the
-    run would hang.
+    """The batches as Paddle's loader takes them.
+
+    An error is kept in ``error``. Raised in Paddle's thread, it would be lost, and the run would
+    hang.
     """
 
     def __init__(self, batches: Iterator[list[np.ndarray]]) -> None:
@@ -413,10 +441,10 @@ class _Source(paddle.io.IterableDataset):
 def _copy(column: np.ndarray) -> paddle.Tensor:
     """Returns a copy in Paddle's memory on the host, made while other threads run.
 
-    ``paddle.io.DataLoader`` holds the interpreter's lock while it copies an array, which stops the
-    step: by 15 ms for 256 pictures. An operator lets the lock go. To hand over the array's own
-    memory would be wrong: it is written again, and its end takes the lock, for which Paddle's
-    threads could wait without end.
+    ``paddle.io.DataLoader`` holds the interpreter's lock while it copies an array, which delays the
+    training step by 15 ms for 256 images. An operator releases the lock, so the copy is made by
+    one. The array's own memory can't be handed over, because it is overwritten by a later batch.
+    Also, freeing it takes the lock, for which Paddle's threads could wait forever.
     """
     shared = paddle.Tensor(value=column, place=paddle.CPUPlace(), zero_copy=True)
     return shared.clone()

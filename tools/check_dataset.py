@@ -65,11 +65,11 @@ def check_images(
         RunError: a process was killed.
     """
     from inference.look.data import Checked
-    from loading.check.findings import findings, pairs
-    from loading.check.images import look_at, source_of
+    from loading.check.findings import duplicate_pairs, findings
+    from loading.check.images import check_images, image_source
     from loading.label_sets import every_label
-    from loading.parts import part_of
     from loading.sources import MOST_CLASSES, Split
+    from loading.subsets import read_split
 
     data = config.DATA
     parts = {}
@@ -81,8 +81,8 @@ def check_images(
         problems[mode] = []
         try:
             split = Split(mode, limit, problems[mode], skipped=skipped)
-            part = part_of(data, split, datasets.choose(config))
-            sources[mode] = source_of(part, data.MAX_PIXELS, read_as)
+            part = read_split(data, split, datasets.choose(config))
+            sources[mode] = image_source(part, data.MAX_PIXELS, read_as)
         except InputError as error:
             if mode == "train":
                 raise
@@ -96,11 +96,11 @@ def check_images(
                 f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}"
             )
         with tqdm(total=len(source.labels), desc=mode, disable=None, dynamic_ncols=True) as bar:
-            parts[mode] = look_at(
+            parts[mode] = check_images(
                 source, data.MAX_PIXELS, data.EXIF_ORIENTATION, workers, bar.update
             )
     found, images, alike = findings(config, parts, problems, sorted(set(skipped)), listed)
-    stops = sum(one.stops for one in found)
+    stops = sum(one.is_error for one in found)
     remarks = f"{len(found) - stops} remark{'s' * (len(found) - stops != 1)}"
     verdict = (
         f"not usable: {stops} of what was found stop{'s' * (stops == 1)} a run"
@@ -116,7 +116,7 @@ def check_images(
         parts,
         found,
         images,
-        pairs(images, alike),
+        duplicate_pairs(images, alike),
         data.EXIF_ORIENTATION,
         data.MAX_PIXELS,
     )
@@ -134,7 +134,7 @@ def screen(result: Any) -> str:
         lines.append(f"  {name:<18}{'   '.join(cells)}")
     for one in result.findings:
         first = f", such as {one.examples[0]}" if one.examples else ""
-        lines.append(f"{'error' if one.stops else 'remark'}: {printable(one.text + first, 400)}")
+        lines.append(f"{'error' if one.is_error else 'remark'}: {printable(one.text + first, 400)}")
     return "\n".join([*lines, result.verdict])
 
 

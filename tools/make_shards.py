@@ -248,8 +248,8 @@ def make_shards(options: argparse.Namespace) -> str:
         )
     from config import get_config
     from loading.layout import skipped_text
-    from loading.parts import part_of
     from loading.sources import Split
+    from loading.subsets import read_split
 
     limit = ["DATA.MAX_PIXELS", str(options.max_pixels)] if options.max_pixels else []
     named = [
@@ -266,7 +266,7 @@ def make_shards(options: argparse.Namespace) -> str:
     splits = {mode: Split(mode, alone=alone, skipped=skipped) for mode in options.modes}
     reader = datasets.choose(config)
     files: dict[str, Any] = {
-        mode: part_of(config.DATA, split, reader) for mode, split in splits.items()
+        mode: read_split(config.DATA, split, reader) for mode, split in splits.items()
     }
     if skipped:
         print(skipped_text(sorted(set(skipped))), file=sys.stderr)

@@ -9,8 +9,8 @@ from PIL import Image
 
 from errors import RunError
 from inference.look.draw import png
-from loading.check.findings import Finding, Images, name_of, table
-from loading.check.images import SIDE, Part, picture
+from loading.check.findings import Finding, ReadableImages, image_name, table
+from loading.check.images import SIDE, CheckedImages, picture
 from loading.class_names import class_name
 from loading.label_sets import every_label
 from loading.transforms.orientation import TURNS
@@ -40,9 +40,9 @@ class Checked(NamedTuple):
     title: str
     verdict: str
     usable: bool
-    parts: Mapping[str, Part]
+    parts: Mapping[str, CheckedImages]
     findings: Sequence[Finding]
-    images: Images
+    images: ReadableImages
     alike: Sequence[tuple[int, int]]
     oriented: bool
     most: int
@@ -73,14 +73,14 @@ def write_report(file: Path, checked: Checked) -> Path:
 
 def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
     found = "".join(
-        f'<li class="{"stops" if one.stops else ""}">{"stops a run: " if one.stops else ""}{text(one.text)}'
+        f'<li class="{"stops" if one.is_error else ""}">{"stops a run: " if one.is_error else ""}{text(one.text)}'
         + "".join(f"<br><small>{text(example)}</small>" for example in one.examples)
         + "</li>"
         for one in checked.findings
     )
     twins = "".join(
         "<br><small>{}</small>".format(
-            text(" | ".join(name_of(checked.parts, checked.images, one) for one in pair))
+            text(" | ".join(image_name(checked.parts, checked.images, one) for one in pair))
         )
         for pair in checked.alike
     )
@@ -96,7 +96,7 @@ def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
     )
 
 
-def _classes(parts: Mapping[str, Part]) -> str:
+def _classes(parts: Mapping[str, CheckedImages]) -> str:
     counts = _counts(parts)
     classes = next(iter(parts.values())).source.classes
     labels = range(min(_ROWS, counts.shape[1]))
@@ -110,7 +110,7 @@ def _classes(parts: Mapping[str, Part]) -> str:
     return page.scroll_box(page.table(["class", *parts], rows) + more)
 
 
-def _counts(parts: Mapping[str, Part]) -> np.ndarray:
+def _counts(parts: Mapping[str, CheckedImages]) -> np.ndarray:
     """Images by part and label."""
     known = max(
         max(len(part.source.classes), every_label(part.source.labels).max(initial=-1) + 1)
@@ -133,7 +133,7 @@ def _figure(drawings: Mapping[str, Callable[[Any], None]]) -> bytes:
     return figure_png(drawn)
 
 
-def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
+def _draw_classes(axis: Any, parts: Mapping[str, CheckedImages]) -> None:
     counts = _counts(parts)
     classes = next(iter(parts.values())).source.classes
     order = np.argsort(-counts[0], kind="stable")
@@ -157,7 +157,7 @@ def _draw_classes(axis: Any, parts: Mapping[str, Part]) -> None:
     axis.legend()
 
 
-def _draw_sizes(axis: Any, parts: Mapping[str, Part]) -> None:
+def _draw_sizes(axis: Any, parts: Mapping[str, CheckedImages]) -> None:
     sides = {
         mode: np.minimum(part.records["width"], part.records["height"])
         for mode, part in parts.items()
@@ -181,7 +181,7 @@ def _draw_sizes(axis: Any, parts: Mapping[str, Part]) -> None:
     axis.legend()
 
 
-def _draw_mean(axis: Any, parts: Mapping[str, Part]) -> None:
+def _draw_mean(axis: Any, parts: Mapping[str, CheckedImages]) -> None:
     gap = np.full((SIDE, 2, 3), 255, np.uint8)
     means = [side for part in parts.values() for side in (part.mean.round().astype(np.uint8), gap)]
     _show(axis, np.concatenate(means[:-1], 1))

@@ -4,7 +4,7 @@ decoder.
 
 from collections.abc import Sequence
 
-from loading.signatures import kind_of
+from loading.magic_numbers import kind_of
 
 ALWAYS = ("GIF", "JPEG", "PNG", "WebP")
 OTHERS = ("bmp", "npy", "ppm", "tiff")  # whose decoders are rarely needed: -formats

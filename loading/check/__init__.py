@@ -1,3 +1,1 @@
-"""Whether a dataset can be trained on: each image looked at, duplicates, labels, described in
-words.
-"""
+"""The check of a dataset: decodes each image, finds duplicates, and describes problems in words."""

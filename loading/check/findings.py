@@ -1,4 +1,4 @@
-"""What a check found, in words: what stops a run, and what spoils its numbers."""
+"""Findings of a check in words: errors, which end a run, and remarks, which spoil its numbers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,37 +7,43 @@ from typing import NamedTuple
 import numpy as np
 
 from errors import printable
-from loading.check.duplicates import near, ones
-from loading.check.images import Part
+from loading.check.duplicates import count_bits, near_pairs
+from loading.check.images import CheckedImages
 from loading.class_names import class_name
-from loading.label_sets import LabelSets, every_label, kinds, take_labels
+from loading.label_sets import LabelSets, every_label, label_groups, take_labels
 from loading.layout import nested_classes, one_class
 from loading.transforms import most_resized
 from loading.transforms.image import before_crop, covering
 from settings.options import Configuration, pair
 
 NAMES = {"train": "training", "val": "validation"}
-# of a finding; of images that look alike
+# Examples of each finding, and of pairs of images that look alike.
 _EXAMPLES = 5
 _PAIRS = 8
 
 
 class Finding(NamedTuple):
-    """A line, and some of the images that it is about. ``stops``: a run with these data ends in an
-    error.
+    """A line about a dataset, with some of the images that it concerns.
+
+    ``is_error`` says that a run with this data ends in an error.
     """
 
     text: str
     examples: Sequence[str]
-    stops: bool
+    is_error: bool
 
 
-class Images(NamedTuple):
-    """Those of all parts that can be read, one after the other: [n] each, but for the names of the
-    parts.
+class ReadableImages(NamedTuple):
+    """The readable images of all splits, one after the other.
 
-    ``mode`` and ``place`` say where an image is from, ``labels`` which have the same label, or set
-    of labels.
+    Attributes:
+        modes: names of the splits, "train" and "val".
+        mode: the index of each image's split in ``modes``, [n].
+        place: of each image in its split, [n].
+        labels: [n]; equal where images have the same label, or the same set of labels.
+        content: a hash of each file's bytes, [n].
+        hashes: the perceptual hash of each image, [n].
+        blank: whether each image shows nothing, [n].
     """
 
     modes: list[str]
@@ -45,13 +51,17 @@ class Images(NamedTuple):
     place: np.ndarray
     labels: np.ndarray
     content: np.ndarray
-    look: np.ndarray
+    hashes: np.ndarray
     blank: np.ndarray
 
 
-class Alike(NamedTuple):
-    """Which of the images are there more than once, [n] bool: ``same`` in their part, ``leaked``
-    from training into validation, ``torn`` between labels.
+class Duplicates(NamedTuple):
+    """Which of the images have a duplicate, [n] bool each.
+
+    Attributes:
+        same: there is another one in its split.
+        leaked: it is in the validation set, and another one is in the training set.
+        torn: another one has another label.
     """
 
     same: np.ndarray
@@ -59,74 +69,97 @@ class Alike(NamedTuple):
     torn: np.ndarray
 
 
-def images_of(parts: Mapping[str, Part]) -> Images:
-    """Returns the images that can be read."""
-    kept = [np.flatnonzero(part.records["readable"]) for part in parts.values()]
-    columns = [
-        np.concatenate(
-            [part.records[name][own] for part, own in zip(parts.values(), kept, strict=True)]
-        )
-        for name in ("content", "look", "blank")
-    ]
-    labels = [
-        kinds(part.source.labels)[own] for part, own in zip(parts.values(), kept, strict=True)
-    ]
-    mode = np.repeat(np.arange(len(parts)), [len(own) for own in kept])
-    return Images(list(parts), mode, np.concatenate(kept), np.concatenate(labels), *columns)
+def images_of(splits: Mapping[str, CheckedImages]) -> ReadableImages:
+    """Returns the images of all splits that can be read."""
+    places = [np.flatnonzero(split.records["readable"]) for split in splits.values()]
+    pairs = list(zip(splits.values(), places, strict=True))
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([split.records[name][readable] for split, readable in pairs])
+
+    labels = [label_groups(split.source.labels)[readable] for split, readable in pairs]
+    return ReadableImages(
+        modes=list(splits),
+        mode=np.repeat(np.arange(len(splits)), [len(readable) for readable in places]),
+        place=np.concatenate(places),
+        labels=np.concatenate(labels),
+        content=column("content"),
+        hashes=column("hash"),
+        blank=column("blank"),
+    )
 
 
-def copies(images: Images) -> Alike:
+def exact_duplicates(images: ReadableImages) -> Duplicates:
     """Returns which images have the same bytes as another."""
     _, group = np.unique(images.content, return_inverse=True)
     train, val, low, high = _counts(group, images)
     is_val = _is_val(images)
-    own = np.where(is_val, val[group], train[group])
-    return Alike(own > 1, is_val & (train[group] > 0), low[group] != high[group])
+    in_split = np.where(is_val, val[group], train[group])
+    return Duplicates(
+        same=in_split > 1,
+        leaked=is_val & (train[group] > 0),
+        torn=low[group] != high[group],
+    )
 
 
-def lookalikes(images: Images) -> tuple[Alike, int]:
-    """Returns which images look like another one of other bytes, and how many comparisons were left
-    out.
+def near_duplicates(images: ReadableImages) -> tuple[Duplicates, int]:
+    """Returns (which images look like another one of other bytes, how many comparisons were left
+    out).
 
-    Blank ones aren't compared. Where an image has a copy in the other part, it isn't reported
-    again.
+    Blank images aren't compared. A validation image that is in the training set, too, isn't
+    reported again as leaked.
     """
+    # Files of the same bytes are compared once. So there are three levels: images, the files that
+    # they are copies of (``group``), and the hashes of these files (``node``).
     first, group = np.unique(images.content, return_index=True, return_inverse=True)[1:]
     train, val, low, high = _counts(group, images)
-    seen = np.flatnonzero(~images.blank[first])  # files that differ, and aren't blank
-    hashes, node = np.unique(images.look[first][seen], return_inverse=True)
-    found = np.zeros((2, len(hashes)), int)  # files in each part that look so
-    np.add.at(found[0], node, train[seen] > 0)
-    np.add.at(found[1], node, val[seen] > 0)
-    lowest, highest = _bounds(node, low[seen], high[seen], len(hashes))
-    beside = np.zeros((2, len(hashes)), bool)
-    around = (lowest.copy(), highest.copy())
+    compared = np.flatnonzero(~images.blank[first])
+    hashes, node = np.unique(images.hashes[first][compared], return_inverse=True)
+    # For each hash: how many files of each split have it, and their labels' bounds.
+    counts = np.zeros((2, len(hashes)), int)
+    np.add.at(counts[0], node, train[compared] > 0)
+    np.add.at(counts[1], node, val[compared] > 0)
+    lowest, highest = _bounds(node, low[compared], high[compared], len(hashes))
+    # The same of the hashes near it: whether a file of each split has one, and the labels' bounds.
+    has_near = np.zeros((2, len(hashes)), bool)
+    near_lowest = lowest.copy()
+    near_highest = highest.copy()
 
     def meet(one: np.ndarray, other: np.ndarray) -> None:
         for a, b in ((one, other), (other, one)):
-            for part in (0, 1):
-                np.logical_or.at(beside[part], a, found[part][b] > 0)
-            np.minimum.at(around[0], a, lowest[b])
-            np.maximum.at(around[1], a, highest[b])
+            for split in (0, 1):
+                np.logical_or.at(has_near[split], a, counts[split][b] > 0)
+            np.minimum.at(near_lowest, a, lowest[b])
+            np.maximum.at(near_highest, a, highest[b])
 
-    missed = near(hashes, meet)
-    files = np.zeros((3, len(first)), bool)  # near a training file, near a validation file, torn
-    for part, own in enumerate((train, val)):
-        files[part, seen] = (found[part][node] > (own[seen] > 0)) | beside[part][node]
-    files[2, seen] = (around[0][node] < low[seen]) | (around[1][node] > high[seen])
+    missed = near_pairs(hashes, meet)
+    # For each file: whether it looks like a training file, like a validation file, and like a file
+    # of another label.
+    like_train = np.zeros(len(first), bool)
+    like_val = np.zeros(len(first), bool)
+    torn = np.zeros(len(first), bool)
+    like_train[compared] = (counts[0][node] > (train[compared] > 0)) | has_near[0][node]
+    like_val[compared] = (counts[1][node] > (val[compared] > 0)) | has_near[1][node]
+    torn[compared] = (near_lowest[node] < low[compared]) | (near_highest[node] > high[compared])
     is_val = _is_val(images)
-    same = np.where(is_val, files[1][group], files[0][group])
-    return Alike(same, is_val & files[0][group] & (train[group] == 0), files[2][group]), missed
+    duplicates = Duplicates(
+        same=np.where(is_val, like_val[group], like_train[group]),
+        leaked=is_val & like_train[group] & (train[group] == 0),
+        torn=torn[group],
+    )
+    return duplicates, missed
 
 
-def _is_val(images: Images) -> np.ndarray:
+def _is_val(images: ReadableImages) -> np.ndarray:
     return np.array([mode == "val" for mode in images.modes])[images.mode]
 
 
 def _counts(
-    group: np.ndarray, images: Images
+    group: np.ndarray, images: ReadableImages
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """By group: training images, validation images, the lowest label, the highest."""
+    """Returns for each group of images: (training images, validation images, the lowest label, the
+    highest label).
+    """
     is_val = _is_val(images)
     count = group.max(initial=-1) + 1
     low, high = _bounds(group, images.labels, images.labels, count)
@@ -141,6 +174,7 @@ def _counts(
 def _bounds(
     group: np.ndarray, low: np.ndarray, high: np.ndarray, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the lowest ``low`` and the highest ``high`` of each of ``count`` groups."""
     lowest = np.full(count, np.iinfo(np.int64).max)
     highest = np.full(count, -1)
     np.minimum.at(lowest, group, low)
@@ -148,197 +182,229 @@ def _bounds(
     return lowest, highest
 
 
-def pairs(images: Images, alike: Alike) -> list[tuple[int, int]]:
-    """Returns examples of images that look alike, across the parts first: [(index, index of the
-    most alike)].
+def duplicate_pairs(images: ReadableImages, alike: Duplicates) -> list[tuple[int, int]]:
+    """Returns examples of images that look alike, as pairs of indices of ``images``.
+
+    Each image comes with the one that is most like it. Pairs of two splits come first.
     """
     is_val = _is_val(images)
-    found = []
-    for flagged, across in ((alike.leaked, True), (alike.torn, False), (alike.same, False)):
-        for index in np.flatnonzero(flagged)[: _PAIRS - len(found)]:
-            apart = ones(images.look ^ images.look[index]).astype(int)
-            other = images.content != images.content[index]
-            other &= (is_val != is_val[index]) if across else ~images.blank
+    pairs: list[tuple[int, int]] = []
+    for flagged in (alike.leaked, alike.torn, alike.same):
+        for index in np.flatnonzero(flagged)[: _PAIRS - len(pairs)].tolist():
+            candidates = images.content != images.content[index]
+            if flagged is alike.leaked:
+                candidates &= is_val != is_val[index]
+            else:
+                candidates &= ~images.blank
             if flagged is alike.torn:
-                other &= images.labels != images.labels[index]
-            if other.any() and (int(index) not in {place for pair in found for place in pair}):
-                found.append((int(index), int(np.where(other, apart, 65).argmin())))
-    return found
+                candidates &= images.labels != images.labels[index]
+            is_shown = any(index in pair for pair in pairs)
+            if candidates.any() and not is_shown:
+                distances = count_bits(images.hashes ^ images.hashes[index]).astype(int)
+                # No distance is 65.
+                pairs.append((index, int(np.where(candidates, distances, 65).argmin())))
+    return pairs
 
 
 def findings(
     config: Configuration,
-    parts: Mapping[str, Part],
+    splits: Mapping[str, CheckedImages],
     problems: Mapping[str, Sequence[str]],
     skipped: Sequence[str] = (),
     listed: bool = False,
-) -> tuple[list[Finding], Images, Alike]:
-    """Returns what was found, the images that can be read, and which of them look alike.
+) -> tuple[list[Finding], ReadableImages, Duplicates]:
+    """Returns (the findings, the images that can be read, which of them look alike).
 
     Args:
         problems: what the readers left out, by mode.
         skipped: paths of entries that aren't data.
-        listed: lists of the readable images are written, so the other images don't stop a run.
+        listed: lists of the readable images are written, so images that can't be read are no
+            errors.
     """
-    found = []
-    for mode, said in problems.items():
-        if said:
-            text = said[0] if len(said) == 1 else f"{said[0]} (and {len(said) - 1} more)"
-            stops = not listed or mode not in parts
-            found.append(Finding(text, said[1:_EXAMPLES], stops))
-    if skipped:
-        found.append(
-            Finding(
-                f"hidden or system entries, skipped: {len(skipped):,}", skipped[:_EXAMPLES], False
-            )
-        )
-    for mode, part in parts.items():
-        broken = ~part.records["readable"]
-        if broken.any():
-            kept = listed or (config.DATA.SKIP_BROKEN and mode == "train")
-            stops = bool(broken.all()) or not kept
-            found.append(_of_files(part, broken, f"{NAMES[mode]} images that can't be read", stops))
-        if part.records["flawed"].any():
-            text = f"{NAMES[mode]} images that are damaged, but decoded"
-            found.append(_of_files(part, part.records["flawed"], text, False))
-        narrow = too_narrow(config, part.records) if mode == "val" else np.zeros(0, bool)
-        if narrow.any():
-            names = list(map(part.source.name, np.flatnonzero(narrow)[:_EXAMPLES].tolist()))
-            found.append(
-                Finding(
-                    f"{NAMES[mode]} images too narrow to be resized: {narrow.sum():,}", names, True
-                )
-            )
-    found += _labels(config, parts, listed)
-    images = images_of(parts)
-    same, (like, missed) = copies(images), lookalikes(images)
-    found += _repeats(parts, images, same, "are the same file as")
-    found += _repeats(parts, images, like, "look like")
+    result = _reader_findings(splits, problems, skipped, listed)
+    for mode, split in splits.items():
+        result += _image_findings(config, mode, split, listed)
+    result += _label_findings(config, splits, listed)
+    images = images_of(splits)
+    same = exact_duplicates(images)
+    alike, missed = near_duplicates(images)
+    result += _duplicate_findings(splits, images, same, "are the same file as")
+    result += _duplicate_findings(splits, images, alike, "look like")
     if missed:
-        found.append(
-            Finding(f"comparisons of images that may look alike, left out: {missed:,}", [], False)
-        )
-    found += _findings(parts, images, images.blank, "images of one colour")
-    turned = sum(int((part.records["turn"] > 1).sum()) for part in parts.values())
+        text = f"comparisons of images that may look alike, left out: {missed:,}"
+        result.append(Finding(text, [], False))
+    result += _remarks(splits, images, images.blank, "images of one colour")
+    turned = sum(int((split.records["turn"] > 1).sum()) for split in splits.values())
     if turned:
         oriented = config.DATA.EXIF_ORIENTATION
         what = "so they are" if oriented else "they are read as they are stored"
-        text = f"images whose EXIF turns them: {turned:,}; with DATA.EXIF_ORIENTATION {oriented} {what}"
-        found.append(Finding(text, [], False))
-    return found, images, like
+        text = (
+            f"images whose EXIF turns them: {turned:,};"
+            f" with DATA.EXIF_ORIENTATION {oriented} {what}"
+        )
+        result.append(Finding(text, [], False))
+    return result, images, alike
+
+
+def _reader_findings(
+    splits: Mapping[str, CheckedImages],
+    problems: Mapping[str, Sequence[str]],
+    skipped: Sequence[str],
+    listed: bool,
+) -> list[Finding]:
+    """Returns findings about what a dataset's reader left out."""
+    result = []
+    for mode, messages in problems.items():
+        if not messages:
+            continue
+        text = messages[0]
+        if len(messages) > 1:
+            text += f" (and {len(messages) - 1} more)"
+        is_error = not listed or mode not in splits
+        result.append(Finding(text, messages[1:_EXAMPLES], is_error))
+    if skipped:
+        text = f"hidden or system entries, skipped: {len(skipped):,}"
+        result.append(Finding(text, skipped[:_EXAMPLES], False))
+    return result
+
+
+def _image_findings(
+    config: Configuration, mode: str, split: CheckedImages, listed: bool
+) -> list[Finding]:
+    """Returns findings about images that can't be read, or not as they should be."""
+    result = []
+    broken = ~split.records["readable"]
+    if broken.any():
+        can_be_left_out = listed or (config.DATA.SKIP_BROKEN and mode == "train")
+        is_error = bool(broken.all()) or not can_be_left_out
+        text = f"{NAMES[mode]} images that can't be read"
+        result.append(_with_messages(split, broken, text, is_error))
+    flawed = split.records["flawed"]
+    if flawed.any():
+        text = f"{NAMES[mode]} images that are damaged, but decoded"
+        result.append(_with_messages(split, flawed, text, False))
+    if mode == "val":
+        narrow = too_narrow(config, split.records)
+        if narrow.any():
+            text = f"{NAMES[mode]} images too narrow to be resized: {narrow.sum():,}"
+            places = np.flatnonzero(narrow)[:_EXAMPLES].tolist()
+            result.append(Finding(text, [split.source.name(place) for place in places], True))
+    return result
 
 
 def too_narrow(config: Configuration, records: np.ndarray) -> np.ndarray:
-    """Returns which images have more than MAX_PIXELS once they are resized, as ``EvalTransform``
-    does.
-    """
-    data, (widths, heights) = (
-        config.DATA,
-        (np.maximum(records[side], 1).tolist() for side in ("width", "height")),
-    )
+    """Returns which images have more than MAX_PIXELS after ``EvalTransform`` resizes them, [n]."""
+    data = config.DATA
+    widths = np.maximum(records["width"], 1).tolist()
+    heights = np.maximum(records["height"], 1).tolist()
     to = before_crop(pair(data.IMAGE_SIZE), data.CROP_PCT)
-    sides = zip(widths, heights, strict=True)
     resized = np.array(
-        [math.prod(covering(width, height, to)) for width, height in sides], np.int64
+        [
+            math.prod(covering(width, height, to))
+            for width, height in zip(widths, heights, strict=True)
+        ],
+        np.int64,
     )
-    return (
-        (resized > max(most_resized(config), math.prod(to)))
-        & (data.CROP_MODE != "squash")
-        & records["readable"]
-    )
+    limit = max(most_resized(config), math.prod(to))
+    return (resized > limit) & (data.CROP_MODE != "squash") & records["readable"]
 
 
-def _of_files(part: Part, flagged: np.ndarray, text: str, stops: bool) -> Finding:
-    said = [
-        part.messages[place]
-        for place in np.flatnonzero(flagged)[:_EXAMPLES].tolist()
-        if place in part.messages
-    ]
-    return Finding(f"{text}: {flagged.sum():,}", said, stops)
+def _with_messages(split: CheckedImages, flagged: np.ndarray, text: str, is_error: bool) -> Finding:
+    """Returns a finding about the flagged images, with the messages of some of them."""
+    places = np.flatnonzero(flagged)[:_EXAMPLES].tolist()
+    messages = [split.messages[place] for place in places if place in split.messages]
+    return Finding(f"{text}: {flagged.sum():,}", messages, is_error)
 
 
-def _labels(config: Configuration, parts: Mapping[str, Part], listed: bool) -> list[Finding]:
-    """Classes that a part lacks."""
-    found = []
-    several = isinstance(parts["train"].source.labels, LabelSets)
-    counts = {mode: _images_by_class(part, listed) for mode, part in parts.items()}
-    if counts.keys() >= {"train", "val"}:
-        classes = parts["train"].source.classes
-        size = max(len(classes), *map(len, counts.values()))
-        train, val = (
-            np.pad(counts[mode], (0, size - len(counts[mode]))) > 0 for mode in ("train", "val")
-        )
-        for flagged, text, stops in (
-            (~(train | val), "classes without an image", False),
-            (val & ~train, "classes that have validation images alone", not several),
-            (train & ~val, "classes without a validation image", False),
-        ):
+def _label_findings(
+    config: Configuration, splits: Mapping[str, CheckedImages], listed: bool
+) -> list[Finding]:
+    """Returns findings about classes that have no image in a split, and about folders of images that
+    may be several classes.
+    """
+    result = []
+    source = splits["train"].source
+    classes = source.classes
+    has_sets = isinstance(source.labels, LabelSets)
+    if splits.keys() >= {"train", "val"}:
+        train_counts = _images_by_class(splits["train"], listed)
+        val_counts = _images_by_class(splits["val"], listed)
+        size = max(len(classes), len(train_counts), len(val_counts))
+        train = np.pad(train_counts, (0, size - len(train_counts))) > 0
+        val = np.pad(val_counts, (0, size - len(val_counts))) > 0
+
+        def report(flagged: np.ndarray, text: str, is_error: bool = False) -> None:
             if flagged.any():
-                names = [
-                    class_name(classes, label)
-                    for label in np.flatnonzero(flagged)[:_EXAMPLES].tolist()
-                ]
-                found.append(Finding(f"{text}: {flagged.sum():,}", names, stops))
-        present = np.flatnonzero(train | val)
-        source = parts["train"].source
-        if not several and (
-            problem := one_class(present, classes, config.DATA.DATA_PATH, source.paths)
-        ):
-            found.append(Finding(problem, [], True))
-    source = parts["train"].source
-    remark = ""
-    if config.DATA.DATASET == "folder" and not isinstance(source.labels, LabelSets):
-        remark = nested_classes(source.labels, source.classes, source.paths)
-    if remark:
-        found.append(Finding(remark, [], False))
-    return found
+                labels = np.flatnonzero(flagged)[:_EXAMPLES].tolist()
+                names = [class_name(classes, label) for label in labels]
+                result.append(Finding(f"{text}: {flagged.sum():,}", names, is_error))
+
+        report(~(train | val), "classes without an image")
+        report(val & ~train, "classes that have validation images alone", is_error=not has_sets)
+        report(train & ~val, "classes without a validation image")
+        if not has_sets:
+            present = np.flatnonzero(train | val)
+            problem = one_class(present, classes, config.DATA.DATA_PATH, source.paths)
+            if problem:
+                result.append(Finding(problem, [], True))
+    if config.DATA.DATASET == "folder" and isinstance(source.labels, np.ndarray):
+        remark = nested_classes(source.labels, classes, source.paths)
+        if remark:
+            result.append(Finding(remark, [], False))
+    return result
 
 
-def _images_by_class(part: Part, listed: bool) -> np.ndarray:
-    """Returns the number of images of each class; with ``listed``, of images that can be read."""
-    labels = part.source.labels
+def _images_by_class(split: CheckedImages, listed: bool) -> np.ndarray:
+    """Returns the number of images of each class; with ``listed``, only of readable ones."""
+    labels = split.source.labels
     if listed:
-        labels = take_labels(labels, np.flatnonzero(part.records["readable"]))
+        labels = take_labels(labels, np.flatnonzero(split.records["readable"]))
     return np.bincount(every_label(labels))
 
 
-def _repeats(parts: Mapping[str, Part], images: Images, alike: Alike, verb: str) -> list[Finding]:
-    found = _findings(
-        parts, images, alike.leaked, f"validation images that {verb} a training image"
-    )
-    found += _findings(parts, images, alike.torn, f"images that {verb} one that has another label")
-    for number, mode in enumerate(images.modes):
-        own = alike.same & (images.mode == number)
-        found += _findings(
-            parts, images, own, f"{NAMES[mode]} images that {verb} another {NAMES[mode]} image"
-        )
-    return found
-
-
-def _findings(
-    parts: Mapping[str, Part], images: Images, flagged: np.ndarray, text: str
+def _duplicate_findings(
+    splits: Mapping[str, CheckedImages], images: ReadableImages, alike: Duplicates, verb: str
 ) -> list[Finding]:
+    leaked = f"validation images that {verb} a training image"
+    result = _remarks(splits, images, alike.leaked, leaked)
+    result += _remarks(splits, images, alike.torn, f"images that {verb} one that has another label")
+    for number, mode in enumerate(images.modes):
+        name = NAMES[mode]
+        flagged = alike.same & (images.mode == number)
+        result += _remarks(
+            splits, images, flagged, f"{name} images that {verb} another {name} image"
+        )
+    return result
+
+
+def _remarks(
+    splits: Mapping[str, CheckedImages], images: ReadableImages, flagged: np.ndarray, text: str
+) -> list[Finding]:
+    """Returns a remark about the flagged images, or none if there are none."""
     if not flagged.any():
         return []
-    examples = [
-        name_of(parts, images, index) for index in np.flatnonzero(flagged)[:_EXAMPLES].tolist()
-    ]
+    places = np.flatnonzero(flagged)[:_EXAMPLES].tolist()
+    examples = [image_name(splits, images, place) for place in places]
     return [Finding(f"{text}: {flagged.sum():,}", examples, False)]
 
 
-def name_of(parts: Mapping[str, Part], images: Images, index: int) -> str:
-    """Returns what a person calls an image."""
-    return printable(parts[images.modes[images.mode[index]]].source.name(int(images.place[index])))
+def image_name(splits: Mapping[str, CheckedImages], images: ReadableImages, index: int) -> str:
+    """Returns the name of a readable image, for messages."""
+    split = splits[images.modes[images.mode[index]]]
+    return printable(split.source.name(int(images.place[index])))
 
 
-def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
-    """Returns rows: the name of a figure, and its value in each part."""
+def table(splits: Mapping[str, CheckedImages]) -> list[tuple[str, list[str]]]:
+    """Returns the rows of a table: a name, and its value in each split."""
     rows: dict[str, list[str]] = {}
-    for part in parts.values():
-        records = part.records
-        counts = np.bincount(every_label(part.source.labels))
+    for split in splits.values():
+        records = split.records
+        counts = np.bincount(every_label(split.source.labels))
         known = records[records["width"] > 0]
         short = np.minimum(known["width"], known["height"])
+        shorter_side = ""
+        if len(short):
+            shorter_side = f"{short.min():,} to {short.max():,}, median {np.median(short):,.0f}"
         held = counts[counts > 0]
         values = {
             "images": f"{len(records):,}",
@@ -346,12 +412,10 @@ def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
             "images per class": f"{held.min(initial=len(records)):,} to {held.max(initial=0):,}",
             "megabytes": f"{records['bytes'].sum() / 1e6:,.1f}",
             "can't be read": f"{(~records['readable']).sum():,}",
-            "shorter side": f"{short.min():,} to {short.max():,}, median {np.median(short):,.0f}"
-            if len(short)
-            else "",
+            "shorter side": shorter_side,
             "largest": _largest(known),
-            "formats": _kinds(known["format"]),
-            "modes": _kinds(known["mode"]),
+            "formats": _value_counts(known["format"]),
+            "modes": _value_counts(known["mode"]),
         }
         for name, value in values.items():
             rows.setdefault(name, []).append(value)
@@ -359,11 +423,16 @@ def table(parts: Mapping[str, Part]) -> list[tuple[str, list[str]]]:
 
 
 def _largest(records: np.ndarray) -> str:
+    """Returns the size of the image with the most pixels."""
+    if not len(records):
+        return ""
     pixels = records["width"].astype(np.int64) * records["height"]
-    return "{} x {}".format(*records[["width", "height"]][pixels.argmax()]) if len(records) else ""
+    largest = records[pixels.argmax()]
+    return f"{largest['width']} x {largest['height']}"
 
 
-def _kinds(values: np.ndarray) -> str:
+def _value_counts(values: np.ndarray) -> str:
+    """Returns how often each value comes, in words, the most frequent first."""
     names, counts = np.unique(values[values != b""], return_counts=True)
     ordered = sorted(zip(counts.tolist(), names.tolist(), strict=True), reverse=True)
     return ", ".join(f"{name.decode()} {count:,}" for count, name in ordered)

@@ -1,4 +1,4 @@
-"""Each image of a dataset, decoded in full by several processes; what is kept of each takes 60
+"""Decodes every image of a dataset in several processes, for a check. Each image's record takes 60
 bytes.
 """
 
@@ -21,7 +21,7 @@ from loading.check.duplicates import perceptual_hashes
 from loading.files import contents
 from loading.label_sets import LabelSets
 from loading.shards import Shards
-from loading.sources import Arrays, Decoded, Files
+from loading.sources import Arrays, Files
 from loading.transforms import (
     Bands,
     bands_of,
@@ -35,24 +35,33 @@ from loading.transforms import (
 from loading.transforms.formats import kind_of
 from loading.transforms.orientation import TURNS, orientation_of
 
-SIDE = 64  # pixels of the small copies, of which the mean image and the hashes are made
-MESSAGES = 1000  # of each part that are kept
-_CHUNK = 64  # images that a process is given at a time
-_BLANK = 1.0  # grey levels: a small copy whose standard deviation is less shows nothing
-# A decoder's warning that leaves no mark: what a camera appended.
+# Pixels along a side of the small copies, from which the mean image and the hashes are computed.
+SIDE = 64
+# About so many messages are kept for each split.
+MESSAGES = 1000
+# Images that a process gets at a time.
+_CHUNK = 64
+# An image is blank if the standard deviation of its small copy is less, in grey levels.
+_BLANK = 1.0
+# A decoder's warning about data that a camera appended, which no pixel depends on.
 _HARMLESS = "extraneous bytes before marker 0xd9"
 _RECORD = np.dtype([
     ("width", "i4"), ("height", "i4"), ("bytes", "i8"), ("format", "S5"), ("mode", "S8"), ("turn", "u1"),
-    ("content", "u8"), ("look", "u8"), ("blank", "?"), ("readable", "?"), ("flawed", "?"),
+    ("content", "u8"), ("hash", "u8"), ("blank", "?"), ("readable", "?"), ("flawed", "?"),
 ])  # fmt: skip
 
 
 class Source(NamedTuple):
-    """Where the images of a part come from: ``name`` and ``data`` (a file's bytes) by their place.
+    """Where the images of a split come from.
 
-    Of images that are in memory, ``pixels`` are there and no data. ``mode``: as of ``pixel_mode``;
-    of grey RGB serves. ``paths`` are relative to the data's folder; of images that aren't files
-    there are none.
+    Attributes:
+        name: place -> the image's name, for messages.
+        data: place -> the bytes of the image's file; None for images that are in memory.
+        labels: of the images, [n].
+        classes: names, in the order of the labels.
+        pixels: [n, ...], of images that are in memory.
+        mode: as of ``pixel_mode``; "RGB" for grey images, too.
+        paths: relative to the data's folder; empty for images that aren't files.
     """
 
     name: Callable[[int], str]
@@ -64,16 +73,17 @@ class Source(NamedTuple):
     paths: Sequence[str] = ()
 
 
-class Part(NamedTuple):
-    """What was found in the training or the validation images.
+class CheckedImages(NamedTuple):
+    """The decoded images of a split.
 
     Attributes:
         source: the images.
-        records: [n]. A record holds size, bytes, format, mode and EXIF's orientation. It also holds
-            hashes of the file's bytes (``content``) and of what it shows (``look``). And it says
-            whether the image is blank, can be read, and was read with a decoder's warning.
-        messages: what is wrong with single images, by their place; of the first MESSAGES, about.
-        mean: [SIDE, SIDE, 3], of the images that can be read; grey levels.
+        records: [n]. A record holds an image's size, bytes, format, mode and EXIF orientation, a
+            hash of the file's bytes (``content``) and one of what it shows (``hash``). It says
+            whether the image is blank, is readable, and was read with a decoder's warning
+            (``flawed``).
+        messages: what is wrong with single images, by their place; about the first MESSAGES.
+        mean: [SIDE, SIDE, 3], the mean of the readable images, in grey levels.
     """
 
     source: Source
@@ -82,65 +92,57 @@ class Part(NamedTuple):
     mean: np.ndarray
 
 
-def source_of(found: Any, most: int, mode: str | int = "RGB") -> Source:
-    """Returns the images of what a dataset's reader gave.
+def image_source(images: Any, most: int, mode: str | int = "RGB") -> Source:
+    """Returns the source of what a dataset's reader returned.
 
     Args:
         most: pixels that an image may have (DATA.MAX_PIXELS).
         mode: as of ``Source``.
 
     Raises:
-        InputError: they are drawn at random: there is nothing to check.
+        InputError: the images are drawn at random, so there is nothing to check.
     """
-    if isinstance(found, Files):
-        root, paths, labels, classes = found
+    largest = largest_file(most)
+    if isinstance(images, Files):
+        root, paths, labels, classes = images
 
         def path(index: int) -> str:
             return os.path.join(root, paths[index])
 
-        largest = largest_file(most)
+        def file_data(index: int) -> bytes:
+            return contents(path(index), largest)
+
+        return Source(path, file_data, labels, classes, mode=mode, paths=paths)
+    if isinstance(images, Shards):
+        data = functools.partial(images.read, most=largest)
+        return Source(images.name, data, images.labels, images.classes, mode=mode)
+    if isinstance(images, Arrays):
+        pixels, labels, classes = images.read()
         return Source(
-            path,
-            lambda index: contents(path(index), largest),
-            labels,
-            classes,
+            name=lambda index: f"image {index}",
+            data=None,
+            labels=np.asarray(labels),
+            classes=classes,
+            pixels=pixels,
             mode=mode,
-            paths=paths,
-        )
-    if isinstance(found, Shards):
-        data = functools.partial(_of_shards, found, largest_file(most))
-        return Source(found.name, data, found.labels, found.classes, mode=mode)
-    if isinstance(found, Arrays):
-        decoded: Decoded = found.read()
-        return Source(
-            lambda index: f"image {index}",
-            None,
-            np.asarray(decoded[1]),
-            decoded[2],
-            decoded[0],
-            mode,
         )
     raise InputError("DATASET synthetic: its images are drawn at random; there is nothing to check")
 
 
-def _of_shards(shards: Shards, most: int, index: int) -> bytes:
-    return shards.read(index, most)
-
-
-def look_at(
+def check_images(
     source: Source,
     most: int,
     oriented: bool,
     workers: int,
     progress: Callable[[int], Any] = lambda _: None,
-) -> Part:
-    """Decodes every image.
+) -> CheckedImages:
+    """Decodes every image, and returns what is known of them.
 
     Args:
         most: pixels that an image may have.
-        oriented: images are turned as their EXIF says (DATA.EXIF_ORIENTATION).
-        workers: processes.
-        progress: is called with the number of further images that were looked at.
+        oriented: turn images as their EXIF says (DATA.EXIF_ORIENTATION).
+        workers: number of processes.
+        progress: is called with the number of images that were decoded since the last call.
 
     Raises:
         RunError: a process was killed.
@@ -151,15 +153,17 @@ def look_at(
     total = np.zeros((SIDE, SIDE, 3))
     starts = range(0, count, _CHUNK)
     chunks = [range(start, min(start + _CHUNK, count)) for start in starts]
-    look = functools.partial(_look_at_some, most=most, oriented=oriented)
-    # Forked: a spawned process would import Paddle, and get the paths and pixels as a copy.
+    check = functools.partial(_check_chunk, most=most, oriented=oriented)
+    # A spawned process would import Paddle, and get a copy of the paths and pixels.
     context = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(workers, context, _begin, (source,))
     try:
-        for chunk, (found, said, added) in zip(chunks, pool.map(look, chunks), strict=True):
-            records[chunk.start : chunk.stop] = found
-            messages |= said if len(messages) < MESSAGES else {}
-            total += added
+        results = pool.map(check, chunks)
+        for chunk, (chunk_records, chunk_messages, chunk_sum) in zip(chunks, results, strict=True):
+            records[chunk.start : chunk.stop] = chunk_records
+            if len(messages) < MESSAGES:
+                messages |= chunk_messages
+            total += chunk_sum
             progress(len(chunk))
     except BrokenProcessPool:
         raise RunError(
@@ -167,89 +171,88 @@ def look_at(
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)
-    return Part(source, records, messages, total / max(1, records["readable"].sum()))
+    return CheckedImages(source, records, messages, total / max(1, records["readable"].sum()))
 
 
-_own: list[Source] = []  # a process's
+# The images that this process decodes, as a list of one.
+_source: list[Source] = []
 
 
 def _begin(source: Source) -> None:
     die_with_parent()
-    _own[:] = [source]
+    _source[:] = [source]
 
 
-def _look_at_some(
+def _check_chunk(
     places: range, most: int, oriented: bool
 ) -> tuple[np.ndarray, dict[int, str], np.ndarray]:
-    """Returns (records, what is wrong, the sum of the small copies) of some images."""
+    """Returns (records, messages by place, the sum of the small copies) of some images."""
     records = np.zeros(len(places), _RECORD)
     messages = {}
     small = np.zeros((len(places), SIDE, SIDE, 3), np.uint8)
     for row, place in enumerate(places):
         try:
-            image, flaw = picture(_own[0], place, most, records[row])
-            image = image if image.mode == "RGB" else image.convert("RGB")
-            copy = image.resize((SIDE, SIDE), Image.Resampling.BOX)
-            small[row] = TURNS[int(records[row]["turn"]) if oriented else 1].pixels(
-                np.asarray(copy)
-            )
-            records[row]["readable"], records[row]["flawed"] = True, bool(flaw)
+            image, warning = picture(_source[0], place, most, records[row])
+            if image.mode != "RGB":
+                image = image.convert("RGB")
+            copy = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BOX))
+            turn = TURNS[int(records[row]["turn"]) if oriented else 1]
+            small[row] = turn.pixels(copy)
+            records[row]["readable"] = True
+            records[row]["flawed"] = bool(warning)
+            message = warning
         except RunError as error:
-            flaw = str(error)
-        if flaw:
-            messages[place] = flaw
+            message = str(error)
+        if message:
+            messages[place] = message
     records["blank"] = small.reshape(len(places), -1).std(1) < _BLANK
-    records["look"] = perceptual_hashes(small)
+    records["hash"] = perceptual_hashes(small)
     return records, messages, small.sum(0, dtype=float)
 
 
 def picture(source: Source, place: int, most: int, record: Any = None) -> tuple[Image.Image, str]:
-    """Returns an image, decoded in full, as it is stored, and what its decoder warned of ("": of
-    nothing).
+    """Returns (an image, decoded in full and not turned; its decoder's warning or "").
 
     Args:
-        record: takes what is found.
+        place: of the image in its source.
+        record: an entry of ``CheckedImages.records``, which is filled in.
 
     Raises:
-        RunError: it can't be read.
+        RunError: the image can't be read.
     """
     record = np.zeros(1, _RECORD)[0] if record is None else record
     name = source.name(place)
     if source.pixels is not None:
         pixels = source.pixels[place]
         record["height"], record["width"] = pixels.shape[:2]
-        record["bytes"], record["content"], record["turn"] = (
-            pixels.nbytes,
-            _content(pixels.tobytes()),
-            1,
-        )
+        record["bytes"] = pixels.nbytes
+        record["content"] = _content_hash(pixels.tobytes())
+        record["turn"] = 1
         return _as_picture(pixels, source.mode, name), ""
     with readable(name, RunError):
         data = source.data(place) if source.data else b""
-        record["bytes"], record["content"], record["turn"] = (
-            len(data),
-            _content(data),
-            orientation_of(data),
-        )
+        record["bytes"] = len(data)
+        record["content"] = _content_hash(data)
+        record["turn"] = orientation_of(data)
         if isinstance(source.mode, int):
             bands = bands_of(data, source.mode, name, most)
-            record["format"], record["mode"] = (
-                kind_of(data).encode(),
-                f"{bands.values.dtype}".encode(),
-            )
+            record["format"] = kind_of(data).encode()
+            record["mode"] = str(bands.values.dtype).encode()
             record["width"], record["height"] = bands.size
             return bands.picture(), ""
         image, data = opened_image(data, most)
-        record["format"], record["mode"] = (image.format or "").encode(), image.mode.encode()
+        record["format"] = (image.format or "").encode()
+        record["mode"] = image.mode.encode()
         record["width"], record["height"] = image.size
         if reason := scaling_problem(image):
             raise Unreadable(reason)
         if image.format == "JPEG" and image.mode in ("RGB", "L"):
             try:
                 return Image.fromarray(simplejpeg.decode_jpeg(data, "RGB")), ""
-            except ValueError as error:  # what Pillow keeps to itself
-                flaw = "" if str(error).endswith(_HARMLESS) else f"{name}: {error}"
-                return convert(image, "RGB"), flaw
+            except ValueError as error:
+                # simplejpeg raises the warnings that Pillow ignores.
+                warning = "" if str(error).endswith(_HARMLESS) else f"{name}: {error}"
+                return convert(image, "RGB"), warning
         return convert(image, "RGB"), ""
 
 
@@ -259,6 +262,6 @@ def _as_picture(pixels: np.ndarray, mode: str | int, name: str) -> Image.Image:
         return image.picture() if isinstance(image, Bands) else image
 
 
-def _content(data: bytes) -> int:
-    # 64 bits: of a million files, two that differ have the same with a probability of 3e-8.
+def _content_hash(data: bytes) -> int:
+    # Of a million different files, two have the same 64 bits with a probability of 3e-8.
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")

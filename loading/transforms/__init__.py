@@ -1,5 +1,7 @@
-"""File -> pixels (``decode``), image -> augmented image (``image``), batch -> what the model takes
-(``batch``).
+"""Transforms from files to the model's input.
+
+``decode`` makes an image of a file, ``image`` the augmented pixels of a sample, and ``batch`` the
+model's input from the pixels of a batch.
 """
 
 from loading.transforms.band_files import Encoded, bands_of, encoded_image

@@ -1,5 +1,5 @@
-"""Augmentation policies by name, in timm's language: RandAugment, AutoAugment, TrivialAugment,
-3-Augment, AugMix.
+"""Augmentation policies, named as in timm: RandAugment, AutoAugment, TrivialAugment, 3-Augment and
+AugMix.
 """
 
 import re
@@ -33,9 +33,10 @@ FORMS = (
     "rand-m9-n2-p0.5-mstd0.5-mmax10-inc1-tweights (or tRotate+Invert), original-mstd0.5 (or originalr, v0, v0r, 3a), "
     "trivial, or augmix-m3-w3-d2-a1-b1-mstd0.5"
 )
+# Settings that are whole numbers, and the ranges of settings; for others 0 to _BOUND.
 _WHOLE = ("n", "inc", "w", "d", "b")
-_LEAST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}  # of others: 0
-_MOST = {"p": 1, "n": 100, "w": 100, "d": 100}  # of others: _BOUND
+_LEAST = {"n": 1, "mmax": 1, "w": 1, "a": 0.01}
+_MOST = {"p": 1, "n": 100, "w": 100, "d": 100}
 _BOUND = 1000
 _RAND = (
     "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd", "Color", "Contrast",
@@ -88,13 +89,13 @@ _POLICIES = {
 def build_auto_augment(config: Configuration) -> Policy:
     """Returns the policy (image, generator) -> image of TRAIN.AUTO_AUGMENT.
 
-    Behaviour is that of timm's ``transforms_imagenet_train``: the colour from outside is the mean
-    colour, geometric operations resample as the crop does. ``trivial`` is torchvision's
+    It behaves as in timm's ``transforms_imagenet_train``: pixels from outside have the mean colour,
+    and geometric operations resample as the crop does. ``trivial`` is torchvision's
     TrivialAugmentWide (Mueller and Hutter 2021, arXiv:2103.10158), which takes the nearest pixel
     and fills with black.
 
     Raises:
-        InputError: no such policy, or a setting that it doesn't have.
+        InputError: there is no such policy, or it hasn't such a setting.
     """
     text = config.TRAIN.AUTO_AUGMENT
     data = config.DATA
@@ -107,16 +108,11 @@ def build_auto_augment(config: Configuration) -> Policy:
         _settings(text, settings, ())
         return TrivialAugmentWide()
     if name == "rand":
-        return _rand(
-            _settings(text, settings, ("m", "n", "p", "mstd", "mmax", "inc", "t")),
-            text,
-            resampling,
-            fill,
-        )
+        given = _settings(text, settings, ("m", "n", "p", "mstd", "mmax", "inc", "t"))
+        return _rand(given, text, resampling, fill)
     if name == "augmix":
-        return _augmix(
-            _settings(text, settings, ("m", "w", "d", "a", "b", "mstd")), resampling, fill
-        )
+        given = _settings(text, settings, ("m", "w", "d", "a", "b", "mstd"))
+        return _augmix(given, resampling, fill)
     if name in _POLICIES:
         std = float(_settings(text, settings, ("mstd",)).get("mstd", 0))
         augment = partial(
@@ -127,8 +123,10 @@ def build_auto_augment(config: Configuration) -> Policy:
 
 
 class RandAugment:
-    """Applies ``n`` operations, chosen alike, or by weight and once each (Cubuk et al. 2019,
-    arXiv:1909.13719).
+    """Applies ``n`` random operations (Cubuk et al. 2019, arXiv:1909.13719).
+
+    Without ``weights``, all operations are equally likely, and one may come several times. With
+    them, each comes once at most.
     """
 
     def __init__(
@@ -146,7 +144,7 @@ class RandAugment:
 
 
 class AutoAugment:
-    """Applies one of its lines of operations, chosen alike."""
+    """Applies the operations of one of its lines, each of which is equally likely."""
 
     def __init__(self, lines: Sequence[Sequence[Augment]]) -> None:
         self.lines = lines
@@ -174,17 +172,17 @@ class TrivialAugmentWide:
         """Applies an operation at ``step`` (0 to 30) of its widest range, in the direction of
         ``sign``.
 
-        torchvision's magnitudes are float32, ours exact: at step 15 it shifts by 15.99.. cut to 15
-        pixels, we by 16.
+        The magnitudes are exact, while torchvision's are float32. At step 15 an image is shifted by
+        16 pixels here, and there by 15.99, which is cut to 15.
         """
         how = (Image.Resampling.NEAREST, 0)
         share = step / 30
         if name in ("ShearX", "ShearY"):
-            return (shear_x if name == "ShearX" else shear_y)(image, sign * 0.99 * share, *how)
+            shear = shear_x if name == "ShearX" else shear_y
+            return shear(image, sign * 0.99 * share, *how)
         if name in ("TranslateX", "TranslateY"):
-            return (translate_x if name == "TranslateX" else translate_y)(
-                image, -sign * (32 * step // 30), *how
-            )
+            translate = translate_x if name == "TranslateX" else translate_y
+            return translate(image, -sign * (32 * step // 30), *how)
         if name == "Rotate":
             return rotate(image, sign * 135 * share, *how)
         if name == "Posterize":
@@ -199,10 +197,11 @@ class AugMix:
     arXiv:1912.02781), as timm does.
 
     Args:
-        depth: operations of a chain; 0: 1 to 3, drawn.
+        width: number of chains.
+        depth: operations of a chain; 0: a number from 1 to 3 is drawn.
         alpha: of the Dirichlet and Beta distributions of the shares.
-        blended: blend each chain into the result in turn, without floating point: faster, a few
-            levels apart.
+        blended: blend each chain into the result in turn, in integers. This is faster, and a few
+            grey levels different.
     """
 
     def __init__(
@@ -220,18 +219,19 @@ class AugMix:
         chains = [self._chain(image, rng) for _ in shares]
         if self.blended:
             mixed = image
-            # What is blended in last keeps its whole share: those before it need a larger one.
+            # Each later chain takes away from the earlier ones. So a chain is blended in with a
+            # larger share, of which its wanted one remains in the end.
             rest = 1 - share * np.append(np.cumsum(shares[::-1])[::-1][1:], 0)
-            for chain, own, left in zip(chains, share * shares, rest, strict=True):
-                mixed = blend(mixed, chain, float(own / left))
+            for chain, wanted, left in zip(chains, share * shares, rest, strict=True):
+                mixed = blend(mixed, chain, float(wanted / left))
             return mixed
         total = sum(
-            own * np.asarray(chain, np.float32) for own, chain in zip(shares, chains, strict=True)
+            chain_share * np.asarray(chain, np.float32)
+            for chain_share, chain in zip(shares, chains, strict=True)
         )
-        mixed = np.clip(total, 0, 255).astype(np.uint8)
-        return blend(
-            image, mixed if isinstance(image, np.ndarray) else Image.fromarray(mixed), float(share)
-        )
+        pixels = np.clip(total, 0, 255).astype(np.uint8)
+        mixed = pixels if isinstance(image, np.ndarray) else Image.fromarray(pixels)
+        return blend(image, mixed, float(share))
 
     def _chain(self, image: Picture, rng: np.random.Generator) -> Picture:
         depth = self.depth or rng.integers(1, 4)
@@ -285,30 +285,26 @@ def _augmix(given: dict[str, str], resampling: tuple, fill: Fill) -> AugMix:
 
 def _augments(line: str, augment: Callable[..., Augment]) -> list[Augment]:
     words = line.split()
-    found = zip(words[::3], words[1::3], words[2::3], strict=True)
     return [
         augment(name, probability=int(tenths) / 10, level=float(level))
-        for name, tenths, level in found
+        for name, tenths, level in zip(words[::3], words[1::3], words[2::3], strict=True)
     ]
 
 
-def _settings(text: str, parts: list[str], known: tuple[str, ...]) -> dict[str, str]:
-    """Returns the settings of a policy, ``["m9", "mstd0.5"]``, by letter: ``{"m": "9", "mstd":
+def _settings(text: str, words: list[str], known: tuple[str, ...]) -> dict[str, str]:
+    """Returns the settings of a policy by name: ``["m9", "mstd0.5"]`` is ``{"m": "9", "mstd":
     "0.5"}``.
     """
-    found = {}
-    for part in parts:
-        named = re.fullmatch(r"(t)([\w+]+)|([a-z]+)(\d+(?:\.\d+)?)", part)
-        key, value = [group for group in named.groups() if group] if named else ("", "")
-        if (
-            key not in known
-            or key in found
-            or (key in _WHOLE and not value.isdigit())
-            or (key != "t" and not _LEAST.get(key, 0) <= float(value) <= _MOST.get(key, _BOUND))
-        ):
-            raise _unknown(text, part)
-        found[key] = value
-    return found
+    settings = {}
+    for word in words:
+        match = re.fullmatch(r"(t)([\w+]+)|([a-z]+)(\d+(?:\.\d+)?)", word)
+        key, value = [group for group in match.groups() if group] if match else ("", "")
+        if key not in known or key in settings or (key in _WHOLE and not value.isdigit()):
+            raise _unknown(text, word)
+        if key != "t" and not _LEAST.get(key, 0) <= float(value) <= _MOST.get(key, _BOUND):
+            raise _unknown(text, word)
+        settings[key] = value
+    return settings
 
 
 def interpolations(name: str) -> tuple[str, ...]:
@@ -316,6 +312,7 @@ def interpolations(name: str) -> tuple[str, ...]:
     return ("bilinear", "bicubic") if name == "random" else (name,)
 
 
-def _unknown(text: str, part: str = "", meant: str = "") -> InputError:
-    found = f", and {part!r} in it is unknown or out of range" if part else ""
-    return InputError(f"TRAIN.AUTO_AUGMENT is {text!r}{found}; expected {FORMS}{meant}")
+def _unknown(text: str, word: str = "", hint: str = "") -> InputError:
+    """Returns the error about a policy, or about the setting ``word`` of it."""
+    problem = f", and {word!r} in it is unknown or out of range" if word else ""
+    return InputError(f"TRAIN.AUTO_AUGMENT is {text!r}{problem}; expected {FORMS}{hint}")

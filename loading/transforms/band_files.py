@@ -13,7 +13,7 @@ import numpy as np
 
 from errors import Unreadable
 from loading.transforms import tiff
-from loading.transforms.bands import UNITS, Bands, check_channels, of_array
+from loading.transforms.bands import UNITS, Bands, bands_of_array, check_channels
 from loading.transforms.decode import EncodedImage, readable
 from loading.transforms.formats import (
     BYTES_PER_PIXEL,
@@ -81,7 +81,7 @@ def bands_of(data: bytes, channels: int, name: str, most: int, oriented: bool = 
             values, turn = _tiff(Directory(data), channels, most)
         else:
             values = _picture(data, channels, most)
-        return of_array(TURNS[turn].pixels(values), channels)
+        return bands_of_array(TURNS[turn].pixels(values), channels)
 
 
 def _check_bytes(width: int, height: int, depth: int, most: int) -> None:

@@ -1,4 +1,4 @@
-"""Images of any number of channels, whose values stay what they are."""
+"""Images of any number of channels, whose values aren't converted to 8 bits."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from loading.transforms.orientation import Box
 from settings.needs import float_pixels
 from settings.options import Configuration
 
-# What a stored value is divided by, by its type.
+# The stored value that stands for 1.0, by its type.
 UNITS = {np.dtype(np.uint8): 255.0, np.dtype(np.uint16): 65535.0, np.dtype(np.float32): 1.0}
 
 
@@ -29,29 +29,34 @@ class Bands:
         return self.values
 
     def picture(self) -> Image.Image:
-        """Returns a picture of it: ``visible``."""
+        """Returns a picture of it for people, as ``visible`` makes it."""
         pixels = visible(self.values)
         return Image.fromarray(pixels if pixels.shape[2] == 3 else pixels[:, :, 0])
 
     def decode(self) -> "Bands":
-        """Returns itself: it is decoded."""
+        """Returns itself, because it is decoded already."""
         return self
 
     def resized_crop(
         self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
     ) -> np.ndarray:
-        """Returns the part in ``box`` at ``size`` (width, height), or the box ``window`` of that:
-        [H, W, C] float32. Values of 8 and 16 bits become shares of their largest value. Each
-        channel is what Pillow makes of it in mode F: nothing is rounded or cut off.
+        """Returns what is in ``box``, resized: [H, W, C] float32.
+
+        Values of 8 and 16 bits become shares of their largest value. Pillow resizes each channel in
+        mode F, so nothing is rounded or clipped.
+
+        Args:
+            size: (width, height) in pixels.
+            window: the box of the result that is returned; None: all of it.
         """
         left, top, right, bottom = box
-        found = np.empty((size[1], size[0], self.values.shape[2]), np.float32)
-        for channel in range(found.shape[2]):
+        resized = np.empty((size[1], size[0], self.values.shape[2]), np.float32)
+        for channel in range(resized.shape[2]):
             band = self.values[top:bottom, left:right, channel].astype(np.float32, order="C")
-            found[:, :, channel] = np.asarray(Image.fromarray(band).resize(size, resample))
-        found /= UNITS[self.values.dtype]
+            resized[:, :, channel] = np.asarray(Image.fromarray(band).resize(size, resample))
+        resized /= UNITS[self.values.dtype]
         left, top, right, bottom = window or (0, 0, *size)
-        return found[top:bottom, left:right]
+        return resized[top:bottom, left:right]
 
 
 def pixel_mode(config: Configuration) -> str | int:
@@ -59,33 +64,36 @@ def pixel_mode(config: Configuration) -> str | int:
     ``Bands``.
     """
     channels = config.DATA.IMAGE_CHANNELS
-    return channels if float_pixels(config.DATA) else "L" if channels == 1 else "RGB"
+    if float_pixels(config.DATA):
+        return channels
+    return "L" if channels == 1 else "RGB"
 
 
 def pixel_dtype(config: Configuration) -> type:
-    """Returns the type of pixels up to the model."""
+    """Returns the type of the pixels until they are normalised."""
     return np.float32 if float_pixels(config.DATA) else np.uint8
 
 
 def most_resized(config: Configuration) -> int:
-    """Returns how many pixels an image may be resized to: DATA.MAX_PIXELS, or of many floats fewer."""
+    """Returns how many pixels a resized image may have: DATA.MAX_PIXELS, or fewer of many floats."""
     data = config.DATA
-    return (
-        min(data.MAX_PIXELS, 2 * data.MAX_PIXELS // data.IMAGE_CHANNELS)
-        if float_pixels(data)
-        else data.MAX_PIXELS
-    )
+    if not float_pixels(data):
+        return data.MAX_PIXELS
+    return min(data.MAX_PIXELS, 2 * data.MAX_PIXELS // data.IMAGE_CHANNELS)
 
 
 def image_of(values: np.ndarray, mode: str | int) -> "Image.Image | Bands":
-    """Returns the image of an array [H, W] or [H, W, C]: ``Bands``, or in a ``mode`` of Pillow's of
-    [H, W(, 3)] uint8.
+    """Returns the image of an array.
+
+    Args:
+        values: [H, W] or [H, W, 3] uint8; for ``Bands`` as of ``bands_of_array``.
+        mode: as of ``pixel_mode``.
 
     Raises:
-        Unreadable: it is another one; as ``of_array``.
+        Unreadable: it is no such array.
     """
     if isinstance(mode, int):
-        return of_array(values, mode)
+        return bands_of_array(values, mode)
     if values.dtype != np.uint8 or values.shape[2:] not in ((), (3,)):
         raise Unreadable(
             f"it is {values.dtype} of the shape {list(values.shape)}, which is no picture of 8 bits"
@@ -94,11 +102,11 @@ def image_of(values: np.ndarray, mode: str | int) -> "Image.Image | Bands":
     return image if image.mode == mode else image.convert(mode)
 
 
-def of_array(values: np.ndarray, channels: int) -> Bands:
-    """Returns the image of an array [H, W] or [H, W, C].
+def bands_of_array(values: np.ndarray, channels: int) -> Bands:
+    """Returns the image of an array [H, W] or [H, W, C], uint8, uint16 or float32.
 
     Raises:
-        Unreadable: it is another one, has other channels, or values that are no numbers.
+        Unreadable: it is no such array, has other channels, or values that aren't finite.
     """
     dtype = values.dtype.newbyteorder("=")
     if dtype not in UNITS:
@@ -112,22 +120,23 @@ def of_array(values: np.ndarray, channels: int) -> Bands:
 
 
 def visible(values: np.ndarray) -> np.ndarray:
-    """Returns a picture of an image [H, W, C], [H, W, 3 or 1] uint8. Its first three channels are
-    red, green and blue; of fewer than three the first is grey. Each is stretched from its least
-    value to its largest.
+    """Returns a picture of an image [H, W, C] for people, [H, W, 3] or [H, W, 1] uint8.
+
+    The first three channels are shown as red, green and blue; of fewer than three, the first is
+    shown as grey. Each is stretched from its least value to its largest.
     """
     height, width, channels = values.shape
-    found = np.empty((height, width, shown := 3 if channels >= 3 else 1), np.uint8)
+    shown = 3 if channels >= 3 else 1
+    picture = np.empty((height, width, shown), np.uint8)
     for channel in range(shown):
         band = values[:, :, channel].astype(np.float64)
         band -= band.min()
-        found[:, :, channel] = band * (255 / (band.max() or 1)) + 0.5
-    return found
+        picture[:, :, channel] = band * (255 / (band.max() or 1)) + 0.5
+    return picture
 
 
-def check_channels(found: int, channels: int) -> None:
-    """Raises Unreadable where an image has other channels than DATA.IMAGE_CHANNELS."""
-    if found != channels:
-        raise Unreadable(
-            f"it has {found} channel{'s' * (found != 1)}, DATA.IMAGE_CHANNELS is {channels}"
-        )
+def check_channels(count: int, channels: int) -> None:
+    """Raises Unreadable where an image hasn't ``channels`` channels (DATA.IMAGE_CHANNELS)."""
+    if count != channels:
+        plural = "" if count == 1 else "s"
+        raise Unreadable(f"it has {count} channel{plural}, DATA.IMAGE_CHANNELS is {channels}")

@@ -1,10 +1,12 @@
-"""Encoded images, decoded no further than a crop needs.
+"""Encoded images, which are decoded no further than a crop needs.
 
-libjpeg-turbo (simplejpeg) decodes a plain JPEG into an array, without the rows below the crop. If
-the crop is much larger than its result, it decodes at 1/2, 1/4 or 1/8 of the size. Pillow's filters
-in SIMD (cykooz_resizer) resize it. Both work in the calling thread. Pillow decodes, or refuses,
-anything else. Where exactly Pillow's pixels are asked for, libjpeg-turbo decodes the whole image,
-as it does for Pillow. Then ``ops.images`` resizes it by Pillow's arithmetic.
+A plain JPEG is decoded by libjpeg-turbo (simplejpeg), without the rows below the crop. If the crop
+is much larger than its result, it is decoded at 1/2, 1/4 or 1/8 of the size. Then it is resized by
+cykooz_resizer, which has Pillow's filters in SIMD. Both work in the calling thread. Other images are
+decoded, or refused, by Pillow.
+
+Where Pillow's exact pixels are needed, libjpeg-turbo decodes the whole JPEG, as it does for Pillow,
+and ``ops.images`` resizes it by Pillow's arithmetic.
 """
 
 import math
@@ -37,45 +39,47 @@ _ALGORITHMS = {
     Image.Resampling.BILINEAR: ResizeAlg.convolution(FilterType.bilinear),
     Image.Resampling.NEAREST: ResizeAlg.nearest(),
 }
-# What the decoder leaves for the filter, at least: pixels per pixel of the result. The worst
-# photograph is then 1.0 grey level from its full decode, in the mean; at 2 it is 1.4, at 1.5 2.0.
+# A decode at a fraction of the size leaves at least so many pixels along a side for each pixel of
+# the result. The worst photograph is then 1.0 grey level from its full decode, on average; at 2 it
+# is 1.4, at 1.5 it is 2.0.
 _GAP = 2.5
-_MARGIN = 16  # more rows than the upsampling of colour reaches below a crop
-# formats of which Pillow's mode I is 0..65535 (PNG: before Pillow 11)
+# Rows below a crop that are decoded, too: more than the upsampling of colours reaches.
+_MARGIN = 16
+# Formats whose images in Pillow's mode I have values of 0..65535 (PNG before Pillow 11).
 _SIXTEEN_BITS = ("PPM", "PNG")
-# TIFF's
+# Values of TIFF's tags PhotometricInterpretation and ExtraSamples.
 _WHITE_IS_ZERO = 0
 _TIFF_ALPHA = (1, 2)
-# TIFF's channels by photometric interpretation; of others one
+# The colour channels of a TIFF by its photometric interpretation; other ones have one.
 _TIFF_COLOURS = {2: 3, 5: 4, 6: 3, 8: 3}
-# markers: frames that are coded row by row, the start of the pixels
+# JPEG's markers of frames that are coded row by row, and of the start of the pixels.
 _BASELINE = (0xC0, 0xC1)
 _SCAN = 0xDA
-# The one warning that a shortened image deserves: its other rows, up to the end of the file,
-# without a flaw before.
+# The one warning that is expected of a shortened JPEG: further rows follow, up to the end of the
+# file.
 _REST = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 
 
 class Broken(RunError):
-    """What an image file holds can't be decoded, however often it is read."""
+    """An image file's content can't be decoded, however often it is read."""
 
 
 class EncodedImage:
-    """An image file in memory, of which the header alone is read at first.
+    """An image file in memory, of which only the header is read at first.
 
     Args:
         data: the file.
-        mode: of its pixels, once they are decoded: "RGB" or "L".
-        name: what a person calls it.
+        mode: of its decoded pixels, "RGB" or "L".
+        name: for messages.
         most: pixels that it may have (DATA.MAX_PIXELS).
-        oriented: it is turned as its EXIF says (DATA.EXIF_ORIENTATION).
-        exact: its pixels are Pillow's to the bit.
+        oriented: turn it as its EXIF says (DATA.EXIF_ORIENTATION).
+        exact: decode it to the same bits as Pillow.
 
     Attributes:
-        size: (width, height) in pixels, of what is shown.
+        size: (width, height) in pixels, after it is turned.
 
     Raises:
-        RunError: it can't be read; from every method.
+        RunError: from every method: the image can't be read.
     """
 
     def __init__(
@@ -98,18 +102,20 @@ class EncodedImage:
         self.size = self._turn.size(self._image.size)
 
     def decode(self) -> Image.Image:
-        """Returns Pillow's full decode; of 16-bit grey as ``convert`` says."""
+        """Returns the image as Pillow decodes it; 16-bit grey as ``convert`` describes."""
         with readable(self._name):
             return self._turn.image(convert(self._image, self.mode))
 
     def resized_crop(
         self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None = None
     ) -> np.ndarray:
-        """Does as the function, of a plain JPEG within 1.5 grey levels in the mean unless
-        ``exact``, of all else exactly.
+        """Returns what the function ``resized_crop`` returns.
+
+        The pixels of a plain JPEG are within 1.5 grey levels of it, on average, unless the image is
+        ``exact``.
         """
         if self._exact:
-            return self._exactly(box, size, resample, window)
+            return self._exact_crop(box, size, resample, window)
         room = min((box[2] - box[0]) / size[0], (box[3] - box[1]) / size[1])
         scale = max(scale for scale in (1, 2, 4, 8) if scale == 1 or room >= scale * _GAP)
         with readable(self._name):
@@ -118,23 +124,26 @@ class EncodedImage:
             if pixels is None:
                 return resized_crop(self.decode(), box, size, resample, window)
             left, top, right, bottom = (edge / scale for edge in stored)
-            x, y = int(left), int(top)
+            # Whole pixels around the box are cut out, and the box within these is resized.
+            x = int(left)
+            y = int(top)
             pixels = pixels[y : math.ceil(bottom), x : math.ceil(right)]
             place = CropBox(left - x, top - y, right - left, bottom - top)
             pixels = self._turn.pixels(_resize_box(pixels, place, self._turn.size(size), resample))
             left, top, right, bottom = window or (0, 0, *size)
             return pixels[top:bottom, left:right]
 
-    def _exactly(
+    def _exact_crop(
         self, box: Box, size: tuple[int, int], resample: Image.Resampling, window: Box | None
     ) -> np.ndarray:
         left, top, right, bottom = box
-        height, width = bottom - top, right - left
-        own = resample in images.FILTERS and not height > max(
-            100 * width, size[1]
-        )  # Pillow resizes a strip in two steps
-        # of colours libjpeg makes another grey
-        if own and self._image.mode in ("L", self.mode) and images.load():
+        height = bottom - top
+        width = right - left
+        # Pillow resizes a narrow strip in two steps.
+        is_strip = height > max(100 * width, size[1])
+        # libjpeg computes grey from colours otherwise than Pillow.
+        same_colours = self._image.mode in ("L", self.mode)
+        if resample in images.FILTERS and not is_strip and same_colours and images.load():
             with readable(self._name):
                 pixels = self._jpeg(self._image.size[1], 1)
             if pixels is not None:
@@ -143,14 +152,16 @@ class EncodedImage:
         return resized_crop(self.decode(), box, size, resample, window)
 
     def _jpeg(self, rows: int, scale: int) -> np.ndarray | None:
-        """Returns at least the first ``rows`` at 1 / ``scale``, [H, W, C] uint8, or None if this is
-        no sound JPEG.
+        """Returns at least the first ``rows`` rows at 1 / ``scale``, [H, W, C] uint8.
+
+        None is returned if this is no JPEG, or one that isn't decoded without a flaw.
         """
         if self._image.format != "JPEG" or self._image.mode not in ("RGB", "L"):
             return None
         width, height = self._image.size
         enough = min(rows + _MARGIN, height)
         pixels = _decode(_cut_jpeg(self._data, enough), (enough, width), self.mode, scale)
+        # A progressive JPEG can't be cut.
         if pixels is None and enough < height:
             pixels = _decode(self._data, (height, width), self.mode, scale)
         return pixels
@@ -163,26 +174,28 @@ def resized_crop(
     resample: Image.Resampling,
     window: Box | None = None,
 ) -> np.ndarray:
-    """Returns Pillow's ``image.crop(box).resize(size, resample)``, [H, W] or [H, W, 3] uint8; of
-    ``Bands`` as they say.
+    """Returns Pillow's ``image.crop(box).resize(size, resample)``.
 
     Args:
         size: (width, height) in pixels.
-        window: the box of the result that is wanted; None: all of it.
+        window: the box of the result that is returned; None: all of it.
+
+    Returns:
+        [H, W] or [H, W, 3] uint8; for ``Bands`` as their method.
 
     Raises:
         RunError: an encoded image can't be read.
     """
     if not isinstance(image, Image.Image):
         return image.resized_crop(box, size, resample, window)
-    resized = (image if box == (0, 0, *image.size) else image.crop(box)).resize(size, resample)
+    if box != (0, 0, *image.size):
+        image = image.crop(box)
+    resized = image.resize(size, resample)
     return np.asarray(resized.crop(window) if window else resized)
 
 
 def scaling_problem(image: Image.Image) -> str | None:
-    """Returns why the values of an image that was opened can't become 8 bits, and what to do; None
-    where they can.
-    """
+    """Returns why an opened image's values can't become 8 bits, and what to do; None if they can."""
     if lost := _lost_channels(image):
         return lost
     kind = {"I": "32-bit integers", "F": "floats"}.get(image.mode)
@@ -192,68 +205,78 @@ def scaling_problem(image: Image.Image) -> str | None:
 
 
 def _lost_channels(image: Any) -> str | None:
-    """What is said of a TIFF whose channels are more than colours and alpha: Pillow leaves the
-    others out.
+    """Returns the problem of a TIFF with more channels than colours and alpha, of which Pillow reads
+    only these; None for any other image.
     """
     if image.format != "TIFF":
         return None
     tags = image.tag_v2
     count = tags.get(tiff.SAMPLES, 1)
     extra = count - _TIFF_COLOURS.get(tags.get(tiff.PHOTOMETRIC, 1), 1)
-    if extra < 1 or (extra == 1 and np.ravel(tags.get(tiff.EXTRA, 0)).tolist()[0] in _TIFF_ALPHA):
+    is_alpha = np.ravel(tags.get(tiff.EXTRA, 0)).tolist()[0] in _TIFF_ALPHA
+    if extra < 1 or (extra == 1 and is_alpha):
         return None
     return f"of its {count} channels {extra} would be lost; DATA.IMAGE_CHANNELS {count} reads them, or convert it"
 
 
 def convert(image: Image.Image, mode: str) -> Image.Image:
-    """Returns an image as Pillow converts it, which drops alpha; but of 16-bit grey the high byte.
+    """Returns an image as Pillow converts it, without alpha; but of 16-bit grey the high byte.
 
-    Pillow, and timm with it, clips 16-bit grey at 255: almost all of it is white. Of 16-bit colours
-    Pillow takes the high byte: so a picture is the same stored as grey or as colours. 8 bits that
-    were widened, times 256 or times 257, come back as they were.
+    Pillow, and timm with it, clips 16-bit grey at 255, so that almost all of it becomes white. Of
+    16-bit colours it takes the high byte. Here a picture is the same, whether it is stored as grey
+    or as colours. Values of 8 bits that were widened, times 256 or times 257, are restored.
 
     Args:
-        image: opened, and nothing that ``scaling_problem`` finds a reason in.
+        image: an opened one, for which ``scaling_problem`` is None.
         mode: "RGB" or "L".
     """
-    tags = getattr(image, "tag_v2", {})  # of TIFF
+    # Only a TIFF has tags.
+    tags = getattr(image, "tag_v2", {})
     image = decoded(image)
-    image.info.pop("transparency", None)  # Pillow warns where it can't keep it
+    # Pillow warns where it can't keep the transparency.
+    image.info.pop("transparency", None)
     if image.mode.startswith("I"):
-        # of 12 bits Pillow leaves 0..4095
+        # Values of 12 bits stay 0..4095 in Pillow.
         pixels = np.asarray(image) >> (tags.get(tiff.BITS, (16,))[0] - 8)
-        if tags.get(tiff.PHOTOMETRIC) == _WHITE_IS_ZERO:  # which Pillow turns of 8 bits alone
+        # Pillow inverts such images of 8 bits only.
+        if tags.get(tiff.PHOTOMETRIC) == _WHITE_IS_ZERO:
             pixels = 255 - pixels
         image = Image.fromarray(pixels.astype(np.uint8))
     return image if image.mode == mode else image.convert(mode)
 
 
 def readable(name: str, kind: type[RunError] = Broken) -> AbstractContextManager[None]:
-    """Turns what goes wrong while reading an image file into an error of ``kind`` that names it."""
+    """Turns any error of a ``with`` statement that reads an image into one of ``kind``, which names
+    the image.
+    """
     return reading(name, "an image", "; repair or remove it", kind)
 
 
 def _decode(data: bytes, size: tuple[int, int], mode: str, scale: int) -> np.ndarray | None:
-    """Returns a JPEG of the given (height, width) at 1 / ``scale``, or None if it isn't that or has
-    a flaw.
+    """Returns a JPEG's pixels at 1 / ``scale``; None if it has another size or a flaw.
+
+    Args:
+        size: its expected (height, width).
     """
     height, width = (math.ceil(side / scale) for side in size)
-    least: dict[str, Any] = (
-        {"min_height": height, "min_width": width, "min_factor": scale} if scale > 1 else {}
-    )
+    least: dict[str, Any] = {}
+    if scale > 1:
+        least = {"min_height": height, "min_width": width, "min_factor": scale}
     pixels = np.empty((height, width, len(mode)), np.uint8)
     try:
         if simplejpeg.decode_jpeg_header(data, **least)[:2] != (height, width):
             return None
         simplejpeg.decode_jpeg(data, "RGB" if mode == "RGB" else "GRAY", buffer=pixels, **least)
-    except ValueError as error:  # the first warning, or what stopped the decoder
+    except ValueError as error:
+        # This is the decoder's first warning, or its error.
         return pixels if _REST.fullmatch(str(error)) else None
     return pixels
 
 
 def _cut_jpeg(data: bytes, rows: int) -> bytes:
-    """Returns a baseline JPEG with ``rows`` in its header, where the decoder then stops; any other
-    unchanged.
+    """Returns a baseline JPEG with the height ``rows`` in its header, after which a decoder stops.
+
+    Any other data is returned as it is.
     """
     place = 2
     marker = 0
@@ -269,6 +292,7 @@ def _cut_jpeg(data: bytes, rows: int) -> bytes:
 def _resize_box(
     pixels: np.ndarray, box: CropBox, size: tuple[int, int], resample: Image.Resampling
 ) -> np.ndarray:
+    """Returns ``box`` of pixels [H, W, C], resized to ``size`` (width, height): [H, W] or [H, W, 3]."""
     height, width, channels = pixels.shape
     kind = PixelType.U8x3 if channels == 3 else PixelType.U8
     source = ImageData(width, height, kind, np.ascontiguousarray(pixels).tobytes())
@@ -276,7 +300,5 @@ def _resize_box(
     Resizer().resize(
         source, result, ResizeOptions(_ALGORITHMS[resample], use_alpha=False, crop_box=box)
     )
-    pixels = np.frombuffer(result.get_buffer(), np.uint8)
-    return (
-        pixels.reshape(size[1], size[0], 3) if channels == 3 else pixels.reshape(size[1], size[0])
-    )
+    shape = (size[1], size[0], 3) if channels == 3 else (size[1], size[0])
+    return np.frombuffer(result.get_buffer(), np.uint8).reshape(shape)

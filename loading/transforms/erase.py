@@ -1,5 +1,5 @@
-"""Random erasing: boxes are drawn on the host with their sample, and filled on the device, the
-whole batch at once.
+"""Random erasing. Boxes are drawn on the host with each sample, and filled on the device for a whole
+batch.
 """
 
 import copy
@@ -12,22 +12,28 @@ import paddle
 
 from settings.options import Configuration, pair
 
-AREA = (0.02, 1 / 3)  # of a box, as a share of the image, before an image's boxes share it
-RATIO = (0.3, 1 / 0.3)  # height / width
-_TABLE = 1 << 22  # normals that every image's noise is read from: 16 MB
-_TABLE_TAG = 0x6E6F697365  # keeps the table's seed apart from the samples'
+# The area to erase, as a share of the image, which all boxes of an image share.
+AREA = (0.02, 1 / 3)
+# Height / width of a box.
+RATIO = (0.3, 1 / 0.3)
+# Values of the table of normals that the noise is read from: 16 MB.
+_TABLE = 1 << 22
+# Part of the table's seed, so that it differs from the samples'.
+_TABLE_TAG = 0x6E6F697365
 
 
 class RandomErasing:
     """Erases up to RANDOM_ERASE_COUNT boxes of an image, with probability RANDOM_ERASE_PROB (Zhong
     et al. 2017, arXiv:1708.04896), in the manner of timm's ``RandomErasing``.
 
-    An erased image gets 1 to RANDOM_ERASE_COUNT boxes, each number equally likely, which share the
-    area. A box has ten attempts to be smaller than the image in both directions; if all fail, it is
-    left out. RANDOM_ERASE_MODE "const" fills it with 0, the mean colour. "rand" fills it with one
-    standard normal per channel. "pixel" fills it with one per pixel and channel, read from a fixed
-    table (of SEED) at a place that is drawn with the box. So what is erased is a function of the
-    sample's generator alone.
+    An erased image gets 1 to RANDOM_ERASE_COUNT boxes, each number equally likely. The boxes share
+    the erased area. Ten attempts are made at a box that is smaller than the image in both
+    directions; if all fail, it is left out.
+
+    RANDOM_ERASE_MODE says what a box is filled with. "const" is 0, the mean colour. "rand" is a
+    standard normal for each channel, and "pixel" one for each pixel and channel. The noise of
+    "pixel" is read from a fixed table (drawn from SEED), at a place that is drawn with the box. So
+    the erasing is a function of the sample's generator alone.
     """
 
     def __init__(self, config: Configuration) -> None:
@@ -42,8 +48,9 @@ class RandomErasing:
         self._others: dict[tuple[int, int], RandomErasing] = {}
 
     def at(self, size: int | Sequence[int]) -> "RandomErasing":
-        """Returns the same for another size of images."""
-        if (size := pair(size)) == self.size:
+        """Returns this transform for another size of images."""
+        size = pair(size)
+        if size == self.size:
             return self
         if size not in self._others:
             other = self._others[size] = copy.copy(self)
@@ -53,12 +60,14 @@ class RandomErasing:
         return self._others[size]
 
     def draw(self, rng: np.random.Generator, size: int | Sequence[int] | None = None) -> np.ndarray:
-        """Returns what to erase of one image, of ``size`` or IMAGE_SIZE: float32
-        [RANDOM_ERASE_COUNT, K].
+        """Draws what to erase of one image, as float32 [RANDOM_ERASE_COUNT, K].
 
         A row begins with a box (top, left, bottom, right), which is empty where nothing is erased.
-        In mode "rand" a colour per channel follows. In mode "pixel" the row of the table follows at
-        which the noise begins.
+        In mode "rand", the value of each channel follows. In mode "pixel", the row of the table
+        follows where the noise begins.
+
+        Args:
+            size: of the image; None: IMAGE_SIZE.
         """
         if size is not None and pair(size) != self.size:
             return self.at(size).draw(rng)
@@ -80,12 +89,11 @@ class RandomErasing:
         for _ in range(10):
             area = rng.uniform(*AREA) * rows * columns / count
             ratio = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
-            height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            height = round(math.sqrt(area * ratio))
+            width = round(math.sqrt(area / ratio))
             if height < rows and width < columns:
-                top, left = (
-                    int(rng.integers(rows - height + 1)),
-                    int(rng.integers(columns - width + 1)),
-                )
+                top = int(rng.integers(rows - height + 1))
+                left = int(rng.integers(columns - width + 1))
                 return top, left, top + height, left + width
         return 0, 0, 0, 0
 
@@ -106,24 +114,29 @@ class RandomErasing:
             return paddle.zeros([1])
         if self.mode == "rand":
             return drawn.unsqueeze([2, 3])
-        rows = (
-            drawn.astype("int64") + paddle.arange(self.channels * self.size[0])
-        ) % self.table_rows
+        # An image's noise is a block of consecutive rows, which goes on at the table's beginning.
+        first_row = drawn.astype("int64")
+        rows = (first_row + paddle.arange(self.channels * self.size[0])) % self.table_rows
         return paddle.gather(self._table, rows.flatten()).reshape([-1, self.channels, *self.size])
 
     @functools.cached_property
     def _table(self) -> paddle.Tensor:
-        # Made at the first batch: the loader's workers draw only, and hold no tensor.
+        # The table is made at the first batch, and not in the loader's workers, which only draw.
         rng = np.random.default_rng([self.seed, _TABLE_TAG])
         return paddle.to_tensor(rng.standard_normal((self.table_rows, self.size[1]), np.float32))
 
 
 def box_mask(boxes: paddle.Tensor, size: Sequence[int]) -> paddle.Tensor:
-    """Returns bool [B, 1, H, W], True inside of the boxes [B, 4] (top, left, bottom, right; the
-    last two excluded). ``size`` is (H, W).
+    """Returns a mask that is True inside of the boxes, bool [B, 1, H, W].
+
+    Args:
+        boxes: [B, 4] (top, left, bottom, right); bottom and right are outside.
+        size: (H, W).
     """
     y, x = (paddle.arange(side, dtype=boxes.dtype) for side in size)
     top, left, bottom, right = boxes.unsqueeze(2).unbind(1)
-    rows, columns = (top <= y) & (y < bottom), (left <= x) & (x < right)
-    shape = [len(boxes), 1, *size]  # of both: on a CPU, unequal shapes take thirty times as long
+    rows = (top <= y) & (y < bottom)
+    columns = (left <= x) & (x < right)
+    # Both are expanded: on a CPU, unequal shapes take thirty times as long.
+    shape = [len(boxes), 1, *size]
     return rows.unsqueeze([1, 3]).expand(shape) & columns.unsqueeze([1, 2]).expand(shape)

@@ -1,10 +1,10 @@
-"""Image files that strangers wrote, as a decoder may see them: of a known format, of few enough
-pixels, without notes.
+"""Checks image files of unknown origin before a decoder sees them: their format, their size, and
+their metadata.
 
-Pillow parses a file's notes (EXIF, ICC, XMP, comments, text) before the pixels can be counted. 400
-kB of EXIF take 12 GB; a comment of 8 MB takes seconds. No pixel depends on them, so they are
-removed before Pillow opens the file. Only the formats that people train on are opened. An EPS file,
-for example, would be run by Ghostscript.
+Pillow parses a file's metadata (EXIF, ICC, XMP, comments, text) before the pixels can be counted.
+400 kB of EXIF take 12 GB, and a comment of 8 MB takes seconds. No pixel depends on metadata, so it
+is removed before Pillow opens the file. Only formats that are used for training are opened. An EPS
+file, for example, would be run by Ghostscript.
 """
 
 import io
@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from errors import Unreadable, printable
-from loading import signatures
+from loading import magic_numbers
 from loading.transforms.isolated import decode_isolated
 from loading.transforms.tiff import SAMPLES, Directory, check_parts
 
@@ -27,40 +27,51 @@ Image.MAX_IMAGE_PIXELS = None
 # What Pillow logs about a file is part of the one line that says why it can't be read.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
-LONGEST_SIDE = 1_000_000  # pixels; Pillow takes 12 bytes for each row besides its pixels
-# of a JPEG with MAX_PIXELS; smaller ones may have more: each scan passes over all blocks of 8 x 8
+# Pixels along a side. Pillow takes 12 bytes for each row besides its pixels.
+LONGEST_SIDE = 1_000_000
+# Scans of a JPEG with MAX_PIXELS. Smaller ones may have more, because each scan passes over all
+# blocks of 8 x 8 pixels; but none may have more than MOST_SCANS.
 SCANS = 10
-MOST_SCANS = 1000  # of any JPEG
-BYTES_PER_PIXEL = 8  # of a file: four channels of 16 bits, as they are
+MOST_SCANS = 1000
+# Bytes of a file for each pixel: four channels of 16 bits, not compressed.
+BYTES_PER_PIXEL = 8
 NPY = "NPY"
-_NOTES = 64 << 20  # bytes that a file may have besides
-_PNG_LONGEST = 768  # bytes of a PNG's chunk that isn't IDAT: a palette of 256 colours
-# WebP's chunks that make an image: a frame of an animation holds those of one.
+# Bytes that a file may have besides, such as metadata.
+_METADATA = 64 << 20
+# Bytes of a PNG's chunk that isn't IDAT: a palette of 256 colours.
+_PNG_LONGEST = 768
+# WebP's chunks of an image. A frame of an animation has those of one image.
 _WEBP_IMAGE = (b"ALPH", b"VP8 ", b"VP8L")
 _WEBP_NEEDED = (*_WEBP_IMAGE, b"VP8X", b"ANIM", b"ANMF")
-# of a graphic control extension's flags: one of its bytes is the transparent colour
+# The flag of a graphic control extension that has a transparent colour.
 _GIF_TRANSPARENT = 1
-_GIF_BLOCK = re.compile(rb"[!,;]")  # an extension, an image, the end
+# The first byte of an extension, of an image and of the end.
+_GIF_BLOCK = re.compile(rb"[!,;]")
 # JPEG's markers: those without a length, those that pixels depend on (frames, tables, JFIF's and
 # Adobe's colours), and the frames that are coded in one scan where it holds all channels.
 _ALONE = frozenset((0x00, 0x01, *range(0xD0, 0xD8)))
 _END = (0xD8, 0xD9)
 _SCAN = 0xDA
 _FRAMES = frozenset(marker for marker in range(0xC0, 0xD0) if marker not in (0xC4, 0xC8, 0xCC))
-# A scan's start with the lengths that libjpeg takes: the bytes of a film that phones append hold
-# few of these.
+# The start of a scan, with the lengths that libjpeg accepts. Phones append videos to images, whose
+# bytes have few of these.
 _SCANS = re.compile(rb"\xff\xda\x00[\x08\x0a\x0c\x0e]")
 _JPEG_NEEDED = frozenset((*_FRAMES, 0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE))
 _SEQUENTIAL = (0xC0, 0xC1)
-_HUFFMAN = (0xC0, 0xC1, 0xC2)  # libjpeg's arithmetic decoder takes time for data that isn't there
-_COMMENTS = 1000  # of a PPM
-_FILL = re.compile(rb"\xff+")  # a JPEG's marker begins with one such byte; more may precede it
+# libjpeg's arithmetic decoder goes on after the end of the data, which takes time.
+_HUFFMAN = (0xC0, 0xC1, 0xC2)
+# Comments of a PPM.
+_COMMENTS = 1000
+# A JPEG's marker begins with one such byte, and more may precede it.
+_FILL = re.compile(rb"\xff+")
 # Pillow's decoders that have no limit of their own; those of BMP and PPM are written in Python.
 _UNLIMITED = ("libtiff", "bmp_rle", "ppm", "ppm_plain")
-_READ = 200  # bytes that a read counts for besides: Pillow reads a PPM's header byte by byte
-_LARGE_PNG = 32 << 20  # bytes: zlib takes 0.1 s for each MB of blocks that are empty
-# and one more per KiB
-_PARTS = 10_000
+# A read counts as so many bytes more, because Pillow reads a PPM's header byte by byte.
+_READ = 200
+# Bytes of a PNG that is decoded in another process: zlib takes 0.1 s for each MB of empty blocks.
+_LARGE_PNG = 32 << 20
+# Segments, chunks or blocks of a file; JPEG and PNG may have one more for each KiB.
+_MOST_SEGMENTS = 10_000
 _TOO_MANY = "it is in too many parts; save it again"
 
 
@@ -76,19 +87,23 @@ def check_size(size: tuple[int, int], most: int) -> None:
 
 def largest_file(most: int) -> int:
     """Returns how many bytes the file of an image of ``most`` pixels may have."""
-    return BYTES_PER_PIXEL * most + _NOTES
+    return BYTES_PER_PIXEL * most + _METADATA
 
 
 def opened_image(data: bytes, most: int) -> tuple[Image.Image, bytes]:
-    """Returns (the image, of which the header alone was read; its file without what no pixel
-    depends on).
+    """Opens an image file; reads only its header.
+
+    Call this within ``errors.reading``.
 
     Args:
         data: the file.
         most: pixels that it may have (DATA.MAX_PIXELS).
 
+    Returns:
+        (the image, the file without its metadata).
+
     Raises:
-        Unreadable, Exception: it can't be read, or costs too much: within ``errors.reading``.
+        Unreadable, Exception: the file can't be read, or would take too much memory or time.
     """
     kind = kind_of(data)
     plain = True
@@ -119,14 +134,15 @@ def _check_scans(data: bytes, size: tuple[int, int], most: int) -> None:
 
 
 def opened_plain(data: bytes, kind: str) -> Image.Image:
-    """Returns the image in a file without notes, of which the header alone was read.
+    """Opens a file whose metadata was removed; reads only its header.
 
     Raises:
-        Unreadable: its header is damaged, or a TIFF's channels are no colours.
+        Unreadable: the header is damaged, or a TIFF's channels aren't colours.
     """
     try:
         image = Image.open(io.BytesIO(data) if kind == "JPEG" else _Counted(data), formats=[kind])
-    except UnidentifiedImageError:  # its text has the buffer's address
+    except UnidentifiedImageError:
+        # The text of this error has an address in memory, so it isn't quoted.
         if kind == "TIFF" and (count := Directory(data).numbers(SAMPLES, 1)[0]) > 1:
             raise Unreadable(
                 f"its {count} channels are no colours; DATA.IMAGE_CHANNELS {count} reads them"
@@ -134,21 +150,20 @@ def opened_plain(data: bytes, kind: str) -> Image.Image:
         raise Unreadable(f"its {kind} header is damaged") from None
     opened: Any = image
     if len(opened.tile) == 1:
-        # In one piece: of smaller ones a decoder may take none, and Pillow would copy all that it
-        # has read for each.
+        # The decoder gets the data in one piece. From smaller ones it may take nothing, and Pillow
+        # would copy all that it has read for each.
         opened.decodermaxblock = max(opened.decodermaxblock, len(data))
     return image
 
 
 def decoded(image: Any) -> Image.Image:
-    """Returns an image that was opened with its pixels.
+    """Returns an opened image with its pixels.
 
-    If a decoder without a limit of its own makes them, another process does (``isolated``), and a
-    palette becomes RGB.
+    A decoder without a limit of its own runs in another process (``isolated``). An image with a
+    palette becomes RGB then. Call this within ``errors.reading``.
 
     Raises:
-        Unreadable, Exception: it can't be decoded, or that costs too much: within
-            ``errors.reading``.
+        Unreadable, Exception: it can't be decoded, or would take too much memory or time.
     """
     file = getattr(image, "fp", None)
     if isinstance(file, _Counted):
@@ -165,20 +180,20 @@ def decoded(image: Any) -> Image.Image:
 
 
 def kind_of(data: bytes) -> str:
-    """Returns the format of a file, by its first bytes; raises Unreadable where it is none that is
+    """Returns the format of a file by its first bytes; raises Unreadable if it isn't one that is
     read.
     """
-    if kind := signatures.kind_of(data):
+    if kind := magic_numbers.kind_of(data):
         return kind
     raise Unreadable("it is of no known format; BMP, GIF, JPEG, PNG, PPM, TIFF and WebP are read")
 
 
 class _Counted(io.BytesIO):
-    """A file in memory that may be read about three times, in parts of a few bytes at least."""
+    """A file in memory that may be read about three times; reads of single bytes cost more."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
-        self.left = _NOTES + 3 * len(data)
+        self.left = _METADATA + 3 * len(data)
 
     def read(self, size: int | None = -1, /) -> bytes:
         part = super().read(size)
@@ -189,13 +204,13 @@ class _Counted(io.BytesIO):
 
 
 def _jpeg(data: bytes) -> tuple[bytes, bool]:
-    """Returns (the file without its notes, whether its pixels are certainly in one scan)."""
-    # data[start:] is to be kept so far
+    """Returns (the file without its metadata, whether its pixels are certainly in one scan)."""
+    # The pieces that are kept; data[start:] is kept, too, as far as it is known.
     kept = []
     start = 0
     place = 2
     frames = []
-    for _ in range(_PARTS + len(data) // 1024):
+    for _ in range(_MOST_SEGMENTS + len(data) // 1024):
         found = _FILL.search(data, place)  # what stands between segments is skipped, as by libjpeg
         if not found or found.end() + 4 > len(data) or data[found.end()] in _END:
             raise Unreadable("it ends before its pixels")
@@ -232,7 +247,7 @@ def _png(data: bytes) -> bytes:
     """Returns the chunks that a decoder has to know, and transparency: IDAT's frame alone."""
     kept = [data[:8]]
     place = 8
-    for _ in range(_PARTS + len(data) // 1024):
+    for _ in range(_MOST_SEGMENTS + len(data) // 1024):
         length = int.from_bytes(data[place : place + 4], "big")
         kind = data[place + 4 : place + 8]
         end = place + 12 + length
@@ -253,7 +268,7 @@ def _gif(data: bytes) -> bytes:
     place = _behind_palette(data, 10)
     head = data[:place]
     control = b""
-    left = _PARTS + len(data) // 16  # blocks, and pieces of blocks of up to 255 bytes
+    left = _MOST_SEGMENTS + len(data) // 16  # blocks, and pieces of blocks of up to 255 bytes
     # Pillow skips what stands between blocks
     while (found := _GIF_BLOCK.search(data, place)) and found[0] == b"!":
         start = found.start()
@@ -308,7 +323,7 @@ def _webp_chunks(data: bytes, place: int, limit: int) -> Iterator[tuple[bytes, i
     """Yields the chunks up to the first image: their kind, where they start and where they should
     end.
     """
-    for _ in range(_PARTS):
+    for _ in range(_MOST_SEGMENTS):
         if place + 8 > limit:
             return
         kind = data[place : place + 4]

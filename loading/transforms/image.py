@@ -1,7 +1,8 @@
-"""Transforms of one image: a Pillow image, an encoded one or ``Bands`` in, pixels [H, W, C] uint8
-or float32 out.
+"""Transforms of one image, for training and for evaluation.
 
-Pixels stay uint8 until they are on the device: a quarter of the bytes through the loader's pipes.
+They take a Pillow image, an encoded image or ``Bands``, and return pixels [H, W, C], uint8 or
+float32. Pixels of 8 bits stay uint8 until they are on the device, because they take a quarter of the
+memory then.
 """
 
 import copy
@@ -20,8 +21,10 @@ from ops import images
 from settings.options import Configuration, pair
 
 Picture = Image.Image | EncodedImage | Bands
-Size = tuple[int, int]  # (height, width) in pixels
-_BORDER = 4  # pixels that "simple" adds on each side
+# (height, width) in pixels
+Size = tuple[int, int]
+# Pixels that the crop "simple" adds on each side.
+_BORDER = 4
 _JITTERED = (brightness, contrast, color)
 RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
@@ -31,31 +34,35 @@ RESAMPLING = {
 
 
 class TrainTransform:
-    """Crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter, all drawn from the
-    generator that is passed in. A call may ask for another size than IMAGE_SIZE. Of a size of two
-    sides neither the boxes' ratio nor what is drawn depends (timm 1.0.31).
+    """The training transform: crop, affine jitter, flips, TRAIN.AUTO_AUGMENT and colour jitter.
 
-    CROP "random_resized" has the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et
-    al. 2014). It makes ten attempts at an area and a ratio (log-uniform), then takes the largest
-    central crop of a permitted ratio. "random_resized_once" is that of BYOL (Grill et al. 2020) and
-    of MAE's linear probe: the first box, clipped to the image. "simple" is DeiT-III's
-    (arXiv:2204.07118): the short side at the crop's size, 4 mirrored pixels around, a crop at
-    random. "short_side" and "squash" resize the short side, or both, to IMAGE_SIZE / CROP_PCT and
-    crop at random.
+    All of it is drawn from the generator that is passed to a call. A call may give another size
+    than IMAGE_SIZE. What is drawn, including the ratio of the crop's box, doesn't depend on the
+    ratio of that size (as in timm 1.0.31).
+
+    TRAIN.CROP is one of:
+
+    - "random_resized": the distribution of torchvision's ``RandomResizedCrop`` (Szegedy et al.
+      2014). Ten attempts are made at an area and a ratio (log-uniform). If they fail, the largest
+      central crop of a permitted ratio is taken.
+    - "random_resized_once": the crop of BYOL (Grill et al. 2020) and of MAE's linear probe. The
+      first box is taken, clipped to the image.
+    - "simple": DeiT-III's (arXiv:2204.07118). The short side is resized to the crop's size, 4
+      mirrored pixels are added on each side, and a random crop is taken.
+    - "short_side", "squash": the short side, or both sides, are resized to IMAGE_SIZE / CROP_PCT,
+      and a random crop is taken.
 
     Raises:
-        InputError: an AUTO_AUGMENT that there isn't.
-        Unreadable: from a call: an image so narrow that it would have more than MAX_PIXELS,
-            resized.
+        InputError: there is no such AUTO_AUGMENT.
+        Unreadable: from a call: the image is so narrow that it would have more than MAX_PIXELS
+            after it is resized.
     """
 
     def __init__(self, config: Configuration) -> None:
         train = config.TRAIN
-        self.size, self.crop, self.most = (
-            pair(config.DATA.IMAGE_SIZE),
-            train.CROP,
-            most_resized(config),
-        )
+        self.size = pair(config.DATA.IMAGE_SIZE)
+        self.crop = train.CROP
+        self.most = most_resized(config)
         self.resize_share = 1.0 if self.crop == "simple" else train.CROP_PCT
         self.resize_to = before_crop(self.size, self.resize_share)
         names = interpolations(train.INTERPOLATION or config.DATA.INTERPOLATION)
@@ -69,7 +76,7 @@ class TrainTransform:
         self.color_jitter = train.COLOR_JITTER
 
     def at(self, size: int | Size) -> "TrainTransform":
-        """Returns the same for another size of pixels."""
+        """Returns this transform for another size of pixels."""
         other = copy.copy(self)
         other.size = pair(size)
         other.resize_to = before_crop(other.size, self.resize_share)
@@ -80,6 +87,7 @@ class TrainTransform:
     ) -> np.ndarray:
         if size is not None and pair(size) != self.size:
             return self.at(size)(image, rng)
+        # The order of the draws is part of the result: another order gives other samples.
         pixels = self._crop(image, rng)
         if any(self.affine):
             pixels = self._jitter(pixels, rng)
@@ -95,112 +103,142 @@ class TrainTransform:
         if self.augment is not None:
             image = self.augment(image, rng)
         if self.color_jitter:
-            low, high = max(0.0, 1 - self.color_jitter), 1 + self.color_jitter
+            low = max(0.0, 1 - self.color_jitter)
+            high = 1 + self.color_jitter
             factors = rng.uniform(low, high, len(_JITTERED))
             for index in rng.permutation(len(_JITTERED)):
                 image = _JITTERED[index](image, factors[index])
         return np.asarray(image)
 
     def _crop(self, image: Picture, rng: np.random.Generator) -> np.ndarray:
-        resample = self.resampling[
-            rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0
-        ]
+        height, width = self.size
+        resample = self.resampling[0]
+        if len(self.resampling) > 1:
+            resample = self.resampling[rng.integers(len(self.resampling))]
         if self.crop.startswith("random_resized"):
-            return resized_crop(
-                image, self._crop_box(*image.size, rng), (self.size[1], self.size[0]), resample
-            )
-        pixels = (_squash if self.crop == "squash" else _cover)(
-            image, self.resize_to, resample, self.most
-        )
+            box = self._crop_box(*image.size, rng)
+            return resized_crop(image, box, (width, height), resample)
+        resize = _squash if self.crop == "squash" else _cover
+        pixels = resize(image, self.resize_to, resample, self.most)
         if self.crop == "simple":
             border = ((_BORDER, _BORDER), (_BORDER, _BORDER), (0, 0))
             pixels = np.pad(pixels, border[: pixels.ndim], "reflect")
-        top, left = (
-            int(rng.integers(had - side + 1))
-            for had, side in zip(pixels.shape[:2], self.size, strict=True)
-        )
-        return pixels[top : top + self.size[0], left : left + self.size[1]]
+        top = int(rng.integers(pixels.shape[0] - height + 1))
+        left = int(rng.integers(pixels.shape[1] - width + 1))
+        return pixels[top : top + height, left : left + width]
 
     def _crop_box(self, width: int, height: int, rng: np.random.Generator) -> Box:
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        """Draws the box of a "random_resized" crop from an image of ``width`` x ``height``."""
+        log_ratio = math.log(self.ratio[0]), math.log(self.ratio[1])
         for _ in range(10):
             area = width * height * rng.uniform(*self.scale)
-            ratio = math.exp(rng.uniform(low, high))
-            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            ratio = math.exp(rng.uniform(*log_ratio))
+            w = round(math.sqrt(area * ratio))
+            h = round(math.sqrt(area / ratio))
             if self.crop == "random_resized_once":
-                w, h = min(w, width), min(h, height)
+                w = min(w, width)
+                h = min(h, height)
             if 0 < w <= width and 0 < h <= height:
-                left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
+                left = int(rng.integers(width - w + 1))
+                top = int(rng.integers(height - h + 1))
                 return left, top, left + w, top + h
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
-        w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
-        left, top = (width - w) // 2, (height - h) // 2
+        w = min(width, max(1, round(height * ratio)))
+        h = min(height, max(1, round(width / ratio)))
+        left = (width - w) // 2
+        top = (height - h) // 2
         return left, top, left + w, top + h
 
     def draw(self, width: int, height: int, rng: np.random.Generator) -> tuple[Box, bool, bool]:
-        """Draws (the crop's box, whether it is flipped horizontally, vertically), as a call does
-        that does no more.
+        """Draws the random numbers of a crop and its flips, for a loader that computes these itself.
+
+        A call that only crops and flips draws the same numbers.
+
+        Returns:
+            (the crop's box, whether to flip it horizontally, whether to flip it vertically).
         """
         box = self._crop_box(width, height, rng)
-        return box, rng.random() < self.hflip, self.vflip > 0 and rng.random() < self.vflip
+        hflip = rng.random() < self.hflip
+        vflip = self.vflip > 0 and rng.random() < self.vflip
+        return box, hflip, vflip
 
     def _jitter(self, pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Rotates, shifts and scales pixels [H, W] or [H, W, C] at random."""
         degrees, shift, scaling = self.affine
+        height, width = self.size
         angle = math.radians(rng.uniform(-degrees, degrees))
-        (height, width), moved = self.size, rng.uniform(-shift, shift, 2)
-        dx, dy = moved * (width, height)
+        dx, dy = rng.uniform(-shift, shift, 2) * (width, height)
         scale = 1 / (1 + rng.uniform(-scaling, scaling))
-        # Pillow maps output to input: the inverse rotation and scaling about the centre, then the
-        # shift.
+        # Pillow maps places in the output to places in the input. So the matrix is the inverse
+        # rotation and scaling about the centre, and then the shift.
         cos = math.cos(angle) * scale
         sin = math.sin(angle) * scale
         x = width / 2
         y = height / 2
         row_x = (cos, sin, x - cos * (x + dx) - sin * (y + dy))
         row_y = (-sin, cos, y + sin * (x + dx) - cos * (y + dy))
-        how = (width, height), Image.Transform.AFFINE, row_x + row_y, Image.Resampling.BILINEAR
+        matrix = row_x + row_y
+
+        def transform(values: np.ndarray) -> np.ndarray:
+            image = Image.fromarray(values)
+            affine = Image.Transform.AFFINE
+            moved = image.transform((width, height), affine, matrix, Image.Resampling.BILINEAR)
+            return np.asarray(moved)
+
         if pixels.dtype == np.uint8:
-            return np.asarray(Image.fromarray(pixels).transform(*how))
-        bands = (Image.fromarray(np.ascontiguousarray(band)) for band in np.moveaxis(pixels, 2, 0))
-        return np.stack([np.asarray(band.transform(*how)) for band in bands], 2)
+            return transform(pixels)
+        # Pillow has no image of several float channels.
+        channels = np.moveaxis(pixels, 2, 0)
+        return np.stack([transform(np.ascontiguousarray(channel)) for channel in channels], 2)
 
 
 class EvalTransform:
-    """Resizes to IMAGE_SIZE / CROP_PCT and cuts the centre, as timm and torchvision do.
+    """The evaluation transform: resizes to IMAGE_SIZE / CROP_PCT and crops the centre, as timm and
+    torchvision do.
 
-    CROP_MODE "center" keeps the ratio (``covering``). "squash" resizes both sides: at CROP_PCT 1.0
-    nothing of the image is lost (the evaluation of Swin and ConvNeXt at 384). DATA.CORRUPTION draws
-    from the generator.
+    DATA.CROP_MODE "center" keeps the ratio (``covering``). "squash" resizes both sides, so at
+    CROP_PCT 1.0 nothing of the image is cropped (the evaluation of Swin and ConvNeXt at 384). Only
+    DATA.CORRUPTION draws from the generator.
 
     Raises:
-        InputError: DATA.CORRUPTION needs what isn't installed.
-        Unreadable: from a call: as ``TrainTransform``.
+        InputError: a package that DATA.CORRUPTION needs isn't installed.
+        Unreadable: from a call: as of ``TrainTransform``.
     """
 
     def __init__(self, config: Configuration) -> None:
-        self.size, self.most = pair(config.DATA.IMAGE_SIZE), most_resized(config)
+        self.size = pair(config.DATA.IMAGE_SIZE)
+        self.most = most_resized(config)
         self.resize_to = before_crop(self.size, config.DATA.CROP_PCT)
         self.resized = _squash if config.DATA.CROP_MODE == "squash" else _cover
         self.resample = RESAMPLING[config.DATA.INTERPOLATION]
         self.corruption = Corruption(config) if config.EVAL and config.DATA.CORRUPTION else None
 
     def __call__(self, image: Picture, rng: np.random.Generator | None = None) -> np.ndarray:
-        pixels = _pixels(self.resized(image, self.resize_to, self.resample, self.most, self.size))
-        return self.corruption(pixels, rng) if self.corruption and rng is not None else pixels
+        pixels = self.resized(image, self.resize_to, self.resample, self.most, self.size)
+        pixels = _pixels(pixels)
+        if self.corruption and rng is not None:
+            return self.corruption(pixels, rng)
+        return pixels
 
 
 def before_crop(size: Size, share: float) -> Size:
-    """Returns the (height, width) of which a crop of ``size`` is the ``share``, rounded down."""
+    """Returns the (height, width) to resize to, so that a crop of ``size`` is ``share`` of each side.
+
+    It is rounded down.
+    """
     height, width = size
     return math.floor(height / share), math.floor(width / share)
 
 
 def covering(width: int, height: int, to: Size) -> tuple[int, int]:
-    """Returns the (width, height) of an image that is resized, its ratio kept, until it just covers
-    ``to``.
+    """Returns the smallest (width, height) that covers ``to`` and keeps an image's ratio.
 
-    As timm 1.0.31: torchvision cuts off what is left of a pixel where ``to`` is a square; otherwise
-    it is rounded, in double precision.
+    It is rounded as in timm 1.0.31: down where ``to`` is a square, as torchvision does; otherwise
+    to the nearest whole number, in double precision.
+
+    Args:
+        width, height: of the image.
+        to: (height, width).
     """
     if to[0] == to[1]:
         short = min(width, height)
@@ -212,10 +250,12 @@ def covering(width: int, height: int, to: Size) -> tuple[int, int]:
 def _cover(
     image: Picture, to: Size, resample: Image.Resampling, most: int, centre: Size | None = None
 ) -> np.ndarray:
+    """Resizes an image until it covers ``to``; returns its ``centre`` alone if that is given."""
     width, height = covering(*image.size, to)
     if width * height > max(most, math.prod(to)):
         sides = f"{image.size[0]} x {image.size[1]} pixels"
-        limit = f"DATA.MAX_PIXELS {'leaves floats, ' if isinstance(image, Bands) else ''}{most}"
+        floats = "leaves floats, " if isinstance(image, Bands) else ""
+        limit = f"DATA.MAX_PIXELS {floats}{most}"
         raise Unreadable(f"it has {sides}, resized {width} x {height}: more than {limit}")
     return _resize(image, (width, height), resample, centre)
 
@@ -223,17 +263,20 @@ def _cover(
 def _squash(
     image: Picture, to: Size, resample: Image.Resampling, _: int, centre: Size | None = None
 ) -> np.ndarray:
+    """Resizes both sides of an image to ``to``; returns its ``centre`` alone if that is given."""
     return _resize(image, (to[1], to[0]), resample, centre)
 
 
 def _resize(
     image: Picture, size: tuple[int, int], resample: Image.Resampling, centre: Size | None
 ) -> np.ndarray:
-    """The image at ``size`` (width, height), or of that the ``centre`` (height, width) alone."""
+    """Returns an image at ``size`` (width, height), or the ``centre`` (height, width) of that."""
     window = None
     if centre is not None:
-        left, top = (round((had - side) / 2) for had, side in zip(size, centre[::-1], strict=True))
-        window = left, top, left + centre[1], top + centre[0]
+        height, width = centre
+        left = round((size[0] - width) / 2)
+        top = round((size[1] - height) / 2)
+        window = left, top, left + width, top + height
     return resized_crop(image, (0, 0, image.size[0], image.size[1]), size, resample, window)
 
 
@@ -242,11 +285,13 @@ def _mirror(pixels: np.ndarray) -> np.ndarray:
         return pixels[:, ::-1]
     if pixels.shape[2] == 3 and pixels.dtype == np.uint8 and images.load():
         return images.mirror(pixels)
+    # Channel by channel, this takes a third of the time of all at once, or less.
     mirrored = np.empty_like(pixels)
-    for channel in range(pixels.shape[2]):  # a third of the time of all at once, or less
+    for channel in range(pixels.shape[2]):
         mirrored[:, :, channel] = pixels[:, ::-1, channel]
     return mirrored
 
 
 def _pixels(pixels: np.ndarray) -> np.ndarray:
+    """Returns pixels [H, W] or [H, W, C] as [H, W, C]."""
     return pixels if pixels.ndim == 3 else pixels[:, :, None]

@@ -1,10 +1,11 @@
-"""The operations that augmentation policies choose from, named and scaled as in timm: an image in,
-another out.
+"""The operations that augmentation policies choose from, with timm's names and scales.
 
-Each works on mode RGB and on mode L, where Color and Desaturate change nothing. Its ``scale`` gives
-the value that a level means; without one it takes none. An image is Pillow's. Where the operation
-is registered with ``arrays=True``, it may be an array of pixels, [H, W] or [H, W, 3] uint8.
-``ops.images`` then computes the same bits.
+An operation takes an image and a value, and returns another image. It works on modes RGB and L; on
+L, Color and Desaturate change nothing. ``scale`` computes the value for a level of a policy. An
+operation without ``scale`` takes no value.
+
+An image is Pillow's. An operation that is registered with ``arrays=True`` also takes an array of
+pixels, [H, W] or [H, W, 3] uint8, for which ``ops.images`` computes the same bits.
 """
 
 import math
@@ -18,15 +19,16 @@ from ops import images
 from settings.registry import operations
 
 Picture = Image.Image | np.ndarray
-Fill = int | tuple[int, ...]  # the colour of what comes in from outside an image
-# (level as a share of 10, generator, TRANSLATE's share) -> the operation's value
+# The colour of pixels from outside of an image.
+Fill = int | tuple[int, ...]
+# (level / 10, generator, the largest share of a translation) -> the operation's value.
 Scale = Callable[[float, np.random.Generator, float], float]
 
 # ------------------------------------------------------------ what levels mean
 
 
 def _either_sign(most: float) -> Scale:
-    """Up to ``most``, in one direction or the other."""
+    """Returns a scale of values up to ``most``, of either sign."""
     return lambda share, rng, _: _sign(rng) * share * most
 
 
@@ -102,22 +104,25 @@ def invert(image: Picture, *_: object) -> Picture:
 def rotate(image: Picture, degrees: float, resample: Image.Resampling, fill: Fill) -> Picture:
     if not isinstance(image, np.ndarray):
         return image.rotate(degrees, resample, fillcolor=fill)
-    angle, (height, width) = math.radians(degrees % 360.0), image.shape[:2]
-    # Pillow's matrix, from places in the result to places in the image, about the centre.
+    angle = math.radians(degrees % 360.0)
+    height, width = image.shape[:2]
+    # Pillow's matrix maps places in the result to places in the image, about the centre.
     cos = round(math.cos(-angle), 15)
     sin = round(math.sin(-angle), 15)
-    x, y = cos * (-width / 2) + sin * (-height / 2), -sin * (-width / 2) + cos * (-height / 2)
+    x = cos * (-width / 2) + sin * (-height / 2)
+    y = -sin * (-width / 2) + cos * (-height / 2)
     return _affine(image, (cos, sin, x + width / 2, -sin, cos, y + height / 2), resample, fill)
 
 
-# TPU's: all bits go at level 0
+# As in TensorFlow's TPU models, "Posterize" keeps no bit at level 0.
 @operations.register("Posterize", scale=lambda share, *_: _bits(share), arrays=True)
 @operations.register("PosterizeIncreasing", scale=lambda share, *_: 4 - _bits(share), arrays=True)
 @operations.register("PosterizeOriginal", scale=lambda share, *_: 4 + _bits(share), arrays=True)
 def posterize(image: Picture, bits: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
         return image & np.uint8(256 - (256 >> max(0, int(bits))) if bits < 8 else 255)
-    if bits < 1:  # black; Pillow 13 refuses it
+    # The image is black then. Pillow 13 refuses this value.
+    if bits < 1:
         return Image.new(image.mode, image.size)
     return image if bits >= 8 else ImageOps.posterize(image, int(bits))
 
@@ -129,7 +134,8 @@ def posterize(image: Picture, bits: float, *_: object) -> Picture:
 def solarize(image: Picture, threshold: float, *_: object) -> Picture:
     if isinstance(image, np.ndarray):
         return images.apply_tables(image, np.where(threshold > _RAMP, _RAMP, ~_RAMP))
-    return ImageOps.solarize(image, math.ceil(threshold))  # pixels are whole numbers
+    # Pixels are whole numbers, so this is the same threshold.
+    return ImageOps.solarize(image, math.ceil(threshold))
 
 
 @operations.register("SolarizeAdd", scale=lambda share, *_: min(128, int(share * 110)), arrays=True)
@@ -179,7 +185,7 @@ def gaussian_blur(image: Picture, radius: float, *_: object) -> Picture:
     return image.filter(ImageFilter.GaussianBlur(radius))
 
 
-# as of the next: 0 takes all away, 1 changes nothing
+# Of this and the next three operations, a factor of 0 removes the property, and 1 changes nothing.
 @operations.register("Color", scale=_enhancement, arrays=True)
 @operations.register("ColorIncreasing", scale=_increasing, arrays=True)
 def color(image: Picture, factor: float, *_: object) -> Picture:
@@ -230,7 +236,7 @@ def _affine(image: Picture, matrix: tuple, resample: Image.Resampling, fill: Fil
 
 
 def blend(first: Picture, second: Picture, share: float) -> Picture:
-    """Returns ``share`` of the second image and the rest of the first."""
+    """Returns the mix of two images, with ``share`` of the second one."""
     if isinstance(first, Image.Image) and isinstance(second, Image.Image):
         return Image.blend(first, second, share)
     return images.blend(np.asarray(first), np.asarray(second), share)
@@ -239,7 +245,7 @@ def blend(first: Picture, second: Picture, share: float) -> Picture:
 def apply(
     name: str, image: Picture, value: float, resample: Image.Resampling, fill: Fill
 ) -> Picture:
-    """Returns an image as a registered operation changes it."""
+    """Returns an image after the operation that is registered as ``name``."""
     operation, given = operations.load(name)
     if isinstance(image, np.ndarray) and not given.get("arrays"):
         return np.asarray(operation(Image.fromarray(image), value, resample, fill))
@@ -248,17 +254,18 @@ def apply(
 
 @dataclass(frozen=True)
 class Augment:
-    """An operation of a policy, applied with its probability at its level.
+    """An operation of a policy, with its probability and level.
 
     Args:
         name: of the operation.
-        probability: of being applied.
+        probability: that it is applied.
         level: 0 to 10.
-        level_std: standard deviation of the level around ``level``; infinite: uniform in 0..level.
-        level_max: the drawn level's upper bound.
-        resampling: of the geometric operations; of several one is drawn.
-        fill: the colour from outside.
-        translate: TranslateXRel's and TranslateYRel's largest share of the image.
+        level_std: the standard deviation of a normal distribution around ``level``; infinite: the
+            level is uniform in 0..level.
+        level_max: the upper bound of the drawn level.
+        resampling: of the geometric operations; if there are several, one is drawn.
+        fill: the colour of pixels from outside of the image.
+        translate: the largest shift of TranslateXRel and TranslateYRel, as a share of the image.
     """
 
     name: str
@@ -271,7 +278,8 @@ class Augment:
     translate: float
 
     def __post_init__(self) -> None:
-        operations.load(self.name)  # here, not at a worker's first image
+        # An unknown name is reported now, and not at a worker's first image.
+        operations.load(self.name)
 
     def __call__(self, image: Picture, rng: np.random.Generator) -> Picture:
         if self.probability < 1 and rng.random() > self.probability:
@@ -281,9 +289,10 @@ class Augment:
             level = rng.uniform(0, level)
         elif self.level_std > 0:
             level = rng.normal(level, self.level_std)
-        (_, given), share = operations.load(self.name), max(0.0, min(level, self.level_max)) / 10
+        share = max(0.0, min(level, self.level_max)) / 10
+        _, given = operations.load(self.name)
         value = given["scale"](share, rng, self.translate) if "scale" in given else 0.0
-        resample = self.resampling[
-            rng.integers(len(self.resampling)) if len(self.resampling) > 1 else 0
-        ]
+        resample = self.resampling[0]
+        if len(self.resampling) > 1:
+            resample = self.resampling[rng.integers(len(self.resampling))]
         return apply(self.name, image, value, resample, self.fill)

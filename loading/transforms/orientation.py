@@ -1,8 +1,8 @@
-"""How a photograph is to be turned: the orientation of its EXIF, read from the file's bytes.
+"""The orientation of photographs, which is read from EXIF in a file's bytes.
 
-Pillow would take all notes apart for this one number, which can cost gigabytes (``formats``). Of a
-TIFF file the orientation is a tag of the image itself: Pillow turns it as it decodes, whatever is
-asked here.
+Pillow would parse all metadata for this one number, which can take gigabytes (``formats``). In a
+TIFF file the orientation is a tag of the image itself, and Pillow always turns such an image as it
+decodes it.
 """
 
 import re
@@ -12,23 +12,29 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-# left, top, right and bottom in pixels; right and bottom are outside
+# (left, top, right, bottom) in pixels; right and bottom are outside.
 Box = tuple[int, int, int, int]
-# of the orientation; types in which writers store it
+# EXIF's number of the orientation, and the types in which it is stored.
 TAG = 274
 _FORMS = {1: "B", 3: "H", 4: "I"}
 _HEAD = b"Exif\0\0"
-_PARTS = 10_000  # of a file, after which no more are looked through
-_MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)  # it may be padded
-# JPEG's markers
+# Segments or chunks of a file that are searched.
+_MOST_SEGMENTS = 10_000
+# A marker may be padded.
+_MARKER = re.compile(rb"\xff+([^\xff])", re.DOTALL)
+# JPEG's markers: the start of the pixels, the end, and the segment of EXIF.
 _SCAN = 0xDA
 _END = 0xD9
-_NOTES = 0xE1
+_EXIF = 0xE1
 
 
 class Turn(NamedTuple):
-    """From the pixels of a file to the picture that is shown: rows become columns, then both axes
-    may be mirrored.
+    """How the stored pixels of a file become the picture that is shown.
+
+    Attributes:
+        swapped: rows become columns. This comes first.
+        across: the picture is mirrored horizontally.
+        down: the picture is mirrored vertically.
     """
 
     swapped: bool = False
@@ -36,11 +42,15 @@ class Turn(NamedTuple):
     down: bool = False
 
     def size(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Returns the picture's (width, height) of the file's, or the other way round."""
+        """Returns the picture's (width, height) for the stored one, or the other way round."""
         return (size[1], size[0]) if self.swapped else size
 
     def box(self, box: Box, size: tuple[int, int]) -> Box:
-        """Returns where a box of the picture, whose (width, height) is ``size``, lies in the file."""
+        """Returns the box of the stored pixels for a box of the picture.
+
+        Args:
+            size: (width, height) of the picture.
+        """
         left, top, right, bottom = box
         if self.across:
             left, right = size[0] - right, size[0] - left
@@ -49,12 +59,12 @@ class Turn(NamedTuple):
         return (top, left, bottom, right) if self.swapped else (left, top, right, bottom)
 
     def pixels(self, pixels: np.ndarray) -> np.ndarray:
-        """Returns the picture's pixels of the file's, [H, W] or [H, W, C], without a copy."""
+        """Returns the picture's pixels for the stored ones, [H, W] or [H, W, C], without a copy."""
         pixels = pixels.swapaxes(0, 1) if self.swapped else pixels
         return pixels[:: -1 if self.down else 1, :: -1 if self.across else 1]
 
     def image(self, image: Image.Image) -> Image.Image:
-        """Returns the picture of the file's."""
+        """Returns the picture for the stored image."""
         return image if self == TURNS[1] else image.transpose(_METHODS[self])
 
 
@@ -72,8 +82,9 @@ _METHODS = {
 
 
 def orientation_of(data: bytes) -> int:
-    """Returns EXIF's orientation of a JPEG, PNG or WebP file, 1 to 8; 1, as it is stored, where
-    nothing readable tells it.
+    """Returns the EXIF orientation of a JPEG, PNG or WebP file, 1 to 8.
+
+    It is 1 (not turned) where there is no orientation, or it can't be read.
     """
     try:
         if data.startswith(b"\xff\xd8\xff"):
@@ -82,13 +93,14 @@ def orientation_of(data: bytes) -> int:
             return orientation_in(_of_chunks(data, 8, ">I4s", b"eXIf", 4))
         if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
             return orientation_in(_of_chunks(data, 12, "<4sI", b"EXIF", 0))
-    except struct.error:  # it ends before
+    except struct.error:
+        # The file ends too early.
         pass
     return 1
 
 
 def orientation_in(exif: bytes) -> int:
-    """Returns the orientation that EXIF's bytes tell; 1 where they are damaged, or don't."""
+    """Returns the orientation in EXIF's bytes; 1 where they have none or are damaged."""
     exif = exif.removeprefix(_HEAD)
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
     if order is None:
@@ -110,23 +122,29 @@ def orientation_in(exif: bytes) -> int:
 
 def _of_jpeg(data: bytes) -> bytes:
     place = 2
-    for _ in range(_PARTS):
-        found = _MARKER.match(data, place)
-        if not found or found[1][0] in (_SCAN, _END):
+    for _ in range(_MOST_SEGMENTS):
+        match = _MARKER.match(data, place)
+        if not match or match[1][0] in (_SCAN, _END):
             break
-        place = found.end() - 2
-        marker, (length,) = found[1][0], struct.unpack_from(">H", data, found.end())
-        if marker == _NOTES and data.startswith(_HEAD, place + 4):
+        marker = match[1][0]
+        place = match.end() - 2
+        (length,) = struct.unpack_from(">H", data, match.end())
+        if marker == _EXIF and data.startswith(_HEAD, place + 4):
             return data[place + 4 : place + 2 + length]
         place += 2 + length
     return b""
 
 
 def _of_chunks(data: bytes, place: int, form: str, wanted: bytes, check: int) -> bytes:
-    """The content of a chunk, whose head has ``form``; ``check`` bytes follow each; WebP's have
-    even lengths.
+    """Returns the content of the chunk ``wanted``, or nothing.
+
+    Args:
+        place: where the first chunk begins.
+        form: of a chunk's head, as of ``struct``: its name and length, in either order.
+        check: bytes of a checksum behind each chunk; 0: WebP's chunks, which are padded to an even
+            length.
     """
-    for _ in range(_PARTS):
+    for _ in range(_MOST_SEGMENTS):
         head = struct.unpack_from(form, data, place)
         name, length = head if isinstance(head[0], bytes) else head[::-1]
         if name == wanted:

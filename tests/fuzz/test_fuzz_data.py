@@ -22,7 +22,7 @@ from loading.archives import cifar10, mnist
 from loading.cache import Sources, cached_images
 from loading.files import contents
 from loading.shards import shards
-from loading.sources import Split, folder, imagenet2012
+from loading.sources import Split, class_folders, imagenet2012
 from loading.transforms import readable
 
 NUMBERS = forged_images.NUMBERS | st.sampled_from([1 << 40, (1 << 63) - 1, -1, -512])
@@ -408,11 +408,15 @@ def test_folders_with_any_names_are_read_or_refused(tmp_path):
     for number, name in enumerate((b"a\nb", b"a\x1bb", b"\xff\xfe", b"a\xe2\x80\xa8b")):
         root = tmp_path / str(number)
         os.makedirs(os.fsencode(root) + b"/train/" + name)
-        line = attempt("folder", 0, lambda root=root: folder(Split("train"), data_path=str(root)))
+        line = attempt(
+            "folder", 0, lambda root=root: class_folders(Split("train"), data_path=str(root))
+        )
         assert "can't be printed; rename it" in line
     for target in ("..", ".", "/"):
         root = tmp_path / f"link{len(target)}{target == '/'}"
         (root / "train").mkdir(parents=True)
         (root / "train/a").symlink_to(target)
-        line = attempt("folder", 0, lambda root=root: folder(Split("train"), data_path=str(root)))
+        line = attempt(
+            "folder", 0, lambda root=root: class_folders(Split("train"), data_path=str(root))
+        )
         assert "its class folder a is a link to a folder that holds it; remove it" in line

@@ -20,10 +20,15 @@ from config import get_config
 from datasets import get_datasets
 from errors import InputError, RunError
 from loading.check import duplicates
-from loading.check.duplicates import near, ones, perceptual_hashes
-from loading.check.findings import Images, copies, lookalikes, pairs
-from loading.check.images import Source, look_at, source_of
-from loading.sources import Split, folder
+from loading.check.duplicates import count_bits, near_pairs, perceptual_hashes
+from loading.check.findings import (
+    ReadableImages,
+    duplicate_pairs,
+    exact_duplicates,
+    near_duplicates,
+)
+from loading.check.images import Source, check_images, image_source
+from loading.sources import Split, class_folders
 from tools import check_dataset, make_shards
 
 PHOTOGRAPHS = [Image.fromarray(load_sample_image(name)) for name in ("china.jpg", "flower.jpg")]
@@ -62,7 +67,7 @@ def test_what_is_saved_again_looks_alike_and_another_picture_does_not():
             image.point(lambda value: value * 0.9),
         ]
         hashes = perceptual_hashes(np.stack([small(one) for one in variants]))
-        assert ones(hashes ^ hashes[0]).max() <= duplicates.DISTANCE
+        assert count_bits(hashes ^ hashes[0]).max() <= duplicates.DISTANCE
     one, other = perceptual_hashes(np.stack([small(image) for image in PHOTOGRAPHS]))
     assert bin(int(one) ^ int(other)).count("1") > 20
 
@@ -81,7 +86,7 @@ def test_every_near_pair_is_found_as_by_brute_force(distance):
     hashes = np.unique(base[rng.integers(60, size=600)] ^ flips)
     met = set()
     assert (
-        near(
+        near_pairs(
             hashes,
             lambda i, j: met.update(map(frozenset, zip(i.tolist(), j.tolist(), strict=True))),
             distance,
@@ -89,7 +94,7 @@ def test_every_near_pair_is_found_as_by_brute_force(distance):
         == 0
     )
     apart = [[bin(int(a) ^ int(b)).count("1") for b in hashes] for a in hashes]
-    assert ones(hashes[:1] ^ hashes).tolist() == apart[0]
+    assert count_bits(hashes[:1] ^ hashes).tolist() == apart[0]
     count = len(hashes)
     assert met == {
         frozenset((i, j)) for i in range(count) for j in range(i) if apart[i][j] <= distance
@@ -102,9 +107,11 @@ def test_the_search_is_bounded_and_tells_what_it_left_out(monkeypatch):
     hashes = np.arange(100, dtype=np.uint64) << np.uint64(50)  # the other parts are all one value
     compared = []
     monkeypatch.setattr(
-        duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64)
+        duplicates,
+        "count_bits",
+        lambda values: compared.append(len(values)) or np.full(len(values), 64),
     )
-    assert near(hashes, lambda *_: None) > 0
+    assert near_pairs(hashes, lambda *_: None) > 0
     assert sum(compared) <= 15 * 5 * 100
 
 
@@ -112,9 +119,11 @@ def test_many_hashes_that_are_unlike_are_hardly_compared(monkeypatch):
     hashes = np.random.default_rng(0).integers(0, 2**64, 100_000, np.uint64)
     compared = []
     monkeypatch.setattr(
-        duplicates, "ones", lambda values: compared.append(len(values)) or np.full(len(values), 64)
+        duplicates,
+        "count_bits",
+        lambda values: compared.append(len(values)) or np.full(len(values), 64),
     )
-    assert near(hashes, lambda *_: None) == 0
+    assert near_pairs(hashes, lambda *_: None) == 0
     # Of n^2 / 2 pairs, 6 of the 15 pairs of parts keep one in 2^22, 8 one in 2^21, 1 one in 2^20.
     expected = 100_000**2 / 2 * (6 / 2**22 + 8 / 2**21 + 1 / 2**20)
     assert 0.9 * expected < sum(compared) < 1.1 * expected
@@ -127,7 +136,7 @@ def test_who_is_like_whom_by_hand():
     parts = np.array([0, 0, 0, 0, 1, 1, 1, 1])
     files = np.array([1, 2, 4, 6, 1, 3, 5, 6], np.uint64)
     looks = np.array([0, 1, 1, 2**40 - 1, 0, 3, 2**64 - 1, 2**40 - 1], np.uint64)
-    images = Images(
+    images = ReadableImages(
         ["train", "val"],
         parts,
         np.arange(8),
@@ -136,12 +145,12 @@ def test_who_is_like_whom_by_hand():
         looks,
         files == 4,
     )
-    same, (like, missed) = copies(images), lookalikes(images)
+    same, (like, missed) = exact_duplicates(images), near_duplicates(images)
     assert missed == 0
     assert [np.flatnonzero(found).tolist() for found in same] == [[], [4, 7], [3, 7]]
     # Image 4 is told as a copy already. Image 5 has the label 1, what it is like has 0.
     assert [np.flatnonzero(found).tolist() for found in like] == [[0, 1, 4, 5], [5], [0, 1, 4, 5]]
-    assert pairs(images, like) == [(5, 1), (0, 5), (4, 5)]
+    assert duplicate_pairs(images, like) == [(5, 1), (0, 5), (4, 5)]
 
 
 # ------------------------------------------------------------------- images
@@ -182,7 +191,9 @@ def result_of(path, *options, dataset="folder"):
 
 
 def told(result):
-    found = [(re.fullmatch(r"(.*): (\d+)(;.*)?", one.text), one.stops) for one in result.findings]
+    found = [
+        (re.fullmatch(r"(.*): (\d+)(;.*)?", one.text), one.is_error) for one in result.findings
+    ]
     return {text[1] + (text[3] or ""): (int(text[2]), stops) for text, stops in found}
 
 
@@ -235,8 +246,10 @@ def test_everything_that_was_put_in_is_found(spoilt):
 
 
 def test_the_same_is_found_by_any_number_of_processes_and_in_shards(spoilt, tmp_path, monkeypatch):
-    read = folder(Split("train"), data_path=str(spoilt))
-    one, two = (look_at(source_of(read, 10**8), 10**8, False, workers) for workers in (1, 2))
+    read = class_folders(Split("train"), data_path=str(spoilt))
+    one, two = (
+        check_images(image_source(read, 10**8), 10**8, False, workers) for workers in (1, 2)
+    )
     assert (one.records == two.records).all()
     assert (one.mean == two.mean).all()
     assert one.messages == two.messages
@@ -250,13 +263,13 @@ def test_the_same_is_found_by_any_number_of_processes_and_in_shards(spoilt, tmp_
     packed = result_of(tmp_path / "out", dataset="shards")
     again = result_of(spoilt)
     assert (packed.parts["train"].records == again.parts["train"].records).all()
-    assert any("no val-*.tar" in one.text and one.stops for one in packed.findings)
+    assert any("no val-*.tar" in one.text and one.is_error for one in packed.findings)
 
 
 def test_a_process_that_is_killed_is_told():
     source = Source(str, lambda _: os._exit(9), np.zeros(3, int), [])
     with pytest.raises(RunError, match="a process that decodes was killed; is memory short"):
-        look_at(source, 10**8, False, 1)
+        check_images(source, 10**8, False, 1)
 
 
 def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
@@ -266,7 +279,7 @@ def test_labels_and_lists_are_checked_without_giving_up(tmp_path):
     )
     (tmp_path / "val_list.txt").write_text("a/2.png 0\nb/1.png 2\n")
     result = result_of(tmp_path, dataset="imagenet2012")
-    texts = [(one.text, one.stops) for one in result.findings]
+    texts = [(one.text, one.is_error) for one in result.findings]
     assert ("training images that can't be read: 1", True) in texts
     assert ("classes that have validation images alone: 1", True) in texts
     assert ("classes without a validation image: 1", False) in texts
@@ -290,7 +303,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
     write_images(tmp_path / "train", {"a": 3})
     write_images(tmp_path / "val", {"a": 1, "x": 1}, seed=2)
     (tmp_path / "train/empty").mkdir()
-    texts = [one.text for one in result_of(tmp_path).findings if one.stops]
+    texts = [one.text for one in result_of(tmp_path).findings if one.is_error]
     assert any(text.endswith("val: classes that train/ lacks: 'x'") for text in texts)
     assert any("train/empty: holds no image (1 such classes)" in text for text in texts)
     with pytest.raises(
@@ -301,7 +314,7 @@ def test_classes_of_folders_are_checked_without_giving_up(tmp_path):
 
 def test_a_folder_of_classes_alone_says_how_to_split_it(tmp_path):
     write_images(tmp_path, {"a": 3, "b": 3})
-    [one] = [one for one in result_of(tmp_path).findings if one.stops]
+    [one] = [one for one in result_of(tmp_path).findings if one.is_error]
     assert re.search("val: no class folders.*DATA.VAL_SPLIT splits what there is", one.text)
     assert result_of(tmp_path, "DATA.VAL_SPLIT", "0.3").usable
 

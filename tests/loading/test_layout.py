@@ -16,7 +16,7 @@ from config import get_config
 from datasets import get_dataset, get_datasets
 from errors import InputError
 from inference.inputs import paths_of
-from loading.layout import holds, is_leftover, named_as_parts
+from loading.layout import describe_folder, is_leftover, named_as_splits
 from loading.sources import Split
 from settings.options import notes
 from tools import check_dataset, make_shards
@@ -118,7 +118,7 @@ def test_the_same_images_are_found_with_and_without_leftovers(littered, tmp_path
 def test_a_check_names_what_was_skipped(littered):
     result = check_dataset.check_images(folder_config(littered), workers=1)
     [said] = [one for one in result.findings if "hidden or system" in one.text]
-    assert (said.text, said.stops) == (f"hidden or system entries, skipped: {SKIPPED}", False)
+    assert (said.text, said.is_error) == (f"hidden or system entries, skipped: {SKIPPED}", False)
     assert said.examples[0] == "train/#recycle"
     assert [len(part.records) for part in result.parts.values()] == [20, 4]
 
@@ -295,7 +295,7 @@ def test_a_part_of_the_classes_a_level_too_deep_is_told(tmp_path, folders, optio
     told = notes(get_datasets(folder_config(tmp_path, *options))[0])
     assert [note[: len(remark)] for note in told] == ([remark] if remark else [])
     found = check_dataset.check_images(folder_config(tmp_path, *options), workers=1).findings
-    assert [one.text for one in found if not one.stops and "itself" in one.text] == [
+    assert [one.text for one in found if not one.is_error and "itself" in one.text] == [
         note for note in told if remark
     ]
 
@@ -333,18 +333,18 @@ def test_one_class_stops_a_check(tmp_path):
 
 
 def test_a_folder_says_what_it_holds(tmp_path):
-    assert holds(tmp_path) == holds(tmp_path / "nowhere") == "nothing"
+    assert describe_folder(tmp_path) == describe_folder(tmp_path / "nowhere") == "nothing"
     for name in ("a.JPG", "b.png", "data.zip", "notes.md", ".DS_Store"):
         (tmp_path / name).touch()
     (tmp_path / "cat").mkdir()
     assert (
-        holds(tmp_path)
+        describe_folder(tmp_path)
         == "the folder cat and 2 images and the archive data.zip and the file notes.md"
     )
     for number in range(9):
         (tmp_path / f"c{number}").mkdir()
-    assert holds(tmp_path).startswith("the folders c0, c1, c2, c3, c4, ... (10) and")
-    assert [named_as_parts(names) for names in (["Train", "test"], ["train", "cat"], [])] == [
+    assert describe_folder(tmp_path).startswith("the folders c0, c1, c2, c3, c4, ... (10) and")
+    assert [named_as_splits(names) for names in (["Train", "test"], ["train", "cat"], [])] == [
         True,
         False,
         False,
@@ -407,7 +407,7 @@ def test_gaps_in_labels_are_told_at_the_start_and_by_a_check(tmp_path):
     gaps = "of 1,263 classes 1,260 have no training image (2, 3, 4, ...) and 1,260 have no validation image (2, 3, 4, ...)"
     assert (config.MODEL.NUM_CLASSES, notes(config)) == (1263, [gaps])
     found = check_dataset.check_images(listed_config(tmp_path), workers=1).findings
-    assert ("classes without an image: 1,260", False) in [(one.text, one.stops) for one in found]
+    assert ("classes without an image: 1,260", False) in [(one.text, one.is_error) for one in found]
     (tmp_path / "train_list.txt").write_text("a/0.png 1\na/1.png 2\n")
     (tmp_path / "val_list.txt").write_text("a/2.png 1\n")
     config, *_ = get_datasets(listed_config(tmp_path))

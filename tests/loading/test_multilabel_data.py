@@ -62,7 +62,7 @@ def test_a_list_says_labels_and_a_file_beside_it_names(root):
             r"line 1: label 99999999999999999999999 is outside 0..19",
         ),
         ("a.png\t1,2,1\n", "line 1: it has a label twice"),
-        ("a\0.png\t1\n", "it holds a path with a NUL character"),
+        ("a\0.png\t1\n", "line 1: its path holds a NUL character"),
         ("a.png\t\n", "none of its 1 images has a class"),
         ("", "it names no image"),
         ("a.png\t1\nb.png\t\n", "1 of 2 files are missing, the first is .*b.png"),

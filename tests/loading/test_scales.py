@@ -62,7 +62,7 @@ def test_a_batch_has_as_many_pixels_whatever_its_size():
 def test_an_epoch_has_each_sample_once_and_each_size_equally_often(length, ranks):
     found = steps(length, ranks=ranks)
     own = sampler(length, ranks)
-    assert len(found) == len(own) == len(own.turn)
+    assert len(found) == len(own) == len(own.sizes)
     seen = sum((indices for _, indices in found), [])
     assert len(seen) == -(-length // ranks) * ranks
     assert set(seen) == set(range(length))

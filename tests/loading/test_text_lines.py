@@ -10,8 +10,9 @@ import pytest
 from errors import Allowance, InputError, Unreadable
 from loading.class_names import read_class_map, read_class_names
 from loading.files import LONGEST_LINE, count_lines, text_lines
+from loading.lists import line_allowance
 from loading.multilabel import multilabel_csv, multilabel_list
-from loading.sources import Split, imagenet2012, take_lines
+from loading.sources import Split, imagenet2012
 from loading.splits import groups_of
 
 
@@ -67,14 +68,14 @@ def test_what_a_list_takes_is_known_from_its_lines(tmp_path):
     file = tmp_path / "list"
     file.write_bytes(b"a 1\n" * 1000)
     with open(file, "rb") as lines:
-        assert take_lines(lines, 8).left == Allowance(4000).left - 4000 - 40 * 1000
+        assert line_allowance(lines, 8).left == Allowance(4000).left - 4000 - 40 * 1000
         assert lines.tell() == 0
     file.write_bytes(b"\n" * 3_000_000)
     with (
         open(file, "rb") as lines,
         pytest.raises(Unreadable, match="would take more than 64 MiB and three times its"),
     ):
-        take_lines(lines)
+        line_allowance(lines)
 
 
 CELLS = ["0", "1", '"1"', "2", "", " 1", "10"]

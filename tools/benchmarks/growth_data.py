@@ -63,7 +63,7 @@ def multilabel_metrics(size: int, _: Path) -> Callable[[], object]:
 def list_folder(size: int, folder: Path) -> Callable[[], object]:
     """The images of a folder of classes, as each start lists them."""
     from loading.sources import Split
-    from loading.sources import folder as read
+    from loading.sources import class_folders as read
 
     _write_names(folder, size)
     return lambda: read(Split("train", alone=True), data_path=str(folder))
@@ -75,7 +75,7 @@ def list_by_ranks(size: int, folder: Path) -> Callable[[], object]:
     """
     from launch import secret, sharing
     from loading.sources import Split
-    from loading.sources import folder as read
+    from loading.sources import class_folders as read
 
     _write_names(folder, _LISTED)
     context = multiprocessing.get_context("fork")

@@ -137,18 +137,20 @@ def duplicates(size: int, folder: Path) -> Callable[[], object]:
     """Images of a data set that look like another one: a tenth of them do."""
     import numpy as np
 
-    from loading.check.findings import Images, copies, lookalikes
+    from loading.check.findings import ReadableImages, exact_duplicates, near_duplicates
 
     random = np.random.default_rng(0)
     look = random.integers(0, 1 << 63, size, np.uint64)
     look[: size // 10] = look[size // 10 : 2 * (size // 10)] ^ np.uint64(1)
     content = random.integers(0, 1 << 63, size)
     whole = np.zeros(size, int)
-    images = Images(["train"], whole, np.arange(size), whole, content, look, np.zeros(size, bool))
+    images = ReadableImages(
+        ["train"], whole, np.arange(size), whole, content, look, np.zeros(size, bool)
+    )
 
     def work() -> None:
-        assert copies(images).same.sum() == 0
-        assert lookalikes(images)[0].same.sum() >= 2 * (size // 10)
+        assert exact_duplicates(images).same.sum() == 0
+        assert near_duplicates(images)[0].same.sum() >= 2 * (size // 10)
 
     return work
 

@@ -1,5 +1,6 @@
-"""Formats of images by a file's first bytes. It imports no decoder: the server's HTTP process needs
-none.
+"""The formats of image files, by their first bytes.
+
+No decoder is imported here, because the server's HTTP process needs none.
 """
 
 import re
@@ -18,5 +19,5 @@ _PATTERNS = {kind: re.compile(head, re.DOTALL) for kind, head in _HEADS.items()}
 
 
 def kind_of(data: bytes) -> str | None:
-    """Returns the format of a file, by Pillow's name or "NPY"; None where it is none that is read."""
+    """Returns the format of a file, by Pillow's name or "NPY"; None if it isn't one that is read."""
     return next((kind for kind, pattern in _PATTERNS.items() if pattern.match(data)), None)
