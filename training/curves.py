@@ -97,7 +97,7 @@ def plot_curves(metrics: Path, picture: Path, curves: dict[str, str]) -> None:
     each.
     """
     # takes a third of a second to import, once, at a run's end
-    from training.pages.figures import Figure, figure_png
+    from training.pages.plotting import Figure, figure_png
 
     found = points(metrics, ("train", "val", "ema"), tuple(curves))
     rows = len(curves)

@@ -14,7 +14,8 @@ from settings.options import Configuration
 from settings.registry import tasks
 from training.checkpoint import thresholds_of
 from training.classification import Classification
-from training.figures import (
+from training.losses import binary_cross_entropy
+from training.multilabel_metrics import (
     Ranked,
     average_precision,
     best_threshold,
@@ -23,7 +24,6 @@ from training.figures import (
     rank_images,
     sigmoid,
 )
-from training.losses import binary_cross_entropy
 from training.predictions import Predictions
 from training.task import Batch, Metrics
 from utils import all_gather, all_reduce_sum, all_to_all, rank, world_size

@@ -15,12 +15,12 @@ from training.run import Run
 from utils import all_gather, rank, writing_whole
 
 FILE = "predictions.csv"  # of the model's weights; of the averaged ones predictions_ema.csv
-ONE = ("image", "label", "predicted", "probability")
+SINGLE_LABEL_COLUMNS = ("image", "label", "predicted", "probability")
 # of an image of several classes
-SEVERAL = ("image", "labels", "predicted", "worst", "worst_probability")
+MULTILABEL_COLUMNS = ("image", "labels", "predicted", "worst", "worst_probability")
 
 
-def file_of(split: str) -> str:
+def file_name(split: str) -> str:
     """Returns the name of a split's table: of "val" and "ema"."""
     return FILE if split == "val" else f"predictions_{split}.csv"
 
@@ -67,7 +67,7 @@ def _join(values: list[Any]) -> np.ndarray:
     )
 
 
-def leave(run: Run, dataset: ImageDataset, kept: Mapping[str, Predictions]) -> None:
+def write_tables(run: Run, dataset: ImageDataset, kept: Mapping[str, Predictions]) -> None:
     """Writes the table of each split into the run's folder; every rank calls it. A failure is
     logged, and ends no run.
 
@@ -77,15 +77,15 @@ def leave(run: Run, dataset: ImageDataset, kept: Mapping[str, Predictions]) -> N
     for split, own in kept.items():
         found = own.gather()
         if found and rank() == 0:
-            with run.logging_failure(file_of(split)):
-                write(run.directory / file_of(split), found, dataset, run.config.DATA.DATA_PATH)
+            with run.logging_failure(file_name(split)):
+                write(run.directory / file_name(split), found, dataset, run.config.DATA.DATA_PATH)
 
 
 def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, root: str) -> None:
     """Writes a table with a row for each sample, in the dataset's order.
 
-    Of one class per image: ``ONE``, and where classes have names these two, too. Of several:
-    ``SEVERAL``: labels and predicted ones are numbers with spaces between, the worst is the class
+    Of one class per image: ``SINGLE_LABEL_COLUMNS``, and where classes have names these two, too. Of several:
+    ``MULTILABEL_COLUMNS``: labels and predicted ones are numbers with spaces between, the worst is the class
     whose probability is farthest from the truth.
 
     Args:
@@ -98,11 +98,15 @@ def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, ro
     classes = dataset.classes
     several = "truth" in found
     with writing_whole(file) as out:
-        head = SEVERAL if several else ONE
+        head = MULTILABEL_COLUMNS if several else SINGLE_LABEL_COLUMNS
         if classes and not several:
-            head = (*ONE, "class", "predicted_class")
+            head = (*SINGLE_LABEL_COLUMNS, "class", "predicted_class")
         out.write(",".join(head) + "\n")
-        columns = found.values() if several else (found[name].tolist() for name in ONE[1:])
+        columns = (
+            found.values()
+            if several
+            else (found[name].tolist() for name in SINGLE_LABEL_COLUMNS[1:])
+        )
         prefix = _prefix(root)
         for index, (first, second, *rest) in enumerate(zip(*columns, strict=True)):
             name = dataset.name(index).removeprefix(prefix)

@@ -58,7 +58,7 @@ class _Curve:
             raise _Enough
 
 
-class Found(NamedTuple):
+class RateRange(NamedTuple):
     """What a sweep tells.
 
     Args:
@@ -75,9 +75,9 @@ class Found(NamedTuple):
     lowest: float
 
 
-def sweep(
+def range_test(
     config: Configuration, train: ImageDataset, updates: int, low: float, high: float
-) -> Found:
+) -> RateRange:
     """Trains as a run of this configuration does, by rates that rise exponentially from ``low`` to
     ``high``.
 
@@ -117,10 +117,10 @@ def sweep(
     finally:
         training.loader.close()
         curve.bar.close()
-    return judge_rates(np.array(curve.rates[:-1]), np.array(curve.losses[1:]), updates)
+    return find_rates(np.array(curve.rates[:-1]), np.array(curve.losses[1:]), updates)
 
 
-def judge_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
+def find_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> RateRange:
     """Returns what rates and the losses after them tell.
 
     Raises:
@@ -139,15 +139,15 @@ def judge_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
     smooth = total / weight
     lowest = int(smooth.argmin())
     slopes = np.gradient(smooth, np.log(rates))[: max(2, lowest + 1)]
-    return Found(rates, losses, smooth, float(rates[slopes.argmin()]), float(rates[lowest]))
+    return RateRange(rates, losses, smooth, float(rates[slopes.argmin()]), float(rates[lowest]))
 
 
-def write(found: Found, table: Path, picture: Path) -> None:
+def write(found: RateRange, table: Path, picture: Path) -> None:
     """Writes the sweep's values to ``table``, as CSV, and its curve to ``picture``, a PNG beside
     it.
     """
     # takes a third of a second to import
-    from training.pages.figures import figure, figure_png, set_log_scale
+    from training.pages.plotting import figure, figure_png, set_log_scale
 
     rows = zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)
     drawn = figure(8, 4)

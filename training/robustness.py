@@ -23,7 +23,7 @@ IMAGENET = 1000  # classes, for which AlexNet's errors mean something
 Errors = Mapping[str, Mapping[int, float]]
 
 
-def figures(errors: Errors, clean: float, classes: int) -> dict[str, Any]:
+def summarize(errors: Errors, clean: float, classes: int) -> dict[str, Any]:
     """Returns what the errors come to, in percent: ``mean`` by corruption and ``mean_error``, their
     mean.
 
@@ -58,8 +58,8 @@ def figures(errors: Errors, clean: float, classes: int) -> dict[str, Any]:
     }
 
 
-def table(errors: Errors, found: Mapping[str, Any]) -> str:
-    """Returns the errors as lines: a row for each corruption, then what they come to (``figures``)."""
+def format_table(errors: Errors, found: Mapping[str, Any]) -> str:
+    """Returns the errors as lines: a row for each corruption, then what they come to (``summarize``)."""
     severities = sorted({severity for own in errors.values() for severity in own})
     heads = (*map(str, severities), "mean", *(("CE", "relative CE") if found["CE"] else ()))
     rows = [f"{'error, %':<18}" + "".join(f"{head:>{max(8, len(head) + 2)}}" for head in heads)]

@@ -42,7 +42,7 @@ PATIENCE = 60  # seconds that trackers have to end
 _DONE = b"done\n"
 
 
-class Tracking:
+class TrackerProcess:
     """Rank 0's hold on the process that follows a run's records.
 
     Args:

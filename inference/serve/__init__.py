@@ -8,10 +8,10 @@ drain, limits on everything. So it would save little.
     server     the socket, signals, the order of start and end;  protocol: HTTP/1.1 of a connection
     gate       what every request goes through: token, limits, times, log, counts
     app        the paths and their answers;  page: what a browser sees
-    bodies     images out of a request;  kinds: their formats
+    bodies     images out of a request;  image_formats: which ones are taken
     batching   images that wait, and batches of them
     workers    the computing processes, as the HTTP process sees them
-    frames     what goes between;  progress: what they are at, which can be read when they have died
+    messages   what goes between;  progress: what they are at, which can be read when they have died
     compute    what such a process does;  overlay: where a model looks;  memory: what goes back
 """
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from errors import InputError, printable
-from inference.serve.kinds import ALWAYS, OTHERS
+from inference.serve.image_formats import ALWAYS, OTHERS
 
 # pixels of an image, unless -o DATA.MAX_PIXELS: decoding takes up to 8 bytes for each
 LARGEST = 50_000_000
@@ -27,7 +27,7 @@ class Settings:
         max_queue: images that may wait.
         max_images: of one request.
         max_request_mb: of its body.
-        formats: of images, besides those that are always taken (``kinds.OTHERS``).
+        formats: of images, besides those that are always taken (``image_formats.OTHERS``).
         timeout: seconds until an answer.
         token: what requests have to bear; None: nothing.
         quiet: no line per request.

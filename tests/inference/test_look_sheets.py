@@ -19,7 +19,7 @@ from inference.look.draw import Panel, enlarge, sheet
 from inference.look.maps import Asked, cam_panels
 from inference.look.sight import sight
 from training.pages import fonts
-from training.pages.figures import shorten
+from training.pages.plotting import shorten
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,16 @@ from loading.label_sets import LabelSets
 from loading.transforms import BatchTransform, Mixup
 from training import multilabel
 from training.checkpoint.description import METADATA, thresholds_of
-from training.figures import average_precision, best_threshold, count_answers, rank_images, sigmoid
 from training.multilabel import MultiLabel
+from training.multilabel_metrics import (
+    average_precision,
+    best_threshold,
+    count_answers,
+    rank_images,
+    sigmoid,
+)
 from training.report import write_report
-from training.report.reading import read_predictions
+from training.report.run_files import read_predictions
 from utils import all_gather, all_to_all
 
 CLASSES = ["left", "right", "below", "never"]

@@ -26,7 +26,7 @@ from training import predictions, report
 from training.curves import records
 from training.pages import page
 from training.report import measures, write_report
-from training.report.reading import read_predictions, read_run
+from training.report.run_files import read_predictions, read_run
 from training.run import Run
 
 NAMES = ["cat", "<script>alert(1)</script>", '"dog, big"', "=1+1", "\u202enaïve", "never"]
@@ -348,7 +348,7 @@ def test_predictions_are_of_each_sample_once_on_any_number_of_processes(tmp_path
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     val = get_dataset(get_config(None, options), "val")
     for split, found in (("val", result), ("ema", result["ema"])):
-        told = read_predictions(tmp_path / "run" / predictions.file_of(split))
+        told = read_predictions(tmp_path / "run" / predictions.file_name(split))
         np.testing.assert_array_equal(told.label, val.labels)
         assert [told.images[place] for place in (0, 363)] == ["sample 0", "sample 363"]
         assert 100 * told.right.mean() == pytest.approx(found["acc1"])

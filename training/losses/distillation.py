@@ -8,7 +8,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError
-from training.features import FEATURE, feature_distance
+from training.feature_distillation import FEATURE, feature_distance
 from training.losses.softmax import label_losses, log_softmax
 
 

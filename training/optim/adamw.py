@@ -10,7 +10,7 @@ import paddle
 from paddle import _C_ops
 
 from settings.registry import optimizers
-from training.optim.frame import Trained
+from training.optim.optimizer_base import Trained
 
 _CHUNK = 65536  # elements that a block of a GPU's threads updates
 # Paddle 2.6 hasn't

@@ -4,7 +4,7 @@ import paddle
 
 from settings.registry import optimizers
 from settings.signatures import Positive
-from training.optim.frame import Trained, WithMomentum
+from training.optim.optimizer_base import Trained, WithMomentum
 
 
 @optimizers.register("LARS")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import paddle
 
 from settings.registry import optimizers
-from training.optim.frame import Trained, WithMomentum
+from training.optim.optimizer_base import Trained, WithMomentum
 
 
 @optimizers.register("Lion")

@@ -6,7 +6,7 @@ from typing import Any
 import paddle
 
 from settings.registry import optimizers
-from training.optim.frame import Trained
+from training.optim.optimizer_base import Trained
 
 
 @optimizers.register("Muon")

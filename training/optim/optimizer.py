@@ -7,8 +7,8 @@ from paddle import nn
 
 from settings.options import Configuration
 from settings.registry import optimizers
-from training.optim.frame import Trained
 from training.optim.groups import decayed_parameters, layer_scales
+from training.optim.optimizer_base import Trained
 
 
 def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.Optimizer:

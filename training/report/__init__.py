@@ -13,9 +13,9 @@ from datasets import ImageDataset
 from launch.files import obstacle
 from loading.tables import csv_line
 from training.pages import page
-from training.report import drawings, mistakes
-from training.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
-from training.report.reading import SPEED, Finished, Told, read_run
+from training.report import mistakes, plots
+from training.report.run_files import SPEED, FinishedRun, PredictionTable, read_run
+from training.report.statistics import BINS, Confusions, calibration, confusions, scores, wilson
 from training.results import FIGURES
 from utils import writing_whole
 
@@ -74,7 +74,7 @@ def interval(right: int, count: int) -> str:
     return f"{100 * low:.2f} to {100 * high:.2f}"
 
 
-def _summary(run: Finished) -> str:
+def _summary(run: FinishedRun) -> str:
     """The last evaluation, of the weights and of their average."""
     evaluated = run.evaluated
     rows: list[list[Any]] = []
@@ -114,7 +114,7 @@ def _best(found: Mapping[str, Any]) -> str:
     return f"after epoch {found['epoch']}{where}: {figures}"
 
 
-def _shares_right(run: Finished, splits: list[str]) -> list[list[str]]:
+def _shares_right(run: FinishedRun, splits: list[str]) -> list[list[str]]:
     """The 95 % interval of the images that are right, and of several classes how many are."""
     right = [run.told[split].right if split in run.told else np.zeros(0, bool) for split in splits]
     rows = [
@@ -134,18 +134,18 @@ def number(value: float | None, key: str = "") -> str:
     return "" if value is None else f"{value:.{4 if key == 'loss' else 2}f}"
 
 
-def _error(told: Told | None) -> str:
+def _error(told: PredictionTable | None) -> str:
     return number(100 * calibration(told.probability, told.right).error) if told else ""
 
 
-def _curves(run: Finished, title: str, labels: Mapping[str, str]) -> str:
-    drawn = ((label, drawings.curve({"": run.curves}, key, label)) for key, label in labels.items())
+def _curves(run: FinishedRun, title: str, labels: Mapping[str, str]) -> str:
+    drawn = ((label, plots.curve({"": run.curves}, key, label)) for key, label in labels.items())
     return page.section(
         title, page.grid(page.picture(label, data) for label, data in drawn if data)
     )
 
 
-def _confusions(run: Finished, told: Told) -> str:
+def _confusions(run: FinishedRun, told: PredictionTable) -> str:
     """Writes confusion.csv and confusion.png; returns what the page shows of them."""
     found = confusions(told.label, told.predicted)
     outputs = _outputs(run, told)
@@ -165,9 +165,7 @@ def _confusions(run: Finished, told: Told) -> str:
     ]
     shown = ""
     if len(classes):
-        drawn = drawings.confusion(
-            found.matrix(classes), [names[label] for label in classes], whole
-        )
+        drawn = plots.confusion(found.matrix(classes), [names[label] for label in classes], whole)
         with writing_whole(run.folder / PICTURE, "wb") as file:
             file.write(drawn)
         shown = page.picture("Confusion matrix", drawn)
@@ -180,7 +178,7 @@ def _confusions(run: Finished, told: Told) -> str:
     )
 
 
-def _outputs(run: Finished, told: Told) -> int:
+def _outputs(run: FinishedRun, told: PredictionTable) -> int:
     """How many classes there are: of the model, or of the table, if a stranger's has more."""
     return max(len(run.classes), int(told.label.max()) + 1, int(told.predicted.max()) + 1)
 
@@ -197,7 +195,7 @@ def _write_confusions(file: Any, found: Confusions, names: list[str]) -> None:
         file.write(csv_line(names[label], names[predicted], count))
 
 
-def _classes(run: Finished, told: Told | None) -> str:
+def _classes(run: FinishedRun, told: PredictionTable | None) -> str:
     """A table of the classes, the worst first."""
     if run.several:
         return _several_classes(run)
@@ -218,7 +216,7 @@ def _classes(run: Finished, told: Told | None) -> str:
     return page.section("Classes", page.scroll_box(page.table(heads, rows) + more))
 
 
-def _several_classes(run: Finished) -> str:
+def _several_classes(run: FinishedRun) -> str:
     precisions, f1 = (run.result.get(name, {}) for name in ("class_ap", "class_f1"))
     levels = run.result.get("thresholds", [])
     rows = [
@@ -235,24 +233,24 @@ def _several_classes(run: Finished) -> str:
     return page.section("Classes", page.scroll_box(page.table(heads, rows[:_ROWS])))
 
 
-def _calibration(told: Told) -> str:
+def _calibration(told: PredictionTable) -> str:
     found = calibration(told.probability, told.right)
     words = f"The expected calibration error is {100 * found.error:.2f} %, of {BINS} bins of equal width."
     return page.section(
         "Calibration",
         page.paragraph(words),
-        page.picture("Reliability diagram", drawings.reliability(found)),
+        page.picture("Reliability diagram", plots.reliability(found)),
     )
 
 
-def _configuration(run: Finished) -> str:
+def _configuration(run: FinishedRun) -> str:
     lines = (line.partition(": ") for line in differences(run.config))
     rows = [(key, *values.split(" -> ", 1)) for key, _, values in lines]
     table = page.table(["key", "default", "here"], rows, numbers=False)
     return page.section("Configuration, where it isn't the default", page.scroll_box(table))
 
 
-def _environment(run: Finished) -> str:
+def _environment(run: FinishedRun) -> str:
     where, versions = (run.result.get(name, {}) for name in ("environment", "versions"))
     devices = where.get("devices")
     rows = (

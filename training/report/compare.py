@@ -12,10 +12,10 @@ import numpy as np
 from errors import InputError
 from settings.options import leaves
 from training.pages import page
-from training.pages.figures import shorten
-from training.report import drawings, interval, number
-from training.report.measures import mcnemar, welch
-from training.report.reading import Finished, read_run
+from training.pages.plotting import shorten
+from training.report import interval, number, plots
+from training.report.run_files import FinishedRun, read_run
+from training.report.statistics import mcnemar, welch
 from training.results import FIGURES
 
 _CELL = 60  # letters of a name, and of a value on a screen
@@ -47,7 +47,7 @@ class Compared(NamedTuple):
         verdicts: a line for each comparison.
     """
 
-    runs: dict[str, Finished]
+    runs: dict[str, FinishedRun]
     kinds: list[Kind]
     differences: list[tuple[str, list[str]]]
     verdicts: list[str]
@@ -162,7 +162,7 @@ def _folders_by_name(folders: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(names, folders, strict=True))
 
 
-def _kinds(runs: Mapping[str, Finished]) -> list[Kind]:
+def _kinds(runs: Mapping[str, FinishedRun]) -> list[Kind]:
     """The runs by their settings without seed and fold."""
     found: dict[str, list[str]] = {}
     for name, run in runs.items():
@@ -177,7 +177,7 @@ def _kinds(runs: Mapping[str, Finished]) -> list[Kind]:
     return [Kind(own[0] + more[own[0]], own) for own in found.values()]
 
 
-def _differences(runs: Mapping[str, Finished]) -> list[tuple[str, list[str]]]:
+def _differences(runs: Mapping[str, FinishedRun]) -> list[tuple[str, list[str]]]:
     told = [dict(leaves(run.config)) for run in runs.values()]
     keys = dict.fromkeys(key for own in told for key in own if key not in _OWN)
     rows = [(key, [str(own.get(key, "")) for own in told]) for key in keys]
@@ -256,7 +256,7 @@ def page_of(found: Compared) -> str:
     labels: dict[str, Any] = {
         key: label for run in found.runs.values() for key, label in run.labels.items()
     }
-    drawn = ((label, drawings.curve(curves, key, label)) for key, label in labels.items())
+    drawn = ((label, plots.curve(curves, key, label)) for key, label in labels.items())
     differences = page.table(
         ["key", *found.runs], [(key, *values) for key, values in found.differences], numbers=False
     )

@@ -10,7 +10,7 @@ from errors import RunError
 from loading.transforms import Bands
 from training.pages import page
 from training.predictions import name_of
-from training.report.reading import Finished, Told
+from training.report.run_files import FinishedRun, PredictionTable
 
 MOST = 24
 # pixels: a picture is made no larger than this; below this, it is shown as it is
@@ -18,7 +18,7 @@ _SIDE = 224
 _SMALL = 64
 
 
-def worst_mistakes(told: Told, several: bool) -> np.ndarray:
+def worst_mistakes(told: PredictionTable, several: bool) -> np.ndarray:
     """Returns the places of the mistakes, the most confident first, MOST at most; equal ones in the
     dataset's order.
     """
@@ -28,7 +28,7 @@ def worst_mistakes(told: Told, several: bool) -> np.ndarray:
     return wrong[np.argsort(-sure, kind="stable")][:MOST]
 
 
-def tiles(run: Finished, told: Told, dataset: ImageDataset | None) -> str:
+def tiles(run: FinishedRun, told: PredictionTable, dataset: ImageDataset | None) -> str:
     """Returns the mistakes side by side, each with its label and its prediction.
 
     Args:
@@ -55,7 +55,7 @@ def tiles(run: Finished, told: Told, dataset: ImageDataset | None) -> str:
     return f'<div class="tiles">{"".join(figures)}</div>' if figures else ""
 
 
-def _same(run: Finished, told: Told, dataset: ImageDataset, place: int) -> bool:
+def _same(run: FinishedRun, told: PredictionTable, dataset: ImageDataset, place: int) -> bool:
     """Whether the image is the one that was evaluated: others may have come or gone since then."""
     same = len(dataset) == len(told.images)
     return same and name_of(dataset, place, run.config.DATA.DATA_PATH) == told.images[place]

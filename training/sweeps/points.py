@@ -43,7 +43,7 @@ _OWN = ("OUTPUT", "MODEL.RESUME", "EVAL", "NGPUS")  # a sweep's own, which no ke
 Point = dict[str, str]  # a word for each key, as after -o
 
 
-class Drawn(NamedTuple):
+class Distribution(NamedTuple):
     """What a key's values are drawn from: words, or an interval."""
 
     choices: list[str]
@@ -94,7 +94,7 @@ class Sweep(NamedTuple):
 
     program: str
     words: list[str]
-    keys: dict[str, Drawn]
+    keys: dict[str, Distribution]
     method: str
     runs: int
     seed: int
@@ -232,7 +232,7 @@ def _words(file: Path, command: str) -> list[str]:
     return words
 
 
-def _drawn_value(where: str, key: str, values: Any) -> Drawn:
+def _drawn_value(where: str, key: str, values: Any) -> Distribution:
     if key in _OWN:
         raise InputError(f"{where} is the sweep's own; leave it out")
     kind, values = (
@@ -250,7 +250,7 @@ def _drawn_value(where: str, key: str, values: Any) -> Drawn:
             f"{where} is {quoted(values)}, expected a list of values, or one of {', '.join(_DRAWN)} with one"
         )
     if kind == "choice":
-        return Drawn([str(value) for value in values])
+        return Distribution([str(value) for value in values])
     low, high = ends = [parse_value(str(value)) for value in values] if len(values) == 2 else [0, 0]
     if (
         not all(type(end) in (int, float) for end in ends)
@@ -259,7 +259,7 @@ def _drawn_value(where: str, key: str, values: Any) -> Drawn:
     ):
         expected = "two numbers, the lower one first" + ", above 0" * (kind == "log_uniform")
         raise InputError(f"{where} is {quoted(values)}, expected {expected}")
-    return Drawn([], float(low), float(high), kind == "log_uniform")
+    return Distribution([], float(low), float(high), kind == "log_uniform")
 
 
 # ------------------------------------------------------------------- points

@@ -315,7 +315,7 @@ def write(found: Sequence[Row], sweep: Sweep, metric: str) -> None:
     if not done:
         return
     # takes a third of a second to import
-    from training.pages.figures import figure, figure_png, set_log_scale, shorten
+    from training.pages.plotting import figure, figure_png, set_log_scale, shorten
 
     drawn = figure(4 * len(sweep.keys), 3.2)
     axes = drawn.subplots(1, len(sweep.keys), sharey=True, squeeze=False)

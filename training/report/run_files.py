@@ -18,7 +18,7 @@ from settings.plain import is_list, parsed_json, whole_file
 from settings.registry import tasks
 from training import predictions
 from training.curves import Points, points
-from training.predictions import ONE, SEVERAL
+from training.predictions import MULTILABEL_COLUMNS, SINGLE_LABEL_COLUMNS
 from training.results import MOST_CLASSES, is_text, read_result
 
 ADVICE = "; is it a run's folder?"
@@ -28,7 +28,7 @@ _LINE = 1 << 20  # bytes of a line of predictions.csv
 SPEED = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
 
 
-class Told(NamedTuple):
+class PredictionTable(NamedTuple):
     """What is in a table of predictions, in the dataset's order.
 
     Attributes:
@@ -47,7 +47,7 @@ class Told(NamedTuple):
     probability: np.ndarray
 
 
-class Finished(NamedTuple):
+class FinishedRun(NamedTuple):
     """A run that is over.
 
     Attributes:
@@ -62,7 +62,7 @@ class Finished(NamedTuple):
     config: Configuration
     evaluated: dict[str, dict[str, Any]]
     classes: list[str]
-    told: dict[str, Told]
+    told: dict[str, PredictionTable]
     curves: dict[str, dict[str, Points]]
     labels: dict[str, str]
 
@@ -81,7 +81,7 @@ class Finished(NamedTuple):
         return self.evaluated["val"]
 
 
-def read_run(folder: Path) -> Finished:
+def read_run(folder: Path) -> FinishedRun:
     """Returns what a run left in its folder.
 
     Raises:
@@ -103,7 +103,7 @@ def read_run(folder: Path) -> Finished:
     evaluated = {"val": result} | ({"ema": result["ema"]} if "ema" in result else {})
     told = {}
     for split, evaluation in evaluated.items():
-        if (file := folder / predictions.file_of(split)).exists():
+        if (file := folder / predictions.file_name(split)).exists():
             told[split] = read_predictions(file)
             _check_same(file, told[split], evaluation)
     kind: Any = tasks.load(config.TASK)[0]
@@ -112,10 +112,10 @@ def read_run(folder: Path) -> Finished:
     curves = points(file, SPLITS, tuple(labels)) if file.exists() else {}
     if file.exists() and not curves:
         raise InputError(f"{file}: holds no record of a run; move it away")
-    return Finished(folder, config, evaluated, classes, told, curves, labels)
+    return FinishedRun(folder, config, evaluated, classes, told, curves, labels)
 
 
-def _check_same(file: Path, told: Told, evaluation: dict[str, Any]) -> None:
+def _check_same(file: Path, told: PredictionTable, evaluation: dict[str, Any]) -> None:
     """Raises InputError where a table and result.json are of different evaluations: a run went on
     without REPORT.
     """
@@ -129,7 +129,7 @@ def _check_same(file: Path, told: Told, evaluation: dict[str, Any]) -> None:
         )
 
 
-def read_predictions(file: Path) -> Told:
+def read_predictions(file: Path) -> PredictionTable:
     """Returns what ``training.predictions.write`` wrote.
 
     Raises:
@@ -139,8 +139,9 @@ def read_predictions(file: Path) -> Told:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
         table = csv_rows(_lines(lines, allowance))
         head = tuple(next(table, ()))
-        if head[: len(ONE)] != ONE and head != SEVERAL:
-            raise Unreadable(f"its first line isn't {','.join(ONE)}, nor {','.join(SEVERAL)}")
+        if head[: len(SINGLE_LABEL_COLUMNS)] != SINGLE_LABEL_COLUMNS and head != MULTILABEL_COLUMNS:
+            expected = f"{','.join(SINGLE_LABEL_COLUMNS)}, nor {','.join(MULTILABEL_COLUMNS)}"
+            raise Unreadable(f"its first line isn't {expected}")
         numbers = array("i")
         shares = array("d")
         digest = hashlib.sha256()
@@ -148,7 +149,7 @@ def read_predictions(file: Path) -> Told:
         if not len(images):
             raise Unreadable("it holds no sample")
         label, predicted, right = np.frombuffer(numbers, np.int32).reshape(-1, 3).T
-        return Told(
+        return PredictionTable(
             images, digest.digest(), right > 0, label, predicted, np.frombuffer(shares, np.float64)
         )
 
@@ -169,12 +170,12 @@ def _rows(
         if len(row) != len(head):
             raise Unreadable(f"a row has {len(row)} columns, the first line has {len(head)}")
         name, truth, told, *rest = row
-        if head == SEVERAL:
+        if head == MULTILABEL_COLUMNS:
             numbers.extend((_number(rest[0]), rest[0] in truth.split(), truth == told))
             digest.update(f"{truth}\0".encode())
         else:
             numbers.extend((_number(truth), _number(told), truth == told))
-        shares.append(_share(rest[-1] if head == SEVERAL else rest[0]))
+        shares.append(_share(rest[-1] if head == MULTILABEL_COLUMNS else rest[0]))
         digest.update(f"{name}\0".encode())
         yield name.encode()
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from training.curves import Points, draw
-from training.pages.figures import figure, figure_png, legend_name, shorten
-from training.report.measures import BINS, Calibration
+from training.pages.plotting import figure, figure_png, legend_name, shorten
+from training.report.statistics import BINS, Calibration
 
 _BLUE = "#3465a4"
 _ORANGE = "#d9822b"
