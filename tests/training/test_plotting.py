@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from training.curves import draw, plot_curves
 from training.pages import plotting
 from training.rate_range import RateRange, write
-from training.report import drawings
+from training.report import plots
 from training.sweeps import results
 from training.sweeps.points import Distribution, Sweep
 
@@ -45,7 +45,7 @@ def texts(monkeypatch):
 
 def test_names_of_runs_are_shown_as_they_are(texts):
     points = (array("d", [1, 2]), array("d", [0.5, 0.25]))
-    drawings.curve({name: {"val": {"loss": points}} for name in NAMES}, "loss", "loss")
+    plots.curve({name: {"val": {"loss": points}} for name in NAMES}, "loss", "loss")
     assert [text for text in texts if text.endswith(" val")] == [f"{name} val" for name in SHOWN]
 
 
@@ -62,7 +62,7 @@ def test_steps_are_whole_numbers(steps):
 
 
 def test_names_of_classes_are_shown_as_they_are(texts):
-    drawings.confusion(np.eye(len(NAMES), dtype=int), NAMES, True)
+    plots.confusion(np.eye(len(NAMES), dtype=int), NAMES, True)
     told = [name.strip() if len(name) < 20 else "999999999...999999" for name in SHOWN]
     assert [text for text in texts if text in told] == told
 
@@ -113,7 +113,7 @@ def test_a_picture_of_many_runs_has_one_legend(runs, monkeypatch):
         Axes, "legend", lambda axis, **how: made.append(len(axis.lines)) or legend(axis, **how)
     )
     points = array("d", [1, 2]), array("d", [1, 2])
-    drawings.curve(
+    plots.curve(
         {f"run {n}": {"train": {"loss": points}, "val": {"loss": points}} for n in range(runs)},
         "loss",
         "",
