@@ -126,8 +126,7 @@ def step(at: At, *, decay_rate: float, decay_epochs: Size = 30) -> float:
     """Is multiplied by ``decay_rate`` every ``decay_epochs`` epochs, down to END_LR.
 
     Args:
-        decay_epochs: number of epochs after which the rate is multiplied by ``decay_rate``, again and
-            again.
+        decay_epochs: epochs between two multiplications by DECAY_RATE.
     """
     return max(at.end, at.base * decay_rate ** (at.epoch // decay_epochs))
 
@@ -137,7 +136,7 @@ def multistep(at: At, *, decay_rate: float, milestones: Sequence[Count] = (30, 6
     """Is multiplied by ``decay_rate`` at given epochs, down to END_LR.
 
     Args:
-        milestones: epochs at whose start the rate is multiplied by ``decay_rate``.
+        milestones: epochs at whose start the rate is multiplied by DECAY_RATE.
     """
     passed = sum(at.epoch >= milestone for milestone in milestones)
     return max(at.end, at.base * decay_rate**passed)
