@@ -19,7 +19,7 @@ from training.multilabel_metrics import (
     Ranked,
     average_precision,
     best_threshold,
-    count_answers,
+    count_predictions,
     f1,
     rank_images,
     sigmoid,
@@ -193,8 +193,8 @@ class MultiLabel(Classification):
         return (
             average_precision(ranked),
             threshold,
-            count_answers(ranked, threshold),
-            count_answers(ranked, _HALF),
+            count_predictions(ranked, threshold),
+            count_predictions(ranked, _HALF),
         )
 
     def description_of(self, metrics: Metrics) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""Figures of images of several classes: what ranks them, and what answers yes from a threshold on.
+"""Metrics of multi-label classification: average precision, F1, and the best thresholds.
 
-They are functions of pairs of probability and truth, of whatever order: the same on any number of
-processes.
+They don't depend on the order of the images, so any number of processes computes the same bits.
 """
 
 from typing import NamedTuple
@@ -10,39 +9,38 @@ import numpy as np
 
 
 class Ranked(NamedTuple):
-    """A class's different probabilities, the highest first, as three arrays of one length.
+    """The distinct probabilities of a class, the highest first, as three arrays of one length.
 
     Attributes:
         levels: the probabilities.
-        hits: the images from each one on that have the class.
-        taken: the images from each one on.
+        true_positives: number of images that have the class, among those with this probability or a
+            higher one.
+        predicted: number of images with this probability or a higher one.
     """
 
     levels: np.ndarray
-    hits: np.ndarray
-    taken: np.ndarray
+    true_positives: np.ndarray
+    predicted: np.ndarray
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Returns the probability of each logit, in float64; of large negative ones, too, they stay
-    apart.
-    """
+    """Returns the probability of each logit in float64; those of large negative ones differ, too."""
     exact = logits.astype(np.float64)
-    # Of the distance from 0, which can't overflow.
-    falling = np.exp(-np.abs(exact))
-    return np.where(exact < 0, falling, 1.0) / (1.0 + falling)
+    # Of the negative absolute value, so that the exponential can't overflow.
+    decay = np.exp(-np.abs(exact))
+    return np.where(exact < 0, decay, 1.0) / (1.0 + decay)
 
 
-def rank_images(shares: np.ndarray, truth: np.ndarray) -> Ranked:
-    """Ranks the images by a class's probability, of which the highest comes first.
+def rank_images(probabilities: np.ndarray, truth: np.ndarray) -> Ranked:
+    """Ranks images by their probabilities of a class, the highest first.
 
     Args:
-        shares: [n] probabilities, float64; one that isn't a number counts as 0.
-        truth: [n] bool: whether an image has the class.
+        probabilities: [n] float64. NaN counts as 0.
+        truth: [n] bool, whether an image has the class.
     """
-    # The bits of a probability are a whole number that grows with it, and leave room for the truth.
-    # Sorting these takes a tenth of the time that an argsort of probabilities takes.
-    keys = (np.fmax(shares, 0.0).view(np.int64) << 1) | truth
+    # The bits of a probability, read as an integer, grow with it, and one bit is free for the
+    # truth. Sorting these integers takes a tenth of the time of an argsort of probabilities.
+    keys = (np.fmax(probabilities, 0.0).view(np.int64) << 1) | truth
     keys.sort()
     keys = keys[::-1]
     bits = keys >> 1
@@ -51,47 +49,53 @@ def rank_images(shares: np.ndarray, truth: np.ndarray) -> Ranked:
 
 
 def average_precision(ranked: Ranked) -> float | None:
-    """Returns the mean of the precisions, each by the recall that it adds; None of a class that no
-    image has.
+    """Returns the mean of the precisions, weighted by the increase in recall at each.
 
-    scikit-learn's ``average_precision_score``: nothing is interpolated, equal probabilities count
-    at once.
+    It is scikit-learn's ``average_precision_score``: nothing is interpolated, and images of equal
+    probability count together. It is None for a class that no image has.
     """
-    _, hits, taken = ranked
-    if not hits[-1]:
+    _, true_positives, predicted = ranked
+    images = true_positives[-1]
+    if not images:
         return None
-    return float((np.diff(hits, prepend=0) * hits / taken).sum() / hits[-1])
+    precision_sum = (np.diff(true_positives, prepend=0) * true_positives / predicted).sum()
+    return float(precision_sum / images)
 
 
 def best_threshold(ranked: Ranked) -> float:
-    """Returns the threshold with the highest F1, of equally good ones the highest; 0.5 of a class
-    that no image has.
+    """Returns the threshold with the highest F1, the highest of equally good ones.
 
-    It lies halfway to the next lower probability: rounding elsewhere, as of an export, changes no
-    answer.
+    It lies halfway between two probabilities, so that the rounding of another program, such as an
+    export, changes no prediction. It is 0.5 for a class that no image has.
     """
-    levels, hits, taken = ranked
-    if not hits[-1]:
+    levels, true_positives, predicted = ranked
+    images = true_positives[-1]
+    if not images:
         return 0.5
-    place = int(np.argmax(2 * hits / (taken + hits[-1])))
-    below = levels[place + 1] if place + 1 < len(levels) else 0.0
-    middle = (levels[place] + below) / 2
-    return float(middle if middle > below else levels[place])
+    best = int(np.argmax(2 * true_positives / (predicted + images)))
+    below = levels[best + 1] if best + 1 < len(levels) else 0.0
+    middle = (levels[best] + below) / 2
+    # Neighbouring floating-point numbers have no middle.
+    return float(middle if middle > below else levels[best])
 
 
-def count_answers(ranked: Ranked, threshold: float) -> tuple[int, int, int]:
-    """Returns the numbers of true positives, of images predicted to have the class, and of images
+def count_predictions(ranked: Ranked, threshold: float) -> tuple[int, int, int]:
+    """Returns the counts of a class for the predictions of a threshold.
+
+    These are the true positives, the images that are predicted to have the class, and the images
     that have it.
     """
-    levels, hits, taken = ranked
+    levels, true_positives, predicted = ranked
+    images = int(true_positives[-1])
     reached = len(levels) - int(np.searchsorted(levels[::-1], threshold))
     if not reached:
-        return 0, 0, int(hits[-1])
-    return int(hits[reached - 1]), int(taken[reached - 1]), int(hits[-1])
+        return 0, 0, images
+    return int(true_positives[reached - 1]), int(predicted[reached - 1]), images
 
 
-def f1(right: np.ndarray, told: np.ndarray, have: np.ndarray) -> np.ndarray:
-    """Returns F1, of ``count_answers``'s numbers or their sums; 0 if no image has the class or is
-    predicted to.
+def f1(true_positives: np.ndarray, predicted: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Returns F1 of the counts of ``count_predictions``, or of their sums.
+
+    It is 0 if no image has the class or is predicted to have it.
     """
-    return 2 * right / np.maximum(told + have, 1)
+    return 2 * true_positives / np.maximum(predicted + images, 1)

@@ -30,7 +30,7 @@ from training.multilabel import MultiLabel
 from training.multilabel_metrics import (
     average_precision,
     best_threshold,
-    count_answers,
+    count_predictions,
     rank_images,
     sigmoid,
 )
@@ -65,7 +65,11 @@ def test_average_precisions_and_thresholds_are_scikit_learns():
         chosen = best_threshold(ranked)
         for level in (0.0, 0.5, chosen, column.max(), 1.0):
             told = column >= level
-            assert count_answers(ranked, level) == ((told & there).sum(), told.sum(), there.sum())
+            assert count_predictions(ranked, level) == (
+                (told & there).sum(),
+                told.sum(),
+                there.sum(),
+            )
         assert f1_score(there, column >= chosen) == pytest.approx(best, abs=1e-12)
         assert np.abs(levels - chosen).min() > 1e-3  # between two of them
     nobody = rank_images(shares[:, -1], truth[:, -1])

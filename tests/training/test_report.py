@@ -47,7 +47,9 @@ def drawn(count=500, classes=6, seed=0):
 @pytest.mark.parametrize(("right", "count"), [(0, 7), (7, 7), (1, 1), (358, 364), (40_000, 50_000)])
 def test_an_interval_is_wilsons(right, count):
     expected = binomtest(right, count).proportion_ci(0.95, "wilson")
-    assert statistics.wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert statistics.wilson(right, count) == pytest.approx(
+        (expected.low, expected.high), abs=1e-12
+    )
 
 
 def test_confusions_and_scores_are_scikit_learns():
