@@ -138,7 +138,7 @@ def test_many_long_classes_leave_the_plot_its_room(predictor, figures, monkeypat
 
 
 def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, figures, capsys):
-    monkeypatch.setattr(fonts, "_told", [])
+    monkeypatch.setattr(fonts, "_warned", [])
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
     panels = [[Panel("图a.jpg", np.full((9, 9, 3), 255, np.uint8))]]
 
