@@ -198,9 +198,9 @@ def test_the_surest_mistakes_come_first(made):
 
 def test_of_many_classes_the_picture_has_those_that_are_confused_most_often(made, monkeypatch):
     folder, dataset, found = made
-    monkeypatch.setattr(report, "_WHOLE", 5)
-    monkeypatch.setattr(report, "_FEW", 4)
-    monkeypatch.setattr(report, "_SQUARE", 5)
+    monkeypatch.setattr(report, "_MOST_IN_PICTURE", 5)
+    monkeypatch.setattr(report, "_LISTED_PAIRS", 4)
+    monkeypatch.setattr(report, "_MOST_IN_SQUARE", 5)
     seen = {}
 
     def confusion(matrix, names, whole):
@@ -365,7 +365,7 @@ def test_predictions_are_of_each_sample_once_on_any_number_of_processes(tmp_path
     first, second = (
         read_predictions(tmp_path / name / predictions.FILE) for name in ("run", "again")
     )
-    assert first.same == second.same
+    assert first.digest == second.digest
     np.testing.assert_array_equal(first.predicted, second.predicted)
     np.testing.assert_allclose(first.probability, second.probability, atol=2e-6)
     text = write_report(tmp_path / "run", None).read_text()

@@ -1,6 +1,7 @@
-"""The pictures of a report: curves, confusions, calibration."""
+"""The plots of a report: curves, confusions, calibration."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from training.report.statistics import BINS, Calibration
 
 _BLUE = "#3465a4"
 _ORANGE = "#d9822b"
-# inches of a curve: on a telephone its letters are still read
+# Inches of a plot of curves, whose letters can still be read on a telephone.
 _WIDTH = 5.4
 _HEIGHT = 3.2
 
@@ -18,14 +19,16 @@ _HEIGHT = 3.2
 def curve(
     runs: Mapping[str, Mapping[str, dict[str, Points]]], key: str, label: str
 ) -> bytes | None:
-    """Returns the values of one key over the steps, of one run or of several, a colour each; None:
-    nobody has any.
+    """Returns a PNG of the values of one key over the steps, or None if there are no values.
+
+    Each run has a colour of its own. The plot of a single run has a colour for each split, and
+    doesn't show the run's name.
 
     Args:
-        runs: curves by the runs' names; of one run the splits have colours, and its name isn't
-            shown.
+        runs: curves by split and key, by the names of the runs.
+        label: of the y-axis.
     """
-    if not any(key in own for curves in runs.values() for own in curves.values()):
+    if not any(key in by_key for curves in runs.values() for by_key in curves.values()):
         return None
     drawn = figure(_WIDTH, _HEIGHT)
     axis = drawn.add_subplot()
@@ -33,19 +36,28 @@ def curve(
         if len(runs) == 1:
             draw(axis, dict(curves), key, label)
             continue
-        beside = {"alpha": 0.3, "linewidth": 1} if key in curves.get("val", {}) else {}
-        for split, how in (("train", beside), ("val", {}), ("ema", {"linestyle": "--"})):
-            own = {split: curves[split]} if split in curves else {}
-            draw(axis, own, key, label, f"{legend_name(name)} ", color=f"C{place % 10}", **how)
+        styles: dict[str, dict[str, Any]] = {"train": {}, "val": {}, "ema": {"linestyle": "--"}}
+        if key in curves.get("val", {}):
+            # The training curve stays in the background.
+            styles["train"] = {"alpha": 0.3, "linewidth": 1}
+        prefix = f"{legend_name(name)} "
+        for split, style in styles.items():
+            one_split = {split: curves[split]} if split in curves else {}
+            draw(axis, one_split, key, label, prefix, color=f"C{place % 10}", **style)
     axis.legend(fontsize=7 if len(runs) > 1 else 9)
     axis.set_xlabel("step")
     return figure_png(drawn)
 
 
 def confusion(matrix: np.ndarray, names: Sequence[str], whole: bool) -> bytes:
-    """Returns a picture of the confusions [n, n] between some classes, or between all (``whole``).
+    """Returns a PNG of a confusion matrix.
 
-    A colour is the share of a label's images here: so a class of few images can be seen.
+    A colour is the share of a label's images, so that classes of few images can be seen, too.
+
+    Args:
+        matrix: [n, n] numbers of images, whose rows are labels.
+        names: of the n classes.
+        whole: whether these are all classes.
     """
     count = len(matrix)
     side = min(9.0, 3.2 + 0.32 * count)
@@ -56,19 +68,13 @@ def confusion(matrix: np.ndarray, names: Sequence[str], whole: bool) -> bytes:
     size = max(4.0, min(9.0, 180 / max(count, 1)))
     for row, column in zip(*np.nonzero(matrix), strict=True):
         colour = "white" if shares[row, column] > 0.5 else "black"
-        told = f"{matrix[row, column]:,}"
-        axis.text(
-            column,
-            row,
-            told,
-            ha="center",
-            va="center",
-            color=colour,
-            fontsize=size * min(1, 4 / len(told)),
-        )
-    told = [shorten(name, 18) for name in names]
-    axis.set_xticks(range(count), told, rotation=90, fontsize=size)
-    axis.set_yticks(range(count), told, fontsize=size)
+        number = f"{matrix[row, column]:,}"
+        # Long numbers have smaller letters, to stay within their cell.
+        style = {"ha": "center", "va": "center", "fontsize": size * min(1, 4 / len(number))}
+        axis.text(column, row, number, color=colour, **style)
+    short_names = [shorten(name, 18) for name in names]
+    axis.set_xticks(range(count), short_names, rotation=90, fontsize=size)
+    axis.set_yticks(range(count), short_names, fontsize=size)
     axis.set_xlabel(
         "predicted" if whole else f"predicted, of the {count} classes that are confused most often"
     )
@@ -76,27 +82,23 @@ def confusion(matrix: np.ndarray, names: Sequence[str], whole: bool) -> bytes:
     return figure_png(drawn)
 
 
-def reliability(found: Calibration) -> bytes:
-    """Returns a reliability diagram: the share of right answers over their probability, and how
-    many there are.
+def reliability(calibration: Calibration) -> bytes:
+    """Returns a PNG of a reliability diagram.
+
+    It shows the share of right predictions over their probability, and the number of images.
     """
     drawn = figure(_WIDTH, 4.6)
     above, below = drawn.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3, 1]})
     centres = (np.arange(BINS) + 0.5) / BINS
-    there = found.images > 0
-    above.bar(
-        centres[there], found.right[there], 0.92 / BINS, color=_BLUE, label="share of right answers"
-    )
-    above.plot(
-        found.probability[there],
-        found.right[there],
-        ".",
-        color=_ORANGE,
-        label="at their mean probability",
-    )
+    filled = calibration.images > 0
+    right = calibration.right[filled]
+    mean = calibration.probability[filled]
+    width = 0.92 / BINS
+    above.bar(centres[filled], right, width, color=_BLUE, label="share of right answers")
+    above.plot(mean, right, ".", color=_ORANGE, label="at their mean probability")
     above.plot([0, 1], [0, 1], color="#666", linewidth=1, linestyle="--", label="as it should be")
     above.set(ylim=(0, 1.02), xlim=(0, 1), ylabel="right")
     above.legend(fontsize=8, loc="upper left")
-    below.bar(centres, found.images, 0.92 / BINS, color="#888")
+    below.bar(centres, calibration.images, width, color="#888")
     below.set(xlabel="probability of the predicted class", ylabel="images")
     return figure_png(drawn)

@@ -1,4 +1,7 @@
-"""A run's folder, read back: what it left behind is a stranger's, for a comparison."""
+"""Reads the folder of a run that has ended.
+
+The folder may be anybody's, so nothing in its files is trusted.
+"""
 
 import hashlib
 import os
@@ -16,31 +19,37 @@ from loading.tables import csv_rows
 from settings.options import Configuration
 from settings.plain import is_list, parsed_json, whole_file
 from settings.registry import tasks
-from training import predictions
 from training.curves import Points, points
-from training.predictions import MULTILABEL_COLUMNS, SINGLE_LABEL_COLUMNS
+from training.predictions import MULTILABEL_COLUMNS, SINGLE_LABEL_COLUMNS, file_name
 from training.results import MOST_CLASSES, is_text, read_result
 
 ADVICE = "; is it a run's folder?"
 SPLITS = ("train", "val", "ema")
-_LARGEST = 64 << 20  # bytes of classes.json
-_LINE = 1 << 20  # bytes of a line of predictions.csv
+# Bytes of the largest classes.json, and of the longest line of predictions.csv.
+_LARGEST = 64 << 20
+_LONGEST_LINE = 1 << 20
+# Curves that every run has, besides those of its task.
 SPEED = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
 
 
 class PredictionTable(NamedTuple):
-    """What is in a table of predictions, in the dataset's order.
+    """The content of predictions.csv, in the dataset's order.
+
+    In a table of several classes per image, "the worst class" of an image is the one whose
+    probability is farthest from the truth.
 
     Attributes:
-        images: their names.
-        same: of tables of the same images it is the same; of several classes: with the same labels.
-        right: [n] bool; of several classes: whether all of them are right.
-        label, predicted: [n] classes; of several: the worst one, and whether the image has it.
-        probability: [n] of the predicted class, or of the worst one.
+        images: names.
+        digest: of the images' names, and with several classes of their labels. Tables of the same
+            images have the same one.
+        right: [n] bool; with several classes, whether all of them are right.
+        label: [n] classes; with several, the worst class.
+        predicted: [n] classes; with several, whether the image has the worst class.
+        probability: [n], of the predicted class or the worst one.
     """
 
     images: Paths
-    same: bytes
+    digest: bytes
     right: np.ndarray
     label: np.ndarray
     predicted: np.ndarray
@@ -48,45 +57,48 @@ class PredictionTable(NamedTuple):
 
 
 class FinishedRun(NamedTuple):
-    """A run that is over.
+    """A run that has ended.
 
     Attributes:
-        evaluated: the last evaluation by split, from result.json: of the weights, and of the
-            averaged ones.
-        classes: names; empty: none are known.
-        told: predictions by split; none of a run without REPORT, or of another kind of task.
-        curves: points by split and key, and the keys with their labels.
+        folder: the run's.
+        config: its configuration.
+        evaluated: the last evaluation by split, from result.json: "val" of the weights, and "ema"
+            of the averaged weights.
+        classes: names; empty if they aren't known.
+        predictions: by split; empty without REPORT, or for another kind of task.
+        curves: points by split and key.
+        labels: the keys of curves, with the labels of their axes.
     """
 
     folder: Path
     config: Configuration
     evaluated: dict[str, dict[str, Any]]
     classes: list[str]
-    told: dict[str, PredictionTable]
+    predictions: dict[str, PredictionTable]
     curves: dict[str, dict[str, Points]]
     labels: dict[str, str]
 
     @property
-    def several(self) -> bool:
-        """Returns whether an image has several classes."""
+    def multilabel(self) -> bool:
+        """Returns whether an image may have several classes."""
         return self.config.TASK == "multilabel"
 
     def name_of(self, label: int) -> str:
-        """Returns a class's name, or its number."""
+        """Returns the name of a class, or its number if the name isn't known."""
         return self.classes[label] if label < len(self.classes) else str(label)
 
     @property
     def result(self) -> dict[str, Any]:
-        """Returns the run's result.json."""
+        """Returns the content of the run's result.json."""
         return self.evaluated["val"]
 
 
 def read_run(folder: Path) -> FinishedRun:
-    """Returns what a run left in its folder.
+    """Reads the folder of a run that has ended.
 
     Raises:
-        InputError: it is no run's, the run isn't over, or one of its files says something that no
-            run writes.
+        InputError: it isn't a run's folder, the run hasn't ended, or a file has content that no run
+            writes.
     """
     if not (folder / "result.json").exists():
         raise InputError(
@@ -101,92 +113,115 @@ def read_run(folder: Path) -> FinishedRun:
             if not is_list(classes, is_text, high=MOST_CLASSES):
                 raise Unreadable("expected a list of names")
     evaluated = {"val": result} | ({"ema": result["ema"]} if "ema" in result else {})
-    told = {}
+    predictions = {}
     for split, evaluation in evaluated.items():
-        if (file := folder / predictions.file_name(split)).exists():
-            told[split] = read_predictions(file)
-            _check_same(file, told[split], evaluation)
-    kind: Any = tasks.load(config.TASK)[0]
-    labels: dict[str, str] = {**kind.curves, **SPEED}
+        file = folder / file_name(split)
+        if file.exists():
+            predictions[split] = read_predictions(file)
+            _check_same_evaluation(file, predictions[split], evaluation)
+    task: Any = tasks.load(config.TASK)[0]
+    labels: dict[str, str] = {**task.curves, **SPEED}
     file = folder / "metrics.jsonl"
     curves = points(file, SPLITS, tuple(labels)) if file.exists() else {}
     if file.exists() and not curves:
         raise InputError(f"{file}: holds no record of a run; move it away")
-    return FinishedRun(folder, config, evaluated, classes, told, curves, labels)
+    return FinishedRun(folder, config, evaluated, classes, predictions, curves, labels)
 
 
-def _check_same(file: Path, told: PredictionTable, evaluation: dict[str, Any]) -> None:
-    """Raises InputError where a table and result.json are of different evaluations: a run went on
-    without REPORT.
+def _check_same_evaluation(
+    file: Path, predictions: PredictionTable, evaluation: dict[str, Any]
+) -> None:
+    """Raises InputError if predictions.csv and result.json are of different evaluations.
+
+    This is so after a run was resumed without REPORT.
     """
-    count = len(told.right)
-    share = 100 * float(told.right.mean())
-    if count != evaluation["num_samples"] or abs(share - evaluation.get("acc1", share)) > 1e-3:
-        expected = f"{evaluation['num_samples']}, {evaluation.get('acc1')}"
-        found = f"{file}: its samples and accuracy are {count}, {share}"
+    samples = len(predictions.right)
+    accuracy = 100 * float(predictions.right.mean())
+    expected_samples = evaluation["num_samples"]
+    expected_accuracy = evaluation.get("acc1", accuracy)
+    if samples != expected_samples or abs(accuracy - expected_accuracy) > 1e-3:
         raise InputError(
-            f"{found}, those of result.json {expected}: another evaluation's; move the file away"
+            f"{file}: its samples and accuracy are {samples}, {accuracy}, those of result.json"
+            f" {expected_samples}, {evaluation.get('acc1')}: another evaluation's;"
+            " move the file away"
         )
 
 
 def read_predictions(file: Path) -> PredictionTable:
-    """Returns what ``training.predictions.write`` wrote.
+    """Reads a table that ``training.predictions.write`` wrote.
 
     Raises:
-        InputError: it is something else.
+        InputError: the file has other content.
     """
     with reading(file, "a run's predictions", "; move it away"), open_file(file) as lines:
         allowance = Allowance(os.fstat(lines.fileno()).st_size)
         table = csv_rows(_lines(lines, allowance))
         head = tuple(next(table, ()))
-        if head[: len(SINGLE_LABEL_COLUMNS)] != SINGLE_LABEL_COLUMNS and head != MULTILABEL_COLUMNS:
+        single_label = head[: len(SINGLE_LABEL_COLUMNS)] == SINGLE_LABEL_COLUMNS
+        if not single_label and head != MULTILABEL_COLUMNS:
             expected = f"{','.join(SINGLE_LABEL_COLUMNS)}, nor {','.join(MULTILABEL_COLUMNS)}"
             raise Unreadable(f"its first line isn't {expected}")
+        # Arrays, and Paths for the names, hold tables of millions of images in little memory.
         numbers = array("i")
-        shares = array("d")
+        probabilities = array("d")
         digest = hashlib.sha256()
-        images = Paths(_rows(table, head, numbers, shares, digest))
+        images = Paths(_rows(table, head, numbers, probabilities, digest))
         if not len(images):
             raise Unreadable("it holds no sample")
         label, predicted, right = np.frombuffer(numbers, np.int32).reshape(-1, 3).T
         return PredictionTable(
-            images, digest.digest(), right > 0, label, predicted, np.frombuffer(shares, np.float64)
+            images=images,
+            digest=digest.digest(),
+            right=right > 0,
+            label=label,
+            predicted=predicted,
+            probability=np.frombuffer(probabilities, np.float64),
         )
 
 
 def _lines(file: IO[bytes], allowance: Allowance) -> Iterator[str]:
-    while line := file.readline(_LINE):
+    while line := file.readline(_LONGEST_LINE):
         allowance.take(len(line) + 32)
-        if len(line) == _LINE:
-            raise Unreadable(f"it has a line of {_LINE} bytes or more")
+        if len(line) == _LONGEST_LINE:
+            raise Unreadable(f"it has a line of {_LONGEST_LINE} bytes or more")
         yield line.decode("utf-8")
 
 
 def _rows(
-    table: Iterator[list[str]], head: tuple[str, ...], numbers: array, shares: array, digest: Any
+    table: Iterator[list[str]],
+    head: tuple[str, ...],
+    numbers: array,
+    probabilities: array,
+    digest: Any,
 ) -> Iterator[bytes]:
-    """Yields the images' names; appends (label, predicted, right), and the probability."""
+    """Yields the name of the image of each row.
+
+    Appends label, predicted class and whether it is right to ``numbers``, and the probability to
+    ``probabilities``.
+    """
     for row in table:
         if len(row) != len(head):
             raise Unreadable(f"a row has {len(row)} columns, the first line has {len(head)}")
-        name, truth, told, *rest = row
         if head == MULTILABEL_COLUMNS:
-            numbers.extend((_number(rest[0]), rest[0] in truth.split(), truth == told))
+            name, truth, predicted, worst, probability = row
+            numbers.extend((_class_number(worst), worst in truth.split(), truth == predicted))
             digest.update(f"{truth}\0".encode())
         else:
-            numbers.extend((_number(truth), _number(told), truth == told))
-        shares.append(_share(rest[-1] if head == MULTILABEL_COLUMNS else rest[0]))
+            name, truth, predicted, probability, *_ = row
+            right = truth == predicted
+            numbers.extend((_class_number(truth), _class_number(predicted), right))
+        probabilities.append(_probability(probability))
         digest.update(f"{name}\0".encode())
         yield name.encode()
 
 
-def _number(text: str) -> int:
+def _class_number(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 8 and int(text) < MOST_CLASSES):
         raise Unreadable(f"{text[:20]!a} is no class's number")
     return int(text)
 
 
-def _share(text: str) -> float:
+def _probability(text: str) -> float:
     value = float(text) if len(text) < 30 else -1.0
     if not 0 <= value <= 1:
         raise Unreadable(f"{text[:20]!a} is no probability")

@@ -1,33 +1,41 @@
-"""What predictions come to: intervals, confusions, scores of classes, calibration, and whether two
-runs differ.
+"""Statistics of predictions.
+
+Confidence intervals, confusions, scores of classes, calibration, and tests of whether two runs
+differ.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-BINS = 15  # of a calibration, of equal width (Guo et al. 2017, arXiv:1706.04599)
-_Z = 1.959963984540054  # of the normal distribution: 95 % lie within so many standard deviations
+# Bins of equal width of a calibration (Guo et al. 2017, arXiv:1706.04599).
+BINS = 15
+# 95 % of a normal distribution lie within so many standard deviations.
+_Z = 1.959963984540054
 
 
 def wilson(right: int, count: int) -> tuple[float, float]:
-    """Returns the 95 % interval of the share of ``right`` in ``count``, 0 to 1 (Wilson's, without
-    continuity correction). It holds near 0 and 1, too, where the share plus and minus its deviation
-    doesn't.
+    """Returns Wilson's 95 % interval of the share of ``right`` in ``count``, from 0 to 1.
+
+    It has no continuity correction. Unlike the share plus and minus its deviation, it is valid near
+    0 and 1, too.
     """
     share = right / count
     square = _Z**2 / count
     middle = share + square / 2
     half = _Z * math.sqrt(share * (1 - share) / count + square / (4 * count))
-    low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
+    low = (middle - half) / (1 + square)
+    high = (middle + half) / (1 + square)
+    # Both are exact here, without rounding.
     return (0.0 if right == 0 else low), (1.0 if right == count else high)
 
 
 class Confusions(NamedTuple):
-    """How often a label was predicted as a class: only what there is, [m] each, sorted by label,
-    then by prediction.
+    """How often each label was predicted as each class, as three arrays [m].
+
+    Only pairs that occur are in it, sorted by label, then by prediction.
     """
 
     label: np.ndarray
@@ -36,15 +44,19 @@ class Confusions(NamedTuple):
 
     def matrix(self, classes: Sequence[int] | np.ndarray) -> np.ndarray:
         """Returns the counts between some classes: [n, n], rows are labels."""
-        place = {int(own): number for number, own in enumerate(classes)}
-        found = np.zeros((len(classes), len(classes)), np.int64)
-        for label, predicted, count in zip(*(column.tolist() for column in self), strict=True):
+        place = {int(number): index for index, number in enumerate(classes)}
+        matrix = np.zeros((len(classes), len(classes)), np.int64)
+        for label, predicted, count in self.rows():
             if label in place and predicted in place:
-                found[place[label], place[predicted]] = count
-        return found
+                matrix[place[label], place[predicted]] = count
+        return matrix
+
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """Yields (label, predicted class, number of images) of each pair."""
+        return zip(self.label.tolist(), self.predicted.tolist(), self.count.tolist(), strict=True)
 
     def worst(self, most: int) -> "Confusions":
-        """Returns the mistakes that are made most often."""
+        """Returns the most frequent mistakes, at most ``most`` pairs."""
         wrong = np.flatnonzero(self.label != self.predicted)
         chosen = wrong[np.argsort(-self.count[wrong], kind="stable")][:most]
         return Confusions(*(column[chosen] for column in self))
@@ -58,8 +70,12 @@ def confusions(label: np.ndarray, predicted: np.ndarray) -> Confusions:
 
 
 class Scores(NamedTuple):
-    """Of each class, [K]: precision, recall and F1 from 0 to 1, and its images. Where there is
-    nothing to divide by, a score is 0, as scikit-learn's.
+    """Scores of each class, [K].
+
+    Attributes:
+        precision, recall, f1: from 0 to 1. Where a denominator is 0, the score is 0, as in
+            scikit-learn.
+        images: number of images of the class.
     """
 
     precision: np.ndarray
@@ -67,31 +83,47 @@ class Scores(NamedTuple):
     f1: np.ndarray
     images: np.ndarray
 
-    def means(self, told: np.ndarray) -> tuple[float, float, float]:
-        """Returns the means of the three over the classes that have an image, or that is predicted
-        for one.
+    def means(self, predicted: np.ndarray) -> tuple[float, float, float]:
+        """Returns the means of precision, recall and F1.
+
+        They are over the classes that have an image or were predicted for one.
+
+        Args:
+            predicted: [K], for how many images each class was predicted.
         """
-        there = (self.images > 0) | (told > 0)
+        occurs = (self.images > 0) | (predicted > 0)
         return (
-            float(self.precision[there].mean()),
-            float(self.recall[there].mean()),
-            float(self.f1[there].mean()),
+            float(self.precision[occurs].mean()),
+            float(self.recall[occurs].mean()),
+            float(self.f1[occurs].mean()),
         )
 
 
-def scores(label: np.ndarray, predicted: np.ndarray, outputs: int) -> tuple[Scores, np.ndarray]:
-    """Returns the scores of ``outputs`` classes, and for how many images each was predicted."""
-    right = np.bincount(label[label == predicted], minlength=outputs)
-    told = np.bincount(predicted, minlength=outputs)
-    images = np.bincount(label, minlength=outputs)
-    precision = right / np.maximum(told, 1)
+def scores(label: np.ndarray, predicted: np.ndarray, classes: int) -> tuple[Scores, np.ndarray]:
+    """Returns the scores of each class, and for how many images each was predicted, [K].
+
+    Args:
+        label: [n] classes.
+        predicted: [n] classes.
+        classes: K.
+    """
+    right = np.bincount(label[label == predicted], minlength=classes)
+    predictions = np.bincount(predicted, minlength=classes)
+    images = np.bincount(label, minlength=classes)
+    precision = right / np.maximum(predictions, 1)
     recall = right / np.maximum(images, 1)
-    return Scores(precision, recall, 2 * right / np.maximum(told + images, 1), images), told
+    f1 = 2 * right / np.maximum(predictions + images, 1)
+    return Scores(precision, recall, f1, images), predictions
 
 
 class Calibration(NamedTuple):
-    """Holds, by bin of the probability, [BINS]: images, the mean probability and the share of right
-    ones (0 of an empty bin). ``error`` is the expected calibration error, 0 to 1.
+    """How well probabilities fit the share of right predictions.
+
+    Attributes:
+        images: [BINS], number of images whose probability is in the bin.
+        probability: [BINS], their mean probability; 0 for an empty bin.
+        right: [BINS], the share of them that is right; 0 for an empty bin.
+        error: the expected calibration error, from 0 to 1.
     """
 
     images: np.ndarray
@@ -101,39 +133,60 @@ class Calibration(NamedTuple):
 
 
 def calibration(probability: np.ndarray, right: np.ndarray) -> Calibration:
-    """Returns how probabilities [n] of the predicted classes fit what is ``right`` [n] (bool).
+    """Returns the calibration of predictions.
 
-    The expected calibration error is the mean over images of the distance between both means of
-    their bin. A bin holds its upper edge: (0, 1/15], (1/15, 2/15], ...
+    The expected calibration error is the mean over all images of the distance between the mean
+    probability and the share of right predictions of their bin. A bin includes its upper edge:
+    (0, 1/15], (1/15, 2/15], ...
+
+    Args:
+        probability: [n], of the predicted classes.
+        right: [n] bool.
     """
-    place = np.clip(np.ceil(probability * BINS).astype(int) - 1, 0, BINS - 1)
-    images = np.bincount(place, minlength=BINS)
-    sums = [np.bincount(place, weights, BINS) for weights in (probability, right.astype(float))]
-    mean, share = (own / np.maximum(images, 1) for own in sums)
+    bins = np.clip(np.ceil(probability * BINS).astype(int) - 1, 0, BINS - 1)
+    images = np.bincount(bins, minlength=BINS)
+    probability_sum = np.bincount(bins, probability, BINS)
+    right_sum = np.bincount(bins, right.astype(float), BINS)
     return Calibration(
-        images, mean, share, float(np.abs(sums[0] - sums[1]).sum() / len(probability))
+        images=images,
+        probability=probability_sum / np.maximum(images, 1),
+        right=right_sum / np.maximum(images, 1),
+        error=float(np.abs(probability_sum - right_sum).sum() / len(probability)),
     )
 
 
 def mcnemar(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
-    """Returns how many samples are right in the first alone, how many in the second alone, and
-    McNemar's probability. That is the probability that chance divides them so unevenly or more (the
-    exact, two-sided binomial test). Both are [n], of the same samples.
-    """
-    from scipy.stats import binomtest  # scikit-learn brings it; its import takes a second
+    """Makes McNemar's test of two runs on the same samples (the exact, two-sided binomial test).
 
-    alone = int((one & ~other).sum())
-    there = int((other & ~one).sum())
-    return alone, there, float(binomtest(alone, alone + there).pvalue) if alone + there else 1.0
+    Args:
+        one, other: [n] bool, which samples are right in either run.
+
+    Returns:
+        How many samples are right in the first run alone, how many in the second alone, and the
+        probability that chance divides them so unevenly or more.
+    """
+    # SciPy comes with scikit-learn. Its import takes a second.
+    from scipy.stats import binomtest
+
+    first_alone = int((one & ~other).sum())
+    second_alone = int((other & ~one).sum())
+    differing = first_alone + second_alone
+    probability = float(binomtest(first_alone, differing).pvalue) if differing else 1.0
+    return first_alone, second_alone, probability
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> float:
-    """Returns the two-sided probability that the means of several runs differ so much by chance;
-    each side has two or more. It is Welch's t-test, for which the two needn't have the same spread.
+    """Returns the two-sided probability that two means differ so much by chance.
+
+    This is Welch's t-test, which doesn't assume that both sides have the same spread.
+
+    Args:
+        one, other: scores of two or more runs each.
     """
     from scipy.stats import ttest_ind
 
-    if np.std(one) == np.std(other) == 0:  # a test divides by the spread
+    # The test would divide by a spread of 0.
+    if np.std(one) == np.std(other) == 0:
         return 1.0 if np.mean(one) == np.mean(other) else 0.0
-    found: Any = ttest_ind(one, other, equal_var=False)
-    return float(found.pvalue)
+    result: Any = ttest_ind(one, other, equal_var=False)
+    return float(result.pvalue)
