@@ -1,5 +1,6 @@
-"""Formats of images that the server takes, as the HTTP process knows them, which imports no
-decoder.
+"""The formats of images that the server accepts.
+
+The HTTP process knows them by their first bytes: it imports no decoder.
 """
 
 from collections.abc import Sequence
@@ -7,23 +8,28 @@ from collections.abc import Sequence
 from loading.signatures import kind_of
 
 ALWAYS = ("GIF", "JPEG", "PNG", "WebP")
-OTHERS = ("bmp", "npy", "ppm", "tiff")  # whose decoders are rarely needed: -formats
+# Rarely needed formats, which are accepted if -formats names them.
+OTHERS = ("bmp", "npy", "ppm", "tiff")
 
 
 def listed(others: Sequence[str]) -> str:
-    """Returns the names of the formats that are taken: "GIF, JPEG, PNG, WebP, TIFF"."""
+    """Returns the names of the accepted formats: "GIF, JPEG, PNG, WebP, TIFF"."""
     return ", ".join([*ALWAYS, *map(str.upper, others)])
 
 
 def problem(data: bytes, others: Sequence[str]) -> str | None:
-    """Returns why a file isn't taken, in one line, or None where it is.
+    """Returns a line that says why a file isn't accepted, or None if it is.
 
     Args:
-        others: of OTHERS, those that are taken besides ALWAYS.
+        data: the file's content.
+        others: the formats of OTHERS that are accepted.
     """
     kind = kind_of(data)
     if kind is None:
         return f"it is of no known format; this server takes {listed(others)}"
     if kind.lower() in (*map(str.lower, ALWAYS), *others):
         return None
-    return f"its format is {kind}; this server takes {listed(others)} (to take it: -formats {kind.lower()})"
+    return (
+        f"its format is {kind}; this server takes {listed(others)}"
+        f" (to take it: -formats {kind.lower()})"
+    )
