@@ -1,8 +1,8 @@
 """The process that passes a run's metrics.jsonl to its trackers (TRACKERS).
 
-Trackers run in a process of their own, so that nothing of theirs reaches the run: no import,
-thread, signal handler, network access, crash or wait. ``TrackerProcess`` starts that process on
-rank 0, and ``main`` is what it runs.
+Trackers run in a process of their own. So nothing of theirs reaches the run: no import, thread,
+signal handler, network access, crash or wait. ``TrackerProcess`` starts that process on rank 0, and
+``main`` is what it runs.
 
 A tracker shows what metrics.jsonl holds. A resumed run removes the records after its checkpoint
 from that file. Then each tracker's folder is written anew, so that its curves have no step twice.

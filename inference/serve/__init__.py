@@ -2,8 +2,8 @@
 
 One process speaks HTTP (FastAPI and uvicorn) and doesn't import Paddle. Worker processes decode
 images and compute; each has the model. LitServe, which batches on the same two libraries, would
-save little: it lacks an error for each image, the replacement of lost workers, the completion of
-requests at the end, and most limits.
+save little. It lacks an error for each image, the replacement of lost workers, and most limits, and
+doesn't complete requests at the end.
 
 In the HTTP process:
 

@@ -139,8 +139,8 @@ class TokenLabelCrossEntropy(nn.Layer):
     """Cross-entropy of the image plus that of its patches (Jiang et al. 2021, arXiv:2104.10858).
 
     The target of each patch is its image's, as in sail-sg/volo's ``TokenLabelCrossEntropy`` without
-    another network's labels of patches. If rectangles of patches were swapped, image i of B has
-    patches of image B - 1 - i, and its target is a mixture of both by their numbers of patches.
+    another network's labels of patches. Where rectangles of patches were swapped, image i of B has
+    patches of image B - 1 - i. Its target is then a mixture of both, by their numbers of patches.
 
     Args:
         smoothing: label smoothing. Distributions aren't smoothed.

@@ -95,9 +95,10 @@ def _unmatched(pattern: str, names: list[str]) -> InputError:
 def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
     """Returns each parameter's factor on the learning rate, by structured name.
 
-    The factor is LAYER_DECAY to the power of the number of layer groups after the parameter's own,
-    as in BEiT (Bao et al. 2021, arXiv:2106.08254) and MAE. The classifier's is multiplied by
-    HEAD_LR. LAYER_DECAY_GROUPS chooses the groups of the architecture's authors or timm's.
+    The factor is LAYER_DECAY to the power of the number of layer groups after the parameter's own.
+    This is as in BEiT (Bao et al. 2021, arXiv:2106.08254) and MAE. The classifier's factor is
+    multiplied by HEAD_LR. LAYER_DECAY_GROUPS chooses the groups of the architecture's authors or
+    timm's.
 
     Raises:
         ValueError: a parameter isn't in exactly one of the model's groups.

@@ -135,9 +135,9 @@ class Calibration(NamedTuple):
 def calibration(probability: np.ndarray, right: np.ndarray) -> Calibration:
     """Returns the calibration of predictions.
 
-    The expected calibration error is the mean over all images of the distance between the mean
-    probability and the share of right predictions of their bin. A bin includes its upper edge:
-    (0, 1/15], (1/15, 2/15], ...
+    The error of a bin is the distance between its mean probability and its share of right
+    predictions. The expected calibration error is the mean of these errors over all images. A bin
+    includes its upper edge: (0, 1/15], (1/15, 2/15], ...
 
     Args:
         probability: [n], of the predicted classes.
@@ -162,8 +162,8 @@ def mcnemar(one: np.ndarray, other: np.ndarray) -> tuple[int, int, float]:
         one, other: [n] bool, which samples are right in either run.
 
     Returns:
-        How many samples are right in the first run alone, how many in the second alone, and the
-        probability that chance divides them so unevenly or more.
+        The number of samples that are right in the first run alone, and in the second alone. Then
+        the probability that chance divides them so unevenly or more.
     """
     # SciPy comes with scikit-learn. Its import takes a second.
     from scipy.stats import binomtest
