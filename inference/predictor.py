@@ -35,7 +35,7 @@ from training.checkpoint import (
     thresholds_of,
 )
 from training.engine import autocast
-from training.figures import sigmoid
+from training.multilabel_metrics import sigmoid
 from utils import world_size
 from weights import load_weights
 from weights.hub import best_of_run

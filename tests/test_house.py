@@ -174,7 +174,7 @@ WITHIN = {
     "weights/formats.py: _read_pickle", "weights/formats.py: _read_torch_legacy", "settings/plain.py: parsed_json",
 }  # fmt: skip
 NO_STRANGERS = {
-    "inference/serve/frames.py: head_of": "what the server's own processes send each other",
+    "inference/serve/messages.py: head_of": "what the server's own processes send each other",
     "launch/admission.py: _listen_to": "a line whose proof was right",
     "launch/launched.py: receive": "the same",
     "launch/sharing.py: _wait": "what a process of the same user sends",
@@ -205,7 +205,7 @@ def parsed_outside(node, within=False, function=""):
 JSON_OF_OUR_OWN = {
     "settings/names.py": "a file that ships",
     "tools/list_models.py": "the same",
-    "inference/serve/frames.py": "what the server's own processes send each other",
+    "inference/serve/messages.py": "what the server's own processes send each other",
     "launch/admission.py": "a line whose proof was right",
     "launch/launched.py": "the same",
     "launch/sharing.py": "what a process of the same user sends",
@@ -231,13 +231,13 @@ def test_json_of_strangers_is_read_in_one_place():
 
 
 def test_figures_are_saved_in_one_place():
-    """Another one would make formulas of names with "$" (``training.pages.figures``)."""
+    """Another one would make formulas of names with "$" (``training.pages.plotting``)."""
     found = {
         name
         for name in HOUSE
         if re.search(r"\b(savefig|pyplot)\b", (ROOT / name).read_text("utf-8"))
     }
-    assert found == {"training/pages/figures.py"}
+    assert found == {"training/pages/plotting.py"}
 
 
 def test_strangers_files_are_read_where_whatever_is_raised_becomes_a_line():

@@ -43,7 +43,7 @@ def write_report_again(folder: Path) -> Path:
     from config import get_config, with_values
     from datasets import get_dataset
     from training.report import write_report
-    from training.report.reading import read_run
+    from training.report.run_files import read_run
 
     read_run(folder)  # whose error says more than that of a missing config.yaml
     try:

@@ -73,7 +73,7 @@ def main() -> None:
     from datasets import get_datasets
     from ops.settings import set_device_flags
     from training.optim.schedule import rate_scale
-    from training.rate_range import sweep, write
+    from training.rate_range import range_test, write
     from training.setup import share_batch
 
     ranks = utils.num_processes(config.NGPUS)
@@ -84,7 +84,7 @@ def main() -> None:
     set_device_flags(config, 1)
     config, train, _ = get_datasets(config)
     assert train is not None
-    found = sweep(config, train, arguments.updates, arguments.low, arguments.high)
+    found = range_test(config, train, arguments.updates, arguments.low, arguments.high)
     write(found, table, picture)
     batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
     rate = min(found.steepest, found.lowest / 10) / rate_scale(config, batch)

@@ -167,7 +167,7 @@ def main() -> None:
     arguments, rest = arguments_of(sys.argv[1:])
     config = clean_config(arguments, rest)
     from settings.options import leaves
-    from training.robustness import figures, table
+    from training.robustness import format_table, summarize
 
     output = Path(config.OUTPUT)
     errors = {}
@@ -227,9 +227,9 @@ def main() -> None:
             errors.setdefault(name, {})[severity] = error
         else:
             clean = error
-    found = figures(errors, clean, classes)
+    found = summarize(errors, clean, classes)
     write(found)
-    print(table(errors, found))
+    print(format_table(errors, found))
 
 
 if __name__ == "__main__":

@@ -1,3 +1,5 @@
-"""What a run is: the command line, the loop, what it reports and leaves behind. A program imports
-what it needs of it: ``-h`` and a wrong command line are answered before Paddle is imported.
+"""Training and evaluation: the command line, the loop, reports and checkpoints.
+
+This package imports none of its modules, so that programs can answer ``-h`` and a wrong command
+line before Paddle is imported.
 """

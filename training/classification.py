@@ -21,7 +21,7 @@ from settings.options import Configuration
 from settings.registry import tasks
 from training.among import LOW
 from training.equal_ranks import check_loaded, check_teacher
-from training.features import FEATURE, LastMap, check_alignment, make_student
+from training.feature_distillation import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.predictions import Predictions
 from training.run import Run

@@ -163,7 +163,7 @@ def _conclude(
     """
     run = training.run
     task = training.task
-    predictions.leave(run, val, training.predictions)
+    predictions.write_tables(run, val, training.predictions)
     if rank():
         return
     with run.logging_failure("curves.png"):
@@ -395,7 +395,7 @@ def evaluate_only(
             raise Stopped(number, "in the evaluation")
 
     metrics = evaluate(task, predictor, loader, stop)
-    predictions.leave(run, val, {"val": task.predictions} if task.predictions else {})
+    predictions.write_tables(run, val, {"val": task.predictions} if task.predictions else {})
     run.result(_result(task, metrics, config.MODEL.PRETRAINED), task.line("result", metrics))
 
 

@@ -14,16 +14,16 @@ from settings.options import Configuration
 from settings.registry import tasks
 from training.checkpoint import thresholds_of
 from training.classification import Classification
-from training.figures import (
+from training.losses import binary_cross_entropy
+from training.multilabel_metrics import (
     Ranked,
     average_precision,
     best_threshold,
-    count_answers,
+    count_predictions,
     f1,
     rank_images,
     sigmoid,
 )
-from training.losses import binary_cross_entropy
 from training.predictions import Predictions
 from training.task import Batch, Metrics
 from utils import all_gather, all_reduce_sum, all_to_all, rank, world_size
@@ -193,8 +193,8 @@ class MultiLabel(Classification):
         return (
             average_precision(ranked),
             threshold,
-            count_answers(ranked, threshold),
-            count_answers(ranked, _HALF),
+            count_predictions(ranked, threshold),
+            count_predictions(ranked, _HALF),
         )
 
     def description_of(self, metrics: Metrics) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""What an evaluation says of each sample: kept on the device, gathered once at a run's end, written
-as a table.
+"""The predictions of each sample of an evaluation, and their table, predictions.csv.
+
+They are kept on the device, and gathered once, at a run's end.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,115 +15,127 @@ from loading.tables import csv_line
 from training.run import Run
 from utils import all_gather, rank, writing_whole
 
-FILE = "predictions.csv"  # of the model's weights; of the averaged ones predictions_ema.csv
-ONE = ("image", "label", "predicted", "probability")
-# of an image of several classes
-SEVERAL = ("image", "labels", "predicted", "worst", "worst_probability")
+# The table of the model's weights. That of the averaged weights is predictions_ema.csv.
+FILE = "predictions.csv"
+SINGLE_LABEL_COLUMNS = ("image", "label", "predicted", "probability")
+MULTILABEL_COLUMNS = ("image", "labels", "predicted", "worst", "worst_probability")
 
 
-def file_of(split: str) -> str:
-    """Returns the name of a split's table: of "val" and "ema"."""
+def file_name(split: str) -> str:
+    """Returns the name of the table of a split, "val" or "ema"."""
     return FILE if split == "val" else f"predictions_{split}.csv"
 
 
 class Predictions:
-    """This rank's samples of an evaluation, in the order in which its loader gave them.
+    """This rank's predictions in an evaluation, in the order of its loader.
 
-    A classifier keeps 20 bytes of each, as tensors: no batch waits for the device. Of an image of
-    several classes, K in all, it is K / 4 + 16.
+    They are kept as tensors, so that no batch waits for the device. A sample takes 20 bytes, or
+    K / 4 + 16 bytes in a multi-label evaluation of K classes.
     """
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {}
 
     def add(self, **columns: Any) -> None:
-        """Takes in some samples: tensors or arrays [B, ...] by name, the same names each time."""
+        """Adds a batch: tensors or arrays [B, ...] by name, with the same names at each call."""
         for name, values in columns.items():
             self.columns.setdefault(name, []).append(values)
 
     def gather(self) -> dict[str, np.ndarray]:
-        """Returns all ranks' samples, each once, in the dataset's order; nothing where nothing was
-        kept.
+        """Returns the predictions of all ranks by name, each sample once, in the dataset's order.
 
-        Every rank calls it. Rank r of R has every R-th sample from the r-th on
-        (``EvalBatchSampler``).
+        Every rank has to call it. The result is empty if ``add`` was never called.
         """
-        parts = all_gather({name: _join(values) for name, values in self.columns.items()})
-        found = {}
-        # there is no evaluation without a sample, and rank 0 has the first
-        for name, first in parts[0].items():
-            count = sum(len(part.get(name, ())) for part in parts)
-            found[name] = np.empty((count, *first.shape[1:]), first.dtype)
-            for place, part in enumerate(parts):
-                if name in part:
-                    found[name][place :: len(parts)] = part[name]
-        return found
+        own_columns = {name: _join(values) for name, values in self.columns.items()}
+        ranks_columns = all_gather(own_columns)
+        gathered = {}
+        # Rank 0 has the first sample of every evaluation, so it has every column.
+        for name, first in ranks_columns[0].items():
+            count = sum(len(columns.get(name, ())) for columns in ranks_columns)
+            gathered[name] = np.empty((count, *first.shape[1:]), first.dtype)
+            # Rank r of R has every R-th sample from the r-th on (``EvalBatchSampler``).
+            for r, columns in enumerate(ranks_columns):
+                if name in columns:
+                    gathered[name][r :: len(ranks_columns)] = columns[name]
+        return gathered
 
 
 def _join(values: list[Any]) -> np.ndarray:
-    return (
-        paddle.concat(values).numpy()
-        if isinstance(values[0], paddle.Tensor)
-        else np.concatenate(values)
-    )
+    if isinstance(values[0], paddle.Tensor):
+        return paddle.concat(values).numpy()
+    return np.concatenate(values)
 
 
-def leave(run: Run, dataset: ImageDataset, kept: Mapping[str, Predictions]) -> None:
-    """Writes the table of each split into the run's folder; every rank calls it. A failure is
-    logged, and ends no run.
+def write_tables(
+    run: Run, dataset: ImageDataset, predictions_by_split: Mapping[str, Predictions]
+) -> None:
+    """Writes the table of each split into the run's folder.
+
+    Every rank has to call it. A failure to write is logged, and doesn't end the run.
 
     Args:
-        dataset: whose samples they are.
+        dataset: the dataset that was evaluated.
     """
-    for split, own in kept.items():
-        found = own.gather()
-        if found and rank() == 0:
-            with run.logging_failure(file_of(split)):
-                write(run.directory / file_of(split), found, dataset, run.config.DATA.DATA_PATH)
+    for split, predictions in predictions_by_split.items():
+        columns = predictions.gather()
+        if columns and rank() == 0:
+            name = file_name(split)
+            with run.logging_failure(name):
+                write(run.directory / name, columns, dataset, run.config.DATA.DATA_PATH)
 
 
-def write(file: Path, found: Mapping[str, np.ndarray], dataset: ImageDataset, root: str) -> None:
+def write(file: Path, columns: Mapping[str, np.ndarray], dataset: ImageDataset, root: str) -> None:
     """Writes a table with a row for each sample, in the dataset's order.
 
-    Of one class per image: ``ONE``, and where classes have names these two, too. Of several:
-    ``SEVERAL``: labels and predicted ones are numbers with spaces between, the worst is the class
-    whose probability is farthest from the truth.
+    For one class per image, the columns are ``SINGLE_LABEL_COLUMNS``, then "class" and
+    "predicted_class" if classes have names. For several, they are ``MULTILABEL_COLUMNS``. There,
+    labels and predictions are class numbers with spaces between them, and the worst class is the
+    one whose probability is farthest from the truth.
 
     Args:
-        found: ``Predictions.gather``'s.
+        columns: as ``Predictions.gather`` returns them.
         root: the folder to which images' names are relative.
 
     Raises:
-        OSError: it can't be written.
+        OSError: the file can't be written.
     """
-    classes = dataset.classes
-    several = "truth" in found
-    with writing_whole(file) as out:
-        head = SEVERAL if several else ONE
-        if classes and not several:
-            head = (*ONE, "class", "predicted_class")
-        out.write(",".join(head) + "\n")
-        columns = found.values() if several else (found[name].tolist() for name in ONE[1:])
-        prefix = _prefix(root)
-        for index, (first, second, *rest) in enumerate(zip(*columns, strict=True)):
-            name = dataset.name(index).removeprefix(prefix)
-            if several:
-                out.write(
-                    csv_line(
-                        name, _numbers(first), _numbers(second), rest[0], round(float(rest[1]), 6)
-                    )
-                )
-            else:
-                names = [
-                    classes[label] if label < len(classes) else label
-                    for label in (first, second)
-                    if classes
-                ]
-                out.write(csv_line(name, first, second, round(rest[0], 6), *names))
+    if "truth" in columns:
+        head = MULTILABEL_COLUMNS
+        rows = _multilabel_rows(columns)
+    else:
+        head = SINGLE_LABEL_COLUMNS
+        if dataset.classes:
+            head = (*SINGLE_LABEL_COLUMNS, "class", "predicted_class")
+        rows = _single_label_rows(columns, dataset.classes)
+    prefix = _prefix(root)
+    with writing_whole(file) as table:
+        table.write(",".join(head) + "\n")
+        for index, row in enumerate(rows):
+            table.write(csv_line(dataset.name(index).removeprefix(prefix), *row))
+
+
+def _single_label_rows(
+    columns: Mapping[str, np.ndarray], classes: Sequence[str]
+) -> Iterator[tuple[Any, ...]]:
+    numbers = (columns[name].tolist() for name in SINGLE_LABEL_COLUMNS[1:])
+    for label, predicted, probability in zip(*numbers, strict=True):
+        row = (label, predicted, round(probability, 6))
+        if classes:
+            # The model, or the data, may have more classes than names.
+            row += tuple(
+                classes[number] if number < len(classes) else number
+                for number in (label, predicted)
+            )
+        yield row
+
+
+def _multilabel_rows(columns: Mapping[str, np.ndarray]) -> Iterator[tuple[Any, ...]]:
+    for truth, predicted, worst, probability in zip(*columns.values(), strict=True):
+        yield _numbers(truth), _numbers(predicted), worst, round(float(probability), 6)
 
 
 def name_of(dataset: ImageDataset, index: int, root: str) -> str:
-    """Returns an image's name as a table has it."""
+    """Returns the name of an image in a table."""
     return dataset.name(index).removeprefix(_prefix(root))
 
 
@@ -131,5 +144,5 @@ def _prefix(root: str) -> str:
 
 
 def _numbers(packed: np.ndarray) -> str:
-    """The places of the bits that are set, with spaces between."""
+    """Returns the places of the bits that are set, with spaces between them."""
     return " ".join(map(str, np.flatnonzero(np.unpackbits(packed)).tolist()))

@@ -1,5 +1,6 @@
-"""The learning rate range test (Smith 2017, arXiv:1506.01186). The rate rises from update to
-update. The loss tells where learning begins, is fastest, and ends.
+"""The learning rate range test (Smith 2017, arXiv:1506.01186).
+
+The learning rate rises from update to update. The loss shows at which rates the model learns.
 """
 
 import dataclasses
@@ -26,19 +27,22 @@ from training.task import Task
 from training.window import NotFinite
 from utils import seed_everything, writing_whole
 
-_DIVERGED = 4  # times the lowest loss
-_SMOOTH = 0.02  # of the sweep's updates: the width of the bell that the losses are averaged by
+# The test ends when the loss is so many times the lowest one.
+_DIVERGED = 4
+# The standard deviation of the Gaussian that smooths the losses, as a share of the test's updates.
+_SMOOTH = 0.02
 
 
-class _Enough(Exception):
-    """The sweep is at its end."""
+class _Finished(Exception):
+    """The test has made its updates, or the loss has diverged."""
 
 
 class _Curve:
-    """Takes a run's place: it keeps each update's rate and loss, and leaves nothing behind."""
+    """Takes the place of a ``Run``: it records each update's rate and loss, and writes no file."""
 
     def __init__(self, updates: int) -> None:
-        self.updates, self.local = updates, logging.getLogger(__name__)
+        self.updates = updates
+        self.local = logging.getLogger(__name__)
         self.rates: list[float] = []
         self.losses: list[float] = []
         self.recent = self.lowest = math.inf
@@ -48,24 +52,27 @@ class _Curve:
         print(message, flush=True)
 
     def report(self, split: str, shown: str, **values: Any) -> None:
+        loss = values["loss"]
         self.rates.append(values["lr"])
-        self.losses.append(values["loss"])
-        self.recent = (
-            values["loss"] if len(self.losses) == 1 else 0.9 * self.recent + 0.1 * values["loss"]
-        )
+        self.losses.append(loss)
+        if len(self.losses) == 1:
+            self.recent = loss
+        else:
+            self.recent = 0.9 * self.recent + 0.1 * loss
         self.lowest = min(self.lowest, self.recent)
         if len(self.losses) > self.updates or self.recent > _DIVERGED * self.lowest:
-            raise _Enough
+            raise _Finished
 
 
-class Found(NamedTuple):
-    """What a sweep tells.
+class RateRange(NamedTuple):
+    """The result of a learning rate range test.
 
-    Args:
-        rates, losses, smooth: of each update, [n]: its rate, the loss of the batch that follows it,
-            that loss averaged over its neighbours.
-        steepest: rate at which the loss falls fastest.
-        lowest: rate at which it is lowest.
+    Attributes:
+        rates: [n], the learning rate of each update.
+        losses: [n], the loss of the batch after each update.
+        smooth: [n], the losses, smoothed.
+        steepest: the rate at which the loss falls fastest.
+        lowest: the rate at which the loss is lowest.
     """
 
     rates: np.ndarray
@@ -75,28 +82,31 @@ class Found(NamedTuple):
     lowest: float
 
 
-def sweep(
+def range_test(
     config: Configuration, train: ImageDataset, updates: int, low: float, high: float
-) -> Found:
-    """Trains as a run of this configuration does, by rates that rise exponentially from ``low`` to
-    ``high``.
+) -> RateRange:
+    """Trains as a run of this configuration does, while the rate rises from ``low`` to ``high``.
 
-    It ends early where the loss isn't finite, or rises to four times its lowest.
+    The rate rises exponentially. The test ends early if the loss isn't finite, or rises to four
+    times its lowest.
+
+    Args:
+        updates: number of updates to make.
 
     Raises:
-        InputError: as a run's start.
-        RunError: no update was made, or a sample can't be read.
+        InputError: as at a run's start.
+        RunError: too few updates were made, or a sample can't be read.
     """
-    # each has an update at least
-    accum = config.TRAIN.ACCUM_ITER
-    epochs = max(config.TRAIN.NUM_EPOCHS, updates + 1)
-    off = {
-        "TRAIN__MODEL_EMA": False,
-        "TRAIN__MAX_MINUTES": None,
-        "TRAIN__NUM_EPOCHS": epochs,
-        "REPORT_FREQ": accum,
-    }
-    config = with_values(config, "the sweep of rates", **off)
+    config = with_values(
+        config,
+        "the sweep of rates",
+        TRAIN__MODEL_EMA=False,
+        TRAIN__MAX_MINUTES=None,
+        # Each epoch has one update at least.
+        TRAIN__NUM_EPOCHS=max(config.TRAIN.NUM_EPOCHS, updates + 1),
+        # Every update is reported.
+        REPORT_FREQ=config.TRAIN.ACCUM_ITER,
+    )
     seed_everything(config.SEED)
     model = build_model(config)
     freeze(config, model)
@@ -112,59 +122,64 @@ def sweep(
         while True:
             engine.train_one_epoch(training, progress)
             progress.end_epoch(progress.epoch + 1)
-    except (_Enough, NotFinite):
+    except (_Finished, NotFinite):
         pass
     finally:
         training.loader.close()
         curve.bar.close()
-    return judge_rates(np.array(curve.rates[:-1]), np.array(curve.losses[1:]), updates)
+    return find_rates(np.array(curve.rates[:-1]), np.array(curve.losses[1:]), updates)
 
 
-def judge_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> Found:
-    """Returns what rates and the losses after them tell.
+def find_rates(rates: np.ndarray, losses: np.ndarray, updates: int) -> RateRange:
+    """Returns the rates at which the loss falls fastest and is lowest.
+
+    Args:
+        rates: [n], the learning rate of each update.
+        losses: [n], the loss after each update.
+        updates: number of updates that the test was to make.
 
     Raises:
-        RunError: they are too few.
+        RunError: there are fewer than ten.
     """
     if len(rates) < 10:
         raise RunError(
-            f"the loss went out of bounds after {len(rates)} of {updates} updates; give a lower -low"
+            f"the loss went out of bounds after {len(rates)} of {updates} updates;"
+            " give a lower -low"
         )
     width = max(1.0, _SMOOTH * updates)
     reach = round(3 * width)
-    bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
-    total, weight = (
-        np.convolve(values, bell)[reach:-reach] for values in (losses, np.ones(len(losses)))
-    )
+    gaussian = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    total = np.convolve(losses, gaussian)[reach:-reach]
+    # At both ends, part of the Gaussian has no loss.
+    weight = np.convolve(np.ones(len(losses)), gaussian)[reach:-reach]
     smooth = total / weight
     lowest = int(smooth.argmin())
+    # Only up to the lowest loss: after it, training diverges.
     slopes = np.gradient(smooth, np.log(rates))[: max(2, lowest + 1)]
-    return Found(rates, losses, smooth, float(rates[slopes.argmin()]), float(rates[lowest]))
+    return RateRange(rates, losses, smooth, float(rates[slopes.argmin()]), float(rates[lowest]))
 
 
-def write(found: Found, table: Path, picture: Path) -> None:
-    """Writes the sweep's values to ``table``, as CSV, and its curve to ``picture``, a PNG beside
-    it.
-    """
-    # takes a third of a second to import
-    from training.pages.figures import figure, figure_png, set_log_scale
+def write(result: RateRange, table: Path, picture: Path) -> None:
+    """Writes a test's values to ``table``, a CSV, and its curve to ``picture``, a PNG beside it."""
+    # Matplotlib's import takes a third of a second.
+    from training.pages.plotting import figure, figure_png, set_log_scale
 
-    rows = zip(found.rates.tolist(), found.losses.tolist(), found.smooth.tolist(), strict=True)
+    rows = zip(result.rates.tolist(), result.losses.tolist(), result.smooth.tolist(), strict=True)
     drawn = figure(8, 4)
     axis = drawn.add_subplot()
-    axis.plot(found.rates, found.losses, alpha=0.3)
-    axis.plot(found.rates, found.smooth, color="C0", label="loss after an update of this rate")
-    axis.axvline(found.steepest, color="C1", label=f"steepest: {found.steepest:.3g}")
-    axis.axvline(found.lowest, color="C2", linestyle="--", label=f"lowest: {found.lowest:.3g}")
-    axis.axvline(found.lowest / 10, color="C2", label=f"a tenth of that: {found.lowest / 10:.3g}")
+    axis.plot(result.rates, result.losses, alpha=0.3)
+    axis.plot(result.rates, result.smooth, color="C0", label="loss after an update of this rate")
+    axis.axvline(result.steepest, color="C1", label=f"steepest: {result.steepest:.3g}")
+    axis.axvline(result.lowest, color="C2", linestyle="--", label=f"lowest: {result.lowest:.3g}")
+    axis.axvline(result.lowest / 10, color="C2", label=f"a tenth of that: {result.lowest / 10:.3g}")
     axis.set(xlabel="learning rate", ylabel="loss")
     set_log_scale(axis)
-    axis.set_ylim(0.9 * found.smooth.min(), 1.5 * found.smooth[0])
+    axis.set_ylim(0.9 * result.smooth.min(), 1.5 * result.smooth[0])
     axis.grid(alpha=0.3)
     axis.legend()
     with removing_if_stopped(None if table.parent.exists() else table.parent):
         table.parent.mkdir(parents=True, exist_ok=True)
-        with writing_whole(table) as values, writing_whole(picture, "wb") as image:
-            values.write("rate,loss,smooth\n")
-            values.writelines(f"{rate:.9g},{loss:.9g},{mean:.9g}\n" for rate, loss, mean in rows)
-            image.write(figure_png(drawn, dpi=120))
+        with writing_whole(table) as csv_file, writing_whole(picture, "wb") as png_file:
+            csv_file.write("rate,loss,smooth\n")
+            csv_file.writelines(f"{rate:.9g},{loss:.9g},{mean:.9g}\n" for rate, loss, mean in rows)
+            png_file.write(figure_png(drawn, dpi=120))

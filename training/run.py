@@ -25,7 +25,7 @@ from settings.options import Configuration, notes, value_sources
 from training.command_line import CHECKPOINT
 from training.curves import records
 from training.environment import commit, device, versions
-from training.tracking import Tracking
+from training.tracking import TrackerProcess
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, writing_whole
 
 LOCK = ".lock"  # in a run's folder
@@ -81,7 +81,7 @@ class Run:
         self._agree(self.folder.check if self.folder else None)
         # why metrics.jsonl can't be written, on rank 0: the run has to end, saved
         self.problem = ""
-        self.tracking = Tracking([] if config.EVAL else config.TRACKERS or [])
+        self.tracking = TrackerProcess([] if config.EVAL else config.TRACKERS or [])
         self._agree(self.tracking.missing_packages if self.folder else None)
         self.devices = all_gather(device())
         self.started = time.time()

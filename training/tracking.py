@@ -1,12 +1,14 @@
-"""The process that follows a run's metrics.jsonl for its trackers (TRACKERS), and rank 0's hold on
-it.
+"""The process that passes a run's metrics.jsonl to its trackers (TRACKERS).
 
-Nothing of a tracker comes into the run's own processes: no import, thread, signal handler, network,
-crash or wait. A tracker shows what metrics.jsonl has. A run that goes on removes from it what came
-after its checkpoint. Then every tracker's folder is written anew, so its curves have no step twice.
+Trackers run in a process of their own. So nothing of theirs reaches the run: no import, thread,
+signal handler, network access, crash or wait. ``TrackerProcess`` starts that process on rank 0, and
+``main`` is what it runs.
 
-A pipe reports the run's end: a word, where there is a result; or its closing, however the run
-ended.
+A tracker shows what metrics.jsonl holds. A resumed run removes the records after its checkpoint
+from that file. Then each tracker's folder is written anew, so that its curves have no step twice.
+
+The process learns of the run's end by its standard input, a pipe. The run writes a word to it if
+there is a result; if the pipe closes without one, the run ended otherwise.
 """
 
 import contextlib
@@ -33,20 +35,24 @@ from settings.registry import ROOT, trackers
 from training.records import OFFLINE, Tracker, final_numbers
 from training.results import read_result
 
-# in a run's folder: what trackers print, and the tracebacks of what they raise
+# Files of a run's folder. LOG has the output of trackers, and the tracebacks of their errors.
 LOG = "log_trackers.txt"
-LOCK = ".lock_trackers"  # it names the newest such process
-MADE = ".trackers"  # it has a line for each tracker whose folder the run has made
-EVERY = 1.0  # seconds between two looks at the records
-PATIENCE = 60  # seconds that trackers have to end
+# The lock that the process holds. The file has the turn of the newest process.
+LOCK = ".lock_trackers"
+# A line for each tracker whose folder the run has made.
+MADE = ".trackers"
+# Seconds between two reads of the records.
+INTERVAL = 1.0
+# Seconds that trackers have to finish after the run's end.
+PATIENCE = 60
 _DONE = b"done\n"
 
 
-class Tracking:
-    """Rank 0's hold on the process that follows a run's records.
+class TrackerProcess:
+    """Starts and ends the process that follows a run's records, on rank 0.
 
     Args:
-        names: of the trackers; none: nothing is done.
+        names: of the trackers. If there are none, nothing is started.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -54,57 +60,52 @@ class Tracking:
         self.process: subprocess.Popen[bytes] | None = None
 
     def missing_packages(self) -> str:
-        """Returns the line that says which tracker's package isn't installed, or nothing."""
-        lacking = []
+        """Returns the line that names packages which aren't installed, or an empty string."""
+        missing = []
         commands = []
         for name in self.names:
-            given = trackers.components[name].given
-            if not _is_installed(given["package"]):
-                lacking.append(f"{name} needs {given['package']}")
-                commands.append(
-                    install(given["extra"])
-                    if "extra" in given
-                    else f"pip install {given['package']}"
-                )
-        if not lacking:
+            requirement = trackers.components[name].given
+            package = requirement["package"]
+            if _is_installed(package):
+                continue
+            missing.append(f"{name} needs {package}")
+            if "extra" in requirement:
+                commands.append(install(requirement["extra"]))
+            else:
+                commands.append(f"pip install {package}")
+        if not missing:
             return ""
         advice = f"{' and '.join(dict.fromkeys(commands))}, or leave it out of TRACKERS"
-        return f"TRACKERS: {', '.join(lacking)}, which isn't installed; {advice}"
+        return f"TRACKERS: {', '.join(missing)}, which isn't installed; {advice}"
 
     def begin(self, folder: Path) -> str:
-        """Starts it, once metrics.jsonl is as the run goes on with it; returns why it couldn't, or
-        nothing.
+        """Starts the process; returns a line that says why it couldn't be started, or "".
+
+        Call it after records that the run doesn't continue from are removed from metrics.jsonl.
         """
         if not self.names:
             return ""
+        # The process compares this with the lock's file, to find whether a newer one was started.
         turn = str(time.time_ns())
-        command = [
-            sys.executable,
-            "-m",
-            "training.tracking",
-            str(folder.absolute()),
-            turn,
-            *self.names,
-        ]
-        quiet = {**os.environ, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""}
-        # a session of its own: what is sent to the run's group isn't for it, which sees the run's
-        # end
+        arguments = ["-m", "training.tracking", str(folder.absolute()), turn]
         try:
             if not (folder / MADE).exists():
-                # Earlier releases made no such file, and a copy may lack hidden ones.
-                before = (folder / LOCK).exists() or (folder / LOG).exists()
-                made = [name for name in self.names if before and (folder / name).is_dir()]
+                # Earlier releases made no such file, and a copy may lack hidden files. The run had
+                # trackers if it has one of these.
+                had_trackers = (folder / LOCK).exists() or (folder / LOG).exists()
+                made = [name for name in self.names if had_trackers and (folder / name).is_dir()]
                 with open_to_append(folder / MADE) as file:
                     file.writelines(f"{name}\n" for name in made)
             with open(open_lock(folder / LOCK, b"[0-9]+"), "r+") as lock:
                 lock.truncate()
                 lock.write(turn)
             self.process = subprocess.Popen(
-                command,
+                [sys.executable, *arguments, *self.names],
                 cwd=ROOT,
-                env=quiet,
+                env={**os.environ, **OFFLINE, "CUDA_VISIBLE_DEVICES": ""},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
+                # Signals to the run's process group don't reach it: it learns of the run's end.
                 start_new_session=True,
             )
         except OSError as error:
@@ -112,7 +113,11 @@ class Tracking:
         return ""
 
     def end(self) -> str:
-        """Tells it that there is a result, and waits; returns what it didn't do, or nothing."""
+        """Tells the process that there is a result, and waits for its end.
+
+        Returns:
+            A line that says what went wrong, or "".
+        """
         if self.process is None:
             return ""
         try:
@@ -124,36 +129,43 @@ class Tracking:
                 f"TRACKERS: not done {PATIENCE} s after the run's end, and ended; {LOG} may say why"
             )
         status = self.process.returncode
-        return (
-            f"TRACKERS: their process {how_it_ended(status)}; {LOG} may say why" if status else ""
-        )
+        if status == 0:
+            return ""
+        return f"TRACKERS: their process {how_it_ended(status)}; {LOG} may say why"
 
 
 def _is_installed(package: str) -> bool:
-    """Whether it is installed; a folder of that name, which a tracker leaves where it works, is no
-    package.
+    """Returns whether a package is installed.
+
+    A folder of that name, such as a tracker leaves in the current folder, has no origin and isn't
+    a package.
     """
-    found = importlib.util.find_spec(package)
-    return found is not None and found.origin is not None
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 # --------------------------------------------------------- the process itself
 
 
 class Follower:
-    """Trackers that follow the records of a run, each as long as it raises nothing.
+    """Passes the records of a run to trackers. One that raises an error gets no more of them.
 
     Args:
-        say: takes the line that one is off.
+        folder: the run's.
+        names: of the trackers.
+        say: is called with a line that says that a tracker is off.
     """
 
     def __init__(self, folder: Path, names: Sequence[str], say: Callable[[str], None]) -> None:
         self.folder = folder
         self.say = say
-        self.read = 0
+        # Bytes of metrics.jsonl that were read.
+        self.position = 0
+        # The trackers that haven't failed.
         self.live: dict[str, Tracker] = {}
         config = read_yaml(folder / "config.yaml")
-        config.pop("GIVEN", None)  # where its values came from
+        # It says where the values came from, and isn't part of the configuration.
+        config.pop("GIVEN", None)
         for name in names:
             self._guard(name, lambda name=name: self._make(name, config))
 
@@ -166,15 +178,15 @@ class Follower:
                 made.write(f"{name}\n")
         elif folder.is_symlink() or name not in _made(self.folder / MADE):
             raise RunError(f"{folder} isn't of this run's trackers; move it away")
-        # What it wrote before the run went on.
+        # Remove what the tracker wrote before the run was resumed.
         for entry in os.listdir(folder):
             if re.fullmatch(tracker.written, entry):
                 remove(folder / entry)
         self.live[name] = tracker(folder, config)
 
     def follow(self) -> None:
-        """Hands on the records that were written since the last time."""
-        for record in self._new():
+        """Passes the records that were written since the last call to the trackers."""
+        for record in self._new_records():
             split = record.pop("split")
             step = record.pop("step")
             values = {key: value for key, value in record.items() if type(value) in (int, float)}
@@ -182,26 +194,25 @@ class Follower:
                 self._guard(name, lambda tracker=tracker: tracker.add(split, step, values))  # noqa: B023
 
     def end(self, done: bool) -> None:
-        """Hands on what is left and, if the run is done, its result."""
+        """Passes the remaining records, and the result if the run is done, to the trackers."""
         self.follow()
-        final = {}
-        if done:
-            final = final_numbers(read_result(self.folder, ""))
+        final = final_numbers(read_result(self.folder, "")) if done else {}
         for name, tracker in list(self.live.items()):
             self._guard(name, lambda tracker=tracker: tracker.end(final))
 
-    def _new(self) -> Iterator[dict[str, Any]]:
-        """Yields the records of whole lines after those that were read."""
+    def _new_records(self) -> Iterator[dict[str, Any]]:
+        """Yields the records of complete lines after those that were read."""
         file = self.folder / "metrics.jsonl"
         if not file.exists():
             return
         with reading(file, "a run's records"), open_file(file) as lines:
-            lines.seek(self.read)
+            lines.seek(self.position)
             for line in lines:
                 if not line.endswith(b"\n"):
                     break
-                self.read += len(line)
-                with contextlib.suppress(ValueError, RecursionError):  # half a line, of a crash
+                self.position += len(line)
+                # A crash may have left half a record.
+                with contextlib.suppress(ValueError, RecursionError):
                     record = parsed_json(line, finite=False)
                     if (
                         type(record) is dict
@@ -211,31 +222,30 @@ class Follower:
                         yield record
 
     def _guard(self, name: str, action: Callable[[], None]) -> None:
+        """Calls ``action``. If it raises an error, the tracker ``name`` is off from now on."""
         try:
             action()
         except Exception as error:
             traceback.print_exc()
             self.live.pop(name, None)
-            self.say(
-                one_line(
-                    f"TRACKERS: {name} is off ({type(error).__name__}: {error}); the run goes on"
-                )
-            )
+            problem = f"{type(error).__name__}: {error}"
+            self.say(one_line(f"TRACKERS: {name} is off ({problem}); the run goes on"))
 
 
 def _made(file: Path) -> list[str]:
-    """Returns the lines of MADE; none, if it isn't there."""
+    """Returns the lines of the file MADE, or none if it doesn't exist."""
     with contextlib.suppress(FileNotFoundError), open_file(file) as lines:
         return lines.read(1 << 16).decode(errors="replace").splitlines()
     return []
 
 
 def main(folder: Path, turn: str, names: Sequence[str]) -> None:
-    """Follows the records of the run in ``folder`` until its end, which standard input tells.
+    """Follows the records of the run in ``folder`` until standard input reports the run's end.
 
     Args:
-        turn: what the lock's file has as long as no newer process was started.
+        turn: the content of the lock's file as long as no newer process was started.
     """
+    # The output of trackers goes to LOG. ``say`` still writes to the run's console and log.
     console = os.dup(2)
     with open_to_append(folder / LOG) as file:
         printed = os.dup(file.fileno())
@@ -250,16 +260,20 @@ def main(folder: Path, turn: str, names: Sequence[str]) -> None:
             log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")
 
     with open(open_lock(folder / LOCK, b"[0-9]+"), "r+") as lock:
-        fcntl.lockf(lock, fcntl.LOCK_EX)  # the one of before the run went on may be about to end
-        if lock.read() != turn:  # or it begins only now: this one, which has nothing to add
+        # After a resume, the process of the run before may not have ended yet.
+        fcntl.lockf(lock, fcntl.LOCK_EX)
+        # If a newer process was started before this one got the lock, the newer one does it all.
+        if lock.read() != turn:
             return
         follower = Follower(folder, names, say)
-        told = None
-        while told is None:
+        message = None
+        while message is None:
             follower.follow()
-            told = os.read(0, len(_DONE)) if select.select([0], [], [], EVERY)[0] else None
-        signal.alarm(2 * PATIENCE)  # nobody may be left to end it
-        follower.end(told == _DONE)
+            if select.select([0], [], [], INTERVAL)[0]:
+                message = os.read(0, len(_DONE))
+        # The run may be gone, and nobody else ends a tracker that hangs.
+        signal.alarm(2 * PATIENCE)
+        follower.end(done=message == _DONE)
 
 
 if __name__ == "__main__":

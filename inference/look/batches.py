@@ -13,7 +13,7 @@ from inference.look.draw import Panel, enlarge
 from loading.transforms import BatchTransform, Normalize
 from settings.needs import float_pixels
 from settings.options import Configuration
-from training.pages.figures import shorten
+from training.pages.plotting import shorten
 
 _LEAST = 0.005  # a smaller share of a label isn't shown
 

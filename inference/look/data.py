@@ -15,8 +15,8 @@ from loading.class_names import class_name
 from loading.label_sets import every_label
 from loading.transforms.orientation import TURNS
 from training.pages import page
-from training.pages.figures import figure, figure_png, set_log_scale, shorten
 from training.pages.page import text
+from training.pages.plotting import figure, figure_png, set_log_scale, shorten
 from utils import writing_whole
 
 _BARS = 40  # classes, above which their counts are drawn as a curve

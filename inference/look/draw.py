@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from loading.transforms import visible
-from training.pages.figures import figure_png
+from training.pages.plotting import figure_png
 
 LEAST = 224  # pixels along an image's shorter side, so that one sees something
 LONGEST = 8 * LEAST  # pixels along its longer side, if it is enlarged

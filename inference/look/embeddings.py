@@ -15,7 +15,7 @@ from inference.look.sight import model_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
 from settings.options import nearest
-from training.pages.figures import figure, figure_png, legend_name, shorten
+from training.pages.plotting import figure, figure_png, legend_name, shorten
 from weights.layout import sublayer
 
 FEWEST = 5  # images that t-SNE can tell apart

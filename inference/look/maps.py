@@ -15,7 +15,7 @@ from inference.look.sight import Sight, model_of, output_of, sight
 from inference.pictures import Picture
 from inference.predictor import Predictor
 from models.layers.attention import attention_layers
-from training.pages.figures import shorten
+from training.pages.plotting import shorten
 
 STAGES = 4  # shown of a model that has more
 _BRIGHTEST = "attention, from 0 to the most in its panel (at least twice the mean)"

@@ -16,7 +16,7 @@ from inference.look.sight import model_of
 from inference.predictor import Predictor
 from models.base import ImageModel
 from models.layers.relative import RelativePositionBias
-from training.pages.figures import figure, figure_png
+from training.pages.plotting import figure, figure_png
 from weights.layout import sublayer
 
 _TILES = 16  # along a side, at most: of larger grids some are left out

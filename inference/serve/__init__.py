@@ -1,18 +1,22 @@
-"""A trained model behind HTTP.
+"""Serves a trained model over HTTP.
 
-One process speaks HTTP (FastAPI and uvicorn; no Paddle in it). ``workers`` processes decode and
-compute, each with its own model. LitServe stands on the same two libraries and batches, too. What
-is wanted besides would have to be built around it: an error per image, a lost worker replaced, a
-drain, limits on everything. So it would save little.
+One process speaks HTTP (FastAPI and uvicorn) and doesn't import Paddle. Worker processes decode
+images and compute; each has the model. LitServe, which batches on the same two libraries, would
+save little. It lacks an error for each image, the replacement of lost workers, and most limits, and
+doesn't complete requests at the end.
 
-    server     the socket, signals, the order of start and end;  protocol: HTTP/1.1 of a connection
-    gate       what every request goes through: token, limits, times, log, counts
-    app        the paths and their answers;  page: what a browser sees
-    bodies     images out of a request;  kinds: their formats
-    batching   images that wait, and batches of them
-    workers    the computing processes, as the HTTP process sees them
-    frames     what goes between;  progress: what they are at, which can be read when they have died
-    compute    what such a process does;  overlay: where a model looks;  memory: what goes back
+In the HTTP process:
+
+- ``server``: the socket, signals, start and end. ``protocol``: HTTP/1.1 of a connection.
+- ``gate``: the checks of every request (token, limits, times), the log and the counts.
+- ``app``: the paths and their answers. ``page``: the pages for a browser.
+- ``bodies``: the images of a request. ``image_formats``: which formats are accepted.
+- ``batching``: the queue of images, and batches of them.
+- ``workers``: starts the workers, gives them batches, and replaces them.
+
+Between both: ``messages`` over a socket, and ``progress`` in shared memory. In a worker:
+``compute``, and ``overlay``, which draws where a model looks. ``memory`` returns memory to the
+system in both.
 """
 
 from inference.serve.server import serve

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from errors import printable
-from inference.serve import kinds, page
+from inference.serve import image_formats, page
 from inference.serve.batching import Batcher, Full, Item, Lost
 from inference.serve.bodies import Encoded, Refused, Upload, images_of
 from inference.serve.gate import FAILED, GUARDED, refusal
@@ -154,7 +154,7 @@ def _answering(
         loop = asyncio.get_running_loop()
         words = {"kind": kind, "top": top, "threshold": threshold}
         client = request.scope["client"][0]
-        problems = [kinds.problem(data, settings.formats) for _, data in uploads]
+        problems = [image_formats.problem(data, settings.formats) for _, data in uploads]
         taken = [
             data for (_, data), problem in zip(uploads, problems, strict=True) if problem is None
         ]
@@ -236,7 +236,8 @@ def _telling(
     @app.get("/", include_in_schema=False)
     async def first() -> HTMLResponse:
         return HTMLResponse(
-            page.HTML.replace("FORMATS", kinds.listed(settings.formats)), headers=page.HEADERS
+            page.HTML.replace("FORMATS", image_formats.listed(settings.formats)),
+            headers=page.HEADERS,
         )
 
     @app.get("/docs", include_in_schema=False)

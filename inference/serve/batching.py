@@ -1,8 +1,8 @@
-"""Images that wait for a worker, and batches of them: by count, and by how long the first has
-waited.
+"""The queue of images that wait for a worker, and batches of them.
 
-Each client (an address) has a line of its own, and the lines take turns: who sends thousands waits
-behind himself.
+A batch is complete by its number of images, or by how long its first image has waited. Each client
+(an address) has a queue of its own, and these take turns. So a client that sends thousands of
+images delays its own ones.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Full(Exception):
-    """The queue is full; ``seconds``: until there may be a free place."""
+    """The queue is full. ``seconds``: when there may be a free place."""
 
     def __init__(self, seconds: int) -> None:
         super().__init__(f"as many images wait as may; try again in {seconds} s")
@@ -24,7 +24,7 @@ class Full(Exception):
 
 
 class Lost(Exception):
-    """An image isn't answered as its worker ended over it; ``status``: of the answer."""
+    """An image has no answer, because its worker ended. ``status``: of the HTTP response."""
 
     def __init__(self, line: str, status: int) -> None:
         super().__init__(line)
@@ -36,14 +36,15 @@ class Item:
     """An image of a request.
 
     Attributes:
-        data: the image's file.
-        asked: what a worker is to do with it: "kind" ("predict" or "attention"), "top",
-            "threshold". The images of a request have the same object.
-        answer: (what the worker says, in JSON's terms; a picture).
-        client: who asks.
-        alone: it is computed by itself, as a map is, or an image that was being computed as its
-            worker ended.
-        tried: a worker ended that was computing it.
+        data: the content of the image's file.
+        asked: the request's parameters for a worker: "kind" ("predict" or "attention"), "top",
+            "threshold". All images of a request have the same object.
+        answer: the worker's answer, in JSON's types, and a picture.
+        client: address of the client.
+        alone: whether it is a batch by itself. Maps are, and so is an image that was being computed
+            when its worker ended.
+        tried: whether a worker ended while it computed the image.
+        since: when it began to wait, by ``time.monotonic``.
     """
 
     data: bytes
@@ -56,35 +57,39 @@ class Item:
 
 
 class Batcher:
-    """The images that wait.
+    """The queue of waiting images.
 
     Args:
-        batch_size: of a batch, at most.
-        max_delay: seconds that the first of a batch waits for others.
-        most: images that may wait.
+        batch_size: the most images of a batch.
+        max_delay: seconds that the first image of a batch waits for others.
+        most: the most images that wait.
     """
 
     def __init__(self, batch_size: int, max_delay: float, most: int) -> None:
         self.batch_size = batch_size
         self.max_delay = max_delay
         self.most = most
-        self.rate = 1.0  # images per second, of late
-        # none is empty; the first has its turn
+        # Images per second, averaged over the last batches.
+        self.rate = 1.0
+        # A queue for each client. None is empty, and the first is the next to be served.
         self._lines: dict[str, collections.deque[Item]] = {}
-        self._again: collections.deque[Item] = collections.deque()  # before all others
-        self._arrived, self._one = asyncio.Event(), asyncio.Lock()
+        # Images that were put back, which come before all others.
+        self._again: collections.deque[Item] = collections.deque()
+        self._arrived = asyncio.Event()
+        # Held by the worker that gathers a batch: workers take batches one after the other.
+        self._one = asyncio.Lock()
 
     def __len__(self) -> int:
         return len(self._again) + sum(map(len, self._lines.values()))
 
     def put(self, items: Sequence[Item]) -> None:
-        """Lets the images of a request wait, all or none.
+        """Adds the images of a request to the queue, all or none.
 
-        If the queue is full, the last images of the longest line lose their places to those of a
-        shorter one.
+        If the queue is full, the last images of the longest client's queue lose their places to a
+        client that has fewer.
 
         Raises:
-            Full: the queue has no places for them.
+            Full: there are no places for them.
         """
         if len(self) + len(items) > self.most:
             self._drop_given_up()
@@ -101,12 +106,12 @@ class Batcher:
         self._arrived.set()
 
     def put_back(self, items: Sequence[Item]) -> None:
-        """Puts images whose worker ended before all others."""
+        """Puts images whose worker has ended before all others."""
         self._again.extendleft(reversed(items))
         self._arrived.set()
 
     async def take(self) -> list[Item]:
-        """Returns the next batch, once there is one."""
+        """Waits for the next batch, and returns it."""
         async with self._one:
             while True:
                 await self._first()
@@ -122,9 +127,7 @@ class Batcher:
             await self._arrived.wait()
 
     async def _others(self, until: float) -> None:
-        """Waits until the batch is full or the time has come; an image that comes alone isn't
-        waited for.
-        """
+        """Waits for further images of a batch until it is full or the time is ``until``."""
         while len(self) < self.batch_size and (left := until - time.monotonic()) > 0:
             self._arrived.clear()
             with contextlib.suppress(asyncio.TimeoutError):
@@ -136,19 +139,21 @@ class Batcher:
             if batch and self._line()[0].alone:
                 break
             item = self._next()
-            if not item.answer.done():  # who asked has gone, or has waited too long
+            # It is done if the client has left, or has waited too long.
+            if not item.answer.done():
                 batch.append(item)
             if item.alone and batch:
                 break
         return batch
 
     def _line(self) -> collections.deque[Item]:
-        """Returns the line that has its turn."""
+        """Returns the queue that is the next to be served."""
         return self._again or next(iter(self._lines.values()))
 
     def _next(self) -> Item:
-        """Takes the first image of the line that has its turn; the others have theirs before it has
-        another.
+        """Takes the first image of the queue that is the next to be served.
+
+        That queue then comes after all others.
         """
         if self._again:
             return self._again.popleft()
@@ -160,6 +165,7 @@ class Batcher:
         return item
 
     def _drop_given_up(self) -> None:
+        """Removes images whose client has left, or has waited too long."""
         self._again = collections.deque(item for item in self._again if not item.answer.done())
         left = {
             client: [item for item in line if not item.answer.done()]
@@ -168,5 +174,5 @@ class Batcher:
         self._lines = {client: collections.deque(line) for client, line in left.items() if line}
 
     def record_rate(self, images: int, seconds: float) -> None:
-        """Records how fast a batch was answered; ``Full.seconds`` is estimated from it."""
+        """Records how fast a batch was answered, for the estimate of ``Full.seconds``."""
         self.rate = 0.8 * self.rate + 0.2 * images / max(seconds, 1e-6)

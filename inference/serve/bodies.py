@@ -1,4 +1,4 @@
-"""The images of a request: uploads, base64 in JSON, or the body itself."""
+"""Reads the images of a request: uploads of a form, base64 in JSON, or the body itself."""
 
 import asyncio
 import base64
@@ -13,13 +13,22 @@ from starlette.formparsers import MultiPartException, MultiPartParser, parse_opt
 
 from errors import printable
 
-_CHUNK = 1 << 16  # bytes of a form that are parsed before others have their turn
-_FIELDS = 20  # of a form that are no files; they are let be
-_EXTENDED = re.compile(rb";\s*filename\*", re.I)  # RFC 5987's, which RFC 7578 forbids in forms
+# Bytes of a form that are parsed before other requests have their turn.
+_CHUNK = 1 << 16
+# Fields of a form that are no files. They are ignored.
+_FIELDS = 20
+# The extended parameter of RFC 5987, which RFC 7578 forbids in forms.
+_EXTENDED = re.compile(rb";\s*filename\*", re.I)
 
 
 class Refused(Exception):
-    """A request that isn't answered as it wishes, with the status that says so."""
+    """A request is answered by an error.
+
+    Args:
+        status: of HTTP.
+        text: a line that says why.
+        retry: seconds after which another attempt makes sense; None: it doesn't.
+    """
 
     def __init__(self, status: int, text: str, retry: int | None = None) -> None:
         super().__init__(text)
@@ -28,7 +37,7 @@ class Refused(Exception):
 
 
 class Upload(NamedTuple):
-    """An image: what to call it, and its file."""
+    """An image's name and the content of its file."""
 
     name: str
     data: bytes
@@ -44,37 +53,40 @@ class Encoded(BaseModel):
 
 
 async def images_of(body: bytes | bytearray, kind: str, most: int) -> list[Upload]:
-    """Returns a request's images.
+    """Returns the images of a request.
 
     Args:
+        body: the request's.
         kind: its Content-Type.
-        most: images that it may have.
+        most: the most images that are accepted.
 
     Raises:
-        Refused: it is of another kind, malformed, empty, or has too many.
+        Refused: the body has another type, is malformed or empty, or has too many images.
     """
-    plain = kind.partition(";")[0].strip().lower()
-    if plain == "multipart/form-data":
-        found = await _uploads(body, kind, most)
-    elif plain == "application/json":
-        found = _encoded_images(body, most)
-    elif plain.startswith("image/") or plain == "application/octet-stream":
-        found = [Upload("image 0", bytes(body))] if body else []
+    media_type = kind.partition(";")[0].strip().lower()
+    if media_type == "multipart/form-data":
+        images = await _uploads(body, kind, most)
+    elif media_type == "application/json":
+        images = _encoded_images(body, most)
+    elif media_type.startswith("image/") or media_type == "application/octet-stream":
+        images = [Upload("image 0", bytes(body))] if body else []
     else:
-        known = "multipart/form-data, application/json or an image's own type"
         raise Refused(
-            415, f"the Content-Type is {printable(kind, 60) or 'missing'}, expected {known}"
+            415,
+            f"the Content-Type is {printable(kind, 60) or 'missing'}, expected"
+            " multipart/form-data, application/json or an image's own type",
         )
-    if not found:
+    if not images:
         raise Refused(400, "the request holds no image")
-    if len(found) > most:
-        raise Refused(413, f"the request holds {len(found)} images, at most {most} are taken")
-    return found
+    if len(images) > most:
+        raise Refused(413, f"the request holds {len(images)} images, at most {most} are taken")
+    return images
 
 
 class _Form(MultiPartParser):
-    """starlette's, which takes a form that was cut off for a whole one, and a file without a plain
-    name for text.
+    """Starlette's parser, which also notices forms that are cut off.
+
+    Starlette accepts these as whole ones, and takes a file without a plain name for text.
     """
 
     whole = False
@@ -91,7 +103,8 @@ class _Form(MultiPartParser):
 
 async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload]:
     charset = parse_options_header(kind)[1].get(b"charset", b"utf-8").decode("latin-1")
-    if charset.lower() not in ("utf-8", "utf8"):  # Python knows some that take minutes
+    # Python has codecs that take minutes.
+    if charset.lower() not in ("utf-8", "utf8"):
         raise Refused(400, f"the form's charset is {printable(charset, 60)}, expected utf-8")
 
     async def chunks() -> AsyncGenerator[bytes, None]:
@@ -103,7 +116,8 @@ async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload
         parser = _Form(
             Headers({"content-type": kind}), chunks(), max_files=most + 1, max_fields=_FIELDS
         )
-        parser.spool_max_size = len(body) + 1  # nothing is written to a disk
+        # Nothing is written to a disk.
+        parser.spool_max_size = len(body) + 1
         form = await parser.parse()
     except MultiPartException as error:
         if "Too many files" in error.message:
@@ -112,37 +126,38 @@ async def _uploads(body: bytes | bytearray, kind: str, most: int) -> list[Upload
             ) from None
         raise Refused(400, f"the form can't be read ({printable(error.message, 100)})") from None
     except (ValueError, KeyError, AssertionError):
-        # a boundary, or a head of a part, that isn't one
+        # The boundary or the head of a part is malformed.
         raise Refused(400, "the form can't be read") from None
     if not parser.whole:
         await form.close()
         raise Refused(400, "the form ends before its last boundary")
     files = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
-    found = [
-        Upload(printable(file.filename or f"image {place}"), await file.read())
-        for place, file in enumerate(files)
+    images = [
+        Upload(printable(file.filename or f"image {index}"), await file.read())
+        for index, file in enumerate(files)
     ]
     await form.close()
-    return found
+    return images
 
 
 def _encoded_images(body: bytes | bytearray, most: int) -> list[Upload]:
-    # A text of a million small values takes a hundred times its size in memory. Base64 has none of
-    # these characters.
+    # JSON of a million small values takes a hundred times its size in memory. Base64 has none of
+    # the characters that are counted here.
     if sum(map(body.count, (b",", b"[", b"{", b":"))) > most + 100:
         raise Refused(413, f"the JSON holds more than the {most} images that are taken")
     try:
         texts = Encoded.model_validate_json(body).images
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise Refused(
-            400, f"the JSON can't be taken: {place and f'{printable(place, 60)}: '}{first['msg']}"
-        ) from None
-    found = []
-    for place, text in enumerate(texts):
+        problem = first["msg"]
+        if first["loc"]:
+            place = ".".join(map(str, first["loc"]))
+            problem = f"{printable(place, 60)}: {problem}"
+        raise Refused(400, f"the JSON can't be taken: {problem}") from None
+    images = []
+    for index, text in enumerate(texts):
         try:
-            found.append(Upload(f"image {place}", base64.b64decode(text, validate=True)))
+            images.append(Upload(f"image {index}", base64.b64decode(text, validate=True)))
         except (binascii.Error, ValueError):
-            raise Refused(400, f"image {place} isn't in base64") from None
-    return found
+            raise Refused(400, f"image {index} isn't in base64") from None
+    return images

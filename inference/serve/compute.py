@@ -30,7 +30,7 @@ from errors import RunError, Unreadable, one_line, out_of_memory
 from inference.inputs import class_names
 from inference.pictures import Pictures
 from inference.predictor import Predictor
-from inference.serve import frames
+from inference.serve import messages
 from inference.serve.memory import give_back
 from inference.serve.overlay import overlay
 from inference.serve.progress import COMPUTING, READING, Progress
@@ -49,7 +49,7 @@ _LARGE = 4_000_000  # pixels of an image whose memory goes back: less is soon ne
 
 def main() -> None:
     end = socket.socket(fileno=int(sys.argv[1]))
-    told = frames.head_of(sys.argv[2].encode())
+    told = messages.head_of(sys.argv[2].encode())
     if os.getppid() != told["server"]:  # it was gone before ``die_with_parent``
         os._exit(1)
     try:
@@ -63,13 +63,14 @@ def main() -> None:
             "sum": total,
             "warning": predictor.warning,
         }
-        loaded = frames.pack(loaded)
+        loaded = messages.pack(loaded)
     except Exception as error:
         if not isinstance(error, RunError):
             traceback.print_exc()
         said = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         _send(
-            end, frames.pack({"error": one_line(said), "status": getattr(error, "exit_status", 1)})
+            end,
+            messages.pack({"error": one_line(said), "status": getattr(error, "exit_status", 1)}),
         )
         os._exit(getattr(error, "exit_status", 1))
     _silence_libraries()
@@ -81,7 +82,7 @@ def main() -> None:
         head, pixels, parts = batches.get()
         progress.begin(COMPUTING, head["id"])
         answers, pictures = answer_batch(predictor, head["asked"], pixels, parts)
-        _send(end, frames.pack({"id": head["id"], "answers": answers}, pictures))
+        _send(end, messages.pack({"id": head["id"], "answers": answers}, pictures))
         progress.end(COMPUTING)
 
 
@@ -143,7 +144,7 @@ def _decode(
     file: Any = end.makefile("rb", 1 << 20)
     try:
         while True:
-            head, parts = frames.read(file)
+            head, parts = messages.read(file)
             maps = [asked["kind"] == "attention" for asked in head["asked"]]
             # A map's picture is decoded where it is drawn: here only whether it can be is found
             # out.

@@ -1,6 +1,4 @@
-"""What every request goes through before the app sees it, and its answer after: token, limits,
-times, log, counts.
-"""
+"""The ASGI middleware that every request passes: token, limits, times, log and counts."""
 
 import asyncio
 import contextlib
@@ -24,14 +22,17 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
-WORK = ("/predict", "/attention")  # what images are sent to
+# The paths to which images are sent, and those that need the token.
+WORK = ("/predict", "/attention")
 GUARDED = (*WORK, "/metrics")
 FAILED = "the server failed; its log says why"
 _OPEN = ("/", "/docs", "/openapi.json", "/health", "/ready")
-_BODY = 30.0  # seconds that a body may take
-# seconds in which what a refused client still sends is read: it would miss the answer
+# Seconds that a body may take.
+_BODY_SECONDS = 30.0
+# Seconds for which the rest of a refused body is read. Without that, the client may lose the answer.
 _LINGER = 10.0
-_GONE = 499  # in the log and the counts alone: nobody is there to read it
+# The status of a client that has left, in the log and the counts.
+_GONE = 499
 _CLOSE = [(b"connection", b"close")]
 
 
@@ -43,12 +44,13 @@ class Gate:
     """An ASGI application around another one.
 
     Args:
-        app: the application.
-        loaded: whether the model was ever loaded.
+        app: the other application.
+        loaded: returns whether a worker has ever loaded the model.
 
     Attributes:
-        active: requests of WORK that were begun and aren't answered yet.
-        draining: no new ones of WORK are taken.
+        active: number of requests to WORK that aren't answered yet.
+        held: bytes of their bodies.
+        draining: whether new requests to WORK are refused, because the server is ending.
     """
 
     def __init__(
@@ -68,42 +70,51 @@ class Gate:
         status = 0
         scope["client"] = _client_of(scope)
 
-        async def noted(message: Message) -> None:
+        async def send_noting_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
-                status, scope["answering"] = message["status"], True
+                status = message["status"]
+                scope["answering"] = True
             await send(message)
 
         try:
-            await self._let_in(scope, receive, noted)
+            await self._handle(scope, receive, send_noting_status)
         except Refused as refused:
-            await _refuse(refused, scope, receive, noted)
+            await _refuse(refused, scope, receive, send_noting_status)
         except Gone:
             pass
-        except asyncio.CancelledError:  # uvicorn ends, and would answer in plain text
+        except asyncio.CancelledError:
+            # uvicorn ends, and would answer in plain text.
             if not status:
-                await refusal(Refused(503, "the server is ending", 5))(scope, receive, noted)
+                response = refusal(Refused(503, "the server is ending", 5))
+                await response(scope, receive, send_noting_status)
         except Exception:
             traceback.print_exc()
             if not status:
-                await _refuse(Refused(500, FAILED), scope, receive, noted)
+                await _refuse(Refused(500, FAILED), scope, receive, send_noting_status)
         finally:
-            self._note(scope, status or _GONE, time.perf_counter() - started)
+            self._record(scope, status or _GONE, time.perf_counter() - started)
 
-    def _note(self, scope: Any, status: int, seconds: float) -> None:
+    def _record(self, scope: Any, status: int, seconds: float) -> None:
+        """Counts a request, and logs it unless the server is quiet."""
         path = scope["path"] if scope["path"] in GUARDED + _OPEN else "other"
         self.metrics.requests.labels(path, status).inc()
         self.metrics.seconds.labels(path).observe(seconds)
         if not self.settings.quiet:
             images = scope.get("images", "")
-            asked = f"{scope['client'][0]} {printable(scope['method'], 16)} {printable(scope['path'], 80)}"
-            when = time.strftime("%Y-%m-%d %H:%M:%S")
-            print(
-                one_line(f"{when} {asked} {status} {1000 * seconds:.1f} ms {images}").rstrip(),
-                flush=True,
-            )
+            method = printable(scope["method"], 16)
+            request = f"{scope['client'][0]} {method} {printable(scope['path'], 80)}"
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            line = one_line(f"{now} {request} {status} {1000 * seconds:.1f} ms {images}")
+            print(line.rstrip(), flush=True)
 
-    async def _let_in(self, scope: Any, receive: Receive, send: Send) -> None:
+    async def _handle(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Checks a request, reads the body of one to WORK, and lets the app answer.
+
+        Raises:
+            Refused: a check fails.
+            Gone: the client has left.
+        """
         headers = dict(scope["headers"])
         self._check_host(headers.get(b"host", b"").decode("latin-1"))
         if scope["path"] in WORK:
@@ -111,68 +122,78 @@ class Gate:
         if scope["path"] in GUARDED:
             self._check_token(headers.get(b"authorization", b""))
         if scope["path"] not in WORK or scope["method"] != "POST":
-            # HEAD is answered as GET; uvicorn, which has the scope itself, leaves out the body.
-            asked = "GET" if scope["method"] == "HEAD" else scope["method"]
-            await self.app(scope | {"method": asked}, receive, send)
+            # HEAD is answered as GET. uvicorn leaves out the body: it has the original scope.
+            method = "GET" if scope["method"] == "HEAD" else scope["method"]
+            await self.app(scope | {"method": method}, receive, send)
             return
         self._check(headers)
         self.active += 1
-        scope["body"], scope["size"] = bytearray(), 0
+        scope["body"] = bytearray()
+        scope["size"] = 0
         try:
             try:
-                await asyncio.wait_for(self._read(scope, receive), _BODY)
+                await asyncio.wait_for(self._read(scope, receive), _BODY_SECONDS)
             except asyncio.TimeoutError:
-                raise Refused(408, f"the request's body took more than {_BODY:.0f} s") from None
+                raise Refused(
+                    408, f"the request's body took more than {_BODY_SECONDS:.0f} s"
+                ) from None
             scope["read"] = True
             await self._run(scope, receive, send)
         finally:
             self.active -= 1
             self.held -= scope["size"]
-            scope.pop("body", None)  # whose request was refused while it came
+            # The app has taken it, unless the request was refused while the body came.
+            scope.pop("body", None)
 
     def _check_host(self, host: str) -> None:
-        """Refuses what a browser asks for a foreign site, whose name was made to lead to this
-        machine.
+        """Refuses a request of a browser for a foreign site whose name resolves to this machine.
+
+        This prevents DNS rebinding, by which a foreign page could read the answers.
         """
         name = re.sub(r":\d*$", "", host).strip("[]").lower()
         if self.settings.private and host and name not in LOOPBACK:
-            said = f"found the Host {printable(host, 80)}, expected localhost or 127.0.0.1"
             raise Refused(
-                403, f"{said}; to be asked by another name, start the server with -host or a token"
+                403,
+                f"found the Host {printable(host, 80)}, expected localhost or 127.0.0.1; to be"
+                " asked by another name, start the server with -host or a token",
             )
 
     def _check_origin(self, headers: dict[bytes, bytes]) -> None:
-        """Refuses what a page of a foreign site makes a browser send: such a page could keep the
-        model busy.
+        """Refuses a request that a page of a foreign site makes a browser send.
+
+        Such a page could keep the model busy.
         """
         origin = headers.get(b"origin", b"")
         own = b"http://" + headers.get(b"host", b"")
         foreign = origin and origin.lower() != own.lower()
         if self.settings.private and (foreign or headers.get(b"sec-fetch-site") == b"cross-site"):
-            found = (
-                f"found the Origin {printable(origin.decode('latin-1'), 80) or 'of a foreign site'}"
-            )
+            name = printable(origin.decode("latin-1"), 80) or "of a foreign site"
             raise Refused(
                 403,
-                f"{found}, expected this server's own page; for others, start the server with a token",
+                f"found the Origin {name}, expected this server's own page; for others, start the"
+                " server with a token",
             )
 
     def _check_token(self, given: bytes) -> None:
+        """Refuses a request without the server's token; ``given`` is its Authorization."""
+        if not self.token:
+            return
         kind, _, token = given.partition(b" ")
-        if self.token and not (
-            hmac.compare_digest(token.strip(), self.token) and kind.lower() == b"bearer"
-        ):
+        # In constant time, so that the time tells nothing of the token.
+        same = hmac.compare_digest(token.strip(), self.token)
+        if not same or kind.lower() != b"bearer":
             raise Refused(401, "this server needs a token: send Authorization: Bearer TOKEN")
 
     def _check(self, headers: dict[bytes, bytes]) -> None:
-        """Raises Refused for a request whose body needn't be read to know that it isn't taken."""
+        """Refuses a request that can be refused before its body is read."""
         if self.draining:
             raise Refused(503, "the server is ending", 5)
         if not self.loaded():
             raise Refused(503, "the model is being loaded", 2)
         if headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise Refused(415, "the body is compressed (Content-Encoding); send it as it is")
-        length = headers.get(b"content-length", b"0")  # of which h11 has seen that it is a number
+        # h11 has checked that it is a number.
+        length = headers.get(b"content-length", b"0")
         if int(length) > self.settings.largest_body:
             raise Refused(413, self._too_large(f"{int(length)} bytes"))
 
@@ -180,8 +201,9 @@ class Gate:
         return f"the request has {found}, at most {self.settings.largest_body} are taken"
 
     async def _read(self, scope: Any, receive: Receive) -> None:
-        """Reads the body into the scope, out of which the app takes it: nobody holds it for longer
-        than needed.
+        """Reads the body into the scope.
+
+        The app takes it out of there, so that it is held no longer than needed.
         """
         more = True
         while more:
@@ -203,31 +225,31 @@ class Gate:
             self.held += len(part)
 
     async def _run(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Lets the app answer, as long as there is somebody who waits for it."""
+        """Lets the app answer, unless the client leaves before that."""
 
-        async def given() -> Message:
+        async def receive_empty_body() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        work = asyncio.ensure_future(self.app(scope, given, send))
-        left = asyncio.ensure_future(receive())
+        answering = asyncio.ensure_future(self.app(scope, receive_empty_body, send))
+        # After the body, the only message is that the client has disconnected.
+        leaving = asyncio.ensure_future(receive())
         try:
-            await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done() and not scope.get("answering"):
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() and not scope.get("answering"):
                 raise Gone
-            await work
+            await answering
         finally:
-            for task in (work, left):
+            for task in (answering, leaving):
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
 
 
 def _client_of(scope: Any) -> tuple[str, int]:
-    """Returns a request's client, whose address may be what a proxy on this machine says
-    (X-Forwarded-For).
+    """Returns the address and port of a request's client.
 
-    uvicorn takes any text from such a proxy. Here one that is no address becomes "-": it would
-    forge lines of the log.
+    A proxy on this machine may give the address (X-Forwarded-For). uvicorn takes any text from it.
+    Here a text that is no address becomes "-", because it could forge lines of the log.
     """
     host, port = scope.get("client") or ("-", 0)
     try:
@@ -237,8 +259,9 @@ def _client_of(scope: Any) -> tuple[str, int]:
 
 
 async def _refuse(refused: Refused, scope: Any, receive: Receive, send: Send) -> None:
-    """Sends an answer of one line; where the body hasn't been read, reads it for a while, and
-    closes.
+    """Sends the answer of a refused request.
+
+    If its body hasn't been read, some of it is read now, and the connection is closed.
     """
     response = refusal(refused)
     if scope.get("read"):
@@ -255,6 +278,7 @@ async def _refuse(refused: Refused, scope: Any, receive: Receive, send: Send) ->
 
 
 async def _discard(receive: Receive) -> None:
+    """Reads the rest of a body, and forgets it."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect" or not message.get("more_body"):
@@ -262,7 +286,7 @@ async def _discard(receive: Receive) -> None:
 
 
 def refusal(refused: Refused) -> JSONResponse:
-    """Returns the answer of a request that is refused."""
+    """Returns the response to a refused request."""
     headers = {} if refused.retry is None else {"retry-after": str(refused.retry)}
     if refused.status == 401:
         headers["www-authenticate"] = "Bearer"
@@ -270,5 +294,5 @@ def refusal(refused: Refused) -> JSONResponse:
 
 
 def log(line: str) -> None:
-    """Says something of the server's own."""
+    """Prints a line about the server itself, to standard error."""
     print(line, file=sys.stderr, flush=True)

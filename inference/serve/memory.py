@@ -1,6 +1,4 @@
-"""Memory that isn't needed any more goes back to the system: of its own, glibc keeps ever more of
-it.
-"""
+"""Returns unused memory to the system, of which glibc on its own keeps more and more."""
 
 import ctypes
 import platform
@@ -9,13 +7,17 @@ _GLIBC = platform.libc_ver()[0] == "glibc"
 
 
 def hold_little() -> None:
-    """Gives large buffers back at once from now on, which is too slow for a process that computes."""
+    """Makes the process return large buffers as soon as they are freed, from now on.
+
+    This is too slow for a process that computes.
+    """
     if _GLIBC:
+        # M_MMAP_THRESHOLD of mallopt(3).
         mmap_threshold = -3
         ctypes.CDLL(None).mallopt(mmap_threshold, 1 << 17)
 
 
 def give_back() -> None:
-    """Gives back what is free now."""
+    """Returns the memory that is free now."""
     if _GLIBC:
         ctypes.CDLL(None).malloc_trim(0)

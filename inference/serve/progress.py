@@ -1,8 +1,7 @@
-"""What a computing process is at, in memory that it shares with the server: it can be read once the
-process has died.
+"""The progress of a worker, in memory that it shares with the HTTP process.
 
-A note takes a microsecond. As a message for each image it would take fifty in the process that
-speaks HTTP.
+It can still be read once the worker has died. Recording it takes a microsecond. A message for each
+image would take fifty in the HTTP process.
 """
 
 import mmap
@@ -11,14 +10,20 @@ import struct
 import time
 from typing import NamedTuple
 
-# what its two threads do
+# The two threads of a worker.
 READING = 0
 COMPUTING = 1
 _NOTE = struct.Struct("=qqd")
 
 
 class Note(NamedTuple):
-    """What a thread is at: an image of a batch, which is 0 for none, since a time (time.monotonic)."""
+    """What a thread is working on.
+
+    Attributes:
+        batch: the batch's number; 0: the thread waits.
+        place: index of the image in the batch.
+        since: when it began, by ``time.monotonic``.
+    """
 
     batch: int
     place: int
@@ -26,10 +31,10 @@ class Note(NamedTuple):
 
 
 class Progress:
-    """The notes of one process.
+    """The notes of one worker, one for each thread.
 
     Args:
-        file: the descriptor of the memory; it isn't needed afterwards.
+        file: descriptor of the memory. It may be closed afterwards.
     """
 
     def __init__(self, file: int) -> None:
@@ -37,19 +42,19 @@ class Progress:
 
     @staticmethod
     def create() -> int:
-        """Returns the descriptor of new memory, without a note."""
+        """Returns the descriptor of new memory, in which both threads wait."""
         file = os.memfd_create("progress")
         os.ftruncate(file, 2 * _NOTE.size)
         return file
 
     def begin(self, thread: int, batch: int, place: int = 0) -> None:
-        """Notes what a thread (READING or COMPUTING) is at from now on."""
+        """Records what a thread (READING or COMPUTING) works on from now on."""
         _NOTE.pack_into(self._memory, thread * _NOTE.size, batch, place, time.monotonic())
 
     def end(self, thread: int) -> None:
-        """Notes that a thread waits."""
+        """Records that a thread waits."""
         _NOTE.pack_into(self._memory, thread * _NOTE.size, 0, 0, 0.0)
 
     def of(self, thread: int) -> Note:
-        """Returns what a thread is at."""
+        """Returns what a thread works on."""
         return Note(*_NOTE.unpack_from(self._memory, thread * _NOTE.size))

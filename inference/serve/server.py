@@ -1,4 +1,7 @@
-"""The server's life: it listens, loads, answers; a signal lets it answer what it took, and end."""
+"""Starts the server, and ends it.
+
+After a signal to stop, it answers the requests that it has accepted, then ends.
+"""
 
 import asyncio
 import contextlib
@@ -26,18 +29,23 @@ from inference.serve.workers import Pool
 from launch import startup, streams
 
 _CONNECTIONS = 8192
-_RESERVE = 256  # files besides: workers, what is read, connections that are just being refused
-_ACCEPTED = 32  # connections that are accepted before others have their turn
-_QUEUE = 2048  # connections that wait to be accepted
+# Open files besides connections: workers, files that are read, connections that are being refused.
+_RESERVE = 256
+# Connections that are accepted before other tasks have their turn.
+_ACCEPTED = 32
+# Connections that wait to be accepted.
+_QUEUE = 2048
 
 
 class Server(uvicorn.Server):
-    """uvicorn's, without its handlers of signals."""
+    """uvicorn's server, without its signal handlers."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or ():
-            listener.listen(_QUEUE)  # of asyncio's words, "backlog" is what it accepts at once, too
+            # asyncio uses its "backlog" also as the number that it accepts at once, so the length
+            # of the queue is set here.
+            listener.listen(_QUEUE)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -45,10 +53,10 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: Settings) -> int:
-    """Serves until a signal; returns the exit status that tells which.
+    """Serves until a signal to stop; returns the exit status for that signal.
 
     Raises:
-        InputError: the address can't be listened at, or the weights can't be read.
+        InputError: the server can't listen at the address, or the weights can't be read.
         RunError: the workers end again and again.
     """
     streams.hurry()
@@ -59,16 +67,16 @@ def serve(settings: Settings) -> int:
     print(f"serving {settings.path} at http://{shown}:{port}/", flush=True)
     if settings.host not in LOOPBACK and not settings.token:
         log(f"warning: whoever reaches {shown}:{port} may ask; -token_file asks for a token")
-    return asyncio.run(
-        _serve(dataclasses.replace(settings, path=_real_folder(settings.path)), listener)
-    )
+    settings = dataclasses.replace(settings, path=_real_folder(settings.path))
+    return asyncio.run(_serve(settings, listener))
 
 
 def _real_folder(path: str) -> str:
-    """Returns the folder of a checkpoint itself: links to it, as "best", lead elsewhere once
-    training has gone on.
+    """Returns the folder of a checkpoint without links, or the path itself if it is a file.
+
+    A link such as "best" may point to another checkpoint while training continues.
     """
-    # As weights.hub names them; this process imports no Paddle.
+    # Not by weights.hub, which knows these folders, too: this process doesn't import Paddle.
     for folder in (os.path.join(path, "checkpoints", "best"), path):
         if os.path.isdir(folder):
             return os.path.realpath(folder)
@@ -79,52 +87,64 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_QUEUE)
-        # its connections have it, too
+        # Connections inherit the option.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listener
     except OSError as error:
-        said = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-    except UnicodeError:  # two dots in a row, or a part that is too long
-        said = "this is no host's name"
-    raise InputError(f"can't listen at {host}, port {port} ({said}); choose another -host or -port")
+        problem = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+    except UnicodeError:
+        # Two dots in a row, or a part that is too long.
+        problem = "this is no host's name"
+    raise InputError(
+        f"can't listen at {host}, port {port} ({problem}); choose another -host or -port"
+    )
 
 
 def _connections() -> int:
-    """Returns how many clients may be connected: each takes a file."""
+    """Returns the most connections of clients, each of which takes a file descriptor."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return _CONNECTIONS if files < 0 else min(_CONNECTIONS, max(files // 2, files - _RESERVE))
 
 
 async def _serve(settings: Settings, listener: socket.socket) -> int:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "python_multipart.multipart"):
-        logging.getLogger(name).disabled = True  # the gate tells of requests, and of mistakes
+        # The gate logs requests and errors.
+        logging.getLogger(name).disabled = True
     asyncio.get_running_loop().set_exception_handler(_accept_error_handler())
     metrics = Metrics()
     batcher = Batcher(settings.batch_size, settings.max_delay_ms / 1000, settings.max_queue)
     pool = Pool(settings, batcher, metrics)
     app = create_app(settings, batcher, pool, metrics, lambda: gate.draining)
     gate = Gate(app, settings, metrics, lambda: bool(pool.about))
+    protocol = type("Counted", (Protocol,), {"metrics": metrics, "most": _connections()})
     server = Server(
         uvicorn.Config(
-            gate, http=type("Counted", (Protocol,), {"metrics": metrics, "most": _connections()}), ws="none",
-            lifespan="off", loop="asyncio", log_config=None, access_log=False, server_header=False, backlog=_ACCEPTED,
-            timeout_keep_alive=5, timeout_graceful_shutdown=3,
+            gate,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            loop="asyncio",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            backlog=_ACCEPTED,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=3,
         )
-    )  # fmt: skip
+    )
     stopped = _stop_signal()
     serving = asyncio.ensure_future(server.serve([listener]))
-    told = asyncio.ensure_future(_tell(pool))
+    announcing = asyncio.ensure_future(_announce_ready(pool))
     try:
         await asyncio.wait({stopped, pool.ended, serving}, return_when=asyncio.FIRST_COMPLETED)
         for ended in (pool.ended, serving):
             if ended.done():
                 ended.result()
-        log(
-            f"stopped by {signal.Signals(stopped.result()).name}: {gate.active} requests are answered first"
-        )
+        name = signal.Signals(stopped.result()).name
+        log(f"stopped by {name}: {gate.active} requests are answered first")
         await _drain(gate, settings.timeout)
     finally:
-        told.cancel()
+        announcing.cancel()
         server.should_exit = True
         await asyncio.wait({serving}, timeout=5)
         await pool.close()
@@ -132,27 +152,28 @@ async def _serve(settings: Settings, listener: socket.socket) -> int:
 
 
 def _accept_error_handler() -> Any:
-    """Returns what a loop does with its mistakes: of connections that it can't accept it tells once
-    a minute.
+    """Returns an exception handler for the event loop.
+
+    It logs at most once a minute that connections can't be accepted.
     """
     last = -60.0
 
-    def told(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         nonlocal last
         if "accept()" not in context["message"]:
             loop.default_exception_handler(context)
         elif time.monotonic() - last >= 60:
             last = time.monotonic()
-            log(
-                f"warning: connections can't be accepted ({one_line(str(context.get('exception')))})"
-            )
+            problem = one_line(str(context.get("exception")))
+            log(f"warning: connections can't be accepted ({problem})")
 
-    return told
+    return handle
 
 
 def _stop_signal() -> asyncio.Future[int]:
-    """Returns what gets the number of the first signal to stop. A second one ends the process at
-    once.
+    """Returns a future that gets the number of the first signal to stop.
+
+    A second signal ends the process at once.
     """
     loop = asyncio.get_running_loop()
     stopped: asyncio.Future[int] = loop.create_future()
@@ -168,22 +189,21 @@ def _stop_signal() -> asyncio.Future[int]:
     return stopped
 
 
-async def _tell(pool: Pool) -> None:
+async def _announce_ready(pool: Pool) -> None:
+    """Waits until a worker has loaded the model, and prints that the server is ready."""
     started = time.monotonic()
     while not pool.ready():
         await asyncio.sleep(0.05)
+    seconds = time.monotonic() - started
     about = pool.about
-    print(
-        f"ready after {time.monotonic() - started:.1f} s: {about['model']}, {about['task']}",
-        flush=True,
-    )
+    print(f"ready after {seconds:.1f} s: {about['model']}, {about['task']}", flush=True)
 
 
 async def _drain(gate: Gate, timeout: float) -> None:
-    """Answers what was taken; later requests get the answer that the server is ending."""
+    """Waits until accepted requests are answered; later ones are told that the server is ending."""
     gate.draining = True
-    until = time.monotonic() + timeout + 1
-    while gate.active and time.monotonic() < until:
+    deadline = time.monotonic() + timeout + 1
+    while gate.active and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
-    # the last answers are written; who connected meanwhile is answered, too
+    # The last answers are still being written, and clients that connected meanwhile get theirs.
     await asyncio.sleep(0.05)

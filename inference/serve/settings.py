@@ -4,13 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from errors import InputError, printable
-from inference.serve.kinds import ALWAYS, OTHERS
+from inference.serve.image_formats import ALWAYS, OTHERS
 
-# pixels of an image, unless -o DATA.MAX_PIXELS: decoding takes up to 8 bytes for each
+# Pixels of an image, unless -o DATA.MAX_PIXELS is given. Decoding takes up to 8 bytes for each.
 LARGEST = 50_000_000
-LOOPBACK = ("127.0.0.1", "::1", "localhost")  # hosts that no stranger reaches
+# Hosts that only programs of this machine can reach.
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# The largest number of workers.
 WORKERS = 1024
-HELD = 128 << 20  # bytes of all requests that are being received or answered
+# Bytes of all requests together that are being received or answered.
+HELD = 128 << 20
 
 
 @dataclass(frozen=True)
@@ -18,19 +21,19 @@ class Settings:
     """The settings of a server.
 
     Attributes:
-        path, cfg, options: as a Predictor takes them.
-        classes: a file of the outputs' names, or imagenet1k; None: what the weights tell.
-        host, port: where it listens; port 0: one that is free.
-        workers: processes that compute.
-        batch_size: images that are computed together, at most.
-        max_delay_ms: how long an image waits for others.
-        max_queue: images that may wait.
-        max_images: of one request.
-        max_request_mb: of its body.
-        formats: of images, besides those that are always taken (``kinds.OTHERS``).
-        timeout: seconds until an answer.
-        token: what requests have to bear; None: nothing.
-        quiet: no line per request.
+        path, cfg, options: as for a ``Predictor``.
+        classes: a file of the classes' names, or imagenet1k; None: the names in the weights.
+        host, port: where the server listens. Port 0 means any that is free.
+        workers: number of processes that compute.
+        batch_size: the most images of a batch.
+        max_delay_ms: how long an image waits for others to fill its batch.
+        max_queue: the most images that wait.
+        max_images: the most images of a request.
+        max_request_mb: the most MiB of a request's body.
+        formats: accepted formats of ``image_formats.OTHERS``.
+        timeout: the most seconds until an answer.
+        token: the token that requests need; None: they need none.
+        quiet: whether requests aren't logged.
     """
 
     path: str
@@ -70,19 +73,19 @@ class Settings:
                 )
         for name in self.formats:
             if name not in OTHERS:
-                expected = (
-                    f"expected any of {', '.join(OTHERS)}; {', '.join(ALWAYS)} are always taken"
+                raise InputError(
+                    f"-formats has {printable(name, 20)}, expected any of {', '.join(OTHERS)};"
+                    f" {', '.join(ALWAYS)} are always taken"
                 )
-                raise InputError(f"-formats has {printable(name, 20)}, {expected}")
         if not 0 <= self.port < 1 << 16:
             raise InputError(f"-port is {self.port}, expected 0 to 65535 (0: any that is free)")
 
     @property
     def private(self) -> bool:
-        """Returns whether only this machine's users may ask, and need no token."""
+        """Returns whether only programs of this machine reach the server, without a token."""
         return self.host in LOOPBACK and not self.token
 
     @property
     def largest_body(self) -> int:
-        """Bytes of a request's body, at most."""
+        """Returns the most bytes of a request's body."""
         return int(self.max_request_mb * (1 << 20))

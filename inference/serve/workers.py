@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import InputError, RunError, one_line
-from inference.serve import frames
+from inference.serve import messages
 from inference.serve.batching import Batcher, Item, Lost
 from inference.serve.metrics import Metrics
 from inference.serve.progress import COMPUTING, READING, Progress
@@ -54,7 +54,7 @@ class Worker:
             self.heard = time.monotonic()
         self.pending[number] = time.monotonic(), items
         head = {"id": number, "asked": [item.asked for item in items]}
-        self.writer.write(frames.pack(head, [item.data for item in items]))
+        self.writer.write(messages.pack(head, [item.data for item in items]))
 
     def reading(self) -> tuple[Item, float] | None:
         """Returns the image that it is reading, and since when."""
@@ -200,13 +200,13 @@ class Pool:
         """
         limit = max(START_UP, 2 * self.settings.timeout)
         try:
-            self._heard(worker, *await asyncio.wait_for(frames.receive(worker.reader), limit))
+            self._heard(worker, *await asyncio.wait_for(messages.receive(worker.reader), limit))
         except asyncio.TimeoutError:
             line = f"the model didn't answer within {limit:g} s of its start; raise -timeout where it is slow"
             self._unfit(worker, line, RunError.exit_status)
             return
         while True:
-            self._heard(worker, *await frames.receive(worker.reader))
+            self._heard(worker, *await messages.receive(worker.reader))
 
     async def _feed(self, worker: Worker) -> None:
         while True:

@@ -20,7 +20,7 @@ from support.training_runs import train
 
 from training.checkpoint import classes_of, folder
 from training.checkpoint.state import read_state
-from training.sweeps.points import Drawn, Sweep
+from training.sweeps.points import Distribution, Sweep
 from training.sweeps.results import read_points, record, rows, table
 
 OPTIONS = ["DATA.BATCH_SIZE", "16", "SAVE_STEPS", "1", "KEEP_LAST", "9"]
@@ -67,7 +67,7 @@ TOLD = st.dictionaries(st.sampled_from(["of", "points", "x"]), TREES)
 
 
 def test_a_sweeps_files_are_read_or_refused(tmp_path):
-    keys = {"TRAIN.BASE_LR": Drawn([], 1e-4, 1e-2), "TRAIN.LOSS": Drawn(["auto"])}
+    keys = {"TRAIN.BASE_LR": Distribution([], 1e-4, 1e-2), "TRAIN.LOSS": Distribution(["auto"])}
     sweep = Sweep("main_single_gpu.py", [], keys, "optuna", 3, 0, [], "", None, 1, tmp_path)
     (tmp_path / "0000").mkdir()
     point = {"TRAIN.BASE_LR": "0.001", "TRAIN.LOSS": "auto"}

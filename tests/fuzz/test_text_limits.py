@@ -13,7 +13,7 @@ from loading.multilabel import multilabel_csv, multilabel_list
 from loading.sources import Split, imagenet2012
 from loading.splits import groups_of
 from settings.documents import read_yaml
-from training.report.reading import read_predictions
+from training.report.run_files import read_predictions
 
 EMOJI = "\U0001f600"
 TOO_MUCH = "would take more than 64 MiB and three times"

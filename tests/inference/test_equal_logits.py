@@ -16,8 +16,8 @@ from datasets import get_datasets
 from inference import Predictor
 from inference.exporting import write_export
 from models import build_model
-from training.report.measures import confusions
-from training.report.reading import read_predictions
+from training.report.run_files import read_predictions
+from training.report.statistics import confusions
 from weights import save_weights
 
 CLASSES = 20

@@ -181,7 +181,7 @@ def test_a_page_of_its_own_asks_and_any_page_where_strangers_may(how):
 
 
 def test_a_slow_body_is_refused(monkeypatch):
-    monkeypatch.setattr(gates, "_BODY", 0.1)
+    monkeypatch.setattr(gates, "_BODY_SECONDS", 0.1)
     monkeypatch.setattr(gates, "_LINGER", 0.1)
     client = Client(b"x", b"y", b"z")
     client.parts, client.receive = [], lambda: asyncio.sleep(60)

@@ -19,7 +19,7 @@ from inference.look.draw import Panel, enlarge, sheet
 from inference.look.maps import Asked, cam_panels
 from inference.look.sight import sight
 from training.pages import fonts
-from training.pages.figures import shorten
+from training.pages.plotting import shorten
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_many_long_classes_leave_the_plot_its_room(predictor, figures, monkeypat
 
 
 def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, figures, capsys):
-    monkeypatch.setattr(fonts, "_told", [])
+    monkeypatch.setattr(fonts, "_warned", [])
     monkeypatch.setattr(font_manager.fontManager, "ttflist", [*font_manager.fontManager.ttflist])
     panels = [[Panel("图a.jpg", np.full((9, 9, 3), 255, np.uint8))]]
 

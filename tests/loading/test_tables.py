@@ -15,7 +15,7 @@ from inference.features import COLUMNS, Stored, _line
 from inference.predictor import Failure, Prediction
 from loading.tables import csv_line, csv_rows
 from training import predictions
-from training.report.reading import read_predictions
+from training.report.run_files import read_predictions
 
 NAMES = [
     "=1+1",

@@ -14,7 +14,7 @@ from config import get_config
 from datasets import get_datasets
 from errors import InputError, RunError
 from tools.find_lr import arguments_of, main
-from training.rate_range import judge_rates, sweep, write
+from training.rate_range import find_rates, range_test, write
 
 RATES = np.geomspace(1e-6, 1, 301)
 
@@ -23,13 +23,13 @@ def test_the_steepest_and_the_lowest_place_of_a_curve_are_told():
     """A fall of the logistic kind, steepest at 1e-3, and a rise from 1e-2 on."""
     x = np.log10(RATES)
     curve = 2 - 1.5 / (1 + np.exp(-4 * (x + 3))) + 3 * np.maximum(0, x + 1.5) ** 2
-    found = judge_rates(RATES, curve, 301)
+    found = find_rates(RATES, curve, 301)
     assert found.steepest == pytest.approx(1e-3, rel=0.1)
     assert RATES[curve.argmin()] / 2 < found.lowest < RATES[curve.argmin()] * 2  # it is flat there
-    noisy = judge_rates(RATES, curve + np.random.default_rng(0).normal(0, 0.05, 301), 301)
+    noisy = find_rates(RATES, curve + np.random.default_rng(0).normal(0, 0.05, 301), 301)
     assert 3e-4 < noisy.steepest < 3e-3
     assert np.abs(noisy.smooth - curve).mean() < 0.03
-    rising = judge_rates(RATES, np.linspace(1, 2, 301), 301)  # nothing is learned
+    rising = find_rates(RATES, np.linspace(1, 2, 301), 301)  # nothing is learned
     assert rising.lowest == RATES[0]
 
 
@@ -37,7 +37,7 @@ def test_too_few_updates_are_an_error():
     with pytest.raises(
         RunError, match="the loss went out of bounds after 3 of 200 updates; give a lower -low"
     ):
-        judge_rates(RATES[:3], RATES[:3], 200)
+        find_rates(RATES[:3], RATES[:3], 200)
 
 
 def test_a_sweep_trains_by_rising_rates_and_leaves_a_curve_alone(
@@ -57,7 +57,7 @@ def test_a_sweep_trains_by_rising_rates_and_leaves_a_curve_alone(
     ]
     options += ["TRAIN.CROP_SCALE", "[1.0,1.0]", "TRAIN.HFLIP", "0"]
     config, dataset, _ = get_datasets(get_config(None, options))
-    found = sweep(config, dataset, 60, 1e-4, 10)
+    found = range_test(config, dataset, 60, 1e-4, 10)
     # 44 steps make 22 updates an epoch; at such rates the loss goes out of bounds
     assert 30 < len(found.rates) < 60
     np.testing.assert_allclose(
@@ -89,7 +89,7 @@ def test_a_sweep_makes_the_updates_of_a_run(tmp_path, tiny):
         "1",
     ]
     config, dataset, _ = get_datasets(get_config(None, options))
-    found = sweep(config, dataset, 43, 0.003, 0.003 * (1 + 1e-12))
+    found = range_test(config, dataset, 43, 0.003, 0.003 * (1 + 1e-12))
     train([*options, "TRAIN.BASE_LR", "0.003", "TRAIN.LR_SCHEDULER.NAME", "constant"], tmp_path)
     losses = [record["loss"] for record in records(tmp_path) if record["split"] == "train"]
     np.testing.assert_allclose(found.losses, losses[1:], atol=2e-6)
@@ -123,8 +123,8 @@ def test_what_is_there_is_not_written_over(tmp_path, monkeypatch):
 
 def test_a_picture_is_written_where_it_is_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    swept = judge_rates(RATES, 2 + np.log10(RATES) ** 2, 301)
-    monkeypatch.setattr("training.rate_range.sweep", lambda *_: swept)
+    swept = find_rates(RATES, 2 + np.log10(RATES) ** 2, 301)
+    monkeypatch.setattr("training.rate_range.range_test", lambda *_: swept)
     for output, files in (
         ("x.png", ["x.csv", "x.png"]),
         ("new/Y.PNG", ["Y.PNG", "Y.csv"]),

@@ -41,7 +41,7 @@ from models.layers.units import pool_units
 from models.poolformer import Pooling
 from models.swinv2 import WindowAttention
 from models.volo import VOLO
-from training.features import BETA
+from training.feature_distillation import BETA
 from training.losses import (
     Asymmetric,
     BinaryCrossEntropy,

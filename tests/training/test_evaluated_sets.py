@@ -19,7 +19,7 @@ from models import build_model
 from settings.corruptions import BENCHMARK
 from tools import robustness
 from training.classification import any_of
-from training.robustness import ALEXNET, figures, table
+from training.robustness import ALEXNET, format_table, summarize
 from utils import rank
 from weights import load_weights, save_weights
 
@@ -167,7 +167,7 @@ def test_mce_is_the_papers():
         name: dict.fromkeys(range(1, 6), share * ALEXNET[name] / 100)
         for name, share in zip(BENCHMARK, ce, strict=True)
     }
-    found = figures(errors, 23.9, 1000)
+    found = summarize(errors, 23.9, 1000)
     assert found["mCE"] == pytest.approx(np.mean(ce)) == pytest.approx(76.7, abs=0.2)
     assert found["relative_mCE"] == pytest.approx(105.0, abs=1)
     assert found["CE"]["fog"] == pytest.approx(66)
@@ -176,20 +176,22 @@ def test_mce_is_the_papers():
     )
     assert found["mean_error"] == pytest.approx(np.mean([own[1] for own in errors.values()]))
     assert (
-        table(errors, found).splitlines()[-1]
+        format_table(errors, found).splitlines()[-1]
         == f"mCE: {found['mCE']:.2f}, relative mCE: {found['relative_mCE']:.2f}"
     )
     errors["fog"] = {1: 10.0, 3: 40.0}
-    some = figures(errors, 23.9, 1000)
+    some = summarize(errors, 23.9, 1000)
     assert (some["mean"]["fog"], some["mCE"], "fog" in some["CE"], len(some["CE"])) == (
         25,
         None,
         False,
         14,
     )
-    [row] = [line.split() for line in table(errors, some).splitlines() if line.startswith("fog")]
+    [row] = [
+        line.split() for line in format_table(errors, some).splitlines() if line.startswith("fog")
+    ]
     assert row == ["fog", "10.00", "-", "40.00", "-", "-", "25.00", "-", "-"]
-    assert figures(errors, 23.9, 10)["CE"] == {}  # AlexNet's errors are ImageNet's
+    assert summarize(errors, 23.9, 10)["CE"] == {}  # AlexNet's errors are ImageNet's
 
 
 def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, capsys):

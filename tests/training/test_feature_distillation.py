@@ -13,7 +13,7 @@ from support.training_runs import assert_same_run, records, refused, train, weig
 from config import get_config
 from errors import InputError
 from models import create_model
-from training.features import feature_distance
+from training.feature_distillation import feature_distance
 from weights import save_weights
 
 

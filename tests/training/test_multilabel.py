@@ -26,10 +26,16 @@ from loading.label_sets import LabelSets
 from loading.transforms import BatchTransform, Mixup
 from training import multilabel
 from training.checkpoint.description import METADATA, thresholds_of
-from training.figures import average_precision, best_threshold, count_answers, rank_images, sigmoid
 from training.multilabel import MultiLabel
+from training.multilabel_metrics import (
+    average_precision,
+    best_threshold,
+    count_predictions,
+    rank_images,
+    sigmoid,
+)
 from training.report import write_report
-from training.report.reading import read_predictions
+from training.report.run_files import read_predictions
 from utils import all_gather, all_to_all
 
 CLASSES = ["left", "right", "below", "never"]
@@ -59,7 +65,11 @@ def test_average_precisions_and_thresholds_are_scikit_learns():
         chosen = best_threshold(ranked)
         for level in (0.0, 0.5, chosen, column.max(), 1.0):
             told = column >= level
-            assert count_answers(ranked, level) == ((told & there).sum(), told.sum(), there.sum())
+            assert count_predictions(ranked, level) == (
+                (told & there).sum(),
+                told.sum(),
+                there.sum(),
+            )
         assert f1_score(there, column >= chosen) == pytest.approx(best, abs=1e-12)
         assert np.abs(levels - chosen).min() > 1e-3  # between two of them
     nobody = rank_images(shares[:, -1], truth[:, -1])

@@ -26,6 +26,7 @@ from config import get_config, with_values
 from training.optim import adamw, build_optimizer, freeze
 from training.optim.adamw import AdamW
 from training.optim.muon import orthogonalize
+from training.optim.optimizer_base import WithMomentum
 
 FOLDER = Path(__file__).parent.parent / "golden"
 GOLDEN = np.load(FOLDER / "optim.npz")
@@ -362,3 +363,57 @@ def test_the_muon_update_is_nearly_orthogonal():
         singular = np.diag(u.T @ found @ v.T)
         assert 0.6 < singular.min() < singular.max() < 1.25
         np.testing.assert_allclose(found, (u * singular) @ v, atol=1e-5)  # the same directions
+
+
+class TwoAccumulators(WithMomentum):
+    """Adam without bias correction, whose buffers have names of their own."""
+
+    accumulators = ("mean", "square")
+
+    def update(self, parameter, gradient, mean, square, rate):
+        mean.scale_(0.5)
+        mean.add_(gradient)
+        square.scale_(0.25)
+        square.add_(gradient * gradient)
+        parameter.subtract_(rate * mean / (square.sqrt() + 1))
+
+
+def test_an_optimizer_declares_its_accumulators():
+    first = nn.Linear(3, 2)
+    second = nn.Linear(3, 2)
+    start = first.weight.numpy().astype(np.float64)
+    second.set_state_dict(first.state_dict())
+
+    def step(optimizer, model, number):
+        gradient = array(f"gradient {number}", (3, 2))
+        model.weight.grad = paddle.to_tensor(gradient)
+        optimizer.step()
+        return gradient
+
+    saved = TwoAccumulators(0.1, [first.weight])
+    mean = square = 0.0
+    value = start
+    for number in range(2):
+        gradient = step(saved, first, number)
+        mean = 0.5 * mean + gradient
+        square = 0.25 * square + gradient * gradient
+        value = value - 0.1 * mean / (np.sqrt(square) + 1)
+    np.testing.assert_allclose(first.weight.numpy(), value, rtol=1e-6)
+    state = saved.state_dict()
+    assert [key for key in state if key.startswith(first.weight.name)] == [
+        f"{first.weight.name}_mean_0",
+        f"{first.weight.name}_square_0",
+    ]
+
+    # From its state, the third step has the same bits.
+    renamed = {
+        key.replace(first.weight.name, second.weight.name): paddle.to_tensor(tensor.numpy())
+        for key, tensor in state.items()
+        if key.startswith(first.weight.name)
+    }
+    second.weight.set_value(first.weight)
+    loaded = TwoAccumulators(0.1, [second.weight])
+    loaded.set_state_dict(renamed)
+    step(saved, first, 2)
+    step(loaded, second, 2)
+    np.testing.assert_array_equal(first.weight.numpy(), second.weight.numpy())

@@ -25,8 +25,8 @@ from loading.tables import csv_rows
 from training import predictions, report
 from training.curves import records
 from training.pages import page
-from training.report import measures, write_report
-from training.report.reading import read_predictions, read_run
+from training.report import statistics, write_report
+from training.report.run_files import read_predictions, read_run
 from training.run import Run
 
 NAMES = ["cat", "<script>alert(1)</script>", '"dog, big"', "=1+1", "\u202enaïve", "never"]
@@ -47,12 +47,14 @@ def drawn(count=500, classes=6, seed=0):
 @pytest.mark.parametrize(("right", "count"), [(0, 7), (7, 7), (1, 1), (358, 364), (40_000, 50_000)])
 def test_an_interval_is_wilsons(right, count):
     expected = binomtest(right, count).proportion_ci(0.95, "wilson")
-    assert measures.wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert statistics.wilson(right, count) == pytest.approx(
+        (expected.low, expected.high), abs=1e-12
+    )
 
 
 def test_confusions_and_scores_are_scikit_learns():
     label, predicted, _ = drawn()
-    found = measures.confusions(label, predicted)
+    found = statistics.confusions(label, predicted)
     expected = confusion_matrix(label, predicted, labels=range(6))
     np.testing.assert_array_equal(found.matrix(range(6)), expected)
     np.testing.assert_array_equal(found.matrix([3, 1]), expected[np.ix_([3, 1], [3, 1])])
@@ -62,7 +64,7 @@ def test_confusions_and_scores_are_scikit_learns():
     assert [
         off[pair] for pair in zip(worst.label, worst.predicted, strict=True)
     ] == worst.count.tolist()
-    scores, told = measures.scores(label, predicted, 7)  # an output more, which is nowhere
+    scores, told = statistics.scores(label, predicted, 7)  # an output more, which is nowhere
     by_class = precision_recall_fscore_support(label, predicted, labels=range(7), zero_division=0)
     for own, theirs in zip(scores, by_class, strict=True):
         np.testing.assert_allclose(own, theirs, rtol=1e-12)
@@ -74,7 +76,7 @@ def test_a_calibration_error_is_its_definition():
     _, _, probability = drawn()
     probability[:4] = 0, 1 / 15, 2 / 15, 1
     right = np.random.default_rng(1).random(500) < probability**2
-    found = measures.calibration(probability, right)
+    found = statistics.calibration(probability, right)
     error = 0.0
     for place in range(15):
         low, high = place / 15, (place + 1) / 15
@@ -82,7 +84,7 @@ def test_a_calibration_error_is_its_definition():
         assert found.images[place] == own.sum()
         error += own.mean() * abs(right[own].mean() - probability[own].mean()) if own.any() else 0
     assert found.error == pytest.approx(error, abs=1e-12)
-    assert measures.calibration(
+    assert statistics.calibration(
         np.array([0.95, 0.85]), np.array([True, False])
     ).error == pytest.approx(0.45)
 
@@ -91,13 +93,13 @@ def test_a_difference_is_tested_as_the_formulas_say():
     one = np.zeros(400, bool)
     other = np.zeros(400, bool)
     one[:9], other[5:40] = True, True
-    alone, there, probability = measures.mcnemar(one, other)
+    alone, there, probability = statistics.mcnemar(one, other)
     assert (alone, there) == (5, 31)
     assert probability == pytest.approx(2 * sum(comb(36, k) for k in range(6)) / 2**36)
-    assert measures.mcnemar(one, one) == (0, 0, 1.0)
+    assert statistics.mcnemar(one, one) == (0, 0, 1.0)
     seeds = [97.1, 98.2, 97.7], [98.9, 99.2]
-    assert measures.welch(*seeds) == pytest.approx(ttest_ind(*seeds, equal_var=False).pvalue)
-    assert (measures.welch([1, 1], [1, 1]), measures.welch([1, 1], [2, 2])) == (1.0, 0.0)
+    assert statistics.welch(*seeds) == pytest.approx(ttest_ind(*seeds, equal_var=False).pvalue)
+    assert (statistics.welch([1, 1], [1, 1]), statistics.welch([1, 1], [2, 2])) == (1.0, 0.0)
 
 
 # ------------------------------------------------------------------ a page
@@ -196,18 +198,18 @@ def test_the_surest_mistakes_come_first(made):
 
 def test_of_many_classes_the_picture_has_those_that_are_confused_most_often(made, monkeypatch):
     folder, dataset, found = made
-    monkeypatch.setattr(report, "_WHOLE", 5)
-    monkeypatch.setattr(report, "_FEW", 4)
-    monkeypatch.setattr(report, "_SQUARE", 5)
+    monkeypatch.setattr(report, "_MOST_IN_PICTURE", 5)
+    monkeypatch.setattr(report, "_LISTED_PAIRS", 4)
+    monkeypatch.setattr(report, "_MOST_IN_SQUARE", 5)
     seen = {}
 
     def confusion(matrix, names, whole):
         seen.update(matrix=matrix, names=names, whole=whole)
         return b""
 
-    monkeypatch.setattr(report.drawings, "confusion", confusion)
+    monkeypatch.setattr(report.plots, "confusion", confusion)
     write_report(folder, dataset)
-    worst = measures.confusions(found["label"], found["predicted"]).worst(2)
+    worst = statistics.confusions(found["label"], found["predicted"]).worst(2)
     pairs = list(zip(worst.label.tolist(), worst.predicted.tolist(), strict=True))
     assert seen["names"] == [NAMES[place] for place in dict.fromkeys(sum(pairs, ()))]
     assert not seen["whole"]
@@ -348,7 +350,7 @@ def test_predictions_are_of_each_sample_once_on_any_number_of_processes(tmp_path
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     val = get_dataset(get_config(None, options), "val")
     for split, found in (("val", result), ("ema", result["ema"])):
-        told = read_predictions(tmp_path / "run" / predictions.file_of(split))
+        told = read_predictions(tmp_path / "run" / predictions.file_name(split))
         np.testing.assert_array_equal(told.label, val.labels)
         assert [told.images[place] for place in (0, 363)] == ["sample 0", "sample 363"]
         assert 100 * told.right.mean() == pytest.approx(found["acc1"])
@@ -363,7 +365,7 @@ def test_predictions_are_of_each_sample_once_on_any_number_of_processes(tmp_path
     first, second = (
         read_predictions(tmp_path / name / predictions.FILE) for name in ("run", "again")
     )
-    assert first.same == second.same
+    assert first.digest == second.digest
     np.testing.assert_array_equal(first.predicted, second.predicted)
     np.testing.assert_allclose(first.probability, second.probability, atol=2e-6)
     text = write_report(tmp_path / "run", None).read_text()

@@ -406,11 +406,11 @@ def test_a_tracker_of_an_earlier_release_goes_on(tmp_path, monkeypatch):
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "visualdl").mkdir()
     (tmp_path / ".lock_trackers").write_text("4711")
-    assert tracking.Tracking(["tensorboard"]).begin(tmp_path) == ""
+    assert tracking.TrackerProcess(["tensorboard"]).begin(tmp_path) == ""
     assert (tmp_path / MADE).read_text() == "tensorboard\n"
     for name in (MADE, ".lock_trackers"):
         (tmp_path / name).unlink()
-    assert tracking.Tracking(["tensorboard"]).begin(tmp_path) == ""
+    assert tracking.TrackerProcess(["tensorboard"]).begin(tmp_path) == ""
     assert (tmp_path / MADE).read_text() == ""
 
 

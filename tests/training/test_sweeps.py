@@ -483,7 +483,7 @@ def test_two_sweeps_in_one_folder_are_refused(tmp_path, monkeypatch):
         elsewhere()
         == f"{output}: another sweep writes there (process {os.getpid()}); wait for it, or give another output"
     )
-    monkeypatch.setattr(results, "LEFT", 0.3)
+    monkeypatch.setattr(results, "PATIENCE", 0.3)
     # of a sweep that was killed; what it started saves yet
     (output / ".lock").write_text("99999999")
     assert "another sweep writes there (process 99999999)" in elsewhere()

@@ -22,7 +22,7 @@ from settings.options import equivalent_key
 from settings.registry import trackers
 from training import tracking
 from training.records import Tracker, final_numbers
-from training.tracking import Follower, Tracking
+from training.tracking import Follower, TrackerProcess
 
 CONFIG = {
     "MODEL": {"NAME": "vit", "DEPTH": 2},
@@ -103,13 +103,13 @@ def test_a_tracker_shows_the_records_that_a_resume_leaves_and_the_result(name, t
     run.mkdir()
     (run / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"GIVEN": {"MODEL.NAME": [0, "-o"]}}))
     (run / "metrics.jsonl").write_text(records([1, 2, 3, 4], odd=9.0))
-    first = Tracking([name])
+    first = TrackerProcess([name])
     assert first.begin(run) == ""
     # rewound: another file, as the run's own is
     (run / "metrics.jsonl").write_text(records([1, 2]))
     first.process.stdin.close()  # it was killed
     time.sleep(0.05)
-    second = Tracking([name])
+    second = TrackerProcess([name])
     assert second.begin(run) == ""
     with open(run / "metrics.jsonl", "a") as file:
         file.write(records([4, 6]) + '{"split": "tr')
@@ -142,7 +142,7 @@ def test_a_run_that_was_stopped_has_no_result_not_even_an_earlier_one(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
     (tmp_path / "result.json").write_text(json.dumps(RESULT))
     (tmp_path / "metrics.jsonl").write_text(records([1]))
-    held = Tracking(["tensorboard"])
+    held = TrackerProcess(["tensorboard"])
     assert held.begin(tmp_path) == ""
     held.process.stdin.close()
     assert held.process.wait(30) == 0
@@ -238,7 +238,7 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
     ):
         started = lambda words, code=code, **how: real([sys.executable, "-S", "-c", code], **how)  # noqa: E731
         monkeypatch.setattr(subprocess, "Popen", started)
-        held = Tracking(["tensorboard"])
+        held = TrackerProcess(["tensorboard"])
         assert held.begin(tmp_path) == ""
         if "sleep" not in code:
             held.process.wait(10)
@@ -249,12 +249,12 @@ def test_trackers_that_hang_crash_or_cannot_be_started_are_told_and_left(tmp_pat
         raise OSError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", failed)
-    held = Tracking(["tensorboard"])
+    held = TrackerProcess(["tensorboard"])
     assert (
         held.begin(tmp_path)
         == "TRACKERS: not started (Resource temporarily unavailable); the run goes on without"
     )
-    assert held.end() == Tracking([]).begin(tmp_path) == Tracking([]).end() == ""
+    assert held.end() == TrackerProcess([]).begin(tmp_path) == TrackerProcess([]).end() == ""
 
 
 def test_what_is_not_installed_ends_the_start_in_a_line(tmp_path, tiny, monkeypatch):

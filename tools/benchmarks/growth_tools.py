@@ -44,9 +44,9 @@ def sweep_again(size: int, folder: Path) -> Callable[[], object]:
 def _sweep(size: int, folder: Path, method: str) -> Callable[[], object]:
     from launch import side_by_side
     from tools import sweep as tool
-    from training.pages import (
-        figures,  # noqa: F401  (what draws the sweep's picture is imported when it is needed)
-    )
+
+    # What draws the sweep's picture is imported only when it is needed: not within the measurement.
+    from training.pages import plotting  # noqa: F401
 
     locks: list[int] = []
     file = folder / "sweep.yaml"

@@ -1,5 +1,7 @@
-"""Training losses: ``softmax`` and ``binary`` by TRAIN.LOSS, ``distillation`` around them,
-``criterion`` makes one.
+"""Training losses.
+
+``softmax`` and ``binary`` have the losses that TRAIN.LOSS chooses. ``distillation`` adds a teacher's
+loss to one of them. ``criterion`` builds the loss of a configuration.
 """
 
 from training.losses.binary import Asymmetric, BinaryCrossEntropy, Focal, binary_cross_entropy
@@ -9,7 +11,18 @@ from training.losses.softmax import CrossEntropy, SoftTargetCrossEntropy, TokenL
 from training.losses.targets import Targets, class_weights, pos_weights
 
 __all__ = [
-    "Asymmetric", "BinaryCrossEntropy", "CrossEntropy", "Focal", "SoftTargetCrossEntropy", "Targets", "Teacher",
-    "TokenLabelCrossEntropy", "TrainingLoss", "binary_cross_entropy", "build_criterion", "class_weights",
-    "pos_weights", "reads_tokens",
-]  # fmt: skip
+    "Asymmetric",
+    "BinaryCrossEntropy",
+    "CrossEntropy",
+    "Focal",
+    "SoftTargetCrossEntropy",
+    "Targets",
+    "Teacher",
+    "TokenLabelCrossEntropy",
+    "TrainingLoss",
+    "binary_cross_entropy",
+    "build_criterion",
+    "class_weights",
+    "pos_weights",
+    "reads_tokens",
+]

@@ -1,4 +1,4 @@
-"""A yes or no for each class: of one class an image, of several or of none."""
+"""Binary losses: a yes or no for each class, for images of one class, of several, or of none."""
 
 from collections.abc import Sequence
 
@@ -11,18 +11,19 @@ from settings.keys import Factor, Share
 from settings.registry import losses
 from training.losses.targets import Targets, factors
 
-_LEAST = 1e-8  # of a probability whose logarithm is taken, as timm's
+# The smallest probability whose logarithm is taken, as in timm.
+_MIN_PROBABILITY = 1e-8
 
 
 @losses.register("bce", takes="any")
 def bce(
     targets: Targets, *, bce_target_thresh: Share | None = None, bce_sum: bool = False
 ) -> nn.Layer:
-    """Gives a yes-or-no loss of each class.
+    """Returns the binary cross-entropy of each class.
 
     Args:
-        bce_target_thresh: targets above it are 1, others 0; None: they stay as they are.
-        bce_sum: sum over the classes; False: mean.
+        bce_target_thresh: targets above it become 1, others 0; None: they stay as they are.
+        bce_sum: whether losses are summed over the classes; False: averaged.
     """
     return BinaryCrossEntropy(
         targets.smoothing, bce_target_thresh, bce_sum, targets.weight, targets.pos_weight
@@ -33,11 +34,11 @@ def bce(
 def focal(
     targets: Targets, *, focal_gamma: Factor = 2.0, focal_alpha: Share | None = 0.25
 ) -> nn.Layer:
-    """Gives a yes-or-no loss of each class, less where the answer is right already.
+    """Returns a binary loss of each class that weighs right answers less.
 
     Args:
-        focal_gamma: exponent of what the right answer's probability lacks; 0: bce.
-        focal_alpha: weight of a yes, beside 1 - it of a no; None: both are 1.
+        focal_gamma: exponent of 1 minus the right answer's probability; 0: bce.
+        focal_alpha: weight of classes that the image has, 1 minus it for others; None: both are 1.
     """
     return Focal(targets.smoothing, focal_gamma, focal_alpha, targets.weight)
 
@@ -50,12 +51,12 @@ def asymmetric(
     asl_gamma_pos: Factor = 1.0,
     asl_clip: Share = 0.05,
 ) -> nn.Layer:
-    """Gives a yes-or-no loss of each class, far less for the many that are no.
+    """Returns a binary loss that weighs the many classes less that an image doesn't have.
 
     Args:
-        asl_gamma_neg: focal's exponent where the answer is no.
-        asl_gamma_pos: where it is yes.
-        asl_clip: a no below this probability loses nothing.
+        asl_gamma_neg: focal's exponent for classes that the image doesn't have.
+        asl_gamma_pos: focal's exponent for classes that the image has.
+        asl_clip: a class that the image doesn't have costs nothing below this probability.
     """
     return Asymmetric(targets.smoothing, asl_gamma_neg, asl_gamma_pos, asl_clip, targets.weight)
 
@@ -63,64 +64,66 @@ def asymmetric(
 def binary_cross_entropy(
     logits: paddle.Tensor, targets: paddle.Tensor, pos_weight: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Returns -w t log(sigmoid(x)) - (1 - t) log(1 - sigmoid(x)) of each logit x, as PyTorch's
-    function does.
+    """Returns -w t log(sigmoid(x)) - (1 - t) log(1 - sigmoid(x)) of each logit x.
 
-    Without w, its gradient is sigmoid(x) - t at every logit. That of Paddle 3.3's own function is 1
-    less at 0. Paddle's ``pos_weight`` means something else if targets lie between 0 and 1.
+    This is what PyTorch's ``binary_cross_entropy_with_logits`` computes. Without w, the gradient is
+    sigmoid(x) - t at every logit; that of Paddle 3.3's own function is 1 less at 0. Paddle's
+    ``pos_weight`` means something else for targets between 0 and 1.
 
     Args:
         logits: x, [B, K] float32.
         targets: t, [B, K] float32, from 0 to 1.
         pos_weight: w, [K] or [1]; None: 1.
     """
-    # The softplus has the sign of the nearer answer, so that nothing cancels out: for a target of 1
-    # or 0 it is all.
+    # The softplus is that of the nearer answer. For a target of 0 or 1 it is the whole loss, so
+    # that no large terms cancel each other.
     is_yes = (targets > 0.5).astype("float32")
-    each = F.softplus(logits * (1 - 2 * is_yes))
+    loss = F.softplus(logits * (1 - 2 * is_yes))
     if pos_weight is None:
-        return each + (is_yes - targets) * logits
-    yes = pos_weight * targets
-    both = yes + 1 - targets
-    return each * both + (is_yes * both - yes) * logits
+        return loss + (is_yes - targets) * logits
+    yes_weight = pos_weight * targets
+    weight = yes_weight + 1 - targets
+    return loss * weight + (is_yes * weight - yes_weight) * logits
 
 
 class Binary(nn.Layer):
-    """What these losses share: targets, class weights, the mean or sum over the classes.
+    """Base class of binary losses: targets, class weights, the mean or sum over the classes.
 
     Args:
-        smoothing: of labels; targets [B, K] are taken as they come.
-        sum_classes: sum over the classes; False: mean.
+        smoothing: label smoothing. Targets [B, K] aren't smoothed.
+        sum_classes: whether losses are summed over the classes; False: averaged.
         weight: a factor per class.
     """
 
     def __init__(self, smoothing: float, sum_classes: bool, weight: Sequence[float] | None) -> None:
         super().__init__()
-        self.smoothing, self.sum_classes, self.weight = smoothing, sum_classes, factors(weight)
+        self.smoothing = smoothing
+        self.sum_classes = sum_classes
+        self.weight = factors(weight)
 
     def forward(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         """Returns losses [B] of logits [B, K] and targets [B] int64 or [B, K]."""
         if targets.ndim == 1:
             targets = smooth_one_hot(targets, logits.shape[-1], self.smoothing)
-        each = self.each(logits.astype("float32"), targets)
+        losses = self.class_losses(logits.astype("float32"), targets)
         if self.weight is not None:
-            each = each * self.weight
-        return each.sum(axis=-1) if self.sum_classes else each.mean(axis=-1)
+            losses = losses * self.weight
+        return losses.sum(axis=-1) if self.sum_classes else losses.mean(axis=-1)
 
-    def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
-        """Returns the loss of each class [B, K], of logits and targets [B, K] float32."""
+    def class_losses(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+        """Returns the loss of each class [B, K] of logits and targets [B, K] float32."""
         raise NotImplementedError
 
 
 class BinaryCrossEntropy(Binary):
-    """Wightman et al. 2021 (arXiv:2110.00476); timm's of the same name.
+    """Binary cross-entropy (Wightman et al. 2021, arXiv:2110.00476), as timm's class of this name.
 
     Args:
-        smoothing: of labels; targets [B, K] are taken as they come.
-        target_threshold: targets above it are 1, others 0; None: as they are.
-        sum_classes: sum over the classes; False: mean.
+        smoothing: label smoothing. Targets [B, K] aren't smoothed.
+        target_threshold: targets above it become 1, others 0; None: they stay as they are.
+        sum_classes: whether losses are summed over the classes; False: averaged.
         weight: a factor per class.
-        pos_weight: a factor per class, or one, on the part that a target of 1 has; torch's.
+        pos_weight: a factor per class, or one for all, on the term of the target; torch's.
     """
 
     def __init__(
@@ -132,22 +135,24 @@ class BinaryCrossEntropy(Binary):
         pos_weight: Sequence[float] | None = None,
     ) -> None:
         super().__init__(smoothing, sum_classes, weight)
-        self.target_threshold, self.pos_weight = target_threshold, factors(pos_weight)
+        self.target_threshold = target_threshold
+        self.pos_weight = factors(pos_weight)
 
-    def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+    def class_losses(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         if self.target_threshold is not None:
             targets = (targets > self.target_threshold).astype("float32")
         return binary_cross_entropy(logits, targets, self.pos_weight)
 
 
 class Focal(Binary):
-    """Lin et al. 2017 (arXiv:1708.02002); torchvision's ``sigmoid_focal_loss``, the mean over the
-    classes.
+    """Focal loss (Lin et al. 2017, arXiv:1708.02002), averaged over the classes.
+
+    It is torchvision's ``sigmoid_focal_loss``.
 
     Args:
-        smoothing, weight: as of ``BinaryCrossEntropy``.
-        gamma: exponent of what the right answer's probability lacks.
-        alpha: weight of a yes, beside 1 - alpha of a no; None: both are 1.
+        smoothing, weight: as for ``BinaryCrossEntropy``.
+        gamma: exponent of 1 minus the right answer's probability.
+        alpha: weight of a target of 1, and 1 - alpha that of a target of 0; None: both are 1.
     """
 
     def __init__(
@@ -161,25 +166,24 @@ class Focal(Binary):
         self.gamma = gamma
         self.alpha = alpha
 
-    def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+    def class_losses(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         yes = F.sigmoid(logits)
         entropy = binary_cross_entropy(logits, targets)
         loss = entropy * _power(1 - yes * targets - (1 - yes) * (1 - targets), self.gamma)
-        return (
-            loss
-            if self.alpha is None
-            else loss * (self.alpha * targets + (1 - self.alpha) * (1 - targets))
-        )
+        if self.alpha is None:
+            return loss
+        return loss * (self.alpha * targets + (1 - self.alpha) * (1 - targets))
 
 
 class Asymmetric(Binary):
-    """Ridnik et al. 2021 (arXiv:2009.14119); timm's ``AsymmetricLossMultiLabel``, summed over the
-    classes.
+    """Asymmetric loss (Ridnik et al. 2021, arXiv:2009.14119), summed over the classes.
+
+    It is timm's ``AsymmetricLossMultiLabel``.
 
     Args:
-        smoothing, weight: as of ``BinaryCrossEntropy``.
-        gamma_neg, gamma_pos: focal's exponent where the answer is no, and where it is yes.
-        clip: what a no's probability gains, up to 1.
+        smoothing, weight: as for ``BinaryCrossEntropy``.
+        gamma_neg, gamma_pos: focal's exponents for targets of 0 and of 1.
+        clip: added to the probability of a no, which stays at most 1.
     """
 
     def __init__(
@@ -195,14 +199,16 @@ class Asymmetric(Binary):
         self.gamma_pos = gamma_pos
         self.clip = clip
 
-    def each(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
+    def class_losses(self, logits: paddle.Tensor, targets: paddle.Tensor) -> paddle.Tensor:
         yes = F.sigmoid(logits)
         no = (1 - yes + self.clip).clip(max=1.0)
-        entropy = -targets * yes.clip(min=_LEAST).log() - (1 - targets) * no.clip(min=_LEAST).log()
+        log_yes = yes.clip(min=_MIN_PROBABILITY).log()
+        log_no = no.clip(min=_MIN_PROBABILITY).log()
+        entropy = -targets * log_yes - (1 - targets) * log_no
         gamma = self.gamma_pos * targets + self.gamma_neg * (1 - targets)
         return entropy * _power(1 - yes * targets - no * (1 - targets), gamma)
 
 
-def _power(lacking: paddle.Tensor, gamma: float | paddle.Tensor) -> paddle.Tensor:
-    """A power whose gradient is finite at 0, too, where an exponent below 1 has none."""
-    return lacking.clip(min=_LEAST) ** gamma
+def _power(base: paddle.Tensor, gamma: float | paddle.Tensor) -> paddle.Tensor:
+    """Returns a power whose gradient is finite at 0, too, where that of an exponent below 1 isn't."""
+    return base.clip(min=_MIN_PROBABILITY) ** gamma

@@ -1,4 +1,4 @@
-"""The training loss that a configuration asks for."""
+"""The training loss of a configuration."""
 
 import numpy as np
 from paddle import nn
@@ -16,11 +16,12 @@ from training.losses.targets import Targets, class_weights, pos_weights
 
 @losses.register("auto", takes="any")
 def auto(targets: Targets) -> nn.Layer:
-    """Gives the cross-entropy of what mixup, or its absence, makes of the labels. If images have
-    several, it is the binary one.
-    """
-    kind = bce if targets.several else soft_target if targets.distributions else cross_entropy
-    return kind(targets)
+    """Returns the cross-entropy of labels or distributions, or the binary one for multilabel."""
+    if targets.several:
+        return bce(targets)
+    if targets.distributions:
+        return soft_target(targets)
+    return cross_entropy(targets)
 
 
 def build_criterion(
@@ -28,34 +29,37 @@ def build_criterion(
     labels: np.ndarray | LabelSets | None = None,
     teacher: nn.Layer | None = None,
 ) -> TrainingLoss:
-    """Returns the training loss of a configuration; it takes the targets that ``BatchTransform``
-    gives.
+    """Returns the training loss of a configuration, for the targets that ``BatchTransform`` makes.
 
     Args:
-        labels: [n] integers, of the training set, or several for each image; for weights that are
-            "auto".
-        teacher: where TRAIN.DISTILLATION_TYPE is set.
+        labels: of the training set, [n] integers or several for each image. Weights that are "auto"
+            are computed from them.
+        teacher: given if, and only if, TRAIN.DISTILLATION_TYPE is set.
 
     Raises:
-        InputError: keys that don't fit each other, the classes or the teacher.
+        InputError: keys contradict each other, the classes, or the teacher.
     """
     train = config.TRAIN
     kind = config.TRAIN.DISTILLATION_TYPE
-    if (kind is None) != (teacher is None):
-        found = (
-            "no teacher; set TRAIN.TEACHER_MODEL"
-            if teacher is None
-            else "a teacher; set it to hard or soft"
+    if kind is not None and teacher is None:
+        raise InputError(
+            f"TRAIN.DISTILLATION_TYPE is {kind!r} and there is no teacher; set TRAIN.TEACHER_MODEL"
         )
-        raise InputError(f"TRAIN.DISTILLATION_TYPE is {kind!r} and there is {found}")
-    weights = class_weights(config, labels), pos_weights(config, labels)
+    if kind is None and teacher is not None:
+        raise InputError(
+            "TRAIN.DISTILLATION_TYPE is None and there is a teacher; set it to hard or soft"
+        )
     targets = Targets(
-        gives_distributions(config), train.SMOOTHING, *weights, config.TASK == "multilabel"
+        distributions=gives_distributions(config),
+        smoothing=train.SMOOTHING,
+        weight=class_weights(config, labels),
+        pos_weight=pos_weights(config, labels),
+        several=config.TASK == "multilabel",
     )
     return TrainingLoss(
         losses.choose(config)(targets),
         teacher,
         kind,
-        train.DISTILLATION_ALPHA,
-        train.DISTILLATION_TAU,
+        alpha=train.DISTILLATION_ALPHA,
+        tau=train.DISTILLATION_TAU,
     )

@@ -1,9 +1,9 @@
-"""What every criterion is built from, and what its class weights are.
+"""The arguments that all losses share, and class weights.
 
-A criterion takes what a model gives and what it should give in, and gives one loss per sample [B]
-(float32). It is never averaged: the engine divides once, by the true number of samples. Whatever
-the logits' type, losses are computed in float32. Class weights are a factor per class on its term
-of the sum, a label's too (as torch's reduction="none"); nothing is divided by their sum.
+A criterion takes a model's outputs and the targets, and returns one loss per sample, [B] float32.
+It isn't averaged: the engine divides once, by the true number of samples. Losses are computed in
+float32 whatever the logits' type. A class weight multiplies its class's term of the sum, as in
+torch with reduction="none". Nothing is divided by the sum of the weights.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,16 @@ from settings.options import Configuration
 
 
 class Targets(NamedTuple):
-    """What every loss gets.
+    """Which targets a loss gets, and how it weighs classes.
 
     Args:
-        distributions: targets are distributions [B, K], which are smoothed; else labels [B].
-        smoothing: of labels.
+        distributions: whether targets are distributions [B, K], which are smoothed already;
+            otherwise they are labels [B].
+        smoothing: label smoothing.
         weight: a factor per class, or None.
-        pos_weight: a factor per class on what its images lose, not those of other classes; one for
-            all; or None.
-        several: targets [B, K] are a yes or no for each class, not distributions.
+        pos_weight: a factor per class, or one for all, on the loss of images that have the class;
+            or None.
+        several: whether targets [B, K] are a yes or no for each class instead of distributions.
     """
 
     distributions: bool
@@ -37,73 +38,74 @@ class Targets(NamedTuple):
 
 
 def factors(weight: Sequence[float] | None) -> paddle.Tensor | None:
-    """Returns class weights as a loss takes them."""
+    """Returns class weights as a tensor [K] float32, or None."""
     return None if weight is None else paddle.to_tensor(weight, dtype="float32")
 
 
 def class_weights(
     config: Configuration, labels: np.ndarray | LabelSets | None
 ) -> list[float] | None:
-    """Returns a factor per class, or None without TRAIN.CLASS_WEIGHTS.
+    """Returns TRAIN.CLASS_WEIGHTS, a factor per class or None.
 
-    "auto" gives n / (number of classes present * labels of the class), whose mean over the n
-    training labels is 1. A class without a training image gets 0: distributions lose what smoothing
-    puts on it. Where images have several classes it gets what a class of one image has: nothing
-    else would teach it to say no.
+    "auto" means n / (number of classes present * labels of the class). The mean of these factors
+    over the n training labels is 1.
+
+    A class without a training image gets 0, so the share that label smoothing gives it is lost.
+    With several classes per image it gets the factor of a class with one image: otherwise the model
+    wouldn't learn to say no to it.
 
     Args:
-        labels: [n] integers, of the training set, or several for each image.
+        labels: of the training set, [n] integers or several for each image.
 
     Raises:
-        InputError: not as many factors as classes, or "auto" without labels.
+        InputError: there are more or fewer factors than classes, or "auto" without labels.
     """
-    given = config.TRAIN.CLASS_WEIGHTS
+    weights = config.TRAIN.CLASS_WEIGHTS
     classes = config.MODEL.NUM_CLASSES
-    if given == "auto":
+    if weights == "auto":
         _, counts = _counts("TRAIN.CLASS_WEIGHTS", labels, classes)
-        found = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
-        return np.where((counts > 0) | isinstance(labels, LabelSets), found, 0.0).tolist()
-    if given is not None and len(given) != classes:
-        raise _unfitting(
-            "TRAIN.CLASS_WEIGHTS", given, f"{classes}, one per class of MODEL.NUM_CLASSES"
+        balanced = counts.sum() / (np.count_nonzero(counts) * np.maximum(counts, 1))
+        used = (counts > 0) | isinstance(labels, LabelSets)
+        return np.where(used, balanced, 0.0).tolist()
+    if weights is not None and len(weights) != classes:
+        raise InputError(
+            f"TRAIN.CLASS_WEIGHTS has {len(weights)} values, expected {classes}, one per class of"
+            " MODEL.NUM_CLASSES"
         )
-    return given
+    return weights
 
 
 def pos_weights(config: Configuration, labels: np.ndarray | LabelSets | None) -> list[float] | None:
-    """Returns torch's ``pos_weight``, a factor per class or one for all, or None without
-    TRAIN.POS_WEIGHT.
+    """Returns TRAIN.POS_WEIGHT, torch's ``pos_weight``: a factor per class, one for all, or None.
 
-    "auto" gives the images without the class over those with it; 1 where there are none with it.
+    "auto" means the number of images without the class over that of images with it, and 1 for a
+    class without images.
 
     Args:
-        labels: as of ``class_weights``.
+        labels: as for ``class_weights``.
 
     Raises:
-        InputError: as ``class_weights``.
+        InputError: as for ``class_weights``.
     """
-    given = config.TRAIN.POS_WEIGHT
+    weights = config.TRAIN.POS_WEIGHT
     classes = config.MODEL.NUM_CLASSES
-    if given == "auto":
+    if weights == "auto":
         images, counts = _counts("TRAIN.POS_WEIGHT", labels, classes)
         return np.where(counts > 0, (images - counts) / np.maximum(counts, 1), 1.0).tolist()
-    if given is not None and len(given) not in (1, classes):
-        raise _unfitting(
-            "TRAIN.POS_WEIGHT", given, f"1 or {classes}, one per class of MODEL.NUM_CLASSES"
+    if weights is not None and len(weights) not in (1, classes):
+        raise InputError(
+            f"TRAIN.POS_WEIGHT has {len(weights)} values, expected 1 or {classes}, one per class of"
+            " MODEL.NUM_CLASSES"
         )
-    return given
+    return weights
 
 
 def _counts(
     key: str, labels: np.ndarray | LabelSets | None, classes: int
 ) -> tuple[int, np.ndarray]:
-    """How many images there are, and how many each class has."""
+    """Returns the number of images, and the number of images of each class."""
     if labels is None or not len(labels):
         raise InputError(
             f"{key} is 'auto' and there are no training labels; give a factor per class"
         )
     return len(labels), np.bincount(every_label(labels), minlength=classes)
-
-
-def _unfitting(key: str, found: list[float], expected: str) -> InputError:
-    return InputError(f"{key} has {len(found)} values, expected {expected}")

@@ -1,6 +1,4 @@
-"""Optimizers, parameter groups, gradient clipping, loss scaling, schedules, and averages of the
-weights.
-"""
+"""Optimizers, parameter groups, gradient clipping, loss scaling, schedules, and averaged weights."""
 
 from training.optim.ema import ModelEma
 from training.optim.gradients import LossScaler, clip_gradients

@@ -8,19 +8,19 @@ from paddle import _C_ops, nn
 
 
 class ModelEma:
-    """An exponential moving average of a model's parameters and buffers, kept beside it (timm's
-    ``ModelEmaV3``).
+    """An exponential moving average of a model's parameters and buffers (timm's ``ModelEmaV3``).
 
-    ema = d * ema + (1 - d) * model. d is 0 at the first update and then ``decay``. With ``warmup``
-    d is at most 1 - (1 + n) ** (-2 / 3) at update n. Integer buffers are copied.
+    At each update, ema = d * ema + (1 - d) * model. Integer buffers are copied. The first update
+    has d = 0, so it copies the model; later updates have d = ``decay``. With ``warmup``, update n
+    has d = 1 - (1 + n) ** (-2 / 3) as long as that is below ``decay``.
 
     Args:
-        model: a layer, not wrapped.
+        model: a layer that isn't wrapped.
         decay: d, per update.
         warmup: whether d grows to ``decay``, so that the first, poor weights are soon forgotten.
 
     Attributes:
-        model: the average, in evaluation mode.
+        model: a copy of the model with the averages, in evaluation mode.
     """
 
     def __init__(self, model: Any, decay: float, warmup: bool = False) -> None:
@@ -33,25 +33,27 @@ class ModelEma:
         self._paired_with: nn.Layer | None = None
 
     def decay_at(self, update: int) -> float:
-        """Returns d at an update, counted from 0: a pure function, so that there is nothing to
-        save.
+        """Returns d at an update, counted from 0.
+
+        It depends on nothing else, so a checkpoint needn't store it.
         """
-        warming = 1 - (1 + update) ** (-2 / 3)  # 0 at update 0
-        return min(self.decay, warming) if self.warmup or update == 0 else self.decay
+        if self.warmup or update == 0:
+            return min(self.decay, 1 - (1 + update) ** (-2 / 3))
+        return self.decay
 
     @paddle.no_grad()
     def update(self, model: nn.Layer, update: int) -> None:
-        """Takes in the weights that update number ``update`` (from 0) has led to.
+        """Adds the model's weights after update number ``update`` (from 0) to the average.
 
         Args:
-            model: the same every time, with the tensors that it had at first; new values come by
-                ``set_value``.
+            model: the same object at every call. Its tensors are looked up once, so new values have
+                to be set in place (``set_value``).
         """
         if self._paired_with is not model:
             self._pair(model)
         weight = 1 - self.decay_at(update)
         for dtype, pairs in self._floating.items():
-            # one for all: a number would become a tensor for each
+            # One tensor for all: Paddle would make a new tensor of a number at each call.
             share = paddle.full([], weight, dtype)
             for average, new in pairs:
                 _C_ops.lerp_(average, new, share)
@@ -59,7 +61,10 @@ class ModelEma:
             paddle.assign(new, average)
 
     def _pair(self, model: nn.Layer) -> None:
-        """Finds the model's tensor of each average; a tensor of several names is averaged once."""
+        """Pairs each average with the model's tensor.
+
+        A tensor that the model has under several names is averaged once.
+        """
         new = model.state_dict()
         pairs = {
             id(average): (average, new[name]) for name, average in self.model.state_dict().items()

@@ -1,8 +1,10 @@
-"""What happens to the gradients between the backward pass and the update: unscaled, measured,
-clipped.
+"""Gradient clipping, and loss scaling for float16.
 
-Per update: ``scaler.unscale(parameters)``, ``norm = clip_gradients(config, model)``,
-``scaler.step(optimizer, norm)``.
+After the backward pass, an update is these three calls::
+
+    scaler.unscale(parameters)
+    norm = clip_gradients(config, model)
+    scaler.step(optimizer, norm)
 """
 
 import math
@@ -23,33 +25,38 @@ from weights.layout import linear_weights
 def clip_gradients(
     config: Configuration, model: nn.Layer, trained: Sequence[paddle.Tensor] | None = None
 ) -> paddle.Tensor:
-    """Clips the gradients of ``model`` in place by GRAD_CLIP_MODE, and returns the global L2 norm
-    they had before.
+    """Clips the gradients of ``model`` in place, and returns their global L2 norm before that.
 
-    "norm": as torch's ``clip_grad_norm_``. "value": each element within +-GRAD_CLIP. "agc": each
-    output unit's norm within GRAD_CLIP times its weights' norm (Brock et al. 2021,
-    arXiv:2102.06171), except in the classifier, as timm. GRAD_CLIP None: nothing is clipped.
+    TRAIN.GRAD_CLIP_MODE chooses the way:
+
+    - "norm" scales all gradients so that their global norm is GRAD_CLIP at most, as torch's
+      ``clip_grad_norm_`` does.
+    - "value" clips each element to +-GRAD_CLIP.
+    - "agc" limits the norm of each output unit's gradient to GRAD_CLIP times the norm of its
+      weights (Brock et al. 2021, arXiv:2102.06171). As in timm, the classifier isn't clipped.
+
+    Where GRAD_CLIP is None, nothing is clipped.
 
     Args:
         model: not wrapped, after its backward pass and ``parallel.reduce_gradients``.
-        trained: its parameters that aren't frozen, if they are known: finding them takes time.
+        trained: the model's parameters that aren't frozen, if the caller knows them. Finding them
+            takes time.
 
     Returns:
-        float32 [], on the device: nothing is waited for.
+        float32 []. It stays on the device, so the call waits for nothing.
     """
     limit = config.TRAIN.GRAD_CLIP
     mode = config.TRAIN.GRAD_CLIP_MODE
     if trained is None:
         trained = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
     gradients = [parameter.grad for parameter in trained]
-    # Not paddle.linalg.norm: in 3.3 on a CPU it is 16 times slower, and off by 1e-4 for ViT-S.
-    nothing = paddle.zeros([1])
+    # paddle.linalg.norm of Paddle 3.3 is 16 times slower on a CPU, and off by 1e-4 for ViT-S.
+    zero = paddle.zeros([1])
     squares = paddle.concat(
-        [nothing if g is None else _C_ops.squared_l2_norm(g) for g in gradients]
+        [zero if gradient is None else _C_ops.squared_l2_norm(gradient) for gradient in gradients]
     )
-    if (
-        config.DIST.ENGINE == "fleet" and config.DIST.STRATEGY.sharding
-    ):  # each parameter's gradient is with its owner; plus zeros, it keeps its bits
+    if config.DIST.ENGINE == "fleet" and config.DIST.STRATEGY.sharding:
+        # Only its owner has a parameter's gradient. The others add zeros, which keeps its bits.
         squares = all_reduce_sum(squares)
     norm = squares.sum().sqrt()
     gradients = [gradient for gradient in gradients if gradient is not None]
@@ -61,20 +68,19 @@ def clip_gradients(
     elif limit is not None:
         linear = linear_weights(model)
         for name, parameter in model.named_parameters():
-            wanted = parameter.grad is not None and not parameter.stop_gradient
-            if wanted and not within(name, model.classifier_names()):
+            has_gradient = parameter.grad is not None and not parameter.stop_gradient
+            if has_gradient and not within(name, model.classifier_names()):
                 _clip_adaptively(parameter, limit, name in linear)
     return norm
 
 
 def _divide(gradients: list[paddle.Tensor], divisor: paddle.Tensor) -> None:
-    """Divides gradients in place by a tensor of one element, all in one operator; by 1 they keep
-    their bits.
+    """Divides gradients in place by a tensor of one element; dividing by 1 keeps their bits.
 
-    The operator multiplies by the reciprocal. Where a gradient isn't finite, it stays so, and
-    others may become 0.
+    One operator does it for all of them: it multiplies by the reciprocal. A gradient that isn't
+    finite stays so, and the others may then become 0.
     """
-    # the operator would miss them
+    # The operator would skip gradients that aren't contiguous.
     views = [gradient for gradient in gradients if not gradient.is_contiguous()]
     for gradient in views:
         gradient.multiply_(1 / divisor)
@@ -85,32 +91,34 @@ def _divide(gradients: list[paddle.Tensor], divisor: paddle.Tensor) -> None:
 
 
 def _clip_adaptively(parameter: paddle.Tensor, limit: float, is_linear: bool) -> None:
-    # Output units are the columns of a Linear's [in, out], and the first dimension of any other
-    # tensor.
+    # Output units are the columns of a Linear's weight [in, out]. Every other tensor has them in
+    # its first dimension.
     axis = 0 if is_linear else list(range(1, parameter.ndim)) or None
     gradient: Any = parameter.grad
-    norm, gradient_norm = (t.square().sum(axis, keepdim=True).sqrt() for t in (parameter, gradient))
+    norm = parameter.square().sum(axis, keepdim=True).sqrt()
+    gradient_norm = gradient.square().sum(axis, keepdim=True).sqrt()
     bound = norm.clip(min=1e-3) * limit
     factor = bound / gradient_norm.clip(min=1e-6)
     gradient.multiply_(paddle.where(gradient_norm < bound, paddle.ones_like(factor), factor))
 
 
 class LossScaler:
-    """Dynamic loss scaling for float16 (Micikevicius et al. 2018, arXiv:1710.03740),
-    torch.amp.GradScaler's behaviour.
+    """Dynamic loss scaling for float16 (Micikevicius et al. 2018, arXiv:1710.03740).
 
-    The loss is scaled up, so that small gradients don't vanish in float16. A gradient that
-    overflows costs its update and halves the scale; 2000 good updates in a row double it. (Paddle's
-    own switches itself off on a CPU.)
+    It behaves as torch.amp.GradScaler. The loss is scaled up, so that small gradients don't vanish
+    in float16. A gradient that overflows costs its update and halves the scale;
+    ``growth_interval`` good updates in a row double it. Paddle's own scaler turns itself off on a
+    CPU.
 
     Args:
-        enabled: False: the loss, the gradients and every update pass as they are, and nothing is
-            waited for.
+        enabled: if False, the loss, the gradients and every update pass unchanged, and nothing
+            waits for the device.
         scale: the first scale.
         growth_interval: good updates before the scale doubles.
     """
 
-    MIN_SCALE = 1e-4  # fairseq's: no model that trains comes here
+    # fairseq's limit. A model that can be trained doesn't reach it.
+    MIN_SCALE = 1e-4
 
     def __init__(
         self, enabled: bool = True, scale: float = 65536.0, growth_interval: int = 2000
@@ -118,7 +126,8 @@ class LossScaler:
         self.enabled = enabled
         self.loss_scale = scale
         self.growth_interval = growth_interval
-        self.good_updates = 0  # since the scale last changed
+        # Good updates since the scale last changed.
+        self.good_updates = 0
 
     def scale(self, loss: paddle.Tensor) -> paddle.Tensor:
         """Returns the loss to call ``backward`` on."""
@@ -126,22 +135,22 @@ class LossScaler:
 
     @paddle.no_grad()
     def unscale(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Takes the scale out of the gradients, in place; once per update, before they are clipped."""
+        """Divides the gradients by the scale, in place: once per update, before clipping."""
         if self.enabled:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             _divide(gradients, paddle.full([], self.loss_scale))
 
     def step(self, optimizer: paddle.optimizer.Optimizer, norm: paddle.Tensor) -> bool:
-        """Updates the parameters, unless a gradient overflowed; adapts the scale; returns whether
-        it updated.
+        """Updates the parameters unless a gradient overflowed, and returns whether it did.
 
-        Enabled, it waits for ``norm``: the one synchronisation of an update in float16.
+        The scale is adapted, too. If scaling is enabled, the call waits for ``norm``. That is the
+        only synchronisation of an update in float16.
 
         Args:
-            norm: of the gradients, reduced over all processes, so that all of them decide alike.
+            norm: of the gradients of all processes, so that all of them decide alike.
 
         Raises:
-            RunError: on every rank, when even a tiny scale doesn't make the gradients finite.
+            RunError: on every rank, if the gradients aren't finite with the smallest scale.
         """
         if not self.enabled:
             optimizer.step()
@@ -154,19 +163,20 @@ class LossScaler:
         return finite
 
     def state_dict(self) -> dict[str, float | int]:
-        """Returns what a checkpoint needs, as plain numbers."""
+        """Returns the scale and its count, as plain numbers, for a checkpoint."""
         return {"loss_scale": self.loss_scale, "good_updates": self.good_updates}
 
     def load_state_dict(self, state: dict[str, float | int]) -> None:
-        """Goes on from what ``state_dict`` returned."""
-        self.loss_scale, self.good_updates = float(state["loss_scale"]), int(state["good_updates"])
+        """Restores what ``state_dict`` returned."""
+        self.loss_scale = float(state["loss_scale"])
+        self.good_updates = int(state["good_updates"])
 
     def _adapt(self, finite: bool) -> None:
         self.good_updates = self.good_updates + 1 if finite else 0
         if not finite:
             self.loss_scale /= 2
         elif self.good_updates == self.growth_interval:
-            # float32 ends at 2 ** 128
+            # float32 ends below 2 ** 128.
             self.loss_scale = min(2 * self.loss_scale, 2.0**127)
             self.good_updates = 0
         if self.loss_scale < self.MIN_SCALE:

@@ -1,4 +1,4 @@
-"""Which parameters decay, which stay as they are, and each one's factor on the learning rate."""
+"""Groups of parameters: which decay, which are frozen, and which learning rate each one has."""
 
 from fnmatch import fnmatchcase
 
@@ -13,34 +13,39 @@ BACKBONE = "backbone"
 
 
 def decayed_parameters(config: Configuration, model: nn.Layer) -> list[str]:
-    """Returns the structured names of the parameters that weight decay applies to: no biases, no
-    norms, none of the model's own ``no_weight_decay()``; with DECAY_ALL every one.
+    """Returns the structured names of the parameters that weight decay applies to.
+
+    Biases, norms and those of the model's ``no_weight_decay()`` don't decay, unless TRAIN.DECAY_ALL
+    is set.
     """
-    kept = model.no_weight_decay()
-    every = config.TRAIN.DECAY_ALL
+    decay_all = config.TRAIN.DECAY_ALL
+    undecayed = model.no_weight_decay()
     return [
         name
         for name, parameter in model.named_parameters()
-        if every or (parameter.ndim > 1 and name not in kept)
+        if decay_all or (parameter.ndim > 1 and name not in undecayed)
     ]
 
 
 def freeze(config: Configuration, model: nn.Layer) -> list[str]:
-    """Freezes what TRAIN.ADAPTER leaves as it is, or the parameters that TRAIN.FREEZE names;
-    returns their structured names.
+    """Freezes parameters as TRAIN.FREEZE or TRAIN.ADAPTER says; returns their structured names.
 
-    An adapter is added to the model here. A pattern is the shell's (``blocks.[0-5].*``); "backbone"
-    is every parameter but the classifier's. It comes before ``paddle.DataParallel`` and
-    ``build_optimizer``, which take the trainable parameters as they find them.
+    A pattern of TRAIN.FREEZE is as a shell's (``blocks.[0-5].*``). "backbone" means every parameter
+    but the classifier's. With TRAIN.ADAPTER, the adapter is added to the model here, and everything
+    but the adapter and the classifier is frozen.
+
+    Call it before ``paddle.DataParallel`` and ``build_optimizer``, which look at once for the
+    parameters that are trained.
 
     Raises:
-        InputError: an adapter has nothing to act on, a pattern matches no parameter, or nothing is
+        InputError: an adapter has no layer to act on, a pattern matches no parameter, or nothing is
             left to train.
     """
     if name := config.TRAIN.ADAPTER.NAME:
         if not (config.MODEL.PRETRAINED or config.MODEL.RESUME):
             raise InputError(
-                f"TRAIN.ADAPTER.NAME is {name}, but the weights that it freezes are random; give -pretrained=FILE"
+                f"TRAIN.ADAPTER.NAME is {name}, but the weights that it freezes are random;"
+                " give -pretrained=FILE"
             )
         trained = adapters.choose(config)(model)
         rest = {name for name, _ in model.named_parameters()} - trained
@@ -52,45 +57,51 @@ def freeze(config: Configuration, model: nn.Layer) -> list[str]:
         parameters[name].stop_gradient = True
     if all(parameter.stop_gradient for parameter in parameters.values()):
         raise InputError(
-            f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters to train"
+            f"TRAIN.FREEZE {config.TRAIN.FREEZE} leaves none of {len(parameters)} parameters"
+            " to train"
         )
     return [name for name in parameters if name in frozen]
 
 
 def _frozen_names(config: Configuration, model: nn.Layer) -> set[str]:
-    """The parameters that TRAIN.FREEZE names."""
+    """Returns the names of the parameters that match TRAIN.FREEZE."""
     parameters = dict(model.named_parameters())
     frozen: set[str] = set()
     for pattern in config.TRAIN.FREEZE or ():
         if pattern == BACKBONE:
-            found = {name for name in parameters if not within(name, model.classifier_names())}
+            matching = {name for name in parameters if not within(name, model.classifier_names())}
         else:
-            found = {name for name in parameters if fnmatchcase(name, pattern)}
-        if not found:
-            first, *_, last = parameters
-            folders = {
-                f"{name[:dot]}.*"
-                for name in parameters
-                for dot, letter in enumerate(name)
-                if letter == "."
-            }
-            raise InputError(
-                f"TRAIN.FREEZE: {pattern!r} matches no parameter, expected a pattern of names from {first} to {last}"
-                f"{nearest(pattern, [BACKBONE, *parameters, *sorted(folders)])}"
-            )
-        frozen |= found
+            matching = {name for name in parameters if fnmatchcase(name, pattern)}
+        if not matching:
+            raise _unmatched(pattern, list(parameters))
+        frozen |= matching
     return frozen
+
+
+def _unmatched(pattern: str, names: list[str]) -> InputError:
+    """Returns the error of a pattern that matches none of the names; it suggests the nearest."""
+    layers = {
+        f"{name[:index]}.*"
+        for name in names
+        for index, character in enumerate(name)
+        if character == "."
+    }
+    return InputError(
+        f"TRAIN.FREEZE: {pattern!r} matches no parameter, expected a pattern of names from"
+        f" {names[0]} to {names[-1]}{nearest(pattern, [BACKBONE, *names, *sorted(layers)])}"
+    )
 
 
 def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
     """Returns each parameter's factor on the learning rate, by structured name.
 
-    LAYER_DECAY ** (layer groups after its own), as in BEiT (Bao et al. 2021, arXiv:2106.08254) and
-    MAE, times HEAD_LR for the classifier. LAYER_DECAY_GROUPS says whose groups: the architecture's
-    authors' or timm's.
+    The factor is LAYER_DECAY to the power of the number of layer groups after the parameter's own.
+    This is as in BEiT (Bao et al. 2021, arXiv:2106.08254) and MAE. The classifier's factor is
+    multiplied by HEAD_LR. LAYER_DECAY_GROUPS chooses the groups of the architecture's authors or
+    timm's.
 
     Raises:
-        ValueError: the model's groups don't hold each parameter once.
+        ValueError: a parameter isn't in exactly one of the model's groups.
     """
     decay = config.TRAIN.LAYER_DECAY
     head_rate = config.TRAIN.HEAD_LR
@@ -99,7 +110,8 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
         timm = config.TRAIN.LAYER_DECAY_GROUPS == "timm"
         groups = model.timm_layer_groups() if timm else model.layer_groups()
         for name in scales:
-            if name.startswith(PROJECTION):  # no layer of the model's own
+            # The projection of a feature distillation is no layer of the model's own.
+            if name.startswith(PROJECTION):
                 continue
             holders = [index for index, prefixes in enumerate(groups) if within(name, prefixes)]
             if len(holders) != 1:
@@ -109,12 +121,12 @@ def layer_scales(config: Configuration, model: nn.Layer) -> dict[str, float]:
             scales[name] = decay ** (len(groups) - 1 - holders[0])
     if head_rate != 1:
         heads = model.classifier_names()
-        scales = {
-            name: scale * (head_rate if within(name, heads) else 1.0)
-            for name, scale in scales.items()
-        }
+        for name in scales:
+            if within(name, heads):
+                scales[name] *= head_rate
     return scales
 
 
 def within(name: str, prefixes: tuple[str, ...]) -> bool:
+    """Returns whether a name is one of the layers or parameters named, or lies within one."""
     return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)

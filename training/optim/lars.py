@@ -4,7 +4,7 @@ import paddle
 
 from settings.keys import Positive
 from settings.registry import optimizers
-from training.optim.frame import Trained, WithMomentum
+from training.optim.optimizer_base import Trained, WithMomentum
 
 
 @optimizers.register("LARS")
@@ -22,21 +22,20 @@ def lars(
 
 
 class Lars(WithMomentum):
-    """LARS (You et al. 2017, arXiv:1708.03888) as MoCo v3 and MAE have it: momentum over gradients
-    that were scaled.
+    """LARS (You et al. 2017, arXiv:1708.03888) as MoCo v3 and MAE implement it.
 
-    A matrix's gradient, its weight decay included, gets a norm of ``trust_coefficient`` times the
-    matrix's own. Biases and norms keep theirs. Where one of the two norms is 0, the gradient stays
-    as it is.
+    The gradient of a matrix, its weight decay included, is scaled to a norm of
+    ``trust_coefficient`` times the matrix's norm. Momentum then accumulates these gradients.
+    The gradients of biases and norms aren't scaled, nor is one where either norm is 0.
 
-    Paddle's ``lars_momentum`` isn't this: it adds the two norms of gradient and decay, scales every
-    parameter, and has the rate within its momentum.
+    Paddle's ``lars_momentum`` differs: it adds the norms of gradient and decay, scales every
+    parameter, and multiplies by the rate before the momentum.
 
     Args:
-        learning_rate: rate; a parameter's ``optimize_attr["learning_rate"]`` is a factor on it.
-        parameters: what it updates; a parameter's ``regularizer`` is its weight decay.
-        momentum: share of the old momentum that stays in the new one.
-        trust_coefficient: a scaled gradient's norm over its matrix's.
+        learning_rate: a parameter's ``optimize_attr["learning_rate"]`` multiplies it.
+        parameters: the parameters to update. A parameter's ``regularizer`` is its weight decay.
+        momentum: share of the old momentum that is kept in the new one.
+        trust_coefficient: norm of a scaled gradient over the norm of its matrix.
     """
 
     def __init__(
@@ -59,12 +58,12 @@ class Lars(WithMomentum):
     ) -> None:
         if parameter.ndim > 1:
             norm = parameter.square().sum().sqrt()
-            size = gradient.square().sum().sqrt()
-            known = paddle.logical_and(norm > 0, size > 0)
-            ratio = (
-                self._trust_coefficient * norm / paddle.where(known, size, paddle.ones_like(size))
-            )
-            gradient = gradient * paddle.where(known, ratio, paddle.ones_like(ratio))
+            gradient_norm = gradient.square().sum().sqrt()
+            # On the device, so that no step waits for the norms.
+            positive = paddle.logical_and(norm > 0, gradient_norm > 0)
+            divisor = paddle.where(positive, gradient_norm, paddle.ones_like(gradient_norm))
+            ratio = self._trust_coefficient * norm / divisor
+            gradient = gradient * paddle.where(positive, ratio, paddle.ones_like(ratio))
         momentum.scale_(self._momentum)
         momentum.add_(gradient)
         parameter.subtract_(momentum * rate)

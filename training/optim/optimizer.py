@@ -1,4 +1,4 @@
-"""The optimizer of a configuration: always a ``paddle.optimizer.Optimizer``."""
+"""The optimizer of a configuration, and the optimizers that Paddle has."""
 
 from collections.abc import Sequence
 
@@ -7,28 +7,33 @@ from paddle import nn
 
 from settings.options import Configuration
 from settings.registry import optimizers
-from training.optim.frame import Trained
 from training.optim.groups import decayed_parameters, layer_scales
+from training.optim.optimizer_base import Trained
 
 
 def build_optimizer(config: Configuration, model: nn.Layer) -> paddle.optimizer.Optimizer:
-    """Returns the optimizer over the model's parameters (frozen ones stay); ``set_lr`` gives each
-    update its rate.
+    """Returns the optimizer of the model's parameters, except frozen ones.
 
-    Weight decay is on ``decayed_parameters``: an L2 term of the gradient (Adam, SGD, LARS), part of
-    the update (LAMB), or decoupled. ``clip_gradients`` is a step of its own for every optimizer.
+    The caller gives each update its learning rate by ``set_lr``, and clips gradients by
+    ``clip_gradients``. Weight decay applies to ``decayed_parameters``. It is an L2 term of the
+    gradient (Adam, SGD, LARS), part of the update (LAMB), or decoupled (all others).
     """
     decayed = set(decayed_parameters(config, model))
     scales = layer_scales(config, model)
-    # Paddle asks by its own names (linear_0.w_0), which say nothing of the layer: look them up by
-    # the structured ones.
-    names = {parameter.name for name, parameter in model.named_parameters() if name in decayed}
+    # Paddle's optimizers ask by Paddle's names (linear_0.w_0), which don't name the layer.
+    decayed_names = {
+        parameter.name for name, parameter in model.named_parameters() if name in decayed
+    }
+    # Set for each parameter, because an optimizer that was built before may have left other values.
     for name, parameter in model.named_parameters():
         parameter.optimize_attr["learning_rate"] = scales[name]
         parameter.regularizer = None
     trainable = [parameter for parameter in model.parameters() if not parameter.stop_gradient]
     trained = Trained(
-        config.TRAIN.BASE_LR, trainable, config.TRAIN.WEIGHT_DECAY, names.__contains__
+        rate=config.TRAIN.BASE_LR,
+        parameters=trainable,
+        weight_decay=config.TRAIN.WEIGHT_DECAY,
+        decays=decayed_names.__contains__,
     )
     return optimizers.choose(config)(trained)
 

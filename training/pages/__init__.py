@@ -1,1 +1,1 @@
-"""What pages and pictures are made of: a page of HTML, figures, fonts."""
+"""Builds pages of HTML, and Matplotlib figures with fonts for any script."""

@@ -1,5 +1,6 @@
-"""A page of HTML that needs no network: its frame, tables, pictures. Every text of a stranger is
-escaped.
+"""Builds a page of HTML that needs no network, with tables and pictures.
+
+Every text that comes from files is escaped.
 """
 
 import base64
@@ -9,9 +10,9 @@ from typing import Any
 
 from errors import printable
 
-_LONGEST = 400  # letters of a text
-# A browser loads nothing for such a page, and runs nothing in it, whatever a name in it should
-# hold.
+# Letters of the longest text that is shown.
+_LONGEST = 400
+# A browser loads nothing for such a page and runs nothing in it, whatever a name contains.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _STYLE = """
 * { box-sizing: border-box }
@@ -33,14 +34,12 @@ img { max-width: 100%; height: auto } li { overflow-wrap: anywhere } small { col
 
 
 def text(value: Any) -> str:
-    """Returns what a stranger wrote, or a number, as HTML: without control characters, of a long
-    one its beginning.
-    """
+    """Returns a text or number as HTML, without control characters; a long one is cut."""
     return html.escape(printable(str(value), _LONGEST))
 
 
 def page(title: str, *parts: str) -> str:
-    """Returns the page of these parts."""
+    """Returns the page that consists of these parts, each of them HTML."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -50,45 +49,48 @@ def page(title: str, *parts: str) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """Returns a part with a heading, or nothing where it is empty."""
+    """Returns parts below a heading, or an empty string if all of them are empty."""
     return f"<h2>{text(title)}</h2>{''.join(parts)}" if any(parts) else ""
 
 
 def paragraph(words: Any, kind: str = "") -> str:
-    """Returns a paragraph. ``kind``: "good" or "stops", which have colours."""
+    """Returns a paragraph. A ``kind`` of "good" or "stops" gives it a colour."""
     return f'<p class="{kind}">{text(words)}</p>' if kind else f"<p>{text(words)}</p>"
 
 
 def table(heads: Sequence[Any], rows: Iterable[Sequence[Any]], numbers: bool = True) -> str:
-    """Returns a table, whose first column names the rows.
+    """Returns a table whose first column names the rows, or an empty string without rows.
 
     Args:
-        heads: of the columns; empty: there are none.
-        numbers: the other columns are numbers, aligned at their right.
+        heads: of the columns; empty: the table has no line of heads.
+        numbers: whether the columns after the first are numbers, which are aligned at the right.
     """
     kind = ' class="n"' if numbers else ""
-    top = "".join(
-        f"<th{kind if place else ''}>{text(head)}</th>" for place, head in enumerate(heads)
-    )
-    body = "".join(
-        f"<tr><th>{text(first)}</th>{''.join(f'<td{kind}>{text(value)}</td>' for value in others)}</tr>"
-        for first, *others in rows
-    )
-    return f"<table>{f'<tr>{top}</tr>' if heads else ''}{body}</table>" if body else ""
+    lines = []
+    for name, *values in rows:
+        cells = "".join(f"<td{kind}>{text(value)}</td>" for value in values)
+        lines.append(f"<tr><th>{text(name)}</th>{cells}</tr>")
+    if not lines:
+        return ""
+    if heads:
+        first, *others = heads
+        cells = "".join(f"<th{kind}>{text(head)}</th>" for head in others)
+        lines.insert(0, f"<tr><th>{text(first)}</th>{cells}</tr>")
+    return f"<table>{''.join(lines)}</table>"
 
 
 def scroll_box(part: str) -> str:
-    """Returns a part in a window of its own."""
+    """Returns a part in a box that scrolls on its own."""
     return f'<div class="scroll">{part}</div>' if part else ""
 
 
 def picture(title: str, data: bytes, kind: str = "png") -> str:
-    """Returns a picture, which the page holds."""
+    """Returns a picture, whose data are in the page itself."""
     encoded = base64.b64encode(data).decode()
     return f'<img alt="{text(title)}" src="data:image/{kind};base64,{encoded}">'
 
 
 def grid(parts: Iterable[str]) -> str:
-    """Returns parts side by side, if there is space, or one below the other."""
-    held = "".join(f"<div>{part}</div>" for part in parts)
-    return f'<div class="grid">{held}</div>' if held else ""
+    """Returns parts side by side where there is space, and one below the other elsewhere."""
+    cells = "".join(f"<div>{part}</div>" for part in parts)
+    return f'<div class="grid">{cells}</div>' if cells else ""

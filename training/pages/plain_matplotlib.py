@@ -1,7 +1,7 @@
-"""Imports Matplotlib without the settings of the current folder. What imports Matplotlib imports
-this module first.
+"""Imports Matplotlib without the settings of the current folder.
 
-A ``matplotlibrc`` of the current folder may be a stranger's: it can start LaTeX, or be a pipe.
+Modules that import Matplotlib import this module first. The current folder may be anybody's, and a
+``matplotlibrc`` in it could start LaTeX, or be a pipe.
 """
 
 import os
@@ -9,7 +9,8 @@ import os
 
 def _import() -> None:
     exists = os.path.exists
-    # Matplotlib looks for it by this function. Another current folder would be one for all threads.
+    # Matplotlib looks for the file by this function. Changing the current folder instead would
+    # change it for all threads.
     os.path.exists = lambda path: path != "matplotlibrc" and exists(path)
     try:
         import matplotlib  # noqa: F401

@@ -1,8 +1,5 @@
-"""Several runs side by side: their figures, their curves, their settings, and whether they differ
-by chance.
-"""
+"""Compares runs: their results, curves and settings, and whether they differ by more than chance."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,25 +9,31 @@ import numpy as np
 from errors import InputError
 from settings.options import leaves
 from training.pages import page
-from training.pages.figures import shorten
-from training.report import drawings, interval, number
-from training.report.measures import mcnemar, welch
-from training.report.reading import Finished, read_run
+from training.pages.plotting import shorten
+from training.report import interval, number, plots
+from training.report.run_files import FinishedRun, read_run
+from training.report.statistics import mcnemar, welch
 from training.results import FIGURES
 
-_CELL = 60  # letters of a name, and of a value on a screen
-# a difference is called larger than chance below it, over the number of comparisons (Bonferroni)
+# Letters of a name, and of a value on a screen.
+_CELL = 60
+# A difference is called larger than chance if its probability is below this over the number of
+# comparisons (Bonferroni).
 LEVEL = 0.05
-# What says nothing of how a run trains, or differs between runs of one kind.
-_OWN = ("BASE", "OUTPUT", "SAVE", "TAG", "MODEL.RESUME", "NGPUS")
+# Keys that don't change how a run trains, or that differ between repetitions of a run.
+_IGNORED = ("BASE", "OUTPUT", "SAVE", "TAG", "MODEL.RESUME", "NGPUS")
 _SEEDS = ("SEED", "DATA.FOLD")
-# Whose images and labels they are: a name such as "sample 3" doesn't tell.
-_PARTS = ("VAL_SPLIT", "FOLDS", "FOLD", "SPLIT_SEED", "SPLIT_GROUPS", "LABELS", "CLASSES")
+# Keys of DATA that choose the evaluated images and their labels. Names of images, such as
+# "sample 3", don't always show whether they are the same.
+_IMAGE_KEYS = ("VAL_SPLIT", "FOLDS", "FOLD", "SPLIT_SEED", "SPLIT_GROUPS", "LABELS", "CLASSES")
 
 
 class Kind(NamedTuple):
-    """Runs that differ in their seeds or folds alone. ``name``: of the first one, with their
-    number.
+    """Runs that differ in their seeds or folds alone.
+
+    Attributes:
+        name: that of the first run, with the number of others.
+        runs: their names.
     """
 
     name: str
@@ -38,59 +41,58 @@ class Kind(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """Runs and what tells them apart.
+    """Runs and their differences.
 
     Attributes:
-        runs: by name, in the order given.
-        kinds: of them; the first is what the others are compared with.
-        differences: (key, a value for each run) where they differ.
+        runs: by name, in the order in which they were given.
+        kinds: of the runs. The others are compared with the first.
+        differences: the keys whose values differ, each with a value for each run.
         verdicts: a line for each comparison.
     """
 
-    runs: dict[str, Finished]
+    runs: dict[str, FinishedRun]
     kinds: list[Kind]
     differences: list[tuple[str, list[str]]]
     verdicts: list[str]
 
-    def figures(self) -> tuple[list[str], list[list[str]]]:
-        """Returns the heads and rows of a table: a row for each run, and one for its averaged
-        weights.
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Returns heads and rows of a table of results.
+
+        It has a row for each run, and one for a run's averaged weights.
         """
         keys = [key for key in FIGURES if any(key in run.result for run in self.runs.values())]
         rows = []
         for name, run in self.runs.items():
-            for split, found in run.evaluated.items():
-                values = [number(found.get(key), key) for key in keys]
-                right = run.told[split].right if split in run.told else None
-                share = interval(int(right.sum()), len(right)) if right is not None else ""
-                best = found.get("best", {}).get("epoch", "")
-                own = name if split == "val" else f"{name} (EMA)"
-                rows.append(
-                    [
-                        own,
-                        *values,
-                        share,
-                        f"{found['num_samples']}",
-                        str(best),
-                        f"{run.config.SEED}",
-                    ]
-                )
+            for split, evaluation in run.evaluated.items():
+                right_interval = ""
+                if split in run.predictions:
+                    right = run.predictions[split].right
+                    right_interval = interval(int(right.sum()), len(right))
+                row = [name if split == "val" else f"{name} (EMA)"]
+                row += [number(evaluation.get(key), key) for key in keys]
+                row += [right_interval, f"{evaluation['num_samples']}"]
+                row += [str(evaluation.get("best", {}).get("epoch", "")), f"{run.config.SEED}"]
+                rows.append(row)
         return ["run", *keys, "95 % interval", "images", "best epoch", "SEED"], rows
 
     def spreads(self) -> list[str]:
-        """Returns a line for each kind of several runs: the mean of its score, and the standard
-        deviation.
+        """Returns the mean and standard deviation of each kind's score, a line for each kind.
+
+        Kinds of one run have none.
         """
         lines = []
         for kind in self.kinds:
             if len(kind.runs) > 1:
                 key, values = self.scores(kind)
-                told = f"{np.mean(values):.2f} +- {np.std(values, ddof=1):.2f} (mean and standard deviation)"
-                lines.append(f"{kind.name}: {key} {told} of {', '.join(kind.runs)}")
+                mean = f"{np.mean(values):.2f} +- {np.std(values, ddof=1):.2f}"
+                lines.append(
+                    f"{kind.name}: {key} {mean} (mean and standard deviation)"
+                    f" of {', '.join(kind.runs)}"
+                )
         return lines
 
     def scores(self, kind: Kind) -> tuple[str, list[float]]:
-        """Returns what the runs of a kind are compared by, and its values."""
+        """Returns the key by which the runs of a kind are compared, and its values."""
         results = [self.runs[name].result for name in kind.runs]
         key = next(
             key for key in ("acc1", "mAP", "loss") if all(key in result for result in results)
@@ -98,11 +100,9 @@ class Compared(NamedTuple):
         return key, [float(result[key]) for result in results]
 
     def folds(self, kind: Kind) -> list[int]:
-        """Returns the folds of a kind's runs, sorted, where each run is of another one; else
-        nothing.
-        """
+        """Returns the folds of a kind's runs, sorted; none unless each run has a different fold."""
         data = [self.runs[name].config.DATA for name in kind.runs]
-        folds = {own.FOLD for own in data if own.FOLDS}
+        folds = {keys.FOLD for keys in data if keys.FOLDS}
         return sorted(folds) if len(folds) == len(data) else []
 
     def by_fold(self, kind: Kind) -> list[str]:
@@ -111,136 +111,179 @@ class Compared(NamedTuple):
 
     def same_images(self, one: str, other: str) -> bool:
         """Returns whether two runs were evaluated on the same images, with the same labels."""
-        first = self.runs[one]
-        second = self.runs[other]
-        own, others = ([run.config.DATA[key] for key in _PARTS] for run in (first, second))
-        data = first.config.DATA
-        table = first.told["val"]
-        other_table = second.told["val"]
-        # of labels that are right, a table has the predicted one
-        free = first.several or data.LABELS or data.CLASSES
-        same = bool(free) or np.array_equal(table.label, other_table.label)
-        return own == others and table.same == other_table.same and same
+        data = self.runs[one].config.DATA
+        other_data = self.runs[other].config.DATA
+        table = self.runs[one].predictions["val"]
+        other_table = self.runs[other].predictions["val"]
+        if any(data[key] != other_data[key] for key in _IMAGE_KEYS):
+            return False
+        if table.digest != other_table.digest:
+            return False
+        # With several classes, the digest is of the labels, too. With LABELS or CLASSES, a table
+        # has the predicted class as the label of a right prediction, since several labels may be
+        # right.
+        if self.runs[one].multilabel or data.LABELS or data.CLASSES:
+            return True
+        return np.array_equal(table.label, other_table.label)
 
 
 def compare(folders: Sequence[Path]) -> Compared:
-    """Returns what sets runs apart, whose folders these are: two or more.
+    """Compares the runs of two folders or more.
 
     Raises:
-        InputError: one isn't a run's that is over, is given twice, or two are of different tasks.
+        InputError: a folder isn't one of a run that has ended, is given twice, or two runs have
+            different tasks.
     """
     runs = {name: read_run(folder) for name, folder in _folders_by_name(folders).items()}
-    first = next(iter(runs.values()))
+    first_name, first = next(iter(runs.items()))
     for name, run in runs.items():
         if run.config.TASK != first.config.TASK:
-            other = f"{next(iter(runs))} of {first.config.TASK}"
             raise InputError(
-                f"{name} is of TASK {run.config.TASK}, {other}; compare runs of one TASK"
+                f"{name} is of TASK {run.config.TASK}, {first_name} of {first.config.TASK};"
+                " compare runs of one TASK"
             )
-    found = Compared(runs, _kinds(runs), _differences(runs), [])
-    pairs = [(found.kinds[0], other) for other in found.kinds[1:]]
-    if not pairs and all(len(kind.runs) == 2 for kind in found.kinds):  # two seeds
-        pairs = [
-            (Kind(name, [name]), Kind(other, [other])) for name, other in itertools.pairwise(runs)
-        ]
-    found.verdicts.extend(_verdict(found, one, other, len(pairs)) for one, other in pairs)
-    return found
+    compared = Compared(runs, _kinds(runs), _differences(runs), verdicts=[])
+    pairs = [(compared.kinds[0], other) for other in compared.kinds[1:]]
+    if len(runs) == 2 and not pairs:
+        # Two runs of one kind, such as two seeds, are compared with each other.
+        one, other = runs
+        pairs = [(Kind(one, [one]), Kind(other, [other]))]
+    compared.verdicts.extend(_verdict(compared, one, other, len(pairs)) for one, other in pairs)
+    return compared
 
 
 def _folders_by_name(folders: Sequence[Path]) -> dict[str, Path]:
-    """The folders by the shortest ends of their paths that tell them apart."""
+    """Returns the folders by the shortest ends of their paths that differ."""
     paths = [folder.resolve() for folder in folders]
     if len(set(paths)) < len(paths):
         raise InputError("a run is given twice; give different runs")
-    ends = range(1, 1 + max(len(path.parts) for path in paths))
-    endings = ([str(Path(*path.parts[-end:])) for path in paths] for end in ends)
-    names = [
-        shorten(name, _CELL) for name in next(own for own in endings if len(set(own)) == len(own))
-    ]
-    if len(set(names)) < len(names):  # what tells them apart was cut
+    names: list[str] = []
+    for length in range(1, 1 + max(len(path.parts) for path in paths)):
+        names = [str(Path(*path.parts[-length:])) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    names = [shorten(name, _CELL) for name in names]
+    # Shortening may have cut the difference.
+    if len(set(names)) < len(names):
         names = [f"{name} ({place})" for place, name in enumerate(names, 1)]
     return dict(zip(names, folders, strict=True))
 
 
-def _kinds(runs: Mapping[str, Finished]) -> list[Kind]:
-    """The runs by their settings without seed and fold."""
-    found: dict[str, list[str]] = {}
+def _kinds(runs: Mapping[str, FinishedRun]) -> list[Kind]:
+    """Returns the runs, grouped by their settings without seed and fold."""
+    names_by_settings: dict[str, list[str]] = {}
     for name, run in runs.items():
-        told = sorted(
-            (key, str(value)) for key, value in leaves(run.config) if key not in (*_OWN, *_SEEDS)
+        settings = sorted(
+            (key, str(value))
+            for key, value in leaves(run.config)
+            if key not in (*_IGNORED, *_SEEDS)
         )
-        found.setdefault(str(told), []).append(name)
-    more = {
-        own[0]: f" and {len(own) - 1} more (seeds, folds)" * (len(own) > 1)
-        for own in found.values()
-    }
-    return [Kind(own[0] + more[own[0]], own) for own in found.values()]
+        names_by_settings.setdefault(str(settings), []).append(name)
+    kinds = []
+    for first, *others in names_by_settings.values():
+        name = f"{first} and {len(others)} more (seeds, folds)" if others else first
+        kinds.append(Kind(name, [first, *others]))
+    return kinds
 
 
-def _differences(runs: Mapping[str, Finished]) -> list[tuple[str, list[str]]]:
-    told = [dict(leaves(run.config)) for run in runs.values()]
-    keys = dict.fromkeys(key for own in told for key in own if key not in _OWN)
-    rows = [(key, [str(own.get(key, "")) for own in told]) for key in keys]
+def _differences(runs: Mapping[str, FinishedRun]) -> list[tuple[str, list[str]]]:
+    """Returns the keys whose values differ between runs, with the values."""
+    settings = [dict(leaves(run.config)) for run in runs.values()]
+    keys = dict.fromkeys(key for values in settings for key in values if key not in _IGNORED)
+    rows = [(key, [str(values.get(key, "")) for values in settings]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
 
 
-def _verdict(found: Compared, one: Kind, other: Kind, comparisons: int) -> str:
-    """Says whether two kinds differ by more than chance: of several seeds each by their scores,
-    else by the images.
+def _verdict(compared: Compared, one: Kind, other: Kind, comparisons: int) -> str:
+    """Says whether two kinds of runs differ by more than chance.
+
+    Kinds of several seeds are compared by their scores, others by their images.
     """
-    names = f"{one.name} against {other.name}"
-    (key, own), (other_key, others) = found.scores(one), found.scores(other)
-    folds = found.folds(one)
-    if (
-        len(own) > 1
-        and len(others) > 1
-        and key == other_key
-        and not (folds and folds == found.folds(other))
-    ):
-        probability = welch(own, others)
-        words = f"mean {key} {np.mean(own):.2f} of {len(own)} runs, {np.mean(others):.2f} of {len(others)}"
-        words += ", Welch's t-test"
+    key, scores = compared.scores(one)
+    other_key, other_scores = compared.scores(other)
+    folds = compared.folds(one)
+    same_folds = bool(folds) and folds == compared.folds(other)
+    several = len(scores) > 1 and len(other_scores) > 1
+    if several and key == other_key and not same_folds:
+        names = f"{one.name} against {other.name}"
+        probability = welch(scores, other_scores)
+        test = (
+            f"mean {key} {np.mean(scores):.2f} of {len(scores)} runs,"
+            f" {np.mean(other_scores):.2f} of {len(other_scores)}, Welch's t-test"
+        )
+        return f"{names}: {test}{_conclusion(probability, comparisons)}"
+    if folds:
+        # The folds of a kind are all images together.
+        pairs = list(zip(compared.by_fold(one), compared.by_fold(other), strict=False))
     else:
-        pairs = list(
-            zip(
-                *(found.by_fold(kind) if folds else kind.runs[:1] for kind in (one, other)),
-                strict=False,
+        pairs = [(one.runs[0], other.runs[0])]
+    return _verdict_by_images(compared, one, other, pairs, comparisons)
+
+
+def _verdict_by_images(
+    compared: Compared,
+    one: Kind,
+    other: Kind,
+    pairs: Sequence[tuple[str, str]],
+    comparisons: int,
+) -> str:
+    """Compares kinds by the images that either got right, over pairs of runs on the same images."""
+    names = f"{one.name} against {other.name}"
+    right: list[np.ndarray] = []
+    other_right: list[np.ndarray] = []
+    for name, other_name in pairs:
+        table = compared.runs[name].predictions.get("val")
+        other_table = compared.runs[other_name].predictions.get("val")
+        if table is None or other_table is None:
+            return (
+                f"{names}: not tested: a run without predictions.csv (REPORT) has no images to"
+                " compare"
             )
+        right.append(table.right)
+        other_right.append(other_table.right)
+    if not all(compared.same_images(*pair) for pair in pairs):
+        return (
+            f"{names}: not tested: they were evaluated on different images, or on other labels of"
+            " them"
         )
-        told = [
-            [found.runs[name].told.get("val") for name in side] for side in zip(*pairs, strict=True)
-        ]
-        if any(table is None for tables in told for table in tables):
-            return f"{names}: not tested: a run without predictions.csv (REPORT) has no images to compare"
-        if not all(found.same_images(*pair) for pair in pairs):
-            return f"{names}: not tested: they were evaluated on different images, or on other labels of them"
-        first, second = (
-            np.concatenate([table.right for table in tables if table]) for tables in told
-        )
-        alone, there, probability = mcnemar(first, second)
-        names = names if len(pairs) > 1 else " against ".join(pairs[0])
-        words = f"of {len(first):,} images {alone} are right in the first alone, {there} in the second alone"
-        words += ", McNemar's exact test"
-    level = LEVEL / comparisons
-    told_level = f"{level:.2g}" + f", {LEVEL} over {comparisons} comparisons" * (comparisons > 1)
-    verdict = "larger than chance" if probability < level else "no larger than chance may make it"
-    return (
-        f"{names}: {words}: p = {probability:.3g}; the difference is {verdict} (level {told_level})"
+    if len(pairs) == 1:
+        names = " against ".join(pairs[0])
+    first = np.concatenate(right)
+    alone, other_alone, probability = mcnemar(first, np.concatenate(other_right))
+    test = (
+        f"of {len(first):,} images {alone} are right in the first alone, {other_alone} in the"
+        " second alone, McNemar's exact test"
     )
+    return f"{names}: {test}{_conclusion(probability, comparisons)}"
 
 
-def screen(found: Compared) -> str:
-    """Returns what a comparison prints."""
-    heads, rows = found.figures()
+def _conclusion(probability: float, comparisons: int) -> str:
+    """Returns the end of a verdict: the probability, and what it means."""
+    level = LEVEL / comparisons
+    level_text = f"{level:.2g}"
+    if comparisons > 1:
+        level_text += f", {LEVEL} over {comparisons} comparisons"
+    larger = probability < level
+    verdict = "larger than chance" if larger else "no larger than chance may make it"
+    return f": p = {probability:.3g}; the difference is {verdict} (level {level_text})"
+
+
+def screen(compared: Compared) -> str:
+    """Returns a comparison as text for a console."""
+    heads, rows = compared.table()
     lines = _align([heads, *rows])
-    lines += found.spreads()
+    lines += compared.spreads()
     lines += ["", "configuration, where they differ:"]
-    rows = [[f"  {key}", *values] for key, values in found.differences]
-    lines += _align([["  key", *found.runs], *rows]) if rows else ["  nowhere"]
-    return "\n".join([*lines, "", *found.verdicts])
+    if compared.differences:
+        rows = [[f"  {key}", *values] for key, values in compared.differences]
+        lines += _align([["  key", *compared.runs], *rows])
+    else:
+        lines.append("  nowhere")
+    return "\n".join([*lines, "", *compared.verdicts])
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a line for each row, whose cells are aligned at the left."""
     rows = [[shorten(value, _CELL) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
@@ -249,24 +292,27 @@ def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def page_of(found: Compared) -> str:
-    """Returns a comparison as a page, with the curves of all runs over each other."""
-    heads, rows = found.figures()
-    curves = {name: run.curves for name, run in found.runs.items()}
-    labels: dict[str, Any] = {
-        key: label for run in found.runs.values() for key, label in run.labels.items()
-    }
-    drawn = ((label, drawings.curve(curves, key, label)) for key, label in labels.items())
+def page_of(compared: Compared) -> str:
+    """Returns a comparison as a page of HTML, with plots of the curves of all runs."""
+    heads, rows = compared.table()
+    curves = {name: run.curves for name, run in compared.runs.items()}
+    labels: dict[str, Any] = {}
+    for run in compared.runs.values():
+        labels |= run.labels
+    pictures = []
+    for key, label in labels.items():
+        if data := plots.curve(curves, key, label):
+            pictures.append(page.picture(label, data))
     differences = page.table(
-        ["key", *found.runs], [(key, *values) for key, values in found.differences], numbers=False
+        ["key", *compared.runs],
+        [(key, *values) for key, values in compared.differences],
+        numbers=False,
     )
     return page.page(
-        f"{len(found.runs)} runs: {', '.join(found.runs)}",
+        f"{len(compared.runs)} runs: {', '.join(compared.runs)}",
         page.scroll_box(page.table(heads, rows)),
-        *map(page.paragraph, [*found.spreads(), *found.verdicts]),
-        page.section(
-            "Curves", page.grid(page.picture(label, data) for label, data in drawn if data)
-        ),
+        *map(page.paragraph, [*compared.spreads(), *compared.verdicts]),
+        page.section("Curves", page.grid(pictures)),
         page.section(
             "Configuration, where they differ",
             page.scroll_box(differences) or page.paragraph("nowhere"),

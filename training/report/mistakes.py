@@ -1,4 +1,4 @@
-"""The answers that a model was surest of, and which are wrong, with their pictures."""
+"""The most confident mistakes of a model, with their pictures."""
 
 import io
 
@@ -10,69 +10,81 @@ from errors import RunError
 from loading.transforms import Bands
 from training.pages import page
 from training.predictions import name_of
-from training.report.reading import Finished, Told
+from training.report.run_files import FinishedRun, PredictionTable
 
+# Mistakes that a report shows.
 MOST = 24
-# pixels: a picture is made no larger than this; below this, it is shown as it is
+# Pixels of the longer side. Pictures are reduced to _SIDE. Those up to _SMALL are stored without
+# loss, and shown with their pixels.
 _SIDE = 224
 _SMALL = 64
 
 
-def worst_mistakes(told: Told, several: bool) -> np.ndarray:
-    """Returns the places of the mistakes, the most confident first, MOST at most; equal ones in the
-    dataset's order.
+def worst_mistakes(predictions: PredictionTable, multilabel: bool) -> np.ndarray:
+    """Returns the indices of the mistakes, the most confident first, MOST at most.
+
+    Equally confident ones are in the dataset's order.
     """
-    wrong = np.flatnonzero(~told.right)
-    sure = told.probability[wrong]
-    sure = np.abs(sure - told.predicted[wrong]) if several else sure
-    return wrong[np.argsort(-sure, kind="stable")][:MOST]
+    wrong = np.flatnonzero(~predictions.right)
+    confidence = predictions.probability[wrong]
+    if multilabel:
+        # The distance between the probability of the worst class and its truth, 0 or 1.
+        confidence = np.abs(confidence - predictions.predicted[wrong])
+    return wrong[np.argsort(-confidence, kind="stable")][:MOST]
 
 
-def tiles(run: Finished, told: Told, dataset: ImageDataset | None) -> str:
-    """Returns the mistakes side by side, each with its label and its prediction.
+def tiles(run: FinishedRun, predictions: PredictionTable, dataset: ImageDataset | None) -> str:
+    """Returns the mistakes side by side as HTML, each with its label and its prediction.
 
     Args:
-        dataset: the images; None: they aren't at hand.
+        dataset: the dataset that was evaluated, for the pictures; None: without them.
     """
     figures = []
-    for place in worst_mistakes(told, run.several).tolist():
-        drawn = (
-            _picture(dataset, place)
-            if dataset is not None and _same(run, told, dataset, place)
-            else None
-        )
-        share = f"{100 * told.probability[place]:.1f} %"
-        if run.several:
-            first = f"{share} {run.name_of(int(told.label[place]))}"
-            second = "is there" if told.predicted[place] else "isn't there"
+    for index in worst_mistakes(predictions, run.multilabel).tolist():
+        probability = f"{100 * predictions.probability[index]:.1f} %"
+        label = run.name_of(int(predictions.label[index]))
+        if run.multilabel:
+            first = f"{probability} {label}"
+            second = "is there" if predictions.predicted[index] else "isn't there"
         else:
-            first = f"{share} {run.name_of(int(told.predicted[place]))}"
-            second = f"is {run.name_of(int(told.label[place]))}"
-        shown = page.picture("", *drawn) if drawn else "<small>no picture</small>"
-        small = ' class="small"' if drawn and drawn[1] == "png" else ""
-        words = f"<b>{page.text(first)}</b><br>{page.text(second)}<br><small>{page.text(told.images[place])}</small>"
-        figures.append(f"<figure{small}>{shown}<figcaption>{words}</figcaption></figure>")
+            first = f"{probability} {run.name_of(int(predictions.predicted[index]))}"
+            second = f"is {label}"
+        picture = None
+        if dataset is not None and _is_same_image(run, predictions, dataset, index):
+            picture = _picture(dataset, index)
+        shown = page.picture("", *picture) if picture else "<small>no picture</small>"
+        small = ' class="small"' if picture and picture[1] == "png" else ""
+        caption = (
+            f"<b>{page.text(first)}</b><br>{page.text(second)}<br>"
+            f"<small>{page.text(predictions.images[index])}</small>"
+        )
+        figures.append(f"<figure{small}>{shown}<figcaption>{caption}</figcaption></figure>")
     return f'<div class="tiles">{"".join(figures)}</div>' if figures else ""
 
 
-def _same(run: Finished, told: Told, dataset: ImageDataset, place: int) -> bool:
-    """Whether the image is the one that was evaluated: others may have come or gone since then."""
-    same = len(dataset) == len(told.images)
-    return same and name_of(dataset, place, run.config.DATA.DATA_PATH) == told.images[place]
+def _is_same_image(
+    run: FinishedRun, predictions: PredictionTable, dataset: ImageDataset, index: int
+) -> bool:
+    """Returns whether the dataset still has the image that was evaluated at an index."""
+    if len(dataset) != len(predictions.images):
+        return False
+    return name_of(dataset, index, run.config.DATA.DATA_PATH) == predictions.images[index]
 
 
-def _picture(dataset: ImageDataset, place: int) -> tuple[bytes, str] | None:
-    """An image as a file, and its kind; None where it can't be read."""
+def _picture(dataset: ImageDataset, index: int) -> tuple[bytes, str] | None:
+    """Returns an image as the content of a file and its format, or None if it can't be read."""
     try:
-        image = dataset.image(place)
+        image = dataset.image(index)
     except RunError:
         return None
     if isinstance(image, Bands):
         image = image.picture()
-    assert isinstance(image, Image.Image)  # decoded
+    # A dataset's image is decoded.
+    assert isinstance(image, Image.Image)
     image = image.convert("L" if dataset.mode == "L" else "RGB")
     small = max(image.size) <= _SMALL
-    file = io.BytesIO()
     image.thumbnail((_SIDE, _SIDE))
-    image.save(file, "PNG" if small else "JPEG", quality=85)
-    return file.getvalue(), "png" if small else "jpeg"
+    kind = "png" if small else "jpeg"
+    file = io.BytesIO()
+    image.save(file, kind.upper(), quality=85)
+    return file.getvalue(), kind

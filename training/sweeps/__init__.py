@@ -1,5 +1,5 @@
-"""Sweeps: runs over values of keys. ``points``: a sweep's file and what it means; ``results``: its
-folder and tables.
+"""Sweeps: runs over values of keys.
 
-Nothing here imports Paddle: the process that watches the runs stays small.
+``points`` reads a sweep's file and chooses the values of its runs. ``results`` keeps its folder and
+writes its tables. Neither imports Paddle, so that the process that watches the runs stays small.
 """

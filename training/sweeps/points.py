@@ -1,4 +1,6 @@
-"""A sweep's file, a YAML of keys and values, and the points that it means.
+"""The file of a sweep, and the points of its runs.
+
+A sweep's file is YAML::
 
     command: main_single_gpu.py -cfg=vit_digits -o TRAIN.NUM_EPOCHS 20
     keys:
@@ -6,8 +8,9 @@
       TRAIN.WEIGHT_DECAY: {uniform: [0.0, 0.2]}
     method: random
 
-Points are functions of the file: the same ones in the same order, whatever is killed when. Optuna's
-depend on results, too: they are kept in the sweep's folder before their runs start.
+A point is a value for each key. The points of a grid or a random sweep depend on the file alone, so
+a sweep that was killed continues with the same ones. Optuna's points also depend on the results of
+earlier runs. So they are written to the sweep's folder before their runs start.
 """
 
 import heapq
@@ -17,7 +20,7 @@ import math
 import random
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,19 +35,30 @@ from training.command_line import config_from_arguments
 
 PROGRAMS = ("main_single_gpu.py", "main_multi_gpu.py")
 METHODS = ("grid", "random", "optuna")
-_DRAWN = ("choice", "uniform", "log_uniform")
-MOST = 10_000  # runs
-# The points that Optuna's sampler knows: the newest, and the best of the others.
+_DISTRIBUTIONS = ("choice", "uniform", "log_uniform")
+# Runs of a sweep.
+MOST = 10_000
+# Optuna's sampler knows so many of the newest points, and of the best among the others.
 _NEWEST = 1000
 _NEWEST_STEP = 100
 _BEST = 25
-_OWN = ("OUTPUT", "MODEL.RESUME", "EVAL", "NGPUS")  # a sweep's own, which no key may be
+# Keys that the sweep sets for each run, so that its file can't.
+_RESERVED = ("OUTPUT", "MODEL.RESUME", "EVAL", "NGPUS")
+# Flags that the sweep sets for each run, or that a run of a sweep can't have.
+_RESERVED_FLAGS = ("output", "resume", "eval", "explain", "last_epoch", "ngpus", "h", "help")
 
-Point = dict[str, str]  # a word for each key, as after -o
+# The value of each key as text, as it is written after -o.
+Point = dict[str, str]
 
 
-class Drawn(NamedTuple):
-    """What a key's values are drawn from: words, or an interval."""
+class Distribution(NamedTuple):
+    """The values that a key may take: a list of words, or an interval if there are none.
+
+    Attributes:
+        choices: words; empty for an interval.
+        low, high: bounds of the interval.
+        log: whether logarithms are distributed uniformly.
+    """
 
     choices: list[str]
     low: float = 0.0
@@ -52,49 +66,59 @@ class Drawn(NamedTuple):
     log: bool = False
 
     def at(self, share: float) -> str:
-        """Returns the value at a share, 0 <= share < 1, of what there is to choose from."""
+        """Returns the value at a share of the choices or the interval, 0 <= share < 1."""
         if self.choices:
             return self.choices[int(share * len(self.choices))]
-        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        value = low + share * (high - low)
-        return word(math.exp(value) if self.log else value)
+        if self.log:
+            low = math.log(self.low)
+            high = math.log(self.high)
+            return word(math.exp(low + share * (high - low)))
+        return word(self.low + share * (self.high - self.low))
 
     def edges(self) -> list[str]:
-        """Returns the values that a check has to try."""
+        """Returns the values to check before the sweep starts: all choices, or both bounds."""
         return self.choices or [word(self.low), word(self.high)]
 
     def holds(self, text: Any) -> bool:
-        """Returns whether a text is a word that may be drawn."""
+        """Returns whether a value is a word that ``at`` may return."""
         if self.choices or type(text) is not str:
             return text in self.choices
         try:
             number = float(text)
         except ValueError:
             return False
-        # Its four digits may have led it out of the interval.
+        # Rounding to four digits may have moved it out of the interval.
         slack = 1e-3 * max(abs(self.low), abs(self.high))
         return word(number) == text and self.low - slack <= number <= self.high + slack
 
     def value(self, word: str) -> str | float:
-        """Returns what Optuna takes for a word: of an interval, the number, which rounding may have
-        led out of it.
-        """
-        return word if self.choices else min(max(float(word), self.low), self.high)
+        """Returns the value of a word for Optuna: the word, or the number of an interval."""
+        if self.choices:
+            return word
+        # Rounding to four digits may have moved it out of the interval.
+        return min(max(float(word), self.low), self.high)
 
 
 class Sweep(NamedTuple):
-    """A sweep's file, read.
+    """The content of a sweep's file.
 
     Attributes:
-        program: of PROGRAMS.
-        words: its flags, as all runs have them.
-        metric: of the best evaluation of a run; "": what its BEST_METRIC means.
-        processes: of a run; its GPUs.
+        program: one of PROGRAMS.
+        words: the command's arguments, which all runs have.
+        keys: the keys that differ between runs.
+        method: one of METHODS.
+        runs: number of points.
+        seed: of random and Optuna's points.
+        seeds: each point has a run for each of them; empty: one run with the configuration's SEED.
+        metric: by which runs are compared, of a run's best evaluation; "": its BEST_METRIC.
+        side_by_side: number of runs at the same time; None: it isn't given.
+        processes: number of processes, and GPUs, of a run.
+        output: the sweep's folder.
     """
 
     program: str
     words: list[str]
-    keys: dict[str, Drawn]
+    keys: dict[str, Distribution]
     method: str
     runs: int
     seed: int
@@ -105,183 +129,217 @@ class Sweep(NamedTuple):
     output: Path
 
     def names(self, index: int) -> dict[str, int | None]:
-        """Returns the runs of a point by name, with their SEED; None: the configuration's."""
-        return (
-            {f"{index:04}_seed{seed}": seed for seed in self.seeds}
-            if self.seeds
-            else {f"{index:04}": None}
-        )
+        """Returns the names of a point's runs with their SEED, or None for the configuration's."""
+        if self.seeds:
+            return {f"{index:04}_seed{seed}": seed for seed in self.seeds}
+        return {f"{index:04}": None}
 
     def arguments(self, name: str, point: Point, seed: int | None) -> list[str]:
-        """Returns the flags of a run, which goes on where it was killed."""
-        values = [f"{key}={value}" for key, value in point.items()] + (
-            [] if seed is None else [f"SEED={seed}"]
-        )
-        several = [f"-ngpus={self.processes}"] if self.program == "main_multi_gpu.py" else []
-        return [
-            *self.words,
-            *several,
-            f"-output={self.output / name}",
-            "-resume=auto",
-            "-o",
-            *values,
-        ]
+        """Returns the arguments of a run, which continues if it was killed before."""
+        arguments = list(self.words)
+        if self.program == "main_multi_gpu.py":
+            arguments.append(f"-ngpus={self.processes}")
+        arguments += [f"-output={self.output / name}", "-resume=auto", "-o"]
+        arguments += [f"{key}={value}" for key, value in point.items()]
+        if seed is not None:
+            arguments.append(f"SEED={seed}")
+        return arguments
 
     def command(self, name: str, point: Point, seed: int | None) -> list[str]:
-        """Returns the words of a run's command."""
+        """Returns a run's command."""
         return [sys.executable, str(ROOT / self.program), *self.arguments(name, point, seed)]
 
 
 def word(value: Any) -> str:
-    """Returns a value as a word after -o; of a float, four digits."""
+    """Returns a value as text after -o; a float is rounded to four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def read_sweep(file: Path) -> Sweep:
-    """Returns what the file says.
+    """Reads a sweep's file.
 
     Raises:
-        InputError: it can't be read; a key or a value isn't one of a sweep.
+        InputError: the file can't be read, or a key or value isn't valid for a sweep.
     """
     content = read_yaml(file)
-    known = {
-        "command": str, "keys": dict, "method": str, "runs": int, "seed": int, "seeds": list, "metric": str,
-        "side_by_side": int, "devices": int, "output": str,
-    }  # fmt: skip
+    kinds = {
+        "command": str,
+        "keys": dict,
+        "method": str,
+        "runs": int,
+        "seed": int,
+        "seeds": list,
+        "metric": str,
+        "side_by_side": int,
+        "devices": int,
+        "output": str,
+    }
     for key, value in content.items():
-        refuse_other(f"{file}: a key", key, known)
-        if type(value) is not known[key]:
-            raise InputError(f"{file}: {key} is {quoted(value)}, expected {known[key].__name__}")
+        refuse_other(f"{file}: a key", key, kinds)
+        if type(value) is not kinds[key]:
+            raise InputError(f"{file}: {key} is {quoted(value)}, expected {kinds[key].__name__}")
     for key in ("command", "keys"):
         if not content.get(key):
             raise InputError(f"{file} has no {key}; docs/own_data.md shows a sweep's file")
-    words = _words(file, content["command"])
+    program, *words = _command_words(file, content["command"])
     method = content.get("method", "grid")
     refuse_other(f"{file}: method", method, METHODS)
     keys = {
-        key: _drawn_value(f"{file}: {key}", key, values) for key, values in content["keys"].items()
+        key: _distribution(f"{file}: {key}", key, values) for key, values in content["keys"].items()
     }
-    if method == "grid" and (drawn := [key for key, values in keys.items() if not values.choices]):
-        raise InputError(
-            f"{file}: {drawn[0]} is an interval, but method grid needs values; list them"
-        )
-    if method == "grid" and (
-        twice := [key for key, own in keys.items() if len(set(own.choices)) < len(own.choices)]
-    ):
-        raise InputError(
-            f"{file}: {twice[0]} has a value twice, and a grid would repeat its runs; leave one out"
-        )
-    if ("runs" in content) == (method == "grid"):
-        raise InputError(
-            f"{file}: "
-            + (
-                "a grid has a run for each point; leave runs out"
-                if method == "grid"
-                else "runs is missing"
-            )
-        )
-    number = (
-        math.prod(len(values.choices) for values in keys.values())
-        if method == "grid"
-        else content["runs"]
-    )
+    if method == "grid":
+        _check_grid(file, keys)
+        if "runs" in content:
+            raise InputError(f"{file}: a grid has a run for each point; leave runs out")
+        points = math.prod(len(distribution.choices) for distribution in keys.values())
+    else:
+        if "runs" not in content:
+            raise InputError(f"{file}: runs is missing")
+        points = content["runs"]
     seeds = content.get("seeds", [])
-    if (
-        not all(type(seed) is int and seed >= 0 for seed in seeds)
-        or len(set(seeds)) < len(seeds)
-        or (seeds and "SEED" in keys)
-    ):
-        raise InputError(
-            f"{file}: seeds is {quoted(seeds)}, expected whole numbers from 0, each once, and no key SEED"
-        )
-    counts = {"runs": number * max(1, len(seeds)), "devices": content.get("devices", 1)}
-    for name, count in (counts | {"side_by_side": content.get("side_by_side", 1)}).items():
+    _check_seeds(file, seeds, keys)
+    processes = content.get("devices", 1)
+    counts = {
+        "runs": points * max(1, len(seeds)),
+        "devices": processes,
+        "side_by_side": content.get("side_by_side", 1),
+    }
+    for name, count in counts.items():
         if not 1 <= count <= MOST:
             raise InputError(f"{file}: {name} is {count}, expected 1 to {MOST}")
-    if counts["devices"] > 1 and words[0] == PROGRAMS[0]:
+    if processes > 1 and program == PROGRAMS[0]:
         raise InputError(
-            f"{file}: devices is {counts['devices']}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}"
+            f"{file}: devices is {processes}, but {PROGRAMS[0]} takes one; take {PROGRAMS[1]}"
         )
     if method == "optuna" and not importlib.util.find_spec("optuna"):
         raise InputError(
             f"{file}: method optuna needs optuna, which isn't installed; {install('sweep')}"
         )
     return Sweep(
-        words[0], words[1:], keys, method, number, content.get("seed", 0), seeds, content.get("metric", ""),
-        content.get("side_by_side"), counts["devices"], Path(content.get("output") or Path("output") / file.stem),
-    )  # fmt: skip
+        program=program,
+        words=words,
+        keys=keys,
+        method=method,
+        runs=points,
+        seed=content.get("seed", 0),
+        seeds=seeds,
+        metric=content.get("metric", ""),
+        side_by_side=content.get("side_by_side"),
+        processes=processes,
+        output=Path(content.get("output") or Path("output") / file.stem),
+    )
 
 
-def _words(file: Path, command: str) -> list[str]:
+def _check_grid(file: Path, keys: Mapping[str, Distribution]) -> None:
+    """Raises InputError unless each key has a list of different values."""
+    for key, distribution in keys.items():
+        if not distribution.choices:
+            raise InputError(
+                f"{file}: {key} is an interval, but method grid needs values; list them"
+            )
+    for key, distribution in keys.items():
+        if len(set(distribution.choices)) < len(distribution.choices):
+            raise InputError(
+                f"{file}: {key} has a value twice, and a grid would repeat its runs; leave one out"
+            )
+
+
+def _check_seeds(file: Path, seeds: list[Any], keys: Mapping[str, Distribution]) -> None:
+    """Raises InputError unless seeds are different whole numbers, and SEED is no key besides."""
+    whole = all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not whole or len(set(seeds)) < len(seeds) or (seeds and "SEED" in keys):
+        raise InputError(
+            f"{file}: seeds is {quoted(seeds)}, expected whole numbers from 0, each once, and no"
+            " key SEED"
+        )
+
+
+def _command_words(file: Path, command: str) -> list[str]:
+    """Returns the words of a sweep's command, of which the first is one of PROGRAMS."""
     try:
         words = shlex.split(command)
-    except ValueError as error:  # a quote without its end
+    except ValueError as error:
+        # A quote isn't closed.
         raise InputError(f"{file}: command can't be read ({error})") from None
-    words = words[1:] if words[:1] == ["python"] else words
+    if words[:1] == ["python"]:
+        words = words[1:]
     if not words or words[0] not in PROGRAMS:
+        first = words[0] if words else ""
         raise InputError(
-            f"{file}: command begins with {quoted(words[0] if words else '')}, expected {' or '.join(PROGRAMS)}"
+            f"{file}: command begins with {quoted(first)}, expected {' or '.join(PROGRAMS)}"
         )
-    own = {"output", "resume", "eval", "explain", "last_epoch", "ngpus", "h", "help"}
-    for given in words[1:]:
-        name = given.partition("=")[0]
-        if name in _OWN or (name.startswith("-") and name.lstrip("-").replace("-", "_") in own):
+    for argument in words[1:]:
+        name = argument.partition("=")[0]
+        flag = name.lstrip("-").replace("-", "_") if name.startswith("-") else ""
+        if name in _RESERVED or flag in _RESERVED_FLAGS:
             raise InputError(
-                f"{file}: command has {given}, which the sweep gives or has no use for; leave it out"
+                f"{file}: command has {argument}, which the sweep gives or has no use for;"
+                " leave it out"
             )
     return words
 
 
-def _drawn_value(where: str, key: str, values: Any) -> Drawn:
-    if key in _OWN:
+def _distribution(where: str, key: str, values: Any) -> Distribution:
+    """Returns the distribution of a key from its values in the file.
+
+    Args:
+        where: names the file and the key in errors.
+    """
+    if key in _RESERVED:
         raise InputError(f"{where} is the sweep's own; leave it out")
-    kind, values = (
-        next(iter(values.items()))
-        if isinstance(values, dict) and len(values) == 1
-        else ("choice", values)
-    )
-    refuse_other(f"{where} from", kind, _DRAWN)
-    if (
-        not isinstance(values, list)
-        or not values
-        or any(isinstance(value, dict) for value in values)
-    ):
+    kind = "choice"
+    if isinstance(values, dict) and len(values) == 1:
+        [(kind, values)] = values.items()
+    refuse_other(f"{where} from", kind, _DISTRIBUTIONS)
+    is_filled_list = isinstance(values, list) and bool(values)
+    if not is_filled_list or any(isinstance(value, dict) for value in values):
         raise InputError(
-            f"{where} is {quoted(values)}, expected a list of values, or one of {', '.join(_DRAWN)} with one"
+            f"{where} is {quoted(values)}, expected a list of values, or one of"
+            f" {', '.join(_DISTRIBUTIONS)} with one"
         )
     if kind == "choice":
-        return Drawn([str(value) for value in values])
-    low, high = ends = [parse_value(str(value)) for value in values] if len(values) == 2 else [0, 0]
-    if (
-        not all(type(end) in (int, float) for end in ends)
-        or not low < high
-        or (kind == "log_uniform" and low <= 0)
-    ):
-        expected = "two numbers, the lower one first" + ", above 0" * (kind == "log_uniform")
+        return Distribution([str(value) for value in values])
+    log = kind == "log_uniform"
+    bounds = [parse_value(str(value)) for value in values] if len(values) == 2 else []
+    are_numbers = len(bounds) == 2 and all(type(bound) in (int, float) for bound in bounds)
+    if not are_numbers or not bounds[0] < bounds[1] or (log and bounds[0] <= 0):
+        expected = "two numbers, the lower one first"
+        if log:
+            expected += ", above 0"
         raise InputError(f"{where} is {quoted(values)}, expected {expected}")
-    return Drawn([], float(low), float(high), kind == "log_uniform")
+    return Distribution([], float(bounds[0]), float(bounds[1]), log)
 
 
 # ------------------------------------------------------------------- points
 
 
 def plan_points(sweep: Sweep) -> list[Point]:
-    """Returns a grid's or a random sweep's points: the first ones are the same for any number of
-    them.
+    """Returns the points of a grid or a random sweep.
+
+    A random sweep of more runs begins with the same points.
     """
     if sweep.method == "grid":
-        values = [drawn.choices for drawn in sweep.keys.values()]
-        return [dict(zip(sweep.keys, chosen, strict=True)) for chosen in itertools.product(*values)]
-    draws = (random.Random(f"{sweep.seed} {index}") for index in range(sweep.runs))
-    return [{key: drawn.at(draw.random()) for key, drawn in sweep.keys.items()} for draw in draws]
+        choices = [distribution.choices for distribution in sweep.keys.values()]
+        return [
+            dict(zip(sweep.keys, values, strict=True)) for values in itertools.product(*choices)
+        ]
+    points = []
+    for index in range(sweep.runs):
+        generator = random.Random(f"{sweep.seed} {index}")
+        points.append(
+            {key: distribution.at(generator.random()) for key, distribution in sweep.keys.items()}
+        )
+    return points
 
 
 class Suggestions:
-    """Optuna's points of a sweep, each a function of the ones before it and of what they gave.
+    """The points of a sweep that Optuna suggests.
 
-    Its sampler looks at every trial that it knows, for each suggestion. It knows the newest
-    ``_NEWEST`` points, up to ``_NEWEST_STEP`` more, and the best of the others: a suggestion takes
-    as long late in a sweep as early.
+    A point is a function of the points before it and of their scores.
+
+    For each suggestion, Optuna's sampler looks at all trials that it knows. So that a suggestion
+    doesn't take longer late in a sweep, it gets the newest ``_NEWEST`` points, up to
+    ``_NEWEST_STEP`` more, and the ``_BEST`` best of the others.
     """
 
     def __init__(self, sweep: Sweep) -> None:
@@ -290,25 +348,31 @@ class Suggestions:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.optuna: Any = optuna
         self.sweep = sweep
-        self.space: dict[str, Any] = {
-            key: optuna.distributions.CategoricalDistribution(list(dict.fromkeys(drawn.choices)))
-            if drawn.choices
-            else optuna.distributions.FloatDistribution(drawn.low, drawn.high, log=drawn.log)
-            for key, drawn in sweep.keys.items()
-        }
+        self.space: dict[str, Any] = {}
+        for key, own in sweep.keys.items():
+            if own.choices:
+                choices = list(dict.fromkeys(own.choices))
+                self.space[key] = optuna.distributions.CategoricalDistribution(choices)
+            else:
+                self.space[key] = optuna.distributions.FloatDistribution(
+                    own.low, own.high, log=own.log
+                )
         self.study: Any = None
-        # The points that the study knows are those from ``first`` up to ``told``, and the best ones
-        # before.
-        self.first = self.told = 0
+        # The study knows the points from ``first`` up to ``end``, and the best before these.
+        self.first = 0
+        self.end = 0
 
     def next(
         self, points: Sequence[Point], scores: Sequence[float | None], count: int
     ) -> list[Point]:
-        """Returns the next ``count`` points after ``points``, whose ``scores`` are better the
-        higher; None: failed.
+        """Returns the next ``count`` points.
 
-        A sampler's draws depend on the point's number alone, so a sweep that was killed goes on
-        with the same ones.
+        The sampler's random numbers depend on a point's index alone, so that a sweep that was
+        killed continues with the same points.
+
+        Args:
+            points: all points until now.
+            scores: of these points, the higher the better; None: the run failed.
         """
         first = max(0, len(points) - _NEWEST) // _NEWEST_STEP * _NEWEST_STEP
         if self.study is None or first != self.first:
@@ -317,41 +381,44 @@ class Suggestions:
                 (score, index) for index, score in enumerate(scores[:first]) if score is not None
             ]
             best = sorted(index for _, index in heapq.nlargest(_BEST, done))
-            self._tell(points, scores, best)
-            self.first = self.told = first
-        self._tell(points, scores, range(self.told, len(points)))
-        self.told = len(points)
-        asked = []
+            self._add(points, scores, best)
+            self.first = first
+            self.end = first
+        self._add(points, scores, range(self.end, len(points)))
+        self.end = len(points)
+        trials = []
         for index in range(len(points), len(points) + count):
-            draw = int.from_bytes(random.Random(f"{self.sweep.seed} {index}").randbytes(4), "big")
-            # The liar counts those that run beside it.
-            self.study.sampler = self.optuna.samplers.TPESampler(seed=draw, constant_liar=True)
-            asked.append(self.study.ask(self.space))
-        for trial in asked:
-            # What they give is told with their words, whose digits are fewer.
+            generator = random.Random(f"{self.sweep.seed} {index}")
+            seed = int.from_bytes(generator.randbytes(4), "big")
+            # With a constant liar, the sampler takes the trials that run at the same time into
+            # account.
+            self.study.sampler = self.optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+            trials.append(self.study.ask(self.space))
+        for trial in trials:
+            # Closed here. ``_add`` adds them again with their scores, and with the rounded values
+            # that the runs had.
             self.study.tell(trial, state=self.optuna.trial.TrialState.FAIL)
-        return [{key: word(value) for key, value in trial.params.items()} for trial in asked]
+        return [{key: word(value) for key, value in trial.params.items()} for trial in trials]
 
-    def _tell(
+    def _add(
         self, points: Sequence[Point], scores: Sequence[float | None], indexes: Iterable[int]
     ) -> None:
+        """Adds the points at some indexes to the study, except those without a score."""
         for index in indexes:
-            if scores[index] is not None:
-                told = {
-                    key: self.sweep.keys[key].value(word) for key, word in points[index].items()
-                }
-                trial = self.optuna.create_trial(
-                    params=told, distributions=self.space, value=scores[index]
-                )
-                self.study.add_trial(trial)
+            if scores[index] is None:
+                continue
+            values = {key: self.sweep.keys[key].value(word) for key, word in points[index].items()}
+            trial = self.optuna.create_trial(
+                params=values, distributions=self.space, value=scores[index]
+            )
+            self.study.add_trial(trial)
 
 
 def edges(sweep: Sweep) -> list[Point]:
-    """Returns points that have each value which a check has to try: each key's in turn, the others
-    at their first.
-    """
-    first = {key: drawn.edges()[0] for key, drawn in sweep.keys.items()}
-    return [first | {key: value} for key, drawn in sweep.keys.items() for value in drawn.edges()]
+    """Returns points that have each value to check once, with the first value of the other keys."""
+    edges_by_key = {key: distribution.edges() for key, distribution in sweep.keys.items()}
+    first = {key: values[0] for key, values in edges_by_key.items()}
+    return [first | {key: value} for key, values in edges_by_key.items() for value in values]
 
 
 def check(
@@ -360,29 +427,30 @@ def check(
     tell: Callable[[], Any] = int,
     read: dict[Any, FromFile] | None = None,
 ) -> str:
-    """Returns the sweep's metric: of every point; all configurations are read as a run's start
-    reads them.
+    """Checks the configurations of points as the start of a run would; returns the sweep's metric.
 
     Args:
         tell: is called after each of the points.
-        read: as ``asked_config``'s: the command's file is read once for all calls.
+        read: as for ``config_from_arguments``, so that the command's file is read once for several
+            calls.
 
     Raises:
-        InputError: one can't be meant, or has no such metric; the line names the point.
+        InputError: a configuration isn't valid, or its task has no such metric. The line names the
+            point.
     """
     metric = sweep.metric
     seeds = sweep.seeds or [None]
     read = {} if read is None else read
-    for point, seed in [
-        *((point, seeds[0]) for point in points),
-        *((points[0], seed) for seed in seeds[1:]),
-    ]:
+    runs = [(point, seeds[0]) for point in points]
+    # Other seeds differ in nothing else, so one point is enough.
+    runs += [(points[0], seed) for seed in seeds[1:]]
+    for point, seed in runs:
         try:
             config = config_from_arguments(
                 sweep.program, sweep.arguments("0", point, seed), read=read
             )
-            metric = metric or _own_metric(config)
-            _check_measured(metric, config)
+            metric = metric or _default_metric(config)
+            _check_metric(metric, config)
         except InputError as error:
             shown = " ".join(f"{key}={value}" for key, value in point.items())
             raise InputError(f"the run of {shown}: {error}") from None
@@ -391,14 +459,16 @@ def check(
 
 
 def _metrics(config: Configuration) -> list[str]:
-    return [*registry.tasks.components[config.TASK].given.get("metrics", "loss").split(), "loss"]
+    """Returns the metrics of a configuration's task."""
+    declared = registry.tasks.components[config.TASK].given.get("metrics", "loss")
+    return [*declared.split(), "loss"]
 
 
-def _own_metric(config: Configuration) -> str:
+def _default_metric(config: Configuration) -> str:
     return _metrics(config)[0] if config.BEST_METRIC == "auto" else config.BEST_METRIC
 
 
-def _check_measured(metric: str, config: Configuration) -> None:
+def _check_metric(metric: str, config: Configuration) -> None:
     refuse_other("metric", metric.removeprefix("ema/"), _metrics(config))
     if metric.startswith("ema/") and not config.TRAIN.MODEL_EMA:
         raise InputError(

@@ -9,11 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.text import Text
 
 from training.curves import draw, plot_curves
-from training.pages import figures
-from training.rate_range import Found, write
-from training.report import drawings
+from training.pages import plotting
+from training.rate_range import RateRange, write
+from training.report import plots
 from training.sweeps import results
-from training.sweeps.points import Drawn, Sweep
+from training.sweeps.points import Distribution, Sweep
 
 # The second would raise as a formula, and a legend would leave out the third.
 NAMES = ["$x_1$", r"$\frac{$", "_hidden", "__init__", "<b>&amp;", "9" * 4000, "a\nb"]
@@ -45,30 +45,30 @@ def texts(monkeypatch):
 
 def test_names_of_runs_are_shown_as_they_are(texts):
     points = (array("d", [1, 2]), array("d", [0.5, 0.25]))
-    drawings.curve({name: {"val": {"loss": points}} for name in NAMES}, "loss", "loss")
+    plots.curve({name: {"val": {"loss": points}} for name in NAMES}, "loss", "loss")
     assert [text for text in texts if text.endswith(" val")] == [f"{name} val" for name in SHOWN]
 
 
 @pytest.mark.parametrize("steps", [[1], [1, 2], [3, 6, 9]])
 def test_steps_are_whole_numbers(steps):
     points = (array("d", steps), array("d", [0.5 + step for step in steps]))
-    drawn = figures.figure(8, 3)
+    drawn = plotting.figure(8, 3)
     axis = drawn.add_subplot()
     draw(axis, {"train": {"loss": points}}, "loss", "loss")
-    figures.figure_png(drawn)
+    plotting.figure_png(drawn)
     ticks = axis.get_xticks()
     assert ticks.tolist() == np.round(ticks).tolist()
     assert set(steps) & set(ticks.tolist())
 
 
 def test_names_of_classes_are_shown_as_they_are(texts):
-    drawings.confusion(np.eye(len(NAMES), dtype=int), NAMES, True)
+    plots.confusion(np.eye(len(NAMES), dtype=int), NAMES, True)
     told = [name.strip() if len(name) < 20 else "999999999...999999" for name in SHOWN]
     assert [text for text in texts if text in told] == told
 
 
 def test_values_of_a_sweep_are_shown_as_they_are(texts, tmp_path):
-    keys = {"TAG": Drawn(NAMES), "TRAIN.BASE_LR": Drawn([], 1e-5, 1e-1, log=True)}
+    keys = {"TAG": Distribution(NAMES), "TRAIN.BASE_LR": Distribution([], 1e-5, 1e-1, log=True)}
     sweep = Sweep("main_single_gpu.py", [], keys, "random", 7, 0, [], "", None, 1, tmp_path)
     points = [{"TAG": name, "TRAIN.BASE_LR": f"1e-{place + 1}"} for place, name in enumerate(NAMES)]
     outcome = results.Outcome(50.0, 1)
@@ -76,7 +76,7 @@ def test_values_of_a_sweep_are_shown_as_they_are(texts, tmp_path):
         results.Row(f"{place:04}", point, None, outcome, 0) for place, point in enumerate(points)
     ]
     results.write(found, sweep, "$acc1$")
-    told = [figures.shorten(name, 12) for name in NAMES]
+    told = [plotting.shorten(name, 12) for name in NAMES]
     assert [text for text in texts if text in told] == told
     assert {"$acc1$", "TAG", "0.0001", "0.1"} <= texts.keys()
     assert max(map(len, results.table(found, sweep, "acc1").splitlines())) < 120
@@ -84,22 +84,24 @@ def test_values_of_a_sweep_are_shown_as_they_are(texts, tmp_path):
 
 def test_an_axis_of_powers_has_plain_numbers(texts, tmp_path):
     rates = np.geomspace(2e-4, 8e-4, 20)  # between two powers of ten
-    drawn = figures.figure(4, 3)
+    drawn = plotting.figure(4, 3)
     axis = drawn.add_subplot()
     axis.plot(rates, rates)
-    figures.set_log_scale(axis)
-    figures.figure_png(drawn)
+    plotting.set_log_scale(axis)
+    plotting.figure_png(drawn)
     assert {"0.0002", "0.0006"} <= texts.keys()
     texts.clear()
     rates = np.geomspace(1e-6, 1, 20)
-    write(Found(rates, rates, rates, 3e-4, 4e-4), tmp_path / "rates.csv", tmp_path / "rates.png")
+    write(
+        RateRange(rates, rates, rates, 3e-4, 4e-4), tmp_path / "rates.csv", tmp_path / "rates.png"
+    )
     assert {"0.0001", "0.001", "lowest: 0.0004"} <= texts.keys()
     assert not any("$" in text for text in texts)
 
 
 def test_the_settings_of_others_stay():
     before = dict(matplotlib.rcParams)
-    figures.figure_png(figures.figure(2, 2))
+    plotting.figure_png(plotting.figure(2, 2))
     assert dict(matplotlib.rcParams) == before
 
 
@@ -111,7 +113,7 @@ def test_a_picture_of_many_runs_has_one_legend(runs, monkeypatch):
         Axes, "legend", lambda axis, **how: made.append(len(axis.lines)) or legend(axis, **how)
     )
     points = array("d", [1, 2]), array("d", [1, 2])
-    drawings.curve(
+    plots.curve(
         {f"run {n}": {"train": {"loss": points}, "val": {"loss": points}} for n in range(runs)},
         "loss",
         "",

@@ -1,0 +1,228 @@
+"""Reads the folder of a run that has ended.
+
+The folder may be anybody's, so nothing in its files is trusted.
+"""
+
+import hashlib
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from config import get_config
+from errors import Allowance, InputError, Unreadable, open_file, reading
+from loading.files import Paths
+from loading.tables import csv_rows
+from settings.options import Configuration
+from settings.plain import is_list, parsed_json, whole_file
+from settings.registry import tasks
+from training.curves import Points, points
+from training.predictions import MULTILABEL_COLUMNS, SINGLE_LABEL_COLUMNS, file_name
+from training.results import MOST_CLASSES, is_text, read_result
+
+ADVICE = "; is it a run's folder?"
+SPLITS = ("train", "val", "ema")
+# Bytes of the largest classes.json, and of the longest line of predictions.csv.
+_LARGEST = 64 << 20
+_LONGEST_LINE = 1 << 20
+# Curves that every run has, besides those of its task.
+SPEED = {"images_per_s": "images per second", "data_wait": "waiting for data (share of the time)"}
+
+
+class PredictionTable(NamedTuple):
+    """The content of predictions.csv, in the dataset's order.
+
+    In a table of several classes per image, "the worst class" of an image is the one whose
+    probability is farthest from the truth.
+
+    Attributes:
+        images: names.
+        digest: of the images' names, and with several classes of their labels. Tables of the same
+            images have the same one.
+        right: [n] bool; with several classes, whether all of them are right.
+        label: [n] classes; with several, the worst class.
+        predicted: [n] classes; with several, whether the image has the worst class.
+        probability: [n], of the predicted class or the worst one.
+    """
+
+    images: Paths
+    digest: bytes
+    right: np.ndarray
+    label: np.ndarray
+    predicted: np.ndarray
+    probability: np.ndarray
+
+
+class FinishedRun(NamedTuple):
+    """A run that has ended.
+
+    Attributes:
+        folder: the run's.
+        config: its configuration.
+        evaluated: the last evaluation by split, from result.json: "val" of the weights, and "ema"
+            of the averaged weights.
+        classes: names; empty if they aren't known.
+        predictions: by split; empty without REPORT, or for another kind of task.
+        curves: points by split and key.
+        labels: the keys of curves, with the labels of their axes.
+    """
+
+    folder: Path
+    config: Configuration
+    evaluated: dict[str, dict[str, Any]]
+    classes: list[str]
+    predictions: dict[str, PredictionTable]
+    curves: dict[str, dict[str, Points]]
+    labels: dict[str, str]
+
+    @property
+    def multilabel(self) -> bool:
+        """Returns whether an image may have several classes."""
+        return self.config.TASK == "multilabel"
+
+    def name_of(self, label: int) -> str:
+        """Returns the name of a class, or its number if the name isn't known."""
+        return self.classes[label] if label < len(self.classes) else str(label)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """Returns the content of the run's result.json."""
+        return self.evaluated["val"]
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """Reads the folder of a run that has ended.
+
+    Raises:
+        InputError: it isn't a run's folder, the run hasn't ended, or a file has content that no run
+            writes.
+    """
+    if not (folder / "result.json").exists():
+        raise InputError(
+            f"{folder}: holds no result.json: it is no run's folder, or the run isn't over"
+        )
+    result = read_result(folder, ADVICE)
+    config = get_config(folder / "config.yaml")
+    classes: list[str] = []
+    if (folder / "classes.json").exists():
+        with reading(folder / "classes.json", "names of classes", ADVICE):
+            classes = parsed_json(whole_file(folder / "classes.json", _LARGEST))
+            if not is_list(classes, is_text, high=MOST_CLASSES):
+                raise Unreadable("expected a list of names")
+    evaluated = {"val": result} | ({"ema": result["ema"]} if "ema" in result else {})
+    predictions = {}
+    for split, evaluation in evaluated.items():
+        file = folder / file_name(split)
+        if file.exists():
+            predictions[split] = read_predictions(file)
+            _check_same_evaluation(file, predictions[split], evaluation)
+    task: Any = tasks.load(config.TASK)[0]
+    labels: dict[str, str] = {**task.curves, **SPEED}
+    file = folder / "metrics.jsonl"
+    curves = points(file, SPLITS, tuple(labels)) if file.exists() else {}
+    if file.exists() and not curves:
+        raise InputError(f"{file}: holds no record of a run; move it away")
+    return FinishedRun(folder, config, evaluated, classes, predictions, curves, labels)
+
+
+def _check_same_evaluation(
+    file: Path, predictions: PredictionTable, evaluation: dict[str, Any]
+) -> None:
+    """Raises InputError if predictions.csv and result.json are of different evaluations.
+
+    This is so after a run was resumed without REPORT.
+    """
+    samples = len(predictions.right)
+    accuracy = 100 * float(predictions.right.mean())
+    expected_samples = evaluation["num_samples"]
+    expected_accuracy = evaluation.get("acc1", accuracy)
+    if samples != expected_samples or abs(accuracy - expected_accuracy) > 1e-3:
+        raise InputError(
+            f"{file}: its samples and accuracy are {samples}, {accuracy}, those of result.json"
+            f" {expected_samples}, {evaluation.get('acc1')}: another evaluation's;"
+            " move the file away"
+        )
+
+
+def read_predictions(file: Path) -> PredictionTable:
+    """Reads a table that ``training.predictions.write`` wrote.
+
+    Raises:
+        InputError: the file has other content.
+    """
+    with reading(file, "a run's predictions", "; move it away"), open_file(file) as lines:
+        allowance = Allowance(os.fstat(lines.fileno()).st_size)
+        table = csv_rows(_lines(lines, allowance))
+        head = tuple(next(table, ()))
+        single_label = head[: len(SINGLE_LABEL_COLUMNS)] == SINGLE_LABEL_COLUMNS
+        if not single_label and head != MULTILABEL_COLUMNS:
+            expected = f"{','.join(SINGLE_LABEL_COLUMNS)}, nor {','.join(MULTILABEL_COLUMNS)}"
+            raise Unreadable(f"its first line isn't {expected}")
+        # Arrays, and Paths for the names, hold tables of millions of images in little memory.
+        numbers = array("i")
+        probabilities = array("d")
+        digest = hashlib.sha256()
+        images = Paths(_rows(table, head, numbers, probabilities, digest))
+        if not len(images):
+            raise Unreadable("it holds no sample")
+        label, predicted, right = np.frombuffer(numbers, np.int32).reshape(-1, 3).T
+        return PredictionTable(
+            images=images,
+            digest=digest.digest(),
+            right=right > 0,
+            label=label,
+            predicted=predicted,
+            probability=np.frombuffer(probabilities, np.float64),
+        )
+
+
+def _lines(file: IO[bytes], allowance: Allowance) -> Iterator[str]:
+    while line := file.readline(_LONGEST_LINE):
+        allowance.take(len(line) + 32)
+        if len(line) == _LONGEST_LINE:
+            raise Unreadable(f"it has a line of {_LONGEST_LINE} bytes or more")
+        yield line.decode("utf-8")
+
+
+def _rows(
+    table: Iterator[list[str]],
+    head: tuple[str, ...],
+    numbers: array,
+    probabilities: array,
+    digest: Any,
+) -> Iterator[bytes]:
+    """Yields the name of the image of each row.
+
+    Appends label, predicted class and whether it is right to ``numbers``, and the probability to
+    ``probabilities``.
+    """
+    for row in table:
+        if len(row) != len(head):
+            raise Unreadable(f"a row has {len(row)} columns, the first line has {len(head)}")
+        if head == MULTILABEL_COLUMNS:
+            name, truth, predicted, worst, probability = row
+            numbers.extend((_class_number(worst), worst in truth.split(), truth == predicted))
+            digest.update(f"{truth}\0".encode())
+        else:
+            name, truth, predicted, probability, *_ = row
+            right = truth == predicted
+            numbers.extend((_class_number(truth), _class_number(predicted), right))
+        probabilities.append(_probability(probability))
+        digest.update(f"{name}\0".encode())
+        yield name.encode()
+
+
+def _class_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 8 and int(text) < MOST_CLASSES):
+        raise Unreadable(f"{text[:20]!a} is no class's number")
+    return int(text)
+
+
+def _probability(text: str) -> float:
+    value = float(text) if len(text) < 30 else -1.0
+    if not 0 <= value <= 1:
+        raise Unreadable(f"{text[:20]!a} is no probability")
+    return value
