@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from errors import reporting, reporting_memory
-from launch import environment, launched, progress, sharing, signals, spawned, stall, streams
+from launch import devices, launchers, progress, signals, stall, streams
 from training.command_line import config_from_arguments
 
 
@@ -35,9 +35,8 @@ def import_paddle():
         gc.freeze()  # later collections leave out what is there now
     paddle.disable_signal_handler()
     signals.stop_at_once()
-    environment.check_seen(
-        paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
-    )
+    if paddle.device.is_compiled_with_cuda():
+        devices.check_seen(paddle.device.cuda.device_count())
 
 
 def main_worker(config, dataset_train, dataset_val, failed=None):
@@ -156,11 +155,13 @@ def watched_worker(failed, beats, handed):
     """Runs ``main_worker`` in a process of its own.
 
     Args:
-        handed: the configuration, to read the data here, or ``spawned.Handed`` of it and the
+        handed: the configuration, to read the data here, or ``spawned.SharedObjects`` of it and the
             datasets.
     """
+    from launch import launched, sharing, spawned
+
     with as_rank(failed, beats):
-        if isinstance(handed, spawned.Handed):
+        if isinstance(handed, spawned.SharedObjects):
             main_worker(*handed.open(), failed=failed)
         else:
             found = sharing.read_once(lambda: read_datasets(handed), what_is_read(handed))
@@ -169,7 +170,7 @@ def watched_worker(failed, beats, handed):
 
 
 def spawn(worker, count, failed, beats, *objects):
-    """Starts ``worker(failed, beats, spawned.Handed(*objects))`` in ``count`` processes, for
+    """Starts ``worker(failed, beats, spawned.SharedObjects(*objects))`` in ``count`` processes, for
     ``spawned.run``.
 
     On a CPU they are forks of this process, where it has imported Paddle and done nothing else with
@@ -180,14 +181,16 @@ def spawn(worker, count, failed, beats, *objects):
     import paddle
     import paddle.distributed as dist
 
-    given = failed, beats, spawned.Handed(*objects)
+    from launch import spawned
+
+    given = failed, beats, spawned.SharedObjects(*objects)
     computed = paddle.base.core.host_memory_stat_peak_value("Allocated", 0) > 0
     forks = (
         paddle.get_device() == "cpu" and not computed and dist.parallel._global_parallel_env is None
     )
     if forks:
         return dist.spawn(worker, args=given, nprocs=count, join=False, start_method="fork")
-    with environment.without_current_folder():
+    with spawned.without_current_folder():
         return dist.spawn(worker, args=given, nprocs=count, join=False, start_method="spawn")
 
 
@@ -234,11 +237,12 @@ def next_start(config, count):
 
 def devices_now():
     """Counts GPUs in another process: in this one CUDA remembers how many there were."""
+    from launch import spawned
     from utils import num_gpus, num_processes
 
     if not num_gpus():
         return num_processes(-1)
-    with environment.without_current_folder():
+    with spawned.without_current_folder():
         pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         counted = pool.submit(num_processes, -1)
     with pool:
@@ -250,15 +254,18 @@ def main():
     becomes one of them.
     """
     config = config_from_arguments("main_multi_gpu.py")
-    if environment.is_launched():  # and what it sets: before Paddle's import
+    if launchers.is_launched():  # and what it sets: before Paddle's import
+        from launch import launched
+
         streams.hurry()
         launched.watch(watched_worker, config)
     import_paddle()
     import utils
+    from launch import spawned
 
     ranks = utils.num_processes(config.NGPUS)
     if ranks > 1:
-        environment.prepare_spawn()
+        spawned.prepare_spawn()
     config, *datasets_ = read_datasets(config)
 
     def start(config, ranks, failed, beats):

@@ -22,7 +22,7 @@ here=$(dirname "$(readlink -f "$0")")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
 # Paddle's launcher would hang where the port is taken or the address wrong. The first entry of sys.path is the current
 # folder, in which a module of Python's name may lie.
-environment="import sys; sys.path[0] = sys.argv.pop(1); import runpy; runpy.run_module('launch.environment', run_name='__main__')"
+environment="import sys; sys.path[0] = sys.argv.pop(1); import runpy; runpy.run_module('launch.nodes', run_name='__main__')"
 flags=$(python -c "$environment" "$here") || exit
 case $MASTER in etcd://*)
     export PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python  # etcd3's messages were made for protobuf 3

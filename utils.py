@@ -19,8 +19,7 @@ import paddle.distributed as dist
 from tqdm import tqdm
 
 from errors import InputError, RunError, printable, remedy
-from launch import secret
-from launch.environment import num_cores
+from launch.devices import num_cores
 from launch.files import obstacle, open_to_append
 from launch.files import sync_directory as sync_directory
 from launch.files import writing_whole as writing_whole
@@ -200,6 +199,8 @@ def all_gather(data: Any) -> list[Any]:
     global _gathered
     if world_size() == 1:
         return [data]
+    from launch import secret
+
     key = secret.of_run()
     _gathered = _gathered + 1
     pickled = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)

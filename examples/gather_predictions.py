@@ -118,8 +118,7 @@ def main() -> None:
     import utils
     from config import with_values
     from datasets import get_datasets
-    from launch import environment
-    from launch.spawned import run
+    from launch.spawned import prepare_spawn, run
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
 
@@ -132,7 +131,7 @@ def main() -> None:
         return dist.spawn(run_rank, args=arguments, nprocs=ranks, join=False)
 
     if (ranks := utils.num_processes(config.NGPUS)) > 1:
-        environment.prepare_spawn()
+        prepare_spawn()
     run(config, ranks, start)  # signals, failures and stalls
 
 

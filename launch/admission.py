@@ -25,7 +25,7 @@ from launch.secret import SIZE
 
 GRACE = 5.0  # seconds that ranks may still come after one that contradicts them
 PATIENCE = 5.0  # seconds in which a stranger has to prove itself
-MOST_STRANGERS = 128  # connections of strangers that are open at a time
+MOST_UNPROVED = 128  # connections of strangers that are open at a time
 LONGEST_GREETING = 1 << 14
 # the key or variable that sets the time limit
 LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}
@@ -33,7 +33,7 @@ WRONG = "wrong"
 
 
 @dataclass
-class Stranger:
+class Unproved:
     """A client that hasn't proved yet that it knows the secret.
 
     Attributes:
@@ -47,7 +47,7 @@ class Stranger:
     channel: Channel | None = None
 
 
-class Door:
+class Admission:
     """Admits ``count`` ranks of one run (``party`` describes it) that know ``secret``.
 
     Attributes:
@@ -81,7 +81,7 @@ class Door:
         self.until = math.inf
         self.refusal = refusal
         self.refused = 0
-        self.strangers: dict[int, Stranger] = {}  # by their files, the oldest first
+        self.unproved: dict[int, Unproved] = {}  # by their files, the oldest first
         self.selector = selectors.DefaultSelector()
 
     def receive_all(self, limit: float) -> None:
@@ -99,11 +99,11 @@ class Door:
                     self._welcome() if found.fileobj is self.listener else self._hear(found.fd)
                 for file in [
                     file
-                    for file, one in self.strangers.items()
+                    for file, one in self.unproved.items()
                     if time.monotonic() - one.since > PATIENCE
                 ]:
                     self._drop(file)
-            for file in list(self.strangers):
+            for file in list(self.unproved):
                 self._drop(file)
         if not self.refusal:
             self._conclude(limit)
@@ -124,24 +124,24 @@ class Door:
             connection = self.listener.accept()[0]
             connection.settimeout(0)
             self.selector.register(connection, selectors.EVENT_READ)
-            self.strangers[connection.fileno()] = Stranger(connection)
+            self.unproved[connection.fileno()] = Unproved(connection)
         except BlockingIOError:  # it has gone again
             return
         except OSError:  # this process has no more files, or no memory
             if connection:
                 connection.close()
-            elif not self.strangers:
+            elif not self.unproved:
                 time.sleep(0.1)
             self._drop_oldest()
-        if len(self.strangers) > MOST_STRANGERS:
+        if len(self.unproved) > MOST_UNPROVED:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        if self.strangers:
-            self._drop(next(iter(self.strangers)))
+        if self.unproved:
+            self._drop(next(iter(self.unproved)))
 
     def _drop(self, file: int) -> None:
-        if one := self.strangers.pop(file, None):
+        if one := self.unproved.pop(file, None):
             with contextlib.suppress(KeyError, ValueError, OSError):
                 self.selector.unregister(one.connection)
             one.connection.close()
@@ -150,14 +150,14 @@ class Door:
         """Reads what a stranger sent. Any error, even MemoryError or RecursionError, ends only this
         connection.
         """
-        if not (one := self.strangers.get(file)):
+        if not (one := self.unproved.get(file)):
             return
         try:
             self._listen_to(one) if one.channel else self._challenge(one)
         except Exception:
             self._drop(file)
 
-    def _challenge(self, one: Stranger) -> None:
+    def _challenge(self, one: Unproved) -> None:
         data = one.connection.recv(LONGEST_HELLO)
         one.said += data
         if not data or len(one.said) > LONGEST_HELLO:
@@ -176,7 +176,7 @@ class Door:
         proved = channel.key(self.secret, channel.nonce(found[1]), own)
         one.channel = Channel(one.connection, proved, True, LONGEST_GREETING)
 
-    def _listen_to(self, one: Stranger) -> None:
+    def _listen_to(self, one: Unproved) -> None:
         assert one.channel
         try:
             lines = one.channel.receive()
@@ -199,7 +199,7 @@ class Door:
             self._contradict(greeting, answer)
             raise ValueError
         self.selector.unregister(one.connection)
-        del self.strangers[one.connection.fileno()]
+        del self.unproved[one.connection.fileno()]
         one.channel.longest = channel.LONGEST
         self.guests[place], self.seats[place] = one.channel, seat
 

@@ -1,7 +1,7 @@
 """A rank that a launcher started, and the process that watches it. Messages and statuses equal
 those of spawned ranks.
 
-The launcher's processes meet (``environment.meet``), then fork before they import Paddle: the child
+The launcher's processes meet (``meet``), then fork before they import Paddle: the child
 is the rank, the parent (13 MB) watches it. Once a second each parent reports to rank 0's parent
 what it sees, over the connections of the meeting. Rank 0's parent decides for all whether the run
 ends, and sends them its verdict. None of this needs the ranks' threads, which may be suspended, or
@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from errors import Failure, InputError
-from launch import environment, sharing, signals
+from launch import devices, launchers, rendezvous, secret, sharing, signals
 from launch.channel import Channel
 from launch.rendezvous import Meeting
 from launch.spawned import Ranks, leave, shared_arrays
@@ -47,7 +47,7 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
 
     Raises:
         InputError: DIST.MAX_RESTART is set.
-        InputError, RunError: as ``environment.meet``.
+        InputError, RunError: as ``meet``.
     """
     global _stage
     if config.DIST.MAX_RESTART:
@@ -56,7 +56,7 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
         )
     context = multiprocessing.get_context("fork")
     rank = int(os.environ["PADDLE_TRAINER_ID"])
-    os.environ["LAUNCHER_PID"] = str(os.getppid() if environment.set_by_launcher() else os.getpid())
+    os.environ["LAUNCHER_PID"] = str(os.getppid() if launchers.set_by_launcher() else os.getpid())
     # Paddle's launcher: each rank's stderr is a file of its own
     separate = "PADDLE_LOG_DIR" in os.environ
     # but a shell may end, and leave its ranks at work
@@ -64,7 +64,7 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
         signals.die_with_parent(signal.SIGTERM)
     failed, beats = shared_arrays(context, 1)
     _stage = context.Array("b", [READING], lock=False)
-    meeting = environment.meet(config.DIST.INIT_TIMEOUT)
+    meeting = meet(config.DIST.INIT_TIMEOUT)
     signals.hold_signals()
     process = context.Process(target=_become_rank, args=(meeting, target, failed, beats, config))
     watcher = (First if rank == 0 else Other)(meeting, process, failed, beats, config.DIST.TIMEOUT)
@@ -72,6 +72,53 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     if verdict and (rank == 0 or separate or watcher.alone):
         leave(verdict)
     sys.exit(verdict.status if verdict else 0)
+
+
+def meet(limit: float) -> Meeting:
+    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most. ``ready``
+    of the returned meeting waits until they have read their data, too.
+
+    Between machines, it tells gloo and NCCL to use the network interface that reaches rank 0. By
+    itself gloo takes the address that the machine's own name stands for. In many an /etc/hosts that
+    is 127.0.1.1, where no other machine finds it. NCCL takes the first interface, which may lead
+    nowhere.
+
+    Raises:
+        InputError, RunError: as ``rendezvous.meet``.
+    """
+    rank = launchers.read_number("PADDLE_TRAINER_ID")
+    ranks = launchers.read_number("PADDLE_TRAINERS_NUM")
+    local_ranks = launchers.read_number("PADDLE_LOCAL_SIZE", default=1)
+    master = launchers.master_address()
+    # torchrun's number of local ranks is a guess without LOCAL_WORLD_SIZE.
+    is_guess = os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")
+    if local_ranks == ranks > 1 and not is_guess:
+        _, port = rendezvous.parse_address(master)
+        master = os.environ["PADDLE_MASTER"] = f"{rendezvous.LOOPBACK}:{port}"
+        rendezvous.use_loopback()
+    gpu = ""
+    if devices.num_gpus_of_paddle() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo":
+        with launchers.telling_others(launchers.RANKS, launchers.SIZES):
+            gpu = devices.selected_gpu()
+    meeting = rendezvous.meet(
+        master,
+        rank,
+        ranks,
+        limit,
+        job=launchers.job(),
+        here=local_ranks,
+        first=launchers.read_number("PADDLE_LOCAL_RANK", default=0) == 0,
+        seat=gpu,
+    )
+    if ranks > 1:
+        secret.take_run(meeting.run_key)
+    interfaces = {address: name for name, address in rendezvous.addresses().items()}
+    interface = interfaces.get(meeting.own_address)
+    if ranks > local_ranks and interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # "=": this name, not any that begins with it
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    return meeting
 
 
 def _become_rank(meeting: Meeting, target: Callable[..., None], *args: Any) -> None:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from errors import InputError, RunError
 from launch import channel, secret
-from launch.admission import GRACE, LIMITS, WRONG, Door, keep_alive, number_list, tell
+from launch.admission import GRACE, LIMITS, WRONG, Admission, keep_alive, number_list, tell
 from launch.channel import Channel, Forged
 
 # seconds: for a connection, and for each of rank 0's first answers
@@ -135,7 +135,7 @@ def meet(
             except InputError:
                 _check_alone(address, kind, own_secret, greeting)
                 raise
-            door = Door(listener, own_secret, party, count, kind)
+            door = Admission(listener, own_secret, party, count, kind)
             receiver = threading.Thread(target=door.receive_all, args=(limit,), daemon=True)
             undone.push(held or listener)
             # Whoever was admitted gets the reason before this process ends.
@@ -193,7 +193,7 @@ def cancel(
         others = int(count) - 1 if count and re.fullmatch("[1-9][0-9]{0,5}", count) else sys.maxsize
         with _claiming(host, port) as held, _bound_socket("", port) as listener, held or listener:
             listener.listen(1024)
-            Door(listener, own_secret, party, others, kind, refusal).receive_all(GRACE)
+            Admission(listener, own_secret, party, others, kind, refusal).receive_all(GRACE)
         return
     greeting = {"party": party, "place": -1, "gpu": "", "machine": machine, "refusal": refusal}
     # Where all ranks are on one machine, rank 0 listens on loopback alone.
@@ -267,6 +267,13 @@ def addresses() -> dict[str, str]:
                 continue
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
+
+
+def use_loopback() -> None:
+    """Makes gloo listen on loopback only, for ranks that are all on this machine."""
+    for name, address in addresses().items():
+        if address == LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -3,7 +3,7 @@
 The first rank that takes a name reads. The name is that of an abstract Unix socket: no file, and
 free again as soon as its process ends. It follows from the run's key, from what is to be read and
 from the files that a process sees. So ranks that would read something else don't meet. The others
-connect and wait. They get the descriptor of memory without a name (``spawned.Handed``), so nothing
+connect and wait. They get the descriptor of memory without a name (``spawned.SharedObjects``), so nothing
 is left anywhere, whichever process is killed.
 
 The kernel says whose process is at the other end. Only processes of the same user hand anything
@@ -23,13 +23,13 @@ from typing import Any
 
 from errors import InputError, RunError
 from launch import channel, secret
-from launch.spawned import Handed
+from launch.spawned import SharedObjects
 
 _LONGEST = 1 << 14  # bytes of a message: an error is one line
 _WAITING = 4096  # connections that the kernel keeps until they are answered; it may keep fewer
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 # of the rank that reads: where the others come, what they get
-_hands: tuple[socket.socket, Handed] | None = None
+_hands: tuple[socket.socket, SharedObjects] | None = None
 
 
 def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ...]:
@@ -65,7 +65,7 @@ def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ..
             listener.listen(_WAITING)
             listener.setblocking(False)
             try:
-                handed = Handed(*read())
+                handed = SharedObjects(*read())
             except RunError as error:
                 failure = {"status": error.exit_status, "text": str(error), "shared": error.shared}
                 _answer(listener, json.dumps(failure).encode(), [])
@@ -123,7 +123,7 @@ def _wait(name: str) -> Any:
         except OSError:
             return None
     if descriptors:
-        return Handed.of(descriptors[0])
+        return SharedObjects.of(descriptors[0])
     if not message:
         return None
     if not (failure := json.loads(message)):  # this process may open no more files

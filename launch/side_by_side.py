@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launch import gpus, signals
-from launch.environment import num_cores, visible_gpus
+from launch import devices, signals
+from launch.devices import num_cores, num_gpus_of_paddle
 from launch.files import open_to_append
 
 _LOOK = 0.1  # seconds between two checks of the commands
@@ -37,9 +37,9 @@ def places(processes: int, side_by_side: int | None) -> list[dict[str, str]]:
         side_by_side: the number of commands at a time, at most; None: as many as the devices allow.
             GPUs aren't shared.
     """
-    gpus.check()
-    if found := visible_gpus():
-        names = gpus.visible_gpus() or [str(place) for place in range(found)]
+    devices.check_visible()
+    if found := num_gpus_of_paddle():
+        names = devices.visible_names() or [str(place) for place in range(found)]
         shares = [
             names[first : first + processes] for first in range(0, found - processes + 1, processes)
         ]

@@ -5,15 +5,16 @@ and restarts them.
 import contextlib
 import itertools
 import mmap
-import multiprocessing
+import multiprocessing.spawn
 import os
 import pickle
 import signal
+import socket
 import struct
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -22,8 +23,7 @@ from typing import Any, NoReturn
 from yacs.config import CfgNode
 
 from errors import FAILURE, InputError
-from launch import signals
-from launch.environment import without_current_folder
+from launch import rendezvous, secret, signals
 from launch.files import open_to_append
 from launch.progress import FIELDS
 from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
@@ -33,10 +33,54 @@ _ALIGNED = 64  # bytes: where an array's content begins
 _NUMBER = struct.Struct("q")
 SUSPENDED = 5.0  # seconds between two checks: after more, this process itself was suspended
 
+_claim: socket.socket | None = None  # holds MASTER_PORT while this process lives
 
-class Handed:
-    """Objects in shared memory without a name, for ranks of this machine: /dev/shm is often too
-    small.
+
+def prepare_spawn() -> None:
+    """Prepares for the ranks that this process will spawn: makes their run's key, and has them use
+    loopback. They meet at MASTER_PORT if that is set, else at a free port that Paddle chooses.
+
+    Raises:
+        InputError: MASTER_PORT is taken.
+    """
+    global _claim
+    secret.take_run()
+    rendezvous.use_loopback()
+    if port := os.environ.get("MASTER_PORT"):
+        address = f"{rendezvous.LOOPBACK}:{port}"
+        if _claim:
+            # of an earlier run of this process, in a notebook, say
+            _claim.close()
+        _claim = rendezvous.check_free(address)
+        os.environ["PADDLE_MASTER"] = address
+
+
+@contextlib.contextmanager
+def without_current_folder() -> Iterator[None]:
+    """Has multiprocessing start its Python processes so that they import no module from the current
+    folder.
+
+    They would look there first, and a run's folder that somebody else made may have a
+    ``socket.py``. So they start in ``/``. Before they import anything of this program, they change
+    to the current folder.
+    """
+    current = os.getcwd()
+    get_preparation_data = multiprocessing.spawn.get_preparation_data
+    multiprocessing.spawn.get_preparation_data = lambda name: get_preparation_data(name) | {
+        "dir": current
+    }
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.chdir(current)
+        multiprocessing.spawn.get_preparation_data = get_preparation_data
+
+
+class SharedObjects:
+    """Objects in the machine's memory, which the ranks on it map instead of copying.
+
+    The memory belongs to a file without a name (memfd): /dev/shm is often too small.
 
     Arguments of a rank go through a pipe, which holds 64 kB. If they are larger, the parent waits
     until the rank has imported Paddle before it starts the next one. It would wait for ever if the
@@ -60,7 +104,7 @@ class Handed:
             file.truncate()
 
     @classmethod
-    def of(cls, descriptor: int) -> "Handed":
+    def of(cls, descriptor: int) -> "SharedObjects":
         """Returns the objects that another process keeps in the memory of this descriptor."""
         handed = cls.__new__(cls)
         handed._keep(descriptor)

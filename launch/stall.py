@@ -19,7 +19,6 @@ from typing import Any
 
 from errors import Failure
 from launch.signals import die_with_parent
-from launch.verdict import trouble
 
 # of DIST.TIMEOUT: the process that watches ranks would only say that they wait for data
 SHARE = 0.8
@@ -76,6 +75,8 @@ def line(who: str, name: str) -> str:
 
 
 def _watch(memory: mmap.mmap, seconds: float, failed: Any, process: int) -> None:
+    from launch.verdict import trouble
+
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     begun = looked = time.monotonic()

@@ -13,7 +13,7 @@ from support import hostile_files
 from support.port_attackers import GREETING, HELLO, REPLAYED, WORDS
 
 from launch import channel, launched
-from launch.admission import Door, Stranger
+from launch.admission import Admission, Unproved
 
 SECRET = b"s" * 32
 SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
@@ -72,13 +72,13 @@ def a_door():
         theirs = socket.create_connection(waiting.getsockname())
         ours = waiting.accept()[0]
     with socket.socket() as listener, theirs, ours, selectors.DefaultSelector() as selector:
-        door = Door(listener, SECRET, "2 ranks", 2, "rank")
+        door = Admission(listener, SECRET, "2 ranks", 2, "rank")
         door.selector.close()
         door.selector = selector
         ours.settimeout(0)
         theirs.settimeout(0)
         selector.register(ours, selectors.EVENT_READ)
-        door.strangers[ours.fileno()] = Stranger(ours)
+        door.unproved[ours.fileno()] = Unproved(ours)
         yield door, ours.fileno(), theirs
 
 

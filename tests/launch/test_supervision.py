@@ -293,7 +293,7 @@ def test_ranks_that_have_nothing_to_save_are_ended_at_once(ranks, capsys, number
 
 def test_what_ranks_are_handed_does_not_go_through_a_pipe():
     objects = ({"a": "b"}, list(range(100_000)))
-    assert spawned.Handed(*objects).open() == objects
+    assert spawned.SharedObjects(*objects).open() == objects
 
 
 def held():
