@@ -27,7 +27,7 @@ from launch import devices, launchers, rendezvous, secret, sharing, signals
 from launch.channel import Channel
 from launch.rendezvous import Meeting
 from launch.spawned import Ranks, leave, shared_arrays
-from launch.verdict import Seen, Verdict, judge
+from launch.verdict import RankState, Verdict, judge
 
 EVERY = 1.0  # seconds between two reports of a parent
 SILENCE = 10.0  # seconds without a report after which a rank counts as not answering
@@ -173,7 +173,7 @@ class First(Launched):
 
     def __init__(self, meeting: Meeting, *args: Any) -> None:
         super().__init__(*args)
-        self.all = [self.own, *map(Seen, range(1, len(meeting.guests)))]
+        self.all = [self.own, *map(RankState, range(1, len(meeting.guests)))]
         self.lines = {Line(guest): place for place, guest in meeting.guests.items() if place}
         self.ready: set[int] = set()  # the ranks that have read their data
         self.over: set[int] = set()  # the ranks that have ended without an error, or were lost
@@ -204,11 +204,11 @@ class First(Launched):
             self._part({"parted": True})
 
     def _hear(self, place: int, message: dict[str, Any]) -> None:
-        seen = Seen(**message["seen"])
+        seen = RankState(**message["seen"])
         known = self.all[place]
         seen.failure, failure = None, seen.failure and Failure(*seen.failure)
         if seen.place != place or [*map(type, vars(seen).values())] != [
-            *map(type, vars(Seen(0)).values())
+            *map(type, vars(RankState(0)).values())
         ]:
             raise ValueError("not a report of one of our ranks")
         seen.failure = failure
@@ -221,7 +221,7 @@ class First(Launched):
         if message["done"]:
             self.over.add(place)
 
-    def _lose(self, seen: Seen) -> None:
+    def _lose(self, seen: RankState) -> None:
         self.over.add(seen.place)
         if not seen.gone and not seen.failure:
             seen.gone = LOST

@@ -77,7 +77,7 @@ def run(
             running[command.name] = _start(command, environment, keep), environment
         while _received:
             number = _received.popleft()
-            stop = stop or (number if number in signals.STOPS else 0)
+            stop = stop or (number if number in signals.STOP_SIGNALS else 0)
             for process, _ in running.values():
                 process.send_signal(number)
         for process, _ in list(running.values())[:1]:

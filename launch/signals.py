@@ -12,9 +12,9 @@ from typing import Any
 
 from launch import progress, startup
 
-STOPS = startup.STOPS
+STOP_SIGNALS = startup.STOP_SIGNALS
 # handled here
-SIGNALS = [number for number in (*STOPS, signal.SIGUSR1) if number not in startup.IGNORED]
+SIGNALS = [number for number in (*STOP_SIGNALS, signal.SIGUSR1) if number not in startup.IGNORED]
 received: dict[int, float] = {}  # the signals that this process received, and when
 
 

@@ -26,7 +26,7 @@ from errors import FAILURE, InputError
 from launch import rendezvous, secret, signals
 from launch.files import open_to_append
 from launch.progress import FIELDS
-from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
+from launch.verdict import RankState, Verdict, failure_in, how_it_ended, judge, trouble
 
 SHARED = "/dev/shm"
 _ALIGNED = 64  # bytes: where an array's content begins
@@ -180,7 +180,7 @@ class Ranks:
         self.beats = beats
         self.timeout = timeout
         self.saves = saves
-        self.seen = [Seen(place, process.pid) for place, process in enumerate(self.processes)]
+        self.seen = [RankState(place, process.pid) for place, process in enumerate(self.processes)]
         self.started = self.looked = time.monotonic()
         # the signal that asked to stop (0: none), and when
         self.asked = 0
@@ -246,7 +246,7 @@ class Ranks:
             verdict = Verdict(128 + number, "interrupted", lost=False)  # a second Ctrl-C
             self.end(verdict)
             leave(verdict)
-        if number in signals.STOPS and not self.asked:
+        if number in signals.STOP_SIGNALS and not self.asked:
             self.asked, self.asked_at = number, time.monotonic()
         begun = self.saves and self.has_begun()
         for seen, process in zip(self.seen, self.processes, strict=True):
@@ -254,7 +254,7 @@ class Ranks:
                 continue
             if begun:
                 os.kill(process.pid, number)
-            elif number in signals.STOPS:
+            elif number in signals.STOP_SIGNALS:
                 # it may not handle signals yet, or wait for others in C++
                 seen.gone, seen.gone_at = how_it_ended(-number), time.monotonic()
                 process.kill()

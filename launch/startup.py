@@ -25,10 +25,10 @@ LEAST_FILES = 64  # files that a process with a few ranks and loader workers has
 
 # A scheduler; Ctrl-C; a closed terminal; a limit on CPU time, which Linux announces by SIGXCPU
 # before it kills.
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
 # By nohup, say: child processes inherit it. SIGINT isn't among them: shells ignore it for commands
 # in the background.
-IGNORED = [number for number in STOPS[2:] if signal.getsignal(number) is signal.SIG_IGN]
+IGNORED = [number for number in STOP_SIGNALS[2:] if signal.getsignal(number) is signal.SIG_IGN]
 STOPPED = "stopped by {}"
 NOT_BEGUN = "stopped by {} before the first step: nothing to save"
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -44,7 +44,7 @@ def end_at_once(number: int, _: object) -> None:
     Before that, it ends the processes that it has started, and removes what it has begun to write.
     """
     if os.getpid() == _SPEAKER:  # forks have this handler, too
-        for other in STOPS:
+        for other in STOP_SIGNALS:
             signal.signal(other, signal.SIG_IGN)
         end_descendants()
         files.remove_unfinished()
@@ -54,11 +54,11 @@ def end_at_once(number: int, _: object) -> None:
 
 
 def stop_at_once() -> None:
-    """Makes each of STOPS end this process from now on. SIGUSR1, which asks for a save, is ignored:
+    """Makes each of STOP_SIGNALS end this process from now on. SIGUSR1, which asks for a save, is ignored:
     by default it would kill.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    for number in STOPS:
+    for number in STOP_SIGNALS:
         if number not in IGNORED:
             signal.signal(number, end_at_once)
 
@@ -129,14 +129,14 @@ class _Finder:
 
 
 def _run_package(run: Callable[[Any], None], module: Any) -> None:
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         with without_collection():
             run(module)
         if module.__name__ == "paddle":
             gc.freeze()  # later collections leave out what is there now
             module.disable_signal_handler()
-            for number in STOPS:  # Python knows its handlers; Paddle has left the defaults
+            for number in STOP_SIGNALS:  # Python knows its handlers; Paddle has left the defaults
                 signal.signal(number, signal.getsignal(number))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -147,7 +147,7 @@ def _ignore_stops() -> None:
     done.
     """
     if os.getpid() == _SPEAKER:
-        for number in STOPS:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 

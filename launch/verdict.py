@@ -9,19 +9,19 @@ from typing import NamedTuple
 
 from errors import Failure
 from launch.progress import DOING
-from launch.signals import STOPS
+from launch.signals import STOP_SIGNALS
 from launch.startup import NOT_BEGUN
 
 START_UP = 600.0  # seconds, at least, until all ranks have taken a batch
 GRACE = 2.0  # seconds to wait for the cause, after ranks aborted because of another
 # seconds without a beat after which a rank counts as the cause; gloo gives up after 30
 PATIENCE = 20.0
-STOPPED = {f"was stopped by {number.name}": number for number in STOPS}
+STOPPED = {f"was stopped by {number.name}": number for number in STOP_SIGNALS}
 ABORTED = "was killed by SIGABRT"  # gloo and NCCL abort if a peer is gone or doesn't answer
 
 
 @dataclass
-class Seen:
+class RankState:
     """A rank, as the process that watches it sees it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
     lost: bool
 
 
-def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
+def judge(ranks: list[RankState], started: float, timeout: float) -> Verdict | None:
     """Returns why the run has to end, or None.
 
     Args:
@@ -96,17 +96,17 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
     return _stall_verdict(ranks, started, timeout, now)
 
 
-def _stop_verdict(seen: Seen, number: signal.Signals) -> Verdict:
+def _stop_verdict(seen: RankState, number: signal.Signals) -> Verdict:
     begun = f"stopped by {number.name} at step {seen.step:.0f}"
     return Verdict(128 + number, begun if seen.time else NOT_BEGUN.format(number.name), lost=False)
 
 
-def _loss_verdict(seen: Seen) -> Verdict:
+def _loss_verdict(seen: RankState) -> Verdict:
     name = seen.name if seen.host else f"rank {seen.place}"
     return Verdict(1, f"error: {name} {seen.gone} at step {seen.step:.0f}", lost=True)
 
 
-def _abort_verdict(aborted: list[Seen]) -> Verdict:
+def _abort_verdict(aborted: list[RankState]) -> Verdict:
     """Returns the verdict on ranks that C++ aborted. The cause isn't known; the ends of their logs
     may show it.
     """
@@ -120,7 +120,9 @@ def _abort_verdict(aborted: list[Seen]) -> Verdict:
     )
 
 
-def _stall_verdict(ranks: list[Seen], started: float, timeout: float, now: float) -> Verdict | None:
+def _stall_verdict(
+    ranks: list[RankState], started: float, timeout: float, now: float
+) -> Verdict | None:
     times = [seen.time for seen in ranks]
     # Until each has taken its first batch, they read the data and build the model, at their own
     # pace.
@@ -131,7 +133,7 @@ def _stall_verdict(ranks: list[Seen], started: float, timeout: float, now: float
     return Verdict(1, f"error: no progress in {timeout:g} s (DIST.TIMEOUT): {who}", lost=True)
 
 
-def _late(ranks: list[Seen]) -> list[Seen]:
+def _late(ranks: list[RankState]) -> list[RankState]:
     """Returns the ranks that the others wait for: those in trouble, else those that are behind; []
     if none is.
     """
@@ -145,7 +147,7 @@ def _late(ranks: list[Seen]) -> list[Seen]:
 def how_it_ended(code: int) -> str:
     """Describes the exit code of a process that ended with an error (negative: by a signal)."""
     number = -code if code < 0 else code - 128
-    if number in STOPS:
+    if number in STOP_SIGNALS:
         return f"was stopped by {signal.Signals(number).name}"
     if number == signal.SIGKILL and code < 0:
         return "was killed by SIGKILL (is memory short?)"

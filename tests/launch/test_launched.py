@@ -19,7 +19,7 @@ from support.ranks import free_ports
 
 from errors import InputError
 from launch import channel, launched
-from launch.verdict import Seen
+from launch.verdict import RankState
 
 SPAWN = multiprocessing.get_context("spawn")
 HOST = re.escape(platform.node())
@@ -173,7 +173,7 @@ def test_a_rank_that_is_slow_to_be_ready_is_waited_for(run):
     assert time.monotonic() - began > 3
 
 
-SEEN = asdict(Seen(1, 7, "far", 1.0, 3.0)) | {"failure": [2, "error: so", False]}
+SEEN = asdict(RankState(1, 7, "far", 1.0, 3.0)) | {"failure": [2, "error: so", False]}
 NONSENSE = [
     1,
     [],
