@@ -85,7 +85,10 @@ def test_only_a_ranks_own_pickle_is_read(tmp_path):
     assert [*map(len, sizes[0])] == [1, 1001] == [*map(len, same[0])]
     assert [array.tolist() for array in sizes[1]] == [[0, 1, 2]] * 2
     assert sizes[2] == [None, None]
-    message = "what came as rank {}'s is unproved: a stranger said it, or PADDLE_VIT_SECRET differs"
+    message = (
+        "a message claiming to be from rank {} failed authentication:"
+        " another program sent it, or PADDLE_VIT_SECRET differs between the ranks"
+    )
     assert (first, second) == (message.format(1), message.format(0))
     assert not list(tmp_path.iterdir())
 
@@ -107,7 +110,7 @@ def _replay():
 
 def test_what_was_gathered_before_is_not_taken_again():
     first, _ = run_ranks(_replay)
-    assert first.startswith("what came as rank 1's is unproved")
+    assert first.startswith("a message claiming to be from rank 1 failed authentication")
 
 
 def test_a_kernel_without_filters_says_no(monkeypatch):
