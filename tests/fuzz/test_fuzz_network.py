@@ -154,10 +154,10 @@ def test_a_watchers_message_is_taken_or_its_line_is_closed(texts, tail):
             with contextlib.suppress(OSError):  # its other end is closed
                 for text in texts:
                     guest.send(text)
-                    first.look()
+                    first.check()
                     first.verdict()
                 guest.socket.sendall(tail)
-                first.look()
+                first.check()
             seen = first.all[1]
             assert seen.place == 1
             assert [*map(type, (seen.host, seen.trouble, seen.gone))] == [str] * 3
