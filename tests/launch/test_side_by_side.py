@@ -108,7 +108,7 @@ def test_devices_are_shared_out(monkeypatch):
 
 
 def test_a_command_that_ends_at_once_is_noticed_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(side_by_side, "_LOOK", 60.0)
+    monkeypatch.setattr(side_by_side, "_CHECK", 60.0)
     commands = [Command(f"{place}", ["true"], tmp_path / f"{place}.txt") for place in range(3)]
     ended = []
     started = time.monotonic()
