@@ -1,5 +1,5 @@
 """Errors that a user can act on. A program reports each of them in one line, and its exit status
-says what kind it is: 1 for a failure inside a run, 2 for a wrong input.
+tells the kind. It is 1 for a failure inside a run, and 2 for a wrong input.
 
 Every program imports this module before Paddle, so it also sets what Paddle reads when it is
 imported.
@@ -195,11 +195,11 @@ class NoRegularFile(Unreadable):
 
 
 class Allowance:
-    """Limits what a reader may take for a file of ``size`` bytes that somebody else wrote: 64 MiB of
-    memory and three times its size, and 10 s and 1 s per 100 MB.
+    """Limits what a reader may take for a file of ``size`` bytes that somebody else wrote.
 
-    Each reader counts the memory that it is about to use. The time is this thread's CPU time: a slow
-    disk is no attack.
+    It may take 64 MiB of memory and three times the file's size, and 10 s and 1 s per 100 MB. Each
+    reader counts the memory that it is about to use. The time is this thread's CPU time: a slow disk
+    is no attack.
 
     Attributes:
         left: bytes of memory that may still be used.
@@ -279,7 +279,7 @@ def reading(
     one line.
 
     The line may quote the file's content. If the file was reached through a link that leads out of
-    its folder, the line quotes nothing: the link may lead to a secret of the user.
+    its folder, the line quotes nothing. Such a link may lead to a secret of the user.
 
     Args:
         file: its name or path.

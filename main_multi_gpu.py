@@ -142,8 +142,8 @@ def less_memory(config, directory):
 
 @contextlib.contextmanager
 def as_rank(failed, beats):
-    """Makes this process a rank within the body: the process that watches it receives its progress
-    and its failure, and this process ends when its parent ends.
+    """Makes this process a rank within the body. The process that watches it receives its progress
+    and its failure. If its parent ends, it ends, too.
 
     Args:
         failed: shared bytes for the failure (``errors.reporting``).

@@ -74,7 +74,7 @@ def pause() -> None:
 
 def keep_native_errors(log: Path) -> None:
     """Redirects what C++ code writes to stderr into the rank's log, such as gloo's messages when a
-    peer has gone: the process that watches the rank reports the cause. Python's stderr stays. A rank
+    peer has gone. The process that watches the rank reports the cause. Python's stderr stays. A rank
     that isn't watched keeps both.
     """
     if is_watched():

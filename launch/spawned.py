@@ -90,10 +90,10 @@ class SharedObjects:
 
     Objects of this size can't be plain arguments of a rank. Those go through a pipe, which holds 64
     kB. If they are larger, the parent waits until the rank has imported Paddle before it starts the
-    next one, and for ever if the rank has ended.
+    next one. If the rank has ended, it waits for ever.
 
-    The layout: the number of blocks and their sizes, as 64-bit integers; then the blocks, of which
-    the first is a pickle and each other one the content of an array.
+    The memory begins with the number of blocks and their sizes, as 64-bit integers. Then follow the
+    blocks. The first one is a pickle, and each other one is the content of an array.
     """
 
     def __init__(self, *objects: Any) -> None:
@@ -142,8 +142,9 @@ class SharedObjects:
 
 
 def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:
-    """Returns (failed, beats), the shared memory through which ranks report to the process that
-    watches them: bytes for a failure, and ``progress.FIELDS`` numbers for each of ``count`` ranks.
+    """Returns (failed, beats), the shared memory through which ``count`` ranks report to the process
+    that watches them. ``failed`` has bytes for a failure, ``beats`` has ``progress.FIELDS`` numbers
+    for each rank.
 
     Raises:
         InputError: /dev/shm doesn't have enough space for them and for Python's locks. Python would

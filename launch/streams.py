@@ -1,8 +1,8 @@
 """Standard streams that never end a program: if one is closed, broken, full or blocked, only what
 is written to it is lost.
 
-A run's lines are in its log files, too. So a run doesn't wait for a reader that is blocked, such as
-a terminal that is stopped by Ctrl-S, or a pipe that nobody empties. Other commands do wait, because
+A run's lines are in its log files, too. So a run doesn't wait for a blocked reader, such as a
+terminal that is stopped by Ctrl-S, or a pipe that nobody empties. Other commands do wait, because
 their output is what they are for.
 """
 
