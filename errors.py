@@ -1,5 +1,8 @@
-"""Errors that a user can act on, and how a program reports them: one line, and an exit status that
-tells.
+"""Errors that a user can act on. A program reports each of them in one line, and its exit status
+tells the kind. It is 1 for a failure inside a run, and 2 for a wrong input.
+
+Every program imports this module before Paddle, so it also sets what Paddle reads when it is
+imported.
 """
 
 import contextlib
@@ -16,12 +19,12 @@ import threading
 import time
 import traceback
 import warnings
-import zlib  # noqa: F401
+import zlib  # noqa: F401  (before Paddle: see below)
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
 
-# What make install installs, by the names under which it is imported.
+# the packages that make install installs, by the names under which they are imported
 NEEDED = (
     "numpy",
     "paddle",
@@ -32,28 +35,30 @@ NEEDED = (
     "cykooz_resizer",
     "safetensors",
     "sklearn",
+    "matplotlib",
+    "threadpoolctl",
+    "tqdm",
 )
-NEEDED += ("matplotlib", "threadpoolctl", "tqdm")
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
 
-# What has to stand before Paddle's import; every program imports this module first. Paddle 2.6
-# carries a zlib of its own that crashes Python's, unless Python's (above) is loaded already. CUDA
-# takes -1 for "none"; asked how many that are, it answers with an error. Of "" Paddle doesn't ask.
+# Paddle 2.6 contains a zlib of its own, which crashes Python's unless Python's is loaded first (above).
+# For CUDA, -1 means no GPU. If Paddle asks CUDA for the number of GPUs then, it gets an error. With ""
+# it doesn't ask.
 if os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() == "-1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _keep_quiet() -> None:
-    """Leaves out what libraries tell that is no news for users: Paddle's notes on sockets;
-    warnings; of ranks that are ended together, what Python's tracker says of the semaphores that
-    their loaders leave to it.
-    """
+    """Silences warnings of libraries that users can't act on."""
+    # Paddle's notes on sockets
     os.environ.setdefault("GLOG_minloglevel", "2")
-    # a notebook's, which this interpreter may lack; programs draw into files alone
+    # A notebook's backend, which this interpreter may lack. Programs only draw into files.
     os.environ.pop("MPLBACKEND", None)
-    if "resource_tracker" not in (told := os.environ.get("PYTHONWARNINGS", "")):
-        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [told, "ignore:resource_tracker"]))
+    # If ranks are ended together, Python's resource tracker warns of their loaders' semaphores.
+    filters = os.environ.get("PYTHONWARNINGS", "")
+    if "resource_tracker" not in filters:
+        os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [filters, "ignore:resource_tracker"]))
     for message in (
         "No ccache found",
         "You are using GPU version Paddle, but",
@@ -62,77 +67,92 @@ def _keep_quiet() -> None:
         "Reading `.npy` or `.npz` file required additional header parsing",
     ):
         warnings.filterwarnings("ignore", message=message)
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # of files that others wrote
+    # warnings about files that others wrote
+    warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-if __name__ == "errors":  # as a part of another program (tools/package) it leaves these to that one
+# Within another program (tools/package) the module has another name, and the program decides.
+if __name__ == "errors":
     _keep_quiet()
 
 
 def missing(error: BaseException) -> str:
-    """Returns the line that says what isn't installed, where that is why ``error`` was raised;
-    otherwise nothing.
+    """Returns the line that says which packages aren't installed; "" if that isn't why ``error`` was
+    raised.
     """
     if not isinstance(error, ModuleNotFoundError) or error.name not in NEEDED:
         return ""
     from importlib.util import find_spec
 
     names = [name for name in NEEDED if not find_spec(name)]
-    lacks = ", ".join(names[:3]) + f" and {len(names) - 3} more packages" * (len(names) > 3)
-    if not os.path.exists(os.path.join(_HERE, "Makefile")):  # an installed copy
+    lacks = ", ".join(names[:3])
+    if len(names) > 3:
+        lacks += f" and {len(names) - 3} more packages"
+    if not _is_checkout():
         return f"error: {sys.executable} lacks {lacks}; pip install what paddle-vit-toolkit needs, and Paddle"
     script = ", or sh run_train_multi.sh ..." if _PROGRAM == "main_multi_gpu.py" else ""
     how = f".venv/bin/python {os.path.relpath(sys.argv[0], _HERE)} ...{script}"
     return f"error: {sys.executable} lacks {lacks}; in {_HERE} run make install once, then {how}"
 
 
+def _is_checkout() -> bool:
+    """Returns whether this is a checkout, and not an installed copy."""
+    return os.path.exists(os.path.join(_HERE, "Makefile"))
+
+
 def install(extra: str) -> str:
-    """Returns the command that installs what a part of the toolkit needs, in a checkout or beside
-    an installed copy.
+    """Returns the command that installs what a part of the toolkit needs, in a checkout or for an
+    installed copy.
 
     Args:
-        extra: of pyproject.toml, each of which has a requirements-<extra>.txt.
+        extra: an extra of pyproject.toml; each has a requirements-<extra>.txt.
     """
-    if not os.path.exists(os.path.join(_HERE, "Makefile")):
+    if not _is_checkout():
         return f"pip install 'paddle-vit-toolkit[{extra}]'"
     file = f"requirements-{extra}.txt"
     return f"pip install -r {file if os.path.exists(file) else os.path.join(_HERE, file)}"
 
 
-def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """For what is imported outside of ``reporting``."""
+def _report_import(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Reports an error of a program's imports, which are outside of ``reporting``: Python's hook for
+    uncaught exceptions.
+    """
     if line := missing(error):
         print(line, file=sys.stderr, flush=True)
         os._exit(2)
-    if isinstance(error, RunError):  # a component or a configuration that ships says what can't be
+    # A component or a shipped configuration may be wrong.
+    if isinstance(error, RunError):
         print(f"{error.prefix}{error}", file=sys.stderr, flush=True)
         os._exit(error.exit_status)
-    if isinstance(error, KeyboardInterrupt):  # a tool's imports take a second, too
+    # A tool's imports take a second, in which Ctrl-C may come.
+    if isinstance(error, KeyboardInterrupt):
         print("interrupted", file=sys.stderr, flush=True)
         os._exit(128 + signal.SIGINT)
     sys.__excepthook__(kind, error, trace)
 
 
 if _FOLDER in (_HERE, os.path.join(_HERE, "tools"), os.path.join(_HERE, "examples")):
-    sys.excepthook = _tell
+    sys.excepthook = _report_import
 
-
-LONGEST_LINE = 500  # characters of an error
+# characters of an error
+LONGEST_LINE = 500
 
 
 def printable(text: str, most: int = 160) -> str:
-    """Returns a stranger's text as a message may show it: what can't be printed as escapes, at most
-    ``most`` of it.
+    """Returns a text that somebody else wrote, fit to be shown in a message: at most ``most``
+    characters, and escapes for those that can't be printed.
     """
     cut = text if len(text) <= most else f"{text[:most]} ..."
-    return (
-        cut if cut.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
-    )
+    if cut.isprintable():
+        return cut
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in cut)
 
 
 def one_line(text: str) -> str:
-    """Returns text as one line without control characters; of a long one the middle is left out:
-    advice ends it.
+    """Returns text as one line without control characters. The middle of a long one is left out,
+    because it ends with the advice.
     """
     line = printable(" ".join(text.split()), len(text))
     half = LONGEST_LINE // 2 - 3
@@ -140,10 +160,11 @@ def one_line(text: str) -> str:
 
 
 class RunError(Exception):
-    """A failure inside a run (exit status 1). The message is one line: found, expected, what to do.
+    """A failure inside a run (exit status 1).
 
     Args:
-        shared: every rank raises this same error, so rank 0 reports it for all.
+        message: one line: what was found, what was expected, and what to do.
+        shared: whether every rank raises this same error, so that rank 0 reports it for all.
     """
 
     exit_status = 1
@@ -155,7 +176,7 @@ class RunError(Exception):
 
 
 class InputError(RunError):
-    """A wrong command line, configuration or input (exit status 2), which is the same for every
+    """A wrong command line, configuration or input (exit status 2), by default the same for every
     rank.
     """
 
@@ -166,30 +187,37 @@ class InputError(RunError):
 
 
 class Unreadable(ValueError):
-    """What a stranger wrote can't be read; the message says why, without the file's name."""
+    """A file that somebody else wrote can't be read. The message says why, without the file's name."""
 
 
 class NoRegularFile(Unreadable):
-    """What is to be read is a folder, a pipe or a device."""
+    """A folder, a pipe or a device was found where a file was expected."""
 
 
 class Allowance:
-    """What reading a stranger's file of ``size`` bytes may take: 64 MiB and three times that; 10 s
-    and 1 s per 100 MB.
+    """Limits what a reader may take for a file of ``size`` bytes that somebody else wrote.
 
-    Each reader counts what it is about to hold. The time is this thread's on a core: a slow disk is
-    no attack.
+    It may take 64 MiB of memory and three times the file's size, and 10 s and 1 s per 100 MB. Each
+    reader counts the memory that it is about to use. The time is this thread's CPU time: a slow disk
+    is no attack.
+
+    Attributes:
+        left: bytes of memory that may still be used.
+        counted: the CPU time at the last count.
+        until: the CPU time at which reading has to end.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.left = (64 << 20) + 3 * size
-        self.counted = time.thread_time()  # up to here
+        self.counted = time.thread_time()
         self.until = self.counted + 10 + size / 100e6
 
     def take(self, count: int) -> None:
-        """Raises Unreadable where ``count`` more bytes of memory are out of proportion, or the time
-        is up.
+        """Counts ``count`` bytes of memory.
+
+        Raises:
+            Unreadable: they are out of proportion, or the time is up.
         """
         self.left -= count
         if self.left < 0:
@@ -201,19 +229,21 @@ class Allowance:
             raise Unreadable(f"reading its {self.size} bytes takes too long")
 
     def resume(self) -> None:
-        """Goes on after a pause, in this thread or another: what was done since the last ``take``
-        wasn't reading.
+        """Leaves out the time since the last ``take``, in which this thread did something else. Call
+        it before the reading goes on.
         """
         self.until += time.thread_time() - self.counted
 
 
-IMAGE = "an image"  # no error quotes bytes of one, so data sets may be made of links
-_opened = threading.local()  # .path: what ``open_file`` opened last within ``reading``
+# No error message quotes bytes of an image, so data sets may be made of links.
+IMAGE = "an image"
+# .path is what ``open_file`` opened last within ``reading``
+_opened = threading.local()
 
 
 def leads_out(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is a link that leads out of its folder: a stranger's may lead to any
-    file.
+    """Returns whether a path is a link that leads out of its folder. In a folder that somebody else
+    made, it may lead to any file of the user.
     """
     path = os.fsdecode(path)
     if not os.path.islink(path):
@@ -226,11 +256,11 @@ def leads_out(path: str | os.PathLike[str]) -> bool:
 
 
 def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """Opens a regular file to be read. ``open`` would wait at a pipe, and read from a device
-    without end.
+    """Opens a regular file to be read. ``open`` would wait for ever at a pipe, and a device has no
+    end.
 
     Raises:
-        NoRegularFile: it is something else.
+        NoRegularFile: it is no regular file.
         OSError, ValueError: it can't be opened.
     """
     _opened.path = path
@@ -245,47 +275,53 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
 def reading(
     file: Any, what: str, advice: str = "", kind: type[RunError] = InputError
 ) -> Iterator[None]:
-    """Turns whatever reading a stranger's file leads to into one line: every reader of one goes
-    through here.
+    """Turns any exception of the body, which reads a file that somebody else wrote, into an error of
+    one line.
 
-    The line may quote the file. Of one that a link leads to, out of the link's folder, it quotes
-    nothing.
+    The line may quote the file's content. If the file was reached through a link that leads out of
+    its folder, the line quotes nothing. Such a link may lead to a secret of the user.
 
     Args:
-        file: its name, or its path.
-        what: what it should be: "weights", "an image".
-        advice: ends the line: "; repair or remove it".
-        kind: of the error that is raised.
+        file: its name or path.
+        what: what it should be, such as "weights" or "an image".
+        advice: ends the line, such as "; repair or remove it".
+        kind: the class of the error that is raised.
     """
     before = getattr(_opened, "path", "")
     _opened.path = ""
     try:
         yield
     except Exception as error:
-        linked = what != IMAGE and (leads_out(_opened.path) or leads_out(str(file)))
-        if linked and not isinstance(error, (OSError, MemoryError, NoRegularFile)):
+        is_linked = what != IMAGE and (leads_out(_opened.path) or leads_out(str(file)))
+        if is_linked and not isinstance(error, (OSError, MemoryError, NoRegularFile)):
             why = "it is a link out of its folder: name the file that it leads to, to see what is wrong"
             raise kind(f"{file}: can't be read as {what} ({why})") from None
         if isinstance(error, RunError):
             raise
         if isinstance(error, Unreadable):
             raise kind(f"{file}: {error}{advice}") from None
-        # an OSError's would name the file a second time
+        # The text of an OSError would name the file a second time.
         text = getattr(error, "strerror", None) or str(error)
-        said = (
-            out_of_memory(error) or f"{type(error).__name__}: {printable(' '.join(text.split()))}"
-        )
-        raise kind(f"{file}: can't be read as {what} ({said}){advice}") from None
+        reason = out_of_memory(error)
+        if not reason:
+            reason = f"{type(error).__name__}: {printable(' '.join(text.split()))}"
+        raise kind(f"{file}: can't be read as {what} ({reason}){advice}") from None
     finally:
         _opened.path = before
 
 
-FAILURE = 1 << 15  # bytes for one
+# bytes of shared memory for a failure
+FAILURE = 1 << 15
 
 
 class Failure(NamedTuple):
-    """What a rank tells the process that watches it; unforeseen: an exception that isn't one of the
-    program's own.
+    """A rank's failure, as the process that watches it receives it.
+
+    Attributes:
+        status: the exit status.
+        text: what is printed.
+        unforeseen: whether it is an exception other than those that the program foresees. Another
+            rank may then be the cause.
     """
 
     status: int
@@ -293,27 +329,26 @@ class Failure(NamedTuple):
     unforeseen: bool
 
 
-# What a disk does to a run that is no mistake of the program.
+# Errors of a disk or of its administration, which are no mistake of the program; and what to do.
 _DISK = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some of the quota",
     errno.EROFS: "make it writable",
-}
-_DISK |= {
     errno.EACCES: "give this user the right to it",
     errno.EPERM: "give this user the right to it",
-}
-_DISK |= dict.fromkeys((errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EEXIST), "move it away")
-_DISK |= {
+    errno.ELOOP: "move it away",
+    errno.EISDIR: "move it away",
+    errno.ENXIO: "move it away",
+    errno.EEXIST: "move it away",
     errno.EFBIG: "raise the limit on a file's size",
     errno.EIO: "check the disk",
     errno.ESTALE: "mount it again",
 }
-
-
-_REMEDIES = _DISK | dict.fromkeys(
-    (errno.ENOENT, errno.ENOTDIR), "its folder was moved or removed, put it back"
-)
+# These may also be a mistake of the program, which then needs its traceback.
+_REMEDIES = _DISK | {
+    errno.ENOENT: "its folder was moved or removed, put it back",
+    errno.ENOTDIR: "its folder was moved or removed, put it back",
+}
 
 
 def remedy(error: OSError) -> str:
@@ -322,10 +357,10 @@ def remedy(error: OSError) -> str:
 
 
 def unusable_path(error: BaseException) -> str:
-    """Returns what is wrong with a path that no file can have, where that is why ``error`` was
+    """Returns what is wrong with a path that no file can have; "" if that isn't why ``error`` was
     raised.
     """
-    # pathlib's, before Python 3.13
+    # pathlib raises this before Python 3.13.
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from "):
         return f"{one_line(str(error))}; choose another path"
     cache = os.path.join(os.path.expanduser("~"), ".cache")
@@ -340,9 +375,10 @@ def unusable_path(error: BaseException) -> str:
     return ""
 
 
-# Paddle's words for memory that ran out. Its allocators raise a MemoryError; CUDA, cuBLAS and cuDNN
-# raise an OSError.
-_DEVICE = r"(GPU \d+|[\w-]+:\d+)"  # a plugin's is "npu:0"
+# The words of Paddle's errors when memory runs out. Its allocators raise a MemoryError; CUDA, cuBLAS
+# and cuDNN raise an OSError.
+# A plugin's device is "npu:0", for example.
+_DEVICE = r"(GPU \d+|[\w-]+:\d+)"
 _GPU_MEMORY = re.compile(
     rf"Out of memory error on {_DEVICE}|CUDA error\(2\), out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"
 )
@@ -350,16 +386,15 @@ _SIZES = re.compile(
     rf"annot allocate (\S+) memory on {_DEVICE}, (?:(\S+) memory has been.* and )?available memory is only (\S+)\."
 )
 _CPU_MEMORY = re.compile(r"Fail to alloc memory of (\d+) size")
-# A limit of the system's, in the words of Python and of C++; and what to raise.
-_LIMITS = {"Too many open files": "open files (ulimit -n)"}
-_LIMITS |= dict.fromkeys(
-    ("Resource temporarily unavailable", "can't start new thread"),
-    "this user's processes (ulimit -u)",
-)
-_IN_WORKER = re.compile(
-    r"^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b:? ?(.*)", re.MULTILINE
-)  # the last line of a traceback
-# CUDA's numbers of what no further start gets over, and what to do.
+# How Python and C++ say that a limit of the system is reached; and which limit to raise.
+_LIMITS = {
+    "Too many open files": "open files (ulimit -n)",
+    "Resource temporarily unavailable": "this user's processes (ulimit -u)",
+    "can't start new thread": "this user's processes (ulimit -u)",
+}
+# the last line of the traceback that a loader's worker sends
+_IN_WORKER = re.compile(r"^(?:[\w.]+\.)?_?(?:Array)?MemoryError\b:? ?(.*)", re.MULTILINE)
+# Errors of CUDA that another start wouldn't get over, and what to do.
 _CUDA = re.compile(r"CUDA error\((\d+)\), (.*?)\.\s")
 _CUDA_ADVICE = {
     35: "install a newer driver, or a Paddle that is built for an older CUDA",
@@ -372,62 +407,63 @@ _CUDA_ADVICE = {
 
 
 def gpu_failure(error: BaseException) -> str:
-    """Returns why the GPU can't be used, and what to do, where that is what ``error`` says;
-    otherwise nothing.
-    """
-    found = _CUDA.search(f"{error} ")
-    if not found or int(found[1]) not in _CUDA_ADVICE:
+    """Returns why the GPU can't be used, and what to do; "" if ``error`` doesn't say so."""
+    match = _CUDA.search(f"{error} ")
+    if not match or int(match[1]) not in _CUDA_ADVICE:
         return ""
-    return (
-        f"the GPU can't be used: {found[2]} (CUDA error {found[1]}); {_CUDA_ADVICE[int(found[1])]}"
-    )
+    advice = _CUDA_ADVICE[int(match[1])]
+    return f"the GPU can't be used: {match[2]} (CUDA error {match[1]}); {advice}"
 
 
 def out_of_memory(error: BaseException) -> str:
-    """Returns which memory ran out, with the sizes that it names, where that is why ``error`` was
-    raised; otherwise nothing.
+    """Returns which memory ran out, with the sizes that ``error`` names; "" if that isn't why it was
+    raised.
     """
     text = str(error)
-    # not a file's
-    paddles = isinstance(error, (MemoryError, OSError)) and not getattr(error, "errno", None)
-    if paddles and (found := _GPU_MEMORY.search(text)):
-        gpu = found[1] or "the GPU"
-        if not (sizes := _SIZES.search(text)):
-            return f"{gpu} is out of memory ({found[0]})"
-        asked, _, used, free = (
-            re.sub(r"(\.\d\d)\d+", r"\1", size or "") for size in sizes.groups()
-        )
-        return f"{gpu} is out of memory: {asked} were asked for, {f'{used} are in use, ' * bool(used)}{free} are free"
-    worker = _IN_WORKER.search(text) if isinstance(error, RuntimeError) else None
-    if not (
-        worker or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    ):
+    # An OSError with a number is about a file.
+    may_be_paddles = isinstance(error, (MemoryError, OSError)) and not getattr(error, "errno", None)
+    if may_be_paddles and (match := _GPU_MEMORY.search(text)):
+        return _out_of_gpu_memory(match, text)
+    in_worker = _IN_WORKER.search(text) if isinstance(error, RuntimeError) else None
+    is_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    if not (in_worker or is_memory):
         return ""
-    if asked := _CPU_MEMORY.search(text):
-        return f"out of memory: {int(asked[1]) / 2**30:,.2f}GB were asked for"
-    said = (
-        worker[1]
-        if worker
-        else re.sub(r"(?s)^.*?ResourceExhausted(?:Error)?[):]\s*", "", text).partition("\n")[0]
+    if size := _CPU_MEMORY.search(text):
+        return f"out of memory: {int(size[1]) / 2**30:,.2f}GB were asked for"
+    if in_worker:
+        reason = in_worker[1]
+    else:
+        # Paddle's message follows its stack and the name of the error.
+        message = re.sub(r"(?s)^.*?ResourceExhausted(?:Error)?[):]\s*", "", text)
+        reason = message.partition("\n")[0]
+    return f"out of memory: {reason}" if reason else "out of memory"
+
+
+def _out_of_gpu_memory(match: re.Match[str], text: str) -> str:
+    gpu = match[1] or "the GPU"
+    sizes = _SIZES.search(text)
+    if not sizes:
+        return f"{gpu} is out of memory ({match[0]})"
+    # two decimals of each size
+    requested, _, used, free = (
+        re.sub(r"(\.\d\d)\d+", r"\1", size or "") for size in sizes.groups()
     )
-    return f"out of memory: {said}" if said else "out of memory"
+    in_use = f"{used} are in use, " if used else ""
+    return f"{gpu} is out of memory: {requested} were asked for, {in_use}{free} are free"
 
 
 def limit_reached(error: BaseException) -> str:
-    """Returns which limit of the system is reached, where that is why ``error`` was raised;
-    otherwise nothing.
-    """
-    found = next((said for said in _LIMITS if said in str(error)), "")
-    return (
-        found
-        and isinstance(error, (OSError, RuntimeError))
-        and f"{found}: raise the limit on {_LIMITS[found]}"
-    ) or ""
+    """Returns which limit of the system is reached; "" if that isn't why ``error`` was raised."""
+    if isinstance(error, (OSError, RuntimeError)):
+        for words, limit in _LIMITS.items():
+            if words in str(error):
+                return f"{words}: raise the limit on {limit}"
+    return ""
 
 
 @contextlib.contextmanager
 def reporting_memory(advice: Callable[[], str]) -> Iterator[None]:
-    """Turns memory that ran out into a RunError of one line, which ends in what to do."""
+    """Raises a RunError of one line, which ends with ``advice()``, if memory runs out in the body."""
     try:
         yield
     except Exception as error:
@@ -438,27 +474,26 @@ def reporting_memory(advice: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reporting(failed: Any = None) -> Iterator[None]:
-    """Turns what ends this process into one line on stderr and its exit status: 1, 2, or 130 after
-    Ctrl-C.
+    """Turns an exception of the body into one line on stderr, and ends the process with an exit
+    status: 1, 2, or 130 after Ctrl-C.
 
-    Of several ranks, the one that failed speaks. A rank may only see a collective fail because
-    another rank left, or share an error with rank 0. It waits first. Meanwhile whoever started the
-    ranks ends it; otherwise it speaks, too.
+    Of several ranks, only the one that failed should report. Another rank may see a collective fail
+    because that one has gone, or raise the same error as rank 0. Such a rank waits before it
+    reports, and meanwhile whoever started the ranks ends it.
 
     Args:
-        failed: the shared bytes of a watched rank (an ``Array`` of FAILURE). The rank writes its
-            failure there. Then the process that watches it reports the failure and ends all ranks
-            at once. Left alone, the other ranks would see it go and abort with messages of their
-            own.
+        failed: shared bytes (an ``Array`` of FAILURE) in which a watched rank leaves its failure.
+            The process that watches it reports the failure and ends all ranks at once. Otherwise the
+            other ranks would see this one go, and abort with messages of their own.
     """
     try:
         yield
     except RunError as error:
-        if error.shared and _rank()[0]:
+        rank, _ = _rank()
+        if error.shared and rank:
             time.sleep(5)
-        _end(
-            error.exit_status, f"{'' if error.shared else _speaker()}{error.prefix}{error}", failed
-        )
+        speaker = "" if error.shared else _speaker()
+        _end(error.exit_status, f"{speaker}{error.prefix}{error}", failed)
     except KeyboardInterrupt:
         _end(128 + signal.SIGINT, "interrupted", failed)
     except Exception as error:
@@ -466,29 +501,29 @@ def reporting(failed: Any = None) -> Iterator[None]:
             _end(InputError.exit_status, line, failed)
         if line := unusable_path(error):
             _end(InputError.exit_status, f"error: {line}", failed)
-        memory = out_of_memory(error)
-        line = memory and f"{memory}; take smaller batches, or end what else holds it"
+        if line := out_of_memory(error):
+            line += "; take smaller batches, or end what else holds it"
         if line := line or gpu_failure(error) or limit_reached(error):
             _end(1, f"{_speaker()}error: {line}", failed)
         if isinstance(error, OSError) and error.errno in _DISK:
-            goes_on = (
-                "" if os.path.join(_HERE, "tools") == _FOLDER else ", then -resume=auto goes on"
-            )
+            is_tool = os.path.join(_HERE, "tools") == _FOLDER
+            goes_on = "" if is_tool else ", then -resume=auto goes on"
             _end(1, f"{_speaker()}error: {error}; {remedy(error)}{goes_on}", failed)
-        if _rank()[1] > 1:
+        _, ranks = _rank()
+        if ranks > 1:
             time.sleep(3)
         _end(1, _speaker() + traceback.format_exc(), failed, unforeseen=True)
 
 
 def _rank() -> tuple[int, int]:
-    """This process's rank and the number of ranks, as a launcher set them: maybe after
-    ``reporting`` began. They may be no numbers: then that is the error.
+    """Returns this process's rank and the number of ranks, as a launcher set them. If these aren't
+    numbers, that is the error to report, and one process reports it.
     """
-    told = os.environ.get("PADDLE_TRAINER_ID") or "0", os.environ.get("PADDLE_TRAINERS_NUM") or "1"
-    if not all(re.fullmatch("[0-9]{1,18}", text) for text in told):
+    rank = os.environ.get("PADDLE_TRAINER_ID") or "0"
+    ranks = os.environ.get("PADDLE_TRAINERS_NUM") or "1"
+    if not (re.fullmatch("[0-9]{1,18}", rank) and re.fullmatch("[0-9]{1,18}", ranks)):
         return 0, 1
-    rank, ranks = map(int, told)
-    return rank, ranks
+    return int(rank), int(ranks)
 
 
 def _speaker() -> str:
@@ -497,15 +532,19 @@ def _speaker() -> str:
 
 
 def _end(status: int, text: str, failed: Any, unforeseen: bool = False) -> None:
-    if logging.getLogger("local").handlers:  # the run's own log, once there is one
+    # the run's own log, once there is one
+    if logging.getLogger("local").handlers:
         logging.getLogger("local").error(text)
     if failed is None:
         print(text, file=sys.stderr, flush=True)
     else:
-        # The first one counts. A character takes up to 6 bytes, as an escape of JSON's.
-        told = json.dumps(Failure(status, text[-FAILURE // 8 :], unforeseen), ensure_ascii=False)
-        failed.value = failed.value or told.encode(errors="replace")
-        time.sleep(10)  # the process that watches is ending this one
+        # A character takes up to 6 bytes, as an escape in JSON.
+        failure = Failure(status, text[-FAILURE // 8 :], unforeseen)
+        encoded = json.dumps(failure, ensure_ascii=False).encode(errors="replace")
+        # The first failure counts.
+        failed.value = failed.value or encoded
+        # The process that watches this one ends it meanwhile.
+        time.sleep(10)
     sys.stdout.flush()
-    # not sys.exit, which waits for loader workers and collectives that may never end
+    # Not sys.exit: it waits for loader workers and collectives, which may never end.
     os._exit(status)

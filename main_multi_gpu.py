@@ -1,11 +1,15 @@
-"""Train or evaluate on every device of a machine, or, under paddle.distributed.launch, of several
-machines.
+"""Trains or evaluates on every device of a machine, or of several machines under a launcher.
 
 python main_multi_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 python -m paddle.distributed.launch --nproc_per_node 2 main_multi_gpu.py -cfg=... (the same flags)
+
+``main`` builds the datasets once and spawns ``main_worker`` for each device. Under a launcher, each
+process already is a rank: it reads the data and calls ``main_worker`` itself. Modules that a run of
+one process doesn't need are imported where they are used.
 """
 
-import launch.startup  # signals and streams, from the first moment on
+# Handles signals and broken streams from the first moment on: the other imports take a second.
+import launch.startup
 
 # isort: split
 import contextlib
@@ -16,36 +20,40 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from errors import reporting, reporting_memory
-from launch import environment, launched, progress, sharing, signals, spawned, stall, streams
+from launch import devices, launchers, progress, signals, stall, streams
 from training.command_line import config_from_arguments
 
 
 def import_paddle():
-    """Lets signals wait within. Paddle's import hands SIGTERM and others to its C++. Its dumps hide
-    the line that matters, also when a peer is lost; and what it gives them back to isn't Python.
+    """Imports Paddle, and holds signals back until it is imported.
+
+    Paddle's import installs signal handlers of its own, in C++. They print a long dump, in which
+    the line that matters is lost, and disabling them doesn't bring Python's handlers back.
+    ``signals.stop_at_once`` installs those again.
 
     Raises:
-        InputError: it sees no GPU though there are some.
+        InputError: Paddle sees no GPU though the machine has some.
     """
     streams.hurry()
     signals.block_signals()
     with launch.startup.without_collection():
         import paddle
 
-        gc.freeze()  # later collections leave out what is there now
+        # Later collections leave out the many objects that exist now.
+        gc.freeze()
     paddle.disable_signal_handler()
     signals.stop_at_once()
-    environment.check_seen(
-        paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
-    )
+    if paddle.device.is_compiled_with_cuda():
+        devices.check_seen(paddle.device.cuda.device_count())
 
 
 def main_worker(config, dataset_train, dataset_val, failed=None):
-    """Runs in each process. Everything after ``parallel.init`` is the same for one process and for
-    many.
+    """Trains or evaluates as one rank of a run; each process calls it. After ``parallel.init``, the
+    code is the same for one process and for many.
 
     Args:
-        failed: as of ``errors.reporting``.
+        failed: where this rank leaves its failure for the process that watches it, as in
+            ``errors.reporting``.
     """
     import paddle.distributed as dist
 
@@ -64,34 +72,34 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
         ranks = utils.world_size()
         stall.begin(config.DIST.TIMEOUT, by_gloo=ranks > 1 and not utils.num_gpus())
         if not config.DATA.NUM_WORKERS:
+            # This process reads the images itself.
             stall.watch(failed)
-        settings = set_device_flags(config, int(os.environ.get("PADDLE_LOCAL_SIZE", ranks)))
+        ranks_here = int(os.environ.get("PADDLE_LOCAL_SIZE", ranks))
+        settings = set_device_flags(config, ranks_here)
+        # Calls init_parallel_env, unless this is the only process.
         parallel.init(config)
         check_same(config, dataset_train, dataset_val)
         config = share_batch(config, ranks)
         run = Run(config, dataset_val.classes)
-        devices = ", ".join(run.devices)
-        run.info(
-            f"{ranks} process{f'es over {dist.get_backend()}' if ranks > 1 else ''} on {devices}: {settings}"
-        )
+        processes = f"{ranks} processes over {dist.get_backend()}" if ranks > 1 else "1 process"
+        run.info(f"{processes} on {', '.join(run.devices)}: {settings}")
         utils.seed_everything(config.SEED)
         model = build_model(config)
         if config.EVAL:
             engine.evaluate_only(config, model, dataset_val, run)
         else:
-            # before the wrapper, which waits for the gradients of what trains
+            # Before the model is wrapped: the wrapper waits for the gradients of what trains.
             freeze(config, model)
             add_projection(config, model)
-            engine.fit(config, parallel.wrap_model(config, model), dataset_train, dataset_val, run)
+            model = parallel.wrap_model(config, model)
+            engine.fit(config, model, dataset_train, dataset_val, run)
         if utils.rank() == 0:
             leave_report(run, dataset_val)
         signals.end_workers()
 
 
 def leave_report(run, dataset_val):
-    """Writes report.html, where it is asked for, and names the run's files: the last of what rank 0
-    does.
-    """
+    """Writes report.html if REPORT is set, and names the run's files. Rank 0 does this last."""
     if run.config.REPORT:
         with run.logging_failure("report.html", f"python tools/compare_runs.py {run.directory}"):
             from training.report import write_report
@@ -101,32 +109,32 @@ def leave_report(run, dataset_val):
 
 
 def less_memory(config, directory):
-    """Returns what to do where memory ran out: what takes less of it, and how a training goes on
-    with that.
+    """Returns advice for a run that ran out of memory: what takes less of it, and how a training
+    goes on with that.
+
+    Args:
+        directory: the run's directory; None: it has none yet.
     """
     smaller = "take a smaller one, or end what else holds memory"
     if progress.doing() == progress.STARTING:
         return f"the model alone takes more than there is: {smaller}"
-    evaluates = config.EVAL or progress.doing() == progress.EVALUATING
-    size = config.DATA.BATCH_SIZE_EVAL if evaluates else config.DATA.BATCH_SIZE
+    is_evaluating = config.EVAL or progress.doing() == progress.EVALUATING
+    size = config.DATA.BATCH_SIZE_EVAL if is_evaluating else config.DATA.BATCH_SIZE
     if size == 1:
         return f"the batch is one image already: lower -image_size, or the model is too large: {smaller}"
     if config.EVAL:
         return f"lower -batch_size_eval (now {size})"
-    whole = config.DATA.GLOBAL_BATCH
-    batch = (
-        f"DATA.GLOBAL_BATCH (now {whole})"
-        if whole
-        else f"-batch_size (now {config.DATA.BATCH_SIZE})"
-    )
-    ways = [
-        f"lower {batch} and raise -accum_iter (now {config.TRAIN.ACCUM_ITER}) by the same factor"
-    ]
-    if evaluates:
+    if is_evaluating:
         ways = [f"lower -batch_size_eval (now {size})"]
-    elif not (config.MODEL.get("RECOMPUTE", True) or config.TO_STATIC):
-        # which not every architecture takes
-        ways.append("or set MODEL.RECOMPUTE True")
+    else:
+        batch = f"-batch_size (now {config.DATA.BATCH_SIZE})"
+        if config.DATA.GLOBAL_BATCH:
+            batch = f"DATA.GLOBAL_BATCH (now {config.DATA.GLOBAL_BATCH})"
+        accumulation = f"-accum_iter (now {config.TRAIN.ACCUM_ITER})"
+        ways = [f"lower {batch} and raise {accumulation} by the same factor"]
+        # An architecture that can't recompute has no such key.
+        if not (config.MODEL.get("RECOMPUTE", True) or config.TO_STATIC):
+            ways.append("or set MODEL.RECOMPUTE True")
     if directory and any((directory / "checkpoints").glob("epoch_*")):
         ways.append(f"-resume=auto -output={directory} goes on with it from the last checkpoint")
     return "; ".join(ways)
@@ -134,17 +142,21 @@ def less_memory(config, directory):
 
 @contextlib.contextmanager
 def as_rank(failed, beats):
-    """Makes this process a rank within: its parent watches it and receives its failure, and it ends
-    with its parent.
+    """Makes this process a rank within the body. The process that watches it receives its progress
+    and its failure. If its parent ends, it ends, too.
+
+    Args:
+        failed: shared bytes for the failure (``errors.reporting``).
+        beats: shared numbers for the progress, of this rank alone or of all ranks of the machine.
     """
     signals.die_with_parent()
-    # In the place of this rank, or, where each has an array of its own, in the only one.
-    progress.share_beats(
-        beats, progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0) % len(beats)
-    )
-    # A spawned process would spawn its loader's workers, too, each of which imports Paddle anew.
+    place = progress.FIELDS * int(os.environ.get("PADDLE_TRAINER_ID") or 0)
+    # A launched rank's array is its own, and begins at 0.
+    progress.share_beats(beats, place % len(beats))
+    # Under "spawn", each of the loader's workers would import Paddle anew.
     multiprocessing.set_start_method("fork", force=True)
-    signals.received.clear()  # the parent of a fork has recorded them, and forwards them
+    # A forked rank has those that its parent recorded, and the parent sends them on.
+    signals.received.clear()
     signals.stop_at_once()
     with reporting(failed):
         import_paddle()
@@ -152,59 +164,71 @@ def as_rank(failed, beats):
     streams.finish()
 
 
-def watched_worker(failed, beats, handed):
-    """Runs ``main_worker`` in a process of its own.
+def watched_worker(failed, beats, given):
+    """Runs ``main_worker`` in a process that another one watches.
 
     Args:
-        handed: the configuration, to read the data here, or ``spawned.Handed`` of it and the
-            datasets.
+        failed, beats: as for ``as_rank``.
+        given: ``spawned.SharedObjects`` with the configuration and the datasets; or, under a
+            launcher, the configuration alone: the ranks of this machine read the data once.
     """
+    from launch import spawned
+
     with as_rank(failed, beats):
-        if isinstance(handed, spawned.Handed):
-            main_worker(*handed.open(), failed=failed)
+        if isinstance(given, spawned.SharedObjects):
+            config, dataset_train, dataset_val = given.open()
         else:
-            found = sharing.read_once(lambda: read_datasets(handed), what_is_read(handed))
+            from launch import launched, sharing
+
+            config, dataset_train, dataset_val = sharing.read_once(
+                lambda: read_datasets(given), what_is_read(given)
+            )
             launched.wait_for_all()
-            main_worker(*found, failed=failed)
+        main_worker(config, dataset_train, dataset_val, failed=failed)
 
 
 def spawn(worker, count, failed, beats, *objects):
-    """Starts ``worker(failed, beats, spawned.Handed(*objects))`` in ``count`` processes, for
+    """Starts ``worker(failed, beats, SharedObjects(*objects))`` in ``count`` processes, for
     ``spawned.run``.
 
-    On a CPU they are forks of this process, where it has imported Paddle and done nothing else with
-    it. CUDA can't be forked, nor can a program that used Paddle before it called ``main``. A fork
-    would lack its threads. And Paddle may remember that the process was alone: each rank would then
-    train by itself.
+    On a CPU, they are forks of this process if it has imported Paddle and done nothing else with
+    it. Otherwise they are new Python processes: CUDA can't be forked, and neither can a program
+    that computed with Paddle before it called ``main``. A fork would lack Paddle's threads. Paddle
+    may also remember that the process was alone, so that each rank would train by itself.
     """
     import paddle
     import paddle.distributed as dist
 
-    given = failed, beats, spawned.Handed(*objects)
-    computed = paddle.base.core.host_memory_stat_peak_value("Allocated", 0) > 0
-    forks = (
-        paddle.get_device() == "cpu" and not computed and dist.parallel._global_parallel_env is None
-    )
-    if forks:
-        return dist.spawn(worker, args=given, nprocs=count, join=False, start_method="fork")
-    with environment.without_current_folder():
-        return dist.spawn(worker, args=given, nprocs=count, join=False, start_method="spawn")
+    from launch import spawned
+
+    arguments = failed, beats, spawned.SharedObjects(*objects)
+    has_computed = paddle.base.core.host_memory_stat_peak_value("Allocated", 0) > 0
+    was_alone = dist.parallel._global_parallel_env is not None
+    if paddle.get_device() == "cpu" and not has_computed and not was_alone:
+        return dist.spawn(worker, args=arguments, nprocs=count, join=False, start_method="fork")
+    with spawned.without_current_folder():
+        return dist.spawn(worker, args=arguments, nprocs=count, join=False, start_method="spawn")
 
 
 def read_datasets(config):
-    """Returns (configuration, training set, validation set)."""
+    """Returns (configuration, training set, validation set).
+
+    The configuration has the preprocessing that pretrained weights bring along. An evaluation's
+    classes are those of the weights.
+    """
     import datasets
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
 
-    weights = config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER
-    trained = classes_of(*weights) if config.EVAL and config.MODEL.PRETRAINED else None
-    return datasets.get_datasets(with_preprocessing(config), trained)
+    classes = None
+    if config.EVAL and config.MODEL.PRETRAINED:
+        classes = classes_of(config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER)
+    return datasets.get_datasets(with_preprocessing(config), classes)
 
 
 def what_is_read(config):
-    """Returns bytes that are the same on ranks of a machine to which ``read_datasets`` would return
-    the same.
+    """Returns bytes that are equal on two ranks of a machine if ``read_datasets`` would return the
+    same to both.
     """
     from settings.options import leaves
     from training.environment import versions
@@ -213,32 +237,33 @@ def what_is_read(config):
 
 
 def next_start(config, count):
-    """Returns (configuration, number of processes, words for both) to start spawned ranks again; so
-    far: ``count``.
+    """Returns (configuration, number of processes, words that describe them) for a restart of
+    spawned ranks, of which there were ``count``.
     """
     from config import with_values
     from training.checkpoint import newest_whole
 
-    devices = devices_now()
-    now = devices if config.NGPUS == -1 else min(devices, config.NGPUS)
-    processes = f"{now} process{'es' * (now > 1)}"
-    if now < count:
+    ranks = devices_now()
+    if config.NGPUS != -1:
+        ranks = min(ranks, config.NGPUS)
+    processes = f"{ranks} processes" if ranks > 1 else "1 process"
+    if ranks < count:
         processes += f" instead of {count}, as many as there are devices now,"
     checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints") or "the beginning"
-    return (
-        with_values(config, "a restart", MODEL__RESUME="auto"),
-        now,
-        f"with {processes} from {checkpoint}",
-    )
+    config = with_values(config, "a restart", MODEL__RESUME="auto")
+    return config, ranks, f"with {processes} from {checkpoint}"
 
 
 def devices_now():
-    """Counts GPUs in another process: in this one CUDA remembers how many there were."""
+    """Counts the devices. GPUs are counted in another process: in this one, CUDA remembers how many
+    there were.
+    """
+    from launch import spawned
     from utils import num_gpus, num_processes
 
     if not num_gpus():
         return num_processes(-1)
-    with environment.without_current_folder():
+    with spawned.without_current_folder():
         pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         counted = pool.submit(num_processes, -1)
     with pool:
@@ -246,24 +271,29 @@ def devices_now():
 
 
 def main():
-    """Builds the datasets once and spawns a worker per device, or, where a launcher started it,
-    becomes one of them.
+    """Builds the datasets once and spawns a worker per device. If a launcher started this process,
+    it becomes one of the workers instead.
     """
     config = config_from_arguments("main_multi_gpu.py")
-    if environment.is_launched():  # and what it sets: before Paddle's import
+    # Before Paddle's import, which reads the variables that this sets.
+    if launchers.is_launched():
+        from launch import launched
+
         streams.hurry()
         launched.watch(watched_worker, config)
     import_paddle()
     import utils
+    from launch import spawned
 
     ranks = utils.num_processes(config.NGPUS)
     if ranks > 1:
-        environment.prepare_spawn()
-    config, *datasets_ = read_datasets(config)
+        spawned.prepare_spawn()
+    config, dataset_train, dataset_val = read_datasets(config)
 
     def start(config, ranks, failed, beats):
-        return spawn(watched_worker, ranks, failed, beats, config, *datasets_)
+        return spawn(watched_worker, ranks, failed, beats, config, dataset_train, dataset_val)
 
+    # Waits for the ranks, and starts them again if some are lost (DIST.MAX_RESTART).
     spawned.run(config, ranks, start, next_start)
 
 

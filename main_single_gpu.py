@@ -1,23 +1,24 @@
-"""Train or evaluate in one process on one device.
+"""Trains or evaluates in one process on one device.
 
 python main_single_gpu.py -cfg=configs/vit/vit_digits.yaml -dataset=digits
 """
 
-import launch.startup  # noqa: F401  (signals and streams, from the first moment on)
+# Handles signals and broken streams from the first moment on: the other imports take a second.
+import launch.startup  # noqa: F401
 
 # isort: split
 import os
 
 from errors import InputError, reporting
-from launch import environment
+from launch import launchers
 from main_multi_gpu import import_paddle, main_worker, read_datasets
 from training.command_line import config_from_arguments
 
 
 def main():
-    """Runs the worker of main_multi_gpu.py as the only process."""
+    """Builds the datasets and runs the worker of main_multi_gpu.py, here as the only process."""
     config = config_from_arguments("main_single_gpu.py")
-    if environment.is_launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
+    if launchers.is_launched() and int(os.environ["PADDLE_TRAINERS_NUM"]) > 1:
         raise InputError(
             "main_single_gpu.py is one process, but a launcher started several; launch main_multi_gpu.py"
         )

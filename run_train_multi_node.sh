@@ -20,16 +20,17 @@
 # JOB_ID          tells runs on one server apart
 here=$(dirname "$(readlink -f "$0")")
 [ -z "$VIRTUAL_ENV" ] && [ -x "$here/.venv/bin/python" ] && PATH="$here/.venv/bin:$PATH"
-# Paddle's launcher would hang where the port is taken or the address wrong. The first entry of sys.path is the current
-# folder, in which a module of Python's name may lie.
-environment="import sys; sys.path[0] = sys.argv.pop(1); import runpy; runpy.run_module('launch.environment', run_name='__main__')"
-flags=$(python -c "$environment" "$here") || exit
+# Waits for the other machines first: Paddle's launcher would hang if the port is taken or the address is wrong. sys.path
+# begins with the current folder, which may have a module with the name of one of Python's. It is replaced by this one.
+nodes="import sys; sys.path[0] = sys.argv.pop(1); import runpy; runpy.run_module('launch.nodes', run_name='__main__')"
+flags=$(python -c "$nodes" "$here") || exit
 case $MASTER in etcd://*)
     export PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION=python  # etcd3's messages were made for protobuf 3
     export PADDLE_ELASTIC_LEVEL=1 PADDLE_MAX_RESTART="${MAX_RESTART:-3}"
     export PADDLE_ELASTIC_TIMEOUT="${ELASTIC_TIMEOUT:-30}" PADDLE_JOB_ID="${JOB_ID:-default}"
 esac
-# As python -m paddle.distributed.launch, but Paddle 2.6's zlib crashes Python's where that comes later (in etcd3).
+# The same as python -m paddle.distributed.launch, but with Python's zlib loaded first. Otherwise Paddle 2.6's own zlib
+# crashes it when etcd3 is imported.
 launch="import sys; del sys.path[0]; import runpy, zlib; runpy.run_module('paddle.distributed.launch', run_name='__main__')"
 exec python -c "$launch" $flags --log_dir "${LOG_DIR:-$here/output/launch_${NODE_RANK:-$(hostname)}}" \
 "$here/main_multi_gpu.py" \

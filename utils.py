@@ -1,4 +1,7 @@
-"""What every package uses: this process's place among the others, seeds, loggers, files."""
+"""Helpers that every package uses: ranks and collectives, seeds, loggers.
+
+All of them also work in a run of one process, where nothing is communicated.
+"""
 
 import contextlib
 import logging
@@ -19,24 +22,24 @@ import paddle.distributed as dist
 from tqdm import tqdm
 
 from errors import InputError, RunError, printable, remedy
-from launch import secret
-from launch.environment import num_cores
+from launch.devices import num_cores
 from launch.files import obstacle, open_to_append
 from launch.files import sync_directory as sync_directory
 from launch.files import writing_whole as writing_whole
 from settings.paddlevit.programs import instead
 
-if __name__ == "utils":  # as a part of another program (tools/package) it leaves these to that one
-    # Paddle's import sets INFO: its notes on ports are no news for users
+# Within another program (tools/package) the module has another name, and the program decides.
+if __name__ == "utils":
+    # Paddle's import sets INFO, which shows notes on ports.
     logging.getLogger().setLevel(logging.WARNING)
-    # a thread that wakes bars that nobody updates: ours are, at each step
+    # tqdm's thread wakes bars that nobody updates. Ours are updated at each step.
     tqdm.monitor_interval = 0
-    # its default is a semaphore of the system, left behind by a killed process
+    # tqdm's own lock is a semaphore of the system, which a killed process leaves behind.
     tqdm.set_lock(threading.RLock())
 
-# Programs that this one starts would look for their libraries in the current folder, which may be a
-# stranger's run: the linker takes an empty entry for it. OpenCV adds one, and Paddle imports OpenCV
-# where it is installed.
+# Removes empty entries, which the linker takes for the current folder. OpenCV adds one, and Paddle
+# imports OpenCV if it is installed. Programs that this one starts would load libraries from a folder
+# that may be somebody else's.
 if "LD_LIBRARY_PATH" in os.environ:
     os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, os.environ["LD_LIBRARY_PATH"].split(":")))
 
@@ -54,70 +57,74 @@ def world_size() -> int:
 
 
 def num_gpus() -> int:
-    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 on a CPU
+    """Returns the number of GPUs that CUDA_VISIBLE_DEVICES leaves to this process; 0 for Paddle's CPU
     build.
     """
     return paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
 
 
 def num_processes(ngpus: int) -> int:
-    """Returns how many processes to spawn for the key NGPUS.
+    """Returns how many processes to spawn for the key NGPUS: one for each GPU, or without a GPU, for
+    each core.
+
+    Args:
+        ngpus: the key's value; -1: as many as there are.
 
     Raises:
-        InputError: more are asked for than there are GPUs, or without a GPU, cores; or none.
+        InputError: it is more than there are, or less than 1.
     """
     if ngpus < 1 and ngpus != -1:
         raise InputError(f"NGPUS asks for {ngpus} processes, expected 1 or more; -1 takes all")
     gpus = num_gpus()
-    found = gpus or num_cores()
-    if ngpus > found:
+    devices = gpus or num_cores()
+    if ngpus > devices:
         kind = "visible GPUs" if gpus else "cores (no GPU is visible)"
         raise InputError(
-            f"NGPUS asks for {ngpus} processes, found {found} {kind}; lower -ngpus, or -1 takes all"
+            f"NGPUS asks for {ngpus} processes, found {devices} {kind}; lower -ngpus, or -1 takes all"
         )
-    return found if ngpus == -1 else ngpus
+    return devices if ngpus == -1 else ngpus
 
 
 def free_memory() -> int:
-    """Returns the bytes that this machine, or its container's limit (cgroup v2), has left."""
+    """Returns the bytes of memory that this machine has free, or its container's limit (cgroup v2)
+    leaves.
+    """
     free = sys.maxsize
     with contextlib.suppress(OSError):
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free = 1024 * int(fields["MemAvailable"].split()[0])
-    with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+    # There may be no such file, or "max" in it: no limit.
+    with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        # What was read from files is let go where memory is short, also what was read twice, as a
-        # data set is.
-        files = re.findall(
-            r"^(?:in)?active_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE
-        )
-        free = min(free, limit - used + sum(map(int, files)))
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        # The kernel frees its cache of files if memory is short. Data sets, which are read again and
+        # again, are in the active part of it.
+        statistics = (group / "memory.stat").read_text()
+        cached = re.findall(r"^(?:in)?active_file (\d+)", statistics, re.MULTILINE)
+        free = min(free, limit - used + sum(map(int, cached)))
     return free
 
 
 @contextlib.contextmanager
 def within_memory() -> Iterator[None]:
-    """Makes what is allocated within, on a CPU, fail with a MemoryError where the machine hasn't
-    got it.
-
-    Else the kernel would promise it, and end some process later.
+    """Makes an allocation in the body fail with a MemoryError if the machine doesn't have that much
+    memory. Otherwise the kernel would promise it, and kill some process later. This is for CPUs: with
+    a GPU nothing is limited.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # another kernel, or a limit that is lower already
+    # It fails on another kernel, or if the limit is lower already: then nothing changes.
     with contextlib.suppress(OSError, ValueError):
         if not num_gpus():
-            used = re.search(
-                r"^VmData:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE
-            )
-            swap = re.search(
-                r"^SwapFree:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE
-            )
-            most = (
-                1024 * (int(used[1] if used else "none") + int(swap[1] if swap else 0))
-                + free_memory()
-            )
-            resource.setrlimit(resource.RLIMIT_DATA, (most if soft < 0 else min(most, soft), hard))
+            status = Path("/proc/self/status").read_text()
+            used = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
+            memory = Path("/proc/meminfo").read_text()
+            swap = re.search(r"^SwapFree:\s+(\d+) kB", memory, re.MULTILINE)
+            if used:
+                most = 1024 * (int(used[1]) + int(swap[1] if swap else 0)) + free_memory()
+                if soft >= 0:
+                    most = min(most, soft)
+                resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
     try:
         yield
     finally:
@@ -128,17 +135,17 @@ def within_memory() -> Iterator[None]:
 
 
 def to_device(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Returns ``tensor`` where this process computes, from where NCCL takes it. Paddle keeps some
-    elsewhere: the powers of Adam's betas are on the CPU.
+    """Returns ``tensor`` on the device on which this process computes, where NCCL needs it. Paddle
+    keeps some tensors elsewhere: the powers of Adam's betas are on the CPU.
     """
-    here = paddle.framework._current_expected_place()
-    # Not Tensor.to: in Paddle 2.6 it moves the tensor itself.
-    return tensor if tensor.place._equals(here) else tensor._copy_to(here, True)
+    place = paddle.framework._current_expected_place()
+    # Not by Tensor.to: in Paddle 2.6 that moves the tensor itself.
+    return tensor if tensor.place._equals(place) else tensor._copy_to(place, True)
 
 
 def all_reduce_sum(tensor: paddle.Tensor) -> paddle.Tensor:
-    """Returns the sum of ``tensor`` over all processes; every process calls it, with the same shape
-    and dtype.
+    """Returns the sum of ``tensor`` over all processes. Every process has to call it, with the same
+    shape and dtype.
     """
     if world_size() == 1:
         return tensor
@@ -148,7 +155,7 @@ def all_reduce_sum(tensor: paddle.Tensor) -> paddle.Tensor:
 
 
 def all_reduce_mean(tensor: paddle.Tensor | float) -> paddle.Tensor | float:
-    """Returns the mean of ``tensor`` over all processes; of a number, the mean as a number."""
+    """Returns the mean of ``tensor`` over all processes. For a number, the mean is a number, too."""
     if isinstance(tensor, paddle.Tensor):
         return all_reduce_sum(tensor) / world_size()
     return float(all_reduce_sum(paddle.to_tensor(tensor, dtype="float64"))) / world_size()
@@ -157,26 +164,29 @@ def all_reduce_mean(tensor: paddle.Tensor | float) -> paddle.Tensor | float:
 def reduce_dict(
     input_dict: dict[str, paddle.Tensor], average: bool = True
 ) -> dict[str, paddle.Tensor]:
-    """Returns the mean (``average``) or sum over all processes of each tensor, by one collective
-    per dtype.
+    """Returns each tensor's mean over all processes, or its sum, by one collective per dtype.
+
+    Args:
+        input_dict: tensors of any shapes, by names. Every process has the same names, shapes and
+            dtypes.
+        average: whether the mean is returned; else the sum.
 
     Raises:
-        RunError: on every process, when keys, shapes or dtypes differ between them.
+        RunError: on every process, if names, shapes or dtypes differ between them.
     """
     keys = sorted(input_dict)
     signature = [(key, tuple(input_dict[key].shape), str(input_dict[key].dtype)) for key in keys]
-    for other, theirs in enumerate(all_gather(signature)):
-        if theirs != signature:
-            odd = sorted(set(theirs) ^ set(signature))
+    for other, other_signature in enumerate(all_gather(signature)):
+        if other_signature != signature:
+            different = sorted(set(other_signature) ^ set(signature))
             raise RunError(
-                f"reduce_dict: ranks {rank()} and {other} differ in {', '.join(map(str, odd))}"
+                f"reduce_dict: ranks {rank()} and {other} differ in {', '.join(map(str, different))}"
             )
     reduced: dict[str, paddle.Tensor] = {}
     for dtype in sorted({dtype for _, _, dtype in signature}):
-        group = [key for key, _, kind in signature if kind == dtype]
-        flat = all_reduce_sum(
-            paddle.concat([input_dict[key].detach().reshape([-1]) for key in group])
-        )
+        group = [key for key, _, key_dtype in signature if key_dtype == dtype]
+        flat = paddle.concat([input_dict[key].detach().reshape([-1]) for key in group])
+        flat = all_reduce_sum(flat)
         sizes = [int(np.prod(input_dict[key].shape, dtype=np.int64)) for key in group]
         for key, part in zip(group, paddle.split(flat, sizes), strict=True):
             part = part.reshape(input_dict[key].shape)
@@ -184,51 +194,59 @@ def reduce_dict(
     return {key: reduced[key] for key in input_dict}
 
 
-_gathered = 0  # by ``all_gather``, which every rank calls as often
+# how often ``all_gather`` was called, which is the same on every rank
+_calls = 0
 
 
 def all_gather(data: Any) -> list[Any]:
-    """Returns every process's ``data`` (any picklable object; sizes may differ), in the order of
-    ranks.
+    """Returns every process's ``data``, in the order of ranks.
 
-    A pickle can run code. So only a rank's own is read: each has a proof, by the run's key, of the
-    pickle, its rank and its turn (``launch.secret``).
+    A pickle can run code, so only the pickles of this run's ranks are loaded. Each comes with a
+    message authentication code by the run's key, of the pickle, its rank and the number of the call
+    (``launch.secret``).
+
+    Args:
+        data: any object that can be pickled; sizes may differ between processes.
 
     Raises:
-        RunError: what came isn't a rank's.
+        RunError: a message failed authentication.
     """
-    global _gathered
+    global _calls
     if world_size() == 1:
         return [data]
+    from launch import secret
+
     key = secret.of_run()
-    _gathered = _gathered + 1
+    _calls += 1
     pickled = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
-    sealed = secret.mac(key, f"{rank()} {_gathered}".encode(), pickled) + pickled
+    message = secret.mac(key, f"{rank()} {_calls}".encode(), pickled) + pickled
     sizes: list[paddle.Tensor] = []
-    dist.all_gather(sizes, paddle.to_tensor([len(sealed)], dtype="int64"))
+    dist.all_gather(sizes, paddle.to_tensor([len(message)], dtype="int64"))
+    # The collective takes messages of one size.
     longest = max(map(int, sizes))
-    flat = np.frombuffer(sealed.ljust(longest, b"\0"), np.uint8)
-    parts: list[paddle.Tensor] = []
-    dist.all_gather(parts, paddle.to_tensor(flat))
-    found = []
-    for place, (part, size) in enumerate(zip(parts, sizes, strict=True)):
-        said = part.numpy()[: int(size)].tobytes()
-        proof = said[: secret.SIZE]
-        pickled = said[secret.SIZE :]
-        if not secret.same(proof, secret.mac(key, f"{place} {_gathered}".encode(), pickled)):
+    padded = np.frombuffer(message.ljust(longest, b"\0"), np.uint8)
+    messages: list[paddle.Tensor] = []
+    dist.all_gather(messages, paddle.to_tensor(padded))
+    gathered = []
+    for sender, (tensor, size) in enumerate(zip(messages, sizes, strict=True)):
+        message = tensor.numpy()[: int(size)].tobytes()
+        code = message[: secret.SIZE]
+        pickled = message[secret.SIZE :]
+        if not secret.same(code, secret.mac(key, f"{sender} {_calls}".encode(), pickled)):
             raise RunError(
-                f"what came as rank {place}'s is unproved: a stranger said it, or {secret.VARIABLE} differs"
+                f"a message claiming to be from rank {sender} failed authentication:"
+                f" another program sent it, or {secret.VARIABLE} differs between the ranks"
             )
-        found.append(pickle.loads(pickled))
-    return found
+        gathered.append(pickle.loads(pickled))
+    return gathered
 
 
 def all_to_all(parts: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
-    """Sends an array to each process, and returns those that all sent to this one, [m, n] each, in
-    the order of ranks.
+    """Sends an array to each process, and returns the arrays that all processes sent to this one, in
+    the order of ranks: [m, n] each.
 
     Args:
-        parts: [N, m, n], an array for each of N processes.
+        parts: [N, m, n], an array for each of N processes. All processes have the same m.
         lengths: the n of each process.
     """
     if world_size() == 1:
@@ -236,13 +254,13 @@ def all_to_all(parts: np.ndarray, lengths: Sequence[int]) -> list[np.ndarray]:
     received = []
     dtype: Any = str(parts.dtype)
     for source, length in enumerate(lengths):
-        found = paddle.empty([parts.shape[1], length], dtype)
+        array = paddle.empty([parts.shape[1], length], dtype)
         if length:
-            # One after the other: Paddle's own all-to-all has no gloo. A list of tensors would be
-            # copied once more.
+            # One process sends after the other, because Paddle has no all-to-all over gloo. A list of
+            # tensors would be copied once more.
             sent = paddle.to_tensor(parts).flatten(0, 1) if source == rank() else None
-            dist.stream.scatter(found, sent, source)
-        received.append(found.numpy())
+            dist.stream.scatter(array, sent, source)
+        received.append(array.numpy())
     return received
 
 
@@ -257,8 +275,8 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Seeds what this step draws from Python, NumPy and Paddle (dropout, drop path) by (seed, step,
-    rank). So there is no generator's state to save for a resume.
+    """Seeds Python, NumPy and Paddle for one step (dropout, drop path) by (seed, step, rank). So a
+    checkpoint needs no generator's state.
     """
     seed_everything(int(np.random.SeedSequence([seed, step, rank()]).generate_state(1)[0]))
 
@@ -267,7 +285,11 @@ def seed_step(seed: int, step: int) -> None:
 
 
 class AverageMeter:
-    """A weighted mean: ``update(val, n)`` adds a mean ``val`` over ``n`` samples."""
+    """A running mean, weighted by the number of samples.
+
+    ``update(val, n)`` adds the mean ``val`` of ``n`` samples, ``avg`` is the mean of all samples, and
+    0 if there are none.
+    """
 
     def __init__(self) -> None:
         self.reset()
@@ -286,12 +308,14 @@ class AverageMeter:
 
     @property
     def cnt(self) -> int:
-        """PaddleViT's name of ``count``."""
+        """The number of samples: PaddleViT's name for ``count``."""
         return self.count
 
 
 class _Printable(logging.Formatter):
-    """Shows what can't be printed as escapes: a class's name may hold what a terminal acts on."""
+    """Writes characters that can't be printed as escapes. The name of a class may contain a
+    terminal's control sequences.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(printable(line, len(line)) for line in super().format(record).split("\n"))
@@ -301,7 +325,7 @@ _LINE = _Printable("%(asctime)s %(message)s", "%m%d %H:%M:%S")
 
 
 class _ConsoleHandler(logging.StreamHandler):
-    """Prints a line without tearing a progress bar."""
+    """Prints lines above a progress bar, if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stdout)
@@ -309,7 +333,7 @@ class _ConsoleHandler(logging.StreamHandler):
 
 
 class _Held(logging.Handler):
-    """Keeps the lines for ``file`` until there is a folder to write it in."""
+    """Keeps the lines for ``file`` until the run has a directory to write it in."""
 
     def __init__(self, file: str) -> None:
         super().__init__()
@@ -321,11 +345,11 @@ class _Held(logging.Handler):
 
 
 class _LogFile(logging.FileHandler):
-    """A log that can't be written (a full disk) is shown once, and ends no run: what a run needs is
-    in other files.
+    """A log file whose errors, such as a full disk, are printed once and don't end the run: what a
+    run needs is in other files.
     """
 
-    told = False
+    is_reported = False
 
     def _open(self) -> Any:
         return open_to_append(Path(self.baseFilename))
@@ -334,8 +358,9 @@ class _LogFile(logging.FileHandler):
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif record.levelno < logging.ERROR and not self.told:  # errors are on stderr already
-            self.told = True
+        # An error of the run is on stderr already.
+        elif record.levelno < logging.ERROR and not self.is_reported:
+            self.is_reported = True
             print(
                 f"{self.baseFilename}: not written ({error.strerror}); the run goes on",
                 file=sys.stderr,
@@ -344,31 +369,37 @@ class _LogFile(logging.FileHandler):
 
 
 def get_loggers() -> tuple[logging.Logger, logging.Logger]:
-    """Returns (local, main): ``log_<rank>.txt`` of this process; console and ``log.txt`` for rank 0
-    alone.
+    """Returns (local, main): the logger of this process, and that of all processes.
 
-    The console is spoken to at once; what goes to files is held in memory until ``open_logs``.
+    ``local`` writes to ``log_<rank>.txt``. ``main`` writes to the console and to ``log.txt`` on rank
+    0, and nowhere on other ranks. Lines for files are kept in memory until ``open_logs``.
     """
     local = logging.getLogger("local")
     main = logging.getLogger("main")
-    handlers = {local: [_Held(f"log_{rank()}.txt")], main: [logging.NullHandler()]}
+    handlers: dict[logging.Logger, list[logging.Handler]] = {
+        local: [_Held(f"log_{rank()}.txt")],
+        main: [logging.NullHandler()],
+    }
     if rank() == 0:
         handlers[main] = [_Held("log.txt"), _ConsoleHandler()]
-    for logger, mine in handlers.items():
+    for logger, new_handlers in handlers.items():
         for old in logger.handlers[:]:
             logger.removeHandler(old)
             old.close()
         logger.setLevel(logging.INFO)
         logger.propagate = False
-        for handler in mine:
+        for handler in new_handlers:
             handler.setFormatter(_LINE)
             logger.addHandler(handler)
     return local, main
 
 
 def open_logs(directory: Path) -> None:
-    """Writes what ``get_loggers``'s two hold to their files in ``directory``, and from now on each
-    line at once.
+    """Opens the log files in ``directory``. The lines that the two loggers have kept are written to
+    them, and from now on each line at once.
+
+    Raises:
+        InputError: a file can't be written.
     """
     for logger in map(logging.getLogger, ("local", "main")):
         for held in [handler for handler in logger.handlers if isinstance(handler, _Held)]:
@@ -385,8 +416,8 @@ def open_logs(directory: Path) -> None:
 
 
 def get_logger(file_path: str | Path) -> tuple[logging.Logger, logging.Logger]:
-    """PaddleViT's function: returns ``get_loggers()``, which write to the folder ``file_path`` from
-    now on.
+    """Returns the two loggers of ``get_loggers``, with their files opened in the folder ``file_path``.
+    This is PaddleViT's function.
     """
     loggers = get_loggers()
     open_logs(Path(file_path))
@@ -400,8 +431,8 @@ def write_log(
     msg_master: str | None = None,
     level: str = "info",
 ) -> None:
-    """PaddleViT's function: writes a line to this process's log, and one to the log of all
-    processes.
+    """Writes a line to this process's log, and one to the log of all processes. This is PaddleViT's
+    function.
 
     Args:
         msg_local: the line of this process's log.
@@ -416,8 +447,8 @@ def write_log(
 
 
 def __getattr__(name: str) -> Any:
-    """Returns a name of PaddleViT's ``utils``; for one that isn't here, the error says what to
-    write.
+    """Returns a name of PaddleViT's ``utils``. For one that isn't here, the error says what to write
+    instead.
     """
     from settings.paddlevit import helpers
 

@@ -13,10 +13,11 @@ import math
 import sys
 from pathlib import Path
 
-# run by its path: only examples/ is there
+# Python only looks in examples/, the folder of this program.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import errors  # noqa: F401  (first: it knows what has to stand before Paddle's import, and says what isn't installed)
+# First: it sets what Paddle reads when it is imported, and reports packages that aren't installed.
+import errors  # noqa: F401
 
 # isort: split
 import paddle
@@ -27,7 +28,7 @@ from sklearn.datasets import load_digits
 
 from settings.options import Parser
 
-# A weight's shape, how many inputs an output sums, and how many outputs there are.
+# of each layer: the shape of its weight, the number of inputs of an output, the number of outputs
 LAYERS = [
     ((20, 1, 3, 3), 9, 20),
     ((50, 20, 5, 5), 500, 50),
@@ -39,8 +40,8 @@ Batch = tuple[paddle.Tensor, paddle.Tensor]
 
 
 def init_params() -> Params:
-    """Returns weights, by He's initialisation, and biases of two convolutions and two linear
-    layers, in turn.
+    """Returns the weights and biases of two convolutions and two linear layers, in turn. Weights
+    follow He's initialisation.
     """
     params = []
     for shape, inputs, outputs in LAYERS:
@@ -85,25 +86,23 @@ def digits_batches(size: int, steps: int) -> list[Batch]:
 
 
 def split_batch(batch: Batch, rank: int, ranks: int) -> Batch:
-    """Returns this rank's part of a batch; where the size doesn't divide, parts differ by one
-    sample.
+    """Returns this rank's part of a batch. If the size can't be divided evenly, the parts differ by
+    one sample.
     """
-    size = len(batch[0])
-    start, end = size * rank // ranks, size * (rank + 1) // ranks
-    return batch[0][start:end], batch[1][start:end]
+    images, labels = batch
+    start = len(images) * rank // ranks
+    end = len(images) * (rank + 1) // ranks
+    return images[start:end], labels[start:end]
 
 
 def train_by_hand(params: Params, batches: list[Batch], lr: float, rank: int, ranks: int) -> Params:
-    """Returns the parameters after a step of SGD on each batch, of which this is ``rank`` of
-    ``ranks`` processes.
-    """
+    """Returns the parameters after a step of SGD on each batch, which ``ranks`` processes share."""
     params = [p.clone().detach() for p in params]
     for p in params:
         p.stop_gradient = False
     for batch in batches:
         images, labels = split_batch(batch, rank, ranks)
-        # The sum over the ranks' parts has to be the whole batch's mean, also where the parts
-        # aren't equal.
+        # The sum over all ranks has to be the mean over the whole batch, even if parts differ in size.
         loss = F.cross_entropy(lenet(images, params), labels, reduction="sum") / len(batch[0])
         loss.backward()
         with paddle.no_grad():
@@ -120,13 +119,14 @@ def train_by_hand(params: Params, batches: list[Batch], lr: float, rank: int, ra
 def train_data_parallel(
     params: Params, batches: list[Batch], lr: float, rank: int, ranks: int
 ) -> Params:
-    """Returns what ``train_by_hand`` does, by Paddle's own engine."""
+    """Returns the same as ``train_by_hand``, computed by ``paddle.DataParallel``."""
     network = paddle.DataParallel(LeNet(params))
     optimizer = paddle.optimizer.SGD(lr, parameters=network.parameters())
     for batch in batches:
         images, labels = split_batch(batch, rank, ranks)
         loss = F.cross_entropy(network(images), labels, reduction="sum") / len(batch[0])
-        (loss * ranks).backward()  # DataParallel takes the mean over the ranks
+        # DataParallel takes the mean over the ranks.
+        (loss * ranks).backward()
         optimizer.step()
         optimizer.clear_grad()
     return list(network.parameters())
@@ -134,54 +134,47 @@ def train_data_parallel(
 
 def difference(ours: Params, theirs: Params) -> float:
     """Returns the largest difference of any parameter on any rank."""
-    largest = (
-        paddle.stack([(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)])
-        .max()
-        .detach()
-    )
+    differences = [(a - b).abs().max() for a, b in zip(ours, theirs, strict=True)]
+    largest = paddle.stack(differences).max().detach()
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return float(largest)
 
 
 def worker(size: int, steps: int, lr: float) -> None:
-    """Runs in each process."""
+    """Trains in three ways and compares them. Each process calls it."""
     dist.init_parallel_env()
     rank = dist.get_rank()
     ranks = dist.get_world_size()
     paddle.seed(rank)
     start = init_params()
-    for p in start:  # each rank has drawn its own: rank 0's count
+    # Each rank has drawn its own parameters. All take those of rank 0.
+    for p in start:
         dist.broadcast(p, src=0)
     batches = digits_batches(size, steps)
     ours = train_by_hand(start, batches, lr, rank, ranks)
-    found = {
+    paddles = train_data_parallel(start, batches, lr, rank, ranks)
+    alone = train_by_hand(start, batches, lr, rank=0, ranks=1)
+    differences = {
         "moved from the start": difference(ours, start),
-        "by hand - paddle.DataParallel": difference(
-            ours, train_data_parallel(start, batches, lr, rank, ranks)
-        ),
-        "by hand - one process": difference(ours, train_by_hand(start, batches, lr, 0, 1)),
+        "by hand - paddle.DataParallel": difference(ours, paddles),
+        "by hand - one process": difference(ours, alone),
     }
     if rank == 0:
         parts = " + ".join(str(len(split_batch(batches[0], r, ranks)[0])) for r in range(ranks))
-        loss = [
-            F.cross_entropy(lenet(batches[0][0], p), batches[0][1]).item() for p in (start, ours)
-        ]
+        images, labels = batches[0]
+        loss = [F.cross_entropy(lenet(images, p), labels).item() for p in (start, ours)]
         print(f"{ranks} processes over {dist.get_backend()}, {steps} steps of {parts} images")
         print(f"loss of the first batch {loss[0]:.4f} -> {loss[1]:.4f}")
         print("largest differences of the parameters:")
-        for what, largest in found.items():
-            print(f"  {what:30} {largest:.1e}")
+        for name, largest in differences.items():
+            print(f"  {name:30} {largest:.1e}")
 
 
 if __name__ == "__main__":
     parser = Parser(__doc__)
     gpus = paddle.device.cuda.device_count() if paddle.device.is_compiled_with_cuda() else 0
-    for name, default in {
-        "processes": max(2, gpus),
-        "batch_size": 64,
-        "steps": 10,
-        "lr": 0.05,
-    }.items():
+    defaults = {"processes": max(2, gpus), "batch_size": 64, "steps": 10, "lr": 0.05}
+    for name, default in defaults.items():
         parser.add_argument(
             f"--{name}", type=type(default), default=default, help="(default: %(default)s)"
         )

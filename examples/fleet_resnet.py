@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# run by its path: only examples/ is there
+# Python only looks in examples/, the folder of this program.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import errors  # noqa: F401  (first: it knows what has to stand before Paddle's import, and says what isn't installed)
+# First: it sets what Paddle reads when it is imported, and reports packages that aren't installed.
+import errors  # noqa: F401
 
 # isort: split
 import numpy as np
@@ -33,14 +34,15 @@ from paddle.vision.models.resnet import BasicBlock, BottleneckBlock
 
 from settings.options import Parser
 
-BASE_BATCH = 32  # the global batch that --base_lr is meant for
+# the global batch for which --base_lr is meant
+BASE_BATCH = 32
 MOMENTUM = 0.9
 L2_DECAY = 1e-4
 
 
 class RandomDataset(Dataset):
-    """Random images [3, S, S] with labels [1]; a sample is a function of its index, whichever
-    process loads it.
+    """Random images [3, S, S] with labels [1]. A sample only depends on its index, not on the process
+    that loads it.
     """
 
     def __init__(self, num_samples: int, image_size: int, num_classes: int) -> None:
@@ -61,29 +63,29 @@ class RandomDataset(Dataset):
 def learning_rate(
     base_lr: float, global_batch: int, warmup_steps: int
 ) -> paddle.optimizer.lr.LinearWarmup:
-    """Returns a rate proportional to the global batch, to which it rises from a tenth in
-    ``warmup_steps``.
+    """Returns a learning rate that rises from a tenth of its peak in ``warmup_steps`` steps. The peak
+    is proportional to the global batch.
     """
     peak = base_lr * global_batch / BASE_BATCH
     return paddle.optimizer.lr.LinearWarmup(peak, warmup_steps, start_lr=peak / 10, end_lr=peak)
 
 
 def largest_difference(model: nn.Layer) -> float:
-    """Returns how far any rank's trained parameters are from rank 0's; batch norm's statistics are
-    each rank's own.
+    """Returns the largest difference of any rank's trained parameters from those of rank 0. The
+    statistics of batch norm don't count, which each rank computes by itself.
     """
-    found = []
+    differences = []
     for parameter in (p for p in model.parameters() if not p.stop_gradient):
         first = parameter.clone().detach()
         dist.broadcast(first, src=0)
-        found.append((parameter.detach() - first).abs().max())
-    largest = paddle.stack(found).max()
+        differences.append((parameter.detach() - first).abs().max())
+    largest = paddle.stack(differences).max()
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return float(largest)
 
 
 def train_model(args: argparse.Namespace) -> None:
-    """Runs in each process."""
+    """Trains the model. Each process calls it."""
     fleet.init(is_collective=True)
     ranks = dist.get_world_size()
     rank = dist.get_rank()
@@ -100,12 +102,14 @@ def train_model(args: argparse.Namespace) -> None:
     optimizer: Any = paddle.optimizer.Momentum(
         rate, MOMENTUM, parameters=model.parameters(), weight_decay=decay
     )
-    if ranks > 1:  # Paddle 3.3's distributed_model takes one process for a pipeline, and fails
+    # Paddle 3.3's distributed_model takes a single process for a pipeline, and fails.
+    if ranks > 1:
         model = fleet.distributed_model(model)
         optimizer = fleet.distributed_optimizer(optimizer)
     if rank == 0:
-        batches = f"{len(sampler)} steps of {args.batch_size} x {ranks} = {args.batch_size * ranks} images an epoch"
-        print(f"{batches}; learning rate {rate.start_lr:g} to {rate.end_lr:g}", flush=True)
+        global_batch = args.batch_size * ranks
+        batches = f"{len(sampler)} steps of {args.batch_size} x {ranks} = {global_batch} images"
+        print(f"{batches} an epoch; learning rate {rate.start_lr:g} to {rate.end_lr:g}", flush=True)
     for epoch in range(args.epochs):
         model.train()
         for batch_id, (images, labels) in enumerate(loader):
@@ -122,9 +126,9 @@ def train_model(args: argparse.Namespace) -> None:
                 )
                 print(f"[Epoch {epoch}, batch {batch_id}] {values}", flush=True)
     if ranks > 1:
-        differ = largest_difference(model)
+        largest = largest_difference(model)
         if rank == 0:
-            print(f"parameters of {ranks} ranks differ by {differ:.1e}")
+            print(f"parameters of {ranks} ranks differ by {largest:.1e}")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

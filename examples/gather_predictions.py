@@ -15,11 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# run by its path: only examples/ is there
+# Python only looks in examples/, the folder of this program.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import launch.startup  # noqa: F401  (streams)
-from errors import InputError, reporting  # first: it says what isn't installed
+# First: these handle broken streams, and report packages that aren't installed.
+import launch.startup  # noqa: F401
+from errors import InputError, reporting
 
 # isort: split
 from settings.options import Configuration
@@ -42,20 +43,21 @@ def predictions(
     loader = get_dataloader(config, dataset, "val", rank=rank, ranks=ranks)
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     model.eval()
-    # they stay on the device until the end: no step waits for a copy
+    # All stay on the device until the end, so that no step waits for a copy.
     labels = []
     predicted = []
-    probable = []
+    confidences = []
     with paddle.no_grad():
         for batch in loader:
             beat(EVALUATING)
             probabilities = F.softmax(model(normalize(batch["pixels"])), axis=1)
             labels.append(batch["labels"])
             predicted.append(probabilities.argmax(1))
-            probable.append(probabilities.max(1))
-    if not labels:  # fewer samples than ranks
+            confidences.append(probabilities.max(1))
+    # With fewer samples than ranks, some ranks have none.
+    if not labels:
         return []
-    columns = (paddle.concat(column).tolist() for column in (labels, predicted, probable))
+    columns = (paddle.concat(column).tolist() for column in (labels, predicted, confidences))
     return list(zip(loader.batch_sampler.indices, *columns, strict=True))
 
 
@@ -69,7 +71,8 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
 
     parallel.init(config)
     set_device_flags(config, utils.world_size())
-    utils.seed_everything(config.SEED)  # fresh weights are the same on every rank
+    # Fresh weights are then the same on every rank.
+    utils.seed_everything(config.SEED)
     model = build_model(config)
     if config.MODEL.PRETRAINED:
         allow = config.MODEL.PRETRAINED_ALLOW
@@ -90,8 +93,8 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
 
 
 def run_rank(failed: Any, beats: Any, *args: Any) -> None:
-    """Runs ``worker`` in a process of its own. If it fails, it prints one line on stderr, and the
-    others are ended.
+    """Runs ``worker`` in a process of its own. If it fails, one line on stderr says why, and the
+    other processes are ended.
     """
     import utils
     from launch import progress, signals
@@ -103,7 +106,7 @@ def run_rank(failed: Any, beats: Any, *args: Any) -> None:
 
 
 def main() -> None:
-    """Reads the data once and hands it to a process per device."""
+    """Reads the data once and starts a process per device, which gets it."""
     config = config_from_arguments(
         "gather_predictions.py", ["-default_cfg=vit_digits", *sys.argv[1:]]
     )
@@ -118,22 +121,25 @@ def main() -> None:
     import utils
     from config import with_values
     from datasets import get_datasets
-    from launch import environment
-    from launch.spawned import run
+    from launch.spawned import prepare_spawn, run
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
 
-    weights = config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER
-    trained = classes_of(*weights) if config.MODEL.PRETRAINED else None
-    config, _, dataset = get_datasets(with_preprocessing(with_values(config, EVAL=True)), trained)
+    classes = None
+    if config.MODEL.PRETRAINED:
+        classes = classes_of(config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER)
+    config = with_preprocessing(with_values(config, EVAL=True))
+    config, _, dataset = get_datasets(config, classes)
 
     def start(config: Configuration, ranks: int, failed: Any, beats: Any) -> Any:
         arguments = (failed, beats, config, dataset, Path(config.OUTPUT))
         return dist.spawn(run_rank, args=arguments, nprocs=ranks, join=False)
 
-    if (ranks := utils.num_processes(config.NGPUS)) > 1:
-        environment.prepare_spawn()
-    run(config, ranks, start)  # signals, failures and stalls
+    ranks = utils.num_processes(config.NGPUS)
+    if ranks > 1:
+        prepare_spawn()
+    # Waits for the ranks, sends signals on to them, and reports failures and stalls.
+    run(config, ranks, start)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ import os
 import sys
 from pathlib import Path
 
-# run by its path: only examples/ is there
+# Python only looks in examples/, the folder of this program.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import errors  # noqa: F401  (first: it knows what has to stand before Paddle's import, and says what isn't installed)
+# First: it sets what Paddle reads when it is imported, and reports packages that aren't installed.
+import errors  # noqa: F401
 
 # isort: split
 import paddle
@@ -37,7 +38,8 @@ class Points(Dataset):
 
     def __init__(self, features: list[list[float]], labels: list[int]) -> None:
         super().__init__()
-        self.features, self.labels = paddle.to_tensor(features), paddle.to_tensor(labels)
+        self.features = paddle.to_tensor(features)
+        self.labels = paddle.to_tensor(labels)
 
     def __getitem__(self, index: int) -> tuple[paddle.Tensor, paddle.Tensor]:
         return self.features[index], self.labels[index]
@@ -54,8 +56,8 @@ def build_network(num_inputs: int = 2, num_outputs: int = 2) -> nn.Layer:
 
 @paddle.no_grad()
 def compute_accuracy(network: nn.Layer, dataset: Points) -> float:
-    """Returns the share of samples of ``dataset`` that the network tells right; every rank calls
-    it.
+    """Returns the share of samples of ``dataset`` that the network classifies correctly. Every rank
+    has to call it.
 
     Ranks may have different numbers of samples, so hits and samples are summed over the ranks and
     divided once.
@@ -74,7 +76,7 @@ def compute_accuracy(network: nn.Layer, dataset: Points) -> float:
 
 
 def main(num_epochs: int) -> None:
-    """Runs in each process."""
+    """Trains the network. Each process calls it."""
     if dist.get_world_size() > 1:
         dist.init_parallel_env()
     rank = dist.get_rank()
@@ -88,18 +90,18 @@ def main(num_epochs: int) -> None:
     optimizer = paddle.optimizer.SGD(0.5, parameters=parallel.parameters())
     place = f"[{paddle.get_device().partition(':')[0].upper()}{rank}]"
     for epoch in range(num_epochs):
-        sampler.set_epoch(epoch)  # otherwise each epoch has the same order
+        # Otherwise each epoch would have the same order.
+        sampler.set_epoch(epoch)
         network.train()
         for features, labels in loader:
             loss = F.cross_entropy(parallel(features), labels)
             loss.backward()
             optimizer.step()
             optimizer.clear_grad()
-            where = (
-                f"{place} Epoch: {epoch + 1:03d}/{num_epochs:03d} | Batchsize {labels.shape[0]:03d}"
-            )
-            # In one write, with its newline: another rank's line can't come in between.
-            print(f"{where} | Train/Val Loss: {loss.item():.2f}\n", end="", flush=True)
+            progress = f"Epoch: {epoch + 1:03d}/{num_epochs:03d} | Batchsize {labels.shape[0]:03d}"
+            line = f"{place} {progress} | Train/Val Loss: {loss.item():.2f}\n"
+            # With its newline in the same write, so that no other rank's line comes in between.
+            print(line, end="", flush=True)
     network.eval()
     accuracies = {
         "Training": compute_accuracy(network, train),
@@ -116,7 +118,7 @@ if __name__ == "__main__":
     parser.add_argument("--processes", type=int, default=gpus or 2, help="(default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=3)
     arguments = parser.parse_args()
-    # which Paddle itself reads, and then goes by PADDLE_MASTER
+    # Paddle reads MASTER_PORT only beside MASTER_ADDR, and PADDLE_MASTER otherwise.
     if port := os.environ.get("MASTER_PORT"):
         os.environ["PADDLE_MASTER"] = f"127.0.0.1:{port}"
     print(f"Paddle version: {paddle.__version__}\nNumber of GPUs available: {gpus}", flush=True)

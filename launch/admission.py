@@ -1,10 +1,10 @@
 """Rank 0's part of the rendezvous: it accepts connections until all ranks have come, whatever other
 clients do.
 
-One thread serves all clients. A guest is a rank that has proved that it knows the secret. Every
-other client is a stranger: it may be silent, slow, wrong or one of many. A stranger has a few
-seconds and a line of a thousand bytes to prove itself. If there are too many strangers, the oldest
-is dropped. Nothing is parsed before its proof was right.
+One thread serves all clients. A guest is a rank that has proved that it knows the secret. Any other
+client may be silent, slow, wrong or one of many. It has a few seconds and a line of a thousand bytes
+to prove itself. If too many unproved clients are connected, the oldest is dropped. Nothing that they
+send is parsed before its MAC was right.
 """
 
 import contextlib
@@ -23,40 +23,53 @@ from launch import channel
 from launch.channel import CHALLENGE, HELLO, LONGEST_HELLO, OTHER_SECRET, VERSION, Channel
 from launch.secret import SIZE
 
-GRACE = 5.0  # seconds that ranks may still come after one that contradicts them
-PATIENCE = 5.0  # seconds in which a stranger has to prove itself
-MOST_STRANGERS = 128  # connections of strangers that are open at a time
+# seconds in which ranks may still come after one that contradicts rank 0
+GRACE = 5.0
+# seconds in which a client has to prove itself
+PATIENCE = 5.0
+# connections of unproved clients that are open at a time
+MOST_UNPROVED = 128
 LONGEST_GREETING = 1 << 14
 # the key or variable that sets the time limit
 LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}
+# the first word of a verdict that is an InputError
 WRONG = "wrong"
 
 
 @dataclass
-class Stranger:
+class Unproved:
     """A client that hasn't proved yet that it knows the secret.
 
     Attributes:
-        said: what has come of its first line.
+        since: when it connected.
+        first_line: what has come of its first line.
         channel: its connection after the first line.
     """
 
     connection: socket.socket
     since: float = field(default_factory=time.monotonic)
-    said: bytes = b""
+    first_line: bytes = b""
     channel: Channel | None = None
 
 
-class Door:
-    """Admits ``count`` ranks of one run (``party`` describes it) that know ``secret``.
+class Admission:
+    """Admits the ranks of one run that know the secret.
+
+    Args:
+        listener: the socket to which they connect.
+        secret: of ``secret.shared_secret``.
+        party: describes the run; all its ranks say the same (``rendezvous``).
+        count: the number of ranks.
+        kind: "rank", or "node" if machines meet.
+        refusal: why rank 0 can't start, which is the answer to every rank; "": it can.
 
     Attributes:
         guests: the connections of the admitted ranks, by their numbers.
         seats: the GPU and the machine of each.
+        unproved: the other clients, by their sockets' descriptors, the oldest first.
         others: how many clients had a different secret.
-        contradiction: what a rank that knows the secret says otherwise; "": none does.
-        refusal: why rank 0 can't start, which is the answer to every rank; "": it can.
-        refused: how many ranks got it.
+        contradiction: why a rank that knows the secret contradicts this one; "": none does.
+        refused: how many ranks got ``refusal``.
     """
 
     def __init__(
@@ -81,30 +94,31 @@ class Door:
         self.until = math.inf
         self.refusal = refusal
         self.refused = 0
-        self.strangers: dict[int, Stranger] = {}  # by their files, the oldest first
+        self.unproved: dict[int, Unproved] = {}
         self.selector = selectors.DefaultSelector()
 
     def receive_all(self, limit: float) -> None:
         """Admits ranks for ``limit`` seconds at most, then sends the result to all of them."""
         self.until = time.monotonic() + limit
         self.listener.settimeout(0)
-        with self.selector, self.listener:  # closed before any rank looks for Paddle's store there
+        # The listener is closed before any rank looks for Paddle's store at this address.
+        with self.selector, self.listener:
             self.selector.register(self.listener, selectors.EVENT_READ)
-            while (
-                not self.closed
-                and self._expects_more()
-                and (left := self.until - time.monotonic()) > 0
-            ):
-                for found, _ in self.selector.select(min(left, 0.5)):
-                    self._welcome() if found.fileobj is self.listener else self._hear(found.fd)
-                for file in [
-                    file
-                    for file, one in self.strangers.items()
-                    if time.monotonic() - one.since > PATIENCE
-                ]:
-                    self._drop(file)
-            for file in list(self.strangers):
-                self._drop(file)
+            while not self.closed and self._expects_more():
+                left = self.until - time.monotonic()
+                if left <= 0:
+                    break
+                for key, _ in self.selector.select(min(left, 0.5)):
+                    if key.fileobj is self.listener:
+                        self._accept()
+                    else:
+                        self._read(key.fd)
+                now = time.monotonic()
+                for descriptor, client in list(self.unproved.items()):
+                    if now - client.since > PATIENCE:
+                        self._drop(descriptor)
+            for descriptor in list(self.unproved):
+                self._drop(descriptor)
         if not self.refusal:
             self._conclude(limit)
 
@@ -115,100 +129,111 @@ class Door:
         """Ends ``receive_all``, within half a second."""
         self.closed = True
 
-    def _welcome(self) -> None:
-        """Accepts a connection. If there are too many, or no more files, the oldest stranger is
-        dropped.
+    def _accept(self) -> None:
+        """Accepts a connection. If there are too many, or this process can open no more files, the
+        oldest unproved client is dropped.
         """
         connection = None
         try:
             connection = self.listener.accept()[0]
             connection.settimeout(0)
             self.selector.register(connection, selectors.EVENT_READ)
-            self.strangers[connection.fileno()] = Stranger(connection)
-        except BlockingIOError:  # it has gone again
+            self.unproved[connection.fileno()] = Unproved(connection)
+        except BlockingIOError:
+            # The client has gone again.
             return
-        except OSError:  # this process has no more files, or no memory
+        except OSError:
+            # This process can open no more files, or has no memory.
             if connection:
                 connection.close()
-            elif not self.strangers:
+            elif not self.unproved:
                 time.sleep(0.1)
             self._drop_oldest()
-        if len(self.strangers) > MOST_STRANGERS:
+        if len(self.unproved) > MOST_UNPROVED:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        if self.strangers:
-            self._drop(next(iter(self.strangers)))
+        if self.unproved:
+            self._drop(next(iter(self.unproved)))
 
-    def _drop(self, file: int) -> None:
-        if one := self.strangers.pop(file, None):
+    def _drop(self, descriptor: int) -> None:
+        if client := self.unproved.pop(descriptor, None):
             with contextlib.suppress(KeyError, ValueError, OSError):
-                self.selector.unregister(one.connection)
-            one.connection.close()
+                self.selector.unregister(client.connection)
+            client.connection.close()
 
-    def _hear(self, file: int) -> None:
-        """Reads what a stranger sent. Any error, even MemoryError or RecursionError, ends only this
-        connection.
+    def _read(self, descriptor: int) -> None:
+        """Reads what an unproved client sent. Any error, even MemoryError or RecursionError, ends
+        only this connection.
         """
-        if not (one := self.strangers.get(file)):
+        client = self.unproved.get(descriptor)
+        if not client:
             return
         try:
-            self._listen_to(one) if one.channel else self._challenge(one)
+            if client.channel:
+                self._read_greeting(client, client.channel)
+            else:
+                self._challenge(client)
         except Exception:
-            self._drop(file)
+            self._drop(descriptor)
 
-    def _challenge(self, one: Stranger) -> None:
-        data = one.connection.recv(LONGEST_HELLO)
-        one.said += data
-        if not data or len(one.said) > LONGEST_HELLO:
+    def _challenge(self, client: Unproved) -> None:
+        """Reads a client's first line; when it is complete, answers with the challenge."""
+        data = client.connection.recv(LONGEST_HELLO)
+        client.first_line += data
+        if not data or len(client.first_line) > LONGEST_HELLO:
             raise ValueError
-        if not one.said.endswith(b"\n"):
+        if not client.first_line.endswith(b"\n"):
             return
-        said = one.said.decode(errors="replace").rstrip()
-        if not (found := re.fullmatch(rf"{HELLO} {VERSION} ([0-9a-f]{{{2 * SIZE}}}) -", said)):
-            # of another version
-            if said.isprintable() and (other := re.fullmatch(rf"{HELLO} (\S.*) \S+ \S+", said)):
-                # which compares this with its own party
-                one.connection.sendall(f"differs {other[1]}\n".encode())
+        line = client.first_line.decode(errors="replace").rstrip()
+        hello = re.fullmatch(rf"{HELLO} {VERSION} ([0-9a-f]{{{2 * SIZE}}}) -", line)
+        if not hello:
+            # A rank of another version sends its party there, and compares it with this answer.
+            other = re.fullmatch(rf"{HELLO} (\S.*) \S+ \S+", line)
+            if other and line.isprintable():
+                client.connection.sendall(f"differs {other[1]}\n".encode())
             raise ValueError
-        own = secrets.token_bytes(SIZE)
-        one.connection.sendall(f"{CHALLENGE} {own.hex()}\n".encode())
-        proved = channel.key(self.secret, channel.nonce(found[1]), own)
-        one.channel = Channel(one.connection, proved, True, LONGEST_GREETING)
+        own_nonce = secrets.token_bytes(SIZE)
+        client.connection.sendall(f"{CHALLENGE} {own_nonce.hex()}\n".encode())
+        key = channel.key(self.secret, channel.nonce(hello[1]), own_nonce)
+        client.channel = Channel(client.connection, key, True, LONGEST_GREETING)
 
-    def _listen_to(self, one: Stranger) -> None:
-        assert one.channel
+    def _read_greeting(self, client: Unproved, connection: Channel) -> None:
+        """Reads the greeting, whose MAC proves that the client knows the secret, and answers it."""
         try:
-            lines = one.channel.receive()
+            lines = connection.receive()
         except channel.Forged:
             self.others += 1
-            one.connection.sendall(f"{OTHER_SECRET}\n".encode())
+            client.connection.sendall(f"{OTHER_SECRET}\n".encode())
             if self.others == 1:
-                where = one.connection.getpeername()[0]
+                where = client.connection.getpeername()[0]
                 _note(
-                    f"a process at {where} has another secret, and isn't admitted; {self.kind} 0 waits for its own"
+                    f"a process at {where} has another secret, and isn't admitted;"
+                    f" {self.kind} 0 waits for its own"
                 )
             raise
         if not lines:
             return
         greeting = json.loads(lines[0])
         answer, place, seat = self._judge(greeting)
-        keep_alive(one.connection)
-        one.channel.send(answer)
+        keep_alive(client.connection)
+        connection.send(answer)
         if answer != "wait":
             self._contradict(greeting, answer)
             raise ValueError
-        self.selector.unregister(one.connection)
-        del self.strangers[one.connection.fileno()]
-        one.channel.longest = channel.LONGEST
-        self.guests[place], self.seats[place] = one.channel, seat
+        self.selector.unregister(client.connection)
+        del self.unproved[client.connection.fileno()]
+        connection.longest = channel.LONGEST
+        self.guests[place] = connection
+        self.seats[place] = seat
 
     def _judge(self, greeting: dict[str, Any]) -> tuple[str, int, tuple[str, str]]:
-        """Returns the answer, the rank's number and its seat. Raises any error if this isn't a
-        greeting.
+        """Returns the answer to a greeting, the rank's number and its seat. Raises any error if this
+        isn't a greeting.
         """
         party, place, gpu, machine = (greeting[key] for key in ("party", "place", "gpu", "machine"))
-        if [*map(type, (party, place, gpu, machine))] != [str, int, str, str]:
+        # A bool is an int, too, but no number of a rank.
+        if [type(value) for value in (party, place, gpu, machine)] != [str, int, str, str]:
             raise ValueError
         if self.refusal and _job(party) == _job(self.party):
             self.refused += 1
@@ -222,8 +247,8 @@ class Door:
         return "twice" if self._is_here(place) else "wait", place, (gpu, machine)
 
     def _contradict(self, greeting: dict[str, Any], answer: str) -> None:
-        """Notes that a rank of this job can't start, or has other numbers: then some rank won't
-        come. Those of another job may have found this address by mistake.
+        """Notes that a rank of this job can't start, or was started with other numbers: then not all
+        ranks will come. A rank of another job may have found this address by mistake, and is ignored.
         """
         if self.contradiction or _job(greeting["party"]) != _job(self.party):
             return
@@ -244,8 +269,8 @@ class Door:
         self.until = min(self.until, time.monotonic() + GRACE)
 
     def _is_here(self, place: int) -> bool:
-        """Returns whether a rank of this number is connected. One that has ended may have been
-        started again.
+        """Returns whether a rank of this number is connected. If its connection has ended, it may have
+        been started again, and the new one is admitted.
         """
         if place not in self.guests:
             return False
@@ -260,23 +285,24 @@ class Door:
         """Sends the result to all: what is wrong, or "ok", rank 0's address and a random part of
         the run's key.
         """
-        if missing := [place for place in range(self.count) if place not in self.guests]:
-            found = (
+        missing = [place for place in range(self.count) if place not in self.guests]
+        if missing and self.contradiction:
+            self._dismiss(f"{WRONG} {self.contradiction}")
+        elif missing:
+            reason = (
                 f"{self.kind} {number_list(missing)} of {self.count} didn't connect within {limit:g} s"
                 f" ({LIMITS[self.kind]})"
             )
-            if self.contradiction:
-                self._dismiss(f"{WRONG} {self.contradiction}")
-                return
             if self.others:
-                found += f", {self.others} had a different secret"
-            self._dismiss(f"{found}; start what is missing, or read its error message")
-        elif same := same_gpu(self.seats):
-            self._dismiss(f"{WRONG} {same}")
+                reason += f", {self.others} had a different secret"
+            self._dismiss(f"{reason}; start what is missing, or read its error message")
+        elif error := same_gpu(self.seats):
+            self._dismiss(f"{WRONG} {error}")
         else:
+            # The address at which ranks reached this one. Those of this machine may use loopback.
             addresses = [guest.socket.getsockname()[0] for guest in self.guests.values()]
-            found = min(addresses, key=lambda own: own.startswith("127."))
-            tell(self.guests, f"ok {found} {secrets.token_hex(SIZE)}")
+            address = min(addresses, key=lambda own: own.startswith("127."))
+            tell(self.guests, f"ok {address} {secrets.token_hex(SIZE)}")
 
     def _dismiss(self, verdict: str) -> None:
         tell(self.guests, verdict)
@@ -285,6 +311,7 @@ class Door:
 
 
 def _job(party: str) -> str:
+    """Returns what ``party`` says about the job; "" if it says nothing."""
     return party.partition(" of job ")[2]
 
 
@@ -295,29 +322,33 @@ def _note(text: str) -> None:
 def tell(guests: dict[int, Channel], verdict: str) -> None:
     """Sends the same line to all. Rank 0 comes last, because the line may end this process."""
     for place in sorted(guests, reverse=True):
-        with contextlib.suppress(OSError):  # it has gone: Meeting.ready reports it
+        # If it has gone, ``Meeting.ready`` reports it.
+        with contextlib.suppress(OSError):
             guests[place].send(verdict)
 
 
 def same_gpu(seats: dict[int, tuple[str, str]]) -> str:
-    """Returns an error message if ranks of one machine share a GPU, else "".
+    """Returns an error message if two ranks of one machine use the same GPU, else "".
 
-    Containers with different names may share one: NCCL, too, knows machines by their names.
+    Containers with different names may share a GPU without an error here. NCCL, too, knows machines
+    by their names.
     """
     ranks: dict[tuple[str, str], list[int]] = {}
     for place, seat in sorted(seats.items()):
         ranks.setdefault(seat, []).append(place)
     for (gpu, machine), places in ranks.items():
         if gpu and len(places) > 1:
-            who = f"ranks {number_list(places)} on {machine} share one GPU, {gpu}"
-            advice = "start one process per GPU, or give each its own (CUDA_VISIBLE_DEVICES; srun --gpus-per-task=1)"
-            return f"{who}, but NCCL needs one for each: {advice}"
+            return (
+                f"ranks {number_list(places)} on {machine} share one GPU, {gpu}, but NCCL needs one"
+                " for each: start one process per GPU, or give each its own (CUDA_VISIBLE_DEVICES;"
+                " srun --gpus-per-task=1)"
+            )
     return ""
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Turns on keep-alive packets. Routers forget idle connections; a machine without power closes
-    none.
+    """Turns on keep-alive packets: routers forget idle connections, and a machine that loses its power
+    doesn't close its own.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
@@ -325,5 +356,8 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def number_list(places: list[int]) -> str:
-    """Returns the numbers as text for one line: at most ten of them."""
-    return ", ".join(map(str, places[:10])) + (", ..." if len(places) > 10 else "")
+    """Returns the numbers as text for a message: at most ten of them."""
+    numbers = [str(place) for place in places[:10]]
+    if len(places) > 10:
+        numbers.append("...")
+    return ", ".join(numbers)

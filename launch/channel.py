@@ -1,4 +1,4 @@
-"""A connection between two processes that know one secret. Each line on it is authenticated.
+"""An authenticated connection between two processes that know the same secret.
 
 The guest (the process that connects) sends HELLO and a nonce. The host (the process that listens)
 answers with its own nonce. From both nonces and the secret, each derives the connection's key. From
@@ -19,15 +19,22 @@ from launch.secret import SIZE, mac, same
 
 HELLO = "paddle-vit-toolkit"
 CHALLENGE = "challenge"
-# of this protocol. Version 1 had no secret: its greeting had a party, a rank and a seat
+# The version of this protocol. Version 1 had no secret: its greeting had a party, a rank and a seat.
 VERSION = 2
-OTHER_SECRET = "secret"  # the host's answer, without a MAC, to a guest with a different secret
-LONGEST = 1 << 17  # bytes of a line, at most
-LONGEST_HELLO = 1024  # bytes of the first line, at most; version 1's fits, too
+# the host's answer, without a MAC, to a guest with a different secret
+OTHER_SECRET = "secret"
+# bytes of a line, at most
+LONGEST = 1 << 17
+# bytes of the first line, at most; version 1's fits, too
+LONGEST_HELLO = 1024
 
 
 class Forged(ConnectionError):
-    """A line came whose MAC is wrong, so its sender doesn't know the secret; ``line`` is that line."""
+    """A line has a wrong MAC, so its sender doesn't know the secret.
+
+    Attributes:
+        line: that line.
+    """
 
     def __init__(self, line: bytes) -> None:
         super().__init__("a line with a wrong MAC came")
@@ -39,9 +46,9 @@ class Channel:
     """An authenticated connection.
 
     Args:
-        key: of this connection (``key``).
+        key: the connection's key, as the function ``key`` returns it.
         host: whether this end is the host's.
-        longest: bytes of a line; a longer one ends the connection.
+        longest: bytes of a line, at most; a longer one counts as forged.
 
     Attributes:
         closed: whether this end is closed.
@@ -54,10 +61,16 @@ class Channel:
         self.socket = connection
         self.key = key
         self.longest = longest
-        self.ours, self.theirs = (b"host", b"guest") if host else (b"guest", b"host")
-        self.sent = self.taken = 0
-        self.rest, self.lines = b"", deque[str]()
-        self.closed, self.heard = False, time.monotonic()
+        # The directions, which the MACs cover.
+        self.outgoing, self.incoming = (b"host", b"guest") if host else (b"guest", b"host")
+        # the number of lines in each direction
+        self.sent = 0
+        self.received = 0
+        # what has come: the beginning of a line, and complete lines
+        self.rest = b""
+        self.lines: deque[str] = deque()
+        self.closed = False
+        self.heard = time.monotonic()
 
     def send(self, text: str) -> None:
         """Sends a line, within a second.
@@ -65,74 +78,81 @@ class Channel:
         Raises:
             OSError: the line couldn't be sent.
         """
-        said = text.replace("\n", " ").encode(errors="backslashreplace")
-        proof = mac(self.key, self.ours, self.sent.to_bytes(8, "big"), said).hex()
+        line = text.replace("\n", " ").encode(errors="backslashreplace")
+        code = mac(self.key, self.outgoing, self.sent.to_bytes(8, "big"), line).hex()
         self.sent += 1
         self.socket.settimeout(1)
-        self.socket.sendall(f"{proof} ".encode() + said + b"\n")
+        self.socket.sendall(f"{code} ".encode() + line + b"\n")
 
     def receive(self) -> list[str]:
         """Returns the lines that have come, without waiting.
 
         Raises:
-            OSError: the other end is gone, and all its lines have been returned; or a MAC is wrong.
+            OSError: the other end has gone, and all its lines have been returned; or a MAC is wrong.
         """
-        self._hear(0)
+        self._read(0)
         lines = [*self.lines]
         self.lines.clear()
         return lines
 
     def wait(self, limit: float | None) -> str:
-        """Waits for the next line and returns it. ``limit`` is in seconds; None: no limit.
+        """Waits for the next line and returns it.
+
+        Args:
+            limit: seconds; None: no limit.
 
         Raises:
-            OSError: as ``receive``; TimeoutError: none came.
+            TimeoutError: none came within ``limit`` seconds.
+            OSError: as ``receive``.
         """
-        until = limit and time.monotonic() + limit
+        until = None if limit is None else time.monotonic() + limit
         while not self.lines:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError(errno.ETIMEDOUT, "timed out")
-            self._hear(left)
+            self._read(left)
         return self.lines.popleft()
 
-    def _hear(self, limit: float | None) -> None:
+    def _read(self, limit: float | None) -> None:
         """Reads what comes within ``limit`` seconds; with 0, what has come already."""
         self.socket.settimeout(limit)
         try:
-            while data := self._received():
-                self.rest, self.heard = self.rest + data, time.monotonic()
-                self._take()
+            while data := self._receive_bytes():
+                self.rest += data
+                self.heard = time.monotonic()
+                self._check_lines()
+                # After the first bytes, only read what is there.
                 self.socket.settimeout(0)
         except (BlockingIOError, TimeoutError):
             return
         if not self.lines:
             raise _reset_error()
 
-    def _received(self) -> bytes:
-        """Returns what has come, or nothing at the end. A close resets the connection where
-        something was left unread; the lines that came before it count.
+    def _receive_bytes(self) -> bytes:
+        """Returns what has come; nothing at the end of the connection.
+
+        If the other end closes with something left unread, the kernel resets the connection. The
+        lines that came before still count.
         """
         with contextlib.suppress(ConnectionResetError):
             return self.socket.recv(1 << 16)
         return b""
 
-    def _take(self) -> None:
+    def _check_lines(self) -> None:
+        """Moves the complete lines from ``rest`` to ``lines``; raises Forged for a wrong MAC."""
         *lines, self.rest = self.rest.split(b"\n")
         for line in lines:
-            proof, _, said = line.partition(b" ")
-            if not same(
-                proof,
-                mac(self.key, self.theirs, self.taken.to_bytes(8, "big"), said).hex().encode(),
-            ):
+            code, _, text = line.partition(b" ")
+            expected = mac(self.key, self.incoming, self.received.to_bytes(8, "big"), text)
+            if not same(code, expected.hex().encode()):
                 raise Forged(line)
-            self.taken += 1
-            self.lines.append(said.decode(errors="replace"))
+            self.received += 1
+            self.lines.append(text.decode(errors="replace"))
         if len(self.rest) > self.longest:
             raise Forged(self.rest[:100])
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Closes this end."""
         self.closed = True
         self.socket.close()
 
@@ -147,37 +167,38 @@ def key(secret: bytes, guest: bytes, host: bytes) -> bytes:
 
 
 def pair() -> tuple[Channel, Channel]:
-    """Returns the two ends of a connection within this process: the guest's, the host's."""
+    """Returns (guest's end, host's end) of a connection within this process."""
     guest, host = socket.socketpair()
     common = os.urandom(SIZE)
     return Channel(guest, common, False), Channel(host, common, True)
 
 
 def nonce(text: str) -> bytes:
-    """Returns the nonce that ``text`` has in hexadecimal digits, or raises ValueError."""
-    found = bytes.fromhex(text)
-    if len(found) != SIZE or len(text) != 2 * SIZE:
+    """Returns the nonce that ``text`` gives in hexadecimal digits; raises ValueError if it is none."""
+    value = bytes.fromhex(text)
+    # ``fromhex`` allows spaces.
+    if len(value) != SIZE or len(text) != 2 * SIZE:
         raise ValueError
-    return found
+    return value
 
 
 def introduce(connection: socket.socket, secret: bytes, limit: float) -> Channel | str:
-    """Does the guest's part of the handshake. Returns the channel; if no challenge came, the line
-    that did, or "".
+    """Does the guest's part of the handshake.
+
+    Returns the channel. If no challenge came, it returns the line that came instead, or "".
 
     Raises:
-        OSError: the other end is gone.
+        OSError: the other end has gone.
     """
-    own = secrets.token_bytes(SIZE)
-    connection.sendall(
-        f"{HELLO} {VERSION} {own.hex()} -\n".encode()
-    )  # with as many words as version 1, which can then answer
-    said = _read_line(connection, limit)
-    word, _, theirs = said.partition(" ")
+    own_nonce = secrets.token_bytes(SIZE)
+    # as many words as in version 1, whose host can then answer
+    connection.sendall(f"{HELLO} {VERSION} {own_nonce.hex()} -\n".encode())
+    answer = _read_line(connection, limit)
+    word, _, host_nonce = answer.partition(" ")
     with contextlib.suppress(ValueError):
         if word == CHALLENGE:
-            return Channel(connection, key(secret, own, nonce(theirs)), False)
-    return said
+            return Channel(connection, key(secret, own_nonce, nonce(host_nonce)), False)
+    return answer
 
 
 def _read_line(connection: socket.socket, limit: float) -> str:
@@ -186,14 +207,14 @@ def _read_line(connection: socket.socket, limit: float) -> str:
     It is read byte by byte, because what follows it is for the channel.
     """
     until = time.monotonic() + limit
-    said = b""
+    line = b""
     with contextlib.suppress(TimeoutError):
-        while not said.endswith(b"\n") and len(said) < LONGEST_HELLO:
+        while not line.endswith(b"\n") and len(line) < LONGEST_HELLO:
             connection.settimeout(max(until - time.monotonic(), 0.001))
             if not (byte := connection.recv(1)):
                 raise _reset_error()
-            said += byte
+            line += byte
             if time.monotonic() > until:
                 return ""
-        return said.decode(errors="replace").rstrip()
+        return line.decode(errors="replace").rstrip()
     return ""

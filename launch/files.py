@@ -1,9 +1,9 @@
-"""What the toolkit writes is opened here, as ``errors.open_file`` opens what it reads. Nothing goes
-through a link.
+"""Opens whatever the toolkit writes, and never writes through a link. ``errors.open_file`` opens what
+it reads.
 
-A folder may come from a stranger, or be shared with one, and a link within it could lead to any
+A folder may come from somebody else, or be shared with them, and a link within it could lead to any
 file of the user. So could a second name of such a file (a hard link): a file with two names isn't
-changed, but replaced by a copy. The way to the folder may have links: they are the user's own.
+changed, but replaced by a copy. The path to the folder may have links: they are the user's own.
 """
 
 import contextlib
@@ -17,84 +17,94 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK = "it is a link, through which nothing is written"
-_LONGEST = 200  # bytes of a name's beginning: with what is added to it, it has at most 255
-# What this process writes at this moment, by the path until it is whole. After a signal it is
-# removed.
+# Bytes of a name that are kept in a temporary one. With what is added, it has at most 255.
+_LONGEST = 200
+# The temporary paths of what this process is writing. A signal that ends the process removes them.
 _unfinished: set[Path | None] = set()
-_LEFT = re.compile(r"\.(.+)\.([0-9]{1,7})\.[0-9a-f]{8}", re.DOTALL)
-_LEFT_EARLIER = re.compile(r"\.(.+)\.([0-9]{1,7})", re.DOTALL)  # by releases before 1.0
-_MOST_PROCESSES = 1 << 22  # Linux's limit on a process's number
+_TEMPORARY = re.compile(r"\.(.+)\.([0-9]{1,7})\.[0-9a-f]{8}", re.DOTALL)
+# the temporary names of releases before 1.0
+_EARLIER_TEMPORARY = re.compile(r"\.(.+)\.([0-9]{1,7})", re.DOTALL)
+# Linux's limit on a process's number
+_MOST_PROCESSES = 1 << 22
 
 
 def unfinished_path(path: Path) -> Path:
-    """Returns a path for a file or folder until it is complete: hidden, beside ``path``, and not to
-    be guessed.
+    """Returns a temporary path for a file or folder until it is complete: beside ``path``, hidden,
+    and with a random part that nobody can guess.
     """
     name = os.fsdecode(os.fsencode(path.name)[:_LONGEST])
     return path.with_name(f".{name}.{os.getpid()}.{os.urandom(4).hex()}")
 
 
 def unused_path(path: Path) -> Path:
-    """Returns ``path``, or where that is there already, the first of ``path-1``, ``path-2`` and so
-    on that isn't.
+    """Returns ``path``, or if it exists already, the first of ``path-1``, ``path-2`` and so on that
+    doesn't.
     """
-    names = itertools.chain(
-        [path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(1))
-    )
-    return next(found for found in names if not os.path.lexists(found))
+    unused = path
+    for number in itertools.count(1):
+        if not os.path.lexists(unused):
+            break
+        unused = path.with_name(f"{path.name}-{number}")
+    return unused
 
 
 def leftovers(folder: Path, earlier: bool = False) -> Iterator[tuple[Path, str]]:
-    """Yields what processes of this machine began in a folder and left, each with the name that it
-    would have had.
+    """Yields the temporary paths that ended processes of this machine left in a folder, each with
+    the name that the complete file would have had.
 
     Args:
-        earlier: of earlier releases, too, whose names had no random part: whoever removes one looks
-            at its content.
+        earlier: whether those of releases before 1.0 count, too. Their names had no random part, so
+            whoever removes one has to check its content first.
     """
     with os.scandir(folder) as entries:
-        found = sorted(entry.name for entry in entries)
-    for name in found:
-        matched = _LEFT.fullmatch(name) or (earlier and _LEFT_EARLIER.fullmatch(name))
-        if matched and _is_gone(int(matched[2])):
-            yield folder / name, matched[1]
+        names = sorted(entry.name for entry in entries)
+    for name in names:
+        match = _TEMPORARY.fullmatch(name)
+        if not match and earlier:
+            match = _EARLIER_TEMPORARY.fullmatch(name)
+        if match and _has_ended(int(match[2])):
+            yield folder / name, match[1]
 
 
-def _is_gone(process: int) -> bool:
+def _has_ended(process: int) -> bool:
+    """Returns whether a process has ended, so that its files are left over.
+
+    A number that no process can have belongs to no temporary name of ours. This process's own number
+    counts as ended: an earlier process had it, perhaps before a restart of the container.
+    """
     if process > _MOST_PROCESSES:
         return False
     return process == os.getpid() or not os.path.exists(f"/proc/{process}")
 
 
 def obstacle(path: Path) -> OSError | None:
-    """Returns the error that says why ``path`` isn't written; None: nothing stands against it."""
+    """Returns the error that says why ``path`` can't be written; None if it can."""
     try:
-        found = os.lstat(path)
+        mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return None
     except OSError as error:
         return error
-    return _obstacle(found, path)
+    return _obstacle(mode, path)
 
 
-def _obstacle(found: os.stat_result, path: Path) -> OSError | None:
-    if stat.S_ISLNK(found.st_mode):
+def _obstacle(mode: int, path: Path) -> OSError | None:
+    if stat.S_ISLNK(mode):
         return OSError(errno.ELOOP, _LINK, str(path))
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(mode):
         return OSError(errno.EISDIR, "it is a folder, expected a file", str(path))
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(mode):
         return OSError(errno.ENXIO, "it is no regular file", str(path))
     return None
 
 
 def refuse_links(folder: Path, names: str) -> None:
-    """Raises OSError where an entry of a folder is a link: what is written into that would go
-    elsewhere.
+    """Raises OSError if an entry of a folder is a link: what is written into it would go elsewhere.
 
     Args:
-        names: a pattern of the entries that count.
+        names: a pattern for the names of the entries that count.
     """
     with os.scandir(folder) as entries:
         links = sorted(
@@ -111,8 +121,8 @@ def open_lock(path: Path, signed: bytes) -> int:
     writing.
 
     Args:
-        signed: a pattern of what such a file holds once a process has signed it. Nothing else is
-            overwritten.
+        signed: a pattern for the content of a lock that a process has signed. A file with another
+            content is never overwritten.
 
     Raises:
         OSError: it is a link, a folder or no regular file, or holds something else.
@@ -126,8 +136,8 @@ def open_lock(path: Path, signed: bytes) -> int:
 
 
 def open_to_append(path: Path) -> IO[str]:
-    """Opens a file of text whose lines are added at its end. One that has a second name is replaced
-    by a copy.
+    """Opens a text file to append lines. One that has a second name (a hard link) is replaced by a
+    copy first.
 
     Raises:
         OSError: it is a link, a folder or no regular file.
@@ -143,9 +153,9 @@ def open_to_append(path: Path) -> IO[str]:
 def _open(path: Path, flags: int) -> int:
     if problem := obstacle(path):
         raise problem
-    # What was looked at may have been replaced meanwhile.
+    # It may have been replaced since it was checked: check what was opened.
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if problem := _obstacle(os.fstat(descriptor), path):
+    if problem := _obstacle(os.fstat(descriptor).st_mode, path):
         os.close(descriptor)
         raise problem
     return descriptor
@@ -153,7 +163,7 @@ def _open(path: Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Opens a file that replaces ``path`` only if the body ends without an error. So ``path`` is
+    """Opens a temporary file that replaces ``path`` if the body ends without an error. So ``path`` is
     never half written.
 
     Raises:
@@ -163,7 +173,8 @@ def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     try:
         if problem := obstacle(path):
             raise problem
-        folder = os.open(path.parent, _FOLDER)
+        # A descriptor: the folder may be renamed or replaced while the file is written.
+        folder = os.open(path.parent, _OPEN_FOLDER)
     except OSError as error:
         error.filename = str(path)
         raise
@@ -178,11 +189,11 @@ def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         os.fsync(folder)
     except OSError as error:
-        # An error of write names no file, and one of open names the temporary one.
+        # An error of ``write`` names no file, and one of ``open`` names the temporary one.
         error.filename = str(path)
         raise
     finally:
-        # The disk may have become read-only: the first error counts.
+        # It may fail because the disk has become read-only. Then the first error is the one to raise.
         with contextlib.suppress(OSError):
             os.unlink(temporary.name, dir_fd=folder)
         _unfinished.discard(temporary)
@@ -190,8 +201,8 @@ def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def begin_folder(path: Path) -> Path:
-    """Makes the folder that ``making_folder`` then takes for ``path``. It is removed if this
-    process ends before.
+    """Makes a temporary folder, which ``making_folder`` later renames to ``path``. If a signal ends
+    this process before, the folder is removed.
     """
     temporary = unfinished_path(path)
     _unfinished.add(temporary)
@@ -208,11 +219,11 @@ def making_folder(path: Path, begun: Path | None = None) -> Iterator[Path]:
     """Yields a new folder that becomes ``path`` if the body ends without an error, and is removed
     otherwise.
 
-    Files within it are synced by their writers. An empty folder in the place of ``path`` is
-    replaced.
+    Whoever writes files into it has to sync them. If ``path`` is an empty folder, it is replaced.
 
     Args:
-        begun: the folder, if ``begin_folder`` has made it; it may have been moved since.
+        begun: the folder that ``begin_folder`` has made, which may have been moved since; None: a
+            new one is made.
     """
     temporary = begun or begin_folder(path)
     _unfinished.add(temporary)
@@ -233,6 +244,7 @@ def temporary_folder(parent: Path | str | None = None) -> Iterator[Path]:
     Args:
         parent: where it is made; None: where this system keeps temporary files.
     """
+    # The start of a program, which imports this module, doesn't need it.
     import tempfile
 
     path = unfinished_path(Path(parent or tempfile.gettempdir()) / "toolkit")
@@ -246,8 +258,8 @@ def temporary_folder(parent: Path | str | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def removing_if_stopped(path: Path | None) -> Iterator[None]:
-    """Has a signal that ends this process remove ``path`` before: another process writes it, and it
-    wasn't there.
+    """Has a signal that ends this process remove ``path``, a new file or folder that another process
+    writes for it.
     """
     _unfinished.add(path)
     try:
@@ -258,8 +270,8 @@ def removing_if_stopped(path: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def making_mark(folder: Path) -> Iterator[Path]:
-    """Yields a new empty file in a folder, by which another process sees that it is the same
-    folder; removes it.
+    """Yields a new empty file in a folder, by which another process can tell that it sees the same
+    folder. It is removed afterwards.
     """
     mark = unfinished_path(folder / "mark")
     _unfinished.add(mark)
@@ -273,7 +285,7 @@ def making_mark(folder: Path) -> Iterator[Path]:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes changes of names in a directory, such as a rename, survive a crash of the machine."""
+    """Syncs a directory, so that new names and renames in it survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -288,7 +300,7 @@ def remove_unfinished() -> None:
 
 
 def remove(path: Path | None) -> None:
-    """Removes a file or a folder that this program made, if it is there; of a link, itself."""
+    """Removes a file or a folder that this program made, if it exists; of a link, only the link."""
     if path:
         with contextlib.suppress(OSError):
             if path.is_dir() and not path.is_symlink():

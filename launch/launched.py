@@ -1,11 +1,11 @@
-"""A rank that a launcher started, and the process that watches it. Messages and statuses equal
-those of spawned ranks.
+"""Runs a rank that a launcher started, and watches it. Messages and exit statuses equal those of
+spawned ranks.
 
-The launcher's processes meet (``environment.meet``), then fork before they import Paddle: the child
-is the rank, the parent (13 MB) watches it. Once a second each parent reports to rank 0's parent
-what it sees, over the connections of the meeting. Rank 0's parent decides for all whether the run
-ends, and sends them its verdict. None of this needs the ranks' threads, which may be suspended, or
-wait in C++.
+The launcher's processes meet (``meet``) and then fork, before they import Paddle: the child is the
+rank, and the parent (13 MB) watches it. Once a second each parent sends the state of its rank to
+rank 0's parent, over the connections of the meeting. Rank 0's parent decides for all whether the run
+ends, and sends them its verdict. None of this needs the ranks' own threads, which may be suspended,
+or may be waiting in C++.
 """
 
 import contextlib
@@ -23,31 +23,36 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from errors import Failure, InputError
-from launch import environment, sharing, signals
+from launch import devices, launchers, rendezvous, secret, sharing, signals
 from launch.channel import Channel
 from launch.rendezvous import Meeting
 from launch.spawned import Ranks, leave, shared_arrays
-from launch.verdict import Seen, Verdict, judge
+from launch.verdict import RankState, Verdict, judge
 
-EVERY = 1.0  # seconds between two reports of a parent
-SILENCE = 10.0  # seconds without a report after which a rank counts as not answering
-PATIENT = 5.0  # seconds that a parent whose rank failed waits for the verdict of rank 0's parent
+# seconds between two reports of a parent
+EVERY = 1.0
+# seconds without a report after which a rank counts as not answering
+SILENCE = 10.0
+# seconds that a parent whose rank failed waits for the verdict of rank 0's parent
+PATIENT = 5.0
 SILENT = "isn't answering (is its machine down, or out of reach?)"
 LOST = "was lost (its machine went down, or its launcher killed it)"
-# what a rank waits for before Paddle's start: its data, the others, nothing
+# The stages of a rank before Paddle starts: it reads its data; it waits for the other ranks; all are
+# there.
 READING, READY, GO = range(3)
-_stage: Any = None  # a shared number, one of these
+# one of these, in memory that the rank and its parent share
+_stage: Any = None
 
 
 def watch(target: Callable[..., None], config: Any) -> NoReturn:
-    """Calls ``target(failed, beats, config)`` in a child, watches it, and exits with the run's
-    status.
+    """Calls ``target(failed, beats, config)`` in a child process, watches it, and exits with the
+    run's status.
 
-    Nothing in this process may have started threads, nor imported Paddle.
+    This process must not have started threads or imported Paddle, because it forks.
 
     Raises:
         InputError: DIST.MAX_RESTART is set.
-        InputError, RunError: as ``environment.meet``.
+        InputError, RunError: as ``meet``.
     """
     global _stage
     if config.DIST.MAX_RESTART:
@@ -56,191 +61,287 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
         )
     context = multiprocessing.get_context("fork")
     rank = int(os.environ["PADDLE_TRAINER_ID"])
-    os.environ["LAUNCHER_PID"] = str(os.getppid() if environment.set_by_launcher() else os.getpid())
-    # Paddle's launcher: each rank's stderr is a file of its own
-    separate = "PADDLE_LOG_DIR" in os.environ
-    # but a shell may end, and leave its ranks at work
-    if separate or "TORCHELASTIC_RUN_ID" in os.environ:
+    os.environ["LAUNCHER_PID"] = str(os.getppid() if launchers.set_by_launcher() else os.getpid())
+    # Paddle's launcher writes each rank's stderr to a file of its own.
+    has_own_stderr = "PADDLE_LOG_DIR" in os.environ
+    # The rank ends with these launchers. A shell, in contrast, may end and leave its ranks running.
+    if has_own_stderr or "TORCHELASTIC_RUN_ID" in os.environ:
         signals.die_with_parent(signal.SIGTERM)
     failed, beats = shared_arrays(context, 1)
     _stage = context.Array("b", [READING], lock=False)
-    meeting = environment.meet(config.DIST.INIT_TIMEOUT)
+    meeting = meet(config.DIST.INIT_TIMEOUT)
     signals.hold_signals()
     process = context.Process(target=_become_rank, args=(meeting, target, failed, beats, config))
-    watcher = (First if rank == 0 else Other)(meeting, process, failed, beats, config.DIST.TIMEOUT)
-    verdict = watcher.wait()
-    if verdict and (rank == 0 or separate or watcher.alone):
+    parent_class = First if rank == 0 else Other
+    parent = parent_class(meeting, process, failed, beats, config.DIST.TIMEOUT)
+    verdict = parent.wait()
+    # One message is enough where all ranks share stderr.
+    if verdict and (rank == 0 or has_own_stderr or parent.alone):
         leave(verdict)
     sys.exit(verdict.status if verdict else 0)
 
 
+def meet(limit: float) -> Meeting:
+    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most. ``ready``
+    of the returned meeting waits until they have read their data, too.
+
+    Between machines, it tells gloo and NCCL to use the network interface that reaches rank 0. By
+    itself gloo takes the address that the machine's own name stands for. In many an /etc/hosts that
+    is 127.0.1.1, where no other machine finds it. NCCL takes the first interface, which may lead
+    nowhere.
+
+    Raises:
+        InputError, RunError: as ``rendezvous.meet``.
+    """
+    rank = launchers.read_number("PADDLE_TRAINER_ID")
+    ranks = launchers.read_number("PADDLE_TRAINERS_NUM")
+    local_ranks = launchers.read_number("PADDLE_LOCAL_SIZE", default=1)
+    master = launchers.master_address()
+    # torchrun's number of local ranks is a guess without LOCAL_WORLD_SIZE.
+    is_guess = os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")
+    if local_ranks == ranks > 1 and not is_guess:
+        _, port = rendezvous.parse_address(master)
+        master = os.environ["PADDLE_MASTER"] = f"{rendezvous.LOOPBACK}:{port}"
+        rendezvous.use_loopback()
+    gpu = ""
+    if devices.num_gpus_of_paddle() and os.environ.get("PADDLE_DISTRI_BACKEND") != "gloo":
+        with launchers.telling_others(launchers.RANKS, launchers.SIZES):
+            gpu = devices.selected_gpu()
+    meeting = rendezvous.meet(
+        master,
+        rank,
+        ranks,
+        limit,
+        job=launchers.job(),
+        here=local_ranks,
+        first=launchers.read_number("PADDLE_LOCAL_RANK", default=0) == 0,
+        seat=gpu,
+    )
+    if ranks > 1:
+        secret.take_run(meeting.run_key)
+    interfaces = {address: name for name, address in rendezvous.addresses().items()}
+    interface = interfaces.get(meeting.own_address)
+    if ranks > local_ranks and interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # "=": this name, not any that begins with it
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    return meeting
+
+
 def _become_rank(meeting: Meeting, target: Callable[..., None], *args: Any) -> None:
-    meeting.close()  # only the parent keeps the connections: the others then notice its end
+    # Only the parent keeps the connections, so that the others notice when it ends.
+    meeting.close()
     target(*args)
 
 
 def wait_for_all() -> None:
-    """Returns when every launched rank has called it: Paddle alone would wait only 900 s for one
-    that reads data.
+    """Returns when every launched rank has called it. A rank may read data for a long time, and Paddle
+    would wait for it only 900 s.
     """
     _stage[0] = READY
     while _stage[0] != GO:
+        # The other ranks of this machine may still fetch the data that this one has read.
         sharing.answer()
         time.sleep(0.02)
     sharing.close()
 
 
 class Launched(Ranks):
-    """A launched rank, as its parent sees it. Parents send each other lines of JSON."""
+    """Watches a launched rank, which is a child process of this one.
 
-    alone = True  # whether this parent decides by itself when the run ends
+    Attributes:
+        own: the state of this rank.
+        alone: whether this parent decides by itself when the run ends.
+    """
+
+    alone = True
 
     def __init__(
         self, process: multiprocessing.Process, failed: Any, beats: Any, timeout: float
     ) -> None:
         process.start()
         super().__init__(SimpleNamespace(processes=[process]), failed, beats, timeout)
-        self.own = self.seen[0]
-        self.own.place, self.own.host = int(os.environ["PADDLE_TRAINER_ID"]), platform.node()
-        self.told = 0.0
+        self.own = self.states[0]
+        self.own.place = int(os.environ["PADDLE_TRAINER_ID"])
+        self.own.host = platform.node()
+        self.last_report = 0.0
 
-    def look(self) -> bool:
-        done = super().look()
+    def check(self) -> bool:
+        done = super().check()
         self.now = time.monotonic()
         self.exchange(done)
         return done
 
     def exchange(self, done: bool) -> None:
-        """Exchanges reports with the other parents; ``done``: this rank has ended without an error."""
+        """Exchanges reports with the other parents.
+
+        Args:
+            done: whether this rank has ended without an error.
+        """
         raise NotImplementedError
 
-    def due(self) -> bool:
-        """Returns whether it is time for the next report."""
-        if due := self.now - self.told > EVERY:
-            self.told = self.now
-        return due
+    def is_report_due(self) -> bool:
+        """Returns whether it is time for the next report, which then counts as sent."""
+        is_due = self.now - self.last_report > EVERY
+        if is_due:
+            self.last_report = self.now
+        return is_due
 
 
 class First(Launched):
-    """Rank 0's parent: it receives the other parents' reports and decides for all."""
+    """The parent of rank 0: it receives the reports of the other parents and decides for all.
+
+    Attributes:
+        all: the states of all ranks.
+        peers: the connections to the other parents, and the numbers of their ranks.
+        ready: the ranks that have read their data.
+        ended: the ranks that have ended without an error, or were lost.
+        beats_received: the time of each other rank's last beat, by the clock of its own machine.
+    """
 
     def __init__(self, meeting: Meeting, *args: Any) -> None:
         super().__init__(*args)
-        self.all = [self.own, *map(Seen, range(1, len(meeting.guests)))]
-        self.lines = {Line(guest): place for place, guest in meeting.guests.items() if place}
-        self.ready: set[int] = set()  # the ranks that have read their data
-        self.over: set[int] = set()  # the ranks that have ended without an error, or were lost
-        # the time of each other rank's last beat, by its own clock
-        self.beat: dict[int, float] = {}
+        self.all = [self.own, *map(RankState, range(1, len(meeting.guests)))]
+        self.peers = {Peer(guest): place for place, guest in meeting.guests.items() if place}
+        self.ready: set[int] = set()
+        self.ended: set[int] = set()
+        self.beats_received: dict[int, float] = {}
 
     def exchange(self, done: bool) -> None:
-        due = self.due()
-        for line, place in list(self.lines.items()):
-            for message in line.receive():
-                with line.closing():
-                    self._hear(place, message)
-            if line.closed:
-                del self.lines[line]
-                if place not in self.over:
+        is_due = self.is_report_due()
+        for peer, place in list(self.peers.items()):
+            for message in peer.receive():
+                with peer.closing_on_error():
+                    self._take_report(place, message)
+            if peer.closed:
+                del self.peers[peer]
+                if place not in self.ended:
                     self._lose(self.all[place])
                 continue
-            self.all[place].trouble = self.all[place].trouble or SILENT * (
-                self.now - line.heard > SILENCE
-            )
-            if due:
-                line.send({})
+            if not self.all[place].trouble and self.now - peer.heard > SILENCE:
+                self.all[place].trouble = SILENT
+            if is_due:
+                # An empty message shows the other parent that this one is there.
+                peer.send({})
         if _stage[0] == READY and len(self.ready) == len(self.all) - 1:
             _stage[0] = GO
-            for line in self.lines:
-                line.send({"go": True})
+            for peer in self.peers:
+                peer.send({"go": True})
         if done:
-            self._part({"parted": True})
+            self._send_last({"parted": True})
 
-    def _hear(self, place: int, message: dict[str, Any]) -> None:
-        seen = Seen(**message["seen"])
+    def _take_report(self, place: int, message: dict[str, Any]) -> None:
+        """Takes the report of another rank's parent. Raises any error if it isn't one."""
+        state = RankState(**message["seen"])
         known = self.all[place]
-        seen.failure, failure = None, seen.failure and Failure(*seen.failure)
-        if seen.place != place or [*map(type, vars(seen).values())] != [
-            *map(type, vars(Seen(0)).values())
-        ]:
+        # A failure is the one attribute of two types.
+        failure = state.failure and Failure(*state.failure)
+        state.failure = None
+        types = [type(value) for value in vars(state).values()]
+        expected = [type(value) for value in vars(RankState(0)).values()]
+        if state.place != place or types != expected:
             raise ValueError("not a report of one of our ranks")
-        seen.failure = failure
-        moved = self.beat.get(place, 0.0) != seen.time
-        self.beat[place], seen.time = seen.time, self.now if moved else known.time
-        seen.gone_at = known.gone_at or self.now * bool(seen.gone)
-        self.all[place] = seen
+        state.failure = failure
+        # Clocks of machines differ: a new beat counts from the moment at which it is reported.
+        has_new_beat = self.beats_received.get(place, 0.0) != state.time
+        self.beats_received[place] = state.time
+        state.time = self.now if has_new_beat else known.time
+        state.gone_at = known.gone_at
+        if state.gone and not state.gone_at:
+            state.gone_at = self.now
+        self.all[place] = state
         if message["ready"]:
             self.ready.add(place)
         if message["done"]:
-            self.over.add(place)
+            self.ended.add(place)
 
-    def _lose(self, seen: Seen) -> None:
-        self.over.add(seen.place)
-        if not seen.gone and not seen.failure:
-            seen.gone = LOST
-            seen.gone_at = self.now
+    def _lose(self, state: RankState) -> None:
+        """Notes that the connection to a rank's parent has ended."""
+        self.ended.add(state.place)
+        if not state.gone and not state.failure:
+            state.gone = LOST
+            state.gone_at = self.now
 
     def verdict(self) -> Verdict | None:
         return judge(self.all, self.started, self.timeout)
 
     def end(self, verdict: Verdict) -> None:
         super().end(verdict)
-        self._part({"verdict": verdict})
+        self._send_last({"verdict": verdict})
 
-    def _part(self, message: dict[str, Any]) -> None:
-        """Sends a last message to the others, and reads until they close: unread data might make
-        them lose it.
+    def _send_last(self, message: dict[str, Any]) -> None:
+        """Sends a last message to the others, and reads until they close their connections. If this
+        process ended with unread data, they might lose the message.
         """
         until = time.monotonic() + 1
-        for line in self.lines:
-            line.send(message)
-        while time.monotonic() < until and not all(line.closed for line in self.lines):
-            for line in self.lines:
-                line.receive()
+        for peer in self.peers:
+            peer.send(message)
+        while time.monotonic() < until and not all(peer.closed for peer in self.peers):
+            for peer in self.peers:
+                peer.receive()
             time.sleep(0.02)
 
 
 class Other(Launched):
-    """The parent of another rank: it reports to rank 0's parent, and does what that decides."""
+    """The parent of another rank: it reports to rank 0's parent, and does what that one decides.
+
+    Attributes:
+        decided: the verdict of rank 0's parent.
+        failed_at: when this rank failed; 0: it didn't.
+    """
 
     alone = False
 
     def __init__(self, meeting: Meeting, *args: Any) -> None:
         super().__init__(*args)
         self.host = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0].rpartition(":")[0]
-        self.line = Line(meeting.connection)
+        self.peer = Peer(meeting.connection)
         self.decided: Verdict | None = None
         self.failed_at = 0.0
 
     def exchange(self, done: bool) -> None:
-        for message in self.line.receive():
-            self.decided = self.decided or (message.get("verdict") and Verdict(*message["verdict"]))
+        for message in self.peer.receive():
+            if message.get("verdict") and not self.decided:
+                self.decided = Verdict(*message["verdict"])
             if message.get("go"):
                 _stage[0] = GO
             if message.get("parted"):
+                # Rank 0 has ended without an error.
                 self.alone = True
-                self.line.close()
-        ready = _stage[0] == READY
-        if not self.alone and (self.due() or done or ready or self.own.gone or self.own.failure):
-            self.line.send({"seen": asdict(self.own), "ready": ready, "done": done})
+                self.peer.close()
+        if self.alone:
+            return
+        is_ready = _stage[0] == READY
+        has_news = done or is_ready or self.own.gone or self.own.failure
+        if self.is_report_due() or has_news:
+            self.peer.send({"seen": asdict(self.own), "ready": is_ready, "done": done})
 
     def verdict(self) -> Verdict | None:
-        if self.decided or self.alone:
-            return self.decided or judge([self.own], self.started, self.timeout)
+        if self.decided:
+            return self.decided
+        if self.alone:
+            return judge([self.own], self.started, self.timeout)
+        # Whether the run stalls is for rank 0's parent to say.
         own = judge([self.own], self.started, math.inf)
-        self.failed_at = self.failed_at or self.now * bool(own)
-        silent = self.now - self.line.heard
-        self.alone = self.line.closed or silent > (SILENCE if own else max(SILENCE, self.timeout))
-        if self.alone and (own is None or own.lost):  # perhaps this rank ended because rank 0 did
-            how = LOST if self.line.closed else f"{SILENT} for {silent:.0f} s"
+        if own and not self.failed_at:
+            self.failed_at = self.now
+        silent = self.now - self.peer.heard
+        patience = SILENCE if own else max(SILENCE, self.timeout)
+        self.alone = self.peer.closed or silent > patience
+        # This rank may be lost only because rank 0 was.
+        if self.alone and (own is None or own.lost):
+            how = LOST if self.peer.closed else f"{SILENT} for {silent:.0f} s"
             return Verdict(1, f"error: rank 0 on {self.host} {how}", lost=True)
-        return own if own and (self.alone or self.now - self.failed_at > PATIENT) else None
+        if self.alone or self.now - self.failed_at > PATIENT:
+            return own
+        return None
 
 
-class Line:
-    """An authenticated connection for JSON, one message per line.
+class Peer:
+    """A connection to another rank's parent, for messages in JSON.
 
     Attributes:
+        closed: whether this end is closed.
         heard: when something came the last time.
     """
 
@@ -256,24 +357,25 @@ class Line:
         return self.channel.heard
 
     def send(self, message: dict[str, Any]) -> None:
-        # Where the other end is gone, receive finds that, after what it said last.
-        with self.closing(), contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        # If the other end has gone, ``receive`` finds out, after its last messages.
+        with self.closing_on_error(), contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.channel.send(json.dumps(message))
 
     def receive(self) -> list[dict[str, Any]]:
         """Returns the messages that have come, without waiting."""
         if not self.closed:
-            with self.closing():
+            with self.closing_on_error():
                 return [json.loads(line) for line in self.channel.receive()]
         return []
 
     def close(self) -> None:
+        """Closes this end."""
         self.channel.close()
 
     @contextlib.contextmanager
-    def closing(self) -> Iterator[None]:
-        """Closes the connection on any error: the other end is gone, or its message is wrong.
-        Nothing else ends.
+    def closing_on_error(self) -> Iterator[None]:
+        """Closes the connection on any error in the body: the other end has gone, or its message is
+        wrong. The error goes no further.
         """
         try:
             yield

@@ -1,5 +1,6 @@
-"""What a rank reports to the process that watches it: the time of its last report (a beat), its
-step, what it does.
+"""Reports the progress of a rank to the process that watches it, through shared memory.
+
+Each report is a beat: its time, the rank's step and what the rank does.
 """
 
 import math
@@ -14,18 +15,19 @@ from launch.files import open_to_append
 
 DOING = ("starting", "waiting for data", "computing", "evaluating")
 STARTING, LOADING, COMPUTING, EVALUATING = range(4)
-# shared doubles per rank: time of the last beat (0: none yet), step, what it does, batches asked
-# for
+# Shared numbers for each rank: the time of the last beat (0: none yet), the step, a place in DOING,
+# and how many batches it has asked its loader for.
 FIELDS = 4
 _beats: Any = None
+# where this rank's numbers begin
 _first = 0
-_asked = 0
+_batches = 0
 _doing = STARTING
 
 
 def share_beats(beats: Any, first: int) -> None:
-    """Makes ``beat`` write to ``beats[first:first + FIELDS]``, which the process that watches this
-    one reads.
+    """Makes ``beat`` write to ``beats[first:first + FIELDS]``, shared with the process that watches
+    this one.
     """
     global _beats, _first
     _beats = beats
@@ -38,7 +40,7 @@ def is_watched() -> bool:
 
 
 def doing() -> int:
-    """Returns what this rank does, by its last beat."""
+    """Returns what this rank does by its last beat, as a place in DOING."""
     return _doing
 
 
@@ -49,28 +51,31 @@ def beat(doing: int, step: int | None = None) -> None:
         doing: a place in DOING.
         step: None: the same as before.
     """
-    global _asked, _doing
+    global _batches, _doing
     _doing = doing
     if _beats is None:
         return
-    _asked += doing == LOADING
-    _beats[_first], _beats[_first + 2], _beats[_first + 3] = time.monotonic(), doing, _asked
+    if doing == LOADING:
+        _batches += 1
+    _beats[_first] = time.monotonic()
+    _beats[_first + 2] = doing
+    _beats[_first + 3] = _batches
     if step is not None:
         _beats[_first + 1] = step
 
 
 def pause() -> None:
-    """Reports that this rank computes nothing until its next beat: waiting for a reader, say, is no
-    stall.
+    """Declares that this rank may take any time until its next beat. To wait for whoever reads its
+    output, for example, is no stall.
     """
     if _beats is not None:
         _beats[_first] = math.inf
 
 
 def keep_native_errors(log: Path) -> None:
-    """Redirects what C++ code writes to stderr to the rank's log, such as gloo's when a peer is
-    gone. The process that watches the rank reports the cause. Python's stderr stays. A rank that
-    isn't watched keeps both.
+    """Redirects what C++ code writes to stderr into the rank's log, such as gloo's messages when a
+    peer has gone. The process that watches the rank reports the cause. Python's stderr stays. A rank
+    that isn't watched keeps both.
     """
     if is_watched():
         sys.stderr = streams.lasting(os.dup(2), lines=True)

@@ -1,11 +1,11 @@
-"""How the processes of a launched run find one another, before Paddle does.
+"""The rendezvous of a launched run: its processes find one another here, before Paddle starts.
 
-Paddle's own start (its TCPStore, in 3.3.1 and 2.6.2) tries an address that doesn't answer for ever.
-It hangs where another program listens there. It waits 900 s for a rank that never comes, without
-naming it. So the ranks first meet at the same address. Rank 0 listens (``admission``), each rank
-proves that it knows the user's secret (``channel``), and all get the result. After that, Paddle
-gets the port. The processes that watch ranks stay connected for the whole run (``launched``),
-others until all are ready.
+Paddle's own rendezvous (its TCPStore, in 3.3.1 and 2.6.2) tries for ever if nothing answers at the
+address. It hangs if another program listens there. It waits 900 s for a rank that never comes, and
+doesn't name it. So the ranks first meet at the same address. Rank 0 listens (``admission``), each
+rank proves that it knows the user's secret (``channel``), and all get the result. After that, Paddle
+gets the port. The processes that watch ranks stay connected for the whole run (``launched``), others
+until all are ready.
 """
 
 import contextlib
@@ -25,28 +25,33 @@ from dataclasses import dataclass
 
 from errors import InputError, RunError
 from launch import channel, secret
-from launch.admission import GRACE, LIMITS, WRONG, Door, keep_alive, number_list, tell
+from launch.admission import GRACE, LIMITS, WRONG, Admission, keep_alive, number_list, tell
 from launch.channel import Channel, Forged
 
-# seconds: for a connection, and for each of rank 0's first answers
+# seconds for a connection
 CONNECT = 5.0
+# seconds for each of rank 0's first answers
 ANSWER = 10.0
-TAKEN = 2.0  # seconds in which whoever holds rank 0's port may show that it is another rank 0
+# seconds in which the program that holds rank 0's port may show that it is another rank 0
+TAKEN = 2.0
 LOOPBACK = "127.0.0.1"
-ENDING = 3.0  # seconds that an earlier run's processes may take to end and free the port
+# seconds that an earlier run's processes may take to end and free the port
+ENDING = 3.0
 
 
 @dataclass
 class Meeting:
-    """Ranks that found one another.
+    """The connections between ranks that have found one another.
 
     Attributes:
+        address: HOST:PORT at which they met.
+        kind: "rank" or "node".
         own_address: this machine's IPv4 address, as the others reach it. With a single rank it is
             the master's.
         connection: to rank 0.
         guests: on rank 0, the connections to all ranks, by their numbers.
         run_key: a key that only these ranks know (``secret.take_run``).
-        claim: on rank 0, what holds the port (``claim``).
+        claim: on rank 0, the socket that holds the port (``claim``).
     """
 
     address: str
@@ -64,15 +69,14 @@ class Meeting:
             RunError: a rank has ended meanwhile.
         """
         with contextlib.closing(self):
-            with contextlib.suppress(OSError):  # ``_verdict`` gets the same error
+            # ``_verdict`` gets the same error.
+            with contextlib.suppress(OSError):
                 self.connection.send("ready")
+            verdict = "ok"
             if gone := [place for place, guest in self.guests.items() if not _is_ready(guest)]:
-                tell(
-                    self.guests,
-                    f"{self.kind} {number_list(gone)} ended before the run started; read its error message",
-                )
-            else:
-                tell(self.guests, "ok")
+                numbers = f"{self.kind} {number_list(gone)}"
+                verdict = f"{numbers} ended before the run started; read its error message"
+            tell(self.guests, verdict)
             _verdict(self.connection, f"{self.kind} 0 at {self.address}", None)
 
     def close(self) -> None:
@@ -102,9 +106,9 @@ def meet(
     """Waits until all ``count`` ranks have come to ``address``.
 
     Args:
-        address: HOST:PORT at rank 0, a name or IPv4: Paddle's store takes no IPv6.
+        address: HOST:PORT of rank 0, with a name or an IPv4 address: Paddle's store takes no IPv6.
         place: this rank's number.
-        limit: seconds.
+        limit: seconds to wait.
         job: an identifier of this run, the same on all ranks.
         kind: "rank", or "node" if machines meet instead of ranks.
         here: the number of ranks on this machine.
@@ -117,7 +121,8 @@ def meet(
         RunError: nothing answered, or not all ranks came.
     """
     host, port = parse_address(address)
-    if count == 1:  # no network needed
+    # A single rank needs no network.
+    if count == 1:
         connection, guest = channel.pair()
         return Meeting(address, kind, host, connection, {0: guest})
     own_secret = secret.shared_secret()
@@ -126,40 +131,44 @@ def meet(
     greeting = json.dumps(
         {"party": party, "place": place, "gpu": _printable(seat), "machine": machine}
     )
-    door = None
+    admission = None
     held = None
-    with contextlib.ExitStack() as undone:  # after an error
+    # Its callbacks run after an error.
+    with contextlib.ExitStack() as cleanup:
         if place == 0:
             try:
                 listener, held = listen(host, port, far=count > here)
             except InputError:
                 _check_alone(address, kind, own_secret, greeting)
                 raise
-            door = Door(listener, own_secret, party, count, kind)
-            receiver = threading.Thread(target=door.receive_all, args=(limit,), daemon=True)
-            undone.push(held or listener)
-            # Whoever was admitted gets the reason before this process ends.
-            undone.callback(receiver.join, CONNECT)
-            undone.callback(door.close)
+            admission = Admission(listener, own_secret, party, count, kind)
+            receiver = threading.Thread(target=admission.receive_all, args=(limit,), daemon=True)
+            cleanup.push(held or listener)
+            # The admitted ranks get the reason before this process ends.
+            cleanup.callback(receiver.join, CONNECT)
+            cleanup.callback(admission.close)
             receiver.start()
-            more = f"{count - 1} more {kind}{'s' * (count > 2)}"
-            print(f"{kind} 0 waits at {address} for {more}", file=sys.stderr, flush=True)
+            others = f"{count - 1} more {kind}s" if count > 2 else f"1 more {kind}"
+            print(f"{kind} 0 waits at {address} for {others}", file=sys.stderr, flush=True)
         try:
-            found = _greet([host], port, own_secret, greeting, limit if place else ANSWER)
+            answered = _greet([host], port, own_secret, greeting, limit if place else ANSWER)
         except OSError as error:
             raise _no_answer_error(
                 address, kind, place, limit, machine, error, here, first
             ) from None
-        connection, common, key = _accept_answer(found, address, kind, party, limit)
-        if door:
-            receiver.join()  # its thread has ended, so this process may fork
-        undone.pop_all()
-    own = connection.socket.getsockname()[0]
-    # On rank 0's machine its name may mean 127.0.1.1 (Debian's /etc/hosts), which others can't
-    # reach.
-    own = common if own.startswith("127.") else own
+        connection, rank_0_address, key = _accept_answer(answered, address, kind, party, limit)
+        if admission:
+            # Without this thread, the process may fork.
+            receiver.join()
+        cleanup.pop_all()
+    own_address = connection.socket.getsockname()[0]
+    if own_address.startswith("127."):
+        # On rank 0's machine its name may mean 127.0.1.1 (Debian's /etc/hosts), which others can't
+        # reach.
+        own_address = rank_0_address
     run_key = secret.mac(own_secret, b"run", key.encode()).hex()
-    return Meeting(address, kind, own, connection, door.guests if door else {}, run_key, held)
+    guests = admission.guests if admission else {}
+    return Meeting(address, kind, own_address, connection, guests, run_key, held)
 
 
 def cancel(
@@ -170,12 +179,13 @@ def cancel(
     job: str = "",
     kind: str = "rank",
 ) -> None:
-    """Tells all ranks that this one can't start, so that none waits for it. Any other rank than 0
-    tells rank 0.
+    """Tells all ranks that this one can't start, so that none waits for it. Rank 0 tells all others;
+    another rank tells rank 0.
 
     Args:
-        place: this rank's number as it was given, which may be none.
-        count: the number of ranks, likewise.
+        place: this rank's number as the user or a launcher gave it: maybe no number, or None.
+        count: the number of ranks, as it was given.
+        reason: the error message.
 
     Raises:
         InputError: the address isn't valid, the port is taken, or there is no secret.
@@ -193,24 +203,27 @@ def cancel(
         others = int(count) - 1 if count and re.fullmatch("[1-9][0-9]{0,5}", count) else sys.maxsize
         with _claiming(host, port) as held, _bound_socket("", port) as listener, held or listener:
             listener.listen(1024)
-            Door(listener, own_secret, party, others, kind, refusal).receive_all(GRACE)
+            Admission(listener, own_secret, party, others, kind, refusal).receive_all(GRACE)
         return
     greeting = {"party": party, "place": -1, "gpu": "", "machine": machine, "refusal": refusal}
-    # Where all ranks are on one machine, rank 0 listens on loopback alone.
-    hosts = [host, LOOPBACK] if socket.gethostbyname(host) in addresses().values() else [host]
+    hosts = [host]
+    if socket.gethostbyname(host) in addresses().values():
+        # If all ranks are on this machine, rank 0 only listens on loopback.
+        hosts.append(LOOPBACK)
     connection, _ = _greet(hosts, port, own_secret, json.dumps(greeting), ANSWER)
     if connection:
         connection.close()
 
 
 def _party(count: str, kind: str, job: str) -> str:
-    """Describes the ranks that belong together: all of them have to say the same."""
-    return f"{count} {kind}s{f' of job {_printable(job)}' if job else ''}"
+    """Returns a description of the run, which has to be the same for all of its ranks."""
+    party = f"{count} {kind}s"
+    return f"{party} of job {_printable(job)}" if job else party
 
 
 def _check_alone(address: str, kind: str, own_secret: bytes, greeting: str) -> None:
-    """Raises InputError if what holds rank 0's port is another rank 0 of this run, and tells it of
-    this one.
+    """Raises InputError if the program that holds rank 0's port is another rank 0 of this run. That
+    one is told of this one, too.
     """
     host, port = parse_address(address)
     with contextlib.suppress(OSError):
@@ -222,8 +235,10 @@ def _check_alone(address: str, kind: str, own_secret: bytes, greeting: str) -> N
 
 
 def _number_error(address: str, kind: str) -> InputError:
-    found = f"another {kind} with this number came to {address} first"
-    return InputError(f"{found}; number each differently", shared=False)
+    return InputError(
+        f"another {kind} with this number came to {address} first; number each differently",
+        shared=False,
+    )
 
 
 def _no_answer_error(
@@ -238,13 +253,19 @@ def _no_answer_error(
 ) -> RunError:
     """Returns the error for the case that rank 0 didn't answer."""
     reason = error.strerror or str(error)
-    if place == 0:  # it listens, so the address is wrong
-        found = f"{kind} 0 runs on {machine}, but can't reach itself at {address} ({reason})"
-        return InputError(f"{found}; set MASTER_ADDR to an address of that machine")
-    found = f"{kind} 0 didn't answer at {address} within {limit:g} s ({reason}; {LIMITS[kind]})"
+    if place == 0:
+        # It listens, so the address is wrong.
+        return InputError(
+            f"{kind} 0 runs on {machine}, but can't reach itself at {address} ({reason});"
+            " set MASTER_ADDR to an address of that machine"
+        )
     waiting = f"{here} ranks" if here > 1 else f"{kind} {place}"
-    advice = "start it there, correct MASTER_ADDR and MASTER_PORT, or open the port in the firewall"
-    return RunError(f"{found}; {waiting} on {machine} waited for it: {advice}", shared=not first)
+    return RunError(
+        f"{kind} 0 didn't answer at {address} within {limit:g} s ({reason}; {LIMITS[kind]});"
+        f" {waiting} on {machine} waited for it: start it there, correct MASTER_ADDR and"
+        " MASTER_PORT, or open the port in the firewall",
+        shared=not first,
+    )
 
 
 def _printable(text: str) -> str:
@@ -256,17 +277,25 @@ def _printable(text: str) -> str:
 
 def addresses() -> dict[str, str]:
     """Returns the IPv4 address of each of this machine's network interfaces that has one."""
-    # SIOCGIFADDR
-    found = {}
-    get_address = 0x8915
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    by_interface = {}
+    siocgifaddr = 0x8915
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
             try:
-                answer = fcntl.ioctl(asked, get_address, struct.pack("256s", name.encode()[:15]))
-            except OSError:  # this interface has none
+                answer = fcntl.ioctl(any_socket, siocgifaddr, request)
+            except OSError:
+                # This interface has none.
                 continue
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+            by_interface[name] = socket.inet_ntoa(answer[20:24])
+    return by_interface
+
+
+def use_loopback() -> None:
+    """Makes gloo listen on loopback only, for ranks that are all on this machine."""
+    for name, address in addresses().items():
+        if address == LOOPBACK:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -278,25 +307,30 @@ def parse_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or ":" in host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
         raise InputError(
-            f"the master's address is {address!r}; expected HOST:PORT, a name or IPv4 address and 1 to 65535"
+            f"the master's address is {address!r};"
+            " expected HOST:PORT, a name or IPv4 address and 1 to 65535"
         )
     return host, int(port)
 
 
 def check_free(address: str) -> socket.socket | None:
-    """Claims a port of this machine and returns what holds it (``claim``); raises InputError if it
-    can't be had.
+    """Claims a port of this machine, and returns the socket that holds it (``claim``).
+
+    Raises:
+        InputError: the port is taken, or can't be opened.
     """
     host, port = parse_address(address)
     with _claiming(host, port) as held:
-        _bound_socket("", port).close()  # as Paddle's store will
+        # Paddle's store will bind to it in the same way.
+        _bound_socket("", port).close()
     return held
 
 
 def claim(port: int) -> socket.socket | None:
     """Holds a port of this machine for one run of the toolkit, until the returned socket is closed.
-    Between the meeting and the start of Paddle's store nobody listens there. So two runs that start
-    together could mix without this.
+
+    Nobody listens at the port between the meeting and the start of Paddle's store. Without the claim,
+    two runs that start at the same time could mix.
 
     Raises:
         OSError: another run holds it.
@@ -307,7 +341,7 @@ def claim(port: int) -> socket.socket | None:
     while True:
         held = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # a name of the network namespace, as the port is; no file
+            # An abstract name is no file, and belongs to the network namespace, as the port does.
             held.bind(f"\0{channel.HELLO}:{port}")
             return held
         except OSError:
@@ -318,48 +352,58 @@ def claim(port: int) -> socket.socket | None:
 
 
 def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, socket.socket | None]:
-    """Returns a socket that listens at HOST:PORT, and ``claim``'s. It listens on as few addresses
-    as possible.
+    """Returns (a socket that listens at HOST:PORT, the socket of ``claim``).
 
-    A name may mean 127.0.1.1 on this machine only. Behind NAT, this machine doesn't have the
-    address itself. Kubeflow gives rank 0's machine the name "localhost". In these cases it listens
-    on all addresses, and prints a note.
+    It listens at that address alone if possible. A name may mean 127.0.1.1, but only on this machine.
+    Behind NAT, this machine doesn't have the address itself. Kubeflow gives rank 0's machine the name
+    "localhost". In these cases it listens on all addresses, and prints a note.
 
     Args:
         far: whether ranks of other machines will connect.
     """
     with _claiming(host, port) as held:
         listener = _bound_socket("", port)
-        with contextlib.suppress(OSError):  # if the name is unknown, ``_greet`` raises the error
-            found = socket.gethostbyname(host)
-            is_known = host in (found, "" if far else "localhost") or not found.startswith("127.")
-            if found != "0.0.0.0" and is_known:
+        # If the name is unknown, ``_greet`` raises the error.
+        with contextlib.suppress(OSError):
+            ip = socket.gethostbyname(host)
+            # A loopback address is only taken if the user asked for it, or all ranks are here.
+            is_meant = host == ip or (host == "localhost" and not far)
+            if ip != "0.0.0.0" and (is_meant or not ip.startswith("127.")):
                 listener.close()
-                listener = _bound_socket(found, port, instead="")
+                listener = _bound_socket(ip, port, instead="")
         if listener.getsockname()[0] == "0.0.0.0":
-            note = f"other machines may not reach this one as {host}, so it listens on all its addresses"
-            print(f"note: {note} (docs/reliability.md, The network)", file=sys.stderr, flush=True)
+            print(
+                f"note: other machines may not reach this one as {host}, so it listens on all its"
+                " addresses (docs/reliability.md, The network)",
+                file=sys.stderr,
+                flush=True,
+            )
         listener.listen(1024)
     return listener, held
 
 
 def _bound_socket(address: str, port: int, instead: str | None = None) -> socket.socket:
-    """Returns a socket at the address; at ``instead``, if this machine doesn't have that address."""
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Paddle's store will
+    """Returns a socket that is bound to the address, or to ``instead`` if this machine doesn't have
+    that address.
+    """
+    bound = socket.socket()
+    # Paddle's store will do the same.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((address, port))
+        bound.bind((address, port))
     except OSError as error:
-        found.close()
+        bound.close()
         if instead is None or error.errno != errno.EADDRNOTAVAIL:
             raise
         return _bound_socket(instead, port)
-    return found
+    return bound
 
 
 @contextlib.contextmanager
 def _claiming(host: str, port: int) -> Iterator[socket.socket | None]:
-    """Holds the port; raises InputError with the reason if that isn't possible."""
+    """Claims the port for the body. Raises InputError if that isn't possible, or if the body can't open
+    the port.
+    """
     held = None
     try:
         held = claim(port)
@@ -367,24 +411,28 @@ def _claiming(host: str, port: int) -> Iterator[socket.socket | None]:
     except OSError as error:
         if held:
             held.close()
-        taken = error.errno == errno.EADDRINUSE
-        reason = "is taken (by another run?)" if taken else f"can't be opened ({error.strerror})"
+        reason = f"can't be opened ({error.strerror})"
+        if error.errno == errno.EADDRINUSE:
+            reason = "is taken (by another run?)"
         raise InputError(f"port {port} on {host} {reason}; choose another MASTER_PORT") from None
 
 
 def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
-    """Returns the words after rank 0's "ok". Raises any other verdict: InputError after WRONG, else
-    RunError.
+    """Waits for rank 0's verdict, and returns the words after its "ok".
+
+    Raises:
+        InputError: the verdict begins with WRONG.
+        RunError: it is another one, or the connection ended.
     """
     try:
-        said = connection.wait(limit)
+        verdict = connection.wait(limit)
     except OSError:
-        said = f"{host} ended before the run started; its own error message says why"
-    verdict, _, rest = said.partition(" ")
-    if verdict == WRONG:
+        verdict = f"{host} ended before the run started; its own error message says why"
+    first_word, _, rest = verdict.partition(" ")
+    if first_word == WRONG:
         raise InputError(rest)
-    if verdict != "ok":
-        raise RunError(said, shared=True)
+    if first_word != "ok":
+        raise RunError(verdict, shared=True)
     return rest.split()
 
 
@@ -396,15 +444,17 @@ def _greet(
     limit: float,
     patience: float | None = None,
 ) -> tuple[Channel | None, str]:
-    """Returns the connection to rank 0 and its answer to the greeting; (None, answer) if it didn't
-    prove its secret.
+    """Returns (the connection to rank 0, its answer to the greeting). If the other end didn't prove
+    that it knows the secret, the connection is None.
 
     Args:
         hosts: names or addresses of rank 0's machine, which are tried in turn.
-        patience: seconds for each answer; ANSWER by default.
+        own: the user's secret.
+        limit: seconds for a connection.
+        patience: seconds for each answer; None: ANSWER.
 
     Raises:
-        OSError: no connection within ``limit`` seconds; the last attempt's error.
+        OSError: the error of the last attempt, if there was no connection within ``limit`` seconds.
     """
     deadline = time.monotonic() + limit
     patience = ANSWER if patience is None else patience
@@ -413,16 +463,16 @@ def _greet(
         try:
             connection.settimeout(min(CONNECT, patience))
             connection.connect((host, port))
-            # nobody listens: it is connected to itself
+            # If nobody listens at a port of this machine, a socket may connect to itself.
             if connection.getsockname() == connection.getpeername():
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             keep_alive(connection)
-            found = channel.introduce(connection, own, patience)
-            if isinstance(found, str):
+            introduced = channel.introduce(connection, own, patience)
+            if isinstance(introduced, str):
                 connection.close()
-                return None, found
-            found.send(greeting)
-            return found, found.wait(patience)
+                return None, introduced
+            introduced.send(greeting)
+            return introduced, introduced.wait(patience)
         except Forged as error:
             connection.close()
             return None, error.line.decode(errors="replace")
@@ -435,34 +485,56 @@ def _greet(
 
 
 def _accept_answer(
-    found: tuple[Channel | None, str], address: str, kind: str, party: str, limit: float
+    answered: tuple[Channel | None, str], address: str, kind: str, party: str, limit: float
 ) -> tuple[Channel, str, str]:
-    """Waits for all ranks. Returns the connection, the address at which rank 0 was found, and the
-    run's key.
+    """Waits for all ranks. Returns the connection, the address at which rank 0 was reached, and the
+    random part of the run's key.
+
+    Args:
+        answered: of ``_greet``.
+        limit: seconds.
+
+    Raises:
+        InputError: the answer, or the verdict, is that something is wrong.
+        RunError: not all ranks came.
     """
-    connection, answer = found
+    connection, answer = answered
     if connection and answer == "wait":
         try:
-            common, key = _verdict(connection, f"{kind} 0 at {address}", limit + ANSWER)
+            rank_0_address, key = _verdict(connection, f"{kind} 0 at {address}", limit + ANSWER)
         except RunError:
             connection.close()
             raise
-        return connection, common, key
+        return connection, rank_0_address, key
+    # An answer by way of a connection is authentic. Without one, it is any program's.
     if connection:
         connection.close()
-    if connection and answer == "twice":
-        raise _number_error(address, kind)
-    if connection and answer.startswith(f"{WRONG} "):
-        raise InputError(answer.removeprefix(f"{WRONG} "))
-    if connection and answer.startswith("differs "):
-        there = f"{kind} 0 at {address} waits for {answer.removeprefix('differs ')}, but this is one of {party}"
-        advice = "another run has the port (choose another MASTER_PORT), or not all were started with the same numbers"
-        raise InputError(f"{there}: {advice}", shared=False)
+        if answer == "twice":
+            raise _number_error(address, kind)
+        if answer.startswith(f"{WRONG} "):
+            raise InputError(answer.removeprefix(f"{WRONG} "))
+        if answer.startswith("differs "):
+            raise InputError(
+                f"{kind} 0 at {address} waits for {answer.removeprefix('differs ')}, but this is one"
+                f" of {party}: another run has the port (choose another MASTER_PORT), or not all"
+                " were started with the same numbers",
+                shared=False,
+            )
     if answer == channel.OTHER_SECRET:
-        there = f"{kind} 0 at {address} has another secret than {socket.gethostname()}"
-        raise InputError(f"{there}; {secret.differs(f'{kind} 0')}", shared=False)
-    if answer.startswith("differs "):  # another version's answer to this version's greeting
-        there = f"{kind} 0 at {address} runs another version of this toolkit"
-        raise InputError(f"{there}; install the same on all machines", shared=False)
-    there = f"another run or program answers at {address}, not this run's {kind} 0"
-    raise InputError(f"{there}; choose another MASTER_PORT", shared=False)
+        raise InputError(
+            f"{kind} 0 at {address} has another secret than {socket.gethostname()};"
+            f" {secret.differs(f'{kind} 0')}",
+            shared=False,
+        )
+    # another version's answer to this version's greeting
+    if answer.startswith("differs "):
+        raise InputError(
+            f"{kind} 0 at {address} runs another version of this toolkit;"
+            " install the same on all machines",
+            shared=False,
+        )
+    raise InputError(
+        f"another run or program answers at {address}, not this run's {kind} 0;"
+        " choose another MASTER_PORT",
+        shared=False,
+    )

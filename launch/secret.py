@@ -1,8 +1,8 @@
 """The secret that all ranks of a user know, and nobody else.
 
-It is in a variable, or in a file that belongs to the user and is made at first use. Ranks prove by
-HMACs that they know it; it is never sent. When launched ranks meet, they derive a key of this run
-from it. A process that spawns ranks makes a random key instead.
+It is in a variable, or in a file that belongs to the user and is made at first use. Ranks prove that
+they know it by message authentication codes (HMAC), and never send it. When launched ranks meet,
+they derive a key of this run from it. A process that spawns ranks makes a random key instead.
 """
 
 import hmac
@@ -17,36 +17,50 @@ from errors import InputError
 
 VARIABLE = "PADDLE_VIT_SECRET"
 FILE = "PADDLE_VIT_SECRET_FILE"
-RUN = "PADDLE_VIT_RUN_KEY"  # the run's key: a process that starts ranks sets it for them
-NAME = ".paddle_vit_secret"  # in the user's home
-MEMORY = "/dev/shm"  # used if the home is missing or read-only, as in many containers
-LEAST = 16  # characters, at least: a shorter one can be guessed from what is sent
-MOST = 4096  # bytes that are read of the file
-WAIT = 2.0  # seconds in which another process may finish writing the file
-SIZE = 32  # bytes of a MAC, and of a nonce
+# the run's key, which a process that starts ranks sets for them
+RUN = "PADDLE_VIT_RUN_KEY"
+# the file in the user's home
+NAME = ".paddle_vit_secret"
+# used if the home is missing or read-only, as in many containers
+MEMORY = "/dev/shm"
+# Characters of a secret, at least. A shorter one can be guessed from what is sent.
+LEAST = 16
+# bytes that are read of the file
+MOST = 4096
+# seconds in which another process may finish writing the file
+WAIT = 2.0
+# bytes of a MAC, and of a nonce
+SIZE = 32
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:
-    """Returns the HMAC-SHA256 of the parts, each after its length, so that different parts give
-    different texts.
+    """Returns the HMAC-SHA256 of the parts. Each part follows its length, so that other parts with
+    the same bytes together have another MAC.
     """
-    return hmac.digest(key, b"".join(len(part).to_bytes(8, "big") + part for part in parts), sha256)
+    message = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+    return hmac.digest(key, message, sha256)
 
 
 def same(one: bytes, other: bytes) -> bool:
-    """Returns whether two MACs are the same, in a time that doesn't depend on where they differ."""
+    """Returns whether two MACs are equal, in a time that doesn't depend on where they differ."""
     return hmac.compare_digest(one, other)
 
 
 def of_run() -> bytes:
-    """Returns this run's own key. Ranks that another program spawned have none: then it is the
-    user's shared secret.
+    """Returns this run's own key. Ranks that another program spawned have none, and use the user's
+    secret instead.
     """
-    return mac(key.encode(), b"run") if (key := os.environ.get(RUN)) else shared_secret()
+    if key := os.environ.get(RUN):
+        return mac(key.encode(), b"run")
+    return shared_secret()
 
 
 def take_run(key: str | None = None) -> None:
-    """Sets the run's key, for this process and those that it starts; None: a new random one."""
+    """Sets the run's key, for this process and those that it starts.
+
+    Args:
+        key: None: a new random one.
+    """
     os.environ[RUN] = key or secrets.token_hex(SIZE)
 
 
@@ -65,33 +79,37 @@ def shared_secret() -> bytes:
         return _long_enough(_read(path), str(path))
     except FileNotFoundError:
         if os.environ.get(FILE):
-            advice = f"write {2 * LEAST} random characters to it"
-            raise InputError(f"{FILE} names {path}, which doesn't exist; {advice}") from None
+            raise InputError(
+                f"{FILE} names {path}, which doesn't exist;"
+                f" write {2 * LEAST} random characters to it"
+            ) from None
     except OSError as error:
         raise InputError(
-            f"{path}: the secret can't be read ({error.strerror}); {_otherwise()}"
+            f"{path}: the secret can't be read ({error.strerror}); {_alternative()}"
         ) from None
     try:
         return _long_enough(_make(path), str(path))
     except OSError as error:
-        found = f"{path}: the secret by which ranks recognise one another can't be created ({error.strerror})"
-        raise InputError(f"{found}; {_otherwise()}") from None
+        raise InputError(
+            f"{path}: the secret by which ranks recognise one another can't be created"
+            f" ({error.strerror}); {_alternative()}"
+        ) from None
 
 
 def keep_from_logs() -> None:
-    """Raises InputError where Paddle's launcher would write the variable to its logs, which others
-    may read.
+    """Raises InputError if the secret is in the variable. Call it where Paddle's launcher starts ranks:
+    it writes all variables to its logs, which others may read.
     """
     if os.environ.get(VARIABLE):
-        found = f"{VARIABLE} is set, but Paddle's launcher writes its environment to envlog.*, which others may read"
         raise InputError(
-            f"{found}; unset it, write a new secret to a file, and set {FILE} to its path"
+            f"{VARIABLE} is set, but Paddle's launcher writes its environment to envlog.*, which"
+            f" others may read; unset it, write a new secret to a file, and set {FILE} to its path"
         )
 
 
 def file() -> Path:
-    """Returns the secret's file: in the home, or if that isn't possible, in shared memory, for one
-    machine only.
+    """Returns the path of the secret's file. It is in the user's home. If that isn't possible, it is in
+    shared memory, and the secret only holds on this machine.
     """
     if named := os.environ.get(FILE):
         return Path(named)
@@ -109,9 +127,10 @@ def differs(where: str) -> str:
     return f"{copy}, or set {VARIABLE} to the same value on all machines"
 
 
-def _otherwise() -> str:
-    one = f"the same {2 * LEAST} random characters for all ranks"
-    return f"set {VARIABLE} to {one}, or set {FILE} to the path of a file of mode 600 with them"
+def _alternative() -> str:
+    """Returns the advice for a user whose file can't be used."""
+    secret = f"the same {2 * LEAST} random characters for all ranks"
+    return f"set {VARIABLE} to {secret}, or set {FILE} to the path of a file of mode 600 with them"
 
 
 def _long_enough(text: str, where: str) -> bytes:
@@ -123,7 +142,7 @@ def _long_enough(text: str, where: str) -> bytes:
 
 
 def _read(path: Path) -> str:
-    """Returns the file's text, once it is complete.
+    """Returns the file's text, and waits until it is complete.
 
     Raises:
         InputError: it isn't this user's, or others may read it.
@@ -131,33 +150,14 @@ def _read(path: Path) -> str:
     """
     until = time.monotonic() + WAIT
     while True:
-        # a FIFO would block without it
+        # Without O_NONBLOCK, a FIFO would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            state = os.fstat(descriptor)
-            # A file that a variable names may be root's, readable by the user's group (a secret of
-            # Kubernetes).
-            given = bool(os.environ.get(FILE)) and state.st_uid == 0 != os.geteuid()
-            if not stat.S_ISREG(state.st_mode) or (state.st_uid != os.geteuid() and not given):
-                what = (
-                    f"belongs to user {state.st_uid}"
-                    if stat.S_ISREG(state.st_mode)
-                    else "is no regular file"
-                )
-                found = (
-                    f"{path}: user {os.geteuid()} expects a secret of their own, but this {what}"
-                )
-                raise InputError(f"{found}; remove it, or {_otherwise()}")
-            if state.st_mode & (0o037 if given else 0o077):
-                what = f"others may read the secret (mode {state.st_mode & 0o777:o})"
-                ways = (
-                    "chmod 440 it" if given else "chmod 600 it, or remove it, and a new one is made"
-                )
-                raise InputError(f"{path}: {what}; {ways}")
+            _check_owner(path, os.fstat(descriptor))
             text = os.read(descriptor, MOST).decode(errors="surrogateescape")
         finally:
             os.close(descriptor)
-        # a file written by hand may lack the line's end
+        # A file that was written by hand may lack the end of the line.
         if text.endswith("\n") or (text and time.monotonic() > until):
             return text.strip()
         if time.monotonic() > until:
@@ -165,19 +165,47 @@ def _read(path: Path) -> str:
         time.sleep(0.02)
 
 
+def _check_owner(path: Path, state: os.stat_result) -> None:
+    """Raises InputError if the file isn't this user's, or if others may read it."""
+    user = os.geteuid()
+    # A secret of Kubernetes is a file of root's, which the user's group may read. The variable has to
+    # name it.
+    is_mounted = bool(os.environ.get(FILE)) and state.st_uid == 0 != user
+    problem = ""
+    if not stat.S_ISREG(state.st_mode):
+        problem = "is no regular file"
+    elif state.st_uid != user and not is_mounted:
+        problem = f"belongs to user {state.st_uid}"
+    if problem:
+        raise InputError(
+            f"{path}: user {user} expects a secret of their own, but this {problem};"
+            f" remove it, or {_alternative()}"
+        )
+    if state.st_mode & (0o037 if is_mounted else 0o077):
+        advice = "chmod 600 it, or remove it, and a new one is made"
+        if is_mounted:
+            advice = "chmod 440 it"
+        raise InputError(
+            f"{path}: others may read the secret (mode {state.st_mode & 0o777:o}); {advice}"
+        )
+
+
 def _make(path: Path) -> str:
-    """Makes the file, unless another process of the user makes it at this moment; returns its text."""
+    """Makes the file with a new secret, unless another process of the user has just made it. Returns
+    its text.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         return _read(path)
     try:
-        # a file system with fixed modes (vfat, drives under WSL, some shares)
+        # Some file systems have fixed modes: vfat, drives under WSL, some shares.
         if os.fstat(descriptor).st_mode & 0o077:
             os.unlink(path)
-            what = f"others may read all files in {path.parent}, because its file system has no file modes"
             raise InputError(
-                f"the secret by which ranks recognise one another can't be stored: {what}; {_otherwise()}"
+                "the secret by which ranks recognise one another can't be stored: others may read"
+                f" all files in {path.parent}, because its file system has no file modes;"
+                f" {_alternative()}"
             )
         os.write(descriptor, f"{secrets.token_hex(SIZE)}\n".encode())
         os.fsync(descriptor)

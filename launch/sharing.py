@@ -1,13 +1,12 @@
-"""What the launched ranks of a machine read once: one of them reads it, and hands it to the others.
+"""Reads data once for all launched ranks of a machine: one of them reads it and shares it.
 
-The first rank that takes a name reads. The name is that of an abstract Unix socket: no file, and
-free again as soon as its process ends. It follows from the run's key, from what is to be read and
-from the files that a process sees. So ranks that would read something else don't meet. The others
-connect and wait. They get the descriptor of memory without a name (``spawned.Handed``), so nothing
-is left anywhere, whichever process is killed.
+The rank that first binds a socket to a certain name reads. It is the name of an abstract Unix socket,
+which is no file, and is free again as soon as its process ends. The name is derived from the run's
+key, from what is to be read and from the files that a process sees. So ranks that would read
+something else have another name. The other ranks connect and wait. They get the descriptor of memory
+that has no name (``spawned.SharedObjects``), so nothing is left over, whichever process is killed.
 
-The kernel says whose process is at the other end. Only processes of the same user hand anything
-over, or get it.
+The kernel says whose process is at the other end. Data is only shared between processes of one user.
 """
 
 import contextlib
@@ -23,27 +22,29 @@ from typing import Any
 
 from errors import InputError, RunError
 from launch import channel, secret
-from launch.spawned import Handed
+from launch.spawned import SharedObjects
 
-_LONGEST = 1 << 14  # bytes of a message: an error is one line
-_WAITING = 4096  # connections that the kernel keeps until they are answered; it may keep fewer
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
-# of the rank that reads: where the others come, what they get
-_hands: tuple[socket.socket, Handed] | None = None
+# bytes of a message, which is an error of one line, at most
+_LONGEST = 1 << 14
+# Connections that the kernel keeps until they are answered. It may keep fewer.
+_BACKLOG = 4096
+# process, user, group
+_CREDENTIALS = struct.Struct("3i")
+# On the rank that has read: the socket to which the others connect, and what they get.
+_shared: tuple[socket.socket, SharedObjects] | None = None
 
 
 def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ...]:
-    """Returns what ``read()`` returns, which one of this machine's ranks calls for all of them.
-
-    That rank has to call ``answer`` until all have it.
+    """Returns what ``read()`` returns. One of this machine's ranks calls it for all of them, and then
+    has to call ``answer`` until all have the result.
 
     Args:
-        what: what decides the result. A rank with other bytes reads by itself.
+        what: bytes that determine the result. A rank with other bytes reads by itself.
 
     Raises:
-        RunError: what ``read`` raised, on the ranks that wait for it, too.
+        RunError: the error of ``read``, also on the ranks that wait for the one that reads.
     """
-    global _hands
+    global _shared
     if int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) == 1 or not sys.platform.startswith("linux"):
         return read()
     name = f"\0{channel.HELLO}:{secret.mac(secret.of_run(), b'read', what, _seen_files()).hex()}"
@@ -58,93 +59,101 @@ def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ..
                 if error.errno != errno.EADDRINUSE:
                     return read()
                 # Another rank reads.
-                found = _wait(name)
-                if found is None:
+                objects = _wait(name)
+                if objects is None:
                     continue
-                return found.open() if found else read()
-            listener.listen(_WAITING)
+                return objects.open() if objects else read()
+            listener.listen(_BACKLOG)
             listener.setblocking(False)
             try:
-                handed = Handed(*read())
+                objects = SharedObjects(*read())
             except RunError as error:
                 failure = {"status": error.exit_status, "text": str(error), "shared": error.shared}
                 _answer(listener, json.dumps(failure).encode(), [])
                 raise
             unless_done.pop_all()
-            _hands = listener, handed
-            return handed.open()
+            _shared = listener, objects
+            return objects.open()
 
 
 def answer() -> None:
-    """Hands over what this rank has read to those that have come for it."""
-    if _hands:
-        listener, handed = _hands
-        _answer(listener, b"{}", [handed.descriptor])
+    """Shares what this rank has read with the ranks that are connected by now."""
+    if _shared:
+        listener, objects = _shared
+        _answer(listener, b"{}", [objects.descriptor])
 
 
 def close() -> None:
-    """Ends the handing over: all ranks have it."""
-    global _hands
-    if _hands:
-        _hands[0].close()
-        _hands = None
+    """Stops sharing, when all ranks have what this one has read."""
+    global _shared
+    if _shared:
+        listener, _ = _shared
+        listener.close()
+        _shared = None
 
 
 def _answer(listener: socket.socket, message: bytes, descriptors: list[int]) -> None:
-    with contextlib.suppress(BlockingIOError):  # nobody else is there
+    # It ends when no other connection waits.
+    with contextlib.suppress(BlockingIOError):
         while True:
             guest, _ = listener.accept()
-            with guest, contextlib.suppress(OSError):  # it may have ended
+            # The other rank may have ended.
+            with guest, contextlib.suppress(OSError):
                 if _is_own(guest):
                     socket.send_fds(guest, [message], descriptors)
 
 
 def _wait(name: str) -> Any:
-    """Waits for the rank that reads. Returns what it hands over; None if it has ended; False if it
-    can't be had.
+    """Waits for the rank that reads. Returns the ``SharedObjects`` that it shares; None if it has
+    ended, so that another one has to read; False if this rank can't get them.
 
     Raises:
-        RunError: what it failed by.
+        RunError: the error by which that rank failed.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         try:
-            asked.setblocking(False)  # where others fill the queue, connect would wait
-            asked.connect(name)
-            asked.setblocking(True)
-            if not _is_own(asked):
+            # If others fill the queue, a blocking connect would wait.
+            connection.setblocking(False)
+            connection.connect(name)
+            connection.setblocking(True)
+            if not _is_own(connection):
                 return False
-        except ConnectionRefusedError:  # it doesn't listen yet, or no more
+        except ConnectionRefusedError:
+            # It doesn't listen yet, or no longer.
             time.sleep(0.02)
             return None
         except OSError:
             return False
         try:
-            message, descriptors, _, _ = socket.recv_fds(asked, _LONGEST, 1)
+            message, descriptors, _, _ = socket.recv_fds(connection, _LONGEST, 1)
         except OSError:
             return None
     if descriptors:
-        return Handed.of(descriptors[0])
+        return SharedObjects.of(descriptors[0])
     if not message:
         return None
-    if not (failure := json.loads(message)):  # this process may open no more files
+    failure = json.loads(message)
+    if not failure:
+        # The kernel dropped the descriptor: this process can open no more files.
         return False
     kind = InputError if failure["status"] == InputError.exit_status else RunError
     raise kind(failure["text"], shared=failure["shared"])
 
 
 def _seen_files() -> bytes:
-    """Returns what tells which files a path leads to: ranks in containers of their own may see
-    others.
+    """Returns bytes that differ between processes for which a path leads to different files. Ranks in
+    containers of their own may see other files.
     """
-    seen = []
+    identities = []
     for path in (".", "/", "/proc/self/ns/mnt"):
         with contextlib.suppress(OSError):
-            found = os.stat(path)
-            seen.append((path, found.st_dev, found.st_ino))
-    return repr(seen).encode()
+            state = os.stat(path)
+            identities.append((path, state.st_dev, state.st_ino))
+    return repr(identities).encode()
 
 
 def _is_own(connection: socket.socket) -> bool:
     """Returns whether a process of this user is at the other end."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(told)[1] == os.geteuid()
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(data)
+    return user == os.geteuid()

@@ -12,16 +12,24 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launch import gpus, signals
-from launch.environment import num_cores, visible_gpus
+from launch import devices, signals
+from launch.devices import num_cores, num_gpus_of_paddle
 from launch.files import open_to_append
 
-_LOOK = 0.1  # seconds between two checks of the commands
-_received: deque[int] = deque()  # signals that this process received
+# seconds between two checks of the commands
+_CHECK = 0.1
+# signals that this process received
+_received: deque[int] = deque()
 
 
 class Command(NamedTuple):
-    """A command, and the file for its output."""
+    """A command to run.
+
+    Attributes:
+        name: by which its end is reported.
+        words: the program and its arguments.
+        printed: the file for its output.
+    """
 
     name: str
     words: list[str]
@@ -29,19 +37,18 @@ class Command(NamedTuple):
 
 
 def places(processes: int, side_by_side: int | None) -> list[dict[str, str]]:
-    """Returns an environment for each command that may run at the same time: its GPUs, or its share
-    of the CPU's cores.
+    """Returns the variables for each command that may run at the same time: its GPUs, or its share of
+    the CPU's cores.
 
     Args:
-        processes: processes of each command; each takes a GPU.
+        processes: the number of processes of each command; each takes a GPU. GPUs aren't shared.
         side_by_side: the number of commands at a time, at most; None: as many as the devices allow.
-            GPUs aren't shared.
     """
-    gpus.check()
-    if found := visible_gpus():
-        names = gpus.visible_gpus() or [str(place) for place in range(found)]
+    devices.check_visible()
+    if gpus := num_gpus_of_paddle():
+        names = devices.visible_names() or [str(number) for number in range(gpus)]
         shares = [
-            names[first : first + processes] for first in range(0, found - processes + 1, processes)
+            names[first : first + processes] for first in range(0, gpus - processes + 1, processes)
         ]
         return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares[:side_by_side]]
     count = side_by_side or max(1, num_cores() // processes)
@@ -55,14 +62,15 @@ def run(
     ended: Callable[[str, int], None],
     keep: Sequence[int] = (),
 ) -> int:
-    """Runs the commands, one at a time for each environment; returns the signal that asked to stop,
-    or 0.
+    """Runs the commands until all have ended or a signal asks to stop; returns that signal, or 0.
 
     A signal is sent on to the running commands, and no other command is started after it. If this
     process is killed, the running commands get SIGTERM.
 
     Args:
-        ended: is called with the name and the exit status (negative: a signal) of each, as it ends.
+        environments: as ``places`` returns them. With each, one command runs at a time.
+        ended: a function of the name and the exit status of a command, called when it ends. A
+            negative status is a signal.
         keep: descriptors that the commands inherit.
     """
     waiting = deque(commands)
@@ -77,13 +85,13 @@ def run(
             running[command.name] = _start(command, environment, keep), environment
         while _received:
             number = _received.popleft()
-            stop = stop or (number if number in signals.STOPS else 0)
+            stop = stop or (number if number in signals.STOP_SIGNALS else 0)
             for process, _ in running.values():
                 process.send_signal(number)
         for process, _ in list(running.values())[:1]:
-            # A command that ends at once is noticed at once, where a sleep would last.
+            # In contrast to a sleep, this notices at once if the command ends.
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_LOOK)
+                process.wait(_CHECK)
         for name, (process, environment) in list(running.items()):
             if (status := process.poll()) is not None:
                 del running[name]

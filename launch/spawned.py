@@ -1,19 +1,22 @@
-"""The process that spawned the ranks. It sends signals on, ends all ranks if one fails or stalls,
-and restarts them.
+"""Runs the ranks that this process spawns, and watches them.
+
+It sends signals on to the ranks, ends all of them if one fails or stalls, and starts them again
+(DIST.MAX_RESTART). ``Ranks`` is also what watches a rank that a launcher started (``launched``).
 """
 
 import contextlib
 import itertools
 import mmap
-import multiprocessing
+import multiprocessing.spawn
 import os
 import pickle
 import signal
+import socket
 import struct
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -22,51 +25,98 @@ from typing import Any, NoReturn
 from yacs.config import CfgNode
 
 from errors import FAILURE, InputError
-from launch import signals
-from launch.environment import without_current_folder
+from launch import rendezvous, secret, signals
 from launch.files import open_to_append
 from launch.progress import FIELDS
-from launch.verdict import Seen, Verdict, failure_in, how_it_ended, judge, trouble
+from launch.verdict import RankState, Verdict, failure_in, how_it_ended, judge, trouble
 
+# where multiprocessing keeps its shared arrays and locks
 SHARED = "/dev/shm"
-_ALIGNED = 64  # bytes: where an array's content begins
-_NUMBER = struct.Struct("q")
-SUSPENDED = 5.0  # seconds between two checks: after more, this process itself was suspended
+# Arrays begin at multiples of these bytes.
+_ALIGNMENT = 64
+_INTEGER = struct.Struct("q")
+# If more seconds than these pass between two checks, this process itself was suspended.
+SUSPENDED = 5.0
+# holds MASTER_PORT while this process lives
+_claim: socket.socket | None = None
 
 
-class Handed:
-    """Objects in shared memory without a name, for ranks of this machine: /dev/shm is often too
-    small.
+def prepare_spawn() -> None:
+    """Prepares for the ranks that this process will spawn: makes their run's key, and has them use
+    loopback. They meet at MASTER_PORT if that is set, else at a free port that Paddle chooses.
 
-    Arguments of a rank go through a pipe, which holds 64 kB. If they are larger, the parent waits
-    until the rank has imported Paddle before it starts the next one. It would wait for ever if the
-    rank has ended.
+    Raises:
+        InputError: MASTER_PORT is taken.
+    """
+    global _claim
+    secret.take_run()
+    rendezvous.use_loopback()
+    if port := os.environ.get("MASTER_PORT"):
+        address = f"{rendezvous.LOOPBACK}:{port}"
+        if _claim:
+            # of an earlier run of this process, in a notebook, say
+            _claim.close()
+        _claim = rendezvous.check_free(address)
+        os.environ["PADDLE_MASTER"] = address
 
-    The memory holds the sizes of its parts, a pickle, and then the content of each array. Ranks
-    don't copy these: they are once in the machine's memory.
+
+@contextlib.contextmanager
+def without_current_folder() -> Iterator[None]:
+    """Has multiprocessing start its Python processes so that they import no module from the current
+    folder.
+
+    They would look there first, and a run's folder that somebody else made may have a
+    ``socket.py``. So they start in ``/``. Before they import anything of this program, they change
+    to the current folder.
+    """
+    current = os.getcwd()
+    get_preparation_data = multiprocessing.spawn.get_preparation_data
+    multiprocessing.spawn.get_preparation_data = lambda name: get_preparation_data(name) | {
+        "dir": current
+    }
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.chdir(current)
+        multiprocessing.spawn.get_preparation_data = get_preparation_data
+
+
+class SharedObjects:
+    """Objects in shared memory, for the ranks of this machine. ``open`` returns them in a rank.
+
+    Arrays are in the machine's memory once: the ranks map them instead of copying. The memory is a
+    file without a name (memfd), because /dev/shm is often too small.
+
+    Objects of this size can't be plain arguments of a rank. Those go through a pipe, which holds 64
+    kB. If they are larger, the parent waits until the rank has imported Paddle before it starts the
+    next one. If the rank has ended, it waits for ever.
+
+    The memory begins with the number of blocks and their sizes, as 64-bit integers. Then follow the
+    blocks. The first one is a pickle, and each other one is the content of an array.
     """
 
     def __init__(self, *objects: Any) -> None:
-        self._keep(os.memfd_create("handed"))
+        self._hold(os.memfd_create("shared_objects"))
         buffers: list[pickle.PickleBuffer] = []
-        parts: list[Any] = [pickle.dumps(objects, 5, buffer_callback=buffers.append)]
-        parts += [buffer.raw() for buffer in buffers]
+        blocks: list[Any] = [pickle.dumps(objects, 5, buffer_callback=buffers.append)]
+        blocks += [buffer.raw() for buffer in buffers]
         with open(self.descriptor, "wb", closefd=False) as file:
-            file.write(struct.pack(f"{1 + len(parts)}q", len(parts), *map(len, parts)))
-            for part in parts:
-                file.seek(-file.tell() % _ALIGNED, os.SEEK_CUR)
-                file.write(part)
-            # An empty part at the end may lie behind what was written.
+            file.write(struct.pack(f"{1 + len(blocks)}q", len(blocks), *map(len, blocks)))
+            for block in blocks:
+                file.seek(-file.tell() % _ALIGNMENT, os.SEEK_CUR)
+                file.write(block)
+            # If the last block is empty, it may begin behind the end of the file: extend it.
             file.truncate()
 
     @classmethod
-    def of(cls, descriptor: int) -> "Handed":
-        """Returns the objects that another process keeps in the memory of this descriptor."""
-        handed = cls.__new__(cls)
-        handed._keep(descriptor)
-        return handed
+    def of(cls, descriptor: int) -> "SharedObjects":
+        """Returns the objects that another process shares, from the descriptor of their memory."""
+        shared = cls.__new__(cls)
+        shared._hold(descriptor)
+        return shared
 
-    def _keep(self, descriptor: int) -> None:
+    def _hold(self, descriptor: int) -> None:
         self.descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
 
@@ -74,57 +124,63 @@ class Handed:
         return reduction.DupFd(self.descriptor)
 
     def __setstate__(self, descriptor: Any) -> None:
-        self._keep(descriptor.detach())
+        self._hold(descriptor.detach())
 
     def open(self) -> tuple[Any, ...]:
-        """Returns copies of the objects. A page of an array is copied where a rank writes into it."""
-        # Not read: ranks share the file's position.
+        """Returns the objects. If this process writes into an array, it gets a copy of that page."""
+        # Mapped, not read: the ranks share the file's position.
         data = memoryview(mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_COPY))
-        [count] = _NUMBER.unpack_from(data)
-        sizes = struct.unpack_from(f"{count}q", data, _NUMBER.size)
-        place = _NUMBER.size * (1 + count)
-        parts = []
+        [count] = _INTEGER.unpack_from(data)
+        sizes = struct.unpack_from(f"{count}q", data, _INTEGER.size)
+        offset = _INTEGER.size * (1 + count)
+        blocks = []
         for size in sizes:
-            place += -place % _ALIGNED
-            parts.append(data[place : place + size])
-            place += size
-        return pickle.loads(parts[0], buffers=parts[1:])
+            offset += -offset % _ALIGNMENT
+            blocks.append(data[offset : offset + size])
+            offset += size
+        return pickle.loads(blocks[0], buffers=blocks[1:])
 
 
 def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:
-    """Returns the memory through which ranks report to the process that watches them: bytes for a
-    failure, and FIELDS numbers for each rank.
+    """Returns (failed, beats), the shared memory through which ``count`` ranks report to the process
+    that watches them. ``failed`` has bytes for a failure, ``beats`` has ``progress.FIELDS`` numbers
+    for each rank.
 
     Raises:
-        InputError: there isn't enough space in /dev/shm for it and for Python's locks: a crash
-            would follow.
+        InputError: /dev/shm doesn't have enough space for them and for Python's locks. Python would
+            crash later.
     """
     need = FAILURE + 64 * 1024 * (1 + count)
     try:
         disk = os.statvfs(SHARED)
-        free = 0 if disk.f_flag & os.ST_RDONLY else disk.f_bavail * disk.f_frsize
+        is_read_only = disk.f_flag & os.ST_RDONLY
+        free = 0 if is_read_only else disk.f_bavail * disk.f_frsize
     except OSError:
         free = 0
     if free < need:
-        what = f"{count} processes need" if count > 1 else "1 process needs"
+        processes = f"{count} processes need" if count > 1 else "1 process needs"
         raise InputError(
-            f"{SHARED} has {free >> 10} kB free, but {what} {need >> 10} kB; free some, or mount a larger one"
-            " (docker run --shm-size=1g)"
+            f"{SHARED} has {free >> 10} kB free, but {processes} {need >> 10} kB;"
+            " free some, or mount a larger one (docker run --shm-size=1g)"
         )
     return context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)
 
 
 class Ranks:
-    """Ranks of this machine, as their parent sees them.
+    """Watches ranks of this machine, which are child processes of this one.
 
     Args:
-        context: what ``paddle.distributed.spawn(join=False)`` returned; it has to live as long as
-            the ranks do.
-        failed: the shared bytes in which the ranks' ``errors.reporting`` leaves a failure.
-        beats: shared doubles, FIELDS per rank (``progress.beat``).
+        context: the return value of ``paddle.distributed.spawn(join=False)``. It has to live as long
+            as the ranks do.
+        failed, beats: of ``shared_arrays``.
         timeout: the run ends after this many seconds without progress of any rank.
-        saves: a rank that has begun gets a signal to stop, and saves. Otherwise it is ended at
-            once.
+        saves: whether a rank that has begun is asked to stop by a signal, so that it can save.
+            Otherwise it is killed.
+
+    Attributes:
+        states: the state of each rank, by the last ``check``.
+        stop_signal: the signal that asked the run to stop; 0: none.
+        stop_time: when it came.
     """
 
     def __init__(
@@ -136,24 +192,27 @@ class Ranks:
         self.beats = beats
         self.timeout = timeout
         self.saves = saves
-        self.seen = [Seen(place, process.pid) for place, process in enumerate(self.processes)]
-        self.started = self.looked = time.monotonic()
-        # the signal that asked to stop (0: none), and when
-        self.asked = 0
-        self.asked_at = 0.0
+        self.states = [
+            RankState(place, process.pid) for place, process in enumerate(self.processes)
+        ]
+        # when the ranks were started, or resumed after they were suspended
+        self.started = self.checked = time.monotonic()
+        self.stop_signal = 0
+        self.stop_time = 0.0
 
     def wait(self) -> Verdict | None:
-        """Waits for the ranks and sends signals on. If one fails or stalls, ends all and returns
-        why, else None.
+        """Waits until all ranks have ended, and sends signals on to them. Returns None; if a rank
+        fails or stalls, it ends all and returns why.
 
         Raises:
             SystemExit: after a second Ctrl-C.
         """
-        signals.catch_signals(self._pass_on)
-        for number in list(signals.received):  # came while the ranks were started
-            self._pass_on(number, None)
-        signals.received.clear()  # no later start shall get them again
-        while not self.look():
+        signals.catch_signals(self._send_on)
+        # Those that came while the ranks were started. A restart shall not get them again.
+        for number in list(signals.received):
+            self._send_on(number, None)
+        signals.received.clear()
+        while not self.check():
             if verdict := self.verdict():
                 self.end(verdict)
                 return verdict
@@ -163,64 +222,77 @@ class Ranks:
             )
         return None
 
-    def look(self) -> bool:
-        """Reads how far the ranks are; returns whether all have ended without an error."""
-        before = self.looked
-        self.looked = time.monotonic()
-        # together with the ranks, by Ctrl-Z: their time starts again
-        if self.looked - before > SUSPENDED:
-            self.started = self.looked
-        for place, (seen, process) in enumerate(zip(self.seen, self.processes, strict=True)):
-            seen.time, seen.step, seen.doing, _ = self.beats[FIELDS * place : FIELDS * (place + 1)]
-            seen.trouble = "" if process.exitcode is not None else trouble(process.pid)
-            if process.exitcode and not seen.gone:
-                seen.gone, seen.gone_at = how_it_ended(process.exitcode), time.monotonic()
-        self.seen[0].failure = failure_in(self.failed.value)
-        return not self.seen[0].failure and all(process.exitcode == 0 for process in self.processes)
+    def check(self) -> bool:
+        """Reads the progress of the ranks; returns whether all have ended without an error."""
+        before = self.checked
+        self.checked = time.monotonic()
+        # Ctrl-Z suspends this process and the ranks together. Their time starts again.
+        if self.checked - before > SUSPENDED:
+            self.started = self.checked
+        for place, (state, process) in enumerate(zip(self.states, self.processes, strict=True)):
+            beat = self.beats[FIELDS * place : FIELDS * (place + 1)]
+            state.time, state.step, state.doing, _ = beat
+            state.trouble = "" if process.exitcode is not None else trouble(process.pid)
+            if process.exitcode and not state.gone:
+                state.gone = how_it_ended(process.exitcode)
+                state.gone_at = time.monotonic()
+        # All ranks share the memory for a failure. Its text names the rank, so any state will do.
+        failure = failure_in(self.failed.value)
+        self.states[0].failure = failure
+        return not failure and all(process.exitcode == 0 for process in self.processes)
 
     def verdict(self) -> Verdict | None:
-        """Returns why the run has to end, by the last ``look``; None if it doesn't."""
-        return judge(self.seen, self.started, self.timeout)
+        """Returns why the run has to end, by the last ``check``; None if it doesn't."""
+        return judge(self.states, self.started, self.timeout)
 
     def has_stepped(self) -> bool:
-        """Returns whether any rank asked for a second batch, so that a step was completed."""
-        return max(self.beats[FIELDS - 1 :: FIELDS]) > 1
+        """Returns whether a step was completed: a rank has asked for its second batch."""
+        batches = self.beats[FIELDS - 1 :: FIELDS]
+        return max(batches) > 1
 
     def has_begun(self) -> bool:
         """Returns whether a rank has something to save (``signals.begin``)."""
-        return any(self.beats[::FIELDS])
+        times = self.beats[::FIELDS]
+        return any(times)
 
     def end(self, verdict: Verdict) -> None:
         """Ends the ranks that still run."""
         for process in self.processes:
-            process.kill()  # SIGTERM would only ask them to save
+            # SIGTERM would only ask it to save.
+            process.kill()
         for process in self.processes:
             process.join()
 
-    def _pass_on(self, number: int, _: Any) -> None:
-        if number == self.asked == signal.SIGINT and time.monotonic() - self.asked_at > 0.5:
-            verdict = Verdict(128 + number, "interrupted", lost=False)  # a second Ctrl-C
+    def _send_on(self, number: int, _: Any) -> None:
+        """Sends a signal on to the ranks: the handler of this process's signals."""
+        now = time.monotonic()
+        # A second Ctrl-C. One that comes at once is the same one in another way.
+        if number == self.stop_signal == signal.SIGINT and now - self.stop_time > 0.5:
+            verdict = Verdict(128 + number, "interrupted", lost=False)
             self.end(verdict)
             leave(verdict)
-        if number in signals.STOPS and not self.asked:
-            self.asked, self.asked_at = number, time.monotonic()
-        begun = self.saves and self.has_begun()
-        for seen, process in zip(self.seen, self.processes, strict=True):
+        if number in signals.STOP_SIGNALS and not self.stop_signal:
+            self.stop_signal = number
+            self.stop_time = now
+        can_save = self.saves and self.has_begun()
+        for state, process in zip(self.states, self.processes, strict=True):
             if process.exitcode is not None:
                 continue
-            if begun:
+            if can_save:
                 os.kill(process.pid, number)
-            elif number in signals.STOPS:
-                # it may not handle signals yet, or wait for others in C++
-                seen.gone, seen.gone_at = how_it_ended(-number), time.monotonic()
+            elif number in signals.STOP_SIGNALS:
+                # It may not handle signals yet, or it may be waiting for other ranks in C++.
+                state.gone = how_it_ended(-number)
+                state.gone_at = time.monotonic()
                 process.kill()
 
 
 def leave(verdict: Verdict) -> NoReturn:
     """Prints why the run ends, and exits with its status. Signals are ignored from now on."""
-    # at its end Python restores the defaults, and one would kill
+    # At its end Python restores the default handlers, and a signal would change the exit status.
     signals.catch_signals(signal.SIG_IGN)
-    if verdict.text:  # there is none if the reader of standard output left
+    # A tool whose reader of standard output has gone ends without a message.
+    if verdict.text:
         print(verdict.text, file=sys.stderr, flush=True)
     sys.exit(verdict.status)
 
@@ -231,57 +303,55 @@ def run(
     start: Callable[..., Any],
     next_start: Callable[[CfgNode, int], tuple[CfgNode, int, str]] | None = None,
 ) -> None:
-    """Starts the ranks and waits for them. If ranks are lost or stall, it restarts all,
-    DIST.MAX_RESTART times at most.
+    """Starts the ranks and waits until they have ended. If ranks are lost or stall, all are started
+    again, at most DIST.MAX_RESTART times.
 
     Each time they resume from the newest complete checkpoint, with as many processes as there are
-    devices now. If two starts in a row completed no step, it stops, because a third wouldn't
+    devices now. If two starts in a row completed no step, the run ends, because a third one wouldn't
     either.
 
     Args:
         count: the number of ranks.
-        start: is called with the configuration, the number of ranks, ``failed`` and ``beats``. It
+        start: a function of the configuration, the number of ranks, ``failed`` and ``beats``. It
             starts the ranks and returns their context.
-        next_start: is called with the configuration and the number of ranks. It returns both for a
-            restart, and words that describe them. None: no restarts, and nothing to save.
+        next_start: a function of the configuration and the number of ranks. It returns both for a
+            restart, and words that describe them. None: there are no restarts, and nothing to save.
     """
     context = multiprocessing.get_context("spawn")
-    stepped = True
+    has_stepped = True
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
-        # It starts Python's resource tracker, which unblocks two signals.
+        # Before signals are held back: this starts Python's resource tracker, which unblocks two.
         with without_current_folder():
             failed, beats = shared_arrays(context, count)
-        signals.hold_signals()  # until the ranks handle them; this process sends signals on
+        # Until the ranks handle signals; this process then sends on what has come.
+        signals.hold_signals()
         started = start(config, count, failed, beats)
         ranks = Ranks(started, failed, beats, config.DIST.TIMEOUT, saves=next_start is not None)
         verdict = ranks.wait()
-        signals.hold_signals()  # the next ranks get what comes until they are waited for
+        # A signal that comes from now on is for the next ranks.
+        signals.hold_signals()
         forget_lost_tracker()
         if not verdict:
-            signals.catch_signals(signal.SIG_IGN)  # as in ``leave``
+            # for the reason in ``leave``
+            signals.catch_signals(signal.SIG_IGN)
             return
-        before = stepped
-        stepped = ranks.has_stepped()
-        if not verdict.lost or ranks.asked or next_start is None or attempt > restarts:
+        had_stepped = has_stepped
+        has_stepped = ranks.has_stepped()
+        if not verdict.lost or ranks.stop_signal or next_start is None or attempt > restarts:
             leave(verdict)
-        if not (before or stepped):
-            leave(
-                verdict._replace(
-                    text=f"{verdict.text}; no further restart: the last two starts completed no step"
-                )
-            )
-        config, count, where = next_start(config, count)
-        what = verdict.text.strip().splitlines()[-1].removeprefix("error: ")
-        _print_and_log(
-            config, f"{what}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {where}"
-        )
+        if not (had_stepped or has_stepped):
+            reason = "no further restart: the last two starts completed no step"
+            leave(verdict._replace(text=f"{verdict.text}; {reason}"))
+        config, count, how = next_start(config, count)
+        cause = verdict.text.strip().splitlines()[-1].removeprefix("error: ")
+        _print_and_log(config, f"{cause}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {how}")
 
 
 def forget_lost_tracker() -> None:
-    """Keeps Python quiet at its end if its resource tracker was killed. It would start another one,
-    which warns of each name that it doesn't know. This process removes its shared memory without a
-    tracker, too.
+    """Keeps Python from starting another resource tracker at its end if the first one was killed. The
+    new one would warn of each name that it doesn't know. This process removes its shared memory by
+    itself.
     """
     tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
     if tracker._fd is not None and not tracker._check_alive():
@@ -290,7 +360,8 @@ def forget_lost_tracker() -> None:
 
 def _print_and_log(config: CfgNode, line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-    if Path(config.OUTPUT).is_dir():  # else the run has no folder yet
-        # It was said on stderr already.
+    # Otherwise the run has no directory yet.
+    if Path(config.OUTPUT).is_dir():
+        # The line is on stderr already, so a full disk does no harm.
         with contextlib.suppress(OSError), open_to_append(Path(config.OUTPUT) / "log.txt") as log:
             log.write(f"{time.strftime('%m%d %H:%M:%S')} {line}\n")

@@ -1,6 +1,8 @@
-"""A program imports this first, because its other imports take a second. From then on a signal ends
-the program with one line, and a closed or broken standard stream doesn't end it. This module
-imports next to nothing.
+"""Prepares a program for signals and broken streams. Importing this module does it.
+
+A program imports this module first, because its other imports take a second. From then on a signal
+ends the program with one line, and a closed or broken standard stream doesn't end it. So this module
+itself imports next to nothing.
 """
 
 import atexit
@@ -20,21 +22,26 @@ from launch import files, streams
 
 # bytes of address space that Paddle's libraries need; with less, Paddle hangs or crashes
 LEAST_MEMORY = 1200 << 20
-ENDING = 5.0  # seconds in which a killed process ends
-LEAST_FILES = 64  # files that a process with a few ranks and loader workers has open
+# seconds in which a killed process ends
+ENDING = 5.0
+# files that a process with a few ranks and loader workers has open
+LEAST_FILES = 64
 
-# A scheduler; Ctrl-C; a closed terminal; a limit on CPU time, which Linux announces by SIGXCPU
-# before it kills.
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
-# By nohup, say: child processes inherit it. SIGINT isn't among them: shells ignore it for commands
-# in the background.
-IGNORED = [number for number in STOPS[2:] if signal.getsignal(number) is signal.SIG_IGN]
+# The signals that ask a program to stop. They come from a scheduler, from Ctrl-C, from a closed
+# terminal, and from a limit on CPU time, which Linux announces by SIGXCPU before it kills.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
+# Those that were ignored when the program started, by nohup for example, stay ignored. SIGINT doesn't
+# count: shells ignore it for all commands in the background.
+IGNORED = [number for number in STOP_SIGNALS[2:] if signal.getsignal(number) is signal.SIG_IGN]
 STOPPED = "stopped by {}"
 NOT_BEGUN = "stopped by {} before the first step: nothing to save"
 _ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
-# child processes keep it
-_SPEAKER = None if "--multiprocessing-fork" in getattr(sys, "orig_argv", []) else os.getpid()
+# The process that prints the line when a signal ends the program. Its forks inherit the number, so
+# they don't print; a process that multiprocessing has spawned doesn't, either.
+_SPEAKER = os.getpid()
+if "--multiprocessing-fork" in getattr(sys, "orig_argv", []):
+    _SPEAKER = None
 
 
 def end_at_once(number: int, _: object) -> None:
@@ -43,30 +50,38 @@ def end_at_once(number: int, _: object) -> None:
 
     Before that, it ends the processes that it has started, and removes what it has begun to write.
     """
-    if os.getpid() == _SPEAKER:  # forks have this handler, too
-        for other in STOPS:
+    # Forks have this handler, too.
+    if os.getpid() == _SPEAKER:
+        for other in STOP_SIGNALS:
             signal.signal(other, signal.SIG_IGN)
         end_descendants()
         files.remove_unfinished()
-        line = (NOT_BEGUN if _IS_RUN else STOPPED).format(signal.Signals(number).name)
-        os.write(2, f"{os.linesep * os.isatty(2)}{line}\n".encode())
+        message = NOT_BEGUN if _IS_RUN else STOPPED
+        line = f"{message.format(signal.Signals(number).name)}\n"
+        if os.isatty(2):
+            # The terminal has shown ^C at the beginning of this line.
+            line = f"\n{line}"
+        os.write(2, line.encode())
     os._exit(128 + number)
 
 
 def stop_at_once() -> None:
-    """Makes each of STOPS end this process from now on. SIGUSR1, which asks for a save, is ignored:
-    by default it would kill.
+    """Makes each of STOP_SIGNALS end this process from now on.
+
+    SIGUSR1, which asks a run to save, is ignored: by default it would kill the process.
     """
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    for number in STOPS:
+    for number in STOP_SIGNALS:
         if number not in IGNORED:
             signal.signal(number, end_at_once)
 
 
 @contextlib.contextmanager
 def without_collection() -> Iterator[None]:
-    """Switches Python's garbage collector off. It would look again and again through many new
-    objects, none of which is garbage: imports and parsers make such objects.
+    """Switches Python's garbage collector off within the body.
+
+    Imports and parsers make many objects, none of which is garbage. The collector would look through
+    all of them again and again.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -80,9 +95,10 @@ def without_collection() -> Iterator[None]:
 def end_descendants() -> None:
     """Kills the processes that this one has started, and theirs, and waits until they have ended."""
     until = time.monotonic() + ENDING
-    while (found := descendants()) and time.monotonic() < until:
-        for process in found:
-            with contextlib.suppress(OSError):  # it has ended, or is another user's
+    while (processes := descendants()) and time.monotonic() < until:
+        for process in processes:
+            # It may have ended, or be another user's.
+            with contextlib.suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.005)
 
@@ -91,31 +107,37 @@ def descendants() -> list[int]:
     """Returns the processes that this one has started, and theirs, the oldest first; without those
     that have ended.
     """
+    if sys.platform != "linux":
+        return []
     children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc") if sys.platform == "linux" else ()):
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            # The program's name, in parentheses, may have any characters; state and parent follow.
             state, parent = file.read().rpartition(b")")[2].split()[:2]
+            # Z is a zombie, X is dead.
             if state not in b"ZX":
                 children.setdefault(int(parent), []).append(int(name))
-    found = [os.getpid()]
-    for process in found:  # which grows
-        found += children.get(process, [])
-    return found[1:]
+    family = [os.getpid()]
+    # The list grows while it is read: children of children follow.
+    for process in family:
+        family += children.get(process, [])
+    return family[1:]
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Asks Linux to send this process ``number`` when its parent ends, however that ends."""
+    """Asks Linux to send this process the signal ``number`` when its parent ends, however that ends."""
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(number))
 
 
 class _Finder:
-    """Finds two packages for ``import``, wherever a tool imports them first, and has signals wait
-    meanwhile.
+    """An import hook that holds signals back while NumPy or Paddle is imported, wherever a tool does
+    so first.
 
-    Paddle's import takes SIGTERM and others over, in C++, which prints a dump. NumPy's starts
-    threads: they would get the signals that only Python's thread holds back.
+    Paddle's import installs handlers in C++ for SIGTERM and others, which print a dump. NumPy's
+    import starts threads. They inherit the mask of blocked signals; otherwise they would receive
+    signals that Python's main thread blocks later.
     """
 
     def find_spec(self, name: str, path: Any = None, _: Any = None) -> ModuleSpec | None:
@@ -129,43 +151,47 @@ class _Finder:
 
 
 def _run_package(run: Callable[[Any], None], module: Any) -> None:
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         with without_collection():
             run(module)
         if module.__name__ == "paddle":
-            gc.freeze()  # later collections leave out what is there now
+            # Later collections leave out the many objects that exist now.
+            gc.freeze()
             module.disable_signal_handler()
-            for number in STOPS:  # Python knows its handlers; Paddle has left the defaults
+            # Paddle has left the default handlers. Python still knows its own: set them again.
+            for number in STOP_SIGNALS:
                 signal.signal(number, signal.getsignal(number))
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _ignore_stops() -> None:
-    """At a tool's end, which Python then takes a moment for, with the default handlers: its work is
-    done.
+def _ignore_stop_signals() -> None:
+    """Ignores signals at a tool's end: its work is done, and Python, which takes a moment to end,
+    restores the default handlers.
     """
     if os.getpid() == _SPEAKER:
-        for number in STOPS:
+        for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
 
 def _open_tool() -> None:
-    """Starts a tool: signals end it as they end the main programs, and whatever it forks ends with
+    """Prepares a tool: signals end it as they end the main programs, and whatever it forks ends with
     it.
     """
     sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
-    atexit.register(_ignore_stops)  # the first to be registered is the last that is called
+    # The function that is registered first is called last.
+    atexit.register(_ignore_stop_signals)
     os.register_at_fork(after_in_child=end_with_parent)
-    if not _SPEAKER:  # a process that the tool has spawned
+    # This is a process that the tool has spawned.
+    if not _SPEAKER:
         end_with_parent()
     stop_at_once()
 
 
 def speak_utf8() -> None:
-    """Restarts this program with UTF-8 if Python's locale lacks most letters: class and file names
-    may have any.
+    """Restarts this program with UTF-8 if the locale's encoding is another one, which lacks most
+    letters: names of classes and files may have any.
     """
     if sys.getfilesystemencoding() != "utf-8":
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
@@ -181,9 +207,10 @@ def unfit() -> str:
     if most != resource.RLIM_INFINITY and files < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     memory = resource.getrlimit(resource.RLIMIT_AS)[0]
+    # The mask can't be read without being set.
     mask = os.umask(0o77)
     os.umask(mask)
-    if not _there():
+    if not _has_current_folder():
         return "the current folder no longer exists; change to another one"
     if mask & 0o700:
         return f"umask {mask:03o} takes away your right to your own files; use umask 022"
@@ -195,20 +222,22 @@ def unfit() -> str:
     return ""
 
 
-def _there() -> bool:
+def _has_current_folder() -> bool:
     try:
         return bool(os.getcwd())
     except OSError:
         return False
 
 
+# What follows runs when a program of the toolkit imports this module. Other programs that import it
+# keep their own handlers and streams.
 _IS_RUN = _FOLDER == _ROOT and _PROGRAM.startswith("main_")
 if _IS_RUN:
     stop_at_once()
 if os.path.join(_ROOT, "tools") == _FOLDER and _PROGRAM.endswith(".py"):
     _open_tool()
 _OURS = _FOLDER in (_ROOT, os.path.join(_ROOT, "tools"), os.path.join(_ROOT, "examples"))
-# not python -c, nor a program that comes by stdin, which is read only once
+# Not for python -c, nor for a program that is read from stdin, which could not be restarted.
 if _OURS and _PROGRAM.endswith(".py"):
     streams.keep()
     speak_utf8()

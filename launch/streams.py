@@ -1,9 +1,9 @@
-"""Standard streams that don't end a program. If one is closed, broken, full or blocked, only its
-lines are lost.
+"""Standard streams that never end a program: if one is closed, broken, full or blocked, only what
+is written to it is lost.
 
-A run's lines are in its log files, too. So a run doesn't wait for whoever reads its output: a
-terminal that is stopped by Ctrl-S, or a pipe that nobody empties. Other commands do wait: their
-output is their purpose.
+A run's lines are in its log files, too. So a run doesn't wait for a blocked reader, such as a
+terminal that is stopped by Ctrl-S, or a pipe that nobody empties. Other commands do wait, because
+their output is what they are for.
 """
 
 import atexit
@@ -16,30 +16,43 @@ import sys
 import time
 from typing import Any
 
-# seconds that a run waits for a blocked reader; then it doesn't wait until that reads again
+# Seconds that a run waits for a blocked reader. After that it no longer waits at all, until the
+# reader reads again.
 WAIT = 1.0
-AT_END = 5.0  # seconds that a run waits for a blocked reader at its end
-MOST = 1 << 20  # bytes that are kept for a blocked reader; beyond that, the oldest are dropped
+# seconds that a run waits for a blocked reader at its end
+AT_END = 5.0
+# Bytes that are kept for a blocked reader. Beyond that, the oldest lines are dropped.
+MOST = 1 << 20
 _hurried = False
-_raw: list["Lasting"] = []  # all that this process has
+# all lasting streams of this process
+_raw: list["Lasting"] = []
 
 
 def hurry() -> None:
-    """Stops waiting for blocked readers: a run has begun, and its lines are in log files, too."""
+    """Declares that this program is a run: from now on it waits for a blocked reader only briefly."""
     global _hurried
     _hurried = True
 
 
 class Lasting(io.RawIOBase):
-    """Accepts whatever is written, and passes to ``descriptor`` as much as that accepts. It keeps
-    the rest.
+    """A stream that accepts whatever is written. It passes to ``descriptor`` as much as that accepts,
+    and keeps the rest for later.
+
+    Attributes:
+        kept: bytes that the descriptor hasn't accepted yet.
+        stalled: whether the reader was blocked at the last attempt.
+        end: a descriptor of the same pipe or terminal that doesn't block.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor, self.kept, self.stalled = descriptor, bytearray(), False
-        self.name = "<stdout>" if descriptor == 1 else "<stderr>"  # which some libraries ask for
-        self.end = _not_waiting(descriptor)
-        os.register_at_fork(after_in_child=self.kept.clear)  # the parent writes it
+        self.descriptor = descriptor
+        self.kept = bytearray()
+        self.stalled = False
+        # Some libraries ask for a stream's name.
+        self.name = "<stdout>" if descriptor == 1 else "<stderr>"
+        self.end = _non_blocking(descriptor)
+        # What was kept before a fork is the parent's to write.
+        os.register_at_fork(after_in_child=self.kept.clear)
 
     def writable(self) -> bool:
         return True
@@ -52,62 +65,74 @@ class Lasting(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         self.kept += data
-        self.offer((0.0 if self.stalled else WAIT) if _hurried else None)
+        seconds = None
+        if _hurried:
+            seconds = 0.0 if self.stalled else WAIT
+        self.offer(seconds)
         return len(data)
 
     def offer(self, seconds: float | None) -> None:
-        """Writes what is kept; waits ``seconds`` at most for the reader (None: as long as it
-        takes).
+        """Writes what is kept, and waits at most ``seconds`` for the reader; None: as long as it
+        takes.
         """
-        until = seconds if seconds is None else time.monotonic() + seconds
+        until = None if seconds is None else time.monotonic() + seconds
         while self.kept:
             self.stalled = not self._ready(until)
             if self.stalled:
                 break
             try:
                 del self.kept[: os.write(self.end, self.kept[: select.PIPE_BUF])]
-            except BlockingIOError:  # there is less space in the pipe
+            except BlockingIOError:
+                # The pipe has less space than that.
                 if until is not None and time.monotonic() > until:
                     break
                 time.sleep(0.01)
-            except OSError:  # the reader has gone, or the disk is full
+            except OSError:
+                # The reader has gone, or the disk is full.
                 self.kept.clear()
         if len(self.kept) > MOST:
+            # whole lines, so that the rest begins with one
             del self.kept[: self.kept.find(b"\n", len(self.kept) - MOST) + 1]
 
     def _ready(self, until: float | None) -> bool:
         poll = select.poll()
         poll.register(self.end, select.POLLOUT)
-        return bool(
-            poll.poll(None if until is None else max(0.0, 1000 * (until - time.monotonic())))
-        )
+        milliseconds = None
+        if until is not None:
+            milliseconds = max(0.0, 1000 * (until - time.monotonic()))
+        return bool(poll.poll(milliseconds))
 
 
-def _not_waiting(descriptor: int) -> int:
-    """Returns a descriptor of the same pipe or terminal that never blocks. Programs that share the
-    first still may.
+def _non_blocking(descriptor: int) -> int:
+    """Returns a descriptor of the same pipe or terminal that never blocks.
+
+    It is opened anew. If O_NONBLOCK were set on ``descriptor`` itself, it would hold for all other
+    programs that share it.
     """
     kind = os.fstat(descriptor).st_mode
-    with contextlib.suppress(OSError):  # another user's; no /proc
+    # It may be another user's, or there is no /proc.
+    with contextlib.suppress(OSError):
         if stat.S_ISFIFO(kind) or os.isatty(descriptor):
             return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     return descriptor
 
 
 def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWrapper:
-    """Returns a text stream for a descriptor. Letters that its encoding lacks are written as
+    """Returns a lasting text stream for a descriptor. Letters that its encoding lacks are written as
     escapes.
 
     Args:
         lines: whether each line is passed on at once.
-        at_once: whether each write is passed on at once (python -u).
+        at_once: whether each write is passed on at once, as under python -u.
     """
     raw = Lasting(descriptor)
     _raw.append(raw)
     atexit.register(raw.offer, AT_END)
     encoding = getattr(sys.__stderr__, "encoding", None) or "utf-8"
+    # Python's own stream has no buffer either, under python -u.
+    buffer: Any = raw if at_once else io.BufferedWriter(raw)
     return io.TextIOWrapper(
-        raw if at_once else io.BufferedWriter(raw),  # type: ignore[arg-type]  # as Python's own of -u
+        buffer,
         encoding,
         errors="backslashreplace",
         line_buffering=lines or raw.isatty(),
@@ -116,7 +141,7 @@ def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWra
 
 
 def finish() -> None:
-    """Writes what is kept, at the end of a forked process, where Python doesn't do it."""
+    """Writes what is kept, at the end of a forked process, where Python calls no ``atexit`` handlers."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     for raw in _raw:
@@ -124,19 +149,21 @@ def finish() -> None:
 
 
 def keep() -> None:
-    """Replaces this process's standard streams by lasting ones. A closed one becomes /dev/null: the
-    next opened file would get its number, and with it all that is printed. Streams that another
-    program has replaced stay, such as a notebook's.
+    """Replaces this process's standard streams by lasting ones. Streams that another program has
+    replaced already stay, such as a notebook's.
+
+    A closed stream becomes /dev/null. Otherwise the next file that is opened would get its number,
+    and all that is printed would go into that file.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            # open takes the lowest free number
+            # ``os.open`` takes the lowest free number, which is this one.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stdout is sys.__stdout__:
         sys.stdout = lasting(1, lines=False, at_once=getattr(sys.stdout, "write_through", False))
     if sys.stderr is sys.__stderr__:
         sys.stderr = lasting(2, lines=True, at_once=getattr(sys.stderr, "write_through", False))
-    # runs before the handlers of ``lasting``
+    # The last to be registered runs first: what it flushes is then offered by ``lasting``'s handlers.
     atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush()))

@@ -9,27 +9,34 @@ from typing import NamedTuple
 
 from errors import Failure
 from launch.progress import DOING
-from launch.signals import STOPS
+from launch.signals import STOP_SIGNALS
 from launch.startup import NOT_BEGUN
 
-START_UP = 600.0  # seconds, at least, until all ranks have taken a batch
-GRACE = 2.0  # seconds to wait for the cause, after ranks aborted because of another
-# seconds without a beat after which a rank counts as the cause; gloo gives up after 30
+# seconds that ranks may take, at least, until all have got their first batch
+START_UP = 600.0
+# seconds to wait for the cause to show, after ranks aborted because of another one
+GRACE = 2.0
+# Seconds without a beat after which a rank counts as the cause. gloo gives up after 30.
 PATIENCE = 20.0
-STOPPED = {f"was stopped by {number.name}": number for number in STOPS}
-ABORTED = "was killed by SIGABRT"  # gloo and NCCL abort if a peer is gone or doesn't answer
+STOPPED = {f"was stopped by {number.name}": number for number in STOP_SIGNALS}
+# gloo and NCCL abort if a peer has gone or doesn't answer.
+ABORTED = "was killed by SIGABRT"
 
 
 @dataclass
-class Seen:
-    """A rank, as the process that watches it sees it.
+class RankState:
+    """The state of a rank, as far as the process that watches it knows.
 
     Attributes:
+        place: the rank's number.
+        pid: its process's number; 0: unknown.
         host: its machine, if the run may have several.
-        time: the time of its last beat, by the watching process's clock; 0: none yet.
-        trouble: why it can't go on, if that is known: "is suspended (SIGSTOP, or a debugger)".
-        gone: how it ended, if with an error: "was killed by SIGKILL".
-        gone_at: when that was seen.
+        time: the time of its last beat, by the clock of the watching process; 0: none yet.
+        step: the step that it is in.
+        doing: a place in ``progress.DOING``.
+        trouble: why it can't go on, such as "is suspended (SIGSTOP, or a debugger)".
+        gone: how it ended, if that was an error, such as "was killed by SIGKILL".
+        gone_at: when it was found to have ended.
         failure: the error that it reported.
     """
 
@@ -56,37 +63,45 @@ class Seen:
 
 
 class Verdict(NamedTuple):
-    """Why a run ends: its exit status, the message, and whether a restart may help (``lost``)."""
+    """Why a run ends.
+
+    Attributes:
+        status: its exit status.
+        text: the message.
+        lost: whether ranks were lost, so that a restart may help.
+    """
 
     status: int
     text: str
     lost: bool
 
 
-def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
-    """Returns why the run has to end, or None.
+def judge(ranks: list[RankState], started: float, timeout: float) -> Verdict | None:
+    """Returns why the run has to end; None if it doesn't.
 
     Args:
-        started: by ``time.monotonic``.
+        started: when the ranks were started, by ``time.monotonic``.
         timeout: the run ends after this many seconds without progress of any rank. Until all have
             begun, it is at least START_UP.
     """
     now = time.monotonic()
+    # those that the program foresees first: they are certain to be causes
     failures = sorted(
-        (seen.failure for seen in ranks if seen.failure), key=lambda failure: failure.unforeseen
+        (state.failure for state in ranks if state.failure), key=lambda failure: failure.unforeseen
     )
     if failures and not failures[0].unforeseen:
         return Verdict(failures[0].status, failures[0].text, lost=False)
-    gone = [seen for seen in ranks if seen.gone]
-    if stopped := [seen for seen in gone if seen.gone in STOPPED]:
+    gone = [state for state in ranks if state.gone]
+    if stopped := [state for state in gone if state.gone in STOPPED]:
         return _stop_verdict(stopped[0], STOPPED[stopped[0].gone])
-    if causes := [seen for seen in gone if seen.gone != ABORTED]:
+    if causes := [state for state in gone if state.gone != ABORTED]:
         return _loss_verdict(causes[0])
-    if failures or gone:  # perhaps because another rank didn't answer
+    # Those that are left may have failed or aborted because another rank didn't answer.
+    if failures or gone:
         hung = [
-            seen
-            for seen in _late(ranks)
-            if seen.trouble or (seen.time and now - seen.time > PATIENCE)
+            state
+            for state in _late(ranks)
+            if state.trouble or (state.time and now - state.time > PATIENCE)
         ]
         if hung:
             return Verdict(1, f"error: {hung[0]}, and the others waited for it in vain", lost=True)
@@ -96,62 +111,74 @@ def judge(ranks: list[Seen], started: float, timeout: float) -> Verdict | None:
     return _stall_verdict(ranks, started, timeout, now)
 
 
-def _stop_verdict(seen: Seen, number: signal.Signals) -> Verdict:
-    begun = f"stopped by {number.name} at step {seen.step:.0f}"
-    return Verdict(128 + number, begun if seen.time else NOT_BEGUN.format(number.name), lost=False)
+def _stop_verdict(state: RankState, number: signal.Signals) -> Verdict:
+    text = NOT_BEGUN.format(number.name)
+    if state.time:
+        text = f"stopped by {number.name} at step {state.step:.0f}"
+    return Verdict(128 + number, text, lost=False)
 
 
-def _loss_verdict(seen: Seen) -> Verdict:
-    name = seen.name if seen.host else f"rank {seen.place}"
-    return Verdict(1, f"error: {name} {seen.gone} at step {seen.step:.0f}", lost=True)
+def _loss_verdict(state: RankState) -> Verdict:
+    name = state.name if state.host else f"rank {state.place}"
+    return Verdict(1, f"error: {name} {state.gone} at step {state.step:.0f}", lost=True)
 
 
-def _abort_verdict(aborted: list[Seen]) -> Verdict:
+def _abort_verdict(aborted: list[RankState]) -> Verdict:
     """Returns the verdict on ranks that C++ aborted. The cause isn't known; the ends of their logs
     may show it.
     """
-    names = " and ".join(str(seen.place) for seen in aborted)
-    logs = " and ".join(f"log_{seen.place}.txt" for seen in aborted)
-    who = f"rank{'s' * (len(aborted) > 1)} {names} gave up (SIGABRT) at step {aborted[0].step:.0f}"
-    return Verdict(
-        1,
-        f"error: {who}; the end of {logs} tells why" if aborted[0].time else f"error: {who}",
-        lost=True,
-    )
+    places = " and ".join(str(state.place) for state in aborted)
+    ranks = f"ranks {places}" if len(aborted) > 1 else f"rank {places}"
+    text = f"error: {ranks} gave up (SIGABRT) at step {aborted[0].step:.0f}"
+    # Before the first beat there are no logs.
+    if aborted[0].time:
+        logs = " and ".join(f"log_{state.place}.txt" for state in aborted)
+        text = f"{text}; the end of {logs} tells why"
+    return Verdict(1, text, lost=True)
 
 
-def _stall_verdict(ranks: list[Seen], started: float, timeout: float, now: float) -> Verdict | None:
-    times = [seen.time for seen in ranks]
-    # Until each has taken its first batch, they read the data and build the model, at their own
-    # pace.
-    timeout = timeout if all(times) else max(timeout, START_UP)
+def _stall_verdict(
+    ranks: list[RankState], started: float, timeout: float, now: float
+) -> Verdict | None:
+    times = [state.time for state in ranks]
+    # Until each has got its first batch, they read the data and build the model, which takes some
+    # ranks longer than others.
+    if not all(times):
+        timeout = max(timeout, START_UP)
     if now - max(started, *times) < timeout:
         return None
-    who = "; ".join(map(str, _late(ranks))) or f"{ranks[0]}{', like the others' * (len(ranks) > 1)}"
+    who = "; ".join(map(str, _late(ranks)))
+    if not who:
+        who = f"{ranks[0]}, like the others" if len(ranks) > 1 else str(ranks[0])
     return Verdict(1, f"error: no progress in {timeout:g} s (DIST.TIMEOUT): {who}", lost=True)
 
 
-def _late(ranks: list[Seen]) -> list[Seen]:
+def _late(ranks: list[RankState]) -> list[RankState]:
     """Returns the ranks that the others wait for: those in trouble, else those that are behind; []
     if none is.
     """
-    if troubled := [seen for seen in ranks if seen.trouble]:
+    if troubled := [state for state in ranks if state.trouble]:
         return troubled
-    reached = [(seen.step, seen.doing) for seen in ranks]
-    behind = [seen for seen in ranks if (seen.step, seen.doing) == min(reached)]
+    slowest = min((state.step, state.doing) for state in ranks)
+    behind = [state for state in ranks if (state.step, state.doing) == slowest]
     return behind if len(behind) < len(ranks) else []
 
 
 def how_it_ended(code: int) -> str:
-    """Describes the exit code of a process that ended with an error (negative: by a signal)."""
+    """Describes how a process ended with an error.
+
+    Args:
+        code: the exit status; negative: the number of the signal that killed it.
+    """
+    # A program that handles a signal to stop ends with 128 and its number.
     number = -code if code < 0 else code - 128
-    if number in STOPS:
+    if number in STOP_SIGNALS:
         return f"was stopped by {signal.Signals(number).name}"
     if number == signal.SIGKILL and code < 0:
         return "was killed by SIGKILL (is memory short?)"
-    return (
-        f"was killed by {signal.Signals(number).name}" if code < 0 else f"ended with status {code}"
-    )
+    if code < 0:
+        return f"was killed by {signal.Signals(number).name}"
+    return f"ended with status {code}"
 
 
 def trouble(pid: int) -> str:
@@ -160,10 +187,11 @@ def trouble(pid: int) -> str:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    suspended = status.rpartition(")")[2].split()[0] in "tT"
-    return "is suspended (SIGSTOP, or a debugger)" if suspended else ""
+    # The state follows the program's name, which is in parentheses.
+    state = status.rpartition(")")[2].split()[0]
+    return "is suspended (SIGSTOP, or a debugger)" if state in "tT" else ""
 
 
 def failure_in(shared: bytes) -> Failure | None:
-    """Returns what ``errors.reporting`` left in shared memory."""
+    """Returns the failure that ``errors.reporting`` left in shared memory; None if there is none."""
     return Failure(*json.loads(shared)) if shared else None

@@ -15,7 +15,7 @@ import paddle
 from threadpoolctl import threadpool_limits
 
 import ops
-from launch.environment import cores_each, set_by_launcher
+from launch.launchers import cores_each, set_by_launcher
 from ops import images
 from settings.options import Configuration
 from utils import num_gpus

@@ -47,7 +47,7 @@ WRITTEN = {
     "inference/paddlex.py: write_settings": OWN_FOLDER,
     "launch/signals.py: die_with_parent": "this process's own entry of /proc",
     "launch/spawned.py: __init__": NO_FILE,
-    "launch/streams.py: _not_waiting": "this process's own standard stream",
+    "launch/streams.py: _non_blocking": "this process's own standard stream",
     "launch/streams.py: keep": "/dev/null",
     "loading/transforms/isolated_process.py: _main": NO_FILE,
     "loading/transforms/corruption.py: __call__": NO_FILE,

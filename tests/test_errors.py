@@ -7,7 +7,7 @@ import pytest
 
 import errors
 from errors import InputError, Unreadable, open_file, reading
-from launch import environment
+from launch import devices
 from settings.documents import read_yaml
 from weights import find_weights
 from weights.formats import open_weights
@@ -120,14 +120,14 @@ def test_a_package_that_is_missing_is_named_and_one_that_is_not_ours_is_a_traceb
 
 
 def test_gpus_that_paddle_does_not_see_are_no_silent_run_on_the_cpu(monkeypatch):
-    monkeypatch.setattr(environment, "visible_gpus", lambda: 2)
+    monkeypatch.setattr(devices, "num_gpus_of_paddle", lambda: 2)
     with pytest.raises(
         errors.InputError, match="^2 GPUs are visible, but Paddle finds none; tools/doctor.py"
     ):
-        environment.check_seen(0)
-    environment.check_seen(2)
-    monkeypatch.setattr(environment, "visible_gpus", lambda: 0)
-    environment.check_seen(0)
+        devices.check_seen(0)
+    devices.check_seen(2)
+    monkeypatch.setattr(devices, "num_gpus_of_paddle", lambda: 0)
+    devices.check_seen(0)
 
 
 @pytest.mark.parametrize("kind", [Unreadable, InputError, ValueError])

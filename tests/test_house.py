@@ -175,7 +175,7 @@ WITHIN = {
 }  # fmt: skip
 NO_STRANGERS = {
     "inference/serve/messages.py: head_of": "what the server's own processes send each other",
-    "launch/admission.py: _listen_to": "a line whose proof was right",
+    "launch/admission.py: _read_greeting": "a line whose proof was right",
     "launch/launched.py: receive": "the same",
     "launch/sharing.py: _wait": "what a process of the same user sends",
     "launch/spawned.py: open": "memory that the parent shares",

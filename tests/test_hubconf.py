@@ -173,7 +173,7 @@ def test_every_shipped_model_is_an_entry_with_a_text_and_overrides(theirs):
         "window_size",
         "droppath",
     }
-    assert of_predictor.startswith("Returns a trained checkpoint that answers as ``-eval`` does")
+    assert of_predictor.startswith("Returns a trained checkpoint that predicts as ``-eval`` does")
     assert (shape, same, tagged, called) == ([1, 3], True, True, "PyramidVisionTransformerV2")
     wanted = (
         "InputError: timm has no weights of lenet; give pretrained=FILE, or leave it out",

@@ -214,7 +214,10 @@ def test_what_a_stranger_says_as_a_rank_is_not_unpickled(monkeypatch):
     unpickled = []
     loads = pickle.loads
     monkeypatch.setattr(utils.pickle, "loads", lambda data: unpickled.append(data) or loads(data))
-    message = "what came as rank 1's is unproved: a stranger said it, or PADDLE_VIT_SECRET differs"
+    message = (
+        "a message claiming to be from rank 1 failed authentication:"
+        " another program sent it, or PADDLE_VIT_SECRET differs between the ranks"
+    )
     with pytest.raises(RunError, match=f"^{message}$"):
         utils.all_gather("a")
     assert len(unpickled) == 1  # this rank's

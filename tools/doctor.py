@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting  # noqa: E402
-from launch import environment  # noqa: E402
+from launch import launched, launchers, spawned  # noqa: E402
 from settings.options import Parser  # noqa: E402
 from tools import gpu_first_steps, machine  # noqa: E402
 
@@ -93,10 +93,10 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
 
     spawn = multiprocessing.get_context("spawn")
     ranks = machine.ranks_here(ngpus)
-    spawns = not environment.is_launched() and ranks > 1
+    spawns = not launchers.is_launched() and ranks > 1
     if spawns:
-        environment.prepare_spawn()
-    with environment.without_current_folder():
+        spawned.prepare_spawn()
+    with spawned.without_current_folder():
         answers = spawn.Queue()
         if spawns:
             # they are of this host
@@ -179,10 +179,10 @@ def main() -> None:
     if arguments.gpu or arguments.rehearse or arguments.only:
         sys.exit(gpu_first_steps.main(arguments, _tell))
     meeting = absent = None
-    if environment.is_launched():
+    if launchers.is_launched():
         try:
             # this tells gloo which network reaches rank 0
-            meeting = environment.meet(arguments.timeout)
+            meeting = launched.meet(arguments.timeout)
         except RunError as error:
             absent = str(error)
     rank = int(os.environ.get("PADDLE_TRAINER_ID") or 0)

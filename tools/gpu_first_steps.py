@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from errors import InputError, RunError
-from launch.environment import is_launched
 from launch.files import temporary_folder
+from launch.launchers import is_launched
 from tools import gpu_checks
 from tools.benchmarks import measure
 from tools.gpu_checks import LIMIT, ROOT, Bench

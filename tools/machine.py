@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from errors import InputError, RunError
-from launch.environment import is_launched
+from launch.launchers import is_launched
 from launch.rendezvous import addresses
 from tools import network
 
@@ -51,7 +51,7 @@ def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
 
 
 def paddle_package(found: dict[str, str]) -> Finding:
-    """Paddle among the packages ``found`` (``gpu_ids``)."""
+    """Paddle among the packages ``found``."""
     builds = [name for name in PACKAGES[:2] if name in found]
     if len(builds) != 1:
         what = (
@@ -97,13 +97,13 @@ def devices() -> Finding:
     """What this Paddle computes on, and whether it sees the GPUs that it should."""
     import paddle
 
-    from launch.gpus import check, gpu_ids, visible_gpus
+    from launch.devices import check_visible, gpu_uuids, visible_names
     from utils import num_gpus
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    listed = visible_gpus() or []
+    listed = visible_names() or []
     try:
-        check()  # before Paddle counts
+        check_visible()  # before Paddle counts
     except InputError as error:
         return False, str(error)
     gpus = num_gpus()
@@ -113,7 +113,7 @@ def devices() -> Finding:
             f"CUDA_VISIBLE_DEVICES={visible} names {len(listed)} GPUs, Paddle ({build}) sees {gpus}"
         )
         return False, f"{names}; name GPUs that nvidia-smi -L lists, or unset it"
-    here = len(gpu_ids())
+    here = len(gpu_uuids())
     if here and not paddle.device.is_compiled_with_cuda():
         return (
             False,

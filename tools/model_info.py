@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting, reporting_memory  # noqa: E402
-from launch.environment import without_current_folder  # noqa: E402
+from launch.spawned import without_current_folder  # noqa: E402
 from settings.options import Parser  # noqa: E402
 
 # of the weights: themselves; their gradients and AdamW's two moments

@@ -6,7 +6,7 @@ import os
 import socket
 
 from errors import InputError
-from launch import fence, secret
+from launch import secret, store
 from launch.rendezvous import addresses
 
 
@@ -28,7 +28,7 @@ def can_fence() -> tuple[bool, str]:
     with socket.create_server(("", 0)) as listener:
         found = listener.getsockname()[1]
         open_at = [address for address in addresses().values() if _connects(address, found)]
-        shut = fence.shut(listener)
+        shut = store.shut(listener)
         still = [address for address in addresses().values() if _connects(address, found)]
     far = (
         ", ".join(address for address in open_at if not address.startswith("127."))

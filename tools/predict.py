@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, printable, reporting, reporting_memory  # noqa: E402
-from launch import environment, files, launched, sharing, signals, spawned  # noqa: E402
+from launch import files, launched, launchers, sharing, signals, spawned  # noqa: E402
 
 # isort: split
 from config import default_values, get_config  # noqa: E402
@@ -288,7 +288,7 @@ def writing(
         answers.settle(temporary, path)
 
 
-def spawned_rank(failed: Any, beats: Any, handed: spawned.Handed) -> None:
+def spawned_rank(failed: Any, beats: Any, handed: spawned.SharedObjects) -> None:
     """A rank that this program started."""
     with as_rank(failed, beats), _reporting_reader_left():
         answer(*handed.open())
@@ -317,7 +317,7 @@ def run(arguments: argparse.Namespace) -> None:
         for word in pair
     ]
     config = get_config(None, ["EVAL", "True", *own])
-    if environment.is_launched():
+    if launchers.is_launched():
         if arguments.ngpus is not None:
             raise InputError(
                 "-ngpus is for processes that this program starts; here a launcher did"
@@ -341,7 +341,7 @@ def run(arguments: argparse.Namespace) -> None:
             config, DIST__TIMEOUT=EXPORT_SECONDS + EXPORT_SECONDS_PER_IMAGE * arguments.batch_size
         )
     if ranks > 1:
-        environment.prepare_spawn()
+        spawned.prepare_spawn()
 
     def start(config: Configuration, count: int, failed: Any, beats: Any) -> Any:
         return spawn(spawned_rank, count, failed, beats, arguments, images, config)

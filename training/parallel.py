@@ -20,7 +20,6 @@ from paddle.distributed import fleet
 from paddle.distributed.fleet.utils.log_util import set_log_level
 
 from errors import InputError
-from launch import fence
 from models.layers.batch_norm import synchronise
 from settings.options import Configuration
 from training.sharded_parameters import ShardedBlocks
@@ -36,17 +35,19 @@ def init(config: Configuration) -> None:
     """
     if world_size() == 1:
         return
+    from launch import store
+
     # Without Paddle's banner, and its warnings about groups.
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fence.wait_for_store()
+        store.wait_for_store()
         dist.init_parallel_env()
         if config.DIST.ENGINE == "fleet":
             set_log_level("ERROR")
             with _groups_of_gloo() if dist.get_backend() == "GLOO" else contextlib.nullcontext():
                 fleet.init(is_collective=True, strategy=_strategy(config), log_level="ERROR")
     all_gather(None)  # after this, every rank is connected
-    fence.shut_store()
+    store.shut_store()
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import paddle
 
 from errors import RunError
 from launch import signals
-from launch.signals import STOPS
+from launch.signals import STOP_SIGNALS
 from training.checkpoint import Progress, Saver
 from training.window import Window
 from utils import all_gather, all_reduce_sum, rank, world_size
@@ -72,7 +72,12 @@ class Requests:
             and now - self.last_save >= 60 * self.save_minutes
         )
         saving = due or signals.received.pop(signal.SIGUSR1, None) is not None
-        asked = [*(number in signals.received for number in STOPS), saving, failed, now - self.met]
+        asked = [
+            *(number in signals.received for number in STOP_SIGNALS),
+            saving,
+            failed,
+            now - self.met,
+        ]
         if world_size() > 1:
             asked = all_reduce_sum(paddle.to_tensor(asked, dtype="float64")).numpy().tolist()
         *stops, saving, failed, seconds = asked
@@ -81,7 +86,9 @@ class Requests:
         self.steps = 0
         self.met = now
         self.save, self.failed = self.save or bool(saving), bool(failed)
-        return next((number for number, asked in zip(STOPS, stops, strict=True) if asked), None)
+        return next(
+            (number for number, asked in zip(STOP_SIGNALS, stops, strict=True) if asked), None
+        )
 
 
 class Keeper:

@@ -183,7 +183,7 @@ def _stop_signal() -> asyncio.Future[int]:
             os._exit(128 + number)
         stopped.set_result(number)
 
-    for number in startup.STOPS:
+    for number in startup.STOP_SIGNALS:
         if number not in startup.IGNORED:
             loop.add_signal_handler(number, stop, number)
     return stopped

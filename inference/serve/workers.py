@@ -20,7 +20,7 @@ from inference.serve.batching import Batcher, Item, Lost
 from inference.serve.metrics import Metrics
 from inference.serve.progress import COMPUTING, READING, Progress
 from inference.serve.settings import Settings
-from launch.startup import STOPS
+from launch.startup import STOP_SIGNALS
 from launch.verdict import START_UP
 
 _PROGRAM = Path(__file__).with_name("compute.py")
@@ -170,7 +170,7 @@ class Pool:
             ]
             # A signal to the whole group is for the server, which still needs the worker: so they
             # stay blocked there.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
             try:
                 process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno(), memory]

@@ -1,4 +1,4 @@
-"""Strangers' bytes, and ranks' own messages, at rank 0's door and on its lines, in this process."""
+"""Strangers' bytes, and ranks' own messages, at rank 0's admission and on its lines, in this process."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from support import hostile_files
 from support.port_attackers import GREETING, HELLO, REPLAYED, WORDS
 
 from launch import channel, launched
-from launch.admission import Door, Stranger
+from launch.admission import Admission, Unproved
 
 SECRET = b"s" * 32
 SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
@@ -66,26 +66,26 @@ def changed(draw, base):
 
 
 @contextlib.contextmanager
-def a_door():
-    """A door, a stranger at it, and the stranger's end."""
+def an_admission():
+    """An admission, a stranger at it, and the stranger's end."""
     with socket.create_server(("127.0.0.1", 0)) as waiting:
         theirs = socket.create_connection(waiting.getsockname())
         ours = waiting.accept()[0]
     with socket.socket() as listener, theirs, ours, selectors.DefaultSelector() as selector:
-        door = Door(listener, SECRET, "2 ranks", 2, "rank")
-        door.selector.close()
-        door.selector = selector
+        admission = Admission(listener, SECRET, "2 ranks", 2, "rank")
+        admission.selector.close()
+        admission.selector = selector
         ours.settimeout(0)
         theirs.settimeout(0)
         selector.register(ours, selectors.EVENT_READ)
-        door.strangers[ours.fileno()] = Stranger(ours)
-        yield door, ours.fileno(), theirs
+        admission.unproved[ours.fileno()] = Unproved(ours)
+        yield admission, ours.fileno(), theirs
 
 
-def ours_hears(door, file):
-    """The door hears what has been sent, once it is there."""
-    door.selector.select(5)
-    door._hear(file)
+def ours_hears(admission, file):
+    """The admission hears what has been sent, once it is there."""
+    admission.selector.select(5)
+    admission._read(file)
 
 
 @settings(max_examples=2 * settings.default.max_examples)
@@ -99,13 +99,13 @@ def ours_hears(door, file):
 )
 @example([HELLO, REPLAYED])
 def test_no_bytes_let_a_stranger_in(words):
-    with a_door() as (door, file, theirs):
+    with an_admission() as (admission, file, theirs):
         for word in words:
             with contextlib.suppress(OSError):
                 theirs.send(word[:100_000])
             for _ in range(3):
-                door._hear(file)
-        assert not door.guests
+                admission._read(file)
+        assert not admission.guests
         with contextlib.suppress(OSError):
             told = theirs.recv(1 << 16)
             assert all(
@@ -121,23 +121,23 @@ def test_no_bytes_let_a_stranger_in(words):
 @example(json.dumps(GREETING | {"place": 2}))
 @example(json.dumps(GREETING | {"place": True}))
 def test_a_proved_greeting_is_taken_as_it_should_be_or_its_end_is_closed(text):
-    with a_door() as (door, file, theirs):
+    with an_admission() as (admission, file, theirs):
         theirs.send(HELLO)
-        ours_hears(door, file)
+        ours_hears(admission, file)
         theirs.settimeout(5)
         challenge = theirs.recv(100).split()[1].decode()
         key = channel.key(
             SECRET, channel.nonce(HELLO.split()[2].decode()), channel.nonce(challenge)
         )
         channel.Channel(theirs, key, host=False).send(text)
-        ours_hears(door, file)
-        for place, guest in door.guests.items():
+        ours_hears(admission, file)
+        for place, guest in admission.guests.items():
             told = json.loads(text)
             assert [type(told["place"]), told["party"]] == [int, "2 ranks"]
             assert told["place"] == place in (0, 1)
             assert not guest.closed
             assert guest.socket.fileno() == file
-        hostile_files.tried["a rank's greeting"]["read" if door.guests else "refused"] += 1
+        hostile_files.tried["a rank's greeting"]["read" if admission.guests else "refused"] += 1
 
 
 @given(st.lists(changed(MESSAGE), max_size=3), st.binary(max_size=100))
@@ -154,10 +154,10 @@ def test_a_watchers_message_is_taken_or_its_line_is_closed(texts, tail):
             with contextlib.suppress(OSError):  # its other end is closed
                 for text in texts:
                     guest.send(text)
-                    first.look()
+                    first.check()
                     first.verdict()
                 guest.socket.sendall(tail)
-                first.look()
+                first.check()
             seen = first.all[1]
             assert seen.place == 1
             assert [*map(type, (seen.host, seen.trouble, seen.gone))] == [str] * 3

@@ -31,7 +31,7 @@ from inference.serve.metrics import Metrics
 from inference.serve.progress import COMPUTING, READING, Progress
 from inference.serve.settings import Settings
 from inference.serve.workers import Pool, Worker
-from launch.startup import STOPS
+from launch.startup import STOP_SIGNALS
 
 JPEG = {"Content-Type": "image/jpeg"}
 TOKEN = "a-token-of-the-tests"
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_changed_ends_the_server_once_no_worker_has_the_first_
         blocked = re.search(
             r"SigBlk:\s*(\w+)", Path(f"/proc/{server.workers()[0]}/status").read_text()
         )[1]
-        assert all(int(blocked, 16) >> (number - 1) & 1 for number in STOPS)
+        assert all(int(blocked, 16) >> (number - 1) & 1 for number in STOP_SIGNALS)
         write_checkpoint(file, classes=("one", "two", "three"))
         os.kill(server.workers()[0], signal.SIGKILL)
         assert server.process.wait(30) == 1

@@ -13,7 +13,7 @@ import pytest
 from support.port_attackers import GREETING, HELLO, REPLAYED, WORDS
 
 from launch import admission, channel
-from launch.admission import Door
+from launch.admission import Admission
 
 SECRET = b"s" * 32
 MACHINE = {"gpu": "", "machine": "host"}
@@ -26,7 +26,7 @@ def door(monkeypatch):
 
     def door(count=2, limit=20.0):
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        found = Door(listener, SECRET, f"{count} ranks", count, "rank")
+        found = Admission(listener, SECRET, f"{count} ranks", count, "rank")
         thread = threading.Thread(target=found.receive_all, args=(limit,))
         opened.append((found, thread))
         thread.start()
@@ -102,7 +102,7 @@ def _serve_with_few_files(listener):
     # what the worker of the tests had open would count, too
     os.closerange(listener.fileno() + 1, files)
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    Door(listener, SECRET, "2 ranks", 2, "rank").receive_all(20.0)
+    Admission(listener, SECRET, "2 ranks", 2, "rank").receive_all(20.0)
     time.sleep(5)  # what it told is heard
 
 

@@ -10,8 +10,8 @@ import pytest
 from support.ranks import free_ports
 
 from errors import InputError
-from launch import environment, gpus, secret
-from launch.environment import expand_counts, expand_hosts, is_launched
+from launch import devices, launched, launchers, nodes, rendezvous, secret, spawned
+from launch.launchers import expand_counts, expand_hosts, is_launched
 
 LAUNCHERS = (
     "PADDLE_",
@@ -175,7 +175,7 @@ def mpi(names, rank, ranks, local_rank, here, **more):
     return dict(zip(names, (rank, ranks, local_rank, here), strict=True)) | more
 
 
-@pytest.mark.parametrize("names", environment.MPI)
+@pytest.mark.parametrize("names", launchers.MPI)
 def test_mpis_environment_as_paddles(variables, names):
     variables(**mpi(names, 1, 3, 1, 3), MASTER_PORT=29500)
     assert is_launched()
@@ -194,8 +194,8 @@ def test_mpis_environment_as_paddles(variables, names):
 
 
 def test_mpi_on_two_machines_within_a_slurm_job_and_of_one_rank(variables, capfd):
-    openmpi = environment.MPI[0]
-    hydra = environment.MPI[2]
+    openmpi = launchers.MPI[0]
+    hydra = launchers.MPI[2]
     # Open MPI starts its remote ranks by srun: its own numbers count, not those of its daemon.
     variables(**SLURM, **mpi(openmpi, 3, 4, 1, 2, PMIX_NAMESPACE="7@1", MASTER_ADDR="node09"))
     assert is_launched()
@@ -211,7 +211,7 @@ def test_mpi_on_two_machines_within_a_slurm_job_and_of_one_rank(variables, capfd
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", environment.UNREAD)
+@pytest.mark.parametrize("name", launchers.UNREAD)
 def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, name, capfd):
     variables(**{name: 3})
     assert not is_launched()
@@ -229,19 +229,19 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
     ("given", "message"),
     [
         (
-            mpi(environment.MPI[0], 2, 2, 0, 2, PMIX_NAMESPACE=1),
+            mpi(launchers.MPI[0], 2, 2, 0, 2, PMIX_NAMESPACE=1),
             "OMPI_COMM_WORLD_RANK is 2, expected a number below 2",
         ),
         (
-            mpi(environment.MPI[0], 1, 4, 1, 2, PMIX_NAMESPACE=1),
+            mpi(launchers.MPI[0], 1, 4, 1, 2, PMIX_NAMESPACE=1),
             "OMPI_COMM_WORLD_SIZE is 4, OMPI_COMM_WORLD_LOCAL_SIZE is 2: the ranks need MASTER_ADDR",
         ),
         (
-            mpi(environment.MPI[2], 1, 2, 1, 2),
+            mpi(launchers.MPI[2], 1, 2, 1, 2),
             r"PMI_SIZE is 2, .*: the ranks need MASTER_PORT .* give them to mpirun",
         ),
         (
-            mpi(environment.MPI[2], 1, 4, 1, 2),
+            mpi(launchers.MPI[2], 1, 4, 1, 2),
             r"the ranks need MASTER_ADDR .* and MASTER_PORT .* -genv NAME VALUE",
         ),
         (
@@ -369,9 +369,7 @@ def test_where_its_numbers_contradict_a_rank_tells_the_others(
     variables, monkeypatch, given, told, message
 ):
     cancelled = []
-    monkeypatch.setattr(
-        environment.rendezvous, "cancel", lambda *arguments: cancelled.append(arguments)
-    )
+    monkeypatch.setattr(rendezvous, "cancel", lambda *arguments: cancelled.append(arguments))
     variables(**given, TORCHELASTIC_RUN_ID="7")
     with pytest.raises(InputError, match=f"^{re.escape(message)}") as caught:
         is_launched()
@@ -408,16 +406,16 @@ def test_each_rank_takes_its_gpu_among_the_visible_ones(variables, monkeypatch, 
     build.parent.mkdir(parents=True)
     build.write_text("cuda_version     = '11.8'\n")
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "paddle")])
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "gpus")
-    monkeypatch.setattr(gpus, "_LIBRARIES", ())
-    assert environment.visible_gpus() == 0
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(devices, "_LIBRARIES", ())
+    assert devices.num_gpus_of_paddle() == 0
     for number in range(4):
         (tmp_path / "gpus" / str(number)).mkdir(parents=True)
     for visible, count in ((None, 4), ("0,2", 2), ("GPU-8a, GPU-9b,-1,3", 2), ("", 0), ("3", 1)):
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         variables(**{"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {})
-        assert environment.visible_gpus() == count
+        assert devices.num_gpus_of_paddle() == count
     for visible, local_rank, expected in (("0,1,2,3", 3, "3"), ("2", 1, "0")):
         for name in (selected, *map("PADDLE_{}".format, told())):
             os.environ.pop(name, None)
@@ -437,36 +435,36 @@ def test_each_rank_takes_its_gpu_among_the_visible_ones(variables, monkeypatch, 
     ):
         is_launched()
     build.write_text("cuda_version     = 'False'\n")
-    assert environment.visible_gpus() == 0
+    assert devices.num_gpus_of_paddle() == 0
 
 
 def test_cores_that_slurm_dealt_out_are_not_divided_again(variables, monkeypatch):
-    monkeypatch.setattr(environment, "num_cores", lambda: 8)
+    monkeypatch.setattr(devices, "num_cores", lambda: 8)
     variables(**SLURM)
     assert is_launched()
-    assert environment.cores_each(4) == 2
+    assert launchers.cores_each(4) == 2
     variables(SLURM_CPUS_PER_TASK=8)
-    assert environment.cores_each(4) == 8
+    assert launchers.cores_each(4) == 8
     variables(PADDLE_TRAINERS_NUM=28)  # Paddle's launcher in each task
-    assert (environment.cores_each(4), environment.cores_each(16)) == (2, 1)
+    assert (launchers.cores_each(4), launchers.cores_each(16)) == (2, 1)
 
 
 def test_slurms_cores_per_task_hold_without_cgroups(variables, monkeypatch):
     """A task then sees all cores of its machine."""
-    monkeypatch.setattr(environment, "num_cores", lambda: 64)
+    monkeypatch.setattr(devices, "num_cores", lambda: 64)
     variables(**SLURM, SLURM_CPUS_PER_TASK=3)
-    assert environment.cores_each(1) == 3  # one process of sbatch's shell
-    assert environment.cores_each(2) == 1  # two that it spawned
+    assert launchers.cores_each(1) == 3  # one process of sbatch's shell
+    assert launchers.cores_each(2) == 1  # two that it spawned
     assert is_launched()
-    assert environment.cores_each(3) == 3
+    assert launchers.cores_each(3) == 3
     variables(SLURM_CPUS_PER_TASK=128)
-    assert environment.cores_each(3) == 64
+    assert launchers.cores_each(3) == 64
 
 
 def test_only_launchers_that_set_threads_hide_the_users(monkeypatch, tmp_path):
     own = tmp_path / "proc" / "self" / "environ"
-    monkeypatch.setattr(environment, "Path", lambda path: tmp_path / path[1:])
-    assert not environment.set_by_launcher()  # no /proc
+    monkeypatch.setattr(launchers, "Path", lambda path: tmp_path / path[1:])
+    assert not launchers.set_by_launcher()  # no /proc
     own.parent.mkdir(parents=True)
     for started, expected in (
         (b"PADDLE_TRAINER_ID=0\0A=1", True),
@@ -474,31 +472,31 @@ def test_only_launchers_that_set_threads_hide_the_users(monkeypatch, tmp_path):
         (b"SLURM_PROCID=0\0OMPI_COMM_WORLD_RANK=0\0RANK=0\0", False),
     ):
         own.write_bytes(started)
-        assert environment.set_by_launcher() is expected
+        assert launchers.set_by_launcher() is expected
 
 
 def test_spawned_ranks_meet_at_the_port_that_is_asked_for(variables, monkeypatch):
     variables()
-    environment.prepare_spawn()
+    spawned.prepare_spawn()
     assert "PADDLE_MASTER" not in os.environ
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     first = told()["VIT_RUN_KEY"]
-    environment.prepare_spawn()
+    spawned.prepare_spawn()
     assert len(first) == 64
     assert told()["VIT_RUN_KEY"] != first
     with socket.create_server(("127.0.0.1", 0)) as server:
         variables(MASTER_PORT=server.getsockname()[1])
         with pytest.raises(InputError, match="port .* on 127.0.0.1 is taken"):
-            environment.prepare_spawn()
-    environment.prepare_spawn()
+            spawned.prepare_spawn()
+    spawned.prepare_spawn()
     # once more in this process, as in a notebook: it holds the port itself
-    environment.prepare_spawn()
+    spawned.prepare_spawn()
     assert os.environ["PADDLE_MASTER"] == f"127.0.0.1:{os.environ['MASTER_PORT']}"
-    monkeypatch.setattr(environment.rendezvous, "ENDING", 0.1)
+    monkeypatch.setattr(rendezvous, "ENDING", 0.1)
     # held for this run, though nobody listens
     with pytest.raises(InputError, match="port .* on 127.0.0.1 is taken"):
-        environment.rendezvous.check_free(os.environ["PADDLE_MASTER"])
-    environment._held.close()
+        rendezvous.check_free(os.environ["PADDLE_MASTER"])
+    spawned._claim.close()
 
 
 def test_the_scripts_flags_for_paddles_elastic_launcher(variables, monkeypatch):
@@ -509,7 +507,7 @@ def test_the_scripts_flags_for_paddles_elastic_launcher(variables, monkeypatch):
         monkeypatch.setattr(
             importlib.util, "find_spec", lambda name: name == "etcd3" or installed(name)
         )
-        assert environment.node_flags() == [
+        assert nodes.launcher_flags() == [
             "--nproc_per_node",
             "4",
             "--master",
@@ -521,7 +519,7 @@ def test_the_scripts_flags_for_paddles_elastic_launcher(variables, monkeypatch):
         InputError,
         match=rf"no etcd server answers at MASTER {master} \(Connection refused\); start it",
     ):
-        environment.node_flags()
+        nodes.launcher_flags()
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: name != "etcd3" and installed(name)
     )
@@ -529,38 +527,38 @@ def test_the_scripts_flags_for_paddles_elastic_launcher(variables, monkeypatch):
         InputError,
         match=f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-e",
     ):
-        environment.node_flags()
+        nodes.launcher_flags()
 
 
 def test_the_scripts_flags_for_paddles_launcher(variables):
     port = free_ports(1)[0]
     variables(NNODES=1, NODE_RANK=0, MASTER_ADDR="localhost", MASTER_PORT=port)
-    flags = f"--nproc_per_node {environment.num_cores()} --nnodes 1 --rank 0 --master localhost:{port} --host localhost"
-    assert environment.node_flags() == flags.split()
+    flags = f"--nproc_per_node {devices.num_cores()} --nnodes 1 --rank 0 --master localhost:{port} --host localhost"
+    assert nodes.launcher_flags() == flags.split()
     variables(NODE_RANK=1)
     with pytest.raises(
         InputError, match="NODE_RANK is 1, expected a number below 1: the first is 0"
     ):
-        environment.node_flags()
+        nodes.launcher_flags()
 
 
 def test_between_machines_gloo_and_nccl_take_the_interface_that_reaches_rank_0(
     variables, monkeypatch
 ):
     meeting = SimpleNamespace(own_address="127.0.0.1", run_key="ab")
-    monkeypatch.setattr(environment.rendezvous, "meet", lambda *_, **__: meeting)
+    monkeypatch.setattr(rendezvous, "meet", lambda *_, **__: meeting)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     variables(**TORCHRUN, LOCAL_WORLD_SIZE=4)
     assert is_launched()
-    assert environment.meet(1.0) is meeting
+    assert launched.meet(1.0) is meeting
     # one machine: NCCL finds its way
     assert [os.environ.get(name) for name in names] == ["lo", None]
     assert (told()["MASTER"], told()["VIT_RUN_KEY"]) == ("127.0.0.1:29500", "ab")
     del os.environ["GLOO_SOCKET_IFNAME"]
     variables(PADDLE_LOCAL_SIZE=2)
-    environment.meet(1.0)
+    launched.meet(1.0)
     # "=": NCCL takes no other that begins so
     assert [os.environ[name] for name in names] == ["lo", "=lo"]
     variables(GLOO_SOCKET_IFNAME="ib0", NCCL_SOCKET_IFNAME="ib")
-    environment.meet(1.0)
+    launched.meet(1.0)
     assert [os.environ[name] for name in names] == ["ib0", "ib"]

@@ -17,7 +17,7 @@ from test_environment import LAUNCHERS, TORCHRUN, variables  # noqa: F401
 from test_launched_runs import printed, start, statuses
 
 from errors import InputError
-from launch import environment, gpus
+from launch import devices, launchers, nodes
 
 SELECTED = "FLAGS_selected_gpus"
 UUIDS = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-b3"]
@@ -59,11 +59,11 @@ def nvml(tmp_path_factory):
 @pytest.fixture
 def machine(nvml, monkeypatch, tmp_path, variables):  # noqa: F811
     """Returns a function that gives this process a machine with GPUs, by NVML alone."""
-    monkeypatch.setattr(gpus, "DRIVER", tmp_path / "none")
-    monkeypatch.setattr(gpus, "_LIBRARIES", ("libnvidia-ml.no", str(nvml / "libnvidia-ml.so.1")))
+    monkeypatch.setattr(devices, "DRIVER", tmp_path / "none")
+    monkeypatch.setattr(devices, "_LIBRARIES", ("libnvidia-ml.no", str(nvml / "libnvidia-ml.so.1")))
 
     def machine(*uuids, visible=None):
-        gpus._by_nvml.cache_clear()
+        devices._uuids_by_nvml.cache_clear()
         os.putenv("STANDIN_GPUS", ",".join(uuids))  # for C: os.environ is a copy
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if visible is not None:
@@ -71,7 +71,7 @@ def machine(nvml, monkeypatch, tmp_path, variables):  # noqa: F811
 
     yield machine
     os.unsetenv("STANDIN_GPUS")
-    gpus._by_nvml.cache_clear()
+    devices._uuids_by_nvml.cache_clear()
 
 
 def paddle_of(tmp_path, monkeypatch, cuda="11.8"):
@@ -80,12 +80,12 @@ def paddle_of(tmp_path, monkeypatch, cuda="11.8"):
     build.parent.mkdir(parents=True)
     build.write_text(f"cuda_version     = '{cuda}'\n")
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "paddle")])
-    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: spec)
 
 
 def test_gpus_are_counted_where_proc_has_none(nvml, tmp_path):
     """On WSL2 and in some containers: the library is found as any program finds it."""
-    count = "from launch import gpus; print(gpus.gpu_ids(), gpus.visible())"
+    count = "from launch import devices; print(devices.gpu_uuids(), devices.num_gpus_of_cuda())"
     for given, expected in (
         ({"STANDIN_GPUS": "GPU-a,lost"}, "['GPU-a', ''] 2"),
         ({"STANDIN_GPUS": "GPU-a,lost", "CUDA_VISIBLE_DEVICES": "1"}, "['GPU-a', ''] 1"),
@@ -109,13 +109,13 @@ def test_a_library_that_lacks_nvmls_functions_counts_nothing(tmp_path, monkeypat
     subprocess.run(
         ["gcc", "-shared", "-o", str(tmp_path / "stub.so"), str(tmp_path / "stub.c")], check=True
     )
-    monkeypatch.setattr(gpus, "_LIBRARIES", (str(tmp_path / "stub.so"),))
-    assert gpus.gpu_ids() == []
+    monkeypatch.setattr(devices, "_LIBRARIES", (str(tmp_path / "stub.so"),))
+    assert devices.gpu_uuids() == []
 
 
 def test_without_nvml_proc_counts(monkeypatch, tmp_path, machine):
-    monkeypatch.setattr(gpus, "DRIVER", tmp_path)
-    monkeypatch.setattr(gpus, "_LIBRARIES", ())
+    monkeypatch.setattr(devices, "DRIVER", tmp_path)
+    monkeypatch.setattr(devices, "_LIBRARIES", ())
     machine("GPU-z")
     for entry, told in (
         ("0000:65:00.0", "Model:\tA\nGPU UUID:\tGPU-a1\nBus:\t1"),
@@ -124,7 +124,7 @@ def test_without_nvml_proc_counts(monkeypatch, tmp_path, machine):
         (tmp_path / entry).mkdir()
         (tmp_path / entry / "information").write_text(told)
     (tmp_path / "0000:b3:00.0").mkdir()
-    assert gpus.gpu_ids() == ["GPU-a0", "GPU-a1", ""]
+    assert devices.gpu_uuids() == ["GPU-a0", "GPU-a1", ""]
 
 
 def test_launched_ranks_take_nccl_where_nvml_alone_knows_the_gpus(
@@ -136,11 +136,11 @@ def test_launched_ranks_take_nccl_where_nvml_alone_knows_the_gpus(
     paddle_of(tmp_path, monkeypatch)
     machine("GPU-a", "GPU-b")
     variables(**TORCHRUN, LOCAL_WORLD_SIZE=2)
-    assert environment.visible_gpus() == 2
-    assert environment.is_launched()
+    assert devices.num_gpus_of_paddle() == 2
+    assert launchers.is_launched()
     assert os.environ[SELECTED] == "1"
     assert "PADDLE_DISTRI_BACKEND" not in os.environ
-    assert gpus.own() == "GPU-b"
+    assert devices.selected_gpu() == "GPU-b"
 
 
 @pytest.mark.parametrize(
@@ -165,10 +165,10 @@ def test_launched_ranks_take_nccl_where_nvml_alone_knows_the_gpus(
 )
 def test_what_cuda_shows_is_written_as_paddle_reads_it(machine, visible, written, count):
     machine(*UUIDS, visible=visible)
-    assert gpus.visible() == count
-    gpus.check()
+    assert devices.num_gpus_of_cuda() == count
+    devices.check_visible()
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == written
-    assert gpus.visible() == count
+    assert devices.num_gpus_of_cuda() == count
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_what_cuda_shows_is_written_as_paddle_reads_it(machine, visible, written
 def test_what_cuda_would_not_show_is_refused(machine, visible, message):
     machine(*UUIDS, visible=visible)
     with pytest.raises(InputError, match=f"^CUDA_VISIBLE_DEVICES is {message}"):
-        environment.is_launched()
+        launchers.is_launched()
     with pytest.raises(InputError, match=f"^CUDA_VISIBLE_DEVICES is {message}"):
-        environment.node_flags()
+        nodes.launcher_flags()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 
@@ -227,9 +227,9 @@ def test_no_gpu_by_minus_one_keeps_paddle_from_asking_cuda():
 def test_without_a_driver_names_are_taken_as_they_are(machine):
     """On a CPU, Paddle's launcher counts processes by them."""
     machine(visible="0, 7,GPU-c")
-    gpus.check()
+    devices.check_visible()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,7,GPU-c"
-    assert (gpus.visible(), gpus.own()) == (0, "")
+    assert (devices.num_gpus_of_cuda(), devices.selected_gpu()) == (0, "")
 
 
 @pytest.mark.smoke
@@ -244,7 +244,7 @@ def test_paddles_own_environment_of_spawned_ranks(machine, monkeypatch, visible)
     monkeypatch.setattr(core, "is_compiled_with_cuda", lambda: True)
     monkeypatch.setattr(core, "get_cuda_device_count", lambda: 2, raising=False)
     machine(*UUIDS, visible=visible)
-    environment.is_launched()
+    launchers.is_launched()
     spawn._options_valid_check({})
     ranks = spawn._get_subprocess_env_list(2, {"backend": "nccl"})
     assert [rank[SELECTED] for rank in ranks] == ["0", "1"]
@@ -254,7 +254,7 @@ def test_paddles_own_environment_of_spawned_ranks(machine, monkeypatch, visible)
         assert (
             importlib.import_module("paddle.distributed.parallel").ParallelEnv().device_id == place
         )
-        assert gpus.own() == (
+        assert devices.selected_gpu() == (
             UUIDS[int(names[place])] if names[place].isdecimal() else names[place]
         )
 
@@ -268,15 +268,15 @@ def test_paddles_launcher_numbers_its_ranks_as_the_visible_gpus(machine, variabl
     selected = Device.parse_device().get_selected_devices("3")
     assert selected == ["1"]
     variables(FLAGS_selected_gpus=selected[0])
-    gpus.check()
-    assert gpus.own() == "GPU-b3"
+    devices.check_visible()
+    assert devices.selected_gpu() == "GPU-b3"
     for wrong in ("b", "\u00b2", "9" * 5000):
         variables(FLAGS_selected_gpus=wrong)
         with pytest.raises(
             InputError,
             match=f"FLAGS_selected_gpus is '{wrong[:100]}', expected a GPU's number among",
         ):
-            gpus.own()
+            devices.selected_gpu()
 
 
 @pytest.mark.smoke
@@ -308,13 +308,13 @@ def test_a_build_for_gpus_that_sees_none_of_them_takes_no_cpu_instead(nvml, tmp_
 MEET = """
 import json, sys
 from errors import reporting
-from launch import environment, gpus
-environment.importlib.util.find_spec = lambda name: type("spec", (), {"submodule_search_locations": [sys.argv[1]]})
+from launch import devices, launched, launchers, nodes
+devices.importlib.util.find_spec = lambda name: type("spec", (), {"submodule_search_locations": [sys.argv[1]]})
 with reporting():
-    assert environment.is_launched()
-    meeting = environment.meet(20)
+    assert launchers.is_launched()
+    meeting = launched.meet(20)
     meeting.ready()
-    print(json.dumps(gpus.own()))
+    print(json.dumps(devices.selected_gpu()))
 """
 
 

@@ -19,7 +19,7 @@ from support.ranks import free_ports
 
 from errors import InputError
 from launch import channel, launched
-from launch.verdict import Seen
+from launch.verdict import RankState
 
 SPAWN = multiprocessing.get_context("spawn")
 HOST = re.escape(platform.node())
@@ -173,7 +173,7 @@ def test_a_rank_that_is_slow_to_be_ready_is_waited_for(run):
     assert time.monotonic() - began > 3
 
 
-SEEN = asdict(Seen(1, 7, "far", 1.0, 3.0)) | {"failure": [2, "error: so", False]}
+SEEN = asdict(RankState(1, 7, "far", 1.0, 3.0)) | {"failure": [2, "error: so", False]}
 NONSENSE = [
     1,
     [],
@@ -206,7 +206,7 @@ def test_nonsense_is_not_listened_to(monkeypatch, told):
     )
     with theirs.socket:
         theirs.send(told if isinstance(told, str) else json.dumps(told))
-        first.look()
+        first.check()
         assert ours.closed == (told in NONSENSE)
     assert first.all[1].failure == (None if told in NONSENSE else (2, "error: so", False))
     assert first.all[1].gone == (launched.LOST if told in NONSENSE else "")
@@ -215,7 +215,7 @@ def test_nonsense_is_not_listened_to(monkeypatch, told):
 
 def test_what_a_rank_said_last_is_heard_though_it_left_something_unread():
     """Its parent ends at once, and so may close the connection over a report that it hasn't read."""
-    first, other = map(launched.Line, channel.pair())
+    first, other = map(launched.Peer, channel.pair())
     first.send({})
     other.send({"done": True})
     other.close()

@@ -18,7 +18,7 @@ from support import programs
 from support.ranks import free_ports
 from test_environment import LAUNCHERS
 
-from launch.environment import MPI
+from launch.launchers import MPI
 
 MAIN = (sys.executable, str(ROOT / "main_multi_gpu.py"))
 FLAGS = [

@@ -279,6 +279,6 @@ def test_what_ranks_are_handed_is_as_it_was():
         [b"x", "y"],
         np.float32(2),
     )
-    for own, other in zip(spawned.Handed(*objects).open(), objects, strict=True):
+    for own, other in zip(spawned.SharedObjects(*objects).open(), objects, strict=True):
         np.testing.assert_array_equal(own, other)
         assert type(own) is type(other)

@@ -9,7 +9,7 @@ import time
 import pytest
 from support.programs import ROOT, assert_none_left, wait_for
 
-from launch import environment, gpus, side_by_side, signals
+from launch import devices, side_by_side, signals
 from launch.side_by_side import Command, places, run
 
 
@@ -89,26 +89,26 @@ def test_a_killed_tools_commands_are_asked_to_stop(tmp_path):
 def test_devices_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(side_by_side, "num_cores", lambda: 8)
-    monkeypatch.setattr(side_by_side, "visible_gpus", lambda: 0)
+    monkeypatch.setattr(side_by_side, "num_gpus_of_paddle", lambda: 0)
     assert places(1, None) == [{"OMP_NUM_THREADS": "1"}] * 8
     assert places(2, None) == [{"OMP_NUM_THREADS": "1"}] * 4
     assert places(1, 2) == [{"OMP_NUM_THREADS": "4"}] * 2
     assert places(16, None) == [{"OMP_NUM_THREADS": "1"}]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert places(1, 2) == [{"OMP_NUM_THREADS": "3"}] * 2
-    monkeypatch.setattr(gpus, "check", lambda: None)
-    monkeypatch.setattr(side_by_side, "visible_gpus", lambda: 4)
-    monkeypatch.setattr(gpus, "visible_gpus", lambda: ["3", "5", "6", "7"])
+    monkeypatch.setattr(devices, "check_visible", lambda: None)
+    monkeypatch.setattr(side_by_side, "num_gpus_of_paddle", lambda: 4)
+    monkeypatch.setattr(devices, "visible_names", lambda: ["3", "5", "6", "7"])
     assert places(2, None) == [{"CUDA_VISIBLE_DEVICES": "3,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
     assert places(1, 3) == [{"CUDA_VISIBLE_DEVICES": number} for number in "356"]
-    monkeypatch.setattr(gpus, "visible_gpus", lambda: None)
+    monkeypatch.setattr(devices, "visible_names", lambda: None)
     assert places(3, None) == [{"CUDA_VISIBLE_DEVICES": "0,1,2"}]
     assert places(5, None) == []
-    assert environment.num_cores() >= 1
+    assert devices.num_cores() >= 1
 
 
 def test_a_command_that_ends_at_once_is_noticed_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(side_by_side, "_LOOK", 60.0)
+    monkeypatch.setattr(side_by_side, "_CHECK", 60.0)
     commands = [Command(f"{place}", ["true"], tmp_path / f"{place}.txt") for place in range(3)]
     ended = []
     started = time.monotonic()

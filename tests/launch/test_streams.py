@@ -220,12 +220,12 @@ def test_shared_memory_without_room_is_named(monkeypatch):
 def test_what_was_ignored_at_the_start_stays_ignored():
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from launch import signals, startup;"
     code += "startup.stop_at_once(); signals.record_signals(); signal.raise_signal(signal.SIGHUP);"
-    code += "print(signals.received, signal.SIGHUP in signals.SIGNALS, len(signals.STOPS))"
+    code += "print(signals.received, signal.SIGHUP in signals.SIGNALS, len(signals.STOP_SIGNALS))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.stderr) == ("{} False 4\n", "")
-    assert set(startup.STOPS) >= {signal.SIGHUP, signal.SIGXCPU}
+    assert set(startup.STOP_SIGNALS) >= {signal.SIGHUP, signal.SIGXCPU}
 
 
 def in_a_terminal(folder, *command):

@@ -266,7 +266,7 @@ def test_signals_are_passed_on(ranks, capsys):
         assert ready.acquire(timeout=60)
 
     def send():
-        while signal.getsignal(signal.SIGTERM) != parent._pass_on:
+        while signal.getsignal(signal.SIGTERM) != parent._send_on:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGUSR1)
         while not all(own.value for own in asked):
@@ -284,8 +284,8 @@ def test_signals_are_passed_on(ranks, capsys):
 def test_ranks_that_have_nothing_to_save_are_ended_at_once(ranks, capsys, number, status):
     fresh = [0.0] * 8
     parent, processes = ranks((dummy_ranks.wait,), (dummy_ranks.wait,), beats=fresh)
-    parent._pass_on(signal.SIGUSR1, None)  # which would kill them: they don't listen yet
-    parent._pass_on(number, None)
+    parent._send_on(signal.SIGUSR1, None)  # which would kill them: they don't listen yet
+    parent._send_on(number, None)
     said = f"stopped by {number.name} before the first step: nothing to save\n"
     assert ended(parent, processes, capsys) == (status, said)
     assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
@@ -293,7 +293,7 @@ def test_ranks_that_have_nothing_to_save_are_ended_at_once(ranks, capsys, number
 
 def test_what_ranks_are_handed_does_not_go_through_a_pipe():
     objects = ({"a": "b"}, list(range(100_000)))
-    assert spawned.Handed(*objects).open() == objects
+    assert spawned.SharedObjects(*objects).open() == objects
 
 
 def held():
@@ -323,11 +323,11 @@ def test_ctrl_c_once_more_ends_ranks_that_do_not_heed_it(ranks, capsys):
     parent, processes = ranks((dummy_ranks.ignore, ready), (dummy_ranks.ignore, ready))
     for _ in processes:
         assert ready.acquire(timeout=60)
-    parent._pass_on(signal.SIGINT, None)
-    parent._pass_on(signal.SIGINT, None)  # the same, by two ways
+    parent._send_on(signal.SIGINT, None)
+    parent._send_on(signal.SIGINT, None)  # the same, by two ways
     assert [process.exitcode for process in processes] == [None, None]
-    parent.asked_at -= 1
+    parent.stop_time -= 1
     with pytest.raises(SystemExit) as end:
-        parent._pass_on(signal.SIGINT, None)
+        parent._send_on(signal.SIGINT, None)
     assert (end.value.code, capsys.readouterr().err) == (130, "interrupted\n")
     assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2

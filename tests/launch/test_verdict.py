@@ -9,12 +9,12 @@ import pytest
 from errors import Failure
 from launch import progress
 from launch.progress import COMPUTING, LOADING
-from launch.verdict import GRACE, PATIENCE, START_UP, Seen, Verdict, how_it_ended, judge
+from launch.verdict import GRACE, PATIENCE, START_UP, RankState, Verdict, how_it_ended, judge
 
 
 def seen(place, age=0.0, step=7.0, doing=COMPUTING, **more):
     """A rank that was heard of ``age`` seconds ago."""
-    return Seen(place, 40 + place, time=time.monotonic() - age, step=step, doing=doing, **more)
+    return RankState(place, 40 + place, time=time.monotonic() - age, step=step, doing=doing, **more)
 
 
 UNFORESEEN = Failure(1, "rank 0: Traceback", True)
@@ -71,8 +71,8 @@ def test_the_cause_is_named_and_not_what_followed_from_it(ranks, text):
 @pytest.mark.parametrize("code", [143, -signal.SIGTERM])
 def test_a_rank_that_was_stopped_is_why_its_peers_aborted(code):
     """One that ended itself with the status of a stop, or that the signal ended."""
-    stopped = Seen(1, 41, gone=how_it_ended(code))
-    fresh = [Seen(0, 40, gone="was killed by SIGABRT"), stopped]
+    stopped = RankState(1, 41, gone=how_it_ended(code))
+    fresh = [RankState(0, 40, gone="was killed by SIGABRT"), stopped]
     said = "stopped by SIGTERM before the first step: nothing to save"
     assert judge(fresh, 0.0, 60.0) == Verdict(143, said, lost=False)
     fresh[0].gone, fresh[0].failure = "", UNFORESEEN
@@ -89,13 +89,13 @@ def test_other_ends_are_no_stops():
 
 def test_a_start_may_take_longer_than_the_timeout():
     now = time.monotonic()
-    both = [Seen(0, 40), seen(1, 100)]
+    both = [RankState(0, 40), seen(1, 100)]
     assert judge(both, now - START_UP + 1, 60.0) is None
     expected = f"error: no progress in {START_UP:g} s (DIST.TIMEOUT): rank 0 (process 40) is starting at step 0"
-    assert judge([Seen(0, 40), Seen(1, 41, step=1.0)], now - START_UP, 60.0) == Verdict(
+    assert judge([RankState(0, 40), RankState(1, 41, step=1.0)], now - START_UP, 60.0) == Verdict(
         1, expected, True
     )
-    assert judge([Seen(0, 40)], now - START_UP, 60.0).text == expected  # alone
+    assert judge([RankState(0, 40)], now - START_UP, 60.0).text == expected  # alone
 
 
 def test_a_pause_lasts_until_the_next_beat(monkeypatch):

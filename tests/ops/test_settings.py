@@ -8,8 +8,8 @@ import paddle
 import pytest
 
 from config import get_config
-from launch import environment
-from launch.environment import num_cores
+from launch import launchers
+from launch.devices import num_cores
 from ops import settings
 
 
@@ -96,7 +96,7 @@ def test_threads_that_the_user_chose_are_those_of_the_environment_he_started(mon
     """
     limits = []
     monkeypatch.setattr(settings, "threadpool_limits", limits.append)
-    for module in (settings, environment):
+    for module in (settings, launchers):
         monkeypatch.setattr(module, "Path", lambda path: tmp_path / path[1:])
     monkeypatch.setattr(os, "getppid", lambda: 7)
     monkeypatch.delenv("LAUNCHER_PID", raising=False)

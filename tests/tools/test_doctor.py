@@ -265,7 +265,7 @@ def test_the_secret_and_the_store_that_strangers_find_open(monkeypatch, tmp_path
         "Paddle's store listens at .* until all ranks are connected, then nobody else connects",
         text,
     )
-    monkeypatch.setattr(network.fence, "SO_ATTACH_FILTER", 60000)
+    monkeypatch.setattr(network.store, "SO_ATTACH_FILTER", 60000)
     ok, text = network.can_fence()
     assert not ok
     assert text.startswith(

@@ -18,7 +18,7 @@ from support.training_runs import refused, train
 
 from config import find_config, get_config
 from errors import InputError
-from launch.environment import without_current_folder
+from launch.spawned import without_current_folder
 from tools import compare_runs
 from training import tracking
 from training.checkpoint import folder

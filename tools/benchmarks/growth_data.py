@@ -107,13 +107,13 @@ def list_by_ranks(size: int, folder: Path) -> Callable[[], object]:
 
 def hand_over(size: int, _: Path) -> Callable[[], object]:
     """What a rank does with names and labels that another process has read."""
-    from launch.spawned import Handed
+    from launch.spawned import SharedObjects
     from loading.files import Paths
 
     paths = Paths(
         f"train/n{place % 1000:08}/n{place % 1000:08}_{place}.JPEG" for place in range(size)
     )
-    handed = Handed(paths, np.arange(size) % 1000)
+    handed = SharedObjects(paths, np.arange(size) % 1000)
     return handed.open
 
 

@@ -15,7 +15,7 @@ from support.ranks import run_ranks
 
 import utils
 from errors import RunError
-from launch import fence, secret
+from launch import secret, store
 
 
 def connects(address):
@@ -33,10 +33,10 @@ def test_a_shut_listener_keeps_its_connections_and_takes_no_more():
     ):
         address = listener.getsockname()
         with socket.create_connection(address) as guest, listener.accept()[0] as host:
-            copies = {found.getsockname() for found in fence.listeners()}
+            copies = {found.getsockname() for found in store.listeners()}
             assert {address, other.getsockname()} <= copies
             os.environ["PADDLE_MASTER"] = f"127.0.0.1:{address[1]}"
-            assert fence.shut_store()
+            assert store.shut_store()
             del os.environ["PADDLE_MASTER"]
             assert not connects(address)
             assert connects(other.getsockname())
@@ -46,10 +46,10 @@ def test_a_shut_listener_keeps_its_connections_and_takes_no_more():
 
 def _shut():
     utils.all_gather(None)
-    store = [found.getsockname() for found in fence.listeners()]
-    before = [connects(("127.0.0.1", port)) for _, port in store]
-    shut = fence.shut_store()
-    after = [connects(("127.0.0.1", port)) for _, port in store]
+    listening = [found.getsockname() for found in store.listeners()]
+    before = [connects(("127.0.0.1", port)) for _, port in listening]
+    shut = store.shut_store()
+    after = [connects(("127.0.0.1", port)) for _, port in listening]
     total = utils.all_reduce_sum(paddle.to_tensor([1.0])).item()
     dist.barrier()
     return shut, before, after, total, utils.all_gather({"rank": utils.rank()})
@@ -85,7 +85,10 @@ def test_only_a_ranks_own_pickle_is_read(tmp_path):
     assert [*map(len, sizes[0])] == [1, 1001] == [*map(len, same[0])]
     assert [array.tolist() for array in sizes[1]] == [[0, 1, 2]] * 2
     assert sizes[2] == [None, None]
-    message = "what came as rank {}'s is unproved: a stranger said it, or PADDLE_VIT_SECRET differs"
+    message = (
+        "a message claiming to be from rank {} failed authentication:"
+        " another program sent it, or PADDLE_VIT_SECRET differs between the ranks"
+    )
     assert (first, second) == (message.format(1), message.format(0))
     assert not list(tmp_path.iterdir())
 
@@ -107,37 +110,37 @@ def _replay():
 
 def test_what_was_gathered_before_is_not_taken_again():
     first, _ = run_ranks(_replay)
-    assert first.startswith("what came as rank 1's is unproved")
+    assert first.startswith("a message claiming to be from rank 1 failed authentication")
 
 
 def test_a_kernel_without_filters_says_no(monkeypatch):
-    monkeypatch.setattr(fence, "SO_ATTACH_FILTER", 60000)
+    monkeypatch.setattr(store, "SO_ATTACH_FILTER", 60000)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert not fence.shut(listener)
+        assert not store.shut(listener)
         assert connects(listener.getsockname())
 
 
 @pytest.mark.parametrize("master", ["", "10.0.0.1:1", "nonsense", "host:http"])
 def test_no_store_here_is_nothing_to_shut(monkeypatch, master):
     monkeypatch.setenv("PADDLE_MASTER", master)
-    assert fence.shut_store()
+    assert store.shut_store()
 
 
 def test_a_rank_waits_for_the_store_of_its_own_machine(monkeypatch):
     def waited():
         began = time.monotonic()
-        fence.wait_for_store()
+        store.wait_for_store()
         return time.monotonic() - began
 
-    with socket.socket() as store:
-        store.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("PADDLE_MASTER", f"127.0.0.1:{store.getsockname()[1]}")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("PADDLE_MASTER", f"127.0.0.1:{listener.getsockname()[1]}")
         monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "127.0.0.1:1,127.0.0.1:2")
         for rank, endpoint in (("0", "127.0.0.1:1"), ("1", "127.0.0.2:2")):
             monkeypatch.setenv("PADDLE_TRAINER_ID", rank)
             monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", endpoint)
             assert waited() < 0.2
         monkeypatch.setenv("PADDLE_CURRENT_ENDPOINT", "127.0.0.1:2")
-        threading.Timer(0.4, store.listen).start()
-        assert 0.3 < waited() < fence.AGAIN
+        threading.Timer(0.4, listener.listen).start()
+        assert 0.3 < waited() < store.AGAIN
         assert waited() < 0.2
