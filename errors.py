@@ -87,16 +87,24 @@ def missing(error: BaseException) -> str:
 
 
 def install(extra: str) -> str:
-    """Returns the command that installs what a part of the toolkit needs, in a checkout or beside
-    an installed copy.
+    """Returns the command that installs what a part of the toolkit needs, at the versions that the
+    tests run with. It names the packages themselves, so it fits a checkout and an installed copy.
 
     Args:
-        extra: of pyproject.toml, each of which has a requirements-<extra>.txt.
+        extra: its name in pyproject.toml.
     """
-    if not os.path.exists(os.path.join(_HERE, "Makefile")):
-        return f"pip install 'paddle-vit-toolkit[{extra}]'"
-    file = f"requirements-{extra}.txt"
-    return f"pip install -r {file if os.path.exists(file) else os.path.join(_HERE, file)}"
+
+    def shipped(name: str) -> str:
+        with open(os.path.join(_HERE, name), encoding="utf-8") as file:
+            return file.read()
+
+    versions = shipped("constraints.txt")
+    if getattr(sys.modules.get("paddle"), "__version__", "").startswith("2.6"):
+        versions = re.sub(r"^.*# Paddle 2\.6: ", "", versions, flags=re.M)
+    [listed] = re.findall(rf"^{extra} = \[(.*)\]", shipped("pyproject.toml"), re.M)
+    names = re.findall(r'"([\w-]+)', listed)
+    pins = [pin for name in names for pin in re.findall(rf"^{name}==[\w.]+", versions, re.M)]
+    return f"pip install {' '.join(pins)}"
 
 
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -3,7 +3,7 @@
     python tools/make_photographs.py -output DIR [--count 512] [--seed 0]
 
 The images are crops of the photographs that scikit-learn bundles (china, flower) and, where it is
-installed (requirements-benchmark.txt), scikit-image. They are scaled to about 500 x 375, half of
+installed (the extra ``benchmark``), scikit-image. They are scaled to about 500 x 375, half of
 them mirrored, JPEG of quality
 90. The layout is that of -dataset=folder. The classes are the photographs, and every eighth crop is
   for validation. The

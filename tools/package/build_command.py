@@ -31,7 +31,8 @@ def files() -> Iterator[Path]:
     """Yields the toolkit's files, relative to the repository: its code, its configurations and what
     they read.
     """
-    yield Path("pyproject.toml")  # the version, which runs note
+    # the version, which runs note, and what messages tell to install
+    yield from (Path("pyproject.toml"), Path("constraints.txt"))
     yield from sorted(Path().glob("*.py"))
     for room in _ROOMS:
         of_room = (file for file in sorted(Path(room).rglob("*")) if file.suffix in _KINDS)
