@@ -1,9 +1,9 @@
 # make train    a first training run, from nothing: .venv, requirements, digits
 # make test     the tests, from nothing; make test-long: those of whole runs; make test-faults: injected faults
 # make fuzz     an hour of files, settings and messages that nobody thought of (MINUTES=5: less)
-# make campaign every attack and every fault from fixed seeds, with a table of what was tried (SECURITY.md)
+# make campaign every attack and every fault from fixed seeds, with a table of what was tried (docs/SECURITY.md)
 # make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
-# make docs     the site, in output/site; warnings are errors (mkdocs.yml)
+# make docs     the site, in output/site; warnings are errors (tools/package/mkdocs.yml)
 # make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (docs/quick_start.md)
 PYTHON ?= python3
 VENV := .venv
@@ -84,7 +84,7 @@ lint: $(VENV)/installed-test
 	touch $@
 
 docs: .venv-docs/installed
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict -f tools/package/mkdocs.yml
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 test-paddle26:

@@ -17,7 +17,7 @@ FILES = sorted(
 )
 NAMES = [str(file.relative_to(ROOT)) for file in FILES]
 HOUSE = {name for name in NAMES if not name.startswith("tests/")}
-PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/CONTRIBUTING.md").read_text(encoding="utf-8")
 ROOMS = re.findall(
     r"^([\w/.]+)(?: |$)", re.search(r"## Where things are.*?```\n(.*?)```", PAGE, re.S)[1], re.M
 )
