@@ -56,7 +56,6 @@ WRITTEN = {
     "tools/make_shards.py: make_shards": OWN_FOLDER,
     "tools/make_shards.py: pack": OWN_FOLDER,
     "tools/predict.py: writing": "opened with mode x (inference/captions.py)",
-    "tools/timm_reference.py: main": OWN_FOLDER,
     "training/checkpoint/folder.py: point": "a link, by a name that can't be guessed",
     "training/requests.py: _save": "the saver's method",
     "training/run.py: _append": "the end of a file that the door opened",

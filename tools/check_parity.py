@@ -180,7 +180,7 @@ def main() -> None:
     tune_cpu(1)
     set_tf32(False)  # its 10 bits would differ from timm's by more than the tolerance
     failed = []
-    script = [arguments.python, str(ROOT / "tools" / "timm_reference.py")]
+    script = [arguments.python, str(ROOT / "tools" / "benchmarks" / "timm_reference.py")]
     with (
         temporary_folder() as folder,
         subprocess.Popen(

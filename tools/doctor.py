@@ -34,7 +34,12 @@ import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting  # noqa: E402
 from launch import environment  # noqa: E402
 from settings.options import Parser  # noqa: E402
-from tools import gpu_first_steps, machine  # noqa: E402
+from tools.checks import machine  # noqa: E402
+
+try:
+    from tools.gpu import first_steps
+except ModuleNotFoundError:  # an installed copy has none
+    first_steps = None
 
 ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
 REPEATS = 5
@@ -177,7 +182,11 @@ def main() -> None:
     if arguments.ngpus is not None and arguments.ngpus < 1 and arguments.ngpus != -1:
         raise InputError(f"-ngpus is {arguments.ngpus}, expected -1 (all) or at least 1")
     if arguments.gpu or arguments.rehearse or arguments.only:
-        sys.exit(gpu_first_steps.main(arguments, _tell))
+        if first_steps is None:
+            raise InputError(
+                "--gpu needs a checkout of the toolkit; there, run python tools/doctor.py --gpu"
+            )
+        sys.exit(first_steps.main(arguments, _tell))
     meeting = absent = None
     if environment.is_launched():
         try:
@@ -266,7 +275,7 @@ def _arguments() -> argparse.Namespace:
         "with --gpu: these checks alone",
         nargs="+",
         metavar="NAME",
-        choices=gpu_first_steps.CHECKS,
+        choices=first_steps and first_steps.CHECKS,
     )
     arguments = parser.parse_args()
     arguments.changed = [

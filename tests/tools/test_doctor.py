@@ -19,7 +19,8 @@ from support.ranks import free_ports
 
 import ops
 from errors import InputError
-from tools import doctor, machine, network
+from tools import doctor
+from tools.checks import machine, network
 
 ABSENT = "/no/such/folder"
 ELSEWHERE = "198.51.100.7"  # of a network for documentation (RFC 5737)

@@ -76,7 +76,8 @@ def environment(installed):
 
 
 def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
-    names = {name for name in HOUSE if not name.startswith("examples/")}
+    left_out = ("examples/", "tools/benchmark", "tools/check_parity.py", "tools/gpu/")
+    names = {name for name in HOUSE if not name.startswith(left_out)}
     kinds = (
         "configs/**/*.yaml",
         "settings/*.json",
@@ -164,8 +165,15 @@ def test_the_command_refuses_what_it_does_not_know(installed):
     said = "error: paddle-vit has no command 'nothing'; paddle-vit -h lists them\n"
     assert (done.returncode, done.stderr) == (2, said)
     done = subprocess.run(command, env=environment(installed), capture_output=True, text=True)
-    tools = sorted(file.stem for file in (ROOT / "tools").glob("*.py"))
-    assert done.stdout.splitlines()[-1] == f"Tools: {', '.join(tools)}"
+    tools = {file.stem for file in (ROOT / "tools").glob("*.py")} - {"benchmark", "check_parity"}
+    assert done.stdout.splitlines()[-1] == f"Tools: {', '.join(sorted(tools))}"
+
+
+def test_an_installed_doctor_says_where_the_checks_of_gpus_are(installed):
+    command = [installed / "site" / "bin" / "paddle-vit", "doctor", "--gpu"]
+    done = subprocess.run(command, env=environment(installed), capture_output=True, text=True)
+    line = "error: --gpu needs a checkout of the toolkit; there, run python tools/doctor.py --gpu\n"
+    assert (done.returncode, done.stderr) == (2, line)
 
 
 def test_the_command_trains_evaluates_and_predicts_in_any_folder(installed, tmp_path):

@@ -24,6 +24,13 @@ _ROOMS = (
     "training",
     "weights",
 )
+# Measurements, and comparisons with other toolkits: a checkout has them, a wheel doesn't.
+FOR_DEVELOPERS = (
+    "tools/benchmark.py",
+    "tools/benchmarks",
+    "tools/check_parity.py",
+    "tools/gpu",
+)
 _KINDS = (".cc", ".h", ".html", ".json", ".py", ".txt", ".yaml")
 
 
@@ -52,6 +59,8 @@ class BuildPackage(build_py):
         super().run()
         if not self.editable_mode:
             for file in files():
+                if any(file.is_relative_to(name) for name in FOR_DEVELOPERS):
+                    continue
                 (target / file).parent.mkdir(parents=True, exist_ok=True)
                 self.copy_file(str(file), str(target / file))
 

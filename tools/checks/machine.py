@@ -17,7 +17,7 @@ from typing import Any
 from errors import InputError, RunError
 from launch.environment import is_launched
 from launch.rendezvous import addresses
-from tools import network
+from tools.checks import network
 
 Finding = tuple[bool, str]
 
