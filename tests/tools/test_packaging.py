@@ -2,6 +2,7 @@
 names.
 """
 
+import ast
 import email
 import json
 import os
@@ -19,7 +20,7 @@ from conftest import ROOT, TINY
 from packaging.requirements import Requirement
 from PIL import Image
 from setuptools import __version__ as setuptools
-from test_house import HOUSE
+from test_house import HOUSE, imported
 from test_hubconf import OWN
 
 import errors
@@ -91,6 +92,7 @@ def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
     }
     package = installed / "site" / "paddle_vit_toolkit"
     found = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
+    found -= {name for name in found if name.endswith(".pyi")}
     assert (
         names | {"__init__.py", "__main__.py", "py.typed", "pyproject.toml", "constraints.txt"}
         == found
@@ -99,6 +101,36 @@ def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
         package.name,
         "bin",
     }
+
+
+def test_a_stub_names_the_modules_of_an_installed_copy(installed):
+    """Type checkers and editors find each module that another one imports from."""
+
+    def short_names(text):
+        text = text.replace("from paddle_vit_toolkit import ", "import ")
+        return text.replace("paddle_vit_toolkit.", "")
+
+    package = installed / "site" / "paddle_vit_toolkit"
+    stubs = {str(file.relative_to(package)): file for file in package.rglob("*.pyi")}
+    modules = {name for name in HOUSE if not name.startswith(("examples/", "tools/"))}
+    assert stubs.keys() == {f"{name}i" for name in modules}
+    rooms = {name.partition("/")[0].removesuffix(".py") for name in modules}
+    checked = 0
+    for name, file in stubs.items():
+        text = file.read_text(encoding="utf-8")
+        original = (ROOT / name[:-1]).read_text(encoding="utf-8")
+        assert short_names(text) == short_names(original)
+        for dotted in imported(ast.parse(text)):
+            first, *rest = dotted.split(".")
+            assert first not in rooms, (name, dotted)
+            if first == package.name and rest[0] != "tools":
+                path = "/".join(rest)
+                above = "/".join(rest[:-1])
+                files = {f"{path}.pyi", f"{path}/__init__.pyi"}
+                files |= {f"{above}.pyi", f"{above}/__init__.pyi"}
+                assert files & stubs.keys() or (package / path).is_dir(), (name, dotted)
+                checked += 1
+    assert checked > 1000
 
 
 def test_an_editable_installation_copies_nothing(installed):
