@@ -224,7 +224,10 @@ def test_versions_that_dont_go_together():
         True,
     )
     ok, text = machine.libraries(old | {"protobuf": "7.36.2"})
-    assert (ok, text.endswith('fleet asks for what 7 has no more; pip install "protobuf<7"')) == (
+    assert (
+        ok,
+        text.endswith('fleet uses what protobuf 7 no longer has; pip install "protobuf<7"'),
+    ) == (
         False,
         True,
     )
