@@ -12,8 +12,8 @@ train_list.txt, val_list.txt and classes.txt for -dataset=imagenet2012, or multi
 is moved, and images that can't be read aren't listed. --groups keeps images together: a pattern of
 their paths, or a file with a path, a tab and a group on each line.
 
-Exit status: 0 if the data can be used, with or without remarks; 1 if a run would end in an error; 2
-for a wrong command line, or data that can't be checked. With --split, 0 and 1 are about the lists.
+Exit status: 0 if the data can be used, with or without remarks; 1 if a run would end in an error.
+With --split, both are about the lists. 2 for a wrong command line, or data that can't be checked.
 """
 
 import argparse

@@ -8,8 +8,8 @@ alone. For other weights, -cfg names the model. A folder's images are taken at a
 list has a path on each line; "-" is a list on standard input. Answers come in the images' order. An
 image is turned as its EXIF says if the model's DATA.EXIF_ORIENTATION says so.
 
-Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong command line or input;
-130 or 143 after Ctrl-C or SIGTERM; 141 if the reader of standard output has left.
+Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong command line or input.
+130 or 143 after Ctrl-C or SIGTERM. 141 if the reader of standard output has left.
 """
 
 import argparse
