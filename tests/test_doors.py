@@ -55,6 +55,7 @@ WRITTEN = {
     "models/inference.py: save_program": OWN_FOLDER,
     "tools/make_shards.py: make_shards": OWN_FOLDER,
     "tools/make_shards.py: pack": OWN_FOLDER,
+    "tools/package/build_command.py: run": OWN_FOLDER,
     "tools/predict.py: writing": "opened with mode x (inference/captions.py)",
     "training/checkpoint/folder.py: point": "a link, by a name that can't be guessed",
     "training/requests.py: _save": "the saver's method",
