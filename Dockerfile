@@ -20,7 +20,7 @@ ARG PADDLE=
 WORKDIR /app
 COPY . .
 RUN make install PADDLE="$PADDLE" \
-    && .venv/bin/python -m pip install --no-cache-dir -r requirements-serve.txt \
+    && .venv/bin/python -m pip install --no-cache-dir -c .venv/constraints.txt -e ".[serve]" \
     && .venv/bin/python -m compileall -q . \
     && rm -rf /root/.cache
 

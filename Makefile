@@ -1,14 +1,14 @@
 # make train    a first training run, from nothing: .venv, requirements, digits
 # make test     the tests, from nothing; make test-long: those of whole runs; make test-faults: injected faults
 # make fuzz     an hour of files, settings and messages that nobody thought of (MINUTES=5: less)
-# make campaign every attack and every fault from fixed seeds, with a table of what was tried (SECURITY.md)
+# make campaign every attack and every fault from fixed seeds, with a table of what was tried (docs/SECURITY.md)
 # make ops      compiles the operators that make CPUs fast (ops/), where there is g++; install and test do so, too
-# make docs     the site, in output/site; warnings are errors (mkdocs.yml)
+# make docs     the site, in output/site; warnings are errors (tools/package/mkdocs.yml)
 # make install  .venv with the pinned requirements; PADDLE=... chooses another Paddle (docs/quick_start.md)
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-PIP := $(RUN) -m pip install --quiet --disable-pip-version-check
+PIP = $(RUN) -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt
 
 # The Paddle that was chosen once stays chosen; another one installs anew.
 CHOSEN := $(shell cat $(VENV)/paddle 2>/dev/null)
@@ -16,10 +16,9 @@ PADDLE ?= $(CHOSEN)
 ifneq ($(PADDLE),$(CHOSEN))
 .PHONY: $(VENV)/installed
 endif
-# Paddle 2.6 was built against NumPy 1, doesn't declare the setuptools that it imports, and its fleet asks protobuf for
-# what version 7 has no more.
-WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0 protobuf==6.33.6,numpy==2.2.6)
-WANTED := $(if $(PADDLE),$(PADDLE) $(WITH) -r requirements-base.txt,-r requirements.txt)
+# The versions that fit the chosen Paddle, of which constraints.txt has none then.
+FOR_2.6 := $(findstring 2.6.,$(PADDLE))
+VERSIONS := $(if $(PADDLE),-e '/^paddlepaddle==/d') $(if $(FOR_2.6),-e 's/^.*\# Paddle 2\.6: //')
 
 .PHONY: install ops train test test-long test-faults fuzz campaign test-paddle26 lint docs clean
 
@@ -28,18 +27,17 @@ install: ops
 ops: $(VENV)/installed
 	-$(RUN) -m ops.build
 
-$(VENV)/installed: requirements.txt requirements-base.txt
+$(VENV)/installed: pyproject.toml requirements.txt constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 10) <= v <= (3, 12) else \
 	  f"error: found Python {v[0]}.{v[1]}, expected 3.10 to 3.12; make PYTHON=python3.11 ...")'
 	test -x $(RUN) || $(PYTHON) -m venv $(VENV)
-	$(PIP) $(WANTED)
+	cat requirements.txt constraints.txt | sed -e '/^-c /d' $(VERSIONS) > $(VENV)/constraints.txt
+	$(PIP) -e . $(or $(PADDLE),paddlepaddle) $(if $(FOR_2.6),setuptools)
 	echo "$(PADDLE)" > $(VENV)/paddle
 	touch $@
 
-EXTRAS := requirements-hub.txt requirements-elastic.txt requirements-serve.txt requirements-export.txt requirements-robustness.txt
-$(VENV)/installed-test: $(VENV)/installed requirements-test.txt $(EXTRAS)
-	$(PIP) -r requirements-test.txt
-	$(if $(findstring 2.6.,$(PADDLE)),$(PIP) $(WITH) paddle2onnx==1.3.1)
+$(VENV)/installed-test: $(VENV)/installed
+	$(PIP) -e ".[test]"
 	touch $@
 
 train: install
@@ -80,13 +78,13 @@ lint: $(VENV)/installed-test
 	$(RUN) -m codespell_lib
 	$(RUN) -m basedpyright --pythonpath $(RUN)
 
-.venv-docs/installed: requirements-docs.txt
+.venv-docs/installed: pyproject.toml constraints.txt
 	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
 docs: .venv-docs/installed
-	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict -f tools/package/mkdocs.yml
 
 # The newest GPU build that PyPI has; it runs on the CPU where there is no GPU.
 test-paddle26:

@@ -101,16 +101,24 @@ def _is_checkout() -> bool:
 
 
 def install(extra: str) -> str:
-    """Returns the command that installs what a part of the toolkit needs, in a checkout or for an
-    installed copy.
+    """Returns the command that installs what a part of the toolkit needs, at the versions that the
+    tests run with. It names the packages themselves, so it fits a checkout and an installed copy.
 
     Args:
-        extra: an extra of pyproject.toml; each has a requirements-<extra>.txt.
+        extra: its name in pyproject.toml.
     """
-    if not _is_checkout():
-        return f"pip install 'paddle-vit-toolkit[{extra}]'"
-    file = f"requirements-{extra}.txt"
-    return f"pip install -r {file if os.path.exists(file) else os.path.join(_HERE, file)}"
+
+    def shipped(name: str) -> str:
+        with open(os.path.join(_HERE, name), encoding="utf-8") as file:
+            return file.read()
+
+    versions = shipped("constraints.txt")
+    if getattr(sys.modules.get("paddle"), "__version__", "").startswith("2.6"):
+        versions = re.sub(r"^.*# Paddle 2\.6: ", "", versions, flags=re.M)
+    [listed] = re.findall(rf"^{extra} = \[(.*)\]", shipped("pyproject.toml"), re.M)
+    names = re.findall(r'"([\w-]+)', listed)
+    pins = [pin for name in names for pin in re.findall(rf"^{name}==[\w.]+", versions, re.M)]
+    return f"pip install {' '.join(pins)}"
 
 
 def _report_import(

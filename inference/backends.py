@@ -95,7 +95,7 @@ def _as_export(export: Export) -> AbstractContextManager[None]:
 
 
 def import_extra(package: str) -> Any:
-    """Returns an imported module of requirements-export.txt.
+    """Returns an imported module of the extra ``export``.
 
     Raises:
         InputError: it isn't installed.

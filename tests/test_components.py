@@ -222,7 +222,7 @@ def test_a_key_is_config_pys_or_a_components(monkeypatch, word, has_default, fou
 
 SHOWN = {
     block.partition("\n")[0].removeprefix("# "): block
-    for block in snippets("CONTRIBUTING.md", "python")
+    for block in snippets("docs/CONTRIBUTING.md", "python")
     if re.match(r"# \S+\.py\n", block)
 }
 CHOSEN = [

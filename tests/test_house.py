@@ -17,7 +17,7 @@ FILES = sorted(
 )
 NAMES = [str(file.relative_to(ROOT)) for file in FILES]
 HOUSE = {name for name in NAMES if not name.startswith("tests/")}
-PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/CONTRIBUTING.md").read_text(encoding="utf-8")
 ROOMS = re.findall(
     r"^([\w/.]+)(?: |$)", re.search(r"## Where things are.*?```\n(.*?)```", PAGE, re.S)[1], re.M
 )
@@ -211,9 +211,8 @@ JSON_OF_OUR_OWN = {
     "launch/sharing.py": "what a process of the same user sends",
     "launch/verdict.py": "memory that the parent shares",
     "tools/check_parity.py": "what a process that it started prints",
-    "tools/timm_reference.py": "what the process that started it writes",
-    "tools/gpu_checks.py": "what a process that it started prints",
-    "tools/gpu_probe.py": "its own arguments, and a run that it made",
+    "tools/gpu/checks.py": "what a process that it started prints",
+    "tools/gpu/probe.py": "its own arguments, and a run that it made",
 }
 
 

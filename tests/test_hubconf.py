@@ -102,7 +102,8 @@ def test_another_program_and_ours_keep_their_modules(theirs, tmp_path):
             before = surroundings()
             model = load("vit_digits", pretrained=sys.argv[2])
             after = surroundings()
-            assert after[1] == before[1] + [f"{HOUSE}/tools/package"]
+            package = f"{HOUSE}/tools/package"  # it is there before where the toolkit is installed by -e
+            assert after[1] == before[1] + [package] * (package not in before[1])
             assert before[:1] + before[2:] == after[:1] + after[2:]
             logits = model(paddle.to_tensor(np.load(sys.argv[3])))
 

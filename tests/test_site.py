@@ -38,7 +38,9 @@ def test_the_page_of_keys_is_what_the_code_declares():
 
 
 def test_every_page_is_in_the_sites_menu():
-    menu = re.findall(r": ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    menu = re.findall(
+        r": ([\w/]+\.md)$", (ROOT / "tools/package/mkdocs.yml").read_text(encoding="utf-8"), re.M
+    )
     pages = {str(file.relative_to(ROOT / "docs")) for file in (ROOT / "docs").rglob("*.md")}
     assert sorted(menu) == sorted(pages | set(docs_site.PAGES.values()))
 
@@ -47,12 +49,12 @@ def test_every_page_is_in_the_sites_menu():
     ("page", "link", "there"),
     [
         ("index.md", "[a](docs/weights.md#what-fits)", "[a](weights.md#what-fits)"),
-        ("index.md", "[a [b]](SECURITY.md), [c](LICENSE)", "[a [b]](SECURITY.md), c"),
+        ("index.md", "[a [b]](docs/SECURITY.md), [c](LICENSE)", "[a [b]](SECURITY.md), c"),
         ("index.md", '<img src="docs/images/curves.png">', '<img src="images/curves.png">'),
         (
             "gpu.md",
-            "![a](images/batch.png) [b](../CONTRIBUTING.md)",
-            "![a](images/batch.png) [b](CONTRIBUTING.md)",
+            "![a](images/batch.png) [b](../README_cn.md)",
+            "![a](images/batch.png) [b](README_cn.md)",
         ),
         (
             "api/models.md",

@@ -2,10 +2,10 @@
 
     python tools/average_checkpoints.py -output averaged.safetensors RUN/checkpoints/epoch_00[123]0
 
-Each checkpoint is a folder, or a file in timm's layout; names and shapes have to agree. Every real
-tensor becomes its mean (Izmailov et al. 2018, arXiv:1803.05407), taken in float64 and written as
-float32; others are the last file's. What the checkpoints say of their model, its classes and its
-images goes along, where they say the same.
+Each checkpoint is a folder, or a file in timm's layout. Names and shapes have to agree. Every tensor
+of real numbers becomes its mean (Izmailov et al. 2018, arXiv:1803.05407), computed in float64 and
+written as float32. Other tensors are those of the last file. The description of model, classes and
+images is copied if all checkpoints have the same.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import (  # noqa: E402  (first: it says what isn't installed)
@@ -36,18 +36,19 @@ def average(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """Yields the mean of the files' tensors, float32; integer and boolean tensors are the last
     file's.
 
-    They are lazy: each is read from all files, and summed up, when it is written. So the files stay
-    open meanwhile.
+    The tensors are lazy: each is read from all files, and averaged, when it is written. The files
+    stay open until then.
 
     Raises:
-        InputError: an unreadable file, or tensors whose names, shapes or kinds differ; the first
-            one is named.
+        InputError: a file can't be read, or the names, shapes or kinds of tensors differ. The first
+            such tensor is named.
     """
     with contextlib.ExitStack() as opened:
-        first, *others = found = [opened.enter_context(_open(file)) for file in files]
-        for file, arrays in zip(files[1:], others, strict=True):
+        checkpoints = [opened.enter_context(_open(file)) for file in files]
+        first = checkpoints[0]
+        for file, arrays in zip(files[1:], checkpoints[1:], strict=True):
             _check_same(files[0], first, file, arrays)
-        yield {name: _mean([arrays[name] for arrays in found]) for name in first}
+        yield {name: _mean([arrays[name] for arrays in checkpoints]) for name in first}
 
 
 @contextlib.contextmanager
@@ -62,6 +63,9 @@ def _open(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _mean(arrays: Sequence[Any]) -> Any:
+    """Returns the mean of real arrays, computed when it is read; of other arrays the last."""
+    if not _is_float(arrays[0]):
+        return arrays[-1]
     from weights.arrays import LazyArray
 
     def read() -> np.ndarray:
@@ -70,43 +74,41 @@ def _mean(arrays: Sequence[Any]) -> Any:
             total += np.asarray(array)
         return np.asarray(total / len(arrays), np.float32)
 
-    return (
-        LazyArray(arrays[0].shape, np.dtype(np.float32), read)
-        if _is_float(arrays[0])
-        else arrays[-1]
-    )
+    return LazyArray(arrays[0].shape, np.dtype(np.float32), read)
 
 
 def _is_float(array: Any) -> bool:
     return np.issubdtype(array.dtype, np.floating)
 
 
-def _check_same(first: Path, expected: dict[str, Any], file: Path, found: dict[str, Any]) -> None:
-    def told(arrays: dict[str, Any], name: str) -> str:
+def _check_same(first: Path, expected: dict[str, Any], file: Path, arrays: dict[str, Any]) -> None:
+    """Raises InputError if the tensors of ``file`` aren't those of the first file."""
+
+    def described(arrays: dict[str, Any], name: str) -> str:
         if name not in arrays:
             return "is missing"
-        return f"is {'real' if _is_float(arrays[name]) else arrays[name].dtype} {list(arrays[name].shape)}"
+        kind = "real" if _is_float(arrays[name]) else arrays[name].dtype
+        return f"is {kind} {list(arrays[name].shape)}"
 
-    for name in [*expected, *(name for name in found if name not in expected)]:
-        if told(found, name) != told(expected, name):
+    for name in dict.fromkeys([*expected, *arrays]):
+        if described(arrays, name) != described(expected, name):
             raise InputError(
-                f"{name} {told(found, name)} in {file}, {told(expected, name)} in {first};"
+                f"{name} {described(arrays, name)} in {file}, {described(expected, name)} in {first};"
                 " only checkpoints of one model can be averaged"
             )
 
 
 def metadata_of(file: Path) -> dict[str, str]:
-    """Returns what a file says of itself, but for thresholds, which are of its very weights."""
+    """Returns the metadata of a file without thresholds, which hold for its own weights alone."""
     from training.checkpoint.description import METADATA, read_description
     from weights.formats import read_metadata
 
-    found = read_metadata(file)
+    metadata = read_metadata(file)
     with reading(file, "weights that describe themselves"):
-        if METADATA in found:
-            found[METADATA] = replace(
-                read_description(found[METADATA].encode()), thresholds=[]
-            ).to_json()
-        return found
+        if METADATA in metadata:
+            description = read_description(metadata[METADATA].encode())
+            metadata[METADATA] = replace(description, thresholds=[]).to_json()
+        return metadata
 
 
 def main() -> None:
@@ -125,13 +127,13 @@ def main() -> None:
     if output.suffix != SUFFIX:
         raise InputError(f"-output is {output}, expected a name that ends in {SUFFIX}")
     files = [find_weights(path) for path in arguments.checkpoints]
-    told, *others = map(metadata_of, files)
+    metadata, *others = map(metadata_of, files)
+    agree = all(other == metadata for other in others)
     with average(files) as arrays:
         output.parent.mkdir(parents=True, exist_ok=True)
-        write_weights(output, arrays, told if all(other == told for other in others) else None)
-    print(
-        f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {', '.join(map(str, files))}"
-    )
+        write_weights(output, arrays, metadata if agree else None)
+    sources = ", ".join(map(str, files))
+    print(f"{output}: the mean of {len(files)} checkpoints, {len(arrays)} tensors; from {sources}")
 
 
 if __name__ == "__main__":

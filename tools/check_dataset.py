@@ -1,20 +1,19 @@
-"""Checks whether a dataset can be trained on: every image is decoded in full.
+"""Checks whether a dataset can be trained on. Every image is decoded in full.
 
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers --report check.html
     python tools/check_dataset.py -dataset=folder -data_path=/data/flowers/train --split 0.2 -output lists
 
-It tells what stops a run: images that can't be read or are too large, classes without images,
-labels outside the range. And it tells what spoils a run's numbers: images that are there twice, or
-look alike, in training and validation or under two labels.
+Errors are what would stop a run: images that can't be read or are too large, classes without images,
+labels outside the range. Remarks are what spoils a run's numbers: images that are equal or look
+alike, in training and validation or under two labels.
 
---split takes a share of each class for validation, as DATA.VAL_SPLIT does at training, and writes
+--split takes a share of each class for validation, as DATA.VAL_SPLIT does in a training. It writes
 train_list.txt, val_list.txt and classes.txt for -dataset=imagenet2012, or multilabel_list. Nothing
-is moved. Images that can't be read aren't listed. --groups keeps images together: a pattern of
-their paths, or a file of a path, a tab and a group on each line.
+is moved, and images that can't be read aren't listed. --groups keeps images together: a pattern of
+their paths, or a file with a path, a tab and a group on each line.
 
-Exit status: 0 if the data can be used, with or without remarks. 1 if a run with them would end in
-an error. With --split, both are about the lists. 2 for a wrong command line, or data that can't be
-checked.
+Exit status: 0 if the data can be used, with or without remarks; 1 if a run would end in an error.
+With --split, both are about the lists. 2 for a wrong command line, or data that can't be checked.
 """
 
 import argparse
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import (  # noqa: E402  (first: it says what isn't installed)
@@ -47,21 +46,22 @@ from settings.options import Configuration, Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
 
 LISTS = {"train": "train_list.txt", "val": "val_list.txt"}
-# what such lists are, of a label for each image or of several
+# The kind of dataset that lists are: with one label for each image, or with several.
 LISTED = ("imagenet2012", "multilabel_list")
 
 
 def check_images(
     config: Configuration, workers: int, limit: Any = "auto", listed: bool = False
 ) -> Any:
-    """Looks at every image of DATA.DATASET; returns ``inference.look.data.Checked``.
+    """Reads every image of DATA.DATASET; returns ``inference.look.data.Checked``.
 
     Args:
-        limit: classes that labels are below; "auto": they may be any.
-        listed: lists of the readable images are written, and the verdict is about the lists.
+        workers: processes that read images.
+        limit: the number of classes, which labels are below; "auto": any label is taken.
+        listed: lists of the readable images will be written, and the verdict is about the lists.
 
     Raises:
-        InputError: there are no training images to check, or labels that no class has.
+        InputError: there are no training images to check, or a label is outside the range.
         RunError: a process was killed.
     """
     from inference.look.data import Checked
@@ -90,7 +90,7 @@ def check_images(
     for mode, source in sources.items():
         known = len(source.classes) or MOST_CLASSES
         labels = every_label(source.labels)
-        # the reader of a list reports this itself
+        # The reader of a list reports this itself; here it is for other kinds of datasets.
         if len(labels) and not 0 <= labels.min() <= labels.max() < known:
             raise InputError(
                 f"the {mode} labels are {labels.min()}..{labels.max()}, expected 0..{known - 1}"
@@ -101,14 +101,14 @@ def check_images(
             )
     found, images, alike = findings(config, parts, problems, sorted(set(skipped)), listed)
     stops = sum(one.is_error for one in found)
-    remarks = f"{len(found) - stops} remark{'s' * (len(found) - stops != 1)}"
-    verdict = (
-        f"not usable: {stops} of what was found stop{'s' * (stops == 1)} a run"
-        if stops
-        else f"usable, {remarks}"
-    )
-    own = "data_path" in datasets.components[data.DATASET].reads
-    title = f"{data.DATASET}: {printable(data.DATA_PATH)}" if own else data.DATASET
+    remarks = len(found) - stops
+    if stops:
+        verdict = f"not usable: {stops} of what was found {'stops' if stops == 1 else 'stop'} a run"
+    else:
+        verdict = f"usable, {remarks} {'remark' if remarks == 1 else 'remarks'}"
+    title = data.DATASET
+    if "data_path" in datasets.components[data.DATASET].reads:
+        title = f"{data.DATASET}: {printable(data.DATA_PATH)}"
     return Checked(
         title,
         verdict,
@@ -123,7 +123,7 @@ def check_images(
 
 
 def screen(result: Any) -> str:
-    """Returns what a check prints."""
+    """Returns the text that a check prints: the table of counts, the findings, the verdict."""
     from loading.check.findings import table
 
     rows = [("", list(result.parts)), *table(result.parts)]
@@ -139,11 +139,11 @@ def screen(result: Any) -> str:
 
 
 def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
-    """Writes a list of each part, without the images that can't be read; returns a line that tells
-    it.
+    """Writes a list of each part, without the images that can't be read; returns a line that says
+    so.
 
     Args:
-        root: the folder that the images' paths begin at, which the lists' don't: theirs begin at
+        root: the folder that the images' paths are relative to. In the lists they are relative to
             ``output``.
     """
     from loading.class_names import FILE
@@ -151,7 +151,7 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
     from utils import writing_whole
 
     counts = {}
-    sets = isinstance(parts["train"].source.labels, LabelSets)
+    several_labels = isinstance(parts["train"].source.labels, LabelSets)
     try:
         output.mkdir(parents=True, exist_ok=True)
         base = os.path.realpath(output)
@@ -168,10 +168,11 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
                         raise InputError(
                             f"{printable(path)}: a name like this can't stand in a list; rename it"
                         )
-                    own = (
-                        f"\t{','.join(map(str, labels.of(place)))}" if sets else f" {labels[place]}"
-                    )
-                    file.write(os.fsencode(f"{listed}{own}\n"))
+                    if several_labels:
+                        line = f"{listed}\t{','.join(map(str, labels.of(place)))}\n"
+                    else:
+                        line = f"{listed} {labels[place]}\n"
+                    file.write(os.fsencode(line))
             counts[mode] = len(kept)
         if classes := parts["train"].source.classes:
             with writing_whole(output / FILE) as file:
@@ -180,12 +181,13 @@ def write_lists(output: Path, root: Path, parts: Mapping[str, Any]) -> str:
         raise RunError(
             f"-output {output}: the lists aren't written ({error.strerror}); {remedy(error)}"
         ) from None
-    told = " and ".join(f"{count:,} in {LISTS[mode]}" for mode, count in counts.items())
-    return f"{output}: {told}; train with -dataset={LISTED[sets]} -data_path={output}"
+    written = " and ".join(f"{count:,} in {LISTS[mode]}" for mode, count in counts.items())
+    kind = LISTED[several_labels]
+    return f"{output}: {written}; train with -dataset={kind} -data_path={output}"
 
 
 def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
-    """Raises InputError where what is asked for can't be written: before all images are looked at."""
+    """Raises InputError if an output can't be written, before the images are read."""
     if (options.output is None) != (options.split is None):
         raise InputError(
             "--split SHARE and -output DIR, where its lists go, are given together or not at all"
@@ -207,19 +209,20 @@ def check_outputs(options: argparse.Namespace, config: Configuration) -> None:
 
 
 def build_config(options: argparse.Namespace) -> Configuration:
-    """Returns the configuration that flags and -o ask for."""
+    """Returns the configuration that the flags and -o set."""
     flags = {
         "DATA.DATASET": options.dataset, "DATA.DATA_PATH": options.data_path, "DATA.VAL_SPLIT": options.split,
         "DATA.SPLIT_SEED": options.seed, "DATA.SPLIT_GROUPS": options.groups,
     }  # fmt: skip
-    given = [
-        word for key, value in flags.items() if value is not None for word in (key, str(value))
-    ]
+    given = []
+    for key, value in flags.items():
+        if value is not None:
+            given += [key, str(value)]
     return get_config(options.cfg, [*given, *options.o])
 
 
 def parsed_arguments() -> argparse.Namespace:
-    """Returns what the command line says."""
+    """Returns the parsed command line."""
     parser = Parser(__doc__)
 
     def option(name: str, **settings: Any) -> None:
@@ -250,7 +253,7 @@ def parsed_arguments() -> argparse.Namespace:
         "report",
         type=Path,
         metavar="FILE.html",
-        help="a page with pictures, and these beside it as FILE.png",
+        help="a page with pictures, which are also beside it as FILE.png",
     )
     option(
         "workers",

@@ -1,24 +1,22 @@
-"""Holds every shipped model, full size, to timm's of the same weights: logits, features,
-intermediates, parameters.
+"""Compares every shipped model, at full size, with timm's model of the same weights.
 
     python tools/check_parity.py ["deit*"] [-python PYTHON] [-small]
 
-PYTHON is an interpreter that has torch and timm, by default this one; they need no GPU and no
-Paddle:
+PYTHON is an interpreter with torch and timm, by default this one. It needs no GPU and no Paddle:
 
     python -m venv reference
     reference/bin/pip install torch==2.13.0                     # the CPU build suffices
     reference/bin/pip install --no-deps timm==1.0.31 torchvision==0.28.0
     reference/bin/pip install huggingface_hub safetensors numpy pyyaml
 
-For each model timm makes random weights and the logits of two random images. ``load_weights`` reads
-the weights here, and the model gives logits again. The largest difference is printed as a share of
-the logits' range. So is the change from one image to the other, without which the difference would
-show nothing. Likewise the features that the classifier reads, and the intermediate that differs
-most of its own range; LeNet has none there.
+For each model, timm makes random weights and computes the logits of two random images.
+``load_weights`` reads the weights here, and the model computes the logits again. The largest
+difference is printed as a share of the logits' range. The change from one image to the other is
+printed, too: without it, equal logits would show nothing. The features that the classifier reads are
+compared in the same way, and the intermediate with the largest difference. LeNet in timm has none.
 
--small is for models that the machine is too small for. They keep their widths. Plain ones have two
-blocks, ConvNeXt one block in each stage, and the others images of 128 x 128.
+-small is for models that need more memory than this machine has. They keep their widths. Plain ones
+have two blocks, ConvNeXt has one block in each stage, and the others get images of 128 x 128.
 """
 
 import contextlib
@@ -31,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import (  # noqa: E402  (first: it says what isn't installed)
@@ -48,8 +46,8 @@ from settings.names import names  # noqa: E402
 from settings.options import Parser  # noqa: E402
 
 TOLERANCE = 1e-4  # of the range of logits and features
-# of an intermediate's: a single place holds the rounding that batch norms magnify, pooling averages
-# it
+# Of the range of an intermediate. Batch norms magnify rounding at single positions; in the features,
+# pooling averages it.
 WITHIN = 1e-3
 _DIGITS = {
     "img_size": 8,
@@ -62,16 +60,17 @@ _DIGITS = {
 
 
 def reference(name: str) -> tuple[str, dict[str, Any]]:
-    """Returns timm's name of a model and what its constructor needs besides."""
+    """Returns timm's name of a model, and more arguments that its constructor needs."""
     if name == "vit_digits":
         return "vit_tiny_patch16_224", _DIGITS
-    theirs = names(find_config(name)).get("timm", name)  # lenet has none
-    # MAE's
-    return theirs.partition(".")[0], {"global_pool": "avg"} if name.endswith("_finetune") else {}
+    # lenet has no name in timm.
+    timm_name = names(find_config(name)).get("timm", name).partition(".")[0]
+    # MAE fine-tunes with average pooling.
+    return timm_name, {"global_pool": "avg"} if name.endswith("_finetune") else {}
 
 
 def smaller(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what makes a model smaller: overrides of ``create_model``, and arguments of timm's
+    """Returns the overrides of ``create_model`` that make a model smaller, and those of timm's
     constructor.
     """
     from models import ARCHITECTURES
@@ -98,11 +97,10 @@ def compare(
     from models import create_model
     from weights import load_weights
 
-    place: dict[str, Any] = (
-        {"fc_norm": True} if name.startswith("poolformer_") else {}
-    )  # timm's, which isn't its authors'
+    # timm's PoolFormer has a norm before the classifier that its authors' hasn't.
+    norm: dict[str, Any] = {"fc_norm": True} if name.startswith("poolformer_") else {}
     ours, options = smaller(name) if small else ({}, {})
-    model = create_model(name, head_init_scale=1.0, **place, **ours)
+    model = create_model(name, head_init_scale=1.0, **norm, **ours)
     model.eval()
     theirs, needed = reference(name)
     options |= needed | {"num_classes": model.num_classes, "in_chans": model.in_channels}
@@ -180,7 +178,7 @@ def main() -> None:
     tune_cpu(1)
     set_tf32(False)  # its 10 bits would differ from timm's by more than the tolerance
     failed = []
-    script = [arguments.python, str(ROOT / "tools" / "timm_reference.py")]
+    script = [arguments.python, str(ROOT / "tools" / "benchmarks" / "timm_reference.py")]
     with (
         temporary_folder() as folder,
         subprocess.Popen(

@@ -1,23 +1,24 @@
-"""Compares runs: their figures, their settings, and whether they differ by more than chance.
+"""Compares runs: their metrics, their settings, and whether they differ by more than chance.
 
     python tools/compare_runs.py RUN OTHER -output compared.html
     python tools/compare_runs.py RUN
 
-RUN and OTHER are folders of runs that are over, trainings or evaluations; there may be more. The
-first one is compared with each of the others. Runs that differ in SEED alone are one: where both
-sides have several, their means are compared by Welch's t-test. Otherwise the answers to the same
-images are, by McNemar's exact test; of a k-fold, those of all its folds. -output writes a page that
-needs no network, with the curves of all runs over each other. Of one RUN alone, its report.html,
-confusion.csv and confusion.png are made anew.
+RUN and OTHER are folders of finished runs, trainings or evaluations. There may be more of them: the
+first is compared with each of the others. Runs that differ in SEED alone count as one. If both sides
+have several seeds, their means are compared by Welch's t-test. Otherwise the answers to the same
+images are compared by McNemar's exact test; for k-fold runs, the answers of all folds.
 
-Exit status: 0; 2 where a folder isn't a run's, or a file in it says something that no run writes.
+-output writes a page with the curves of all runs over each other. It needs no network. For one RUN
+alone, its report.html, confusion.csv and confusion.png are written anew.
+
+Exit status: 0; 2 if a folder isn't a run's, or a file in it has content that no run writes.
 """
 
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import (  # noqa: E402  (first: it says what isn't installed)
@@ -33,21 +34,23 @@ from settings.options import Parser  # noqa: E402
 
 
 def write_report_again(folder: Path) -> Path:
-    """Writes the report of a run that is over; without pictures of mistakes where the data can't be
-    read.
+    """Writes the report of a finished run; returns the page's path.
+
+    If the data can't be read, the page has no pictures of mistakes.
 
     Raises:
-        InputError: the folder isn't one of a run that is over.
-        OSError: it can't be written.
+        InputError: the folder isn't that of a finished run.
+        OSError: the report can't be written.
     """
     from config import get_config, with_values
     from datasets import get_dataset
     from training.report import write_report
     from training.report.run_files import read_run
 
-    read_run(folder)  # whose error says more than that of a missing config.yaml
+    # If this is no run, its error says more than that of a missing config.yaml.
+    read_run(folder)
     try:
-        # Looking at a run writes into its own folder alone.
+        # Only the run's own folder is written to, so no cache of images.
         config = with_values(get_config(folder / "config.yaml"), "this command", DATA__CACHE=None)
         dataset = get_dataset(config, "val")
     except RunError as error:
@@ -65,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     output = options.output
     if output and len(options.runs) == 1:
-        raise InputError("-output is for a comparison; of one run its own report.html is written")
+        raise InputError("-output is for a comparison; for one run its report.html is written")
     if output and (output.suffix.lower() not in (".html", ".htm") or not output.parent.is_dir()):
         raise InputError(
             f"-output {output}: expected a file that ends in .html, in a folder that is there"
@@ -77,11 +80,11 @@ def main() -> None:
         from training.report.compare import compare, page_of, screen
         from utils import writing_whole
 
-        found = compare(options.runs)
-        print("\n".join(printable(line, len(line)) for line in screen(found).split("\n")))
+        comparison = compare(options.runs)
+        print("\n".join(printable(line, len(line)) for line in screen(comparison).split("\n")))
         if output:
             with writing_whole(output) as file:
-                file.write(page_of(found))
+                file.write(page_of(comparison))
             print(f"{output} is written")
     except OSError as error:
         raise RunError(

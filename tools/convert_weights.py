@@ -1,14 +1,15 @@
-"""Converts weights: any file that -pretrained takes, into timm's .safetensors, Paddle's .pdparams
-or Google's .npz.
+"""Converts weights: any file that -pretrained takes, to timm's .safetensors, Paddle's .pdparams or
+Google's .npz.
 
     python tools/convert_weights.py IN OUT [-cfg MODEL] [-o KEY VALUE ...]
 
-OUT's ending tells the kind. .safetensors has timm's names and layout; timm loads it as it is.
-.pdparams is what ``paddle.load`` and this toolkit's ``model.set_state_dict`` take. .npz is for ViT
-and MLP-Mixer only, in Google's names, which timm's ``checkpoint_path`` takes. MODEL (a YAML file or
-a model's name) tells what the weights are of. It may be left out where IN itself, a config.json of
-timm's beside it, or its name says that. The weights have to be exactly that model's. A .safetensors
-file says what it is of, as a checkpoint's does.
+OUT's ending chooses the format. .safetensors has timm's names and layout, and timm loads it as it
+is. .pdparams is for ``paddle.load`` and this toolkit's ``model.set_state_dict``. .npz has Google's
+names, for timm's ``checkpoint_path``; only ViT and MLP-Mixer have such files.
+
+MODEL is the YAML file or name of the weights' model. It may be left out if IN itself, a config.json
+of timm's beside it, or IN's name says that. The weights have to fit the model exactly. A .safetensors
+file describes its model, as a checkpoint's does.
 """
 
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402
@@ -26,18 +27,18 @@ ENDINGS = (".safetensors", ".pdparams", ".npz")
 
 
 def convert(source: str, target: Path, cfg: str | None = None, options: Sequence[str] = ()) -> str:
-    """Writes the weights ``source`` as ``target`` and returns one line that tells what was done.
+    """Writes the weights ``source`` to ``target``; returns a line that says so.
 
     Args:
         source: what ``weights.find_weights`` takes.
         target: a file with one of ``ENDINGS``.
-        cfg: the model's YAML file or name; None: what config.json beside the weights, or their
-            name, tells.
+        cfg: the model's YAML file or name. None: as the weights, config.json beside them, or their
+            name says.
         options: keys and values of the configuration, such as ``["MODEL.NUM_CLASSES", "21843"]``.
 
     Raises:
-        InputError: the model isn't known, the weights aren't exactly its, or it has no file of that
-            kind.
+        InputError: the model isn't known, the weights don't fit it exactly, or there is no such
+            format for it.
     """
     from config import get_config
     from models import build_model, with_switches
@@ -49,12 +50,16 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
     from weights.names import google_names
 
     if target.suffix not in ENDINGS:
-        raise InputError(f"{target}: the ending tells what to write; expected {', '.join(ENDINGS)}")
-    told = None if cfg else description_of(source, options)
+        raise InputError(f"{target}: the ending chooses the format; expected {', '.join(ENDINGS)}")
+    description = None if cfg else description_of(source, options)
     options = ["MODEL.PRETRAINED", source, *options]
-    config = told.to_config(options) if told else get_config(cfg or _model_of(source), options)
+    config = (
+        description.to_config(options)
+        if description
+        else get_config(cfg or _model_of(source), options)
+    )
     config = with_switches(config, source)
-    model = build_described(config, source) if told else build_model(config)
+    model = build_described(config, source) if description else build_model(config)
     adapter = config.MODEL.PRETRAINED_ADAPTER
     report = load_weights(model, source, adapter=adapter)
     if report.changes:
@@ -67,25 +72,31 @@ def convert(source: str, target: Path, cfg: str | None = None, options: Sequence
         arrays = file_arrays(model)
     if target.suffix == ".npz":
         arrays = google_names(model, arrays)
-    classes = told.classes if told else classes_of(source, adapter) or []
-    task = told.task if told else task_of(source, adapter) or config.TASK
-    thresholds = told.thresholds if told else thresholds_of(source, adapter)
+    if description:
+        classes = description.classes
+        task = description.task
+        thresholds = description.thresholds
+    else:
+        classes = classes_of(source, adapter) or []
+        task = task_of(source, adapter) or config.TASK
+        thresholds = thresholds_of(source, adapter)
     metadata = {METADATA: describe(config, classes, task, thresholds).to_json()}
     write_weights(target, arrays, metadata if target.suffix == ".safetensors" else None)
     return f"{len(arrays)} tensors of {report.file} written to {target}"
 
 
 def _model_of(source: str) -> str:
+    """Returns the shipped model that the weights' file or folder is named after."""
     from models import list_models
     from weights import find_weights
 
     file = find_weights(source)
-    known = list_models()
+    models = list_models()
     for name in (file.stem, file.parent.name):
-        if name in known:
+        if name in models:
             return name
     raise InputError(
-        f"{file}: neither itself, nor a config.json, nor its name tells its model; add -cfg MODEL"
+        f"{file}: neither it, nor a config.json, nor its name says what model it is of; add -cfg MODEL"
     )
 
 

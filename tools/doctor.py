@@ -1,15 +1,14 @@
-"""Looks at this machine, and at how its processes reach each other: one screen, each line ok or
-what to do.
+"""Checks this machine, and how its processes reach each other. Each line is ok, or says what to do.
 
     python tools/doctor.py [-ngpus N] [-master HOST:PORT] [-cfg FILE] [-dataset NAME] [-data_path DIR] ...
     python -m paddle.distributed.launch --nnodes 2 --master HOST:PORT ... tools/doctor.py     (on each machine)
     python tools/doctor.py --gpu [--rehearse] [--only NAME ...] [-ngpus N]
 
-The first starts N ranks here (default: one per visible GPU, or 2) and times an all-reduce between
-them. Launched on several machines it is one of their ranks, and the all-reduce is over all; rank 0
-tells what is wrong on any. With --gpu it makes the first steps on this machine's GPUs, in about ten
-minutes (docs/gpu.md); --rehearse makes them on the CPU, small. Exit status 0: all is well; 1:
-something is to do. On GPUs (NCCL) not run.
+The first form starts N ranks here (default: one per visible GPU, or 2), and times an all-reduce
+between them. Started by a launcher on several machines, it is one of their ranks. The all-reduce is
+then over all of them, and rank 0 prints what is wrong on any machine. --gpu runs the first steps on
+this machine's GPUs, in about ten minutes (docs/gpu.md). --rehearse runs them on the CPU, in small
+sizes. Exit status: 0 if all is well; 1 if there is something to do. Not run on a GPU (NCCL).
 """
 
 import argparse
@@ -28,13 +27,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting  # noqa: E402
 from launch import launched, launchers, spawned  # noqa: E402
 from settings.options import Parser  # noqa: E402
-from tools import gpu_first_steps, machine  # noqa: E402
+from tools.checks import machine  # noqa: E402
+
+try:
+    from tools.gpu import first_steps
+except ModuleNotFoundError:  # an installed copy has none
+    first_steps = None
 
 ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
 REPEATS = 5
@@ -46,8 +50,13 @@ HANG = "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAM
 
 
 def rank_of(answers: Any, told: list[str]) -> None:
-    """Runs as a rank, in a process of its own, which may hang: it joins, times, gathers what each
-    host reported.
+    """A rank: joins the others, times an all-reduce, and gathers what each host reported.
+
+    It is a process of its own, because it may hang. It puts (rank, "joined") into ``answers``, then
+    (rank, result) or (rank, exception).
+
+    Args:
+        told: what is wrong on this host.
     """
     try:
         import paddle
@@ -61,18 +70,18 @@ def rank_of(answers: Any, told: list[str]) -> None:
         rank = utils.rank()
         ranks = utils.world_size()
         if ranks > 1:
-            with contextlib.redirect_stderr(io.StringIO()):  # a banner that lists its flags
+            with contextlib.redirect_stderr(io.StringIO()):  # Paddle prints a list of its flags
                 dist.init_parallel_env()
         answers.put((rank, "joined"))
         times = []
         right = True
         for _ in range(REPEATS + 1):
             tensor = paddle.full([ELEMENTS], rank + 1.0)
-            utils.all_gather(None)  # all begin together
+            utils.all_gather(None)  # a barrier: all begin at the same time
             start = time.perf_counter()
             if ranks > 1:
                 dist.all_reduce(tensor)
-            # reading waits for the device
+            # Reading a value waits for the device.
             right = tensor[-1].item() == ranks * (ranks + 1) / 2 and right
             times.append(time.perf_counter() - start)
         hosts = utils.all_gather((socket.gethostname(), told, time.time()))
@@ -86,8 +95,8 @@ def rank_of(answers: Any, told: list[str]) -> None:
 
 
 def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
-    """Starts the ranks of this process, one if a launcher did; returns (their context, the queue of
-    their answers).
+    """Starts the ranks of this process: one, if a launcher started this process. Returns their
+    context and the queue of their answers.
     """
     import paddle.distributed as dist
 
@@ -99,20 +108,22 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     with spawned.without_current_folder():
         answers = spawn.Queue()
         if spawns:
-            # they are of this host
+            # They are on this host, whose findings this process tells itself.
             return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers
-        own = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
-        own.start()
-    return types.SimpleNamespace(processes=[own]), answers
+        process = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
+        process.start()
+    return types.SimpleNamespace(processes=[process]), answers
 
 
 def all_reduce(
     processes: list[Any], answers: Any, first: int, timeout: float
 ) -> tuple[machine.Finding, list[tuple]]:
-    """Waits for the ranks, ``first`` and those that follow; returns the finding and what each
-    rank's host reported.
+    """Waits for the ranks; returns the finding and what each rank's host reported.
 
-    A rank that doesn't answer within ``timeout`` seconds is named; all are ended.
+    A rank that doesn't answer within ``timeout`` seconds is named. All ranks are ended.
+
+    Args:
+        first: the number of the first rank of ``processes``.
     """
     deadline = time.monotonic() + timeout
     waiting = {first + place: "didn't join" for place in range(len(processes))}
@@ -153,8 +164,8 @@ def all_reduce(
 def judge_all_reduce(
     ranks: int, backend: str, seconds: float, right: bool, hosts: list[tuple]
 ) -> machine.Finding:
-    """Returns what to say of an all-reduce of so many seconds; ``hosts`` as ``rank_of`` gathers
-    them.
+    """Returns the finding for an all-reduce that took ``seconds``. ``hosts`` is what ``rank_of``
+    gathers.
     """
     size = 4 * ELEMENTS
     found = f"{size / 1e6:.0f} MB between {ranks} ranks over {backend}: {1e3 * seconds:.1f} ms, median of {REPEATS}"
@@ -177,11 +188,15 @@ def main() -> None:
     if arguments.ngpus is not None and arguments.ngpus < 1 and arguments.ngpus != -1:
         raise InputError(f"-ngpus is {arguments.ngpus}, expected -1 (all) or at least 1")
     if arguments.gpu or arguments.rehearse or arguments.only:
-        sys.exit(gpu_first_steps.main(arguments, _tell))
+        if first_steps is None:
+            raise InputError(
+                "--gpu needs a checkout of the toolkit; there, run python tools/doctor.py --gpu"
+            )
+        sys.exit(first_steps.main(arguments, _tell))
     meeting = absent = None
     if launchers.is_launched():
         try:
-            # this tells gloo which network reaches rank 0
+            # This also tells gloo which network reaches rank 0.
             meeting = launched.meet(arguments.timeout)
         except RunError as error:
             absent = str(error)
@@ -190,7 +205,7 @@ def main() -> None:
         os.environ.get("PADDLE_LOCAL_SIZE") or 1
     )
     findings: dict[str, machine.Finding] = {}
-    # others of its machine would find the same
+    # One rank of each machine checks it: the others would find the same.
     if not int(os.environ.get("PADDLE_LOCAL_RANK") or 0):
         for name, finding in machine.checks(arguments, several):
             findings[name] = finding
@@ -203,7 +218,7 @@ def main() -> None:
     else:
         if meeting:
             meeting.ready()
-        # held: a starting rank needs its parent's queues
+        # The context is kept: a rank that starts needs its parent's queues.
         started, answers = start_ranks(arguments.ngpus, told)
         findings["all-reduce"], hosts = all_reduce(
             started.processes, answers, rank, arguments.timeout
@@ -213,7 +228,7 @@ def main() -> None:
         if theirs:
             findings[name] = False, "; ".join(theirs)
             _tell(name, findings[name], aloud=rank == 0)
-    if rank and not hosts:  # rank 0 hasn't heard
+    if rank and not hosts:  # rank 0 has no report of this machine
         for name, finding in findings.items():
             _tell(name, finding, aloud=not finding[0])
     todo = sum(not ok for ok, _ in findings.values())
@@ -233,16 +248,21 @@ def _arguments() -> argparse.Namespace:
     def flag(name: str, kind: type, text: str, default: Any = None, **how: Any) -> None:
         parser.add_argument(f"-{name}", f"--{name}", type=kind, default=default, help=text, **how)
 
-    flag("ngpus", int, "ranks to start here; -1: one per GPU, or without one per core", None)
-    flag("master", str, "is this port free (here) or reachable (elsewhere)?", metavar="HOST:PORT")
+    flag("ngpus", int, "ranks to start here; -1: one per GPU, or without a GPU one per core", None)
+    flag(
+        "master",
+        str,
+        "check that this port is free (here) or reachable (elsewhere)",
+        metavar="HOST:PORT",
+    )
     flag(
         "timeout",
         float,
-        "seconds after which the all-reduce is given up (default: %(default)s)",
+        "seconds that the all-reduce may take (default: %(default)s)",
         60.0,
     )
     flag("shm", str, "the folder of shared memory", "/dev/shm")
-    flag("cfg", str, "what the loader is tried with (default: %(default)s)", "vit_digits")
+    flag("cfg", str, "the model that the loader is tried with (default: %(default)s)", "vit_digits")
     flag("dataset", str, "the loader's dataset")
     flag("data_path", str, "the dataset's folder")
     flag(
@@ -255,22 +275,25 @@ def _arguments() -> argparse.Namespace:
         metavar="KEY VALUE",
     )
     parser.add_argument(
-        "-gpu", "--gpu", action="store_true", help="make the first steps on this machine's GPUs"
+        "-gpu", "--gpu", action="store_true", help="run the first steps on this machine's GPUs"
     )
     parser.add_argument(
-        "-rehearse", "--rehearse", action="store_true", help="with --gpu: on the CPU instead, small"
+        "-rehearse",
+        "--rehearse",
+        action="store_true",
+        help="with --gpu: on the CPU, in small sizes",
     )
     flag(
         "only",
         str,
-        "with --gpu: these checks alone",
+        "with --gpu: only these checks",
         nargs="+",
         metavar="NAME",
-        choices=gpu_first_steps.CHECKS,
+        choices=first_steps and first_steps.CHECKS,
     )
     arguments = parser.parse_args()
     arguments.changed = [
-        a for a in vars(arguments) if getattr(arguments, a) != parser.get_default(a)
+        name for name, value in vars(arguments).items() if value != parser.get_default(name)
     ]
     return arguments
 

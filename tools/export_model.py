@@ -1,17 +1,16 @@
-"""Exports a trained model, with what prepares its images, for Paddle Inference, ONNX Runtime or
-OpenVINO.
+"""Exports a trained model with its preprocessing, for Paddle Inference, ONNX Runtime or OpenVINO.
 
     python tools/export_model.py -cfg MODEL -pretrained WEIGHTS -output DIR [-o KEY VALUE ...]
     python tools/export_model.py -pretrained CHECKPOINT -output DIR [-format openvino] [-precision bfloat16]
 
-DIR then holds the model, which takes normalised images [B, C, S, S] float32 and gives logits. It
-holds a graph that makes these images from pixels [B, H, W, C] uint8 of any size. And it holds what
-describes both: preprocess.json, labels.txt and timm's config.json. Before DIR is there, it is run
-and held to the model. -cfg is needed where the weights don't tell their model. int8 is calibrated
-on images of a training set: a run's own, or -dataset's at -data_path.
+DIR gets two graphs. The model takes normalised images [B, C, S, S] float32 and returns logits. The
+preprocessing makes such images from pixels [B, H, W, C] uint8 of any size. preprocess.json,
+labels.txt and timm's config.json describe both. The export is run and compared with the model before
+DIR appears. -cfg is needed if the weights don't name their model. int8 is calibrated on images of a
+training set: the run's own, or -dataset's at -data_path.
 
--format paddlex and paddleclas are for PaddleX 3 and for PaddleClas's deployment. There DIR holds a
-graph that gives probabilities, and the settings that the client reads: inference.yml or
+-format paddlex and paddleclas are for PaddleX 3 and for PaddleClas's deployment. DIR then has a
+graph that returns probabilities, and the settings that the client reads: inference.yml or
 paddleclas.yml.
 """
 
@@ -21,7 +20,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402
@@ -38,13 +37,13 @@ def main() -> None:
         "-pretrained", "--pretrained", required=True, help="a file, a folder or hf-hub:org/name"
     )
     parser.add_argument(
-        "-output", "--output", required=True, type=Path, metavar="DIR", help="a folder that is new"
+        "-output", "--output", required=True, type=Path, metavar="DIR", help="a new folder"
     )
     parser.add_argument("-format", "--format", choices=_FORMATS, default="paddle")
     parser.add_argument("-precision", "--precision", choices=_PRECISIONS, default="float32")
-    dataset_help = "int8: one that main_single_gpu.py takes (default: the run's, or folder)"
+    dataset_help = "for int8: the kind of its training set (default: the run's, or folder)"
     parser.add_argument("-dataset", "--dataset", help=dataset_help)
-    path_help = "int8: where its training set is (default: the run's)"
+    path_help = "for int8: where its training set is (default: the run's)"
     parser.add_argument("-data_path", "--data_path", metavar="FOLDER", help=path_help)
     parser.add_argument(
         "-calibration_images", "--calibration_images", type=int, default=300, metavar="N"
@@ -69,8 +68,7 @@ def main() -> None:
     refuse_export(arguments.pretrained, " already; give -pretrained what it was made from")
     trained = Predictor(arguments.pretrained, arguments.cfg, arguments.o)
     assert trained.model is not None
-    # CLIP's projection of images can be exported, though it isn't a classifier, but not as
-    # probabilities.
+    # CLIP's projection of images is no classifier. It can be exported, but not as probabilities.
     if not trained.config.MODEL.NUM_CLASSES or arguments.format in ("paddlex", "paddleclas"):
         trained.check_classifier()
     print(trained.report)
@@ -81,7 +79,7 @@ def main() -> None:
         named = [pair for pair in pairs(arguments.o, default_values()) if is_data_key(pair[0])]
         data = calibration_data(trained.weights, [*flags, *named])
         images = training_images(trained.config, data, arguments.calibration_images)
-    found = write_export(
+    report = write_export(
         trained.config,
         trained.model,
         arguments.output,
@@ -95,14 +93,14 @@ def main() -> None:
         features=not trained.has_classes,
     )
     size = sum(file.stat().st_size for file in arguments.output.iterdir()) / 1e6
-    print(f"{arguments.output}: {arguments.format}, {arguments.precision}, {size:.1f} MB; {found}")
+    print(f"{arguments.output}: {arguments.format}, {arguments.precision}, {size:.1f} MB; {report}")
 
 
 def _data(arguments: argparse.Namespace) -> list[tuple[str, str]]:
     """Returns the keys and values that the flags set for the training set that calibrates int8.
 
     Raises:
-        InputError: a flag is out of range, or has no effect.
+        InputError: a flag is out of range, or would have no effect.
     """
     if arguments.precision != "int8" and (arguments.dataset or arguments.data_path):
         raise InputError("-dataset and -data_path calibrate -precision int8 alone; leave them out")

@@ -1,13 +1,14 @@
-"""Finds a learning rate: a few hundred updates of a run, by rates that rise from one to the next.
+"""Finds a learning rate by a range test: a few hundred updates whose rate rises from each to the next.
 
     python tools/find_lr.py -output=DIR -cfg=NAME ... [-updates=N -low=RATE -high=RATE]
 
-The flags besides are main_multi_gpu.py's, with -o. The model, its data, loss and optimizer are the
-run's, and so is the effective batch, which this one process accumulates. DIR gets lr.csv (rate,
-loss, smoothed loss) and lr.png, the curve. With -output=FILE.png, the curve is written to that
-file, and the table to FILE.csv beside it. No checkpoint is written, and no run's folder changes. It
-prints two rates: where the loss falls fastest, and a tenth of where it is lowest. The lower one of
-both is suggested, as TRAIN.BASE_LR.
+All other flags are main_multi_gpu.py's, with -o. Model, data, loss and optimizer are those of the
+run, and so is the effective batch: this process accumulates it alone.
+
+DIR gets lr.csv (rate, loss, smoothed loss) and lr.png, the curve. With -output=FILE.png, the curve
+is written to that file, and the table to FILE.csv beside it. No checkpoint is written, and no run's
+folder changes. The tool prints two rates: where the loss falls fastest, and a tenth of the rate with
+the lowest loss. It suggests the lower of the two as TRAIN.BASE_LR.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402
@@ -34,10 +35,15 @@ def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
         "-updates", "--updates", type=int, default=400, metavar="N", help="default: 400"
     )
     parser.add_argument(
-        "-low", "--low", type=float, default=1e-5, metavar="RATE", help="the first; default: 1e-5"
+        "-low",
+        "--low",
+        type=float,
+        default=1e-5,
+        metavar="RATE",
+        help="the first rate; default: 1e-5",
     )
     parser.add_argument(
-        "-high", "--high", type=float, default=1.0, metavar="RATE", help="the last; default: 1"
+        "-high", "--high", type=float, default=1.0, metavar="RATE", help="the last rate; default: 1"
     )
     arguments, rest = parser.parse_known_args(words)
     if not 20 <= arguments.updates <= 100_000:
@@ -56,15 +62,13 @@ def main() -> None:
 
     config = config_from_arguments("tools/find_lr.py", rest, vars(arguments))
     if config.EVAL or config.MODEL.RESUME:
-        raise InputError(
-            "a rate is found for a training from its beginning; leave out -eval and -resume"
-        )
+        raise InputError("a rate is for a training from its beginning; leave out -eval and -resume")
     if not config.OUTPUT:
         raise InputError("give -output=DIR, or -output=FILE.png")
-    named = Path(config.OUTPUT)
-    if named.suffix.lower() in (".csv", ".jpeg", ".jpg", ".pdf", ".svg"):
-        raise InputError(f"-output is {named}; expected a folder, or a file that ends in .png")
-    picture = named if named.suffix.lower() == ".png" else named / "lr.png"
+    output = Path(config.OUTPUT)
+    if output.suffix.lower() in (".csv", ".jpeg", ".jpg", ".pdf", ".svg"):
+        raise InputError(f"-output is {output}; expected a folder, or a file that ends in .png")
+    picture = output if output.suffix.lower() == ".png" else output / "lr.png"
     table = picture.with_suffix(".csv")
     for file in (picture, table):
         if os.path.lexists(file):
@@ -76,6 +80,7 @@ def main() -> None:
     from training.rate_range import range_test, write
     from training.setup import share_batch
 
+    # The run would have this many processes. This one accumulates the batches of all of them.
     ranks = utils.num_processes(config.NGPUS)
     config = share_batch(config, ranks)
     config = with_values(
@@ -84,13 +89,14 @@ def main() -> None:
     set_device_flags(config, 1)
     config, train, _ = get_datasets(config)
     assert train is not None
-    found = range_test(config, train, arguments.updates, arguments.low, arguments.high)
-    write(found, table, picture)
+    test = range_test(config, train, arguments.updates, arguments.low, arguments.high)
+    write(test, table, picture)
     batch = config.DATA.BATCH_SIZE * config.TRAIN.ACCUM_ITER
-    rate = min(found.steepest, found.lowest / 10) / rate_scale(config, batch)
+    tenth = test.lowest / 10
+    rate = min(test.steepest, tenth) / rate_scale(config, batch)
     print(
-        f"the loss falls fastest at {found.steepest:.2g}, and is lowest at {found.lowest:.2g}, a tenth of which is"
-        f" {found.lowest / 10:.2g}; suggested for the effective batch of {batch}: -o TRAIN.BASE_LR {rate:.2g} (now"
+        f"the loss falls fastest at {test.steepest:.2g}, and is lowest at {test.lowest:.2g}, a tenth of which is"
+        f" {tenth:.2g}; suggested for the effective batch of {batch}: -o TRAIN.BASE_LR {rate:.2g} (now"
         f" {config.TRAIN.BASE_LR:.2g}); {picture}, {table.name}"
     )
 

@@ -1,13 +1,12 @@
-"""Makes a data set of photographs, like ImageNet's in size and detail, to measure loaders with.
+"""Makes a dataset of photographs of ImageNet's size and detail, to measure loaders with.
 
     python tools/make_photographs.py -output DIR [--count 512] [--seed 0]
 
-The images are crops of the photographs that scikit-learn bundles (china, flower) and, where it is
-installed (requirements-benchmark.txt), scikit-image. They are scaled to about 500 x 375, half of
-them mirrored, JPEG of quality
-90. The layout is that of -dataset=folder. The classes are the photographs, and every eighth crop is
-  for validation. The
-same sources, count, seed and Pillow make the same bytes.
+The images are crops of the photographs that scikit-learn bundles (china, flower), and scikit-image
+if it is installed (the extra ``benchmark``). They are scaled to about 500 x 375, half of them are
+mirrored, and they are JPEG files of quality 90. The layout is that of -dataset=folder. Each
+photograph is a class, and every eighth crop is for validation. The same sources, count, seed and
+Pillow make the same bytes.
 """
 
 import importlib.util
@@ -15,7 +14,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, reporting  # noqa: E402  (first: it says what isn't installed)
@@ -45,35 +44,37 @@ def photographs() -> dict[str, Image.Image]:
     Raises:
         InputError: scikit-learn isn't installed.
     """
-    found = {}
+    images = {}
     for package, (folder, names) in _BUNDLED.items():
-        # importing it would take a second, for a few files
+        # Importing the package would take a second, and only a few files of it are needed.
         spec = importlib.util.find_spec(package)
-        places = (spec and spec.submodule_search_locations) or []
-        for name in names if places else ():
-            with Image.open(Path(places[0]) / folder / name) as image:
-                found[Path(name).stem] = image.convert("RGB")
-    if "china" not in found:
+        if spec is None or not spec.submodule_search_locations:
+            continue
+        for name in names:
+            with Image.open(Path(spec.submodule_search_locations[0]) / folder / name) as image:
+                images[Path(name).stem] = image.convert("RGB")
+    if "china" not in images:
         raise InputError("the photographs are scikit-learn's; pip install scikit-learn")
-    return found
+    return images
 
 
 def crop(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Returns a crop of at least four fifths of what fits, about 500 x 375, mirrored or not."""
+    """Returns a random crop, scaled to about 500 x 375, mirrored or not.
+
+    Its sides are at least four fifths of the largest that fit the image.
+    """
     width, height = (round(side * rng.uniform(0.9, 1.1)) for side in (_WIDTH, _HEIGHT))
     share = rng.uniform(0.8, 1) * min(image.width / width, image.height / height)
-    left, top = (
-        rng.uniform(0, image.width - share * width),
-        rng.uniform(0, image.height - share * height),
-    )
+    left = rng.uniform(0, image.width - share * width)
+    top = rng.uniform(0, image.height - share * height)
     box = (left, top, left + share * width, top + share * height)
     image = image.resize((width, height), Image.Resampling.LANCZOS, box)
     return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else image
 
 
 def write(output: Path, count: int, seed: int) -> str:
-    """Writes ``count`` images below ``output``, which is there whole or not at all; returns what
-    was made, in a line.
+    """Writes ``count`` images to the folder ``output``, whole or not at all; returns a line that
+    says so.
 
     Raises:
         InputError: ``output`` exists, ``count`` leaves a class without images, or there are no

@@ -3,11 +3,11 @@
     python tools/make_shards.py -dataset folder -data_path IN -output OUT [--resize 256] [--workers 8]
     cd OUT && sha256sum -c SHA256SUMS
 
-OUT then holds <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of
-sample i - 1) and SHA256SUMS. It is whole or absent. Training images are packed in a random order,
-so that each shard is a mixture of classes. The index keeps the dataset's own order. So a run on the
-shards is, bit by bit, the run on the files, unless they were resized. The same files and options
-give the same bytes, with any number of workers.
+OUT gets <mode>-000000.tar and so on, <mode>.index.npz, <mode>.txt (line i is the file of sample
+i - 1) and SHA256SUMS. It is whole or absent. Training images are packed in a random order, so each
+shard is a mixture of classes. The index keeps the dataset's own order. So a run on the shards has
+the same bits as a run on the files, unless they were resized. The same files and options make the
+same bytes, with any number of workers.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 
@@ -53,24 +53,24 @@ from settings.options import Parser  # noqa: E402
 from settings.registry import datasets  # noqa: E402
 
 _UNITS = {None: 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-# bytes of a file, among which its header mostly is
 _ADVICE = "; repair or remove it"
+# The bytes at the beginning of a file, which mostly hold an image's header.
 _HEAD = 1 << 17
 
 
 def encode(
     path: str, resize: int | None, quality: int, most: int, channels: int | None = None
 ) -> tuple[bytes, str]:
-    """Returns an image's file and the suffix of its format.
+    """Returns the bytes to pack for an image, and the suffix of their format.
 
     Args:
-        resize: pixels of the short side. A larger image is reduced to them (antialiased bicubic). A
-            JPEG stays a JPEG, others become PNG, grey or RGB; of EXIF only the orientation is kept.
-            None, or an image that is no larger: the file as it is.
+        resize: pixels of the short side, to which a larger image is reduced (antialiased bicubic). A
+            JPEG stays a JPEG, others become PNG, grey or RGB. Of EXIF only the orientation is kept.
+            With None, or if the image is no larger, the file is packed as it is.
         quality: of JPEG.
         most: pixels that an image may have.
-        channels: of files that are packed as they are (DATA.IMAGE_DTYPE float32); None: of colours
-            or grey.
+        channels: of files for DATA.IMAGE_DTYPE float32, which are packed as they are; None: the
+            image has colours or grey.
 
     Raises:
         InputError: the file can't be read as an image.
@@ -94,11 +94,12 @@ def encode(
             [resize * side // short for side in image.size], Image.Resampling.BICUBIC
         )
     file = io.BytesIO()
-    notes = {}
-    if (turn := orientation_of(data)) > 1:  # a later run says whether it counts
-        notes["exif"] = Image.Exif()
-        notes["exif"][TAG] = turn
-    pixels.save(file, kind, quality=quality, **notes)
+    metadata = {}
+    # A run decides whether the orientation counts.
+    if (turn := orientation_of(data)) > 1:
+        metadata["exif"] = Image.Exif()
+        metadata["exif"][TAG] = turn
+    pixels.save(file, kind, quality=quality, **metadata)
     return file.getvalue(), {"JPEG": ".jpg", "PNG": ".png"}[kind]
 
 
@@ -110,8 +111,10 @@ def write_shard(
     most: int,
     channels: int | None = None,
 ) -> tuple:
-    """Writes a shard of ``samples`` (index in the dataset, path, label, or an array of several);
-    returns its SHA-256 and what ``shards.scan_shard`` reads of it.
+    """Writes a shard; returns its SHA-256 and what ``shards.scan_shard`` reads of it.
+
+    Args:
+        samples: (index in the dataset, path, label or array of labels) of each image.
     """
     from loading.shards import scan_shard
 
@@ -123,18 +126,15 @@ def write_shard(
             shard.write(block)
 
         def add(name: str, data: bytes) -> None:
-            member = tarfile.TarInfo(name)  # of user 0, at time 0
+            member = tarfile.TarInfo(name)  # user 0, time 0: the same bytes for everybody
             member.size = len(data)
             write(member.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % tarfile.BLOCKSIZE))
 
         for index, path, label in samples:
             data, suffix = encode(path, resize, quality, most, channels)
             add(f"{index:09d}{suffix}", data)
-            several = isinstance(label, np.ndarray)
-            add(
-                f"{index:09d}.{'labels' if several else 'cls'}",
-                ",".join(map(str, np.ravel(label))).encode(),
-            )
+            ending = "labels" if isinstance(label, np.ndarray) else "cls"
+            add(f"{index:09d}.{ending}", ",".join(map(str, np.ravel(label))).encode())
         write(bytes(2 * tarfile.BLOCKSIZE))
         write(bytes(-shard.tell() % tarfile.RECORDSIZE))
         shard.flush()
@@ -143,8 +143,12 @@ def write_shard(
 
 
 def inspect(path: str, most: int, channels: int | None = None) -> int:
-    """Returns an image's file size in bytes. Raises InputError for an image that can't be taken, by
-    its header or, of ``channels``, by all of it.
+    """Returns the size of an image's file in bytes.
+
+    The image is checked by its header; with ``channels``, the whole file is read.
+
+    Raises:
+        InputError: the image can't be read or packed.
     """
     from loading.files import contents
     from loading.layout import IMAGE_SUFFIXES
@@ -167,7 +171,7 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
                 raise Unreadable(f"it has {size} bytes, up to {largest_file(most)} are read")
             try:
                 image, _ = opened_image(data, most)
-            except Exception:  # its header is longer, or elsewhere: the whole file tells
+            except Exception:  # its header is longer, or elsewhere in the file
                 image, _ = opened_image(data + file.read(largest_file(most)), most)
     if reason := scaling_problem(image):
         raise InputError(f"{path}: {reason}")
@@ -175,8 +179,8 @@ def inspect(path: str, most: int, channels: int | None = None) -> int:
 
 
 def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[int]]:
-    """Returns each shard's indices: ``order``, cut so that the ``sizes`` of a shard sum up to at
-    most ``limit``.
+    """Returns the indices of each shard: ``order``, cut so that the ``sizes`` in a shard sum to
+    ``limit`` at most.
     """
     shards = []
     filled = limit
@@ -192,7 +196,7 @@ def plan(sizes: Sequence[int], order: Iterable[int], limit: int) -> list[list[in
 def pack(
     mode: str, files: tuple, output: Path, pool: Executor, options: argparse.Namespace, most: int
 ) -> list[str]:
-    """Writes the shards, index and list of one mode into ``output``; returns their lines of
+    """Writes the shards, index and list of one mode to ``output``; returns their lines of
     SHA256SUMS.
     """
     from loading.shards import make_index, write_index
@@ -201,15 +205,16 @@ def pack(
     full = [os.path.join(root, path) for path in paths]
     check = functools.partial(inspect, most=most, channels=channels)
     sizes = list(_progress(f"{mode}: checking", pool.map(check, full, chunksize=64), len(full)))
-    order = (
-        np.random.default_rng(options.seed).permutation(len(full))
-        if mode == "train"
-        else np.arange(len(full))
-    )
-    limit, counted = options.shard_size
-    planned = plan([1] * len(full) if counted else sizes, order.tolist(), limit)
+    order = np.arange(len(full))
+    if mode == "train":
+        order = np.random.default_rng(options.seed).permutation(len(full))
+    limit, counts_images = options.shard_size
+    if counts_images:
+        sizes = [1] * len(full)
+    planned = plan(sizes, order.tolist(), limit)
     shards = [output / f"{mode}-{number:06d}.tar" for number in range(len(planned))]
-    label_of = getattr(labels, "of", labels.__getitem__)  # of one label an image, or of several
+    # An image has one label, or several (LabelSets.of).
+    label_of = getattr(labels, "of", labels.__getitem__)
     samples = [[(index, full[index], label_of(index)) for index in shard] for shard in planned]
     write = functools.partial(
         write_shard, resize=options.resize, quality=options.quality, most=most, channels=channels
@@ -227,20 +232,20 @@ def pack(
 
 
 def _progress(what: str, results: Iterable, total: int) -> Iterable:
-    # None: where it is no terminal
+    # disable=None: no bar without a terminal
     return tqdm(results, what, total, disable=None, dynamic_ncols=True)
 
 
 def make_shards(options: argparse.Namespace) -> str:
-    """Packs what the command line asks for; returns one line that tells what was done.
+    """Packs the dataset that the command line names; returns a line that says so.
 
     Raises:
-        InputError: a dataset or image that can't be read, an output that holds something already.
-        RunError: a worker was killed.
+        InputError: the dataset or an image can't be read, or the output holds something already.
+        RunError: a worker was killed, or the output can't be written.
     """
     output = Path(options.output)
     start = time.monotonic()
-    if output.is_symlink():  # the user's own
+    if output.is_symlink():  # a link that the user made is followed
         output = output.resolve()
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise InputError(
@@ -252,15 +257,8 @@ def make_shards(options: argparse.Namespace) -> str:
     from loading.subsets import read_split
 
     limit = ["DATA.MAX_PIXELS", str(options.max_pixels)] if options.max_pixels else []
-    named = [
-        "DATA.DATASET",
-        options.dataset,
-        "DATA.DATA_PATH",
-        options.data_path,
-        *limit,
-        *options.o,
-    ]
-    config = get_config(None, named)
+    dataset = ["DATA.DATASET", options.dataset, "DATA.DATA_PATH", options.data_path]
+    config = get_config(None, [*dataset, *limit, *options.o])
     skipped: list[str] = []
     alone = "val" not in options.modes
     splits = {mode: Split(mode, alone=alone, skipped=skipped) for mode in options.modes}
@@ -295,19 +293,17 @@ def make_shards(options: argparse.Namespace) -> str:
 
 
 def shard_size(text: str) -> tuple[int, bool]:
-    """Returns (the most that a shard holds, whether images are counted, not bytes) of a word such
-    as 1000MB or 5000.
-    """
-    found = re.fullmatch(r"(\d+)(KB|MB|GB)?", text)
-    if not found or not int(found[1]):
+    """Returns the most that a shard holds, and whether that counts images (5000) or bytes (1000MB)."""
+    match = re.fullmatch(r"(\d+)(KB|MB|GB)?", text)
+    if not match or not int(match[1]):
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither a number of images nor a size such as 1000MB"
         )
-    return int(found[1]) * _UNITS[found[2]], found[2] is None
+    return int(match[1]) * _UNITS[match[2]], match[2] is None
 
 
 def positive(text: str) -> int:
-    """Returns the number that a word says, which is at least 1."""
+    """Returns a word of the command line as a whole number of at least 1."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
     return int(text)
@@ -356,7 +352,7 @@ def main() -> None:
         "quality",
         type=positive,
         default=95,
-        help="of the JPEG images that are resized, to 100; default: 95",
+        help="of JPEG images that are resized, 1 to 100; default: 95",
     )
     text = "of files that DATA.IMAGE_DTYPE float32 reads, such as .npy: packed as they are; default: colours or grey"
     option("channels", type=positive, metavar="N", help=text)
@@ -364,7 +360,7 @@ def main() -> None:
         "max_pixels",
         type=positive,
         metavar="N",
-        help="of an image, at most; default: DATA.MAX_PIXELS's",
+        help="most pixels of an image; default: that of DATA.MAX_PIXELS",
     )
     option(
         "workers",
@@ -376,7 +372,7 @@ def main() -> None:
         "seed",
         type=int,
         default=0,
-        help="of the order in which training images are packed; default: 0",
+        help="seed of the order of training images; default: 0",
     )
     options = parser.parse_args()
     if options.channels and options.resize:

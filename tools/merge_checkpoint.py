@@ -1,12 +1,14 @@
-"""Writes a checkpoint of a sharded run anew, with the optimizer's state in one file.
+"""Copies a checkpoint of a sharded run, with the optimizer's state in one file.
 
     python tools/merge_checkpoint.py RUN/checkpoints/epoch_0010 OUT
 
-A run goes on from either, with any number of processes. But earlier releases, and programs that
-read the optimizer's moments, expect one optimizer.safetensors. RUN alone stands for its newest
-whole checkpoint. OUT is a new folder. The checkpoint's other files are copied as they are. Its
-checksums are verified before, and OUT gets a SHA256SUMS of its own. The run's settings aren't in
-OUT: -cfg=RUN/config.yaml -resume=OUT goes on from there.
+A run resumes from either, with any number of processes. But earlier releases, and programs that read
+the optimizer's moments, expect one optimizer.safetensors. RUN alone stands for its newest whole
+checkpoint.
+
+OUT is a new folder. The checkpoint's checksums are verified first. Its other files are copied as
+they are, and OUT gets a SHA256SUMS of its own. The run's settings aren't in OUT: resume by
+-cfg=RUN/config.yaml -resume=OUT.
 """
 
 import contextlib
@@ -15,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, open_file, reporting  # noqa: E402
@@ -24,15 +26,14 @@ from settings.options import Parser  # noqa: E402
 
 
 def merge(source: Path, target: Path) -> str:
-    """Writes the checkpoint ``source`` as the folder ``target`` and returns one line that tells
-    what was done.
+    """Writes the checkpoint ``source`` to the folder ``target``; returns a line that says so.
 
     Args:
         source: a checkpoint's folder, or a run's, which stands for its newest whole checkpoint.
         target: the new folder.
 
     Raises:
-        InputError: it isn't a whole checkpoint of a sharded run, or ``target`` is there already.
+        InputError: ``source`` isn't a whole checkpoint of a sharded run, or ``target`` exists.
     """
     from training.checkpoint import folder, newest_whole
     from training.checkpoint.restore import open_share

@@ -1,19 +1,18 @@
-"""Tells what a model costs: parameters, multiply-adds, activations, memory, and what each layer has
-of them.
+"""Shows what a model costs, in all and by layer: parameters, multiply-adds, activations, memory.
 
     python tools/model_info.py vit_base_patch16_224
     python tools/model_info.py NAME [-image_size N] [-batch_size N] [-layers] [-json]
     python tools/model_info.py NAME -ranks 8 [-amp] [-recompute]
 
 NAME is a shipped model, or a YAML file, such as a run's config.yaml. Multiply-adds and activations
-are of one image, and counted as fvcore and timm count them (models/costs.py says what is). Memory
-is measured for a batch. One process evaluates it twice, another one trains on it twice, in float32,
-with AdamW. What is printed is the process's peak minus what it had before the model was built. On a
-CPU that is resident memory (VmHWM), on a GPU what Paddle allocated.
+are those of one image, counted as fvcore and timm count them (models/costs.py). Memory is measured
+for a batch. One process evaluates the batch twice. Another one trains on it twice, in float32, with
+AdamW. The result is the process's peak minus its memory before the model was built: resident memory
+(VmHWM) on a CPU, Paddle's allocations on a GPU.
 
-With -ranks, memory is computed instead, by parts, for that many processes and each stage of
-sharding. It says how many GPUs of 24, 40 and 80 GB a training needs (models/memory.py says what is
-counted).
+With -ranks, memory isn't measured. It is computed for each part of the memory and each stage of
+sharding, for that many processes. The tool also shows how many GPUs of 24, 40 and 80 GB a training
+needs (models/memory.py).
 """
 
 import json
@@ -27,28 +26,30 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, reporting, reporting_memory  # noqa: E402
 from launch.spawned import without_current_folder  # noqa: E402
 from settings.options import Parser  # noqa: E402
 
-# of the weights: themselves; their gradients and AdamW's two moments
+# How many tensors of the weights' size a process holds: the weights; training adds their gradients and
+# AdamW's two moments.
 COPIES = {"evaluation": 1, "training": 4}
 MOST_IMAGES = 100_000  # of a batch
 MIB = 1 << 20
 GPUS = (24, 40, 80)  # GiB of memory
-USABLE = 0.9  # share of it that is counted on: libraries, passing buffers and gaps take the rest
-COUNTS = tuple(1 << power for power in range(11))  # of GPUs that are tried
+# The share of a GPU's memory that is planned with. Libraries, temporary buffers and gaps take the rest.
+USABLE = 0.9
+COUNTS = tuple(1 << power for power in range(11))  # numbers of GPUs that are tried: 1 to 1,024
 MOST_RANKS = 100_000
 
 
 def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
-    """Returns the bytes that a batch takes at most in this process, which has done nothing before.
+    """Returns the peak of this process's memory for a batch, in bytes. It runs in a fresh process.
 
     Raises:
-        RunError: the machine hasn't got them.
+        RunError: the machine has too little memory.
     """
     import numpy as np
     import paddle
@@ -66,7 +67,7 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
         within_memory(),
     ):
         model = build_model(config)
-        # not before: the allocator would keep what the weights' initialisation has let go
+        # Done earlier, the allocator would keep memory that the weights' initialisation has freed.
         tune_cpu(1)
         model.train() if training else model.eval()
         optimizer = paddle.optimizer.AdamW(1e-6, parameters=model.parameters())
@@ -74,7 +75,7 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
         classes = model.num_classes
         images = paddle.to_tensor(np.random.default_rng(0).standard_normal(shape, np.float32))
         labels = paddle.zeros([len(images)], "int64")
-        for _ in range(2):  # the moments are there from the first update on
+        for _ in range(2):  # AdamW's moments exist from the first update on
             if training:
                 logits = model(images)
                 loss = F.cross_entropy(logits, labels) if classes else logits.mean()
@@ -84,27 +85,27 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
             else:
                 with paddle.no_grad():
                     model(images)
-        return (
-            paddle.device.cuda.max_memory_allocated() if num_gpus() else _resident("VmHWM") - before
-        )
+        if num_gpus():
+            return paddle.device.cuda.max_memory_allocated()
+        return _resident("VmHWM") - before
 
 
 def _resident(field: str) -> int:
-    """Returns bytes of this process's memory: VmRSS, what it has; VmHWM, the most that it had."""
+    """Returns this process's resident memory in bytes: VmRSS, its current size; VmHWM, its peak."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(re.findall(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)[0])
 
 
 def memory(name: str, options: list[str], batch_size: int, parameters: int) -> dict[str, Any]:
-    """Returns by "evaluation" and "training" the bytes that are measured, or why they aren't."""
+    """Returns, for "evaluation" and "training", the measured bytes, or a text why there are none."""
     from utils import free_memory
 
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind, copies in COPIES.items():
         least = 4 * copies * parameters
         free = free_memory()
         if least > free:
-            found[kind] = (
+            results[kind] = (
                 f"not measured: it takes {least // MIB:,} MiB at least, {free // MIB:,} MiB are free"
             )
             continue
@@ -113,17 +114,22 @@ def memory(name: str, options: list[str], batch_size: int, parameters: int) -> d
             measured = pool.submit(peak, name, options, batch_size, kind == "training")
         with pool:
             try:
-                found[kind] = measured.result()
+                results[kind] = measured.result()
             except RunError as error:
-                found[kind] = f"not measured: {error}"
+                results[kind] = f"not measured: {error}"
             except BrokenProcessPool:
-                found[kind] = f"not measured: the process was ended; {free // MIB:,} MiB were free"
-    return found
+                results[kind] = (
+                    f"not measured: the process was ended; {free // MIB:,} MiB were free"
+                )
+    return results
 
 
 def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dict[str, Any]]:
-    """Returns, for each stage of sharding, the bytes of each part of a process's memory, and the
-    GPUs that it needs.
+    """Returns, for each stage of sharding, the bytes of each part of a process's memory, and how many
+    GPUs of each size a training needs.
+
+    Raises:
+        InputError: there are more ranks than parameters.
     """
     from config import get_config
     from models.memory import Planned
@@ -133,7 +139,7 @@ def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dic
         raise InputError(
             f"-ranks is {ranks}, but {name} has {len(planned.sizes)} parameters to share out; lower -ranks"
         )
-    found = []
+    stages = []
     for stage in planned.stages:
         parts = planned.memory(stage, ranks, batch_size)._asdict()
         needed = {}
@@ -144,33 +150,28 @@ def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dic
                 count for count in counts if sum(planned.memory(stage, count, batch_size)) <= most
             )
             needed[f"{size} GB"] = next(fits, None)
-        found.append({"stage": stage, **parts, "sum": sum(parts.values()), "gpus": needed})
-    return found
+        stages.append({"stage": stage, **parts, "sum": sum(parts.values()), "gpus": needed})
+    return stages
 
 
-def show_plan(told: dict[str, Any]) -> None:
+def show_plan(described: dict[str, Any]) -> None:
     """Prints a row for each stage of sharding."""
     names = ("weights", "copies", "gradients", "moments", "activations", "sum")
     rows: list[tuple[str, ...]] = [("sharding", *names, *(f"GPUs, {size} GB" for size in GPUS))]
-    for stage in told["plan"]:
+    for stage in described["plan"]:
+        sharding = f"stage {stage['stage']}" if stage["stage"] else "none"
         parts = [f"{stage[name] / MIB:,.0f}" for name in names]
-        rows.append(
-            (
-                f"stage {stage['stage']}" if stage["stage"] else "none",
-                *parts,
-                *map(_count, stage["gpus"].values()),
-            )
-        )
+        rows.append((sharding, *parts, *map(_count, stage["gpus"].values())))
     print()
     print(
-        f"training on {told['ranks']} processes, MiB of each for a batch of {told['batch_size']};"
+        f"training on {described['ranks']} processes, MiB of each for a batch of {described['batch_size']};"
         " computed, not measured"
     )
     _print_columns(rows, left=1)
     print(
-        f"GPUs: the fewest that train it with this batch on each, of 1, 2, 4 ... {COUNTS[-1]:,}; none: not so many do"
+        f"GPUs: the fewest that train it with this batch on each, of 1, 2, 4 ... {COUNTS[-1]:,}; none: not even as many"
     )
-    print(f"TRAIN.MODEL_EMA adds {4 * told['parameters'] / MIB:,.0f} MiB to each process")
+    print(f"TRAIN.MODEL_EMA adds {4 * described['parameters'] / MIB:,.0f} MiB to each process")
 
 
 def _count(gpus: int | None) -> str:
@@ -187,8 +188,8 @@ def describe(
     """Returns what -json prints.
 
     Args:
-        ranks: compute the memory of a training on so many processes; None: measure that of one.
-        words: further keys of the configuration and their values.
+        ranks: compute the memory of a training on this many processes; None: measure that of one.
+        words: more keys of the configuration and their values.
     """
     import paddle
 
@@ -197,80 +198,75 @@ def describe(
 
     options = ([] if image_size is None else ["DATA.IMAGE_SIZE", image_size]) + list(words)
     config = get_config(name, options)
-    found = cost(config)
-    told = {
+    costs = cost(config)
+    described = {
         "name": config.MODEL.NAME,
-        "images": found.images,
-        "parameters": found.parameters,
-        "macs": found.macs,
-    }
-    told |= {
-        "activations": found.activations,
+        "images": costs.images,
+        "parameters": costs.parameters,
+        "macs": costs.macs,
+        "activations": costs.activations,
         "batch_size": batch_size,
         "device": paddle.get_device(),
     }
     if ranks is None:
-        told["memory"] = memory(name, options, batch_size, found.parameters)
+        described["memory"] = memory(name, options, batch_size, costs.parameters)
     else:
-        told |= {"ranks": ranks, "plan": plan(name, options, batch_size, ranks)}
-    return told | {"layers": [layer._asdict() for layer in found.layers]}
+        described |= {"ranks": ranks, "plan": plan(name, options, batch_size, ranks)}
+    return described | {"layers": [layer._asdict() for layer in costs.layers]}
 
 
-def show(told: dict[str, Any], layers: bool) -> None:
-    """Prints what ``describe`` returns, the table of layers where it is asked for."""
-    weights = 4 * told["parameters"]
-    rows = [("model", f"{told['name']}, images of {' x '.join(map(str, told['images']))}")]
-    rows += [
-        ("parameters", f"{told['parameters']:,}"),
-        ("multiply-adds", f"{_with_unit(told['macs'])} per image"),
+def show(described: dict[str, Any], layers: bool) -> None:
+    """Prints the result of ``describe``.
+
+    Args:
+        layers: print the table of layers, too.
+    """
+    weights = 4 * described["parameters"]
+    images = " x ".join(map(str, described["images"]))
+    rows = [
+        ("model", f"{described['name']}, images of {images}"),
+        ("parameters", f"{described['parameters']:,}"),
+        ("multiply-adds", f"{_with_unit(described['macs'])} per image"),
+        ("activations", f"{_with_unit(described['activations'])} per image"),
     ]
-    rows += [("activations", f"{_with_unit(told['activations'])} per image")]
     parts = {"evaluation": "weights", "training": "weights, gradients, AdamW's two moments"}
-    for kind, bytes_ in told.get("memory", {}).items():
+    for kind, bytes_ in described.get("memory", {}).items():
         text = bytes_
         if not isinstance(bytes_, str):
             text = f"{bytes_ // MIB:,} MiB, of which {COPIES[kind] * weights // MIB:,} MiB are {parts[kind]}"
         rows.append((f"memory, {kind}", text))
-    if "memory" in told:
-        rows.append(
-            (
-                "",
-                f"measured for a batch of {told['batch_size']} in float32 on this {told['device']}",
-            )
-        )
+    if "memory" in described:
+        device = described["device"]
+        batch = f"a batch of {described['batch_size']} in float32 on this {device}"
+        rows.append(("", f"measured for {batch}"))
     for what, text in rows:
         print(f"{what:20}{text}")
-    if "plan" in told:
-        show_plan(told)
+    if "plan" in described:
+        show_plan(described)
     if layers:
         print()
-        print_table(told)
+        print_table(described)
 
 
 def _with_unit(count: int) -> str:
     return f"{count / 1e9:,.2f} G" if count >= 1e9 else f"{count / 1e6:,.2f} M"
 
 
-def print_table(told: dict[str, Any]) -> None:
+def print_table(described: dict[str, Any]) -> None:
     """Prints a row for each layer, and their sums."""
     rows = [("layer", "kind", "output", "parameters", "MACs (M)", "%")]
-    for layer in told["layers"]:
-        share = f"{100 * layer['macs'] / told['macs']:.1f}"
+    for layer in described["layers"]:
+        share = f"{100 * layer['macs'] / described['macs']:.1f}"
         numbers = (f"{layer['parameters']:,}", f"{layer['macs'] / 1e6:,.2f}", share)
-        rows.append(
-            (
-                layer["name"] or "(model)",
-                layer["kind"],
-                " x ".join(map(str, layer["output"])),
-                *numbers,
-            )
-        )
-    rows.append(("all", "", "", f"{told['parameters']:,}", f"{told['macs'] / 1e6:,.2f}", "100.0"))
+        output = " x ".join(map(str, layer["output"]))
+        rows.append((layer["name"] or "(model)", layer["kind"], output, *numbers))
+    totals = (f"{described['parameters']:,}", f"{described['macs'] / 1e6:,.2f}", "100.0")
+    rows.append(("all", "", "", *totals))
     _print_columns(rows, left=3)
 
 
 def _print_columns(rows: Sequence[tuple[str, ...]], left: int) -> None:
-    """Prints a table whose first ``left`` columns are aligned at the left, the others at the right."""
+    """Prints a table. The first ``left`` columns are aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [
@@ -324,13 +320,13 @@ def main() -> None:
         words += ["AMP", "True"]
     if arguments.recompute:
         words += ["MODEL.RECOMPUTE", "True"]
-    told = describe(
+    described = describe(
         arguments.name, arguments.image_size, arguments.batch_size, arguments.ranks, words
     )
     if arguments.json:
-        print(json.dumps(told))
+        print(json.dumps(described))
     else:
-        show(told, arguments.layers)
+        show(described, arguments.layers)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Says what trained weights see in images: classes with their probabilities, as -eval computes
-them.
+"""Predicts the classes of images with trained weights, with the probabilities that -eval computes.
 
     python tools/predict.py CHECKPOINT IMAGE|FOLDER|"GLOB"|LIST.txt|- ... [-top 5] [-format csv] [-output FILE]
     python tools/predict.py CHECKPOINT FOLDER -ngpus 2 (or python -m paddle.distributed.launch ... tools/predict.py)
 
-CHECKPOINT is a run's folder (its best), a checkpoint, or its model.safetensors alone; of other
-weights -cfg says what they are of. A folder's images are taken at any depth, sorted. A list has a
-path on each line; "-" is one on standard input. The answers come in the images' order. EXIF turns
-an image where the model's DATA.EXIF_ORIENTATION says so.
+CHECKPOINT is a run's folder (its best checkpoint is taken), a checkpoint, or its model.safetensors
+alone. For other weights, -cfg names the model. A folder's images are taken at any depth, sorted. A
+list has a path on each line; "-" is a list on standard input. Answers come in the images' order. An
+image is turned as its EXIF says if the model's DATA.EXIF_ORIENTATION says so.
 
 Exit status: 0; 1 if an image can't be read (its row says why); 2 for a wrong command line or input.
-130 or 143 after Ctrl-C or SIGTERM; 141 if the reader of standard output left.
+130 or 143 after Ctrl-C or SIGTERM. 141 if the reader of standard output has left.
 """
 
 import argparse
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, printable, reporting, reporting_memory  # noqa: E402
@@ -35,8 +34,7 @@ from config import default_values, get_config  # noqa: E402
 from main_multi_gpu import as_rank, import_paddle, spawn  # noqa: E402
 from settings.options import Configuration, Parser, pairs  # noqa: E402
 
-# An export's graph has no limit of its own. A batch of it takes this long at most, unless
-# DIST.TIMEOUT says otherwise.
+# An export's graph may never end. A batch has this much time, unless DIST.TIMEOUT is set.
 EXPORT_SECONDS = 60.0
 EXPORT_SECONDS_PER_IMAGE = 10.0
 FORMATS = ("table", "csv", "jsonl", "pictures")
@@ -50,9 +48,7 @@ _SUFFIXES = {
 
 
 def parsed_arguments() -> argparse.Namespace:
-    """Returns what the command line says; ``output`` and ``temporary`` are None for standard
-    output.
-    """
+    """Returns the parsed command line. ``output`` and ``temporary`` are None for standard output."""
     parser = Parser(__doc__)
     parser.add_argument(
         "checkpoint", metavar="CHECKPOINT", help="weights that -eval takes, or a run's folder"
@@ -65,7 +61,7 @@ def parsed_arguments() -> argparse.Namespace:
         parser.add_argument(f"-{name}", f"--{name}", **settings)
 
     option(
-        "cfg", metavar="FILE", help="the model's YAML file or name, where the weights don't tell it"
+        "cfg", metavar="FILE", help="the model's YAML file or name, if the weights don't name it"
     )
     option(
         "o",
@@ -82,18 +78,16 @@ def parsed_arguments() -> argparse.Namespace:
         "top",
         type=_number(1),
         metavar="K",
-        help="classes per image; default: 5; several labels: all",
+        help="classes per image; default: 5, for several labels all",
     )
     option(
         "threshold",
         type=_share,
         metavar="P",
-        help="of several labels, the least probability; default: trained",
+        help="for several labels: the lowest probability; default: the trained one",
     )
-    option("format", choices=FORMATS, help="default: what -output's ending says, or else table")
-    text = (
-        "where to write: a file, whole or absent; pictures: a new folder, or a .png or .jpg of all"
-    )
+    option("format", choices=FORMATS, help="default: by -output's ending, or else table")
+    text = "the file to write, whole or absent; for pictures a new folder, or a .png or .jpg of all"
     option("output", type=Path, metavar="PATH", help=text)
     text = "average over views: flip (the mirror image, too), five (centre and corners), ten (both); default: flip"
     option("tta", nargs="?", const="flip", default="", choices=("flip", "five", "ten"), help=text)
@@ -109,7 +103,7 @@ def parsed_arguments() -> argparse.Namespace:
         type=_number(0),
         default=2,
         metavar="N",
-        help="processes that load, per device; default: 2",
+        help="processes that load images, per device; default: 2",
     )
     option(
         "ngpus",
@@ -122,13 +116,16 @@ def parsed_arguments() -> argparse.Namespace:
         nargs="?",
         const="True",
         metavar="BOOL",
-        help="as -eval takes it: with -o AMP_EVAL True",
+        help="half precision, as -eval has it: with -o AMP_EVAL True",
     )
     arguments = parser.parse_args()
-    ends = arguments.output.suffix.lower() if arguments.output else ""
-    arguments.format = arguments.format or _SUFFIXES.get(ends, "table")
-    arguments.sheet = arguments.format == "pictures" and _SUFFIXES.get(ends) == "pictures"
-    arguments.options = [*arguments.o, *(["AMP", arguments.amp] if arguments.amp else [])]
+    suffix = arguments.output.suffix.lower() if arguments.output else ""
+    arguments.format = arguments.format or _SUFFIXES.get(suffix, "table")
+    # One picture of all images, and not a folder of pictures.
+    arguments.sheet = arguments.format == "pictures" and _SUFFIXES.get(suffix) == "pictures"
+    arguments.options = list(arguments.o)
+    if arguments.amp:
+        arguments.options += ["AMP", arguments.amp]
     arguments.temporary = _temporary(arguments)
     return arguments
 
@@ -150,8 +147,11 @@ def _share(text: str) -> float:
 
 
 def _temporary(arguments: argparse.Namespace) -> Path | None:
-    """Where -output is written before it is whole, by whichever process; raises InputError where it
-    can't be.
+    """Returns the temporary path that -output is written to until it is whole, the same in each
+    process.
+
+    Raises:
+        InputError: -output can't be written.
     """
     if arguments.output is None:
         if arguments.format == "pictures":
@@ -160,26 +160,26 @@ def _temporary(arguments: argparse.Namespace) -> Path | None:
             )
         return None
     arguments.named = arguments.output
-    # The way to a file may have links, and a folder may be one.
+    # Folders on the path to a file may be links, and so may a folder itself.
     output = arguments.output
     output = output.resolve() if output.is_dir() else output.parent.resolve() / output.name
     arguments.output = output
-    told = f"-output {printable(str(output))}"
+    flag = f"-output {printable(str(output))}"
     if not output.parent.is_dir():
-        raise InputError(f"{told}: there is no folder {printable(str(output.parent))}")
+        raise InputError(f"{flag}: there is no folder {printable(str(output.parent))}")
     if not os.access(output.parent, os.W_OK):
-        raise InputError(f"{told}: its folder can't be written to; give this user the right to it")
+        raise InputError(f"{flag}: its folder can't be written to; give this user the right to it")
     if arguments.format == "pictures" and not arguments.sheet:
         if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-            raise InputError(f"{told} is there already, and is no empty folder; choose another")
+            raise InputError(f"{flag} is there already, and is no empty folder; choose another")
     elif problem := files.obstacle(output):
-        raise InputError(f"{told}: {problem.strerror}; choose another")
+        raise InputError(f"{flag}: {problem.strerror}; choose another")
     return files.unfinished_path(output)
 
 
 class ReaderLeft(RunError):
-    """The reader of standard output left: a rank ends, and so does the process that watches it,
-    without a line.
+    """The reader of standard output has left. The rank and the process that watches it end without
+    a message.
     """
 
     exit_status = 128 + signal.SIGPIPE
@@ -195,10 +195,10 @@ def _reporting_reader_left() -> Iterator[None]:
 
 
 def answer(arguments: argparse.Namespace, images: Any, config: Configuration) -> None:
-    """Runs in each process.
+    """Predicts the images. Each process runs this, and answers its share of them.
 
     Raises:
-        RunError: an image can't be read; all others are answered.
+        RunError: images can't be read; all others are answered.
     """
     import utils
     from inference import Failure, Predictor
@@ -226,9 +226,10 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
             )
         how["threshold"] = arguments.threshold
         outputs = predictor.config.MODEL.NUM_CLASSES
-        # whose captions have space for some only
-        all_of_them = several and arguments.format != "pictures"
-        how["top"] = top = min(outputs, arguments.top or (outputs if all_of_them else 5))
+        # A picture's caption has space for a few classes only.
+        default_top = outputs if several and arguments.format != "pictures" else 5
+        top = min(outputs, arguments.top or default_top)
+        how["top"] = top
         if arguments.amp and utils.rank() == 0:
             print(f"computes in {precision_text(predictor.config)}", file=sys.stderr)
         with writing(arguments, predictor, images, top) as (write, bar):
@@ -249,7 +250,9 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
 def writing(
     arguments: argparse.Namespace, predictor: Any, images: Any, top: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Gives what takes an answer, and a bar; other processes than the first have none."""
+    """Yields a function that writes an answer, and a progress bar. Ranks but the first have no function,
+    and their bar shows nothing.
+    """
     from tqdm import tqdm
 
     import utils
@@ -259,19 +262,21 @@ def writing(
         yield None, tqdm(disable=True)
         return
     config = predictor.config
-    # a Path, and so is the temporary one; of standard output both are None
+    # Both are paths, or None for standard output.
     path: Any = arguments.output
     temporary: Any = arguments.temporary
-    seen = not arguments.output and os.isatty(1)  # a bar would tear the lines
+    # A bar would break the lines of answers on a terminal.
+    on_terminal = not arguments.output and os.isatty(1)
     with contextlib.ExitStack() as stack:
-        bar = tqdm(total=len(images), unit=" images", disable=seen or None, dynamic_ncols=True)
+        bar = tqdm(
+            total=len(images), unit=" images", disable=on_terminal or None, dynamic_ncols=True
+        )
         stack.enter_context(contextlib.closing(bar))
         if arguments.format != "pictures":
-            opened = (
-                answers.text_file(path, temporary)
-                if arguments.output
-                else answers.standard_output(utils.world_size() > 1)
-            )
+            if arguments.output:
+                opened = answers.text_file(path, temporary)
+            else:
+                opened = answers.standard_output(utils.world_size() > 1)
             out = stack.enter_context(opened)
             writer = answers.text_writer(arguments.format, out, images, predictor.classes)
             yield writer.write, bar
@@ -297,7 +302,7 @@ def spawned_rank(failed: Any, beats: Any, handed: spawned.SharedObjects) -> None
 def launched_rank(
     arguments: argparse.Namespace, failed: Any, beats: Any, config: Configuration
 ) -> None:
-    """A rank that a launcher started; one of a machine finds the images."""
+    """A rank that a launcher started. One rank of each machine lists the images for all."""
     with as_rank(failed, beats), _reporting_reader_left():
         from inference.inputs import check_output, paths_of
 
@@ -309,14 +314,12 @@ def launched_rank(
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Answers in one process or in several, however they are started."""
-    own = [
-        word
-        for pair in pairs(arguments.o, default_values())
-        if pair[0].startswith("DIST.")
-        for word in pair
-    ]
-    config = get_config(None, ["EVAL", "True", *own])
+    """Predicts in one process or in several, which this program or a launcher starts."""
+    dist_options = []
+    for key, value in pairs(arguments.o, default_values()):
+        if key.startswith("DIST."):
+            dist_options += [key, value]
+    config = get_config(None, ["EVAL", "True", *dist_options])
     if launchers.is_launched():
         if arguments.ngpus is not None:
             raise InputError(
@@ -336,10 +339,9 @@ def run(arguments: argparse.Namespace) -> None:
     if ranks == 1 and not exported:
         answer(arguments, images, config)
         return
-    if exported and "DIST.TIMEOUT" not in own:
-        config = with_values(
-            config, DIST__TIMEOUT=EXPORT_SECONDS + EXPORT_SECONDS_PER_IMAGE * arguments.batch_size
-        )
+    if exported and "DIST.TIMEOUT" not in dist_options:
+        seconds = EXPORT_SECONDS + EXPORT_SECONDS_PER_IMAGE * arguments.batch_size
+        config = with_values(config, DIST__TIMEOUT=seconds)
     if ranks > 1:
         spawned.prepare_spawn()
 

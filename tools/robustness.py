@@ -1,15 +1,15 @@
-"""Measures what a model loses where images are corrupted: the benchmark of ImageNet-C
-(arXiv:1903.12261).
+"""Measures how much a model loses on corrupted images: the benchmark of ImageNet-C (arXiv:1903.12261).
 
     python tools/robustness.py -output=DIR -pretrained=RUN/checkpoints/best [-corruptions=LIST -severities=LIST]
 
-The flags besides are main_multi_gpu.py's, with -o. Each of 15 corruptions at each of five
-severities is an evaluation, in DIR/<corruption>-<severity>; DIR/clean is one without. What is done
-isn't repeated: the same command goes on. -published=FOLDER evaluates the images of
-FOLDER/<corruption>/<severity>/<class>/, as ImageNet-C is published, instead of corrupting the
-validation set's. DIR/robustness.json and the table have the errors and their means; with ImageNet's
-1,000 classes also mCE and relative mCE, over AlexNet's errors. This process imports no Paddle: the
-evaluations do.
+All other flags are main_multi_gpu.py's, with -o. Each of 15 corruptions at each of five severities
+is an evaluation, in DIR/<corruption>-<severity>. DIR/clean is an evaluation without corruption. The
+same command resumes: finished evaluations aren't repeated. -published=FOLDER evaluates the images
+of FOLDER/<corruption>/<severity>/<class>/, as ImageNet-C is published, and corrupts nothing itself.
+
+DIR/robustness.json and the printed table have the errors and their means. With ImageNet's 1,000
+classes they also have mCE and relative mCE, which divide by AlexNet's errors. This process imports
+no Paddle; the evaluations do.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, install, reading, remedy, reporting  # noqa: E402
@@ -48,7 +48,7 @@ from training.results import MOST_CLASSES, read_result  # noqa: E402
 
 CLEAN = "clean"
 _FILE = "robustness.json"
-_LONGEST = 1 << 20  # bytes of it
+_LONGEST = 1 << 20  # bytes of that file
 _REPEAT = "; remove it to repeat the evaluation"
 _DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
 _WRITTEN = {"asked": _DICTIONARY}
@@ -59,16 +59,17 @@ _RESULT = {
 _MODEL = {
     "NUM_CLASSES": Rule("a number of classes", lambda value: is_whole(value, 1, MOST_CLASSES))
 }
-# all of their images, uncut
+# All published images are evaluated, uncropped.
 _PUBLISHED = ("DATA.CROP_PCT", "1.0", "DATA.VAL_SPLIT", "null", "DATA.FOLDS", "null")
-_FREE = ("OUTPUT", "NGPUS", "DATA.NUM_WORKERS", "DATA.PREFETCH")  # which change no figure
+# Keys that change no result: they may differ when the command is repeated.
+_FREE = ("OUTPUT", "NGPUS", "DATA.NUM_WORKERS", "DATA.PREFETCH")
 
 
 def arguments_of(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Returns this command's own flags, and the evaluations'.
+    """Returns this command's own flags, and those of the evaluations.
 
     Raises:
-        InputError: a corruption or a severity that there isn't.
+        InputError: there is no such corruption or severity.
     """
     parser = Parser(__doc__, passes_on=True)
     listed = functools.partial(
@@ -103,10 +104,10 @@ def cells(arguments: argparse.Namespace) -> Iterator[tuple[str, int, list[str]]]
 
 
 def evaluation_result(folder: Path, flags: list[str]) -> dict:
-    """Returns the result of an evaluation: the one that is there, or of a new one.
+    """Returns the result of the evaluation in ``folder``, which is run if it isn't there.
 
     Raises:
-        SystemExit: it failed, and said why.
+        SystemExit: the evaluation failed, and printed why.
     """
     if not (folder / "result.json").exists():
         command = [
@@ -133,8 +134,9 @@ def evaluation_result(folder: Path, flags: list[str]) -> dict:
 
 
 def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
-    """Returns the clean evaluation's configuration; checks what the others need, before anything is
-    evaluated.
+    """Returns the configuration of the clean evaluation.
+
+    All evaluations are checked before the first one starts.
 
     Raises:
         InputError: an evaluation would be refused.
@@ -142,12 +144,10 @@ def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
     from training.command_line import config_from_arguments
 
     config = config_from_arguments("tools/robustness.py", [*rest, "-eval"], vars(arguments))
-    if not config.OUTPUT or config.DATA.CORRUPTION:
-        raise InputError(
-            "give -output=DIR"
-            if not config.OUTPUT
-            else "leave out DATA.CORRUPTION: -corruptions does it"
-        )
+    if not config.OUTPUT:
+        raise InputError("give -output=DIR")
+    if config.DATA.CORRUPTION:
+        raise InputError("leave out DATA.CORRUPTION: -corruptions does it")
     if config.TASK != "classification":
         raise InputError(
             f"TASK is {config.TASK}, expected classification, whose errors are counted"
@@ -155,7 +155,8 @@ def clean_config(arguments: argparse.Namespace, rest: list[str]) -> Any:
     if not (arguments.published or find_spec("imagecorruptions")):
         raise InputError(f"corruptions need imagecorruptions-imaug; {install('robustness')}")
     for _, _, flags in itertools.islice(cells(arguments), 1, None):
-        path = config_from_arguments("tools/robustness.py", [*rest, "-eval", *flags]).DATA.DATA_PATH
+        evaluation = config_from_arguments("tools/robustness.py", [*rest, "-eval", *flags])
+        path = evaluation.DATA.DATA_PATH
         if arguments.published and not Path(path).is_dir():
             raise InputError(
                 f"-published: there is no folder {path}; expected <corruption>/<severity>/<class>/"
@@ -172,18 +173,17 @@ def main() -> None:
     output = Path(config.OUTPUT)
     errors = {}
     classes = 0
-    asked = {key: value for key, value in leaves(config) if key not in _FREE} | {
-        "published": arguments.published
-    }
+    values = {key: value for key, value in leaves(config) if key not in _FREE}
+    values["published"] = arguments.published
     if (output / _FILE).exists():
         with reading(output / _FILE, "what this command wrote", "; choose another -output"):
-            found = parsed_json(whole_file(output / _FILE, _LONGEST))
-            check_form(found, _WRITTEN, tuple(_WRITTEN))
-            before = found["asked"]
-        if others := [key for key, value in asked.items() if before.get(key) != value]:
-            key = others[0]
-            found = f"of {key} {value_text(before.get(key))}, not {asked[key]}"
-            raise InputError(f"{output} has evaluations {found}; choose another -output")
+            record = parsed_json(whole_file(output / _FILE, _LONGEST))
+            check_form(record, _WRITTEN, tuple(_WRITTEN))
+            before = record["asked"]
+        for key, value in values.items():
+            if before.get(key) != value:
+                difference = f"of {key} {value_text(before.get(key))}, not {value}"
+                raise InputError(f"{output} has evaluations {difference}; choose another -output")
     new = not output.exists()
     output.mkdir(parents=True, exist_ok=True)
     try:
@@ -196,40 +196,37 @@ def main() -> None:
             f"{error.filename}: {error.strerror}; {remedy(error)}, or choose another -output"
         ) from None
 
-    def write(found: dict) -> None:
+    def write(means: dict) -> None:
         with writing_whole(output / _FILE) as file:
-            file.write(json.dumps({"asked": asked, "errors": errors, **found}, indent=2) + "\n")
+            file.write(json.dumps({"asked": values, "errors": errors, **means}, indent=2) + "\n")
 
     write({})
     clean = 0.0
     for name, severity, flags in cells(arguments):
-        # until there is a result
+        folder = output / (f"{name}-{severity}" if severity else name)
+        # Stopped before the first result, the tool removes the folder that it made.
         begun = removing_if_stopped(output if new and name == CLEAN else None)
         try:
             with begun:
-                result = evaluation_result(
-                    output / (f"{name}-{severity}" if severity else name), [*rest, *flags]
-                )
+                result = evaluation_result(folder, [*rest, *flags])
         except SystemExit:
-            if not any(output.glob("*/result.json")):  # nothing is done: nothing is left
+            # Without any result, nothing is left behind.
+            if not any(output.glob("*/result.json")):
                 (output / _FILE).unlink()
                 with contextlib.suppress(OSError):
                     output.rmdir()
             raise
         error = 100 - result["acc1"]
         classes = result["config"]["MODEL"]["NUM_CLASSES"]
-        print(
-            f"{name} {severity or ''}".rstrip()
-            + f": error {error:.2f}, samples {result['num_samples']}",
-            flush=True,
-        )
+        title = f"{name} {severity}" if severity else name
+        print(f"{title}: error {error:.2f}, samples {result['num_samples']}", flush=True)
         if severity:
             errors.setdefault(name, {})[severity] = error
         else:
             clean = error
-    found = summarize(errors, clean, classes)
-    write(found)
-    print(format_table(errors, found))
+    means = summarize(errors, clean, classes)
+    write(means)
+    print(format_table(errors, means))
 
 
 if __name__ == "__main__":

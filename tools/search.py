@@ -1,13 +1,15 @@
-"""Finds the images most like one: the nearest by the cosine of their features.
+"""Finds the images most like a given one, by the cosine similarity of their features.
 
     python tools/search.py QUERY FOLDER -checkpoint CHECKPOINT [-top 10] [-grid FILE.png]
     python tools/search.py QUERY FEATURES.npy [-top 10] [-grid FILE.png]
 
-QUERY is an image. FEATURES is what tools/features.py wrote; it tells the model, whose weights have
-to be the same still, and its images aren't read again. A folder's images are taken at any depth.
-The query's own file isn't listed. The table has a row for each neighbour, the nearest first:
-similarity (1: the same direction) and file; -grid draws them. Exit status: 0; 1 where an image of
-the folder can't be read; 2 for a wrong command line or input.
+QUERY is an image. It is compared with the images of FOLDER, at any depth, or with features that
+tools/features.py wrote. Such a file names its model, whose weights must not have changed since. Its
+images aren't read again.
+
+The table has a row for each neighbour, the nearest first: similarity (1: the same direction) and
+file. The query's own file isn't listed. -grid draws the neighbours. Exit status: 0; 1 if an image
+of the folder can't be read; 2 for a wrong command line or input.
 """
 
 import argparse
@@ -15,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, printable, reporting  # noqa: E402
@@ -31,7 +33,7 @@ def main() -> int:
         "-checkpoint",
         "--checkpoint",
         metavar="CHECKPOINT",
-        help="weights: for a folder, or where they are now",
+        help="the model; of FEATURES: where its weights are now",
     )
     parser.add_argument(
         "-top", "--top", type=int, default=10, metavar="N", help="neighbours; default: 10"
@@ -50,9 +52,8 @@ def main() -> int:
 
     check_output(arguments.grid, (arguments.query, arguments.where))
     tune_cpu(1)
-    neighbours, errors, oriented = (_in_folder if Path(arguments.where).is_dir() else _in_features)(
-        arguments
-    )
+    search = _in_folder if Path(arguments.where).is_dir() else _in_features
+    neighbours, errors, oriented = search(arguments)
     print("similarity  file")
     for name, similarity in neighbours:
         print(f"{similarity:10.4f}  {printable(name, 4000)}")
@@ -69,28 +70,39 @@ def main() -> int:
 
 
 def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
+    """Returns (file, similarity) of the neighbours, errors of images that can't be read, and whether
+    EXIF turned the images.
+    """
     from inference.features import Features
     from inference.inputs import paths_of
     from inference.search import in_images
 
     if arguments.checkpoint is None:
         raise InputError("a folder's features are computed by a model; give -checkpoint")
-    chosen = (arguments.layer, arguments.pool or "avg", arguments.norm)
     features = Features(
-        arguments.checkpoint, arguments.cfg, arguments.o, arguments.batch_size, *chosen
+        arguments.checkpoint,
+        arguments.cfg,
+        arguments.o,
+        arguments.batch_size,
+        arguments.layer,
+        arguments.pool or "avg",
+        arguments.norm,
     )
     images = paths_of([arguments.where])
-    found = in_images(features, arguments.query, images, arguments.top, arguments.workers)
-    return *found, features.made["oriented"]
+    neighbours, errors = in_images(
+        features, arguments.query, images, arguments.top, arguments.workers
+    )
+    return neighbours, errors, features.made["oriented"]
 
 
 def _in_features(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
+    """Returns the same as ``_in_folder``, from a file of features."""
     from inference.features import stored_features
     from inference.search import nearest_in
 
     if arguments.layer is not None or arguments.cfg or arguments.o:
         raise InputError(
-            "the features tell their model and layer themselves; leave out -cfg, -layer and -o"
+            "a file of features names its model and layer; leave out -cfg, -layer and -o"
         )
     stored = stored_features(Path(arguments.where))
     neighbours = nearest_in(stored, arguments.query, arguments.top, arguments.checkpoint, _tell)

@@ -2,10 +2,10 @@
 
     python tools/serve.py CHECKPOINT|EXPORT [-port 8000] [-workers 1] [-batch_size 32] [-o KEY VALUE ...]
 
-A browser finds a page at /, which takes an image. Programs find /predict (POST: uploads, or base64
-in JSON), /attention (a picture of where the model looks), /docs, /openapi.json, /health, /ready and
-/metrics. The server is reached from this machine alone, unless -host says otherwise. -token_file,
-or PADDLE_VIT_TOKEN, makes it ask for a token.
+The page at / takes an image in a browser. Programs use /predict (POST: uploads, or base64 in JSON),
+/attention (a picture of where the model looks), /docs, /openapi.json, /health, /ready and /metrics.
+The server listens on this machine alone, unless -host says otherwise. With -token_file or
+PADDLE_VIT_TOKEN, each request needs the token.
 """
 
 import importlib.util
@@ -14,14 +14,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, install, open_file, reading, reporting  # noqa: E402
 from settings.options import Parser  # noqa: E402
 
+# The packages of the extra "serve", by the names under which they are imported.
 _EXTRA = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
-_LEAST = 16  # characters of a token
+_LEAST_TOKEN = 16  # characters
 
 
 def main() -> None:
@@ -36,25 +37,28 @@ def main() -> None:
         )
 
     parser.add_argument(
-        "-cfg", "--cfg", metavar="MODEL", help="of weights that don't tell: YAML file or name"
+        "-cfg", "--cfg", metavar="MODEL", help="its YAML file or name, if the weights don't name it"
     )
     names = "names of the model's outputs, one a line, or imagenet1k"
     parser.add_argument("-classes", "--classes", metavar="FILE", help=names)
     flag("host", "127.0.0.1", str, "address to listen at; 0.0.0.0: all")
-    flag("port", 8000, int, "0: any that is free, which is printed")
+    flag("port", 8000, int, "0: a free one, which is printed")
     flag("workers", 1, int, "processes that compute, each with its own model")
-    flag("batch_size", 32, int, "images that are computed together, at most")
-    flag("max_delay_ms", 5.0, float, "how long an image waits for others")
-    flag("max_queue", 256, int, "images that may wait; beyond them: 429")
-    flag("max_images", 64, int, "of one request")
-    flag("max_request_mb", 32.0, float, "MiB of one request")
-    flag("timeout", 30.0, float, "seconds until an answer; beyond them: 504")
-    formats = "images that are taken besides GIF, JPEG, PNG and WebP: bmp, npy, ppm, tiff"
+    flag("batch_size", 32, int, "most images of a batch")
+    flag("max_delay_ms", 5.0, float, "how long an image waits for others of its batch")
+    flag("max_queue", 256, int, "most images that wait; a request beyond them gets 429")
+    flag("max_images", 64, int, "most images of a request")
+    flag("max_request_mb", 32.0, float, "most MiB of a request")
+    flag("timeout", 30.0, float, "seconds until a request gets 504")
+    formats = "formats to take besides GIF, JPEG, PNG and WebP: bmp, npy, ppm, tiff"
     parser.add_argument(
         "-formats", "--formats", nargs="+", default=[], metavar="NAME", help=formats
     )
     parser.add_argument(
-        "-token_file", "--token_file", metavar="FILE", help="holds the token that requests bear"
+        "-token_file",
+        "--token_file",
+        metavar="FILE",
+        help="holds the token that each request needs",
     )
     parser.add_argument("-quiet", "--quiet", action="store_true", help="no line per request")
     parser.add_argument(
@@ -71,7 +75,11 @@ def main() -> None:
 
 
 def _token(file: str | None) -> str | None:
-    """Returns the token of the file, or of PADDLE_VIT_TOKEN."""
+    """Returns the token of the file, or of PADDLE_VIT_TOKEN, or None.
+
+    Raises:
+        InputError: the file can't be read, or the token is too short.
+    """
     if file is None and "PADDLE_VIT_TOKEN" not in os.environ:
         return None
     where = "PADDLE_VIT_TOKEN" if file is None else file
@@ -80,8 +88,10 @@ def _token(file: str | None) -> str | None:
         with reading(file, "a token"), open_file(file) as stream:
             text = stream.read(4096).decode()
     token = text.strip()
-    if len(token) < _LEAST or not (token.isascii() and token.isprintable() and " " not in token):
-        expected = f"{_LEAST} printable ASCII characters or more, without blanks"
+    if len(token) < _LEAST_TOKEN or not (
+        token.isascii() and token.isprintable() and " " not in token
+    ):
+        expected = f"{_LEAST_TOKEN} printable ASCII characters or more, without blanks"
         raise InputError(f"{where} holds a token of {len(token)} characters, expected {expected}")
     return token
 

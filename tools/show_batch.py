@@ -1,12 +1,12 @@
-"""Draws what the model is fed: training images, augmented and mixed, with their labels, and
-evaluation images.
+"""Draws the images that a model is trained and evaluated with: augmented, mixed, with their labels.
 
     python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers \
         -output batch.png
 
-They come from the run's own loader and transforms: the first batch of an epoch, in one process,
-turned back into colours. With -cfg=RUN/config.yaml it is what the run saw. Mixed labels are shown
-with their shares, without smoothing. The flags besides are main_multi_gpu.py's, with -o.
+The images come from the run's own loader and transforms: the first batch of an epoch, in one
+process, turned back into colours. With -cfg=RUN/config.yaml they are the images that the run saw.
+Mixed labels are shown with their shares, without smoothing. All other flags are main_multi_gpu.py's,
+with -o.
 """
 
 import sys
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import (  # noqa: E402  (first: it says what isn't installed)
@@ -27,13 +27,13 @@ from errors import (  # noqa: E402  (first: it says what isn't installed)
 # isort: split
 from settings.options import Configuration, Parser  # noqa: E402
 
-_MOST = 64
-_EVALUATION = "#2e7d32"
+_MOST = 64  # images of each kind
+_EVALUATION = "#2e7d32"  # the colour of the frame around an evaluation image
 
 
 def draw(config: Configuration, epoch: int, count: int) -> bytes:
     """Returns a PNG of ``count`` training images of an epoch's first batch, and of as many
-    evaluation images.
+    evaluation images below them.
 
     Raises:
         InputError: the data can't be read, or don't fit the configuration.
@@ -46,13 +46,13 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
 
     config, train, val = get_datasets(with_preprocessing(config))
     if train is None:
-        raise InputError(
-            "the configuration is an evaluation's (EVAL); leave -eval out, there are no training images"
-        )
-    rows = [training_panels(config, train, epoch, count), evaluation_panels(config, val, count)]
-    rows[1] = [panel._replace(frame=_EVALUATION) for panel in rows[1]]
+        raise InputError("an evaluation has no training images; leave out -eval (EVAL)")
+    training = training_panels(config, train, epoch, count)
+    evaluation = [
+        panel._replace(frame=_EVALUATION) for panel in evaluation_panels(config, val, count)
+    ]
     title = f"{config.MODEL.NAME}, {config.DATA.DATASET}: training images of epoch {epoch}; framed: evaluation"
-    return sheet(rows, title, columns=8)
+    return sheet([training, evaluation], title, columns=8)
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
         type=int,
         default=1,
         metavar="N",
-        help="whose first batch is shown, from 1; default: 1",
+        help="the epoch whose first batch is shown; default: 1",
     )
     option(
         "count",
@@ -82,8 +82,9 @@ def main() -> None:
             f"-output {options.output}: expected a file that ends in .png, in a folder that is there"
         )
     if not 1 <= options.count <= _MOST or options.epoch < 1:
-        found = f"--count is {options.count}, --epoch {options.epoch}"
-        raise InputError(f"{found}; expected 1 to {_MOST}, and 1 or more")
+        raise InputError(
+            f"--count is {options.count}, --epoch {options.epoch}; expected 1 to {_MOST}, and 1 or more"
+        )
     from training.command_line import config_from_arguments
     from utils import writing_whole
 

@@ -1,22 +1,21 @@
-"""Trains once for each point of a YAML file of keys and values, side by side on the devices there
-are.
+"""Trains once for each combination of keys and values in a YAML file, side by side on the devices.
 
     python tools/sweep.py FILE [-n]
 
-FILE, for example, with four runs:
+For example, a FILE with four runs:
 
     command: main_single_gpu.py -cfg=vit_digits -o TRAIN.NUM_EPOCHS 20
     keys:
       TRAIN.BASE_LR: [3e-4, 1e-3, 3e-3, 1e-2]
 
 docs/own_data.md lists its other keys: random draws, Optuna, seeds, runs side by side. The
-configuration of every point is read before the first run starts. The same command again goes on: a
-run that is done isn't repeated, one that was killed or failed goes on from its checkpoint. The
-sweep's folder gets a folder and a file of what was printed for each run, sweep.csv and sweep.png.
--n (--dry-run) prints the commands that would run.
+configurations of all points are checked before the first run starts. The same command resumes the
+sweep: finished runs aren't repeated, and killed or failed runs resume from their checkpoints. The
+sweep's folder gets sweep.csv, sweep.png, and for each run a folder and a file of its output. -n
+(--dry-run) prints the commands and runs none.
 
-Exit status: 0 if all runs are done; 1 if one failed; 2 for a wrong file. 130 and 143 after SIGINT
-and SIGTERM, which the runs get, too: they save.
+Exit status: 0 if all runs are done; 1 if one failed; 2 for a wrong file; 130 or 143 after SIGINT or
+SIGTERM. The runs get this signal, too, and save.
 """
 
 import functools
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, remedy, reporting  # noqa: E402
@@ -50,36 +49,38 @@ from training.sweeps.points import (  # noqa: E402
     read_sweep,
 )
 
-_TOLD_EVERY = 2.0  # seconds
+_EVERY = 2.0  # seconds between two lines of Progress
 
 
 class Progress:
-    """Tells now and then on stderr how much of what takes seconds is done."""
+    """Prints on stderr, every few seconds, how much of a slow piece of work is done."""
 
     def __init__(self, total: int, what: str) -> None:
         self.done = 0
         self.total = total
         self.what = what
-        self.told = time.monotonic()
+        self.printed = time.monotonic()
 
     def __call__(self) -> None:
-        """Counts one more."""
+        """Counts one more piece as done."""
         self.done += 1
-        if time.monotonic() > self.told + _TOLD_EVERY:
-            self.told = time.monotonic()
+        if time.monotonic() > self.printed + _EVERY:
+            self.printed = time.monotonic()
             print(f"{self.done:,} of {self.total:,} {self.what}", file=sys.stderr, flush=True)
 
 
 class Session:
-    """This call of the tool: what of a sweep it finds done, and does.
+    """The runs of a sweep: those that earlier calls of the tool have done, and those that this call
+    runs.
 
-    Each result is read once, and each run looked at when it ends: a sweep's last points cost what
-    its first ones do.
+    Each result is read once, and each run's result when the run ends. So the time for a point doesn't
+    grow with the number of points before it.
 
     Args:
-        plan: all points of the sweep; none, of Optuna's.
-        points: that the sweep's folder has begun with.
-        places: the environments of commands that run at a time.
+        plan: all points of the sweep; none with Optuna.
+        points: the points that earlier calls have begun.
+        metric: what the runs are compared by.
+        places: the environment variables of each command that runs at the same time.
     """
 
     def __init__(
@@ -98,22 +99,22 @@ class Session:
         self.rows: list[results.Row] = []
         self.row_of: dict[str, int] = {}
         self.read: dict[Any, FromFile] = {}  # the command's file, for the checks of points
-        self.asked = 0  # of the rows, those whose commands were asked for
-        self.scores: list[float | None] = []  # of the points, better the higher; None: failed
+        self.started = 0  # the first rows, whose commands were given out
+        self.scores: list[float | None] = []  # of the points, the higher the better; None: failed
         self.add(points)
 
     def add(self, points: Sequence[Point]) -> None:
-        """Adds points that come next, and what earlier calls found of them."""
-        told = Progress(len(points), "results are read")
-        rows = results.rows(self.sweep, points, self.metric, len(self.points), told)
+        """Adds the next points, and the results that earlier calls of the tool have of them."""
+        progress = Progress(len(points), "results are read")
+        rows = results.rows(self.sweep, points, self.metric, len(self.points), progress)
         self.points += points
         self.row_of.update({row.name: place for place, row in enumerate(rows, len(self.rows))})
         self.rows += rows
 
     def commands(self) -> list[Command]:
         """Returns the commands of the runs that aren't done, each once."""
-        todo = [row for row in self.rows[self.asked :] if not row.outcome]
-        self.asked = len(self.rows)
+        todo = [row for row in self.rows[self.started :] if not row.outcome]
+        self.started = len(self.rows)
         return [
             Command(
                 row.name,
@@ -124,9 +125,7 @@ class Session:
         ]
 
     def next_points(self) -> list[Point]:
-        """Returns the points that come next: all that are left, or as many of Optuna's as run at a
-        time.
-        """
+        """Returns the next points: all that are left, or as many of Optuna's as run at the same time."""
         if self.sweep.method != "optuna":
             return self.plan[len(self.points) :]
         sign = -1 if self.metric.endswith("loss") else 1
@@ -141,17 +140,23 @@ class Session:
         return Suggestions(self.sweep)
 
     def print_result(self, name: str, status: int) -> None:
-        """Tells what a run gave."""
+        """Stores a run's result and prints it."""
         place = self.row_of[name]
         outcome = results.outcome(self.sweep, name, self.metric)
         self.rows[place] = row = self.rows[place]._replace(outcome=outcome, status=status)
         values = " ".join(f"{key}={value}" for key, value in row.point.items())
-        told = f"{self.metric}: {row.outcome.value:.4f}" if row.outcome else row.status_text()
-        why = "" if row.outcome else f": {results.last_line(self.sweep.output / f'{name}.txt')}"
-        print(f"{name} {values}: {told}{why}", flush=True)
+        if row.outcome:
+            text = f"{self.metric}: {row.outcome.value:.4f}"
+        else:
+            text = f"{row.status_text()}: {results.last_line(self.sweep.output / f'{name}.txt')}"
+        print(f"{name} {values}: {text}", flush=True)
 
     def run(self, lock: int) -> int:
-        """Runs what isn't done; returns the signal that asked to stop, or 0."""
+        """Runs what isn't done; returns the signal that stopped it, or 0.
+
+        Args:
+            lock: a file descriptor that the runs inherit: it locks the sweep until they end.
+        """
         optuna = self.sweep.method == "optuna"
         if optuna and not self.points:
             results.record(self.sweep, [])
@@ -160,7 +165,7 @@ class Session:
                 if stop := side_by_side.run(commands, self.places, self.print_result, [lock]):
                     return stop
             elif new := self.next_points():
-                if optuna:  # the others were known from the start
+                if optuna:  # the points of other methods were checked at the start
                     check(self.sweep, new, read=self.read)
                     results.add(self.sweep, new)
                 else:
@@ -190,12 +195,9 @@ def main() -> int:
     session = Session(sweep, plan, results.read_points(sweep, plan), metric, places)
     if lock is None:
         session.add(session.next_points())
+        variables = [f"{name}={value}" for name, value in places[0].items()]
         for command in session.commands():
-            print(
-                shlex.join(
-                    [*(f"{name}={value}" for name, value in places[0].items()), *command.words]
-                )
-            )
+            print(shlex.join([*variables, *command.words]))
         return 0
     done = sum(row.outcome is not None for row in session.rows)
     shared = ", ".join(f"{name}={value}" for name, value in places[0].items())
@@ -207,9 +209,9 @@ def main() -> int:
         stop = session.run(lock)
         rows = session.rows
         results.write(rows, sweep, metric)
-    except OSError as error:  # a full disk; the running ones are asked to save
-        found = f"{error.filename or sweep.output} isn't written ({error.strerror})"
-        raise RunError(f"{found}; {remedy(error)}, then the same command goes on") from None
+    except OSError as error:  # such as a full disk; the running ones are asked to save
+        problem = f"{error.filename or sweep.output} isn't written ({error.strerror})"
+        raise RunError(f"{problem}; {remedy(error)}, then the same command goes on") from None
     print(results.table(rows, sweep, metric))
     if best := results.best(rows, sweep, metric):
         print(f"best {metric}: {best[0].name}; {sweep.output}/sweep.csv, sweep.png")

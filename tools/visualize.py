@@ -1,13 +1,13 @@
-"""Shows what a model looks at, and what it has learnt, as PNG pictures.
+"""Draws what a model looks at, and what it has learnt, as PNG pictures.
 
     python tools/visualize.py attention CHECKPOINT photo.jpg -output attention.png
 
 attention    where each head of a block (-block) attends to
 rollout      attention through all blocks
-cam          what speaks for a class (-class, -method)
+cam          the evidence for a class (-class, -method)
 features     principal components of each stage as colours
 embeddings   images of a folder in the plane, by t-SNE, with classes
-positions    what was learnt of places; needs no image
+positions    the learnt position embeddings; needs no image
 predictions  a grid of images with their classes, or of -mistakes
 
 attention: ViT, DeiT, BEiT, EVA-02, DINOv3, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, HaloNet,
@@ -15,14 +15,15 @@ PVTv2, VOLO, Hiera, CAFormer, MobileViT. rollout: ViT, DeiT, BEiT, EVA-02, DINOv
 DeiT, BEiT, EVA-02, CaiT, PiT, XCiT, CrossViT, Swin, Swin V2, VOLO, Hiera. The other pictures can be
 drawn for every architecture.
 
-IMAGES are files, folders, patterns and lists, as of tools/predict.py. An image's true class is the
-outermost folder around it that is one of the model's classes. So train/ and val/ don't count.
--output is one picture, FILE.png, or a new folder that gets one for each image. The model runs in
+IMAGES are files, folders, patterns and lists, as for tools/predict.py. An image's true class is the
+outermost folder around it that is one of the model's classes, so train/ and val/ don't count.
+-output is one picture, FILE.png, or a new folder with a picture for each image. The model runs in
 float32.
 """
 
 import argparse
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+sys.path.insert(0, str(ROOT))  # run by its path, Python would look in tools/ alone
 
 import launch.startup  # noqa: E402, F401  (signals and streams)
 from errors import InputError, RunError, remedy, reporting  # noqa: E402
@@ -38,12 +39,14 @@ from settings.options import Parser  # noqa: E402
 
 ONE_BY_ONE = ("attention", "rollout", "cam", "features")
 TOGETHER = ("embeddings", "positions", "predictions")
-METHODS = {  # the first is the default
+# The methods of a kind of picture. The first is the default.
+METHODS = {
     "cam": ("gradcam", "hirescam", "gradcam++", "layercam"),
     "features": ("pca", "channels"),
     "embeddings": ("tsne", "umap"),
 }
-FLAGS = {  # what each is for: elsewhere it would do nothing
+# The kinds of pictures that a flag is for. With others it is refused, because it would do nothing.
+FLAGS = {
     "block": ("attention", "features", "positions"),
     "output_class": ("cam",),
     "original": ("attention", "rollout", "cam"),
@@ -55,11 +58,13 @@ ON_A_SHEET = 16  # images, at most
 
 
 def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Returns the image files that words stand for, and for each file the folders between the word
-    and the file.
+    """Returns the image files that the command line names, and the folders around each file.
+
+    Args:
+        words: files, folders, patterns, lists. Only folders below a named folder count as around.
 
     Raises:
-        InputError: a word stands for nothing.
+        InputError: a word names nothing.
     """
     from inference.inputs import paths_of, standard_input
 
@@ -75,11 +80,11 @@ def list_images(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 
 def true_class(folders: Sequence[str], classes: Collection[str]) -> str | None:
     """Returns the class of an image: the first of its folders that is one of ``classes``, or else
-    the first folder.
+    the first folder. Without folders it is None.
 
     Args:
-        folders: the image's folders, outermost first; if there are none, the class is None.
-        classes: those that the model knows.
+        folders: the folders around the image, the outermost first.
+        classes: the classes that the model knows.
     """
     known = [name for name in folders if name in classes]
     return next(iter(known or folders), None)
@@ -93,7 +98,9 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, outp
 
     whole = output.suffix == ".png"
     if len(files) > ON_A_SHEET and (whole or kind == "features"):
-        advice = "give fewer" if kind == "features" else "give -output a folder: a picture for each"
+        advice = "give fewer"
+        if kind != "features":
+            advice = "give -output a folder, which gets a picture for each"
         raise InputError(
             f"found {len(files)} images, a picture shows {ON_A_SHEET} at most; {advice}"
         )
@@ -114,24 +121,20 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, outp
         rows = list(drawn)
         _write(output, sheet(rows, *maps.title_of(kind, predictor, asked)))
         return f"{output}: {kind} of {_count(len(files), 'image')}"
-    for file in files:  # before there is a folder: so that it gets all pictures or none
+    # Each image is read before the folder is made, so that it gets all pictures or none.
+    for file in files:
         predictor.pixels(file)
     first = next(drawn)
     with _reporting_write_errors(output):
         output.mkdir(parents=True)
     names = _names(files)
-    for name, row in zip(names, _after(first, drawn), strict=True):
+    for name, row in zip(names, itertools.chain([first], drawn), strict=True):
         _write(output / name, sheet([row], *maps.title_of(kind, predictor, asked)))
     return f"{output}: {_count(len(files), 'picture')} of {kind}"
 
 
-def _after(first: Any, others: Any) -> Any:
-    yield first
-    yield from others
-
-
 def _names(files: Sequence[str]) -> list[str]:
-    """A name for the picture of each image: of two images of one name, the second's has a number."""
+    """Returns a file name for the picture of each image, with a number if a name is taken."""
     names: list[str] = []
     taken: set[str] = set()
     for file in files:
@@ -185,7 +188,7 @@ def _write(path: Path, picture: bytes) -> None:
 
 @contextlib.contextmanager
 def _reporting_write_errors(path: Path) -> Iterator[None]:
-    """What can't be written is a line."""
+    """Reports that ``path`` can't be written."""
     try:
         yield
     except OSError as error:
@@ -195,7 +198,7 @@ def _reporting_write_errors(path: Path) -> Iterator[None]:
 
 
 def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -204,10 +207,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("checkpoint", help="a checkpoint's folder or file, or a run's folder")
     parser.add_argument("images", nargs="*", help="files and folders")
     parser.add_argument(
-        "-output", "--output", required=True, type=Path, metavar="FILE.png|DIR", help="what is new"
+        "-output", "--output", required=True, type=Path, metavar="FILE.png|DIR", help="a new name"
     )
     parser.add_argument(
-        "-cfg", "--cfg", metavar="MODEL", help="the YAML file or name, if the weights don't tell"
+        "-cfg", "--cfg", metavar="MODEL", help="its YAML file or name, if the weights don't name it"
     )
     parser.add_argument(
         "-block", "--block", type=int, metavar="N", help="a block, from 0; -1: the last"
@@ -228,10 +231,13 @@ def _parser() -> argparse.ArgumentParser:
         help="draw on the image as it is in the file",
     )
     parser.add_argument(
-        "-mistakes", "--mistakes", action="store_true", help="wrong ones alone, most certain first"
+        "-mistakes",
+        "--mistakes",
+        action="store_true",
+        help="only wrong ones, the most certain first",
     )
     parser.add_argument("-most", "--most", type=int, metavar="N", help="images of a grid (28)")
-    parser.add_argument("-seed", "--seed", type=int, help="of the places in the plane (0)")
+    parser.add_argument("-seed", "--seed", type=int, help="of the positions in the plane (0)")
     parser.add_argument(
         "-workers", "--workers", type=int, default=0, help="processes that load images (0)"
     )
@@ -242,10 +248,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Checks what can be known before a model is built, and fills in the method.
+    """Checks the command line before a model is built, and fills in the default method.
 
     Raises:
-        InputError: what doesn't fit together, or an -output that is there.
+        InputError: flags that don't fit together, or an -output that exists or can't be written.
     """
     kind = arguments.kind
     methods = METHODS.get(arguments.kind, ())
@@ -254,17 +260,18 @@ def check(arguments: argparse.Namespace) -> None:
             name = "class" if flag == "output_class" else flag
             raise InputError(f"-{name} does nothing for {kind}; it is for {', '.join(kinds)}")
     if arguments.method is not None and arguments.method not in methods:
-        expected = (
-            f"expected {', '.join(methods)}" if methods else f"{kind} has no methods; leave it out"
-        )
+        expected = f"{kind} has no methods; leave it out"
+        if methods:
+            expected = f"expected {', '.join(methods)}"
         raise InputError(f"-method is {arguments.method!r}, {expected}")
-    arguments.method = arguments.method or (methods[0] if methods else "")
-    if bool(arguments.images) == (kind == "positions"):
-        raise InputError(
-            "positions takes no images; leave them out"
-            if arguments.images
-            else f"{kind} needs images"
-        )
+    if methods:
+        arguments.method = arguments.method or methods[0]
+    else:
+        arguments.method = ""
+    if arguments.images and kind == "positions":
+        raise InputError("positions takes no images; leave them out")
+    if not arguments.images and kind != "positions":
+        raise InputError(f"{kind} needs images")
     for flag, least in (("most", 1), ("seed", 0), ("workers", 0)):
         value = getattr(arguments, flag)
         if value is not None and not least <= value < 1 << 32:

@@ -72,7 +72,7 @@ def final_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     return {key.replace(".", "/"): value for key, value in found if type(value) in (int, float)}
 
 
-@trackers.register("visualdl", package="visualdl", extra="trackers")
+@trackers.register("visualdl", package="visualdl", extra="visualdl")
 class VisualDL(Tracker):
     """Paddle's own."""
 
@@ -94,7 +94,7 @@ class VisualDL(Tracker):
         self.writer.close()
 
 
-@trackers.register("tensorboard", package="tensorboardX", extra="trackers")
+@trackers.register("tensorboard", package="tensorboardX", extra="tensorboard")
 class TensorBoard(Tracker):
     """Its files, by tensorboardX, which needs neither TensorFlow nor torch."""
 
@@ -123,7 +123,7 @@ class TensorBoard(Tracker):
         self.writer.close()
 
 
-@trackers.register("wandb", package="wandb", extra="trackers")
+@trackers.register("wandb", package="wandb", extra="wandb")
 class WeightsAndBiases(Tracker):
     """Weights & Biases: ``wandb sync RUN/wandb/offline-run-*`` uploads it, to WANDB_PROJECT."""
 
@@ -154,7 +154,7 @@ class WeightsAndBiases(Tracker):
         self.run.finish(exit_code=0 if final else 1)
 
 
-@trackers.register("mlflow", package="mlflow", extra="trackers")
+@trackers.register("mlflow", package="mlflow", extra="mlflow")
 class MLflow(Tracker):
     """MLflow's file store: ``mlflow ui --backend-store-uri RUN/mlflow`` shows it.
     MLFLOW_EXPERIMENT_NAME names it.

@@ -1,7 +1,7 @@
 """Runs that go on by themselves after a rank or a machine was lost, and what a launcher's console
 tells.
 
-Elastic runs under Paddle's launcher need requirements-elastic.txt; they are skipped without it.
+Elastic runs under Paddle's launcher need the extra ``elastic``; they are skipped without it.
 """
 
 import importlib.util

@@ -196,11 +196,8 @@ def test_without_the_environment_every_program_says_how_to_get_it():
         )
         return done.returncode, done.stdout, done.stderr
 
-    # doctor.py has a line of its own, and the others are its parts; timm_reference.py has an
-    # environment.
-    others = {"machine.py", "network.py", "doctor.py", "timm_reference.py"}
-    others |= {"gpu_checks.py", "gpu_first_steps.py", "gpu_probe.py"}
-    programs = [str(path.relative_to(ROOT)) for path in LACKING if path.name not in others]
+    # doctor.py has a line of its own.
+    programs = [str(path.relative_to(ROOT)) for path in LACKING if path.name != "doctor.py"]
     with ThreadPoolExecutor(2) as pool:
         found = dict(
             zip(programs, pool.map(printed, ([name, "-h"] for name in programs)), strict=True)

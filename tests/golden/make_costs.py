@@ -19,8 +19,8 @@ from fvcore.nn import ActivationCountAnalysis, FlopCountAnalysis
 from fvcore.nn.jit_handles import conv_flop_count, generic_activation_jit, get_shape
 
 from config import get_config, shipped_models
+from tools.benchmarks.timm_reference import build, timm
 from tools.check_parity import reference
-from tools.timm_reference import build, timm
 
 PRODUCTS = {"conv", "linear", "matmul", "einsum", "bmm", "addmm", "baddbmm"}
 

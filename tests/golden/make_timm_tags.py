@@ -15,7 +15,7 @@ from pathlib import Path
 
 from config import model_files
 from settings.names import names
-from tools.timm_reference import timm
+from tools.benchmarks.timm_reference import timm
 
 
 def way(tagged: str) -> list:

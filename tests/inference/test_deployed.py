@@ -50,7 +50,7 @@ def test_a_predictor_runs_the_folded_model(trained):
 
 
 def test_an_export_is_of_the_folded_model(trained, tmp_path):
-    onnx = pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
+    onnx = pytest.importorskip("onnx", reason="the extra export isn't installed")
     cfg, _, model = trained
     found = write_export(get_config(cfg, []), model, tmp_path / "export", [], "onnx")
     assert found.difference < 1e-5  # from the model that isn't folded

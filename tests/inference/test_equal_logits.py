@@ -86,7 +86,7 @@ def test_predictions_take_the_lowest_classes(tmp_path, options, kind, form):
     options = without(options, "EVAL", "MODEL.PRETRAINED", "DATA.DATASET", "DATA.DATA_PATH")
     predictor = Predictor(tmp_path / "w.safetensors", str(tmp_path / "small.yaml"), options)
     if form != "weights":
-        pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
+        pytest.importorskip("onnx", reason="the extra export isn't installed")
         write_export(predictor.config, predictor.model, tmp_path / "out", [], form, "float32")
         predictor = Predictor(tmp_path / "out")
     for answer in predictor(

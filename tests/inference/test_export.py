@@ -25,7 +25,7 @@ from models.inference import Predictor as Program
 from models.inference import inputs_of
 from weights import save_weights
 
-onnx = pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
+onnx = pytest.importorskip("onnx", reason="the extra export isn't installed")
 
 
 @pytest.fixture(autouse=True)

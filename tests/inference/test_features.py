@@ -387,7 +387,7 @@ def test_the_tools(checkpoint, folder, tmp_path):
         (
             "features.py",
             ["run", ".", "-output", "a.npy", "-pool", "map"],
-            "error: -pool and -norm are of a layer",
+            "error: -pool and -norm need a layer",
         ),
         (
             "search.py",
@@ -407,7 +407,7 @@ def test_the_tools(checkpoint, folder, tmp_path):
         (
             "search.py",
             ["a.jpg", "b.npy", "-layer", "1"],
-            "error: the features tell their model and layer themselves",
+            "error: a file of features names its model and layer",
         ),
         (
             "search.py",

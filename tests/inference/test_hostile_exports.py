@@ -27,7 +27,7 @@ from inference.features import Features
 from inference.serve import workers
 from inference.serve.settings import Settings
 
-onnx = pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
+onnx = pytest.importorskip("onnx", reason="the extra export isn't installed")
 # fixtures
 temporary = test_export.temporary
 weights = test_export.weights

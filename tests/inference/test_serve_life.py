@@ -17,6 +17,7 @@ import pytest
 from support.programs import ROOT
 from support.servers import serving, wait_until
 
+from errors import install
 from inference.serve import server
 from inference.serve.protocol import Protocol
 
@@ -99,7 +100,7 @@ def test_more_of_the_same(tmp_path, checkpoint):
         "u.find_spec = lambda name, *a: None if name == 'uvicorn' else f(name, *a)\n"
     )
     status, _, err = started(tmp_path, checkpoint, PYTHONPATH=str(tmp_path))
-    advice = f"pip install -r {ROOT}/requirements-serve.txt"
+    advice = install("serve")
     assert (status, err) == (2, f"error: {sys.executable} lacks uvicorn; {advice}\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

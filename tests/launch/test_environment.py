@@ -525,7 +525,7 @@ def test_the_scripts_flags_for_paddles_elastic_launcher(variables, monkeypatch):
     )
     with pytest.raises(
         InputError,
-        match=f"MASTER is {master}, but etcd3 isn't installed; pip install -r requirements-e",
+        match=f"MASTER is {master}, but etcd3 isn't installed; pip install etcd3==",
     ):
         nodes.launcher_flags()
 

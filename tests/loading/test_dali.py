@@ -152,6 +152,6 @@ def test_images_in_memory_and_a_missing_package_are_named(photographs, monkeypat
     monkeypatch.delitem(sys.modules, "loader_dali", raising=False)
     config = configured(photographs, "dali")
     with pytest.raises(
-        InputError, match=r"^DATA\.LOADER dali: .*nvidia.*; pip install -r requirements-dali\.txt$"
+        InputError, match=r"^DATA\.LOADER dali: .*nvidia.*; pip install nvidia-dali\S+$"
     ):
         get_dataloader(config, get_dataset(config, "train"), "train")

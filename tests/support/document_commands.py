@@ -23,7 +23,6 @@ from settings.values import parse_value
 
 FILES = [
     "README*.md",
-    "CONTRIBUTING.md",
     "docs/*.md",
     "run_*.sh",
     "main_*.py",

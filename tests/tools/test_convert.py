@@ -89,7 +89,7 @@ def test_the_model_is_told_by_the_config_beside_the_weights_or_by_name(saved, tm
     folder.mkdir()
     source.rename(folder / "model.safetensors")
     with pytest.raises(
-        InputError, match="nor a config.json, nor its name tells its model; add -cfg MODEL"
+        InputError, match="nor a config.json, nor its name says what model it is of; add -cfg MODEL"
     ):
         convert(str(folder), tmp_path / "out.npz")
     (folder / "config.json").write_text(json.dumps({"architecture": "vit_digits"}))

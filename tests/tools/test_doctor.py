@@ -19,7 +19,8 @@ from support.ranks import free_ports
 
 import ops
 from errors import InputError
-from tools import doctor, machine, network
+from tools import doctor
+from tools.checks import machine, network
 
 ABSENT = "/no/such/folder"
 ELSEWHERE = "198.51.100.7"  # of a network for documentation (RFC 5737)
@@ -223,7 +224,10 @@ def test_versions_that_dont_go_together():
         True,
     )
     ok, text = machine.libraries(old | {"protobuf": "7.36.2"})
-    assert (ok, text.endswith('fleet asks for what 7 has no more; pip install "protobuf<7"')) == (
+    assert (
+        ok,
+        text.endswith('fleet uses what protobuf 7 no longer has; pip install "protobuf<7"'),
+    ) == (
         False,
         True,
     )

@@ -16,7 +16,8 @@ from support.programs import assert_none_left, descendants, wait_for
 
 import utils
 from errors import InputError, RunError
-from tools import gpu_first_steps, gpu_probe, machine
+from tools.checks import machine
+from tools.gpu import first_steps, probe
 
 REHEARSAL = "rehearsal on a CPU: says nothing about a GPU"
 
@@ -93,7 +94,7 @@ def test_all_are_rehearsed(tmp_path):
     found = dict(re.findall(r"^(?:ok|todo) +(\S+) +(.*)$", printed, re.MULTILINE))
     todo = re.findall(r"^todo  (\S+)", printed, re.MULTILINE)
     assert (todo, status, errors, list(tmp_path.iterdir())) == ([], 0, "", []), printed
-    assert list(found) == list(gpu_first_steps.CHECKS)
+    assert list(found) == list(first_steps.CHECKS)
     assert found["attention"].startswith(
         "0 of 2 attentions of a ViT under -amp (float32) are fused; none is expected"
     )
@@ -128,11 +129,11 @@ def test_where_nothing_can_be_written_one_line_says_so(monkeypatch):
     def none():
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 
-    monkeypatch.setattr(gpu_first_steps.tempfile, "gettempdir", none)
+    monkeypatch.setattr(first_steps.tempfile, "gettempdir", none)
     with pytest.raises(
         InputError, match=r"^No usable .* found in \['/tmp'\]; let TMPDIR name a folder that can be"
     ):
-        gpu_first_steps.main(SimpleNamespace(gpu=True, changed=[]), print)
+        first_steps.main(SimpleNamespace(gpu=True, changed=[]), print)
 
 
 def test_ctrl_c_while_a_tool_is_imported_is_no_traceback():
@@ -144,7 +145,7 @@ def test_ctrl_c_while_a_tool_is_imported_is_no_traceback():
 @pytest.mark.smoke
 def test_copies_are_counted_by_who_asks_for_them():
     before = paddle.Tensor.item, paddle.tensor.creation._to_tensor_non_static
-    with gpu_probe.counting_copies() as count:
+    with probe.counting_copies() as count:
         for _ in range(3):
             tensor = paddle.to_tensor([1.0, 2.0])
         float(tensor.sum())
@@ -169,7 +170,7 @@ def test_a_check_that_fails_is_a_finding():
         def check(bench):
             raise error
 
-        return gpu_first_steps.run_check(check, SimpleNamespace())
+        return first_steps.run_check(check, SimpleNamespace())
 
     assert fail(RunError("rank 1: so")) == (False, "failed: rank 1: so")
     assert fail(KeyError("reports")) == (False, "failed: KeyError: 'reports'")
@@ -189,7 +190,7 @@ def test_what_paddle_says_of_gpus(monkeypatch):
         "cuda",
         lambda: (True, "Paddle is built for 11.8, the driver is of 12.4, NCCL 21804"),
     )
-    found = gpu_probe.about({})
+    found = probe.about({})
     assert (found["gpus"], found["name"], found["capability"], found["memory"]) == (
         2,
         "NVIDIA A100",

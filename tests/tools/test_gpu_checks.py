@@ -13,7 +13,7 @@ from support.programs import assert_none_left
 
 from config import get_config
 from errors import RunError
-from tools import gpu_checks, gpu_first_steps
+from tools.gpu import checks, first_steps
 from training.command_line import config_from_arguments
 
 REPORT = "please report this line"
@@ -36,7 +36,7 @@ A100 |= {
 
 
 def test_a_program_that_hangs_or_fails(tmp_path):
-    bench = gpu_checks.Bench(tmp_path, True, {}, deadline=time.monotonic() + 1)
+    bench = checks.Bench(tmp_path, True, {}, deadline=time.monotonic() + 1)
     program = tmp_path / "program.py"
     told = tmp_path / "told"
     program.write_text(
@@ -60,7 +60,7 @@ def test_a_program_that_hangs_or_fails(tmp_path):
         bench.run(str(program))
 
 
-class Answers(gpu_checks.Bench):
+class Answers(checks.Bench):
     """A bench whose processes aren't started: it keeps the command lines, and gives the answers
     that were put in.
     """
@@ -107,7 +107,7 @@ USUAL = {
 
 def test_attention():
     def found(capability=8.0, **other):
-        return gpu_checks.attention(Answers(about={"capability": capability}, route=ROUTE | other))
+        return checks.attention(Answers(about={"capability": capability}, route=ROUTE | other))
 
     told = "12 of 12 attentions of a ViT under -amp (bfloat16) are fused, in bfloat16; Paddle calls"
     assert found() == (True, f"{told} flash_attn 12 times")
@@ -126,7 +126,7 @@ def test_attention():
 
 def test_flash():
     def found(**other):
-        return gpu_checks.flash(Answers(sdpa=SDPA | other))
+        return checks.flash(Answers(sdpa=SDPA | other))
 
     told = "64 x 197 x 12 x 64, bfloat16, forward and backward: fused 0.51 ms and 40 MB kept,"
     told += " plain 2.5 ms and 200 MB kept; they round off 4.0e-03 and 6.0e-03 of the largest value"
@@ -136,7 +136,7 @@ def test_flash():
     ok, text = found(fused=SDPA["fused"] | {"error": 0.2})
     assert not ok
     assert text.endswith("expected at most 0.03; don't train with -amp here, and report this line")
-    assert gpu_checks.flash(Answers(about={"capability": 7.5}))[1].startswith(
+    assert checks.flash(Answers(about={"capability": 7.5}))[1].startswith(
         "not tried: Paddle has none below"
     )
 
@@ -144,14 +144,14 @@ def test_flash():
 def test_logits_beside_the_cpus():
     told = "float32 logits beside the CPU's, largest difference over their range: ViT-S 0.0e+00 with TF32 off,"
     told += " 1.0e-03 as Paddle has it; ResNet-50 2.0e-05 with TF32 off, 2.0e-03 as Paddle has it"
-    assert gpu_checks.parity(Answers(logits=[RIGHT, RIGHT, USUAL])) == (True, told)
-    ok, text = gpu_checks.parity(Answers(logits=[RIGHT, USUAL, USUAL]))
+    assert checks.parity(Answers(logits=[RIGHT, RIGHT, USUAL])) == (True, told)
+    ok, text = checks.parity(Answers(logits=[RIGHT, USUAL, USUAL]))
     assert (ok, text.endswith(f"; expected at most 0.0001 with TF32 off: {REPORT}")) == (
         False,
         True,
     )
     blind = RIGHT | {"ViT-S": {"difference": 0.0, "varies": 1e-4}}
-    assert gpu_checks.parity(Answers(logits=[blind, RIGHT, USUAL])) == (
+    assert checks.parity(Answers(logits=[blind, RIGHT, USUAL])) == (
         False,
         f"{told}; but they hardly differ from image to image: {REPORT}",
     )
@@ -179,7 +179,7 @@ def test_logits_beside_the_cpus():
     ],
 )
 def test_transfers(columns, transfers, told):
-    found = gpu_checks.transfers(Answers(train={"columns": columns, "transfers": transfers}))
+    found = checks.transfers(Answers(train={"columns": columns, "transfers": transfers}))
     assert found == (
         "nothing else" in told,
         f"a step brings the {columns} columns of its batch to the device{told}",
@@ -189,17 +189,17 @@ def test_transfers(columns, transfers, told):
 def test_bits():
     one = {"vit": {"weights": {"a": "0", "b": "1"}}, "swin": {"weights": {"a": "0"}}}
     found = "12 steps twice with DETERMINISTIC"
-    assert gpu_checks.same_bits(Answers(train=one)) == (
+    assert checks.same_bits(Answers(train=one)) == (
         True,
         f"{found}, the same bits of weights: vit, swin",
     )
     two = {"vit": {"weights": {"a": "0", "b": "2"}}, "swin": {"error": "RuntimeError: no kernel"}}
-    assert gpu_checks.same_bits(Answers(train=[one, two])) == (
+    assert checks.same_bits(Answers(train=[one, two])) == (
         False,
         f"{found}: vit differs in 1 of 2 tensors, such as b; swin failed (RuntimeError: no kernel); {REPORT}",
     )
     with pytest.raises(RunError, match=r"^RuntimeError: no kernel$"):
-        gpu_checks.transfers(Answers(train=two["swin"]))
+        checks.transfers(Answers(train=two["swin"]))
 
 
 def test_a_resumed_runs_bits(tmp_path):
@@ -210,15 +210,15 @@ def test_a_resumed_runs_bits(tmp_path):
             {"a": np.ones(3, np.float32), "b": np.float32([value])}, folder / "model.safetensors"
         )
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
-    assert gpu_checks.compare_bits("saved", one, two) == (
+    assert checks.compare_bits("saved", one, two) == (
         True,
         "saved: the 2 tensors of the whole run, bit by bit",
     )
     told = (
         f"saved: 1 of 2 tensors differ from the whole run's, such as model.safetensors b; {REPORT}"
     )
-    assert gpu_checks.compare_bits("saved", one, three) == (False, told)
-    assert not gpu_checks.compare_bits("saved", tmp_path / "none", tmp_path / "none")[0]
+    assert checks.compare_bits("saved", one, three) == (False, told)
+    assert not checks.compare_bits("saved", tmp_path / "none", tmp_path / "none")[0]
 
 
 def test_rates_beside_their_estimate():
@@ -227,7 +227,7 @@ def test_rates_beside_their_estimate():
         "Tesla T4": 65, "NVIDIA GeForce RTX 4090": 165, "NVIDIA GeForce RTX 3090": 71,
         "NVIDIA GeForce RTX 3090 Ti": None, "Quadro T400": None,
     }.items():  # fmt: skip
-        told = gpu_checks.rate(Answers(about={"name": name}, train=REPORTS))[1]
+        told = checks.rate(Answers(about={"name": name}, train=REPORTS))[1]
         assert (
             f"(0.3 x {expected} TFLOP/s / 28 GFLOP)"
             if expected
@@ -235,22 +235,22 @@ def test_rates_beside_their_estimate():
         ) in told
     batches = {85.1: 256, 42.3: 128, 25.4: 64, 16.9: 64, 8.0: 32}
     assert {
-        memory: gpu_checks.batch_of(Answers(about={"memory": memory})) for memory in batches
+        memory: checks.batch_of(Answers(about={"memory": memory})) for memory in batches
     } == batches
     found = "ViT-S, bfloat16, batch 256, kept on the device: 2000 images/s, 128.0 ms a step, 21.3 GB at most"
     found += "; estimate 3391 (0.3 x 312 TFLOP/s / 28 GFLOP)"
-    assert gpu_checks.rate(Answers(train=REPORTS)) == (True, found)
+    assert checks.rate(Answers(train=REPORTS)) == (True, found)
     slow = {"reports": [REPORTS["reports"][0] | {"images_per_s": 1000.0}] * 4}
-    ok, text = gpu_checks.rate(Answers(train=slow))
+    ok, text = checks.rate(Answers(train=slow))
     assert (ok, ": less than half; is another program on the GPU" in text) == (False, True)
     for tf32, tflops in ((True, "156"), (False, "19.5")):
-        text = gpu_checks.rate(Answers(about={"tf32": tf32}, train=REPORTS), "ViT-B", amp=False)[1]
+        text = checks.rate(Answers(about={"tf32": tf32}, train=REPORTS), "ViT-B", amp=False)[1]
         assert f"(0.3 x {tflops} TFLOP/s / 106 GFLOP)" in text
 
 
 def test_the_multiply_adds_are_those_of_the_models():
-    for name, found in gpu_checks.MULTIPLY_ADDS.items():
-        model = get_config(gpu_checks.MODELS[name][0]).MODEL
+    for name, found in checks.MULTIPLY_ADDS.items():
+        model = get_config(checks.MODELS[name][0]).MODEL
         n = 197
         d = model.EMBED_DIM
         # qkv, proj and the MLP; scores and their products with the values
@@ -261,14 +261,10 @@ def test_the_multiply_adds_are_those_of_the_models():
 def test_command_lines_for_a_gpu_are_accepted(tmp_path):
     bench = Answers(tmp_path, route=ROUTE, sdpa=SDPA, logits=RIGHT, train=REPORTS | STEPS)
     others = ("resumed", "sharded", "all-reduce")  # which the rehearsal makes alike
-    found = {
-        name: check(bench) for name, check in gpu_first_steps.CHECKS.items() if name not in others
-    }
+    found = {name: check(bench) for name, check in first_steps.CHECKS.items() if name not in others}
     assert {name: text for name, (ok, text) in found.items() if not ok} == {}
     configs = [config_from_arguments("main_single_gpu.py", words) for words in bench.lines]
-    assert {config.MODEL.NAME for config in configs} == {
-        file for file, _ in gpu_checks.MODELS.values()
-    }
+    assert {config.MODEL.NAME for config in configs} == {file for file, _ in checks.MODELS.values()}
     assert {config.DATA.IMAGE_SIZE for config in configs} == {224}
     assert sum(config.DETERMINISTIC for config in configs) == 2 * 2 * 4
     assert found["host"] == (
@@ -278,15 +274,11 @@ def test_command_lines_for_a_gpu_are_accepted(tmp_path):
     told = r"ViT-S, bfloat16, batch 256, loader processes \d+: 2000 images/s, 128.0 ms a step, 21.3 GB at most; 0% of"
     assert re.fullmatch(rf"{told} the time waits for data", found["loader"][1])
     one = Answers(tmp_path, about={"gpus": 1})
-    assert (
-        gpu_checks.sharding(one)
-        == gpu_checks.all_reduce(one)
-        == (True, "not tried: it needs two GPUs")
-    )
+    assert checks.sharding(one) == checks.all_reduce(one) == (True, "not tried: it needs two GPUs")
 
 
 def test_a_gpus_header(tmp_path):
-    lines = gpu_first_steps.header(Answers())
+    lines = first_steps.header(Answers())
     assert [line.split()[0] for line in lines[1:]] == [
         "toolkit",
         "paddle",
@@ -300,8 +292,6 @@ def test_a_gpus_header(tmp_path):
     )
     assert (
         "; look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES (docs/gpu.md)"
-        in gpu_first_steps.no_gpu(A100)
+        in first_steps.no_gpu(A100)
     )
-    assert "; install paddlepaddle-gpu (docs/gpu.md)" in gpu_first_steps.no_gpu(
-        A100 | {"built": False}
-    )
+    assert "; install paddlepaddle-gpu (docs/gpu.md)" in first_steps.no_gpu(A100 | {"built": False})

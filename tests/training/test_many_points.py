@@ -206,7 +206,7 @@ def test_a_picture_of_many_words_labels_some_of_them(tmp_path, monkeypatch):
 
 
 def test_optuna_knows_the_newest_points_and_the_best_of_the_others(tmp_path, monkeypatch):
-    pytest.importorskip("optuna", reason="an extra (requirements-sweep.txt)")
+    pytest.importorskip("optuna", reason="the extra sweep isn't installed")
     for name, value in (("_NEWEST", 20), ("_NEWEST_STEP", 10), ("_BEST", 3)):
         monkeypatch.setattr(sweep_points, name, value)
     sweep = sweep_of(tmp_path, keys=DRAWN, method="random", runs=60)._replace(method="optuna")
@@ -236,7 +236,7 @@ def test_optuna_knows_the_newest_points_and_the_best_of_the_others(tmp_path, mon
 
 def test_optunas_points_are_the_same_whenever_it_is_killed(tmp_path, monkeypatch):
     if not importlib.util.find_spec("optuna"):
-        pytest.skip("optuna isn't installed (requirements-sweep.txt)")
+        pytest.skip("optuna isn't installed (the extra sweep)")
     keys = DRAWN | {"TRAIN.SMOOTHING": [0, 0.1]}
     whole = {"keys": keys, "method": "optuna", "runs": 30}
     found = []

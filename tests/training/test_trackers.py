@@ -93,7 +93,7 @@ PARAMETERS = {
 
 def installed(name):
     if not importlib.util.find_spec(package := trackers.components[name].given["package"]):
-        pytest.skip(f"{package} isn't installed (requirements-trackers.txt)")
+        pytest.skip(f"{package} isn't installed (the extra trackers)")
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -261,10 +261,11 @@ def test_what_is_not_installed_ends_the_start_in_a_line(tmp_path, tiny, monkeypa
     monkeypatch.setattr(tracking, "_is_installed", lambda package: package == "wandb")
     options = [*tiny, "TRACKERS", "[wandb,mlflow,tensorboard]"]
     line = "TRACKERS: mlflow needs mlflow, tensorboard needs tensorboardX, which isn't installed;"
-    refused(f"{line} {install('trackers')}, or leave it out of TRACKERS", options, tmp_path / "run")
-    # A tracker that somebody added isn't in the toolkit's extra.
+    both = f"{install('mlflow')} and {install('tensorboard')}"
+    refused(f"{line} {both}, or leave it out of TRACKERS", options, tmp_path / "run")
+    # A tracker that somebody added isn't an extra of the toolkit.
     monkeypatch.delitem(trackers.components["mlflow"].given, "extra")
-    both = f"pip install mlflow and {install('trackers')}"
+    both = f"pip install mlflow and {install('tensorboard')}"
     refused(f"{line} {both}, or leave it out of TRACKERS", options, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

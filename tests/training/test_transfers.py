@@ -2,7 +2,7 @@
 and nothing else.
 
 On a GPU any other copy makes the host wait until all is done that was asked of the device before.
-Here each is counted by patching what makes it, in the thread that trains (tools/gpu_probe.py, as
+Here each is counted by patching what makes it, in the thread that trains (tools/gpu/probe.py, as
 ``tools/doctor.py --gpu`` does).
 """
 
@@ -19,7 +19,7 @@ from config import get_config
 from datasets import ArrayDataset, get_dataloader, get_datasets
 from loading import workers
 from models import build_model
-from tools import gpu_probe
+from tools.gpu import probe
 from training import engine, setup
 from training.checkpoint import Progress
 from training.classification import Classification
@@ -75,7 +75,7 @@ def transfers(monkeypatch):
     """The running count of copies by what is called and by which file of the toolkit."""
     # the loader's own copies are made in its thread
     monkeypatch.setattr(workers, "num_gpus", lambda: 1)
-    with gpu_probe.counting_copies() as count:
+    with probe.counting_copies() as count:
         yield count
 
 

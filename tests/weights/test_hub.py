@@ -292,6 +292,6 @@ def test_the_hub_needs_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as if it weren't installed
     for ask in (find_weights, read_config, read_weights):
         with pytest.raises(
-            InputError, match=r"^hf-hub:a/b: needs huggingface_hub; pip install -r requirements-hub"
+            InputError, match=r"^hf-hub:a/b: needs huggingface_hub; pip install huggingface_hub=="
         ):
             ask("hf-hub:a/b")

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from models import create_model
 from weights import file_arrays
 
-pytest.importorskip("huggingface_hub", reason="requirements-hub.txt isn't installed")
+pytest.importorskip("huggingface_hub", reason="the extra hub isn't installed")
 
 SIZES = {"embed_dim": 16, "depth": 1, "num_heads": 2}
 CONFIG = {

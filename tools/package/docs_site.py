@@ -1,10 +1,8 @@
-"""What mkdocs.yml brings into the site besides docs/: the pages at the repository's root, and links
-that leave docs/.
+"""A hook of MkDocs (``make docs``): the pages at the repository's root become pages of the site, and
+links that leave docs/ lead to them.
 
-Chinese pages get the theme's Chinese words and menu.
-
-A hook of mkdocs (``make docs``), not a command. README.md is the site's first page, index.md. On
-GitHub the same links work as they stand in the files.
+README.md becomes the site's first page, index.md. On GitHub the same links work as they stand in
+the files. Chinese pages get the theme's Chinese words, and a menu of the Chinese pages.
 """
 
 import posixpath
@@ -13,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"README.md": "index.md", "README_cn.md": "README_cn.md"}
-PAGES |= {page: page for page in ("SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")}
+PAGES = {"README.md": "index.md", "README_cn.md": "README_cn.md", "CHANGELOG.md": "CHANGELOG.md"}
 _CODE = r"^```.*?^```|`[^`]*`"  # has no links
 # A character that is written without spaces: Chinese, or full-width punctuation.
 _WIDE = r"[\u3000-\u303f\u3400-\u9fff\uff00-\uffef]"

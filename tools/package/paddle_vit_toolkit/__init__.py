@@ -1,24 +1,34 @@
-"""The toolkit as one package, for a program that stands elsewhere and has modules of its own.
+"""The toolkit as one package, for programs that stand elsewhere and have modules of their own.
 
     from paddle_vit_toolkit.models import create_model, list_models
 
-``pip install`` of the repository, with or without ``-e``, or of a wheel makes it known.
+``pip install`` makes the package known: of the repository (with or without ``-e``) or of a wheel.
 PYTHONPATH=tools/package and a call of ``paddle.hub`` (hubconf.py) do so without an installation.
 Nothing else of the toolkit gets onto Python's path.
 
 The toolkit's modules are called ``config``, ``utils``, ``models`` and the like, and import one
-another by these names. So do other programs' modules. Here each is a part of this package instead:
-``config`` is ``paddle_vit_toolkit.config``. A statement ``from config import get_config`` in a file
-of the toolkit means that one, wherever it stands and whenever it runs. For each such statement
-Python takes the function ``__import__`` from the builtins of the statement's module. Modules of
-this package have one that puts the package's name before the toolkit's own. The program's modules
-keep their names in ``sys.modules``, and Python's ``import``.
+another by these names. Other programs have modules of the same names. So the toolkit's modules are
+imported as parts of this package: ``config`` is ``paddle_vit_toolkit.config``. An import statement
+calls the function ``__import__`` of its module's builtins. Modules of this package have one that
+puts the package's name before the names of the toolkit's own modules. This also holds within
+functions and threads. The program's modules keep their names in ``sys.modules``. Classes are pickled
+by their full names, which a spawned process finds on the same path.
 
-Ways that were left out. The program's modules could be set aside while ours are imported. That goes
-wrong at the first import within a function, in threads, and for pickles, which name ``models.vit``.
-Relative imports everywhere would make the root a package, and its programs would no longer start by
-their paths. Renaming all modules would break the scripts that import them today. Classes here are
-pickled by their full names, which a spawned process finds on the same path.
+Type checkers and editors read the text, and don't see that. A wheel has a stub beside each module,
+in which imports have their full names (build_command.py).
+
+Other ways were tried or considered:
+
+- A wheel whose modules have full names in their own imports. Its programs (``paddle-vit train``)
+  are files of the same wheel. They would import ``paddle_vit_toolkit.errors`` as other programs do,
+  but have to set the warnings, loggers and signals that the package leaves alone in other programs.
+  Paddle's warning at its import would still need a hook. An installation by ``-e`` and
+  ``paddle.hub`` would still need this file, so there would be two mechanisms to test.
+- Setting the program's modules aside while the toolkit's are imported. That goes wrong at the first
+  import within a function, in threads, and for pickles, which would name ``models.vit``.
+- Relative imports. The root would have to be a package, and its programs would no longer start by
+  their paths.
+- Other names for all modules. Scripts that import today's names would break.
 """
 
 import builtins

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))  # a tool is run by its path: only tools/ is there to import from
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))  # it is run by its path
 
 import errors  # noqa: E402  (before Paddle)
 
@@ -65,7 +65,7 @@ def about(request: Answer) -> Answer:
     import paddle
     from paddle import version
 
-    from tools import machine
+    from tools.checks import machine
     from utils import num_gpus
 
     built = paddle.device.is_compiled_with_cuda()

@@ -1,5 +1,5 @@
-"""What tools/doctor.py looks at of strangers: the secret that ranks hold, and the one port that
-isn't the toolkit's.
+"""The checks of tools/doctor.py against strangers: the secret that ranks share, and the one port that
+the toolkit doesn't open itself.
 """
 
 import os
@@ -11,9 +11,9 @@ from launch.rendezvous import addresses
 
 
 def common_secret() -> tuple[bool, str]:
-    """What ranks prove to one another that they hold."""
+    """Checks the secret by which ranks know one another."""
     try:
-        # tells two apart, and no more
+        # It tells two secrets apart, and reveals nothing else of them.
         mark = secret.mac(secret.shared_secret(), b"doctor").hex()[:8]
     except InputError as error:
         return False, str(error)
@@ -22,7 +22,7 @@ def common_secret() -> tuple[bool, str]:
 
 
 def can_fence() -> tuple[bool, str]:
-    """Whether Paddle's store, which listens on all addresses, can be shut once all ranks are
+    """Checks that Paddle's store, which listens at all addresses, can be shut once all ranks are
     connected.
     """
     with socket.create_server(("", 0)) as listener:

@@ -1,6 +1,6 @@
 """The checks of ``tools/doctor.py --gpu``: what docs/gpu.md says was never run, run.
 
-A check starts processes (the toolkit's programs, or ``tools/gpu_probe.py``) and returns a finding.
+A check starts processes (the toolkit's programs, or ``tools/gpu/probe.py``) and returns a finding.
 Rehearsed on a CPU, sizes are small, and speed isn't judged.
 
 The estimate of a rate is UTILISATION x peak / (3 x 2 x multiply-adds of an image's forward pass). A
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from errors import RunError
-from tools.machine import Finding
+from tools.checks.machine import Finding
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 240  # seconds for a check; where all is well, all of them together take ten minutes
 FLASH = 8.0  # compute capability from which Paddle has flash attention
 WORST = 1e-4  # of the logits' range: float32 on two devices
@@ -57,7 +57,7 @@ _DIGITS += " TRAIN.WARMUP_EPOCHS 1 SAVE_FREQ 1"
 
 @dataclass
 class Bench:
-    """Where the checks are made: ``about`` is the answer of ``gpu_probe.about``; ``folder`` takes
+    """Where the checks are made: ``about`` is the answer of ``probe.about``; ``folder`` takes
     what they leave.
     """
 
@@ -78,12 +78,12 @@ class Bench:
         ]
 
     def ask(self, probe: str, request: Mapping[str, Any], **environment: Any) -> dict[str, Any]:
-        """The answer of a probe (``tools/gpu_probe.py``)."""
-        printed = self.run("tools/gpu_probe.py", probe, json.dumps(request), **environment)
+        """The answer of a probe (``tools/gpu/probe.py``)."""
+        printed = self.run("tools/gpu/probe.py", probe, json.dumps(request), **environment)
         return json.loads(printed.splitlines()[-1])
 
     def train(self, words: list[str], **request: Any) -> dict[str, Any]:
-        """The answer of ``gpu_probe.train`` for one job.
+        """The answer of ``probe.train`` for one job.
 
         Raises:
             RunError: it failed.

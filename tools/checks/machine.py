@@ -1,5 +1,6 @@
-"""What tools/doctor.py looks at in one machine. A check returns (whether all is well, what was
-found or is to do).
+"""The checks of one machine in tools/doctor.py.
+
+A check returns whether all is well, and what it found or what to do.
 """
 
 import argparse
@@ -17,12 +18,12 @@ from typing import Any
 from errors import InputError, RunError
 from launch.launchers import is_launched
 from launch.rendezvous import addresses
-from tools import network
+from tools.checks import network
 
 Finding = tuple[bool, str]
 
 GB = 1 << 30
-LEAST_SHM = GB  # what NVIDIA's containers ask for; Docker gives 64 MB
+LEAST_SHM = GB  # NVIDIA's containers need this much; Docker's default is 64 MB
 LEAST_MEMORY = GB  # per process, for a small model
 LEAST_FILES = 1024
 LEAST_IMAGES = 100.0  # per second and worker; a core decodes and augments 350 to 1150 photographs
@@ -35,53 +36,49 @@ PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "numpy", "protobuf", "simplejpeg
 
 def installed_versions() -> dict[str, str]:
     """Returns the versions of those of PACKAGES that are installed."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         if any(importlib.metadata.distributions(name=name)):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
-    """The interpreter."""
-    found = ".".join(map(str, version))
+    """Checks the interpreter."""
+    shown = ".".join(map(str, version))
     if (3, 10) <= version[:2] <= (3, 12):
-        return True, found
-    return False, f"{found}, expected 3.10 to 3.12; make PYTHON=python3.11 install"
+        return True, shown
+    return False, f"{shown}, expected 3.10 to 3.12; make PYTHON=python3.11 install"
 
 
-def paddle_package(found: dict[str, str]) -> Finding:
-    """Paddle among the packages ``found``."""
-    builds = [name for name in PACKAGES[:2] if name in found]
-    if len(builds) != 1:
-        what = (
-            "paddlepaddle and paddlepaddle-gpu, of which the last one installed wins"
-            if builds
-            else "no Paddle"
-        )
-        return False, f"found {what}; {'uninstall both, then ' * bool(builds)}make install"
-    version = found[builds[0]]
+def paddle_package(versions: dict[str, str]) -> Finding:
+    """Checks that one build of Paddle is installed, of a version that works."""
+    builds = [name for name in PACKAGES[:2] if name in versions]
+    if not builds:
+        return False, "found no Paddle; make install"
+    if len(builds) == 2:
+        both = "paddlepaddle and paddlepaddle-gpu, of which the last one installed wins"
+        return False, f"found {both}; uninstall both, then make install"
+    version = versions[builds[0]]
     if _numbers(version) < (2, 6):
         return False, f"{builds[0]} {version}, expected 2.6.2 or 3.3.1; make install"
-    return (
-        True,
-        f"{builds[0]} {version}{'' if version in ('2.6.2', '3.3.1') else ' (2.6.2 and 3.3.1 are tested)'}",
-    )
+    note = "" if version in ("2.6.2", "3.3.1") else " (2.6.2 and 3.3.1 are tested)"
+    return True, f"{builds[0]} {version}{note}"
 
 
-def libraries(found: dict[str, str]) -> Finding:
-    """NumPy, protobuf and simplejpeg, for the Paddle among the packages ``found``."""
-    paddle = found.get("paddlepaddle-gpu") or found.get("paddlepaddle", "")
-    missing = [name for name in ("numpy", "protobuf", "simplejpeg") if name not in found]
+def libraries(versions: dict[str, str]) -> Finding:
+    """Checks NumPy, protobuf and simplejpeg, which have to fit the installed Paddle."""
+    paddle = versions.get("paddlepaddle-gpu") or versions.get("paddlepaddle", "")
+    missing = [name for name in ("numpy", "protobuf", "simplejpeg") if name not in versions]
     if missing:
         return False, f"{', '.join(missing)} not installed; make install"
-    shown = ", ".join(f"{name} {found[name]}" for name in PACKAGES[2:])
-    if _numbers(paddle) < (3,) and _numbers(found["numpy"]) >= (2,):
+    shown = ", ".join(f"{name} {versions[name]}" for name in PACKAGES[2:])
+    if _numbers(paddle) < (3,) and _numbers(versions["numpy"]) >= (2,):
         return False, f'{shown}: Paddle {paddle} was built against NumPy 1; pip install "numpy<2"'
-    if _numbers(paddle) < (3,) and _numbers(found["protobuf"]) >= (7,):
+    if _numbers(paddle) < (3,) and _numbers(versions["protobuf"]) >= (7,):
         return (
             False,
-            f'{shown}: Paddle {paddle}\'s fleet asks for what 7 has no more; pip install "protobuf<7"',
+            f'{shown}: Paddle {paddle}\'s fleet uses what protobuf 7 no longer has; pip install "protobuf<7"',
         )
     return True, shown
 
@@ -94,7 +91,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def devices() -> Finding:
-    """What this Paddle computes on, and whether it sees the GPUs that it should."""
+    """Checks that Paddle sees the GPUs that are there; tells what it computes on."""
     import paddle
 
     from launch.devices import check_visible, gpu_uuids, visible_names
@@ -103,7 +100,7 @@ def devices() -> Finding:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     listed = visible_names() or []
     try:
-        check_visible()  # before Paddle counts
+        check_visible()  # before Paddle counts the GPUs
     except InputError as error:
         return False, str(error)
     gpus = num_gpus()
@@ -130,7 +127,7 @@ def devices() -> Finding:
 
 
 def cuda() -> Finding:
-    """The CUDA that Paddle was built for, against the driver's; NCCL."""
+    """Checks that the driver is new enough for Paddle's CUDA, and that NCCL is found."""
     import paddle
     from paddle import version
 
@@ -145,14 +142,15 @@ def cuda() -> Finding:
         return True, f"Paddle is built for {built}; no driver here: it runs on the CPU"
     number = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(number))
-    theirs = f"{number.value // 1000}.{number.value % 1000 // 10}"
-    if _numbers(theirs)[0] < _numbers(built)[0]:  # within a major version, drivers run newer builds
+    supported = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    # Within a major version, a driver runs newer builds.
+    if _numbers(supported)[0] < _numbers(built)[0]:
         return (
             False,
-            f"Paddle is built for {built}, the driver is of {theirs}; install a newer driver or another Paddle",
+            f"Paddle is built for {built}, the driver is of {supported}; install a newer driver or another Paddle",
         )
     if not num_gpus():
-        return True, f"Paddle is built for {built}, the driver is of {theirs}"
+        return True, f"Paddle is built for {built}, the driver is of {supported}"
     try:
         core: Any = paddle.base.core
         nccl = core.nccl_version()
@@ -161,24 +159,23 @@ def cuda() -> Finding:
             False,
             "libnccl.so isn't found: no more than one GPU works; pip install nvidia-nccl-cu11 or -cu12",
         )
-    return True, f"Paddle is built for {built}, the driver is of {theirs}, NCCL {nccl}"
+    return True, f"Paddle is built for {built}, the driver is of {supported}, NCCL {nccl}"
 
 
 # ------------------------------------------------------------------- network
 
 
 def interfaces() -> Finding:
-    """The network interfaces, and those that the environment chooses for gloo and NCCL."""
-    found = addresses()
-    shown = ", ".join(f"{name} {address}" for name, address in found.items())
+    """Checks the network interfaces that the environment variables choose for gloo and NCCL."""
+    interface_addresses = addresses()
+    shown = ", ".join(f"{name} {address}" for name, address in interface_addresses.items())
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         chosen = os.environ.get(variable, "")
         # NCCL's may be a list of prefixes, or of what to leave out (^) or to take exactly (=).
-        if (
-            chosen
-            and chosen[0] not in "^="
-            and not any(n.startswith(c) for c in chosen.split(",") for n in found)
-        ):
+        if not chosen or chosen[0] in "^=":
+            continue
+        prefixes = tuple(chosen.split(","))
+        if not any(name.startswith(prefixes) for name in interface_addresses):
             return (
                 False,
                 f"{variable}={chosen} names no interface with an address; there are {shown}",
@@ -187,10 +184,10 @@ def interfaces() -> Finding:
 
 
 def host(name: str, several: bool) -> Finding:
-    """The address that the host's name resolves to, where gloo listens.
+    """Checks the address that the host's name resolves to, at which gloo listens.
 
     Args:
-        several: whether ranks of other machines have to reach it.
+        several: ranks of other machines have to reach it.
     """
     try:
         address = socket.gethostbyname(name)
@@ -213,16 +210,16 @@ def host(name: str, several: bool) -> Finding:
             False,
             f"{name} resolves to {address}, which is no address of this machine; correct /etc/hosts or DNS",
         )
-    told = (
-        f", but gloo listens at {os.environ.get('GLOO_SOCKET_IFNAME')}"
-        if several
-        else " (enough for one machine)"
-    )
-    return True, f"{name} is {address}{told * loopback}"
+    note = ""
+    if loopback and several:
+        note = f", but gloo listens at {os.environ.get('GLOO_SOCKET_IFNAME')}"
+    elif loopback:
+        note = " (enough for one machine)"
+    return True, f"{name} is {address}{note}"
 
 
 def is_far(master: str | None) -> bool:
-    """Whether HOST:PORT is meant for other machines, too: no loopback address."""
+    """Returns whether HOST:PORT is for other machines, too, and so no loopback address."""
     try:
         return bool(master) and not socket.gethostbyname(master.rpartition(":")[0]).startswith(
             "127."
@@ -232,7 +229,7 @@ def is_far(master: str | None) -> bool:
 
 
 def port(master: str, timeout: float = 3.0) -> Finding:
-    """Whether HOST:PORT is free, on this machine, or can be reached, on another.
+    """Checks that HOST:PORT is free if it is on this machine, or else can be reached.
 
     Raises:
         InputError: ``master`` isn't HOST:PORT.
@@ -270,7 +267,7 @@ def port(master: str, timeout: float = 3.0) -> Finding:
 
 
 def shared_memory(folder: str = "/dev/shm", least: int = LEAST_SHM) -> Finding:
-    """The space in ``folder``, in bytes at least ``least``."""
+    """Checks that ``folder`` has ``least`` bytes free."""
     advice = "docker run --shm-size=1g, or --ipc=host (NCCL and Paddle's own loader put their buffers there)"
     if not os.access(folder, os.W_OK | os.X_OK):
         return False, f"{folder} isn't there or can't be written; {advice}"
@@ -282,25 +279,24 @@ def shared_memory(folder: str = "/dev/shm", least: int = LEAST_SHM) -> Finding:
 
 
 def ranks_here(ngpus: int | None) -> int:
-    """Returns how many ranks run on this machine: the launcher's, or as many as -ngpus asks for."""
+    """Returns how many ranks run on this machine: the launcher's number, or that of -ngpus."""
     import utils
 
     if is_launched():
         return int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
-    return utils.num_gpus() or 2 if ngpus is None else utils.num_processes(ngpus)
+    if ngpus is None:
+        return utils.num_gpus() or 2
+    return utils.num_processes(ngpus)
 
 
 def memory(processes: int, least: int = LEAST_MEMORY) -> Finding:
-    """Memory and cores left by the machine or its container, for so many processes of ``least``
-    bytes.
-    """
+    """Checks that the machine, or its container, has ``least`` bytes free for each process."""
     from utils import free_memory, num_cores
 
     free = free_memory()
     cores = num_cores()
-    found = (
-        f"{free / GB:.1f} GB free, {cores} cores, for {processes} process{'es' * (processes > 1)}"
-    )
+    plural = "process" if processes == 1 else "processes"
+    found = f"{free / GB:.1f} GB free, {cores} cores, for {processes} {plural}"
     if free < processes * least:
         return (
             False,
@@ -310,7 +306,7 @@ def memory(processes: int, least: int = LEAST_MEMORY) -> Finding:
 
 
 def open_files() -> Finding:
-    """The limit on open files and sockets."""
+    """Checks the limit on open files and sockets."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit != resource.RLIM_INFINITY and limit < LEAST_FILES:
         return False, f"at most {limit} open files, expected {LEAST_FILES}; ulimit -n 65536"
@@ -318,7 +314,7 @@ def open_files() -> Finding:
 
 
 def clock(now: float) -> Finding:
-    """The time of day, ``now`` in seconds since 1970."""
+    """Checks the time of day; ``now`` is in seconds since 1970."""
     shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     if now < SOURCE_TIME:
         return False, f"{shown} is before this toolkit was written: let NTP set the clock"
@@ -326,16 +322,18 @@ def clock(now: float) -> Finding:
 
 
 def operators() -> Finding:
-    """The compiled operators of ops/, which CPUs are slow without."""
+    """Checks that the operators of ops/ are compiled, without which CPUs are slow."""
     import ops
     from ops import images
     from utils import num_gpus
 
-    missed = (
-        "" if images.load() else "; not those of images, which Pillow computes: python -m ops.build"
-    )
-    if num_gpus() or ops.load():
-        return True, ("a GPU needs none" if num_gpus() else ops.library().parent.name) + missed
+    missing = ""
+    if not images.load():
+        missing = "; not those of images, which Pillow computes: python -m ops.build"
+    if num_gpus():
+        return True, f"a GPU needs none{missing}"
+    if ops.load():
+        return True, f"{ops.library().parent.name}{missing}"
     return (
         False,
         "not compiled for this Paddle, which makes training slow (docs/performance.md); python -m ops.build",
@@ -343,7 +341,7 @@ def operators() -> Finding:
 
 
 def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Finding:
-    """How many training images one worker loads in a second; expected: ``least``."""
+    """Checks that one worker loads ``least`` training images in a second."""
     from config import get_config, with_values
     from datasets import get_dataloader, get_dataset
     from settings.options import size_text
@@ -357,44 +355,48 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
     try:
         config = with_values(get_config(cfg, options), **fixed)
         dataset = get_dataset(config, "train", alone=True)
-        found = get_dataloader(config, dataset, "train")
-        batches = _batches(found)
-        next(batches)  # the worker starts
+        train_loader = get_dataloader(config, dataset, "train")
+        batches = _batches(train_loader)
+        next(batches)  # starts the worker
         start = time.perf_counter()
         images = 0
         while time.perf_counter() - start < LOADER_SECONDS:
             images += len(next(batches)["pixels"])
         rate = images / (time.perf_counter() - start)
-        found.close()
+        train_loader.close()
     except RunError as error:
         return False, str(error)
-    told = f"{config.DATA.DATASET}, {size_text(config.DATA.IMAGE_SIZE)} pixels: {rate:.0f} images/s per worker"
+    shown = f"{config.DATA.DATASET}, {size_text(config.DATA.IMAGE_SIZE)} pixels: {rate:.0f} images/s per worker"
     if rate < least:
         return (
             False,
-            f"{told}: few; pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)",
+            f"{shown}: few; pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)",
         )
-    return True, told
+    return True, shown
 
 
-def _batches(found: Any) -> Iterator[dict]:
+def _batches(train_loader: Any) -> Iterator[dict]:
     for epoch in itertools.count(1):
-        found.batch_sampler.set_epoch(epoch)
-        yield from found
+        train_loader.batch_sampler.set_epoch(epoch)
+        yield from train_loader
 
 
 # ------------------------------------------------------------------------ all
 
 
 def checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, Finding]]:
-    """Yields (name, finding) of this machine; where packages are wrong, no more than those: Paddle
-    may not import.
+    """Yields (name, finding) of each check of this machine.
+
+    If a package is wrong, the other checks aren't made: importing Paddle may fail.
     """
-    packages = installed_versions()
-    found = {"python": python(), "paddle": paddle_package(packages)}
-    found["libraries"] = libraries(packages)
-    yield from found.items()
-    if not all(ok for ok, _ in found.values()):
+    versions = installed_versions()
+    packages = {
+        "python": python(),
+        "paddle": paddle_package(versions),
+        "libraries": libraries(versions),
+    }
+    yield from packages.items()
+    if not all(ok for ok, _ in packages.values()):
         return
     others: dict[str, Callable[[], Finding]] = {
         "devices": devices,

@@ -14,26 +14,26 @@ from typing import Any
 from errors import InputError, RunError
 from launch.files import temporary_folder
 from launch.launchers import is_launched
-from tools import gpu_checks
 from tools.benchmarks import measure
-from tools.gpu_checks import LIMIT, ROOT, Bench
-from tools.machine import Finding
+from tools.checks.machine import Finding
+from tools.gpu import checks
+from tools.gpu.checks import LIMIT, ROOT, Bench
 
 REHEARSAL = "rehearsal on a CPU: says nothing about a GPU"
 CHECKS: dict[str, Callable[[Bench], Finding]] = {
-    "attention": gpu_checks.attention,
-    "flash": gpu_checks.flash,
-    "transfers": gpu_checks.transfers,
-    "parity": gpu_checks.parity,
-    "same-bits": gpu_checks.same_bits,
-    "resumed": gpu_checks.resume,
-    "sharded": gpu_checks.sharding,
-    "all-reduce": gpu_checks.all_reduce,
-    "rate": gpu_checks.rate,
-    "rate-large": partial(gpu_checks.rate, name="ViT-B", share=2),
-    "float32": partial(gpu_checks.rate, amp=False),
-    "loader": gpu_checks.loader,
-    "host": gpu_checks.host,
+    "attention": checks.attention,
+    "flash": checks.flash,
+    "transfers": checks.transfers,
+    "parity": checks.parity,
+    "same-bits": checks.same_bits,
+    "resumed": checks.resume,
+    "sharded": checks.sharding,
+    "all-reduce": checks.all_reduce,
+    "rate": checks.rate,
+    "rate-large": partial(checks.rate, name="ViT-B", share=2),
+    "float32": partial(checks.rate, amp=False),
+    "loader": checks.loader,
+    "host": checks.host,
 }
 
 
