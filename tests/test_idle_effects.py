@@ -9,10 +9,10 @@ import paddle
 import pytest
 from conftest import write_images
 from golden.optim_problem import gradients
+from paddle import nn
 from PIL import Image
+from support.keys import DEFAULTS, met
 from support.optim_model import Small
-from test_idle_keys import DEFAULTS, met
-from test_losses import Fixed
 
 from config import get_config, with_values
 from datasets import get_dataloader, get_dataset
@@ -78,10 +78,17 @@ def of_batches(config):
     return [tensor.numpy() for tensor in made]
 
 
+class FixedTeacher(nn.Layer):
+    """A teacher whose logits don't depend on the images."""
+
+    def forward(self, images):
+        return paddle.to_tensor(np.random.default_rng(2).normal(size=(6, 5)).astype("float32"))
+
+
 def of_losses(config):
     kind = config.TRAIN.DISTILLATION_TYPE
     logits = paddle.to_tensor(np.random.default_rng(1).normal(size=(6, 5)).astype("float32"))
-    return build_criterion(config, None, Fixed() if kind else None)(
+    return build_criterion(config, None, FixedTeacher() if kind else None)(
         None, logits, paddle.arange(6) % 5
     ).numpy()
 

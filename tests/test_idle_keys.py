@@ -5,20 +5,14 @@ import time
 from pathlib import Path
 
 import pytest
+from support.keys import DEFAULTS, met
 
 from config import get_config, resolved_yaml, with_values
 from errors import InputError
 from settings.architectures import all_keys, architectures
 from settings.key_needs import NEEDS
-from settings.options import leaves, value_sources
+from settings.options import value_sources
 from training.command_line import config_from_arguments
-
-DEFAULTS = dict(leaves(get_config()))
-
-
-def met(key, values):
-    return all(need.met(values) for need in NEEDS[key])
-
 
 # ------------------------------------------------------------ the declarations
 

@@ -15,9 +15,9 @@ import yaml
 from conftest import ROOT
 from PIL import Image
 from sklearn.datasets import load_sample_images
-from test_datasets import write_idx
 
 from settings.values import parse_value
+from support.dataset_files import write_idx
 
 # ------------------------------------------------------------ what the documents show
 

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 import paddle
 from conftest import TINY, without
-from test_zoo import SMALL
 
 import ops
+from support.small_models import SMALL_MODELS
 from support.training_runs import train
 
 SHORT = [*TINY, "DATA.BATCH_SIZE", "8", "REPORT_FREQ", "1"]
@@ -61,7 +61,7 @@ RUNS = (
 
 def main(output):
     ops.enable(False)  # they are for CPUs
-    for small in SMALL.values():
+    for small in SMALL_MODELS.values():
         model = small()
         images = np.random.default_rng(0).standard_normal((4, 3, *model.image_size), np.float32)
         model(paddle.to_tensor(images)).square().mean().backward()

@@ -3,9 +3,10 @@
 import numpy as np
 import paddle
 from golden.formula import array
-from golden.optim_problem import SHAPES
+from golden.optim_problem import BETAS, EPS, MOMENTUM, SHAPES, WEIGHT_DECAY
 from paddle import nn
 
+from config import get_config, with_values
 from training.checkpoint.saver import optimizer_state
 from utils import all_gather, rank
 
@@ -58,3 +59,17 @@ class Small(nn.Layer):
 
 def _turned(name, value):
     return np.ascontiguousarray(value.T) if name in ("fc.weight", "head.weight") else value.copy()
+
+
+# Keys of all optimizers of the golden file: not each optimizer reads each of them.
+PROBLEM = {
+    "TRAIN.WEIGHT_DECAY": WEIGHT_DECAY, "TRAIN.OPTIMIZER.BETAS": list(BETAS), "TRAIN.OPTIMIZER.EPS": EPS,
+    "TRAIN.OPTIMIZER.MOMENTUM": MOMENTUM, "TRAIN.LAYER_DECAY": 0.5, "TRAIN.HEAD_LR": 3,
+}  # fmt: skip
+
+
+def with_options(values):
+    """The default configuration with other values, by key."""
+    return with_values(
+        get_config(), **{key.replace(".", "__"): value for key, value in values.items()}
+    )

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -103,3 +105,45 @@ def assert_none_left(pids):
     while any(os.path.exists(f"/proc/{pid}") for pid in pids):
         assert time.time() < deadline, "processes are left"
         time.sleep(0.05)
+
+
+def start_in_terminal(folder, *command):
+    """Starts a program in a terminal of its own; returns its pid and the terminal's other end."""
+    pid, terminal = pty.fork()
+    if not pid:
+        # nohup, under which the tests may run, has it ignored
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.chdir(folder)
+        os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+        os.execvpe(command[0], command, os.environ | {"VIRTUAL_ENV": "1"})
+    os.set_blocking(terminal, False)
+    return pid, terminal
+
+
+def wait_for_steps(run, count, terminal=None, shown=b"", seconds=60):
+    """Waits for ``count`` more reports in the log, and for a text on the terminal.
+
+    The terminal is read meanwhile, so that it doesn't block the run.
+    """
+
+    def reports():
+        return (run / "log.txt").read_text().count(" step ") if (run / "log.txt").exists() else 0
+
+    before = reports()
+    deadline = time.monotonic() + seconds
+    said = b""
+    while reports() < before + count or shown not in said:
+        assert time.monotonic() < deadline, said.decode()
+        time.sleep(0.02)
+        with contextlib.suppress(OSError):  # nothing came; nohup let go of it
+            said += os.read(terminal, 1 << 16) if terminal else b""
+
+
+def wait_for_exit(pid, seconds=60):
+    """Waits for a child that ``os`` started, and kills it in the end; returns its exit status."""
+    deadline = time.monotonic() + seconds
+    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return os.waitstatus_to_exitcode(found[1])

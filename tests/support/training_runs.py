@@ -16,6 +16,7 @@ from models import build_model
 from settings.merging import Option
 from settings.options import NAMED, pairs
 from training import engine, parallel
+from training.checkpoint import folder
 from training.classification import add_projection
 from training.equal_ranks import check_same
 from training.optim import freeze
@@ -119,3 +120,31 @@ def assert_same_run(one, two):
         assert states[0][key] == states[1][key], key
     tail = records(two)
     assert records(one)[-len(tail) :] == tail
+
+
+def checkpoint_names(directory):
+    """The names in a folder of checkpoints; what its links lead to is whole."""
+    found = {entry.name for entry in directory.iterdir()}
+    for link in found & {folder.LAST, folder.BEST}:
+        folder.verify(directory / link)
+    if folder.BEST_EMA in found:
+        assert (directory / folder.BEST_EMA).is_file()
+    return found
+
+
+def assert_close(one, two, atol):
+    """Two dicts of arrays have the same names and nearly the same values."""
+    assert one.keys() == two.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], atol=atol, rtol=0, err_msg=name)
+
+
+# A ResNet-18 on digits.
+RESNET_OPTIONS = [
+    "MODEL.TYPE", "ResNet", "MODEL.DEPTH", "18", "MODEL.NUM_CLASSES", "10", "DATA.DATASET", "digits",
+    "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
+    "DATA.NUM_WORKERS", "0", "DATA.BATCH_SIZE", "8", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
+]  # fmt: skip
+
+
+SAVE_EVERY_STEP = ["SAVE_STEPS", "1", "KEEP_LAST", "1000"]

@@ -19,8 +19,8 @@ from conftest import ROOT, TINY
 from packaging.requirements import Requirement
 from PIL import Image
 from setuptools import __version__ as setuptools
-from test_house import HOUSE
-from test_hubconf import OWN
+from support.clashing_modules import CLASHING_MODULES
+from support.imports import HOUSE
 
 import errors
 import ops
@@ -145,7 +145,7 @@ def test_the_command_refuses_what_it_does_not_know(installed):
 
 
 def test_the_command_trains_evaluates_and_predicts_in_any_folder(installed, tmp_path):
-    for name, text in OWN.items():
+    for name, text in CLASHING_MODULES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     Image.new("L", (8, 8), 99).save(tmp_path / "grey.png")

@@ -9,7 +9,7 @@ import numpy as np
 import paddle
 import pytest
 from support.ranks import run_ranks
-from support.training_runs import train, weights
+from support.training_runs import RESNET_OPTIONS, assert_close, train, weights
 
 import utils
 from config import get_config, with_values
@@ -26,12 +26,6 @@ from weights import load_weights
 
 def records(output):
     return [json.loads(line) for line in (Path(output) / "metrics.jsonl").read_text().splitlines()]
-
-
-def assert_same(one, two, atol):
-    assert one.keys() == two.keys()
-    for name in one:
-        np.testing.assert_allclose(one[name], two[name], atol=atol, rtol=0, err_msg=name)
 
 
 def counted_collectives(options, output, length):
@@ -107,7 +101,7 @@ def test_an_update_on_two_ranks_is_the_update_on_one(tmp_path, tiny, one, two, l
     initial = build_model(get_config(None, tiny))
     moved = np.abs(initial.head.weight.numpy().T - weights(tmp_path / "1")["head.weight"]).max()
     assert moved > 1e-3
-    assert_same(weights(tmp_path / "1"), weights(tmp_path / "2"), atol=1e-6)
+    assert_close(weights(tmp_path / "1"), weights(tmp_path / "2"), atol=1e-6)
     first = records(tmp_path / "1")
     second = records(tmp_path / "2")
     assert [r["samples"] for r in first if r["split"] == "train"] == [length]
@@ -130,7 +124,7 @@ def test_micro_batches_are_one_batch(tmp_path, tiny):
         sizes = ["DATA.BATCH_SIZE", batch, "TRAIN.ACCUM_ITER", accumulation]
         train([*options, *sizes], tmp_path / str(batch), 20)
     for batch in ("4", "8"):
-        assert_same(weights(tmp_path / "20"), weights(tmp_path / batch), atol=1e-6)
+        assert_close(weights(tmp_path / "20"), weights(tmp_path / batch), atol=1e-6)
 
 
 def test_an_update_lets_its_gradients_go_and_finds_the_parameters_once(tmp_path, tiny, monkeypatch):
@@ -176,23 +170,18 @@ def test_updates_that_overflow_are_skipped_on_all_ranks_and_told(tmp_path, tiny)
     assert state["scaler"] == {"loss_scale": 2.0**127, "good_updates": 7}
 
 
-RESNET = [
-    "MODEL.TYPE", "ResNet", "MODEL.DEPTH", "18", "MODEL.NUM_CLASSES", "10", "DATA.DATASET", "digits",
-    "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
-    "DATA.NUM_WORKERS", "0", "DATA.BATCH_SIZE", "8", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
-]  # fmt: skip
-
-
 def test_ranks_agree_on_the_statistics_of_batch_norm(tmp_path):
     """Each rank normalises its own half of a batch; what it evaluates and saves is the mean."""
-    first, second = run_ranks(train, [*RESNET, "TRAIN.MODEL_EMA", "True"], tmp_path, 32)
+    first, second = run_ranks(train, [*RESNET_OPTIONS, "TRAIN.MODEL_EMA", "True"], tmp_path, 32)
     assert first == second
     statistics = weights(tmp_path)["bn1.running_mean"]
     assert np.abs(statistics).max() > 1e-3
 
 
 def test_what_is_frozen_keeps_its_statistics(tmp_path):
-    train([*RESNET, "TRAIN.FREEZE", "['conv1.*','bn1.*','layer1.0.bn1.weight']"], tmp_path, 16)
+    train(
+        [*RESNET_OPTIONS, "TRAIN.FREEZE", "['conv1.*','bn1.*','layer1.0.bn1.weight']"], tmp_path, 16
+    )
     found = weights(tmp_path)
     assert (found["bn1.running_mean"] == 0).all()
     assert (found["bn1.running_var"] == 1).all()
@@ -435,7 +424,7 @@ def test_a_whole_recipe_gives_one_rank_and_two_the_same_update(tmp_path, tiny):
     for ranks in (1, 2):
         sizes = ["DATA.BATCH_SIZE", str(24 // ranks)]
         run_ranks(train, [*options, *sizes], tmp_path / str(ranks), 48, ranks=ranks)
-    assert_same(weights(tmp_path / "1"), weights(tmp_path / "2"), atol=1e-6)
+    assert_close(weights(tmp_path / "1"), weights(tmp_path / "2"), atol=1e-6)
     first = records(tmp_path / "1")
     second = records(tmp_path / "2")
     assert [r["split"] for r in first] == ["train", "val", "ema"]

@@ -10,8 +10,6 @@ from golden.optim_problem import (
     BETAS,
     CASES,
     DECAYED,
-    EPS,
-    MOMENTUM,
     SCALES,
     SHAPES,
     STEPS,
@@ -20,9 +18,9 @@ from golden.optim_problem import (
     rate,
 )
 from paddle import nn
-from support.optim_model import Small
+from support.optim_model import PROBLEM, Small, with_options
 
-from config import get_config, with_values
+from config import get_config
 from training.optim import adamw, build_optimizer, freeze
 from training.optim.adamw import AdamW
 from training.optim.muon import orthogonalize
@@ -65,24 +63,12 @@ def test_adamw_is_the_papers():
     np.testing.assert_allclose(model.weight.numpy(), w, rtol=1e-5)
 
 
-PROBLEM = {  # for every optimizer: not all are of one
-    "TRAIN.WEIGHT_DECAY": WEIGHT_DECAY, "TRAIN.OPTIMIZER.BETAS": list(BETAS), "TRAIN.OPTIMIZER.EPS": EPS,
-    "TRAIN.OPTIMIZER.MOMENTUM": MOMENTUM, "TRAIN.LAYER_DECAY": 0.5, "TRAIN.HEAD_LR": 3,
-}  # fmt: skip
-
-
-def configured(values):
-    return with_values(
-        get_config(), **{key.replace(".", "__"): value for key, value in values.items()}
-    )
-
-
 def problem(case, model, *options):
     """The optimizer of a case of the golden file, over ``model``."""
     name, *nesterov = case.split()
     chosen = {"TRAIN.OPTIMIZER.NAME": name, "TRAIN.OPTIMIZER.NESTEROV": bool(nesterov)}
     return build_optimizer(
-        configured(PROBLEM | chosen | dict(zip(options[::2], options[1::2], strict=True))), model
+        with_options(PROBLEM | chosen | dict(zip(options[::2], options[1::2], strict=True))), model
     )
 
 
