@@ -12,9 +12,7 @@ from utils import all_gather, rank
 
 
 def whole_state(model, optimizer):
-    """The optimizer's state on rank 0, however it is shared out; on other ranks nothing. Every rank
-    calls it.
-    """
+    """The whole optimizer state on rank 0, nothing on other ranks. Every rank has to call it."""
     shares = all_gather(
         {key: tensor.numpy() for key, tensor in optimizer_state(model, optimizer).items()}
     )
@@ -22,9 +20,7 @@ def whole_state(model, optimizer):
 
 
 class Small(nn.Layer):
-    """Holds parameters, made by the golden file's formula, and takes gradients; arrays are in
-    torch's layout.
-    """
+    """Four layers with the parameters of golden/optim.npz. Arrays are in torch's layout."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Programs of the toolkit as processes that can be disturbed."""
+"""Programs of the toolkit as processes that tests watch, signal and kill."""
 
 import contextlib
 import os
@@ -17,10 +17,11 @@ started = []  # what a test may leave running where it fails
 
 
 def start(folder, *flags, disturbed=True, **environment):
-    """Starts run_train_multi.sh on two processes, in a process group of its own.
+    """Starts run_train_multi.sh on two processes in a process group of its own.
 
     Args:
-        disturbed: whether somebody looks for its processes; the others' come from the warm server.
+        disturbed: whether the test needs the processes themselves. Otherwise the warm server forks
+            them.
     """
     command = ["sh", str(ROOT / "run_train_multi.sh"), "-ngpus=2", *flags]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -35,9 +36,7 @@ def start(folder, *flags, disturbed=True, **environment):
 
 
 def descendants(pid):
-    """The ranks and loader workers of a run, as long as the parent lives: {pid: (parent, command
-    line)}.
-    """
+    """{pid: (parent, command line)} of a run's ranks and loader workers, while it lives."""
     rows = {}
     # a fifth of what ps takes
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
@@ -74,7 +73,7 @@ def workers_of(process):
 
 
 def wait_for(condition, process, seconds=90):
-    """Waits until ``condition()`` is true, while the process lives; returns whether it still does."""
+    """Waits for ``condition()`` while the process lives; returns whether it still does."""
     deadline = time.time() + seconds
     while not condition():
         if process.poll() is not None:
@@ -85,8 +84,9 @@ def wait_for(condition, process, seconds=90):
 
 
 def wait_for_first_step(process, run):
-    """Waits until the run reports anew and returns the pids of its processes: none, if it ended
-    well instead.
+    """Waits for the run's next report; returns the pids of its processes.
+
+    Returns none if the run ended well before.
     """
     log = Path(run) / "log.txt"
 

@@ -1,4 +1,4 @@
-"""Starts of main_multi_gpu.py in this process, which fail or not."""
+"""Starts of main_multi_gpu.py in this process, and the errors that they end with."""
 
 from errors import InputError
 from main_multi_gpu import read_datasets

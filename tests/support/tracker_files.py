@@ -1,6 +1,4 @@
-"""What the files of trackers say: values by (tag, step), each of them once; hyper-parameters;
-results.
-"""
+"""Reads the files of trackers: values by (tag, step), hyper-parameters and results."""
 
 import json
 import struct

@@ -1,4 +1,4 @@
-"""Whole training runs in this process, for the tests."""
+"""Whole training runs in this process."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def refused(message, options, output, length=32, named=()):
 
 
 def work(config, dataset, val):
-    """Does as main_worker, in this process; returns the model."""
+    """Does what main_worker does in this process; returns the model."""
     check_same(config, dataset, val)
     config = share_batch(config, utils.world_size())
     run = Run(config, val.classes)
