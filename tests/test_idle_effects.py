@@ -12,7 +12,7 @@ from golden.optim_problem import gradients
 from paddle import nn
 from PIL import Image
 from support.keys import DEFAULTS, met
-from support.optim_model import Small
+from support.optim_model import OPTIMIZERS, Small
 
 from config import get_config, with_values
 from datasets import get_dataloader, get_dataset
@@ -148,7 +148,7 @@ TRIED = [
             "TRAIN.LAYER_DECAY_GROUPS": "timm",
         },
         [
-            *([(f"{O}NAME", name)] for name in ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")),
+            *([(f"{O}NAME", name)] for name in OPTIMIZERS),
             [(f"{O}NAME", "SGD"), (f"{O}MOMENTUM", 0.0)], [(f"{O}NAME", "SGD"), ("TRAIN.GRAD_CLIP", 0.01)],
             [("TRAIN.MODEL_EMA", True)], [("TRAIN.LAYER_DECAY", 0.5)],
         ],

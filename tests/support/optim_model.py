@@ -7,6 +7,7 @@ from golden.optim_problem import BETAS, EPS, MOMENTUM, SHAPES, WEIGHT_DECAY
 from paddle import nn
 
 from config import get_config, with_values
+from settings.registry import optimizers
 from training.checkpoint.saver import optimizer_state
 from utils import all_gather, rank
 
@@ -57,6 +58,16 @@ def _turned(name, value):
     return np.ascontiguousarray(value.T) if name in ("fc.weight", "head.weight") else value.copy()
 
 
+OPTIMIZERS = optimizers.names()
+# Each optimizer, and each that has a Nesterov momentum with it.
+OPTIMIZER_CASES = [
+    *OPTIMIZERS,
+    *(
+        f"{name} nesterov"
+        for name, component in optimizers.components.items()
+        if "nesterov" in component.reads
+    ),
+]
 # Keys of all optimizers of the golden file: not each optimizer reads each of them.
 PROBLEM = {
     "TRAIN.WEIGHT_DECAY": WEIGHT_DECAY, "TRAIN.OPTIMIZER.BETAS": list(BETAS), "TRAIN.OPTIMIZER.EPS": EPS,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from golden.optim_problem import gradients
 from safetensors.numpy import load_file
-from support.optim_model import Small, whole_state
+from support.optim_model import OPTIMIZERS, Small, whole_state
 from support.programs import start, wait_for_first_step
 from support.ranks import run_ranks
 from support.sharding import ACCUMULATED, FLEET, MIDDLE, RECIPE, STAGE_1, STAGE_2
@@ -208,8 +208,6 @@ def test_a_sharded_run_that_is_stopped_goes_on_without_sharding_to_the_bits_of_a
 
 
 # ------------------------------------------------------------------- updates
-
-OPTIMIZERS = ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")
 
 
 def updates(optimizer, scale, engine=(), mode="norm"):

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 from conftest import without
+from support.optim_model import OPTIMIZERS
 from support.ranks import run_ranks
 from support.training_runs import (
     SAVE_EVERY_STEP,
@@ -64,14 +65,16 @@ def test_a_run_goes_on_from_every_update_in_the_same_bits(tmp_path, tiny, ranks)
 # -------------------------------------------------------------------- recipes
 
 
+WITH_OPTIMIZER = {
+    "LARS": ["TRAIN.OPTIMIZER.TRUST_COEFFICIENT", "0.02"],
+    "Muon": ["TRAIN.LAYER_DECAY", "0.7"],
+}
+
+
 @pytest.mark.parametrize(
     "recipe",
     [
-        ["TRAIN.OPTIMIZER.NAME", "SGD"],
-        ["TRAIN.OPTIMIZER.NAME", "LAMB"],
-        ["TRAIN.OPTIMIZER.NAME", "LARS", "TRAIN.OPTIMIZER.TRUST_COEFFICIENT", "0.02"],
-        ["TRAIN.OPTIMIZER.NAME", "Lion"],
-        ["TRAIN.OPTIMIZER.NAME", "Muon", "TRAIN.LAYER_DECAY", "0.7"],
+        *(["TRAIN.OPTIMIZER.NAME", name, *WITH_OPTIMIZER.get(name, [])] for name in OPTIMIZERS),
         [
             "TRAIN.REPEATED_AUGMENT",
             "3",
