@@ -17,7 +17,7 @@ from datasets import ArrayDataset, get_dataloader, get_datasets
 from errors import InputError, RunError
 from models import build_model
 from training import engine, requests, setup, shared_gradients
-from training.checkpoint import classes_of
+from training.checkpoint import Saver, classes_of
 from training.classification import Classification, any_of, best_class, hits
 from training.optim import LossScaler
 from training.run import Run
@@ -29,8 +29,10 @@ def records(output):
 
 
 def counted_collectives(options, output, length):
-    """Trains; returns how often each collective was called, but for meetings by the clock, and
-    waits for gradients.
+    """Trains; returns how often each collective was called, and the waits for gradients.
+
+    Collectives whose number depends on the clock aren't counted: meetings for requests, and the
+    repeated question whether a checkpoint is written.
     """
     calls = Counter()
     met = Counter()
@@ -40,6 +42,15 @@ def counted_collectives(options, output, length):
 
     for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "barrier", "reduce"):
         setattr(utils.dist, name, counted(name, getattr(utils.dist, name)))
+    saver_status = Saver._status
+
+    def status_of_an_ended_save(saver):
+        # Ranks that still write meet again every 0.2 s: how often depends on the disk.
+        if saver.thread is not None:
+            saver.thread.join()
+        return saver_status(saver)
+
+    Saver._status = status_of_an_ended_save
     for module in (requests, shared_gradients):
         module.all_reduce_sum = lambda tensor, to=module: met.update([to]) or utils.all_reduce_sum(
             tensor
