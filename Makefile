@@ -1,4 +1,5 @@
 # make train    a first training run, from nothing: .venv, requirements, digits
+# make check    lint, types and the tests that a change reaches, in a minute
 # make test     the tests, from nothing; make test-long: those of whole runs; make test-faults: injected faults
 # make fuzz     an hour of files, settings and messages that nobody thought of (MINUTES=5: less)
 # make campaign every attack and every fault from fixed seeds, with a table of what was tried (SECURITY.md)
@@ -21,7 +22,7 @@ endif
 WITH := $(if $(findstring 2.6.,$(PADDLE)),numpy==1.26.4 setuptools==80.9.0 protobuf==6.33.6,numpy==2.2.6)
 WANTED := $(if $(PADDLE),$(PADDLE) $(WITH) -r requirements-base.txt,-r requirements.txt)
 
-.PHONY: install ops train test test-long test-faults fuzz campaign test-paddle26 lint docs clean
+.PHONY: install ops train check test test-long test-faults fuzz campaign test-paddle26 lint docs clean
 
 install: ops
 
@@ -50,6 +51,11 @@ train: install
 # machine to itself.
 ALONE := tests/tools/test_benchmark.py tests/tools/test_measure.py
 PYTEST := -m pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
+
+# tests/support/reached.py says which these are, and which it doesn't see.
+check: $(VENV)/installed-test ops lint
+	$(RUN) tests/support/reached.py > $(VENV)/reached
+	$(RUN) -m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached
 
 test: $(VENV)/installed-test ops lint
 	$(RUN) $(PYTEST)
