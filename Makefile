@@ -1,4 +1,5 @@
 # make train    a first training run, from nothing: .venv, requirements, digits
+# make check    lint, types and the tests that a change reaches, in a minute
 # make test     the tests, from nothing; make test-long: those of whole runs; make test-faults: injected faults
 # make fuzz     an hour of files, settings and messages that nobody thought of (MINUTES=5: less)
 # make campaign every attack and every fault from fixed seeds, with a table of what was tried (docs/SECURITY.md)
@@ -20,7 +21,7 @@ endif
 FOR_2.6 := $(findstring 2.6.,$(PADDLE))
 VERSIONS := $(if $(PADDLE),-e '/^paddlepaddle==/d') $(if $(FOR_2.6),-e 's/^.*\# Paddle 2\.6: //')
 
-.PHONY: install ops train test test-long test-faults fuzz campaign test-paddle26 lint docs clean
+.PHONY: install ops train check test test-long test-faults fuzz campaign test-paddle26 lint docs clean
 
 install: ops
 
@@ -48,6 +49,11 @@ train: install
 # machine to itself.
 ALONE := tests/tools/test_benchmark.py tests/tools/test_measure.py
 PYTEST := -m pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
+
+# tests/support/reached.py says which these are, and which it doesn't see.
+check: $(VENV)/installed-test ops lint
+	$(RUN) tests/support/reached.py > $(VENV)/reached
+	$(RUN) -m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached
 
 test: $(VENV)/installed-test ops lint
 	$(RUN) $(PYTEST)

@@ -22,6 +22,7 @@ import paddle
 import threadpoolctl
 import warm
 from support import hostile_files, programs
+from support.longest import LONGEST
 from support.servers import (  # noqa: F401  (fixtures of several files)
     checkpoint,
     photographs,
@@ -59,19 +60,6 @@ TINY = [
     "MODEL.EMBED_DIM", "16", "MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "10",
     # half a second of each run
     "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1", "REPORT", "False",
-]  # fmt: skip
-
-
-# What takes ten seconds and more, the longest first: the workers then end together.
-LONGEST = [
-    "test_documents.py", "test_main.py", "test_one_port.py", "test_fuzz_data.py", "test_fuzz_configuration.py",
-    "test_engine.py", "test_zoo.py", "test_fuzz_weights.py", "test_weight_bombs.py", "test_fuzz_values.py",
-    "test_export.py", "test_failed_starts.py", "test_resume.py", "test_fuzz_images.py", "test_damage.py",
-    "test_stand_in.py", "test_kills.py", "test_recipes.py", "test_fuzz_runs.py", "test_launched.py",
-    "test_inference.py", "test_gpus.py", "test_workers.py", "test_scales.py", "test_launched_runs.py",
-    "test_disk.py", "test_serve_life.py", "test_graphs.py", "test_benchmark_serve.py", "test_attacked.py",
-    "test_benchmark_rates.py", "test_predict.py", "test_tutorial.py", "test_streams.py", "test_interruptions.py",
-    "test_start.py", "test_stall.py",
 ]  # fmt: skip
 
 

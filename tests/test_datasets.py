@@ -1,9 +1,7 @@
 """Every dataset type on small files, each validation error, the order of samples, the loader."""
 
 import gzip
-import io
 import pickle
-import struct
 import tarfile
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 from conftest import write_images
 from PIL import Image
 from sklearn.datasets import load_digits
+from support.dataset_files import CIFAR10, CIFAR100, cifar_archive, dataset_config, write_idx
 
 from config import get_config
 from datasets import (
@@ -21,15 +20,6 @@ from datasets import (
 )
 from errors import InputError, RunError
 from loading.transforms import BatchTransform
-
-
-def configured(dataset, path="", *options, classes="auto"):
-    where = [] if dataset in ("digits", "synthetic") else ["DATA.DATA_PATH", str(path)]
-    options = ["DATA.DATASET", dataset, *where, "MODEL.NUM_CLASSES", str(classes), *options]
-    return get_config(
-        None, ["DATA.IMAGE_SIZE", "8", "DATA.CROP_PCT", "1.0", "DATA.NUM_WORKERS", "0", *options]
-    )
-
 
 # ------------------------------------------------------------- dataset types
 
@@ -47,7 +37,7 @@ def listed(tmp_path):
 
 
 def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
-    config, train, val = get_datasets(configured("imagenet2012", listed))
+    config, train, val = get_datasets(dataset_config("imagenet2012", listed))
     assert config.MODEL.NUM_CLASSES == 2
     assert (len(train), train.labels.tolist()) == (4, [0, 0, 1, 1])
     assert train.name(2) == str(listed / "train/b b/0.png")
@@ -98,14 +88,14 @@ def test_imagenet2012_reads_lists_with_spaces_in_paths(listed):
 def test_imagenet2012_names_what_is_wrong(listed, file, text, message):
     (listed / file).unlink() if text is None else (listed / file).write_text(text)
     with pytest.raises(InputError, match=message):
-        get_datasets(configured("imagenet2012", listed, classes=2))
+        get_datasets(dataset_config("imagenet2012", listed, classes=2))
 
 
 def test_folder_sorts_classes_and_takes_images_at_any_depth(tmp_path):
     write_images(tmp_path / "train", {"dog": 2, "cat/deep": 1, "cat": 1})
     write_images(tmp_path / "val", {"dog": 1})
     (tmp_path / "train" / "cat" / "notes.txt").write_text("not an image")
-    config, train, val = get_datasets(configured("folder", tmp_path))
+    config, train, val = get_datasets(dataset_config("folder", tmp_path))
     assert train.classes == val.classes == ["cat", "dog"]
     assert train.labels.tolist() == [0, 0, 1, 1]
     # by the training set's classes, though val holds only this one
@@ -115,45 +105,21 @@ def test_folder_sorts_classes_and_takes_images_at_any_depth(tmp_path):
 
 def test_folder_names_what_is_wrong(tmp_path):
     with pytest.raises(InputError, match="an empty folder; give the folder that holds the dataset"):
-        get_datasets(configured("folder", tmp_path))
+        get_datasets(dataset_config("folder", tmp_path))
     (tmp_path / "1.jpg").touch()
     with pytest.raises(
         InputError, match="train: no class folders; .* holds 1 image; give the folder above it"
     ):
-        get_datasets(configured("folder", tmp_path))
+        get_datasets(dataset_config("folder", tmp_path))
     write_images(tmp_path / "train", {"cat": 1, "dog": 1})
     write_images(tmp_path / "val", {"cow": 1})
     with pytest.raises(InputError, match="classes that train/ lacks: 'cow'"):
-        get_datasets(configured("folder", tmp_path))
+        get_datasets(dataset_config("folder", tmp_path))
     with pytest.raises(InputError, match=r"the data has 2 classes, MODEL\.NUM_CLASSES is 1"):
-        get_dataset(configured("folder", tmp_path, classes=1), "train")
+        get_dataset(dataset_config("folder", tmp_path, classes=1), "train")
     (tmp_path / "train" / "empty").mkdir()
     with pytest.raises(InputError, match="empty: holds no image"):
-        get_dataset(configured("folder", tmp_path), "train")
-
-
-def cifar_archive(folder, name, directory, members, label_key, meta, evil=False, labels=(0, 1, 1)):
-    rng = np.random.default_rng(0)
-    contents = {}
-    for member in members:
-        data = rng.integers(0, 256, (3, 3072), np.uint8)
-        contents[member] = {b"data": data, label_key: list(labels)}
-    contents[meta[0]] = {meta[1]: [b"zero", b"one"]}
-    with tarfile.open(folder / name, "w:gz") as tar:
-        for member, content in contents.items():
-            payload = b"cos\nsystem\n(S'true'\ntR." if evil else pickle.dumps(content, 2)
-            info = tarfile.TarInfo(f"{directory}/{member}")
-            info.size = len(payload)
-            tar.addfile(info, io.BytesIO(payload))
-    return contents
-
-
-CIFAR10 = (
-    "cifar-10-python.tar.gz",
-    "cifar-10-batches-py",
-    [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"],
-)
-CIFAR100 = ("cifar-100-python.tar.gz", "cifar-100-python", ["train", "test"])
+        get_dataset(dataset_config("folder", tmp_path), "train")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +131,7 @@ CIFAR100 = ("cifar-100-python.tar.gz", "cifar-100-python", ["train", "test"])
 )
 def test_cifar_reads_its_original_archive(tmp_path, kind, layout, label_key, meta, train_size):
     contents = cifar_archive(tmp_path, *layout, label_key, meta)
-    _, train, val = get_datasets(configured(kind, tmp_path, "DATA.IMAGE_SIZE", "32"))
+    _, train, val = get_datasets(dataset_config(kind, tmp_path, "DATA.IMAGE_SIZE", "32"))
     assert (len(train), len(val), train.classes) == (train_size, 3, ["zero", "one"])
     first = contents[layout[2][-1]][b"data"][0].reshape(3, 32, 32).transpose(1, 2, 0)
     assert (val[0][0] == first).all()
@@ -173,11 +139,11 @@ def test_cifar_reads_its_original_archive(tmp_path, kind, layout, label_key, met
         tar.extractall(tmp_path, filter="data")
     (tmp_path / layout[0]).unlink()
     # the unpacked folder serves too
-    assert len(get_dataset(configured(kind, tmp_path), "train")) == train_size
+    assert len(get_dataset(dataset_config(kind, tmp_path), "train")) == train_size
 
 
 def test_cifar_names_what_is_wrong(tmp_path):
-    config = configured("cifar10", tmp_path)
+    config = dataset_config("cifar10", tmp_path)
     (tmp_path / "cifar-100-python.tar.gz").touch()
     with pytest.raises(InputError, match=r"cifar-10-python.tar.gz: can't be read"):
         get_dataset(config, "train")
@@ -204,15 +170,6 @@ def test_cifar_names_what_is_wrong(tmp_path):
             get_dataset(config, "train")
 
 
-def write_idx(file, array, zipped):
-    data = (
-        bytes([0, 0, 8, array.ndim])
-        + struct.pack(f">{array.ndim}I", *array.shape)
-        + array.tobytes()
-    )
-    file.with_name(file.name + ".gz" * zipped).write_bytes(gzip.compress(data) if zipped else data)
-
-
 @pytest.mark.parametrize(("kind", "zipped"), [("mnist", True), ("fashion_mnist", False)])
 def test_mnist_reads_its_original_files(tmp_path, kind, zipped):
     rng = np.random.default_rng(0)
@@ -233,12 +190,12 @@ def test_mnist_reads_its_original_files(tmp_path, kind, zipped):
         "DATA.IMAGE_SIZE",
         "28",
     ]
-    config, train, val = get_datasets(configured(kind, tmp_path, *grey))
+    config, train, val = get_datasets(dataset_config(kind, tmp_path, *grey))
     assert (len(train), len(val), config.MODEL.NUM_CLASSES) == (5, 2, 10)
     assert train.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[kind]
     assert (val[1][0] == images[1][:, :, None]).all()
     # grey serves three channels too
-    assert get_dataset(configured(kind, tmp_path), "val")[0][0].shape == (8, 8, 3)
+    assert get_dataset(dataset_config(kind, tmp_path), "val")[0][0].shape == (8, 8, 3)
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", labels[:3], zipped)
     with pytest.raises(InputError, match=f"{tmp_path}: 2 val images, but 3 labels$"):
         get_dataset(config, "val")
@@ -256,7 +213,7 @@ def test_mnist_reads_its_original_files(tmp_path, kind, zipped):
 
 @pytest.mark.smoke
 def test_digits_split_is_fixed_and_stratified():
-    _, train, val = get_datasets(configured("digits"))
+    _, train, val = get_datasets(dataset_config("digits"))
     assert (len(train), len(val)) == (1433, 364)
     for dataset in (train, val):
         share = np.bincount(dataset.labels) / len(dataset)
@@ -271,7 +228,7 @@ def test_digits_split_is_fixed_and_stratified():
 
 
 def test_synthetic_is_fixed():
-    config = configured("synthetic", "", "DATA.SYNTHETIC_SIZE", "5", classes=3)
+    config = dataset_config("synthetic", "", "DATA.SYNTHETIC_SIZE", "5", classes=3)
     first = get_dataset(config, "val")
     second = get_dataset(config, "val")
     assert first.labels.tolist() == [0, 1, 2, 0, 1]
@@ -295,13 +252,13 @@ def test_a_dataset_of_imagenets_size_is_small_to_hand_over():
 def test_a_broken_image_is_named_or_skipped_and_listed(tmp_path):
     write_images(tmp_path / "train", {"a": 4})
     (tmp_path / "train/a/2.png").write_bytes(b"\x89PNG broken")
-    dataset = get_dataset(configured("folder", tmp_path), "train")
+    dataset = get_dataset(dataset_config("folder", tmp_path), "train")
     with pytest.raises(
         RunError,
         match=r"train/a/2.png: it is of no known format; BMP.* are read; repair or remove it, or train",
     ):
         dataset[2]
-    tolerant = get_dataset(configured("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
+    tolerant = get_dataset(dataset_config("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
     assert [tolerant[i][2] for i in range(4)] == [-1, -1, 2, -1]
     for file in (tmp_path / "train/a").iterdir():
         file.write_bytes(b"")
@@ -322,13 +279,13 @@ def test_a_broken_images_error_advises_only_what_helps(
         write_images(tmp_path / split, {"a": 2})
     (tmp_path / mode / "a/1.png").write_bytes(b"\x89PNG broken")
     with pytest.raises(RunError, match=r"; repair or remove it(.*)$") as caught:
-        get_dataset(configured("folder", tmp_path, *options), mode)[1]
+        get_dataset(dataset_config("folder", tmp_path, *options), mode)[1]
     assert str(caught.value).endswith(", or train with DATA.SKIP_BROKEN True") == advised
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_errors_while_loading_reach_the_loop(workers):
-    config = configured("digits", "", "DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE_EVAL", "4")
+    config = dataset_config("digits", "", "DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE_EVAL", "4")
     dataset = get_dataset(config, "val")
     dataset.transform = fail_with_a_bug
     with pytest.raises(
@@ -362,7 +319,7 @@ def epoch_of(workers, ranks, epoch, *options):
     sample.
     """
     sizes = ["DATA.NUM_WORKERS", workers, "DATA.BATCH_SIZE", 32 // ranks]
-    config = configured("digits", "", *sizes, "MODEL.NUM_CLASSES", "10", *RECIPE, *options)
+    config = dataset_config("digits", "", *sizes, "MODEL.NUM_CLASSES", "10", *RECIPE, *options)
     dataset = get_dataset(config, "train")
     loaders = [
         get_dataloader(config, dataset, "train", rank=rank, ranks=ranks) for rank in range(ranks)
@@ -396,7 +353,7 @@ def test_augmented_batches_follow_from_seed_and_epoch_whatever_loads_them():
 
 
 def test_a_sample_is_a_function_of_seed_epoch_index_and_copy():
-    sample = get_dataset(configured("digits", "", "TRAIN.AFFINE", "[10.0,0.1,0.1]"), "train")
+    sample = get_dataset(dataset_config("digits", "", "TRAIN.AFFINE", "[10.0,0.1,0.1]"), "train")
     assert (sample[1, 5, 0][0] == sample[1, 5, 0][0]).all()
     assert (sample[1, 5, 0][0] != sample[2, 5, 0][0]).any()
     assert (sample[1, 5, 0][0] != sample[1, 5, 1][0]).any()

@@ -6,7 +6,7 @@ import ast
 import re
 
 import pytest
-from test_house import HOUSE, imported, tree_of
+from support.imports import HOUSE, imported, tree_of
 
 DOOR = "launch/files.py"
 WRITING_FLAGS = {"os.O_WRONLY", "os.O_RDWR", "os.O_CREAT", "os.O_APPEND", "os.O_TRUNC"}

@@ -11,23 +11,15 @@ from pathlib import Path
 
 import pytest
 from conftest import write_images
+from support.launches import printed, statuses, torchrun
 from support.ranks import free_ports, run_ranks
-from support.training_runs import work
-from test_launched_runs import printed, statuses, torchrun
+from support.starts import SMALL_YAML, start_error
 
 import main_single_gpu
 from config import get_config
 from errors import InputError
-from main_multi_gpu import read_datasets
-from training.command_line import config_from_arguments
 from training.run import Run
 
-SMALL = """
-DATA: {DATASET: folder, DATA_PATH: data, BATCH_SIZE: 8, BATCH_SIZE_EVAL: 7, IMAGE_SIZE: 8, NUM_WORKERS: 0}
-MODEL: {TYPE: ViT, NAME: small, NUM_CLASSES: auto, PATCH_SIZE: 4, EMBED_DIM: 16, DEPTH: 1, NUM_HEADS: 2}
-TRAIN: {NUM_EPOCHS: 2, WARMUP_EPOCHS: 0, BASE_LR: 3e-3}
-SAVE_FREQ: 1
-"""
 CFG = "-cfg=small.yaml"
 AUTO = "-resume=auto"
 # What a new folder is refused for: flags, and the message.
@@ -116,28 +108,19 @@ def place(tmp_path_factory):
         classes = {f"{'other' * (name == 'others')}{letter}": count for letter in "abc"}
         write_images(folder / name / "train", classes)
         write_images(folder / name / "val", dict.fromkeys(classes, 2), seed=1)
-    (folder / "small.yaml").write_text(SMALL)
-    (folder / "teacher.yaml").write_text(SMALL.replace("auto", "3"))
+    (folder / "small.yaml").write_text(SMALL_YAML)
+    (folder / "teacher.yaml").write_text(SMALL_YAML.replace("auto", "3"))
     before = os.getcwd()
     os.chdir(folder)
     try:
         for name, seed in (("run", "0"), ("other", "1")):
-            assert attempt([CFG, f"-output={name}", "-o", "SEED", seed]) is None
+            assert start_error([CFG, f"-output={name}", "-o", "SEED", seed]) is None
     finally:
         os.chdir(before)
     shutil.copytree(folder / "run", folder / "damaged", symlinks=True)
     for file in (folder / "damaged" / "checkpoints").glob("epoch_*/model.safetensors"):
         file.unlink()
     return folder
-
-
-def attempt(flags):
-    """Does what main_multi_gpu.py does with ``flags``; returns what it was refused for."""
-    try:
-        work(*read_datasets(config_from_arguments("main_multi_gpu.py", flags)))
-    except InputError as error:
-        return str(error)
-    return None
 
 
 def held(folder):
@@ -156,7 +139,7 @@ def attempts(folder, commands):
     told = []
     before = held(".")
     for flags in commands:
-        told.append((attempt(flags), held(".") != before))
+        told.append((start_error(flags), held(".") != before))
     return told
 
 
@@ -277,10 +260,10 @@ def test_a_folder_in_which_another_run_writes_is_not_touched(place, tmp_path, mo
         before = held("run")
         for flags in ([CFG], [AUTO]):
             message = "run: another run writes there (process 4711 on there); wait for it, or choose another -output"
-            assert attempt(["-output=run", *flags]) == message
+            assert start_error(["-output=run", *flags]) == message
         assert held("run") == before
         other.stdin.close()
-    assert attempt(["-output=run", AUTO, "-o", "TRAIN.NUM_EPOCHS", "3"]) is None
+    assert start_error(["-output=run", AUTO, "-o", "TRAIN.NUM_EPOCHS", "3"]) is None
     assert Path("run/.lock").read_text().startswith(f"process {os.getpid()} on ")
 
 

@@ -3,64 +3,22 @@ has.
 """
 
 import ast
-import functools
 import re
+from pathlib import Path
 
 import yaml
+from support.imports import HOUSE, MODULES, NAMES, imported, imports, tree_of
 from support.programs import ROOT
 
-FILES = sorted(
-    file
-    for file in ROOT.rglob("*.py")
-    if not any(part.startswith(".") for part in file.relative_to(ROOT).parts)
-    and file.relative_to(ROOT).parts[0] not in ("output", "log", "logs")
-)
-NAMES = [str(file.relative_to(ROOT)) for file in FILES]
-HOUSE = {name for name in NAMES if not name.startswith("tests/")}
 PAGE = (ROOT / "docs/CONTRIBUTING.md").read_text(encoding="utf-8")
 ROOMS = re.findall(
     r"^([\w/.]+)(?: |$)", re.search(r"## Where things are.*?```\n(.*?)```", PAGE, re.S)[1], re.M
 )
-MODULES = {re.sub(r"(/__init__)?\.py$", "", name).replace("/", "."): name for name in HOUSE}
-
-
-@functools.cache
-def tree_of(name):
-    """The syntax tree of a file. Not made as tests are collected: each of pytest's workers collects
-    them all.
-    """
-    return ast.parse((ROOT / name).read_text(encoding="utf-8"))
 
 
 def room(name):
     """The line of the list that a file is on."""
     return ROOMS.index(name if "/" not in name else f"{name.partition('/')[0]}/")
-
-
-def imported(tree):
-    """Yields each module or name that a file imports, wherever in it, by its dotted name; none is
-    relative.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
-def targets(name):
-    """The files of the house that a file imports."""
-    found = set()
-    for dotted in imported(tree_of(name)):
-        module = dotted if dotted in MODULES else dotted.rpartition(".")[0]
-        found |= {MODULES[module]} & HOUSE if module in MODULES else set()
-    return found - {name}
-
-
-@functools.cache
-def imports():
-    return {name: targets(name) for name in HOUSE}
 
 
 def packages(dotted):
@@ -147,6 +105,21 @@ def test_what_random_changes_are_tried_on_is_there():
     for name, row in rows.items():
         assert {f"tests/{test}" for test in row["tests"].split()} <= set(NAMES)
         assert row["killed"][-1] + len(row.get("same", [])) <= row["places"], name
+
+
+def test_no_file_imports_a_test():
+    """What test files share is in tests/support. The programs that they write import it, too."""
+    modules = {Path(name).stem for name in NAMES if Path(name).name.startswith("test_")}
+    found = {}
+    for name in NAMES:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for line in re.findall(r"\b(?:import|from) .*\btest_.*", text):
+            # a file that a text names isn't imported
+            if modules & set(re.findall(r"\btest_\w+\b(?!\.py)", line)):
+                found[name] = line
+    assert not found
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert 'pythonpath = [".", "tests"]\n' in project
 
 
 def test_a_room_has_its_own_folder_of_tests():

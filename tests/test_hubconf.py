@@ -13,7 +13,8 @@ from conftest import ROOT
 from PIL import Image
 from safetensors.numpy import save_file
 from sklearn.datasets import load_sample_images
-from test_house import imported, imports, tree_of
+from support.clashing_modules import CLASHING_MODULES
+from support.imports import imported, imports, tree_of
 
 from config import get_config
 from inference import Predictor
@@ -22,16 +23,6 @@ from training.checkpoint import describe
 from training.checkpoint.description import METADATA
 from weights import file_arrays, save_weights
 
-OWN = {
-    "utils.py": "import config\nNAME = config.NAME.replace('config', 'utils')\n",
-    "config.py": "NAME = 'their config'\n",
-    "errors.py": "NAME = 'their errors'\n",
-    "datasets.py": "NAME = 'their datasets'\ndef late():\n    import ops, options\n    return ops.NAME, options.NAME\n",
-    "options.py": "NAME = 'their options'\n",
-    "ops.py": "NAME = 'their ops'\n",
-    "models/__init__.py": "NAME = 'their models'\n",
-    "models/vit.py": "NAME = 'their vit'\n",
-}
 # Their modules are imported before ours, and others of them only afterwards.
 BEFORE = """
     import json, logging, multiprocessing, os, pickle, signal, sys, warnings
@@ -67,7 +58,7 @@ def theirs(tmp_path):
     """A function that runs a program of another folder; returns what its variable ``told`` holds at
     its end.
     """
-    for name, text in OWN.items():
+    for name, text in CLASHING_MODULES.items():
         (tmp_path / "theirs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "theirs" / name).write_text(text)
 
@@ -137,7 +128,7 @@ def test_another_program_and_ours_keep_their_modules(theirs, tmp_path):
         )
     assert np.ptp(logits) > 1
     assert seen == length > 100
-    assert (spawned, named) == (["VisionTransformer", len(OWN)], len(OWN))
+    assert (spawned, named) == (["VisionTransformer", len(CLASHING_MODULES)], len(CLASHING_MODULES))
 
 
 def test_every_shipped_model_is_an_entry_with_a_text_and_overrides(theirs):

@@ -9,18 +9,21 @@ import paddle
 import pytest
 from conftest import write_images
 from golden.optim_problem import gradients
+from paddle import nn
 from PIL import Image
-from support.optim_model import Small
-from test_idle_keys import DEFAULTS, met
-from test_losses import Fixed
+from support.keys import DEFAULTS, met
+from support.optim_model import OPTIMIZERS, Small
 
 from config import get_config, with_values
 from datasets import get_dataloader, get_dataset
+from errors import InputError
 from loading.label_sets import every_label
 from loading.label_spaces import check_evaluation
 from loading.transforms import BatchTransform, Mixup, RandomErasing, TrainTransform
+from settings.architectures import all_keys
 from settings.needs import mixes
 from settings.options import leaves
+from settings.registry import tasks
 from training import parallel
 from training.losses import build_criterion
 from training.optim import ModelEma, build_optimizer, build_schedule, clip_gradients
@@ -69,21 +72,47 @@ def of_images(config):
 def of_batches(config):
     config = with_values(config, DATA__IMAGE_SIZE=16)
     pixels = paddle.to_tensor(np.random.default_rng(0).integers(0, 256, (8, 16, 16, 3), np.uint8))
-    columns = {"pixels": pixels, "labels": paddle.arange(8) % 4}
+    labels = paddle.arange(8) % 4
+    if config.TASK == "multilabel":
+        labels = (paddle.arange(32).reshape([8, 4]) % 3 == 0).astype("uint8")
+    columns = {"pixels": pixels, "labels": labels}
     made = []
     for epoch, step in itertools.product((1, 2), range(1, 5)):
         if mixes(config):
             columns["mixed"] = paddle.to_tensor(Mixup(config).draw(epoch, step, 8))
-        made += BatchTransform(config)(columns, epoch)
+        images, targets = BatchTransform(config)(columns, epoch)
+        assert_targets(config, targets.numpy())
+        made += [images, targets]
     return [tensor.numpy() for tensor in made]
+
+
+def assert_targets(config, targets):
+    """Targets of eight images of four classes are such as their task's loss takes."""
+    if config.TASK == "multilabel":
+        assert targets.shape == (8, 4)
+        assert ((targets >= 0) & (targets <= 1)).all()
+    elif targets.ndim == 2:
+        np.testing.assert_allclose(targets.sum(1), np.ones(8), rtol=1e-6)
+    else:
+        assert set(targets.tolist()) <= {0, 1, 2, 3}
+
+
+class FixedTeacher(nn.Layer):
+    """A teacher whose logits don't depend on the images."""
+
+    def forward(self, images):
+        return paddle.to_tensor(np.random.default_rng(2).normal(size=(6, 5)).astype("float32"))
 
 
 def of_losses(config):
     kind = config.TRAIN.DISTILLATION_TYPE
     logits = paddle.to_tensor(np.random.default_rng(1).normal(size=(6, 5)).astype("float32"))
-    return build_criterion(config, None, Fixed() if kind else None)(
-        None, logits, paddle.arange(6) % 5
-    ).numpy()
+    labels = paddle.arange(6) % 5
+    if config.TASK == "multilabel":
+        # smoothed, as batches have them
+        labels = (paddle.arange(30).reshape([6, 5]) % 3 == 0).astype("float32") * 0.9 + 0.05
+    criterion = build_criterion(config, None, FixedTeacher() if kind else None)
+    return criterion(None, logits, labels).numpy()
 
 
 def of_data(config):
@@ -91,9 +120,12 @@ def of_data(config):
     val = get_dataset(config, "val")
     loader = get_dataloader(config, train, "train")
     order = [key for batch in loader.batch_sampler for key in batch]
-    read = [*getattr(train, "paths", ()), *train.labels]
+    labels = every_label(train.labels)
+    assert set(labels.tolist()) <= set(range(len(train.classes)))
+    read = [*getattr(train, "paths", ()), *labels]
     return [
         loader.slots,
+        len(loader),
         len(train),
         getattr(val, "exact", None),
         getattr(val, "root", None),
@@ -106,7 +138,7 @@ def of_evaluation(config):
     val = get_dataset(config, "val")
     labels = every_label(val.labels)
     if config.EVAL and not config.DATA.LABELS:
-        check_evaluation(config, val, ["a", "b", "c"])
+        check_evaluation(config, val, [*val.classes, "c"])
     return [labels, np.array(val.compared), val[0][0]]
 
 
@@ -141,7 +173,7 @@ TRIED = [
             "TRAIN.LAYER_DECAY_GROUPS": "timm",
         },
         [
-            *([(f"{O}NAME", name)] for name in ("AdamW", "Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")),
+            *([(f"{O}NAME", name)] for name in OPTIMIZERS),
             [(f"{O}NAME", "SGD"), (f"{O}MOMENTUM", 0.0)], [(f"{O}NAME", "SGD"), ("TRAIN.GRAD_CLIP", 0.01)],
             [("TRAIN.MODEL_EMA", True)], [("TRAIN.LAYER_DECAY", 0.5)],
         ],
@@ -199,6 +231,84 @@ TRIED = [
         [LARGE, [*LARGE, ("EVAL", True)], [*LARGE, ("EVAL", True), ("DATA.CORRUPTION", "fog")]],
     ),
 ]  # fmt: skip
+
+# With TASK multilabel there is no distillation, and all data is of files.
+REFUSED_WITH_SEVERAL_LABELS = {
+    "TRAIN.DISTILLATION_ALPHA",
+    "TRAIN.DISTILLATION_TAU",
+    "DATA.SYNTHETIC_SIZE",
+    "DATA.CLASSES",
+    "DATA.LABELS",
+}
+# Keys that act wherever they are taken: another value, and what shows the effect.
+EVERYWHERE = {
+    "SEED": (1, [of_data]),
+    "DATA.BATCH_SIZE": (5, [of_data]),
+    "DATA.IMAGENET_MEAN": ([0.1, 0.2, 0.3], [of_batches]),
+    "DATA.IMAGENET_STD": ([0.1, 0.2, 0.3], [of_batches]),
+    "DATA.IMAGE_SIZE": (12, [of_images]),
+    "DATA.MULTI_SCALE": ([8, 12, 16], [of_data]),
+    "DATA.NUM_WORKERS": (2, [of_data]),
+    "DATA.SAMPLER": ("balanced", [of_data]),
+    "TRAIN.AFFINE": ([30.0, 0.1, 0.1], [of_images]),
+    "TRAIN.AUTO_AUGMENT": ("rand-m9", [of_images]),
+    "TRAIN.BASE_LR": (0.2, [of_schedules]),
+    "TRAIN.CLASS_WEIGHTS": ([1.0, 2.0, 3.0, 4.0, 5.0], [of_losses]),
+    "TRAIN.COLOR_JITTER": (0.4, [of_images]),
+    "TRAIN.CROP": ("simple", [of_images]),
+    "TRAIN.CUTMIX_MINMAX": ([0.2, 0.5], [of_batches]),
+    "TRAIN.DECAY_ALL": (True, [of_updates]),
+    "TRAIN.GRAD_CLIP": (0.01, [of_updates]),
+    "TRAIN.HEAD_LR": (3.0, [of_updates]),
+    "TRAIN.HFLIP": (1.0, [of_images]),
+    "TRAIN.INTERPOLATION": ("nearest", [of_images]),
+    "TRAIN.LAYER_DECAY": (0.5, [of_updates]),
+    "TRAIN.LINEAR_SCALED_LR": (32, [of_schedules]),
+    "TRAIN.LOSS": ("focal", [of_losses]),
+    "TRAIN.LR_SCHEDULER.NAME": ("linear", [of_schedules]),
+    "TRAIN.LR_SCHEDULER.PER_EPOCH": (True, [of_schedules]),
+    "TRAIN.LR_SCHEDULER.WARMUP_PREFIX": (False, [of_schedules]),
+    "TRAIN.MIXUP_ALPHA": (0.8, [of_batches]),
+    "TRAIN.MODEL_EMA": (True, [of_updates]),
+    "TRAIN.NUM_EPOCHS": (9, [of_schedules]),
+    "TRAIN.OPTIMIZER.NAME": ("SGD", [of_updates]),
+    "TRAIN.RANDOM_ERASE_PROB": (1.0, [of_images]),
+    "TRAIN.REPEATED_AUGMENT": (2, [of_data]),
+    # in the loss of classes, in the batch of several labels
+    "TRAIN.SMOOTHING": (0.3, [of_losses, of_batches]),
+    "TRAIN.VFLIP": (1.0, [of_images]),
+    "TRAIN.WARMUP_EPOCHS": (2.0, [of_schedules]),
+    "TRAIN.WEIGHT_DECAY": (0.1, [of_updates]),
+}
+# What a task refuses of these.
+REFUSED_EVERYWHERE = {"classification": set(), "multilabel": {"DATA.SAMPLER"}}
+# The other keys, by where they are tried or why they aren't.
+NOT_TRIED = {
+    "what is built or read, each by the tests of its room": [
+        "BASE", "TASK", "DATA.DATASET", "DATA.IMAGE_CHANNELS", "DATA.IMAGE_DTYPE", "DATA.CROP_PCT", "DATA.CROP_MODE",
+        "DATA.INTERPOLATION", "DATA.EXIF_ORIENTATION", "DATA.MAX_PIXELS", "DATA.SKIP_BROKEN", "DATA.VAL_SPLIT", "MODEL.TYPE", "MODEL.NAME",
+        "MODEL.NUM_CLASSES", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW", "MODEL.PRETRAINED_CLASSES",
+        "MODEL.PRETRAINED_ADAPTER", "TRAIN.ADAPTER.NAME", "TRAIN.ADAPTER.RANK", "TRAIN.ADAPTER.ALPHA",
+        "TRAIN.ADAPTER.TARGETS", "TRAIN.ADAPTER.DROPOUT", "TRAIN.FREEZE", "TRAIN.DISTILLATION_TYPE",
+        "TRAIN.TEACHER_MODEL", "TRAIN.TEACHER_PATH", "TRAIN.TOKEN_LABEL_WEIGHT", "TRAIN.TOKEN_LABEL_MIX",
+    ],
+    "where data come from or what they cost, not what they are": [
+        "DATA.CACHE", "DATA.LOADER", "DATA.SHUFFLE_MODE", "DATA.SHARD_SHUFFLE", "DATA.DROP_LAST",
+        "DATA.BATCH_SIZE_EVAL", "DATA.GLOBAL_BATCH",
+    ],
+    "the course of a run: tests/training": [
+        "MODEL.RESUME", "TRAIN.LAST_EPOCH", "TRAIN.MAX_MINUTES", "TRAIN.EARLY_STOP", "TRAIN.EARLY_STOP_MIN",
+        "TRAIN.ACCUM_ITER", "TRAIN.LR_SCALED", "TRAIN.RECIPE_BATCH", "TRAIN.SYNC_BN", "SAVE", "OUTPUT", "TRACKERS",
+        "TAG", "SAVE_FREQ", "SAVE_STEPS", "SAVE_MINUTES", "KEEP_LAST", "BEST_METRIC", "SAVE_ON_ERROR", "REPORT_FREQ",
+        "VALIDATE_FREQ", "REPORT", "EVAL", "EVAL_ENGINE", "AMP", "AMP_EVAL",
+    ],
+    "speed and processes, which change no result on one CPU": [
+        "NGPUS", "DETERMINISTIC", "CUDNN_BENCHMARK", "TF32", "TUNE_CPU", "TO_STATIC", "DIST.TIMEOUT",
+        "DIST.INIT_TIMEOUT", "DIST.MAX_RESTART", "DIST.ENGINE", "DIST.STRATEGY.sharding",
+        "DIST.STRATEGY.sharding_configs.stage", "DIST.STRATEGY.fuse_grad_size_in_MB",
+        "DIST.STRATEGY.find_unused_parameters",
+    ],
+}  # fmt: skip
 SMALL = {
     "DATA.DATASET": "digits", "DATA.NUM_WORKERS": 1, "DATA.BATCH_SIZE": 4, "DATA.IMAGE_SIZE": 16,
     "MODEL.NUM_CLASSES": "auto", "TRAIN.NUM_EPOCHS": 6, "TRAIN.WARMUP_EPOCHS": 1, "TRAIN.BASE_LR": 0.1,
@@ -234,12 +344,106 @@ def test_a_key_acts_where_it_says_and_nowhere_else(effects, keys, places, tmp_pa
             if dict(place).get(key) == value:
                 continue
             after = effects(changed_by(config, **{key: value}))
-            acts = len(before) != len(after) or not all(map(np.array_equal, before, after))
+            acts = differ(before, after)
             assert acts == met(key, dict(leaves(config)) | {key: value}), (place, key)
             seen.add((key, acts))
     assert (
         {key for key, acts in seen if acts} == {key for key, acts in seen if not acts} == set(keys)
     )
+
+
+@pytest.mark.parametrize(
+    ("effects", "keys", "places"), TRIED, ids=lambda of: getattr(of, "__name__", "")
+)
+def test_a_key_that_is_taken_with_several_labels_an_image_acts(
+    effects, keys, places, tmp_path, monkeypatch
+):
+    """With TASK multilabel each key has an effect where it is taken; otherwise it is refused."""
+    monkeypatch.chdir(tmp_path)
+    write_tables(tmp_path)
+    several = data_of("multilabel", effects)
+    taken = set()
+    for place in places:
+        for key, value in keys.items():
+            try:
+                before = get_config(None, given(SMALL | dict(place) | several))
+                after = get_config(None, given(SMALL | dict(place) | several | {key: value}))
+            except InputError:
+                continue
+            if dict(place).get(key) != value:
+                assert differ(effects(before), effects(after)), (place, key)
+                taken.add(key)
+    assert taken == set(keys) - REFUSED_WITH_SEVERAL_LABELS
+
+
+@pytest.mark.parametrize("task", tasks.names())
+def test_a_key_that_needs_nothing_acts_under_each_task_or_is_refused(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_tables(tmp_path)
+    refused = set()
+    idle = set()
+    for key, (value, ways) in EVERYWHERE.items():
+        acts = []
+        for effects in ways:
+            options = SMALL | data_of(task, effects)
+            assert options.get(key, DEFAULTS[key]) != value
+            try:
+                before = get_config(None, given(options))
+                after = get_config(None, given(options | {key: value}))
+            except InputError:
+                refused.add(key)
+            else:
+                acts.append(differ(effects(before), effects(after)))
+        if acts and not any(acts):
+            idle.add(key)
+    assert idle == set()
+    assert refused == REFUSED_EVERYWHERE[task]
+
+
+def data_of(task, effects):
+    """The options of a task and of its dataset in the current folder."""
+    dataset = {"classification": "folder", "multilabel": "multilabel_csv"}[task]
+    return {
+        "TASK": task,
+        "DATA.DATASET": dataset,
+        "DATA.DATA_PATH": ".",
+        "MODEL.NUM_CLASSES": {of_losses: 5, of_batches: 4}.get(effects, "auto"),
+    }
+
+
+def write_tables(folder):
+    """Images in folders of classes, and two tables of their labels, of which one is shorter."""
+    for part in ("train", "val"):
+        write_images(folder / part, {"a": 24, "b": 24})
+        for place in (".", "other"):
+            (folder / place).mkdir(exist_ok=True)
+            rows = [f"{part}/{name}/{i}.png,1,{i % 2}" for i in range(24) for name in "ab"]
+            text = "\n".join(["image,left,right", *rows[len(place) :]])
+            (folder / place / f"{part}.csv").write_text(f"{text}\n")
+        (folder / "other" / part).symlink_to(folder / part)
+
+
+def given(options):
+    """Words of a command line; without keys of a training for an evaluation, which refuses them."""
+    return [
+        str(word)
+        for key, value in options.items()
+        if not (options.get("EVAL") and key.startswith("TRAIN."))
+        for word in (key, value)
+    ]
+
+
+def differ(before, after):
+    return len(before) != len(after) or not all(map(np.array_equal, before, after))
+
+
+def test_every_key_is_tried_or_says_why_it_is_not():
+    """But for the arguments of architectures, which tests/models tries."""
+    tried = {key for _, keys, _ in TRIED for key in keys} | EVERYWHERE.keys()
+    elsewhere = [key for keys in NOT_TRIED.values() for key in keys]
+    assert len(elsewhere) == len(set(elsewhere))
+    assert tried.isdisjoint(elsewhere)
+    assert tried | set(elsewhere) == DEFAULTS.keys() - all_keys().keys()
 
 
 def test_a_shard_shuffle_over_which_files_were_chosen_does_nothing(tmp_path):

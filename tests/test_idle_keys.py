@@ -5,19 +5,13 @@ import time
 from pathlib import Path
 
 import pytest
+from support.keys import DEFAULTS, met
 
 from config import _KEYS, get_config, resolved_yaml, with_values
 from errors import InputError
 from settings.architectures import all_keys, architectures
-from settings.options import leaves, value_sources
+from settings.options import value_sources
 from training.command_line import config_from_arguments
-
-DEFAULTS = dict(leaves(get_config()))
-
-
-def met(key, values):
-    return all(need.met(values) for need in _KEYS.needs[key])
-
 
 # ------------------------------------------------------------ the declarations
 

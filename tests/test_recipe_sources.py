@@ -7,7 +7,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from support import recipe_sources
-from support.recipe_sources import PAGE, page, quotations, sources, values
+from support.recipe_sources import PAGE, page, quotations, sources, values, without_source
 
 from config import get_config, shipped_configs
 from models import architecture
@@ -92,7 +92,17 @@ def test_every_recipe_has_a_source():
         name for name, file in NAMES.items() if _base_of(file) in held and not _own_keys(file)
     }
     variants |= {"coat_lite_medium_384"}
-    assert set(NAMES) - set(SOURCES) - bases - ours - presets - variants == set()
+    unsourced = set(without_source())
+    assert unsourced.isdisjoint(SOURCES)
+    assert set(NAMES) - set(SOURCES) - bases - ours - presets - variants == unsourced
+
+
+def test_a_recipe_may_say_that_it_has_no_source_yet(tmp_path, monkeypatch):
+    file = tmp_path / "new.yaml"
+    file.write_text("# A new recipe.\n# Batch 1,024. Source: none yet.\nTRAIN: {NUM_EPOCHS: 9}\n")
+    monkeypatch.setattr(recipe_sources, "shipped_configs", lambda: [*shipped_configs(), file])
+    assert without_source() == ["new"]
+    assert page() == PAGE.read_text() + "\n## No source yet\n\n`new`\n"
 
 
 def _own_keys(file):

@@ -1,6 +1,4 @@
-"""Sentences have 25 words at most, in the documents and in what the code says of itself (words.py
-counts them).
-"""
+"""Sentences of the documents have at most 25 words (support/words.py counts them)."""
 
 import pytest
 from support.words import LIMIT, files, sentences
@@ -30,50 +28,3 @@ def test_documents_are_counted_as_the_rule_says(tmp_path):
         (15, 1, "13 ms"),
         (15, 1, "two, 4."),
     ]
-
-
-def test_docstrings_and_comments_are_counted_as_the_rule_says(tmp_path):
-    module = tmp_path / "config.py"
-    module.write_text('''"""A module. It has
-two sentences.
-
-    python no/word.py
-
-- one item
-
-Args:
-    name: three ``x`` words here
-        and two
-    other (int, optional): word
-"""
-X = 1  # a comment
-# of six words. And
-Y = 2  # two
-
-
-# alone
-def f():
-    """Public one."""
-    # only config.py's comments count
-
-
-def _f():
-    """Private."""
-''')
-    found = [(s.line, s.words, s.text) for s in sentences(module)]
-    assert found == [
-        (1, 2, "A module."),
-        (1, 4, "It has two sentences."),
-        (1, 2, "- one item"),
-        (1, 1, "Args:"),
-        (1, 5, "three ` words here and two"),
-        (1, 1, "word"),
-        (20, 2, "Public one."),
-        (13, 5, "a comment of six words."),
-        (13, 1, "And"),
-        (15, 1, "two"),
-        (18, 1, "alone"),
-        (21, 4, "only config.py's comments count"),
-    ]
-    module.rename(tmp_path / "module.py")
-    assert [s.line for s in sentences(tmp_path / "module.py")] == [1] * 6 + [20]

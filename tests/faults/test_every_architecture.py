@@ -11,7 +11,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from safetensors.numpy import load_file
-from test_zoo import SMALL
+from support.small_models import SMALL_MODELS
 
 from models import ARCHITECTURES
 from tools.make_photographs import main as make_photographs
@@ -32,7 +32,7 @@ def photographs(tmp_path_factory):
 
 
 def settings(kind, monkeypatch):
-    """The YAML of the small model of an architecture: what its tests' ``small`` gives the
+    """The YAML of the small model of an architecture: what ``SMALL_MODELS`` gives the
     constructor.
     """
     given = {}
@@ -43,7 +43,7 @@ def settings(kind, monkeypatch):
         "__init__",
         lambda self, *args, **options: (given.update(options), build(self, *args, **options))[1],
     )
-    model = SMALL[kind](num_classes=0)
+    model = SMALL_MODELS[kind](num_classes=0)
     monkeypatch.undo()
     options = {
         key: value
@@ -69,7 +69,7 @@ def settings(kind, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(SMALL.keys() - {"lenet"}))
+@pytest.mark.parametrize("kind", sorted(SMALL_MODELS.keys() - {"lenet"}))
 def test_it_trains_resumes_to_the_same_bits_and_repeats_its_numbers(
     kind, photographs, tmp_path, monkeypatch
 ):

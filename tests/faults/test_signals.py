@@ -14,18 +14,20 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from support.fault_runs import RUN, assert_ends_like, assert_fails, finish
+from support.launches import MAIN, torchrun
+from support.launches import start as launch
 from support.programs import (
     assert_none_left,
     descendants,
     ranks_of,
     start,
+    start_in_terminal,
     wait_for,
+    wait_for_exit,
     wait_for_first_step,
+    wait_for_steps,
 )
 from support.ranks import free_ports
-from test_launched_runs import MAIN, torchrun
-from test_launched_runs import start as launch
-from test_streams import ended, in_a_terminal, wait_for_steps
 
 SCRIPT = ["sh", str(ROOT / "run_train_multi.sh"), "-ngpus=2"]
 STOPPED = r"stopped by {} after step \d+, saved in run/checkpoints/\w+; -resume=auto -output=run goes on from there\n"
@@ -56,11 +58,11 @@ def test_a_terminal_that_is_closed(tmp_path, whole, how):
     command = [*SCRIPT, *RUN]
     if how == "a shell's job":
         command = ["bash", "--norc", "-ic", " ".join(f"'{word}'" for word in command) + "; true"]
-    pid, terminal = in_a_terminal(tmp_path, *command)
+    pid, terminal = start_in_terminal(tmp_path, *command)
     wait_for_steps(tmp_path / "run", 1, terminal)
     pids = list(descendants(pid))
     os.close(terminal)
-    status = ended(pid)
+    status = wait_for_exit(pid)
     assert_none_left(pids)
     assert status == (129 if how == "the script" else -signal.SIGHUP)
     assert re.search(
@@ -71,10 +73,10 @@ def test_a_terminal_that_is_closed(tmp_path, whole, how):
 
 @pytest.mark.slow
 def test_under_nohup_a_run_goes_on(tmp_path, whole):
-    pid, terminal = in_a_terminal(tmp_path, "nohup", *SCRIPT, *RUN)
+    pid, terminal = start_in_terminal(tmp_path, "nohup", *SCRIPT, *RUN)
     wait_for_steps(tmp_path / "run", 1, terminal)
     os.close(terminal)
-    assert ended(pid, 120) == 0
+    assert wait_for_exit(pid, 120) == 0
     assert_ends_like(whole, tmp_path)
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from support.launches import MAIN, start, torchrun
 from support.programs import descendants, ranks_of
 from support.ranks import free_ports
-from test_launched_runs import MAIN, start, torchrun
 
 # A model that takes a while to build: until then nothing is there to be saved.
 FLAGS = ["-cfg=vit_digits", "-dataset=digits", "-output=run", "-o", "MODEL.DEPTH", "100"]

@@ -62,5 +62,7 @@ if __name__ == "__main__":
     for name in sys.argv[1:] or shipped_models():
         costs[name] = cost(name)
         print(name, costs[name], flush=True)
-    lines = [f'"{name}": {json.dumps(costs[name])}' for name in shipped_models()]
-    file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        # Each is kept at once, also while other new models aren't counted yet.
+        counted = [name for name in shipped_models() if name in costs]
+        lines = [f'"{name}": {json.dumps(costs[name])}' for name in counted]
+        file.write_text("{\n" + ",\n".join(lines) + "\n}\n")

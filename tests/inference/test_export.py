@@ -11,11 +11,12 @@ import pytest
 import warm
 from conftest import ROOT, without
 from golden.formula import array
-from test_inference import EXPORTED, images_of, small
+from support import exports
+from support.exports import EXPORTED_KINDS, exported, images_for, small_model
 
 from config import get_config
 from errors import InputError
-from inference import Predictor, formats
+from inference import formats
 from inference.backends import OnnxRuntime, OpenVino, open_export
 from inference.exporting import write_export
 from inference.fidelity import crops
@@ -26,17 +27,14 @@ from models.inference import inputs_of
 from weights import save_weights
 
 onnx = pytest.importorskip("onnx", reason="the extra export isn't installed")
+temporary = exports.temporary
+weights = exports.weights
 
 
-@pytest.fixture(autouse=True)
-def temporary(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-
-@pytest.mark.parametrize("kind", EXPORTED)
+@pytest.mark.parametrize("kind", EXPORTED_KINDS)
 def test_every_architecture_gives_the_eager_logits_in_onnx_and_openvino(kind, tmp_path):
-    model = small(kind)
-    images = images_of(model).numpy()
+    model = small_model(kind)
+    images = images_for(model).numpy()
     expected = model(paddle.to_tensor(images)).numpy()
     graph = formats.simplify(formats.onnx_of(model, tmp_path, inputs_of(model), "logits"), tmp_path)
     sizes = [
@@ -57,37 +55,6 @@ def test_every_architecture_gives_the_eager_logits_in_onnx_and_openvino(kind, tm
 
 
 # ------------------------------------------------------------------ folders
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A small ViT of 32 x 32 colours, and the options that build it."""
-    options = [
-        "DATA.IMAGE_SIZE",
-        "32",
-        "DATA.CROP_PCT",
-        "0.9",
-        "MODEL.PATCH_SIZE",
-        "8",
-        "MODEL.EMBED_DIM",
-        "16",
-    ]
-    options += ["MODEL.DEPTH", "2", "MODEL.NUM_HEADS", "2", "MODEL.NUM_CLASSES", "5"]
-    paddle.seed(3)
-    model = build_model(get_config(None, options))
-    model.head.weight.set_value(array("head", (16, 5)))
-    folder = tmp_path_factory.mktemp("weights")
-    save_weights(model, folder / "model.safetensors")
-    return folder / "model.safetensors", options
-
-
-def exported(weights, target, kind="paddle", precision="float32", **how):
-    file, options = weights
-    (target.parent / "small.yaml").write_text("TAG: of a test\n")
-    trained = Predictor(file, str(target.parent / "small.yaml"), options)
-    names = [f"class {number}" for number in range(5)]
-    found = write_export(trained.config, trained.model, target, names, kind, precision, **how)
-    return trained, found
 
 
 @pytest.mark.parametrize("kind", ["paddle", "onnx", "openvino"])
@@ -212,7 +179,7 @@ def test_the_tool_writes_what_runs_without_the_toolkit(tiny, tmp_path):
     paddle.seed(3)
     model = build_model(config)
     model.head.weight.set_value(array("head", (16, 10)))
-    images = images_of(model)
+    images = images_for(model)
     np.testing.assert_allclose(
         Program(tmp_path / "out")(images).numpy(), model(images).numpy(), atol=1e-5, rtol=0
     )

@@ -1,6 +1,5 @@
 """An export that can't be, or isn't what it was, is one line, and leaves nothing."""
 
-import hashlib
 import json
 import shutil
 import signal
@@ -11,13 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-import test_export
 from conftest import ROOT
 from golden.formula import array
 from paddle import nn
+from support import exports
+from support.exports import exported, replace_file, small_model
 from support.programs import wait_for
-from test_export import exported
-from test_inference import small
 
 from config import get_config
 from errors import InputError, RunError
@@ -30,9 +28,8 @@ from models import build_model
 from models.inference import Predictor as Program
 
 onnx = pytest.importorskip("onnx", reason="the extra export isn't installed")
-# fixtures
-temporary = test_export.temporary
-weights = test_export.weights
+temporary = exports.temporary
+weights = exports.weights
 
 
 @pytest.mark.parametrize(
@@ -151,14 +148,6 @@ def test_a_model_that_is_none_is_a_line_though_its_sum_fits(kind, weights, tmp_p
             open_export(tmp_path / "out")
 
 
-def replace_file(folder, name, content):
-    """Writes a file of an export, and its new sum."""
-    (folder / name).write_bytes(content)
-    manifest = json.loads((folder / "preprocess.json").read_text())
-    manifest["files"][name] = hashlib.sha256(content).hexdigest()
-    (folder / "preprocess.json").write_text(json.dumps(manifest))
-
-
 @pytest.mark.parametrize("kind", ["onnx", "openvino"])
 def test_images_that_a_model_cant_take_are_a_line(kind, weights, tmp_path):
     exported(weights, tmp_path / "out", kind)
@@ -262,7 +251,7 @@ def test_a_model_that_cant_be_exported_is_an_error_of_one_line_and_leaves_nothin
 
 
 def test_a_program_that_differs_is_never_written(monkeypatch, tmp_path):
-    model = small("lenet")
+    model = small_model("lenet")
     config = get_config(None, ["DATA.IMAGE_SIZE", "28", "MODEL.NUM_CLASSES", "10"])
     monkeypatch.setattr(
         Program, "__call__", lambda self, images: self._predictor.run([images])[0] * 1.001

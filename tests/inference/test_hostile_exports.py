@@ -11,13 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import paddle
 import pytest
-import test_export
 import warm
 from paddle import nn
-from support import photographs
+from support import exports, photographs
+from support.exports import exported, replace_file
 from support.programs import ROOT
-from test_export import exported
-from test_export_refusals import replace_file
 
 from errors import InputError, RunError
 from inference import Predictor
@@ -28,9 +26,8 @@ from inference.serve import workers
 from inference.serve.settings import Settings
 
 onnx = pytest.importorskip("onnx", reason="the extra export isn't installed")
-# fixtures
-temporary = test_export.temporary
-weights = test_export.weights
+temporary = exports.temporary
+weights = exports.weights
 IMAGES = "float[batch, 3, 32, 32] images"
 LOGITS = "float[batch, 5] logits"
 ANY = "float[rows, columns] out"

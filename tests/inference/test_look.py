@@ -8,17 +8,12 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-import test_beit
-import test_convnext
-import test_pvtv2
-import test_swin
-import test_vit
-import test_zoo
 from golden.convolutions import array as convolutions
 from golden.formula import array
 from golden.look import ATTENTION, CAM
 from golden.make_names_vit import values
 from support.parity import load_formula
+from support.small_models import SMALL_MODELS
 
 from errors import InputError
 from inference.look.attention import attention, rollout, rollout_matrix
@@ -29,26 +24,19 @@ from models.resnet import ResNet
 from models.vit import VisionTransformer
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "look.npz")
-SMALL = {
-    "vit": test_vit,
-    "bei": test_beit,
-    "swi": test_swin,
-    "pvt": test_pvtv2,
-    "con": test_convnext,
-}
 ATTEND = ("vit", "beit", "swin", "pvtv2")
 
 
 def golden(name, folder):
     """The case's model with the formula's weights, and its first image."""
     by = {"pvt": values, "con": convolutions}.get(name[:3], array)
-    model = load_formula(SMALL[name[:3]].small(name), folder, by)
+    model = load_formula(SMALL_MODELS[name.partition("_")[0]](name), folder, by)
     return model, paddle.to_tensor(by("images", (2, 3, *model.image_size)))[:1]
 
 
 def drawn(kind, **options):
     """A small model of an architecture whose weights matter, and an image."""
-    model = test_zoo.SMALL[kind](**options)
+    model = SMALL_MODELS[kind](**options)
     rng = np.random.default_rng(0)
     for parameter in model.parameters():
         shape = tuple(parameter.shape)
@@ -187,7 +175,7 @@ def test_a_key_of_several_places_gives_its_weight_to_each(tmp_path):
     for y, x in np.ndindex(15, 15):
         assert found[0, y, x] == pytest.approx(weights[0, y // 5 * 3 + x // 5], abs=2e-6)
     assert not found[:, :, 15:].any()  # these make no key
-    model, image = drawn("pvtv2", name="pvtv2_linear")
+    model, image = drawn("pvtv2", case="pvtv2_linear")
     with kept_weights(model, ["stages.0.blocks.0.attn"]) as kept:  # 13 x 16 places, 7 x 7 keys
         found = attention(model, image, 0)
         model(image)
@@ -264,7 +252,7 @@ def test_maps_of_a_class_are_grad_cams(tmp_path, name, method):
     )
 
 
-@pytest.mark.parametrize("kind", test_zoo.SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 def test_every_architecture_has_a_map_of_a_class(kind):
     model, image = drawn(kind)
     logits = model(image).numpy()[0]

@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-import test_zoo
 from conftest import ROOT
 from sklearn.datasets import load_sample_images
 from support.small_checkpoints import MODELS, cut, opened, saved
+from support.small_models import SMALL_MODELS
 
 from errors import InputError, RunError
 from inference import Predictor
@@ -53,9 +53,9 @@ def has_positions(model):
     return bool(tables(model))
 
 
-@pytest.mark.parametrize("kind", test_zoo.SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 def test_the_help_names_the_architectures_that_are_drawn(kind):
-    model = test_zoo.SMALL[kind]()
+    model = SMALL_MODELS[kind]()
     drawn = {
         "attention": attends(model),
         "rollout": rolls_out(model),

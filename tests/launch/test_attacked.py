@@ -5,9 +5,9 @@ import time
 
 import pytest
 from support import port_attackers
+from support.launches import printed, statuses, torchrun
 from support.ranks import free_ports
 from support.training_runs import assert_same_run
-from test_launched_runs import printed, statuses, torchrun
 
 FLAGS = [
     "-output=run",

@@ -7,45 +7,15 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from support import launches
+from support.launches import LAUNCHER_VARIABLES, TORCHRUN_VARIABLES
 from support.ranks import free_ports
 
 from errors import InputError
-from launch import devices, launched, launchers, nodes, rendezvous, secret, spawned
+from launch import devices, launched, launchers, nodes, rendezvous, spawned
 from launch.launchers import expand_counts, expand_hosts, is_launched
 
-LAUNCHERS = (
-    "PADDLE_",
-    "SLURM_",
-    "MASTER_",
-    "NODE_RANK",
-    "NNODES",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_",
-    "FLAGS_selected",
-)
-LAUNCHERS += ("OMPI_", "MV2_", "PMI_", "MPI_LOCAL", "PMIX_", "PALS_", "ALPS_", "FLUX_", "JSM_")
-LAUNCHERS += (
-    "TORCHELASTIC",
-    "CUDA_VISIBLE",
-    "GLOO_",
-    "NCCL_SOCKET",
-    "NPROC_PER",
-    "MASTER",
-    "HOST",
-    "INIT_TIMEOUT",
-)
-
-
-@pytest.fixture
-def variables(monkeypatch):
-    """``os.environ`` without a launcher's variables, but for those that the test sets; it is
-    restored afterwards.
-    """
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    for name in [name for name in os.environ if name.startswith(LAUNCHERS) and name != secret.FILE]:
-        del os.environ[name]
-    return lambda **values: os.environ.update({name: str(value) for name, value in values.items()})
+variables = launches.variables
 
 
 def told():
@@ -58,13 +28,6 @@ def told():
     return {name: value for name, value in found.items() if name != "VIT_SECRET_FILE"}
 
 
-TORCHRUN = {
-    "RANK": 3,
-    "WORLD_SIZE": 4,
-    "LOCAL_RANK": 1,
-    "MASTER_ADDR": "10.0.0.1",
-    "MASTER_PORT": 29500,
-}
 SLURM = {
     "SLURM_JOB_ID": 1234567,
     "SLURM_STEP_ID": 0,
@@ -78,7 +41,7 @@ SLURM |= {"SLURM_NODELIST": "node[09-10]", "SLURM_TASKS_PER_NODE": "4,3"}
 @pytest.mark.smoke
 def test_torchruns_environment_as_paddles(variables):
     assert not is_launched()
-    variables(**TORCHRUN, LOCAL_WORLD_SIZE=2)
+    variables(**TORCHRUN_VARIABLES, LOCAL_WORLD_SIZE=2)
     assert is_launched()
     assert told() == {
         "TRAINER_ID": "3",
@@ -98,13 +61,13 @@ def test_torchruns_environment_as_paddles(variables):
 
 
 def test_torchrun_itself_listens_at_its_port(variables):
-    variables(**TORCHRUN, TORCHELASTIC_USE_AGENT_STORE="True")
+    variables(**TORCHRUN_VARIABLES, TORCHELASTIC_USE_AGENT_STORE="True")
     assert is_launched()
     assert told()["MASTER"] == "10.0.0.1:29501"
 
 
 def test_torchrun_without_a_local_size_takes_the_most_there_can_be(variables):
-    variables(**TORCHRUN)
+    variables(**TORCHRUN_VARIABLES)
     assert is_launched()
     assert (told()["LOCAL_SIZE"], told()["NNODES"]) == ("2", "2")
 
@@ -203,7 +166,7 @@ def test_mpi_on_two_machines_within_a_slurm_job_and_of_one_rank(variables, capfd
     assert {name: told()[name] for name in expected} == expected
     port = told()["MASTER"]  # from the job's name: the same for all of its ranks
     assert port.startswith("node09:2")
-    for name in [name for name in os.environ if name.startswith(LAUNCHERS)]:
+    for name in [name for name in os.environ if name.startswith(LAUNCHER_VARIABLES)]:
         del os.environ[name]
     for names in (openmpi, hydra):
         variables(**mpi(names, 0, 1, 0, 1, PMIX_RANK=0))
@@ -220,7 +183,7 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
     # srun sets PMIX_RANK for a single task, too
     variables(SLURM_STEP_ID=0, SLURM_STEP_NUM_TASKS=1, SLURM_PROCID=0)
     assert not is_launched()
-    variables(SLURM_STEP_ID="", **TORCHRUN)
+    variables(SLURM_STEP_ID="", **TORCHRUN_VARIABLES)
     assert is_launched()
     assert capfd.readouterr().err == ""
 
@@ -277,17 +240,20 @@ def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, nam
             "missing SLURM_STEP_NUM_TASKS or SLURM_NTASKS; start with srun",
         ),
         (
-            TORCHRUN | {"RANK": "4", "LOCAL_RANK": 0},
+            TORCHRUN_VARIABLES | {"RANK": "4", "LOCAL_RANK": 0},
             "^RANK is 4, expected a number below 4: the first is 0",
         ),
         (
-            TORCHRUN | {"LOCAL_WORLD_SIZE": 1},
+            TORCHRUN_VARIABLES | {"LOCAL_WORLD_SIZE": 1},
             "LOCAL_RANK is 1, expected a number below 1: the first is 0",
         ),
-        (TORCHRUN | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'; expected a whole number"),
+        (TORCHRUN_VARIABLES | {"LOCAL_RANK": "-1"}, "LOCAL_RANK is '-1'; expected a whole number"),
         # one, in Arabic
-        (TORCHRUN | {"RANK": "\u0661"}, "RANK is '\u0661'; expected a whole number"),
-        (TORCHRUN | {"RANK": "1" * 5000}, f"RANK is '{'1' * 100}...'; expected a whole number"),
+        (TORCHRUN_VARIABLES | {"RANK": "\u0661"}, "RANK is '\u0661'; expected a whole number"),
+        (
+            TORCHRUN_VARIABLES | {"RANK": "1" * 5000},
+            f"RANK is '{'1' * 100}...'; expected a whole number",
+        ),
     ],
 )
 def test_an_environment_that_makes_no_sense(variables, given, message):
@@ -309,27 +275,27 @@ PADDLE |= {"PADDLE_CURRENT_ENDPOINT": "b:6171", "PADDLE_TRAINER_ENDPOINTS": "10.
     ("given", "told", "message"),
     [
         (
-            TORCHRUN | {"RANK": 4},
+            TORCHRUN_VARIABLES | {"RANK": 4},
             ("10.0.0.1:29500", "4", "4"),
             "RANK is 4, expected a number below 4: the first is 0",
         ),
         (
-            TORCHRUN | {"RANK": "x"},
+            TORCHRUN_VARIABLES | {"RANK": "x"},
             ("10.0.0.1:29500", "x", "4"),
             "RANK is 'x'; expected a whole number",
         ),
         (
-            TORCHRUN | {"WORLD_SIZE": 0},
+            TORCHRUN_VARIABLES | {"WORLD_SIZE": 0},
             ("10.0.0.1:29500", "3", "0"),
             "WORLD_SIZE is 0; expected at least 1",
         ),
         (
-            TORCHRUN | {"LOCAL_WORLD_SIZE": 5, "TORCHELASTIC_USE_AGENT_STORE": "True"},
+            TORCHRUN_VARIABLES | {"LOCAL_WORLD_SIZE": 5, "TORCHELASTIC_USE_AGENT_STORE": "True"},
             ("10.0.0.1:29501", "3", "4"),
             "LOCAL_WORLD_SIZE is 5, but WORLD_SIZE is 4: a machine has at most all of a run's ranks",
         ),
         (
-            TORCHRUN | {"LOCAL_RANK": ""},
+            TORCHRUN_VARIABLES | {"LOCAL_RANK": ""},
             ("10.0.0.1:29500", "3", "4"),
             "a distributed run's environment is incomplete",
         ),
@@ -420,7 +386,7 @@ def test_each_rank_takes_its_gpu_among_the_visible_ones(variables, monkeypatch, 
         for name in (selected, *map("PADDLE_{}".format, told())):
             os.environ.pop(name, None)
         variables(
-            **TORCHRUN | {"LOCAL_RANK": local_rank},
+            **TORCHRUN_VARIABLES | {"LOCAL_RANK": local_rank},
             LOCAL_WORLD_SIZE=4,
             CUDA_VISIBLE_DEVICES=visible,
         )
@@ -548,7 +514,7 @@ def test_between_machines_gloo_and_nccl_take_the_interface_that_reaches_rank_0(
     meeting = SimpleNamespace(own_address="127.0.0.1", run_key="ab")
     monkeypatch.setattr(rendezvous, "meet", lambda *_, **__: meeting)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    variables(**TORCHRUN, LOCAL_WORLD_SIZE=4)
+    variables(**TORCHRUN_VARIABLES, LOCAL_WORLD_SIZE=4)
     assert is_launched()
     assert launched.meet(1.0) is meeting
     # one machine: NCCL finds its way

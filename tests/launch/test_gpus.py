@@ -12,12 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
+from support import launches
+from support.launches import LAUNCHER_VARIABLES, TORCHRUN_VARIABLES, printed, start, statuses
 from support.ranks import free_ports
-from test_environment import LAUNCHERS, TORCHRUN, variables  # noqa: F401
-from test_launched_runs import printed, start, statuses
 
 from errors import InputError
 from launch import devices, launchers, nodes
+
+variables = launches.variables
 
 SELECTED = "FLAGS_selected_gpus"
 UUIDS = ["GPU-a0", "GPU-a1", "GPU-b2", "GPU-b3"]
@@ -57,7 +59,7 @@ def nvml(tmp_path_factory):
 
 
 @pytest.fixture
-def machine(nvml, monkeypatch, tmp_path, variables):  # noqa: F811
+def machine(nvml, monkeypatch, tmp_path, variables):
     """Returns a function that gives this process a machine with GPUs, by NVML alone."""
     monkeypatch.setattr(devices, "DRIVER", tmp_path / "none")
     monkeypatch.setattr(devices, "_LIBRARIES", ("libnvidia-ml.no", str(nvml / "libnvidia-ml.so.1")))
@@ -131,11 +133,11 @@ def test_launched_ranks_take_nccl_where_nvml_alone_knows_the_gpus(
     machine,
     monkeypatch,
     tmp_path,
-    variables,  # noqa: F811
+    variables,
 ):
     paddle_of(tmp_path, monkeypatch)
     machine("GPU-a", "GPU-b")
-    variables(**TORCHRUN, LOCAL_WORLD_SIZE=2)
+    variables(**TORCHRUN_VARIABLES, LOCAL_WORLD_SIZE=2)
     assert devices.num_gpus_of_paddle() == 2
     assert launchers.is_launched()
     assert os.environ[SELECTED] == "1"
@@ -260,7 +262,7 @@ def test_paddles_own_environment_of_spawned_ranks(machine, monkeypatch, visible)
 
 
 @pytest.mark.smoke
-def test_paddles_launcher_numbers_its_ranks_as_the_visible_gpus(machine, variables):  # noqa: F811
+def test_paddles_launcher_numbers_its_ranks_as_the_visible_gpus(machine, variables):
     """What its rank finds: FLAGS_selected_gpus by place, CUDA_VISIBLE_DEVICES whole."""
     from paddle.distributed.launch.context.device import Device
 
@@ -333,7 +335,9 @@ with reporting():
 def test_two_ranks_on_one_gpu_are_refused_before_nccl(nvml, tmp_path, visible, told):
     (tmp_path / "version").mkdir()
     (tmp_path / "version" / "__init__.py").write_text("cuda_version = '11.8'\n")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_VARIABLES)
+    }
     kept |= {
         "LD_LIBRARY_PATH": str(nvml),
         "PYTHONPATH": str(ROOT),

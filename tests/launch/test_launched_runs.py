@@ -14,50 +14,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from safetensors.numpy import load_file
-from support import programs
+from support.launches import FLAGS, MAIN, printed, start, statuses, torchrun
 from support.ranks import free_ports
-from test_environment import LAUNCHERS
 
 from launch.launchers import MPI
-
-MAIN = (sys.executable, str(ROOT / "main_multi_gpu.py"))
-FLAGS = [
-    "-output=run",
-    "-cfg=vit_digits",
-    "-o",
-    "TRAIN.NUM_EPOCHS=1",
-    "TRAIN.WARMUP_EPOCHS=0",
-    "MODEL.DEPTH=2",
-]
-
-
-def start(folder, *command, inside=(), **given):
-    """Starts a program in ``folder``, without this process's launcher; (the process, the file of
-    what it prints).
-    """
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
-    # Ranks on one machine would each take all of its cores, where they are told to be on two, and
-    # sum in other orders.
-    given = (
-        kept
-        | {"PATH": path, "VIRTUAL_ENV": "1", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
-        | {k: str(v) for k, v in given.items()}
-    )
-    log = folder / f"printed{len(list(folder.glob('printed*')))}.txt"
-    with open(log, "w") as out:
-        streams = {"stdout": out, "stderr": out, "start_new_session": True}
-        process = subprocess.Popen([*inside, *command], cwd=folder, env=given, **streams)
-    programs.started.append(process)
-    return process, log
-
-
-def statuses(*started):
-    return [process.wait(120) for process, _ in started]
-
-
-def printed(*started):
-    return "\n".join(log.read_text() for _, log in started)
 
 
 @contextlib.contextmanager
@@ -146,17 +106,6 @@ def test_a_batch_that_was_stopped_in_time_is_queued_again(tmp_path, status, queu
     assert re.fullmatch(f"--kill-on-bad-exit=1 python {MAIN[1]} {flags}\n", printed(run))
     assert (tmp_path / "scontrol.txt").exists() == queued
     assert not queued or (tmp_path / "scontrol.txt").read_text() == "requeue 4242\n"
-
-
-def torchrun(folder, rank, port, *flags, machines=1, **more):
-    """Starts one process of two as torchrun does."""
-    given = {
-        "RANK": rank,
-        "WORLD_SIZE": 2,
-        "LOCAL_RANK": rank // machines,
-        "LOCAL_WORLD_SIZE": 2 // machines,
-    }
-    return start(folder, *MAIN, *flags, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, **given, **more)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import socket
 import time
 
 import pytest
+from support.launches import FLAGS, MAIN, printed, start, statuses, torchrun
 from support.ranks import free_ports
-from test_launched_runs import FLAGS, MAIN, printed, start, statuses, torchrun
 
 
 def folders(path, *names):

@@ -2,10 +2,8 @@
 can work.
 """
 
-import contextlib
 import fcntl
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -15,6 +13,7 @@ import time
 
 import pytest
 from conftest import ROOT
+from support.programs import start_in_terminal, wait_for_exit, wait_for_steps
 
 from errors import InputError
 from launch import spawned, startup, streams
@@ -228,54 +227,14 @@ def test_what_was_ignored_at_the_start_stays_ignored():
     assert set(startup.STOP_SIGNALS) >= {signal.SIGHUP, signal.SIGXCPU}
 
 
-def in_a_terminal(folder, *command):
-    """Starts a program in a terminal of its own; (its pid, the terminal's other end)."""
-    pid, terminal = pty.fork()
-    if not pid:
-        # nohup, under which the tests may run, has it ignored
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        os.chdir(folder)
-        os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-        os.execvpe(command[0], command, os.environ | {"VIRTUAL_ENV": "1"})
-    os.set_blocking(terminal, False)
-    return pid, terminal
-
-
-def wait_for_steps(run, count, terminal=None, shown=b"", seconds=60):
-    """Waits until the log tells ``count`` more reports and the terminal, which is read meanwhile,
-    has shown a text.
-    """
-
-    def told():
-        return (run / "log.txt").read_text().count(" step ") if (run / "log.txt").exists() else 0
-
-    before = told()
-    deadline = time.monotonic() + seconds
-    said = b""
-    while told() < before + count or shown not in said:  # a line comes to the log first
-        assert time.monotonic() < deadline, said.decode()
-        time.sleep(0.02)
-        with contextlib.suppress(OSError):  # nothing came; nohup let go of it
-            said += os.read(terminal, 1 << 16) if terminal else b""
-
-
-def ended(pid, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    return os.waitstatus_to_exitcode(found[1])
-
-
 @pytest.mark.smoke
 def test_a_terminal_that_is_stopped_and_then_closed(tmp_path):
     command = [sys.executable, str(ROOT / "main_single_gpu.py"), *SMALL, "TRAIN.NUM_EPOCHS", "100"]
-    pid, terminal = in_a_terminal(tmp_path, *command)
+    pid, terminal = start_in_terminal(tmp_path, *command)
     wait_for_steps(tmp_path / "run", 2, terminal, b"epoch 1/100 step 4")
     os.write(terminal, b"\x13")  # Ctrl-S
     wait_for_steps(tmp_path / "run", 60)
     os.close(terminal)
-    assert ended(pid) == 129
+    assert wait_for_exit(pid) == 129
     assert "stopped by SIGHUP after step" in (tmp_path / "run" / "log_0.txt").read_text()
     assert (tmp_path / "run" / "checkpoints" / "last").exists()

@@ -5,7 +5,7 @@ import tarfile
 
 import numpy as np
 import pytest
-from test_datasets import CIFAR10, cifar_archive, configured, write_idx
+from support.dataset_files import CIFAR10, cifar_archive, dataset_config, write_idx
 
 from datasets import get_dataset
 from errors import InputError
@@ -26,15 +26,15 @@ def test_an_archive_without_a_file_or_with_one_twice_is_refused(tmp_path):
             for member, data in kept:
                 tar.addfile(member, io.BytesIO(data))
         with pytest.raises(InputError, match=message):
-            get_dataset(configured("cifar10", tmp_path), "train")
+            get_dataset(dataset_config("cifar10", tmp_path), "train")
 
 
 def test_a_set_without_images_or_a_model_without_classes_is_refused(tmp_path):
     write_idx(tmp_path / "t10k-images-idx3-ubyte", np.zeros((0, 28, 28), np.uint8), False)
     write_idx(tmp_path / "t10k-labels-idx1-ubyte", np.zeros(0, np.uint8), False)
     with pytest.raises(InputError, match=f"the val set of 'mnist' at {tmp_path} is empty"):
-        get_dataset(configured("mnist", tmp_path), "val")
+        get_dataset(dataset_config("mnist", tmp_path), "val")
     with pytest.raises(
         InputError, match="MODEL.NUM_CLASSES is 0, a model without a classifier; give the classes'"
     ):
-        get_dataset(configured("digits", tmp_path, "MODEL.NUM_CLASSES", "0"), "val")
+        get_dataset(dataset_config("digits", tmp_path, "MODEL.NUM_CLASSES", "0"), "val")

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from conftest import write_images
 from PIL import Image
-from test_datasets import CIFAR10, cifar_archive, configured, write_idx
+from support.dataset_files import CIFAR10, cifar_archive, dataset_config, write_idx
 
 from datasets import get_dataloader, get_dataset, get_datasets
 from errors import InputError, RunError
@@ -33,7 +33,7 @@ def folder(tmp_path):
 
 
 def with_cache(kind, root, *options):
-    return configured(kind, root, "DATA.CACHE", str(root / "cache"), *options)
+    return dataset_config(kind, root, "DATA.CACHE", str(root / "cache"), *options)
 
 
 def columns(config, dataset):
@@ -52,7 +52,7 @@ def test_cached_files_give_the_same_samples_and_are_decoded_once(
     folder, capfd, monkeypatch, workers
 ):
     options = ("DATA.NUM_WORKERS", workers, "TRAIN.AUTO_AUGMENT", "rand-m9", "DATA.BATCH_SIZE", "2")
-    plain = get_dataset(configured("folder", folder, *options), "train")
+    plain = get_dataset(dataset_config("folder", folder, *options), "train")
     config, train, val = get_datasets(with_cache("folder", folder, *options))
     assert capfd.readouterr().out.count("isn't there yet: decoding") == 2
     assert (train.classes, train.labels.tolist(), val.labels.tolist()) == (
@@ -89,7 +89,9 @@ def test_a_cache_serves_both_ways_to_crop(tmp_path, capfd, first):
     for crop in (first, "squash" if first == "center" else "center"):
         options = ("DATA.CROP_MODE", crop)
         cached = get_dataset(with_cache("folder", tmp_path, *options), "val")[0][0]
-        assert (cached == get_dataset(configured("folder", tmp_path, *options), "val")[0][0]).all()
+        assert (
+            cached == get_dataset(dataset_config("folder", tmp_path, *options), "val")[0][0]
+        ).all()
         found[crop] = cached
     assert (found["center"] != found["squash"]).any()
     assert (
@@ -111,7 +113,7 @@ def test_cached_archives_keep_labels_and_class_names(tmp_path, capfd):
         write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(count).astype(np.uint8), False)
     for kind in ("cifar10", "mnist", "digits"):
         for mode in ("train", "val"):
-            plain = get_dataset(configured(kind, tmp_path), mode)
+            plain = get_dataset(dataset_config(kind, tmp_path), mode)
             for _ in range(2):
                 found = get_dataset(with_cache(kind, tmp_path), mode)
                 assert (found.images.pixels == plain.images).all()
@@ -148,7 +150,7 @@ def write_at_once(config, ready, found):
 
 
 def image_of(folder, index):
-    return np.asarray(get_dataset(configured("folder", folder), "train").image(index))
+    return np.asarray(get_dataset(dataset_config("folder", folder), "train").image(index))
 
 
 def test_other_or_changed_sources_have_another_cache(folder, capfd):
@@ -382,10 +384,10 @@ def test_what_cannot_be_cached_is_an_error(folder):
         InputError,
         match=r"DATA.CACHE .*file: can't be written \(File exists\); choose another folder",
     ):
-        get_dataset(configured("folder", folder, "DATA.CACHE", str(folder / "file")), "val")
+        get_dataset(dataset_config("folder", folder, "DATA.CACHE", str(folder / "file")), "val")
     with pytest.raises(InputError, match="DATA.CACHE is 'x', expected None with SKIP_BROKEN"):
-        configured("folder", "", "DATA.SKIP_BROKEN", "True", "DATA.CACHE", "x")
+        dataset_config("folder", "", "DATA.SKIP_BROKEN", "True", "DATA.CACHE", "x")
     with pytest.raises(
         InputError, match="DATA.CACHE does nothing with DATA.DATASET synthetic; leave it out"
     ):
-        configured("synthetic", "", "DATA.CACHE", "x")
+        dataset_config("synthetic", "", "DATA.CACHE", "x")

@@ -14,7 +14,7 @@ from PIL import Image
 from scipy.fft import dctn
 from sklearn.datasets import load_sample_image
 from support import forged_images
-from test_datasets import write_idx
+from support.dataset_files import write_idx
 
 from config import get_config
 from datasets import get_datasets

@@ -6,8 +6,8 @@ import tarfile
 
 import numpy as np
 import pytest
+from support.dataset_files import CIFAR10
 from support.weight_files import Call, LittleMemory, Raw, numpy_array, program, python2
-from test_datasets import CIFAR10
 
 from errors import InputError
 from loading import archives, sources

@@ -6,13 +6,21 @@ import random
 import numpy as np
 import paddle
 import pytest
+from conftest import ROOT
 from golden.formula import array
-from test_batch import GOLDEN, RNG, configured
 
+from config import get_config
 from loading.transforms import (
     RandomErasing,
 )
 from loading.transforms.erase import box_mask
+
+GOLDEN = np.load(ROOT / "tests" / "golden" / "batch.npz")
+RNG = np.random.default_rng
+
+
+def configured(*options):
+    return get_config(None, ["MODEL.NUM_CLASSES", "5", *map(str, options)])
 
 
 class PythonsRandom:

@@ -10,10 +10,7 @@ from golden import convolutions, formula
 from golden.make_nonsquare import PHOTOGRAPHS, PREPARED, RESIZED, TARGETS, name
 from PIL import Image
 from support.parity import load_formula
-from test_beit import small as beit
-from test_eva import small as eva
-from test_swin import small as swin
-from test_vit import small as vit
+from support.small_models import small_beit, small_eva, small_swin, small_vit
 
 from config import get_config
 from datasets import get_dataloader, get_dataset
@@ -246,10 +243,10 @@ def test_workers_load_what_the_process_itself_does():
 # ----------------------------------------------------------------- weights
 
 MODELS = {
-    "vit": lambda size: vit("vit", img_size=size),
-    "swin": lambda size: swin("swin", img_size=size),
-    "beit": lambda size: beit("beit", img_size=size),
-    "eva_subln": lambda size: eva("eva_subln", image_size=size),
+    "vit": lambda size: small_vit("vit", image_size=size),
+    "swin": lambda size: small_swin("swin", image_size=size),
+    "beit": lambda size: small_beit("beit", image_size=size),
+    "eva_subln": lambda size: small_eva("eva_subln", image_size=size),
 }
 
 

@@ -11,9 +11,9 @@ import pytest
 from conftest import write_images
 from PIL import Image
 from support import forged_images
+from support.dataset_files import dataset_config
 from support.hostile_files import attempt
 from support.structured_images import webp_of_sets
-from test_datasets import configured
 
 from datasets import get_dataset, get_datasets
 from errors import InputError, RunError
@@ -221,7 +221,7 @@ def test_a_narrow_image_is_refused_before_it_is_enlarged(tmp_path):
     )
     os.rename(tmp_path / "train", tmp_path / "val")
     data = get_dataset(
-        configured("folder", tmp_path, "DATA.IMAGE_SIZE", "100", "DATA.MAX_PIXELS", "1000000"),
+        dataset_config("folder", tmp_path, "DATA.IMAGE_SIZE", "100", "DATA.MAX_PIXELS", "1000000"),
         "val",
     )
     with pytest.raises(
@@ -236,7 +236,7 @@ def test_what_cannot_be_decoded_is_tried_once(tmp_path, monkeypatch):
     (tmp_path / "train/a/1.png").write_bytes(b"broken")
     (tmp_path / "train/a/2.png").unlink()
     (tmp_path / "train/a/2.png").mkdir()  # of which a disk could be the reason
-    data = get_dataset(configured("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
+    data = get_dataset(dataset_config("folder", tmp_path, "DATA.SKIP_BROKEN", "True"), "train")
     data.paths = type(data.paths)([f"train/a/{number}.png" for number in range(4)])
     data.labels = np.zeros(4, np.int64)
     read = []
@@ -252,7 +252,7 @@ def test_a_list_may_have_tabs_a_bom_and_windows_line_ends(tmp_path, start):
     lines = start + b"train/a b/0.png\t0\r\n\r\n  train/a b/1.png  1  \r\n"
     for mode in ("train", "val"):
         (tmp_path / f"{mode}_list.txt").write_bytes(lines)
-    _, train, _ = get_datasets(configured("imagenet2012", tmp_path))
+    _, train, _ = get_datasets(dataset_config("imagenet2012", tmp_path))
     assert [train.paths[0], train.paths[1]] == ["train/a b/0.png", "train/a b/1.png"]
     assert train.labels.tolist() == [0, 1]
 
@@ -275,7 +275,7 @@ def test_a_list_may_have_tabs_a_bom_and_windows_line_ends(tmp_path, start):
 def test_a_list_that_is_none_says_why(tmp_path, line, message):
     (tmp_path / "train_list.txt").write_bytes(line)
     with pytest.raises(InputError, match=f"train_list.txt[:,] .*{message}"):
-        get_dataset(configured("imagenet2012", tmp_path), "train")
+        get_dataset(dataset_config("imagenet2012", tmp_path), "train")
 
 
 def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
@@ -292,7 +292,7 @@ def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):
         InputError,
         match=r"train: its folder '.*/train/a/deep' can't be listed \(Permission denied\);",
     ):
-        get_dataset(configured("folder", tmp_path), "train")
+        get_dataset(dataset_config("folder", tmp_path), "train")
 
 
 def test_a_film_behind_a_progressive_photograph_counts_as_no_scans():

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from support.loaders import Numbers, loader_config, training_loader
 from support.programs import ROOT, assert_none_left
 
 import loading.workers
@@ -24,46 +25,12 @@ from loading.workers import ProcessLoader, on_device
 from utils import free_memory
 
 
-class Numbers(paddle.io.Dataset):
-    """Sample i is 2 x 2 pixels of value i, i itself, its epoch and the process that loaded it."""
-
-    labels = np.arange(20)
-    columns = ("pixels", "labels", "epochs", "processes")
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, key):
-        epoch, index, _ = key if isinstance(key, tuple) else (0, key, 0)
-        if index % 3 == 0:
-            time.sleep(0.003)
-        return (
-            np.full((2, 2, 3), index, np.uint8),
-            np.int64(index),
-            np.int64(epoch),
-            np.int64(os.getpid()),
-        )
-
-
 class Multiplying(Numbers):
     """Its samples need a product of matrices that BLAS would share out to threads."""
 
     def __getitem__(self, key):
         np.dot(*np.ones((2, 1000, 1000)))
         return super().__getitem__(key)
-
-
-def configured(workers, prefetch=2, batch_size=4, epochs=9):
-    sizes = {"DATA.NUM_WORKERS": workers, "DATA.BATCH_SIZE": batch_size}
-    sizes |= {"DATA.PREFETCH": prefetch} if workers else {}
-    sizes |= {"DATA.IMAGE_SIZE": 2, "TRAIN.NUM_EPOCHS": epochs, "TRAIN.WARMUP_EPOCHS": 0}
-    return get_config(None, [str(word) for pair in sizes.items() for word in pair])
-
-
-def training(workers, prefetch=2, epochs=9, dataset=None):
-    config = configured(workers, prefetch, epochs=epochs)
-    dataset = dataset or Numbers()
-    return ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1))
 
 
 def read(loader, epoch, consumed=0):
@@ -85,7 +52,7 @@ def read(loader, epoch, consumed=0):
 @pytest.mark.smoke
 @pytest.mark.parametrize(("workers", "prefetch"), [(0, 2), (1, 1), (2, 1), (2, 2), (3, 2)])
 def test_passes_follow_each_other_and_their_workers_stay(workers, prefetch):
-    loader = training(workers, prefetch)
+    loader = training_loader(workers, prefetch)
     assert len(loader) == 5
     first = read(loader, 1)
     assert first == (
@@ -97,7 +64,7 @@ def test_passes_follow_each_other_and_their_workers_stay(workers, prefetch):
 
 
 def test_a_pass_that_is_given_up_leaves_nothing_for_the_next():
-    loader = training(2)
+    loader = training_loader(2)
     loader.batch_sampler.set_epoch(1)
     next(iter(loader))
     given_up = {process.pid for process in loader._workers.processes}
@@ -105,7 +72,7 @@ def test_a_pass_that_is_given_up_leaves_nothing_for_the_next():
 
 
 def test_nothing_is_loaded_beyond_the_last_epoch():
-    loader = training(1, epochs=2)
+    loader = training_loader(1, epochs=2)
     read(loader, 1)
     read(loader, 2)
     assert next(loader._batches, None) is None
@@ -132,7 +99,7 @@ def test_evaluations_repeat_themselves_and_one_alone_loads_once():
 
 
 def test_a_worker_computes_in_one_thread():
-    loader = training(2, dataset=Multiplying())
+    loader = training_loader(2, dataset=Multiplying())
     for process in read(loader, 1):
         stats = [
             file.read_text().rpartition(")")[2].split()
@@ -145,7 +112,7 @@ def test_a_worker_computes_in_one_thread():
 
 @pytest.mark.smoke
 def test_a_worker_that_is_killed_is_named():
-    loader = training(2)
+    loader = training_loader(2)
     read(loader, 1)
     worker = loader._workers.processes[1].pid
     os.kill(worker, signal.SIGKILL)
@@ -157,7 +124,7 @@ def test_a_worker_that_is_killed_is_named():
 
 
 def test_a_loader_that_is_dropped_ends_its_workers():
-    loader = training(2)
+    loader = training_loader(2)
     workers = read(loader, 1)
     del loader
     assert_none_left(workers)
@@ -165,10 +132,10 @@ def test_a_loader_that_is_dropped_ends_its_workers():
 
 PROGRAM = """
 import sys
-sys.path[:0] = ["{root}", "{root}/tests", "{root}/tests/loading"]
+sys.path[:0] = ["{root}", "{root}/tests"]
 import errors
-from test_workers import training
-loader = training(2)
+from support.loaders import training_loader
+loader = training_loader(2)
 loader.batch_sampler.set_epoch(1)
 next(iter(loader))
 print(*[process.pid for process in loader._workers.processes], flush=True)
@@ -204,7 +171,7 @@ def test_a_process_leaves_no_worker_and_no_file(last):
 
 def test_memory_that_is_short_is_an_error_before_anything_starts(monkeypatch):
     monkeypatch.setattr(loading.workers, "free_memory", lambda: 10_000)
-    config = configured(8, prefetch=2, batch_size=20)
+    config = loader_config(8, prefetch=2, batch_size=20)
     sampler = TrainBatchSampler(config, Numbers(), 0, 1)
     # one batch: one worker; 3 slots x 20 x 12 bytes x 4
     ProcessLoader(config, Numbers(), sampler, 4)
@@ -234,7 +201,7 @@ def test_free_memory_does_without_a_containers_count_of_files(tmp_path, monkeypa
 @pytest.mark.parametrize("threaded", [0, 1])
 def test_draws_follow_epoch_and_step_and_come_with_their_batch(workers, threaded, monkeypatch):
     monkeypatch.setattr(loading.workers, "num_gpus", lambda: threaded)
-    config = configured(workers, epochs=3)
+    config = loader_config(workers, epochs=3)
     dataset = Numbers()
     config = with_values(config, DATA__DROP_LAST=False, DATA__BATCH_SIZE=6)
     drawn = lambda epoch, step, count: np.full((count, 1), 100 * epoch + step, np.float32)  # noqa: E731

@@ -3,19 +3,21 @@
 import numpy as np
 import paddle
 import pytest
-import test_convmixer
-import test_halonet
-import test_levit
-import test_mobileone
-import test_mobilevit
-import test_regnet
-import test_tinyvit
-import test_xcit
 from conftest import ROOT
 from golden.trained import BOTTLENECK, CASES, MOMENTUM, MOST, RATE, array, array_of, batches
 from paddle import nn
 from paddle.nn import functional as F
 from support.parity import load_formula
+from support.small_models import (
+    small_convmixer,
+    small_halonet,
+    small_levit,
+    small_mobileone,
+    small_mobilevit,
+    small_regnet,
+    small_tinyvit,
+    small_xcit,
+)
 
 import ops
 from errors import InputError
@@ -34,21 +36,21 @@ from weights.layout import file_name
 def build(name, monkeypatch):
     """The model of golden/trained.py's case NAME."""
     if name.startswith("regnet"):
-        return test_regnet.small(name)
+        return small_regnet(name)
     if name.startswith("mobileone"):
-        return test_mobileone.small(name)
+        return small_mobileone(name)
     if name.startswith("halonet"):
-        return test_halonet.small(name)
+        return small_halonet(name)
     if name == "mobilevit":
-        return test_mobilevit.small()
+        return small_mobilevit()
     if name == "convmixer":
-        return test_convmixer.small()
+        return small_convmixer()
     if name == "levit":
-        return test_levit.small()
+        return small_levit()
     if name == "tinyvit":
-        return test_tinyvit.small()
+        return small_tinyvit()
     if name == "xcit":
-        return test_xcit.small()
+        return small_xcit()
     monkeypatch.setitem(resnet.SIZES, 14, (resnet.Bottleneck, BOTTLENECK))
     return ResNet(CASES[name], depth=18 if name == "resnet18" else 14, num_classes=5)
 
@@ -90,7 +92,7 @@ def test_a_traced_network_and_one_that_recomputes_leave_the_same_statistics():
     found = []
     for changes in ({}, {"recompute": True}, "traced"):
         paddle.seed(0)
-        model = test_regnet.small(**({} if changes == "traced" else changes))
+        model = small_regnet(**({} if changes == "traced" else changes))
         if changes == "traced":
             paddle.jit.to_static(model, full_graph=True)
         for step in range(2):

@@ -7,6 +7,7 @@ import paddle
 import pytest
 from golden.beit import CASES
 from support.parity import assert_parity
+from support.small_models import small_beit
 
 from config import get_config
 from errors import InputError
@@ -22,19 +23,10 @@ OPTIONS = [
 ]
 
 
-def small(name="beit", **changes):
-    """The BEiT of golden/beit.py's case NAME, with changes."""
-    sizes = CASES[name] | changes
-    return Beit(image_size=sizes.pop("img_size"), **sizes)
-
-
-ZOO = {"beit": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path)
+    assert_parity(small_beit(name), name, tmp_path)
 
 
 def test_a_pair_of_tokens_has_the_row_of_its_offset_and_the_class_token_its_own():
@@ -51,7 +43,7 @@ def test_a_pair_of_tokens_has_the_row_of_its_offset_and_the_class_token_its_own(
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(
+    model = small_beit(
         embed_dim=48,
         init_values=1e-5,
         use_abs_pos_emb=True,
@@ -80,7 +72,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_the_blocks_and_dropout_is_theirs_alike():
-    model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2, depth=3)
+    model = small_beit(droppath=0.4, dropout=0.1, attention_dropout=0.2, depth=3)
     blocks = model.blocks
     assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {
         (0.2, 0.1, 0.1)
@@ -92,7 +84,7 @@ def test_drop_path_rises_over_the_blocks_and_dropout_is_theirs_alike():
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_parameter_is_in_one_of_the_authors_layer_groups(options):
-    model = small(**options)
+    model = small_beit(**options)
     assert model.layer_groups() == [
         ("cls_token", "pos_embed", "patch_embed"),
         ("blocks.0",),
@@ -110,7 +102,7 @@ def test_every_parameter_is_in_one_of_the_authors_layer_groups(options):
 
 
 def test_tokens_have_no_weight_decay_but_tables_have_and_derived_buffers_are_in_no_file():
-    model = small(use_shared_rel_pos_bias=True)
+    model = small_beit(use_shared_rel_pos_bias=True)
     owners = ("rel_pos_bias", "blocks.0.attn", "blocks.1.attn")
     tables = {f"{owner}.relative_position_bias_table" for owner in owners}
     assert model.no_weight_decay() == {"pos_embed", "cls_token"}
@@ -120,7 +112,7 @@ def test_tokens_have_no_weight_decay_but_tables_have_and_derived_buffers_are_in_
 
 
 def test_reset_classifier_replaces_the_head():
-    model = small(head_init_scale=1.0)
+    model = small_beit(head_init_scale=1.0)
     model.eval()
     images = paddle.randn([2, 3, 16, 16])
     model.reset_classifier(5)
@@ -150,7 +142,7 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 
 def test_images_of_another_size_are_refused():
     with pytest.raises(InputError, match="the model takes images of 16 x 16, found 32 x 16"):
-        small()(paddle.zeros([1, 3, 32, 16]))
+        small_beit()(paddle.zeros([1, 3, 32, 16]))
 
 
 def test_the_shipped_models_are_built_by_name():

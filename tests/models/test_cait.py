@@ -6,35 +6,24 @@ import pytest
 from golden.cait import CASES
 from golden.make_names_vit import values
 from support.parity import assert_parity
+from support.small_models import small_cait
 
 from config import get_config
 from errors import InputError
 from models import build_model
-from models.cait import Cait
 from models.layers.class_attention import ClassAttention
 from training.optim.groups import within
-
-
-def small(name="cait", **changes):
-    """The CaiT of golden/cait.py's case NAME, with changes."""
-    return Cait(
-        **{{"img_size": "image_size"}.get(key, key): value for key, value in CASES[name].items()}
-        | changes
-    )
-
-
-ZOO = {"cait": small}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, values)
+    assert_parity(small_cait(name), name, tmp_path, values)
 
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(embed_dim=96, num_classes=200, init_values=1e-5, image_size=64)
+    model = small_cait(embed_dim=96, num_classes=200, init_values=1e-5, image_size=64)
     block = model.blocks[1]
     last = model.blocks_token_only[0]
     for layer in (block.attn.qkv, block.mlp.fc2, last.attn.k, last.mlp.fc1, model.head):
@@ -45,13 +34,13 @@ def test_initialisation_is_timms():
     assert float(model.cls_token.std()) == pytest.approx(0.02, rel=0.3)
     for scale in (block.gamma_1, block.gamma_2, last.gamma_1, last.gamma_2):
         assert (scale.numpy() == np.float32(1e-5)).all()
-    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(
-        0.002, rel=0.05
-    )
+    assert float(
+        small_cait(num_classes=500, head_init_scale=0.1).head.weight.std()
+    ) == pytest.approx(0.002, rel=0.05)
 
 
 def test_drop_path_is_one_rate_and_the_class_tokens_blocks_drop_nothing():
-    model = small(droppath=0.3, dropout=0.1, attention_dropout=0.2)
+    model = small_cait(droppath=0.3, dropout=0.1, attention_dropout=0.2)
     calls = []
     for layer in model.sublayers():
         if hasattr(layer, "drop_prob") or type(layer).__name__ == "Dropout":
@@ -62,7 +51,7 @@ def test_drop_path_is_one_rate_and_the_class_tokens_blocks_drop_nothing():
 
 
 def test_layer_groups_are_in_order_and_hold_every_parameter_once():
-    model = small()
+    model = small_cait()
     groups = model.layer_groups()
     assert groups == [
         ("cls_token", "pos_embed", "patch_embed"),
@@ -83,7 +72,7 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
 
 
 def test_the_classifier_is_exchangeable():
-    model = small()
+    model = small_cait()
     images = paddle.to_tensor(values("images", (2, 3, 16, 16)))
     features = model.forward_features(images)
     assert features.shape == [2, 17, 16]

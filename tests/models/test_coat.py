@@ -5,6 +5,7 @@ import paddle
 import pytest
 from golden.coat import CASES, array
 from support.parity import assert_parity
+from support.small_models import small_coat
 
 from config import get_config
 from errors import InputError
@@ -12,23 +13,6 @@ from inference.look.cam import cam
 from models import build_model
 from models.coat import CoaT
 from models.layers.resize import resize_evenly
-
-WORDS = {"img_size": "image_size", "mlp_ratios": "mlp_ratio", "serial_depths": "stage_depths"}
-
-
-def small(name="coat", **changes):
-    """The CoaT of golden/coat.py's case NAME, with changes."""
-    options = {
-        WORDS.get(key, key): value for key, value in CASES[name].items() if key != "patch_size"
-    }
-    if "crpe_window" in options:
-        options["crpe_window"] = [
-            side for side, heads in options["crpe_window"].items() for _ in range(heads)
-        ]
-    return CoaT(**options | changes)
-
-
-ZOO = {"coat": small}
 
 
 class Joined(CoaT):
@@ -51,14 +35,14 @@ class Joined(CoaT):
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    model = small(name)
+    model = small_coat(name)
     if model.parallel_blocks:
         model.__class__ = Joined
     assert_parity(model, name, tmp_path, array)
 
 
 def test_training_computes_what_evaluation_does_where_nothing_is_dropped():
-    model = small("coat_parallel")
+    model = small_coat("coat_parallel")
     images = paddle.to_tensor(array("images", (2, 3, 64, 96)))
     logits = model(images).numpy()
     model.eval()
@@ -76,7 +60,7 @@ def test_maps_are_resized_as_by_bilinear_interpolation(old, new):
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small("coat_parallel", embed_dims=(64, 128, 128, 128), num_classes=200)
+    model = small_coat("coat_parallel", embed_dims=(64, 128, 128, 128), num_classes=200)
     block = model.serial_blocks2[0]
     for layer in (
         block.factoratt_crpe.qkv,
@@ -101,7 +85,7 @@ def test_initialisation_is_timms():
 
 
 def test_every_block_has_one_rate_of_drop_path_and_dropout():
-    model = small("coat_parallel", droppath=0.4, dropout=0.1)
+    model = small_coat("coat_parallel", droppath=0.4, dropout=0.1)
     calls = []
     for name, layer in model.named_sublayers():
         if name.endswith(("drop_path", "drop")):
@@ -117,7 +101,7 @@ def test_every_block_has_one_rate_of_drop_path_and_dropout():
 
 
 def test_shared_layers_are_the_models_own_and_get_the_gradients_of_all_blocks():
-    model = small("coat_parallel")
+    model = small_coat("coat_parallel")
     names = [name for name, _ in model.named_parameters()]
     assert len(names) == len(set(names)) == len(model.state_dict())
     assert not any(".cpe." in name or ".crpe." in name or ".mlp3." in name for name in names)
@@ -132,7 +116,7 @@ def test_recompute_gives_the_same_gradients():
     gradients = []
     for recompute in (False, True):
         paddle.seed(0)
-        model = small("coat_parallel", recompute=recompute, droppath=0.3, dropout=0.2)
+        model = small_coat("coat_parallel", recompute=recompute, droppath=0.3, dropout=0.2)
         paddle.seed(1)
         model(paddle.to_tensor(array("images", (2, 3, 64, 96)))).square().sum().backward()
         gradients.append(
@@ -142,7 +126,7 @@ def test_recompute_gives_the_same_gradients():
 
 
 def test_layer_groups_are_in_order_and_hold_every_parameter_once():
-    model = small("coat_parallel")
+    model = small_coat("coat_parallel")
     groups = model.layer_groups()
     assert groups == [
         ("cls_token1", "patch_embed1", "cpe1", "crpe1"),
@@ -160,12 +144,12 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
         assert (
             sum(f"{name}.".startswith(f"{prefix}.") for group in groups for prefix in group) == 1
         ), name
-    assert small().layer_groups()[-1] == ("norm4", "head")
+    assert small_coat().layer_groups()[-1] == ("norm4", "head")
     assert model.no_weight_decay() == {"cls_token1", "cls_token2", "cls_token3", "cls_token4"}
 
 
 def test_the_classifier_is_exchangeable():
-    model = small("coat_parallel")
+    model = small_coat("coat_parallel")
     images = paddle.to_tensor(array("images", (2, 3, 64, 96)))
     tokens = paddle.stack([one[:, 0] for one in model.forward_features(images)], 1)
     model.reset_classifier(7)
@@ -174,13 +158,13 @@ def test_the_classifier_is_exchangeable():
     model.reset_classifier(0)
     expected = (tokens * model.aggregate.weight).sum(1) + model.aggregate.bias
     np.testing.assert_allclose(model(images).numpy(), expected.numpy(), atol=1e-6)
-    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(
-        0.002, rel=0.05
-    )
+    assert float(
+        small_coat(num_classes=500, head_init_scale=0.1).head.weight.std()
+    ) == pytest.approx(0.002, rel=0.05)
 
 
 def test_the_parallel_blocks_have_intermediates_and_maps_of_a_class():
-    model = small("coat_parallel")
+    model = small_coat("coat_parallel")
     model.eval()
     image = paddle.to_tensor(array("images", (1, 3, 64, 96)))
     features, found = model.forward_intermediates(image, [0, 3], return_prefix_tokens=True)

@@ -3,10 +3,11 @@
 import numpy as np
 import paddle
 import pytest
-from golden.convmixer import CASES, SIZES
+from golden.convmixer import CASES
 from golden.convolutions import array
 from paddle import nn
 from support.parity import assert_parity
+from support.small_models import small_convmixer
 
 from config import get_config
 from errors import InputError
@@ -14,20 +15,10 @@ from models import build_model
 from models.convmixer import ConvMixer
 
 
-def small(name="convmixer", **changes):
-    """The ConvMixer of golden/convmixer.py's case NAME, with changes."""
-    sizes = CASES[name] | {"embed_dim": CASES[name]["dim"]}
-    del sizes["dim"]
-    return ConvMixer(SIZES[name], **sizes | changes)
-
-
-ZOO = {"convmixer": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_convmixer(name), name, tmp_path, array)
 
 
 def test_initialisation_is_pytorchs():
@@ -46,7 +37,7 @@ def test_initialisation_is_pytorchs():
 
 
 def test_every_parameter_is_in_one_layer_group():
-    model = small()
+    model = small_convmixer()
     groups = model.layer_groups()
     assert groups == [("stem",), ("blocks.0",), ("blocks.1",), ("blocks.2",), ("head",)]
     for name, _ in model.named_parameters():
@@ -57,7 +48,7 @@ def test_every_parameter_is_in_one_layer_group():
 
 
 def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
-    model = small()
+    model = small_convmixer()
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
     features = model.forward_features(images)
@@ -73,7 +64,7 @@ def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
 
 def test_dropout_comes_before_the_classifier():
     paddle.seed(0)
-    head = small(dropout=0.5, num_classes=0).forward_head
+    head = small_convmixer(dropout=0.5, num_classes=0).forward_head
     assert np.unique(head(paddle.ones([8, 16, 2, 2])).numpy()).tolist() == [0, 2]
 
 

@@ -3,9 +3,10 @@
 import numpy as np
 import paddle
 import pytest
-from golden.convnext import CASES, SIZES
+from golden.convnext import CASES
 from golden.convolutions import array
 from support.parity import assert_parity, load_formula
+from support.small_models import small_convnext
 
 from config import get_config
 from errors import InputError
@@ -15,22 +16,10 @@ from models.layers.grn import GlobalResponseNorm
 from weights import load_weights, save_weights
 
 
-def small(name="convnext", **changes):
-    """The ConvNeXt of golden/convnext.py's case NAME, with changes."""
-    words = {"depths": "stage_depths", "dims": "embed_dims", "ls_init_value": "init_values"}
-    sizes = {words.get(key, key): value for key, value in CASES[name].items()}
-    if "norm_eps" in sizes:
-        sizes["head_norm_eps"] = sizes["norm_eps"]
-    return ConvNeXt(SIZES[name], **sizes | changes)
-
-
-ZOO = {"convnext": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_convnext(name), name, tmp_path, array)
 
 
 def test_initialisation_is_timms():
@@ -62,24 +51,24 @@ def test_initialisation_is_timms():
 def test_the_small_stems_of_timm():
     """make_divisible of timm's layers: a multiple of 8, not below nine tenths of the half."""
     for dim, between in ((40, 24), (48, 24), (64, 32), (80, 40), (22, 16), (8, 8), (38, 24)):
-        made = small(stem_type="overlap_tiered", embed_dims=(dim, 8, 8, 8)).stem
+        made = small_convnext(stem_type="overlap_tiered", embed_dims=(dim, 8, 8, 8)).stem
         assert [made[0].weight.shape, made[1].weight.shape] == [
             [between, 3, 3, 3],
             [dim, between, 3, 3],
         ]
-    assert small(stem_type="overlap").stem[0].weight.shape == [4, 3, 3, 3]
+    assert small_convnext(stem_type="overlap").stem[0].weight.shape == [4, 3, 3, 3]
 
 
 def test_linears_and_convolutions_compute_the_same_and_read_each_others_weights(tmp_path):
     """Layer by layer in training mode: logits, and the gradients of all that both have."""
     images = paddle.to_tensor(array("images", (2, 3, 64, 64)))
     found = []
-    linear = load_formula(small("convnext_v2"), tmp_path, array)
+    linear = load_formula(small_convnext("convnext_v2"), tmp_path, array)
     save_weights(linear, tmp_path / "linear.safetensors")
-    conv = small("convnext_v2", conv_mlp=True)
+    conv = small_convnext("convnext_v2", conv_mlp=True)
     load_weights(conv, tmp_path / "linear.safetensors")
     save_weights(conv, tmp_path / "conv.safetensors")
-    again = small("convnext_v2")
+    again = small_convnext("convnext_v2")
     load_weights(again, tmp_path / "conv.safetensors")
     assert conv.stages[0].blocks[0].mlp.fc1.weight.shape == [16, 4, 1, 1]
     for model in (linear, conv, again):
@@ -114,14 +103,14 @@ def test_the_response_norm_has_gradients_where_a_channel_is_zero():
 def test_drop_path_rises_linearly_over_all_blocks():
     blocks = [
         block
-        for stage in small(stage_depths=(1, 2, 1, 1), droppath=0.4).stages
+        for stage in small_convnext(stage_depths=(1, 2, 1, 1), droppath=0.4).stages
         for block in stage.blocks
     ]
     assert [block.drop_path.drop_prob for block in blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_layer_groups_are_the_authors():
-    model = small(stage_depths=(3, 3, 27, 3), embed_dims=(2, 2, 2, 2))
+    model = small_convnext(stage_depths=(3, 3, 27, 3), embed_dims=(2, 2, 2, 2))
     groups = model.layer_groups()
     assert len(groups) == 14
     names = [name for name, _ in model.named_parameters()]
@@ -150,7 +139,7 @@ def test_layer_groups_of_v2_are_its_authors():
     """get_num_layer_for_convnext_single of facebookresearch/ConvNeXt-V2's optim_factory.py: the
     stem has the first block's number; from 27 blocks on V1's.
     """
-    model = small("convnext_v2")
+    model = small_convnext("convnext_v2")
     assert model.layer_groups() == [
         ("stem", "stages.0.downsample", "stages.0.blocks.0"),
         ("stages.1.downsample", "stages.1.blocks.0"),
@@ -160,11 +149,14 @@ def test_layer_groups_of_v2_are_its_authors():
         ("norm_pre", "head"),
     ]
     deep = {"stage_depths": (3, 3, 27, 3), "embed_dims": (2, 2, 2, 2)}
-    assert small("convnext_v2", **deep).layer_groups() == small(**deep).layer_groups()
+    assert (
+        small_convnext("convnext_v2", **deep).layer_groups()
+        == small_convnext(**deep).layer_groups()
+    )
 
 
 def test_the_classifier_is_exchangeable():
-    model = small()
+    model = small_convnext()
     images = paddle.to_tensor(array("images", (2, 3, 64, 64)))
     features = model.forward_features(images)
     assert features.shape == [2, 16, 2, 2]
@@ -190,7 +182,7 @@ def test_drop_path_drops_the_branch_of_whole_samples():
 
 def test_dropout_comes_between_norm_and_classifier():
     paddle.seed(0)
-    model = small(dropout=0.5, num_classes=0)
+    model = small_convnext(dropout=0.5, num_classes=0)
     features = paddle.randn([8, 16, 2, 2])
     found = model.forward_head(features).numpy()
     model.eval()

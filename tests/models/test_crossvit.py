@@ -6,6 +6,7 @@ import pytest
 from golden.crossvit import CASES
 from golden.make_names_vit import values
 from support.parity import assert_parity
+from support.small_models import small_crossvit
 
 from config import get_config
 from errors import InputError
@@ -14,17 +15,6 @@ from inference.look.cam import cam
 from inference.look.positions import similarities
 from models import build_model
 from models.crossvit import CrossViT
-
-
-def small(name="crossvit", **changes):
-    """The CrossViT of golden/crossvit.py's case NAME, with changes."""
-    words = {"img_size": "image_size", "img_scale": "image_scales", "embed_dim": "embed_dims"}
-    options = {words.get(key, key): value for key, value in CASES[name].items() if key != "depth"}
-    options |= {"depth": len(CASES[name]["depth"]), "branch_depths": CASES[name]["depth"][0][:2]}
-    return CrossViT(**options | changes)
-
-
-ZOO = {"crossvit": small}
 
 
 class Joined(CrossViT):
@@ -44,7 +34,7 @@ class Joined(CrossViT):
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    model = small(name)
+    model = small_crossvit(name)
     model.__class__ = Joined
     assert_parity(model, name, tmp_path, values)
 
@@ -82,7 +72,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model = small(droppath=0.3, dropout=0.1, attention_dropout=0.2)
+    model = small_crossvit(droppath=0.3, dropout=0.1, attention_dropout=0.2)
     found = []
     for stage in model.blocks:
         fine, coarse = ([block.drop_path1.drop_prob for block in branch] for branch in stage.blocks)
@@ -95,7 +85,7 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
 
 
 def test_layer_groups_are_in_order():
-    model = small()
+    model = small_crossvit()
     tokens = ("cls_token_0", "cls_token_1", "pos_embed_0", "pos_embed_1")
     assert model.layer_groups() == [
         (*tokens, "patch_embed"),
@@ -108,7 +98,7 @@ def test_layer_groups_are_in_order():
 
 @pytest.mark.parametrize("pool", ["token", "avg"])
 def test_each_branch_has_a_classifier(pool):
-    model = small(global_pool=pool)
+    model = small_crossvit(global_pool=pool)
     model.eval()
     images = paddle.to_tensor(values("images", (2, 3, 30, 60)))
     pooled = [
@@ -126,7 +116,7 @@ def test_each_branch_has_a_classifier(pool):
 
 
 def test_what_it_looks_at_has_each_branchs_grid():
-    model = small()
+    model = small_crossvit()
     model.eval()
     image = paddle.to_tensor(values("images", (1, 3, 30, 60)))
     # By stage: the fine branch's block, the coarse one's two; the fine token among coarse patches,
@@ -137,7 +127,7 @@ def test_what_it_looks_at_has_each_branchs_grid():
     assert cam(model, image, None).shape == (3, 6)
     assert not rolls_out(model)
     assert model.cls_token is model.cls_token_0
-    model = small(global_pool="avg")
+    model = small_crossvit(global_pool="avg")
     model.eval()
     assert cam(model, image, None).shape == (3, 6)
     places = model.pos_embed[0, 1:].numpy().reshape(5, 10, 8)

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 import pytest
 from support.document_commands import REGIONS, write_data
-from test_recipes import SMALL
+from support.small_models import SMALL_DEIT_OPTIONS
 
 from config import get_config, shipped_configs
 from models import build_model
@@ -30,7 +30,9 @@ def test_drop_path_layer_scale_and_positions_are_the_authors(name):
     """DeiT-III: models_v2.py:200, 182 and 198; DeiT: timm 0.3.2's, linear, without scales, of all
     tokens.
     """
-    config = get_config(name, [*SMALL, "TRAIN.DISTILLATION_TYPE", "null", "MODEL.DEPTH", "5"])
+    config = get_config(
+        name, [*SMALL_DEIT_OPTIONS, "TRAIN.DISTILLATION_TYPE", "null", "MODEL.DEPTH", "5"]
+    )
     paddle.seed(0)
     model = build_model(config)
     shares = [1, 1, 1, 1, 1] if name in DEIT3 else [0, 0.25, 0.5, 0.75, 1]
@@ -62,7 +64,7 @@ def test_drop_path_layer_scale_and_positions_are_the_authors(name):
 def test_a_second_step_takes_the_weights_of_the_first(tmp_path, first, size, second, grids):
     """A classifier of other classes starts afresh (main.py:283)."""
     classes = "12" if "21k" in second or "transfer" in second else "10"
-    small = [*SMALL, "MODEL.DEPTH", "1"]
+    small = [*SMALL_DEIT_OPTIONS, "MODEL.DEPTH", "1"]
     config = get_config(first, [*small, "MODEL.NUM_CLASSES", classes, "DATA.IMAGE_SIZE", str(size)])
     save_weights(build_model(config), tmp_path / "model.safetensors")
     report = load_weights(build_model(get_config(second, small)), tmp_path, strict=False)
@@ -75,7 +77,7 @@ def test_a_folder_of_21k_then_imagenet_1k(tmp_path, program):
     common = [
         "-batch_size=8",
         "-o",
-        *SMALL[:6],
+        *SMALL_DEIT_OPTIONS[:6],
         "MODEL.DEPTH",
         "1",
         "DATA.IMAGE_SIZE",

@@ -7,39 +7,25 @@ from conftest import ROOT
 from golden.convolutions import array
 from golden.eva import CASES, LARGER
 from support.parity import assert_parity, load_formula
+from support.small_models import small_eva
 
 from config import get_config
 from errors import InputError
 from inference.look.attention import attention, rollout
 from models import build_model
-from models.eva import Eva
 from models.layers.rotary import RotaryEmbedding, rotate
 from weights.arrays import to_bfloat16
-
-WORDS = {"img_size": "image_size", "num_reg_tokens": "reg_tokens", "use_fc_norm": "fc_norm"}
-
-
-def small(name="eva", **changes):
-    """The model of golden/eva.py's case NAME, with changes."""
-    sizes = {WORDS.get(key, key): value for key, value in CASES[name].items()}
-    if sizes.pop("rope_rotate_half", False):
-        sizes["norm_eps"] = 1e-5
-    del sizes["use_rot_pos_emb"]
-    return Eva(**sizes | changes)
-
-
-ZOO = {"eva": small}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_eva(name), name, tmp_path, array)
 
 
 @pytest.mark.parametrize("name", ["eva_dinov3", "eva_gated"])
 def test_images_of_other_sizes_give_timms_logits(tmp_path, name):
-    model = load_formula(small(name), tmp_path, array)
+    model = load_formula(small_eva(name), tmp_path, array)
     expected = np.load(ROOT / "tests" / "golden" / f"{name}.npz")["larger"]
     found = model(paddle.to_tensor(array("images", (2, 3, *LARGER)))).numpy()
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected), rtol=0)
@@ -47,7 +33,7 @@ def test_images_of_other_sizes_give_timms_logits(tmp_path, name):
 
 def test_training_without_rates_gives_the_evaluations_logits():
     for name in CASES:
-        model = small(name)
+        model = small_eva(name)
         images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
         model.train()
         found = model(images).numpy()
@@ -91,7 +77,7 @@ def test_periods_are_rounded_to_bfloat16():
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(
+    model = small_eva(
         "eva_gated",
         embed_dim=48,
         num_classes=100,
@@ -113,19 +99,19 @@ def test_initialisation_is_timms():
             assert not zero.numpy().any()
         assert (block.gamma_1.numpy() == np.float32(1e-5)).all()
         assert (block.gamma_2.numpy() == np.float32(1e-5)).all()
-    assert not small().blocks[0].attn.q_bias.numpy().any()
-    assert float(small().pos_embed.std()) == pytest.approx(0.02, rel=0.1)
+    assert not small_eva().blocks[0].attn.q_bias.numpy().any()
+    assert float(small_eva().pos_embed.std()) == pytest.approx(0.02, rel=0.1)
     for token in (model.cls_token, model.reg_token):
         assert float(token.std()) == pytest.approx(0.02, rel=0.3)
     assert float(model.head.weight.std()) == pytest.approx(0.02 * 0.001, rel=0.05)
 
 
 def test_drop_path_rises_over_the_blocks_and_dropout_is_theirs_alike():
-    model = small("eva_gated", droppath=0.4, dropout=0.1, attention_dropout=0.2, depth=3)
+    model = small_eva("eva_gated", droppath=0.4, dropout=0.1, attention_dropout=0.2, depth=3)
     assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in model.blocks} == {
         (0.2, 0.1, 0.1)
     }
-    assert (model.pos_drop.p, small(dropout=0.1).blocks[0].mlp.drop.p) == (0.1, 0.1)
+    assert (model.pos_drop.p, small_eva(dropout=0.1).blocks[0].mlp.drop.p) == (0.1, 0.1)
     assert [block.drop_path1.drop_prob for block in model.blocks] == pytest.approx([0.0, 0.2, 0.4])
     assert [block.drop_path2.drop_prob for block in model.blocks] == pytest.approx([0.0, 0.2, 0.4])
 
@@ -138,7 +124,7 @@ def test_layer_groups_are_the_authors_and_tokens_have_no_weight_decay():
         ("norm", "fc_norm", "head"),
     ]
     for name in CASES:
-        model = small(name)
+        model = small_eva(name)
         assert model.layer_groups() == expected
         assert model.no_weight_decay() == {"pos_embed", "cls_token", "reg_token"}
         # no angles in files
@@ -146,7 +132,7 @@ def test_layer_groups_are_the_authors_and_tokens_have_no_weight_decay():
 
 
 def test_the_classifier_is_exchangeable():
-    model = small("eva_dinov3")
+    model = small_eva("eva_dinov3")
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
     model.reset_classifier(5)
@@ -157,7 +143,7 @@ def test_the_classifier_is_exchangeable():
 
 
 def test_intermediates_and_attention_follow_the_images_size():
-    model = small("eva_dinov3")
+    model = small_eva("eva_dinov3")
     model.eval()
     image = paddle.to_tensor(array("images", (1, 3, *LARGER)))
     maps = model.forward_intermediates(image, intermediates_only=True)
@@ -170,8 +156,8 @@ def test_intermediates_and_attention_follow_the_images_size():
 
 
 def test_images_that_do_not_fit_are_named():
-    model = small("eva_dinov3")
-    assert (model.input_sizes, small().input_sizes) == (
+    model = small_eva("eva_dinov3")
+    assert (model.input_sizes, small_eva().input_sizes) == (
         "images of multiples of 4 pixels",
         "images of 16 x 24",
     )
@@ -181,7 +167,7 @@ def test_images_that_do_not_fit_are_named():
         ):
             model(paddle.zeros([1, 3, height, width]))
     with pytest.raises(InputError, match="the model takes images of 16 x 24, found 24 x 24"):
-        small()(paddle.zeros([1, 3, 24, 24]))
+        small_eva()(paddle.zeros([1, 3, 24, 24]))
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 import numpy as np
 import paddle
 import pytest
-from golden.halonet import CASES, SIZES, array
+from golden.halonet import CASES, array
 from paddle import nn
 from support.parity import assert_parity, load_formula
+from support.small_models import small_halonet
 
 import ops
 from config import get_config
@@ -17,24 +18,10 @@ from models.halonet import HaloAttention, HaloNet, RelativePositions
 from models.layers.attention import kept_weights
 
 
-def small(name="halonet", **changes):
-    """The HaloNet of golden/halonet.py's case NAME, with changes; its blocks do something from the
-    start.
-    """
-    keys = ("stage_depths", "embed_dims", "attention_every", "num_heads")
-    options = {key: value for key, value in CASES[name].items() if key != "stages"}
-    options |= dict(zip(keys, map(list, zip(*CASES[name]["stages"], strict=True)), strict=True))
-    options |= {"image_size": SIZES[name], "num_classes": 5, "zero_init_last": False}
-    return HaloNet(**options | changes)
-
-
-ZOO = {"halonet": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_halonet(name), name, tmp_path, array)
 
 
 @pytest.mark.smoke
@@ -121,14 +108,14 @@ def test_every_so_many_th_block_attends_and_drop_path_rises():
 
 
 def test_layer_groups_are_in_order():
-    model = small()
+    model = small_halonet()
     names = ["stages.0.0", "stages.1.0", "stages.1.1", "stages.2.0", "stages.2.1", "stages.3.0"]
     assert model.layer_groups() == [("stem",), *((name,) for name in names), ("head",)]
     assert model.no_weight_decay() == set()
 
 
 def test_the_classifier_reads_the_mean_of_the_last_maps():
-    model = small(dropout=0.5)
+    model = small_halonet(dropout=0.5)
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, 64, 128)))
     features = model.forward_features(images)
@@ -144,7 +131,7 @@ def test_the_classifier_reads_the_mean_of_the_last_maps():
 
 
 def test_overlapping_windows_are_added_where_it_looks(tmp_path):
-    model = load_formula(small(), tmp_path, array)
+    model = load_formula(small_halonet(), tmp_path, array)
     image = paddle.to_tensor(array("images", (1, 3, 64, 128)))
     assert [attention(model, image, block).shape for block in range(4)] == [
         (2, 8, 16),

@@ -6,29 +6,15 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from golden.hiera import CASES, MASK, SIZES, TRAINED, array
+from golden.hiera import CASES, MASK, TRAINED, array
 from support.parity import assert_parity, load_formula
+from support.small_models import small_hiera
 
 from config import get_config
 from errors import InputError
 from models import build_model
 from models.hiera import Hiera
 from models.layers.units import from_units, pool_units, to_units, unit_maps
-
-TIMMS = {"stages": "stage_depths"}
-
-
-def small(name="hiera", **changes):
-    """The Hiera of golden/hiera.py's case NAME, with changes."""
-    case = {
-        TIMMS.get(key, key): value
-        for key, value in CASES[name].items()
-        if key != "abs_win_pos_embed"
-    }
-    return Hiera(**{"image_size": SIZES[name]} | case | changes)
-
-
-ZOO = {"hiera": small}
 
 
 def images_of(model):
@@ -38,14 +24,14 @@ def images_of(model):
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_hiera(name), name, tmp_path, array)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_what_masked_images_give_is_timms(tmp_path, name):
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
-    model = load_formula(small(name), tmp_path, array)
+    model = load_formula(small_hiera(name), tmp_path, array)
     found, stages = model.forward_features(
         images_of(model), paddle.to_tensor(MASK), return_intermediates=True
     )
@@ -70,7 +56,7 @@ def test_what_masked_images_give_is_timms(tmp_path, name):
 
 
 def test_a_mask_that_keeps_all_changes_nothing(tmp_path):
-    model = load_formula(small(), tmp_path, array)
+    model = load_formula(small_hiera(), tmp_path, array)
     images = images_of(model)
     every = paddle.ones([2, 6], "bool")
     whole, maps = model.forward_features(images, return_intermediates=True)
@@ -86,7 +72,7 @@ def test_a_mask_that_keeps_all_changes_nothing(tmp_path):
 
 
 def test_what_is_left_out_is_not_seen(tmp_path):
-    model = load_formula(small(), tmp_path, array)
+    model = load_formula(small_hiera(), tmp_path, array)
     images = images_of(model)
     mask = paddle.to_tensor(MASK)
     seen = paddle.to_tensor(MASK.reshape(2, 1, 2, 3).repeat(32, 2).repeat(32, 3))
@@ -108,14 +94,14 @@ def test_what_is_left_out_is_not_seen(tmp_path):
     ],
 )
 def test_masks_that_do_not_fit_are_named(mask, message):
-    model = small()
+    model = small_hiera()
     with pytest.raises(InputError, match=message):
         model.forward_features(images_of(model), paddle.to_tensor(mask))
 
 
 def test_training_leaves_out_a_share_of_the_units():
-    model = small(patch_drop=0.4)
-    whole = small()
+    model = small_hiera(patch_drop=0.4)
+    whole = small_hiera()
     whole.set_state_dict(model.state_dict())
     images = images_of(model)
     paddle.seed(3)
@@ -206,14 +192,14 @@ def test_initialisation_is_timms(kind):
 
 
 def test_drop_path_rises_over_all_blocks():
-    model = small(droppath=0.4, dropout=0.1)
+    model = small_hiera(droppath=0.4, dropout=0.1)
     rates = [[block.drop_path1.drop_prob, block.drop_path2.drop_prob] for block in model.blocks]
     np.testing.assert_allclose(rates, np.linspace([0, 0], [0.4, 0.4], 5))
     assert model.head.drop.p == 0.1
 
 
 def test_layer_groups_are_the_authors():
-    model = small("hiera_windows")
+    model = small_hiera("hiera_windows")
     blocks = [(f"blocks.{i}",) for i in range(4)]
     stem = ("pos_embed", "pos_embed_win", "patch_embed")
     assert model.layer_groups() == [stem, *blocks, ("blocks.4", "head")]
@@ -221,7 +207,7 @@ def test_layer_groups_are_the_authors():
 
 
 def test_the_classifier_is_exchangeable():
-    model = small()
+    model = small_hiera()
     model.eval()
     images = images_of(model)
     features = model.forward_features(images)
@@ -259,7 +245,7 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 
 def test_gradients_lie_in_one_piece():
     """Paddle's DataParallel leaves others as they are on each rank."""
-    model = small("hiera_windows")
+    model = small_hiera("hiera_windows")
     model(images_of(model)).square().sum().backward()
     assert [
         name for name, parameter in model.named_parameters() if not parameter.grad.is_contiguous()

@@ -5,11 +5,10 @@ import json
 import numpy as np
 import paddle
 import pytest
-import test_swin
 from conftest import without
 from golden.formula import array
 from paddle.jit.dy2static.program_translator import FunctionCache
-from test_zoo import SMALL
+from support.exports import EXPORTED_KINDS, images_for, small_model
 from threadpoolctl import threadpool_limits
 
 from config import get_config
@@ -20,31 +19,15 @@ from models.inference import Predictor, difference, export, inference_engine, nu
 from training import engine
 from training.run import Run
 from weights import save_weights
-from weights.layout import sublayer
 
 HAS_BFLOAT16 = paddle.base.core.supports_bfloat16_fast_performance()
-EXPORTED = [*SMALL, "swin_padded", "swin_odd"]  # whose maps are padded
-
-
-def small(kind):
-    paddle.seed(0)
-    model = SMALL[kind]() if kind in SMALL else test_swin.small(kind)
-    for name in model.classifier_names():  # some begin at zero
-        weight = sublayer(model, name).weight
-        weight.set_value(array(name, tuple(weight.shape)))
-    model.eval()
-    return model
-
-
-def images_of(model):
-    return paddle.to_tensor(30 * array("images", (3, model.in_channels, *model.image_size)))
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("kind", EXPORTED)
+@pytest.mark.parametrize("kind", EXPORTED_KINDS)
 def test_every_architecture_gives_the_eager_logits(kind, tmp_path):
-    model = small(kind)
-    images = images_of(model)
+    model = small_model(kind)
+    images = images_for(model)
     expected = model(images).numpy()
     span = np.ptp(expected)
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-3 * span  # the images matter
@@ -56,13 +39,13 @@ def test_every_architecture_gives_the_eager_logits(kind, tmp_path):
         )
 
 
-@pytest.mark.parametrize("kind", EXPORTED)
+@pytest.mark.parametrize("kind", EXPORTED_KINDS)
 def test_every_architecture_runs_with_paddles_default_passes(kind, tmp_path):
     """PaddleX, PaddleClas and other programs delete no pass; one of oneDNN's used to lose Swin's
     windows.
     """
-    model = small(kind)
-    images = images_of(model)
+    model = small_model(kind)
+    images = images_for(model)
     expected = model(images).numpy()
     export(model, tmp_path)
     program = next(file for file in tmp_path.iterdir() if file.suffix in (".json", ".pdmodel"))
@@ -78,7 +61,7 @@ def test_every_architecture_runs_with_paddles_default_passes(kind, tmp_path):
 
 @pytest.mark.skipif(not HAS_BFLOAT16, reason="the CPU has no bfloat16")
 def test_bfloat16_is_near_float32_and_isnt_it(tmp_path):
-    model = small("vit")
+    model = small_model("vit")
     export(model, tmp_path)
     assert 1e-5 < difference(model, Predictor(tmp_path, bfloat16=True)) < 0.03
     assert difference(model, Predictor(tmp_path)) < 1e-5
@@ -155,9 +138,9 @@ def test_what_it_cant_do_is_refused(monkeypatch, tmp_path):
 
 
 def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd):
-    model = small("resnet")
+    model = small_model("resnet")
     before = {name: tensor.numpy().copy() for name, tensor in model.state_dict().items()}
-    images = images_of(model)
+    images = images_for(model)
     expected = model(images).numpy()
     export(model, tmp_path)
     difference(model, Predictor(tmp_path))
@@ -178,6 +161,6 @@ def test_a_method_is_converted_once_for_all_layers(tmp_path, monkeypatch):
         lambda self, f: converted.append(f.__qualname__) or convert(self, f),
     )
     monkeypatch.setattr("paddle.jit.dy2static.program_translator._FUNCTION_CACHE", FunctionCache())
-    export(small("vit"), tmp_path)
+    export(small_model("vit"), tmp_path)
     assert converted.count("Block.forward") == 1  # of two blocks
     assert len(converted) == len(set(converted))

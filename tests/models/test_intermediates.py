@@ -6,9 +6,7 @@ import numpy as np
 import paddle
 import pytest
 from golden.formula import array
-from test_beit import small as beit
-from test_vit import small as vit
-from test_zoo import SMALL
+from support.small_models import SMALL_MODELS, small_beit, small_vit
 
 from errors import InputError
 from models.base import ImageModel
@@ -42,7 +40,7 @@ def built(kind):
     """
     paddle.seed(0)
     # Else their last norms come after the pooling.
-    model = SMALL[kind](
+    model = SMALL_MODELS[kind](
         **{"beit": {"global_pool": "token"}, "poolformer": {"fc_norm": False}}.get(kind, {})
     )
     for parameter in getattr(model, "norm", paddle.nn.Identity()).parameters():
@@ -58,7 +56,7 @@ def branches(features):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 @paddle.no_grad()
 def test_an_architecture_gives_its_intermediates(kind):
     model, images = built(kind)
@@ -96,7 +94,7 @@ def test_an_architecture_gives_its_intermediates(kind):
         )
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 @paddle.no_grad()
 def test_the_last_norm_leads_to_the_features(kind):
     model, images = built(kind)
@@ -129,7 +127,7 @@ def test_the_last_norm_leads_to_the_features(kind):
     np.testing.assert_array_equal(rows, features.numpy())
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 @paddle.no_grad()
 def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
     model, images = built(kind)
@@ -153,7 +151,7 @@ def test_an_early_stop_computes_nothing_beyond(kind, monkeypatch):
     assert paddle.numel(features) == places + 2 * tokens * found[0].shape[1]
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 def test_bad_indices_are_refused_in_a_line(kind):
     model, images = built(kind)
     count = len(model.feature_info)
@@ -180,7 +178,7 @@ def test_bad_indices_are_refused_in_a_line(kind):
         model.forward_intermediates(images, output_format="NHWC")
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 def test_gradients_come_through_the_intermediates(kind):
     model, images = built(kind)
     model.train()
@@ -190,13 +188,13 @@ def test_gradients_come_through_the_intermediates(kind):
     assert float(gradient.abs().max()) > 0
 
 
-@pytest.mark.parametrize("small", [vit, beit])
+@pytest.mark.parametrize("small", [small_vit, small_beit])
 @paddle.no_grad()
 def test_prefix_tokens_are_given_beside_the_maps(small):
-    model = small(**({"reg_tokens": 2} if small is vit else {}))
+    model = small(**({"reg_tokens": 2} if small is small_vit else {}))
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
-    prefix = 3 if small is vit else 1
+    prefix = 3 if small is small_vit else 1
     assert model.num_prefix_tokens == prefix
     features, pairs = model.forward_intermediates(
         images, [-1], norm=True, return_prefix_tokens=True
@@ -228,7 +226,7 @@ def test_without_prefix_tokens_there_are_maps_alone():
 
 def test_patches_that_training_leaves_out_make_no_map():
     model, images = built("vit")
-    model = vit(patch_drop=0.5)
+    model = small_vit(patch_drop=0.5)
     with pytest.raises(
         InputError, match="8 tokens make no map of 4 x 4: PATCH_DROP leaves some out in training"
     ):

@@ -11,8 +11,6 @@ from models import build_model, create_model
 from models.lenet import LeNet
 from weights import load_weights, save_weights
 
-ZOO = {"lenet": lambda **options: LeNet(**{"in_channels": 3} | options)}
-
 
 @pytest.mark.smoke
 def test_logits_and_gradients_are_paddle_visions(tmp_path):

@@ -4,9 +4,10 @@ import numpy as np
 import paddle
 import pytest
 from golden.convolutions import array
-from golden.levit import CASES, SIZES
+from golden.levit import CASES
 from paddle import nn
 from support.parity import assert_parity, load_formula
+from support.small_models import small_levit
 
 from config import get_config
 from errors import InputError
@@ -14,26 +15,16 @@ from models import build_model
 from models.levit import Block, LeViT, distances
 
 
-def small(name="levit", **changes):
-    """The LeViT of golden/levit.py's case NAME, with changes."""
-    words = {"depth": "stage_depths", "embed_dim": "embed_dims", "act_layer": "act"}
-    sizes = {words.get(key, key): value for key, value in CASES[name].items()}
-    return LeViT(SIZES[name], **{"distilled": name == "levit"} | sizes | changes)
-
-
-ZOO = {"levit": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_levit(name), name, tmp_path, array)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_the_deployed_model_is_equal_and_has_no_batch_norm(tmp_path, name):
-    model = load_formula(small(name), tmp_path, array)
+    model = load_formula(small_levit(name), tmp_path, array)
     images = paddle.to_tensor(array("images", (3, 3, *model.image_size)))
     state = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
     expected = model(images).numpy()
@@ -92,7 +83,7 @@ def test_distances_count_rows_and_columns_whatever_the_direction():
 
 
 def test_drop_path_is_the_same_at_all_blocks_and_drops_whole_samples():
-    model = small(droppath=0.5, stage_depths=(1, 2, 1))
+    model = small_levit(droppath=0.5, stage_depths=(1, 2, 1))
     rates = [layer.drop_prob for name, layer in model.named_sublayers() if "drop_path" in name]
     assert rates == [0.5] * 10  # two of each block, one of what is between stages
     paddle.seed(0)
@@ -103,7 +94,7 @@ def test_drop_path_is_the_same_at_all_blocks_and_drops_whole_samples():
 
 
 def test_the_classifiers_are_exchangeable():
-    model = small()
+    model = small_levit()
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
     features = model.forward_features(images)
@@ -118,7 +109,7 @@ def test_the_classifiers_are_exchangeable():
 
 
 def test_distillation_training_gives_both_classifiers():
-    model = small()
+    model = small_levit()
     images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
     mean = model(images)
     model.distilled_training = True
@@ -131,7 +122,7 @@ def test_distillation_training_gives_both_classifiers():
 
 def test_dropout_comes_between_norm_and_classifier():
     paddle.seed(0)
-    model = small(dropout=0.5, distilled=False)
+    model = small_levit(dropout=0.5, distilled=False)
     found = []
     model.head.linear.register_forward_pre_hook(lambda _, x: found.append(x[0].numpy()))
     tokens = paddle.randn([8, 2, 24])

@@ -4,9 +4,10 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from golden.metaformer import CASES, SIZES, array
+from golden.metaformer import CASES, array
 from paddle.nn import functional as F
 from support.parity import assert_parity, load_formula
+from support.small_models import small_metaformer
 
 from config import get_config
 from errors import InputError
@@ -15,26 +16,12 @@ from models import build_model, create_model
 from models.layers import Attention, LayerNorm
 from models.layers.attention import kept_weights
 from models.layers.mlp import StarReLU
-from models.metaformer import MetaFormer
-
-
-def small(name="metaformer", **changes):
-    """The MetaFormer of golden/metaformer.py's case NAME, with changes."""
-    words = {"depths": "stage_depths", "dims": "embed_dims"}
-    options = {words.get(key, key): value for key, value in CASES[name].items()}
-    options |= {"image_size": SIZES[name], "attention_stages": 2 if name == "metaformer" else 0}
-    if name == "metaformer_pool":
-        options |= {"token_mixer": "pool", "mlp_head": False}
-    return MetaFormer(**options | changes)
-
-
-ZOO = {"metaformer": small}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    model = small(name)
+    model = small_metaformer(name)
     for parameter in model.parameters():
         parameter.stop_gradient = parameter.shape == [1]  # those have a test of their own
     assert_parity(model, name, tmp_path, array)
@@ -43,7 +30,7 @@ def test_logits_features_and_gradients_are_timms(tmp_path, name):
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_of_single_numbers_are_timms_but_for_rounding(tmp_path, name):
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
-    model = load_formula(small(name), tmp_path, array)
+    model = load_formula(small_metaformer(name), tmp_path, array)
     logits = model(paddle.to_tensor(array("images", (2, 3, *model.image_size))))
     (logits * paddle.to_tensor(array("loss", tuple(logits.shape)))).sum().backward()
     least = 1e-2 * max(np.ptp(golden[key]) for key in golden if key.startswith("grad/"))
@@ -56,7 +43,7 @@ def test_gradients_of_single_numbers_are_timms_but_for_rounding(tmp_path, name):
 
 
 def test_norms_have_timms_epsilons_and_the_blocks_no_shift():
-    model = small(head_norm_eps=1e-5)
+    model = small_metaformer(head_norm_eps=1e-5)
     found = {name: layer for name, layer in model.named_sublayers() if isinstance(layer, LayerNorm)}
     assert {name for name, layer in found.items() if layer.bias is not None} == {
         "head.norm",
@@ -78,7 +65,7 @@ def test_star_relu_is_its_formula():
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(embed_dims=(32, 64, 64, 64), num_classes=200)
+    model = small_metaformer(embed_dims=(32, 64, 64, 64), num_classes=200)
     block = model.stages[1].blocks[0]
     last = model.stages[3].blocks[0]
     drawn = [
@@ -95,13 +82,13 @@ def test_initialisation_is_timms():
     assert (last.res_scale1.scale.numpy() == 1).all()
     assert not hasattr(block.res_scale1, "scale")
     assert (float(block.mlp.act.scale), float(block.mlp.act.bias)) == (1, 0)
-    scaled = small(num_classes=500, head_init_scale=0.1).head.fc
+    scaled = small_metaformer(num_classes=500, head_init_scale=0.1).head.fc
     assert float(scaled.fc2.weight.std()) == pytest.approx(0.002, rel=0.05)
     assert float(scaled.fc1.weight.std()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_drop_path_and_dropouts():
-    model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2)
+    model = small_metaformer(droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.stages for block in stage.blocks]
     for rates in (
         [block.drop_path1.drop_prob for block in blocks],
@@ -117,7 +104,7 @@ def test_drop_path_and_dropouts():
 
 
 def test_dropout_comes_before_the_last_layer():
-    model = small(dropout=0.5)
+    model = small_metaformer(dropout=0.5)
     seen = []
     model.head.fc.head_drop.register_forward_post_hook(lambda _, x, out: seen.append((x[0], out)))
     model.head.fc.fc2.register_forward_pre_hook(lambda _, x: seen.append(x))
@@ -133,7 +120,7 @@ def test_dropout_comes_before_the_last_layer():
 
 
 def test_layer_groups_are_in_order():
-    assert small().layer_groups() == [
+    assert small_metaformer().layer_groups() == [
         ("stem",),
         ("stages.0.blocks.0", "stages.0.downsample"),
         ("stages.1.blocks.0", "stages.1.downsample"),
@@ -142,11 +129,11 @@ def test_layer_groups_are_in_order():
         ("stages.3.blocks.0", "stages.3.downsample"),
         ("head",),
     ]
-    assert small().no_weight_decay() == set()
+    assert small_metaformer().no_weight_decay() == set()
 
 
 def test_the_classifier_is_exchangeable():
-    model = small()
+    model = small_metaformer()
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, 64, 64)))
     features = model.forward_features(images)
@@ -205,7 +192,7 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 
 
 def test_attention_is_at_the_places_of_its_stage():
-    model = small()
+    model = small_metaformer()
     model.eval()
     image = paddle.to_tensor(array("image", (1, 3, 59, 74)))
     with kept_weights(model, ["stages.2.blocks.0.token_mixer"]) as kept:

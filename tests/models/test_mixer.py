@@ -1,6 +1,5 @@
 """MLP-Mixer, gMLP and ResMLP against timm's outputs."""
 
-import functools
 import math
 
 import numpy as np
@@ -10,32 +9,18 @@ from golden.formula import array
 from golden.mixer import CASES
 from paddle import nn
 from support.parity import assert_parity
+from support.small_models import MIXERS, small_mixer
 
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
-from models.gmlp import GMlp
 from models.layers import DropPath
-from models.mixer import MlpMixer
-from models.resmlp import ResMlp
-
-ARCHITECTURES = {"mixer": MlpMixer, "gmlp": GMlp, "resmlp": ResMlp}
-NAMES = {"img_size": "image_size", "num_blocks": "depth"}  # timm's: ours
-
-
-def small(name="mixer", **changes):
-    """The model of golden/mixer.py's case NAME, with changes."""
-    sizes = {NAMES.get(key, key): value for key, value in CASES[name].items()}
-    return ARCHITECTURES[name.partition("_")[0]](**sizes | changes)
-
-
-ZOO = {name: functools.partial(small, name) for name in ARCHITECTURES}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path)
+    assert_parity(small_mixer(name), name, tmp_path)
 
 
 def assert_lecun(layer, fan_in):
@@ -54,10 +39,10 @@ def assert_uniform(parameter, bound):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", MIXERS)
 def test_initialisation_is_its_sources(name):
     paddle.seed(0)
-    model = small(name, image_size=56, embed_dim=128, num_classes=50)  # 196 places
+    model = small_mixer(name, image_size=56, embed_dim=128, num_classes=50)  # 196 places
     # the stem reads 3 x 4 x 4 = 48 values
     block = model.blocks[1]
     stem = model.stem.proj
@@ -79,19 +64,19 @@ def test_initialisation_is_its_sources(name):
         for layer in (block.linear_tokens, block.mlp_channels.fc1, block.mlp_channels.fc2, head):
             assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.03)
             assert not layer.bias.numpy().any()
-        halved = small(name, embed_dim=128, num_classes=50, head_init_scale=0.5)
+        halved = small_mixer(name, embed_dim=128, num_classes=50, head_init_scale=0.5)
         assert float(halved.head.weight.std()) == pytest.approx(0.01, rel=0.05)
         assert (block.ls1.numpy() == np.float32(1e-4)).all()
-        assert (small(name, init_values=0.3).blocks[0].ls2.numpy() == np.float32(0.3)).all()
+        assert (small_mixer(name, init_values=0.3).blocks[0].ls2.numpy() == np.float32(0.3)).all()
         assert (block.norm1.alpha.numpy() == 1).all()
         assert not block.norm1.beta.numpy().any()
     assert head.weight.numpy().any() == (name == "resmlp")
     assert not head.bias.numpy().any()
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", MIXERS)
 def test_every_parameter_is_in_one_layer_group(name):
-    model = small(name)
+    model = small_mixer(name)
     groups = model.layer_groups()
     assert groups == [("stem",), ("blocks.0",), ("blocks.1",), ("norm", "head")]
     for key, _ in model.named_parameters():
@@ -108,9 +93,9 @@ def test_every_parameter_is_in_one_layer_group(name):
     )
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", MIXERS)
 def test_the_classifier_is_exchangeable(name):
-    model = small(name)
+    model = small_mixer(name)
     images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
     features = model.forward_features(images)
     model.reset_classifier(3)
@@ -124,7 +109,7 @@ def test_the_classifier_is_exchangeable(name):
     ("name", "branches", "dropouts"), [("mixer", 2, 4), ("gmlp", 1, 2), ("resmlp", 2, 2)]
 )
 def test_stochastic_depth_has_one_rate_and_dropout_is_in_the_mlps(name, branches, dropouts):
-    model = small(name, dropout=0.25, droppath=0.3)
+    model = small_mixer(name, dropout=0.25, droppath=0.3)
     calls = []
     for layer in model.sublayers():
         if isinstance(layer, (nn.Dropout, DropPath)):

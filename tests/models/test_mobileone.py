@@ -5,32 +5,17 @@ import paddle
 import pytest
 from golden import trained
 from golden.convolutions import array
-from golden.mobileone import CASES, SIZES
+from golden.mobileone import CASES
 from paddle import nn
 from support.parity import assert_parity, load_formula
+from support.small_models import small_mobileone
 
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
 from models.layers.conv_norm import ConvNorm
-from models.mobileone import Block, MobileOne
+from models.mobileone import Block
 from weights import load_weights, save_weights
-
-
-def small(name="mobileone", **changes):
-    """The MobileOne of golden/mobileone.py's case NAME, with changes."""
-    case = CASES[name]
-    sizes = {
-        "stage_depths": case["d"],
-        "embed_dims": case["dims"],
-        "num_branches": case["branches"],
-    }
-    return MobileOne(
-        SIZES[name], **sizes | {"use_se": bool(case["se"]), "num_classes": 5} | changes
-    )
-
-
-ZOO = {"mobileone": small}
 
 
 def images_of(model):
@@ -40,17 +25,17 @@ def images_of(model):
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_mobileone(name), name, tmp_path, array)
 
 
 def test_a_folded_model_is_timms_folded_model(tmp_path):
-    assert_parity(small(deploy=True), "mobileone_folded", tmp_path, trained.array)
+    assert_parity(small_mobileone(deploy=True), "mobileone_folded", tmp_path, trained.array)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_folding_keeps_the_logits_and_leaves_one_convolution_in_a_block(tmp_path, name):
-    model = load_formula(small(name), tmp_path, array)
+    model = load_formula(small_mobileone(name), tmp_path, array)
     images = images_of(model)
     names = list(model.state_dict())
     expected = model(images).numpy()
@@ -64,7 +49,7 @@ def test_folding_keeps_the_logits_and_leaves_one_convolution_in_a_block(tmp_path
     assert not [
         layer for layer in folded.sublayers() if isinstance(layer, nn.BatchNorm2D | ConvNorm)
     ]
-    plain = small(name, deploy=True)
+    plain = small_mobileone(name, deploy=True)
     assert {key: t.shape for key, t in folded.state_dict().items()} == {
         key: t.shape for key, t in plain.state_dict().items()
     }
@@ -112,7 +97,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_linearly_where_the_input_remains():
-    blocks = [block for stage in small(droppath=0.44).stages for block in stage]
+    blocks = [block for stage in small_mobileone(droppath=0.44).stages for block in stage]
     rates = [block.drop_path.drop_prob for block in blocks]
     expected = [0.04 * i if block.identity is not None else 0 for i, block in enumerate(blocks)]
     assert rates == pytest.approx(expected)
@@ -135,7 +120,7 @@ def test_squeezing_is_in_half_of_the_third_stage_and_in_the_fourth():
 
 
 def test_the_classifier_is_exchangeable_and_dropout_is_before_it():
-    model = small()
+    model = small_mobileone()
     model.eval()
     images = images_of(model)
     features = model.forward_features(images)
@@ -145,12 +130,12 @@ def test_the_classifier_is_exchangeable_and_dropout_is_before_it():
     model.reset_classifier(0)
     np.testing.assert_allclose(model(images).numpy(), features.mean(axis=[2, 3]).numpy(), atol=1e-6)
     paddle.seed(0)
-    head = small(dropout=0.5, num_classes=0).forward_head
+    head = small_mobileone(dropout=0.5, num_classes=0).forward_head
     assert np.unique(head(paddle.ones([8, 32, 2, 2])).numpy()).tolist() == [0, 2]
 
 
 def test_layer_groups_are_the_blocks():
-    groups = small().layer_groups()
+    groups = small_mobileone().layer_groups()
     assert groups[:3] == [("stem",), ("stages.0.0",), ("stages.0.1",)]
     assert (len(groups), groups[-1]) == (14, ("head",))
 

@@ -3,8 +3,9 @@
 import numpy as np
 import paddle
 import pytest
-from golden.mobilevit import CASES, SIZES, array
+from golden.mobilevit import CASES, array
 from support.parity import assert_parity
+from support.small_models import small_mobilevit
 
 from config import get_config
 from errors import InputError
@@ -13,21 +14,13 @@ from models import build_model, create_model
 from models.layers import LayerNorm
 from models.layers.attention import kept_weights
 from models.layers.resize import interpolate
-from models.mobilevit import InvertedResidual, MobileViT, expanded_channels
-
-
-def small(name="mobilevit", **changes):
-    """The MobileViT of golden/mobilevit.py's case NAME, with changes."""
-    return MobileViT(**{"image_size": SIZES[name]} | CASES[name] | changes)
-
-
-ZOO = {"mobilevit": small}
+from models.mobilevit import InvertedResidual, expanded_channels
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_mobilevit(name), name, tmp_path, array)
 
 
 def test_maps_are_stretched_as_by_pytorch():
@@ -52,7 +45,7 @@ def test_channels_within_a_block_are_timms():
 
 
 def test_epsilons_are_timms_or_paddlevits():
-    for model, last in ((small(), 1e-5), (small(last_norm_eps=1e-6), 1e-6)):
+    for model, last in ((small_mobilevit(), 1e-5), (small_mobilevit(last_norm_eps=1e-6), 1e-6)):
         found = {
             name: layer._epsilon
             for name, layer in model.named_sublayers()
@@ -66,7 +59,7 @@ def test_epsilons_are_timms_or_paddlevits():
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(
+    model = small_mobilevit(
         embed_dims=(16, 16, 32, 32, 32, 64, 64, 64, 96), hidden_dims=(32, 64, 64), num_classes=200
     )
     block = model.stages[4][1]
@@ -89,7 +82,7 @@ def test_rates_are_timms():
     """timm 1.0.31's mobilevit_s with drop_path_rate 0.9: ten blocks from 0 on, one rate for a
     block's attention.
     """
-    model = small(droppath=0.9, dropout=0.1, attention_dropout=0.2, head_dropout=0.3)
+    model = small_mobilevit(droppath=0.9, dropout=0.1, attention_dropout=0.2, head_dropout=0.3)
     rates = [
         [getattr(b, "drop_path", None) or b.transformer[-1].drop_path1 for b in stage]
         for stage in model.stages
@@ -109,7 +102,7 @@ def test_rates_are_timms():
 
 
 def test_layer_groups_are_in_order():
-    assert small().layer_groups() == [
+    assert small_mobilevit().layer_groups() == [
         ("stem",),
         ("stages.0.0",),
         *((f"stages.1.{i}",) for i in range(3)),
@@ -121,7 +114,7 @@ def test_layer_groups_are_in_order():
 
 
 def test_the_classifier_is_exchangeable():
-    model = small()
+    model = small_mobilevit()
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, 50, 70)))
     features = model.forward_features(images)
@@ -134,9 +127,9 @@ def test_the_classifier_is_exchangeable():
 
 
 def test_a_norm_before_the_attention_is_paddlevits():
-    model = small(hidden_norm=True)
+    model = small_mobilevit(hidden_norm=True)
     names = {name for name, _ in model.named_parameters()} ^ {
-        name for name, _ in small().named_parameters()
+        name for name, _ in small_mobilevit().named_parameters()
     }
     assert {name.partition("conv_1x1.")[2] for name in names} == {
         "weight",
@@ -168,7 +161,7 @@ def test_each_variant_has_its_width_between():
 
 
 def test_attention_of_each_place_within_patches_is_put_together():
-    model = small("mobilevit_odd")
+    model = small_mobilevit("mobilevit_odd")
     model.eval()
     image = paddle.to_tensor(array("image", (1, 3, 80, 33)))
     with kept_weights(model, ["stages.2.1.transformer.0.attn"]) as kept:

@@ -5,8 +5,9 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import values
-from golden.pit import CASES, SIZES
+from golden.pit import CASES
 from support.parity import assert_parity, load_formula
+from support.small_models import small_pit
 
 from config import get_config
 from errors import InputError
@@ -19,24 +20,14 @@ from weights import load_weights, save_weights
 from weights.resize import bicubic_matrix
 
 
-def small(name="pit", **changes):
-    """The PiT of golden/pit.py's case NAME, with changes."""
-    words = {"depth": "stage_depths", "heads": "num_heads"}
-    options = {words.get(key, key): value for key, value in CASES[name].items()}
-    return PoolingVisionTransformer(**{"image_size": SIZES[name]} | options | changes)
-
-
-ZOO = {"pit": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, values)
+    assert_parity(small_pit(name), name, tmp_path, values)
 
 
 def test_a_distilled_model_trains_both_heads_when_told(tmp_path):
-    model = load_formula(small("pit_distilled"), tmp_path, values)
+    model = load_formula(small_pit("pit_distilled"), tmp_path, values)
     golden = np.load(ROOT / "tests" / "golden" / "pit_distilled.npz")
     images = paddle.to_tensor(values("images", (2, 3, *model.image_size)))
     model.train()
@@ -73,7 +64,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model = small(droppath=0.3, dropout=0.1, attention_dropout=0.2)
+    model = small_pit(droppath=0.3, dropout=0.1, attention_dropout=0.2)
     calls = []
     for block in model.blocks:
         for layer in (
@@ -96,7 +87,7 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
 
 
 def test_layer_groups_are_in_order_and_hold_every_parameter_once():
-    model = small(distilled=True)
+    model = small_pit(distilled=True)
     groups = model.layer_groups()
     assert groups == [
         ("cls_token", "pos_embed", "patch_embed"),
@@ -114,7 +105,7 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
 
 
 def test_the_classifier_reads_the_normalised_class_token():
-    model = small()
+    model = small_pit()
     model.eval()
     images = paddle.to_tensor(values("images", (2, 3, 44, 44)))
     features = model.forward_features(images)
@@ -132,8 +123,8 @@ def test_the_classifier_reads_the_normalised_class_token():
 
 
 def test_positions_fit_another_image(tmp_path):
-    model = small()
-    larger = small(image_size=(36, 44))
+    model = small_pit()
+    larger = small_pit(image_size=(36, 44))
     save_weights(model, tmp_path / "model.safetensors")
     assert load_weights(larger, tmp_path).resized == ["pos_embed resized from 10 x 10 to 8 x 10"]
     expected = np.einsum("nr,drc->dnc", bicubic_matrix(10, 8), model.pos_embed[0].numpy())
@@ -142,7 +133,7 @@ def test_positions_fit_another_image(tmp_path):
 
 
 def test_what_it_looks_at_has_each_stages_grid():
-    model = small("pit_distilled")
+    model = small_pit("pit_distilled")
     model.eval()
     image = paddle.to_tensor(values("images", (1, 3, 23, 30)))
     assert [attention(model, image, block).shape for block in (0, 2)] == [(2, 6, 8), (3, 3, 4)]

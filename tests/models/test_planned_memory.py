@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.ranks import run_ranks
-from test_parallel import STAGE_1, STAGE_2
+from support.sharding import STAGE_1, STAGE_2
 
 from config import get_config
 from models import build_model

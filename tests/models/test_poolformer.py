@@ -4,30 +4,20 @@ import numpy as np
 import paddle
 import pytest
 from golden.make_names_vit import values
-from golden.poolformer import CASES, SIZES
+from golden.poolformer import CASES
 from paddle.nn import functional as F
 from support.parity import assert_parity
+from support.small_models import small_poolformer
 
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
-from models.poolformer import PoolFormer
-
-
-def small(name="poolformer", **changes):
-    """The PoolFormer of golden/poolformer.py's case NAME, with changes."""
-    words = {"depths": "stage_depths", "dims": "embed_dims"}
-    options = {words.get(key, key): value for key, value in CASES[name].items()}
-    return PoolFormer(**{"image_size": SIZES[name], "fc_norm": True} | options | changes)
-
-
-ZOO = {"poolformer": small}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, values)
+    assert_parity(small_poolformer(name), name, tmp_path, values)
 
 
 def test_the_last_norm_is_the_authors_before_the_pooling():
@@ -44,18 +34,18 @@ def test_the_last_norm_is_the_authors_before_the_pooling():
 def test_epsilons_are_timms():
     found = {
         name: layer._epsilon
-        for name, layer in small().named_sublayers()
+        for name, layer in small_poolformer().named_sublayers()
         if "norm" in name and name != "norm"
     }
     assert found.pop("head.norm") == 1e-6
     assert len(found) == 10
     assert set(found.values()) == {1e-5}
-    assert small(fc_norm=False).norm._epsilon == 1e-5
+    assert small_poolformer(fc_norm=False).norm._epsilon == 1e-5
 
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(embed_dims=(32, 64, 64, 128), num_classes=200)
+    model = small_poolformer(embed_dims=(32, 64, 64, 128), num_classes=200)
     block = model.stages[1].blocks[0]
     for layer in (
         model.stem.conv,
@@ -67,9 +57,9 @@ def test_initialisation_is_timms():
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
         assert not layer.bias.numpy().any()
     assert (block.layer_scale1.scale.numpy() == np.float32(1e-5)).all()
-    assert float(small(num_classes=500, head_init_scale=0.1).head.fc.weight.std()) == pytest.approx(
-        0.002, rel=0.05
-    )
+    assert float(
+        small_poolformer(num_classes=500, head_init_scale=0.1).head.fc.weight.std()
+    ) == pytest.approx(0.002, rel=0.05)
     scales = (
         create_model("poolformer_s36", stage_depths="[1, 1, 1, 1]")
         .stages[3]
@@ -80,7 +70,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model = small(droppath=0.4, dropout=0.1)
+    model = small_poolformer(droppath=0.4, dropout=0.1)
     calls = []
     blocks = [block for stage in model.stages for block in stage.blocks]
     for block in blocks:
@@ -98,7 +88,7 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
 
 
 def test_layer_groups_are_in_order_and_hold_every_parameter_once():
-    model = small()
+    model = small_poolformer()
     groups = model.layer_groups()
     assert groups == [
         ("stem",),
@@ -115,7 +105,7 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
 
 
 def test_the_classifier_is_exchangeable():
-    model = small()
+    model = small_poolformer()
     images = paddle.to_tensor(values("images", (2, 3, 64, 64)))
     features = model.forward_features(images)
     assert features.shape == [2, 16, 2, 2]
@@ -128,11 +118,11 @@ def test_the_classifier_is_exchangeable():
 
 
 def test_images_of_any_size_from_three_pixels():
-    assert small(image_size=3)(paddle.zeros([1, 3, 3, 40])).shape == [1, 5]
+    assert small_poolformer(image_size=3)(paddle.zeros([1, 3, 3, 40])).shape == [1, 5]
     with pytest.raises(
         InputError, match="IMAGE_SIZE is 2, PoolFormer takes images of at least 3 x 3"
     ):
-        small(image_size=2)
+        small_poolformer(image_size=2)
 
 
 @pytest.mark.parametrize(

@@ -6,35 +6,25 @@ import numpy as np
 import paddle
 import pytest
 from golden.make_names_vit import values
-from golden.pvtv2 import CASES, SIZES
+from golden.pvtv2 import CASES
 from support.parity import assert_parity
+from support.small_models import small_pvtv2
 
 from config import get_config
 from errors import InputError
 from models import build_model
-from models.pvtv2 import PyramidVisionTransformerV2
-
-
-def small(name="pvtv2", **changes):
-    """The PVTv2 of golden/pvtv2.py's case NAME, with changes."""
-    words = {"depths": "stage_depths", "sr_ratios": "sr_ratio", "mlp_ratios": "mlp_ratio"}
-    options = {words.get(key, key): value for key, value in CASES[name].items()}
-    return PyramidVisionTransformerV2(**{"image_size": SIZES[name]} | options | changes)
-
-
-ZOO = {"pvtv2": small}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, values)
+    assert_parity(small_pvtv2(name), name, tmp_path, values)
 
 
 def test_epsilons_are_timms():
     found = {
         name: layer._epsilon
-        for name, layer in small().named_sublayers()
+        for name, layer in small_pvtv2().named_sublayers()
         if name.endswith(("norm", "norm1"))
     }
     for name in ("patch_embed.norm", "stages.1.downsample.norm", "stages.0.blocks.0.attn.norm"):
@@ -45,7 +35,7 @@ def test_epsilons_are_timms():
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(embed_dims=(32, 64, 64, 128), num_heads=(1, 1, 1, 1), num_classes=200)
+    model = small_pvtv2(embed_dims=(32, 64, 64, 128), num_heads=(1, 1, 1, 1), num_classes=200)
     block = model.stages[1].blocks[0]
     for layer in (block.attn.q, block.attn.kv, block.mlp.fc1, model.head):
         assert float(layer.weight.std()) == pytest.approx(0.02, rel=0.05)
@@ -58,13 +48,13 @@ def test_initialisation_is_timms():
     ):
         assert float(layer.weight.std()) == pytest.approx(math.sqrt(2 / fan_out), rel=0.05)
         assert not layer.bias.numpy().any()
-    assert float(small(num_classes=500, head_init_scale=0.1).head.weight.std()) == pytest.approx(
-        0.002, rel=0.05
-    )
+    assert float(
+        small_pvtv2(num_classes=500, head_init_scale=0.1).head.weight.std()
+    ) == pytest.approx(0.002, rel=0.05)
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2)
+    model = small_pvtv2(droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.stages for block in stage.blocks]
     calls = []
     for block in blocks:
@@ -88,7 +78,7 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
 
 
 def test_layer_groups_are_in_order_and_hold_every_parameter_once():
-    model = small()
+    model = small_pvtv2()
     groups = model.layer_groups()
     assert groups == [
         ("patch_embed",),
@@ -105,7 +95,7 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
 
 
 def test_the_classifier_is_exchangeable():
-    model = small()
+    model = small_pvtv2()
     images = paddle.to_tensor(values("images", (2, 3, 64, 64)))
     features = model.forward_features(images)
     assert features.shape == [2, 16, 2, 2]
@@ -118,11 +108,11 @@ def test_the_classifier_is_exchangeable():
 
 def test_the_least_images_are_those_that_fill_a_patch_of_keys():
     for name, side in (("pvtv2", 29), ("pvtv2_plain", 33), ("pvtv2_linear", 1)):
-        model = small(name, image_size=side)
+        model = small_pvtv2(name, image_size=side)
         assert model.min_image_size == side
         assert model(paddle.zeros([1, 3, side, side + 5])).shape == [1, 5]
     with pytest.raises(InputError, match="IMAGE_SIZE is 28, .* takes images of at least 29 x 29"):
-        small(image_size=28)
+        small_pvtv2(image_size=28)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ import numpy as np
 import paddle
 import pytest
 from golden.convolutions import array
-from golden.regnet import CASES, SIZES
+from golden.regnet import CASES
 from paddle import nn
 from support.parity import assert_parity
+from support.small_models import small_regnet
 
 from config import get_config
 from errors import InputError
@@ -14,25 +15,12 @@ from models import build_model, create_model, list_models
 from models.regnet import Block, RegNet
 
 # what timm makes of CASES
-DEPTHS = (1, 1, 2, 1)
-DIMS = {"regnety": (8, 16, 24, 48), "regnetx": (8, 16, 32, 48)}
-
-
-def small(name="regnety", **changes):
-    """The RegNet of golden/regnet.py's case NAME, with changes."""
-    case = CASES[name]
-    sizes = {"stage_depths": DEPTHS, "embed_dims": DIMS[name], "num_classes": 5}
-    sizes |= {"group_width": case["group_size"], "se_ratio": case["se_ratio"]}
-    return RegNet(SIZES[name], **sizes | changes)
-
-
-ZOO = {"regnet": small}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_regnet(name), name, tmp_path, array)
 
 
 def test_regnety_160_is_timms():
@@ -84,13 +72,13 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_linearly_over_all_blocks():
-    model = small(droppath=0.4)
+    model = small_regnet(droppath=0.4)
     blocks = [block for stage in (model.s1, model.s2, model.s3, model.s4) for block in stage]
     assert [block.drop_path.drop_prob for block in blocks] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
 def test_every_parameter_is_in_one_layer_group():
-    model = small()
+    model = small_regnet()
     groups = model.layer_groups()
     assert groups == [
         ("stem",),
@@ -109,7 +97,7 @@ def test_every_parameter_is_in_one_layer_group():
 
 
 def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
-    model = small()
+    model = small_regnet()
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, 64, 64)))
     features = model.forward_features(images)
@@ -124,7 +112,7 @@ def test_the_classifier_is_exchangeable_and_images_are_of_any_size():
 
 def test_dropout_comes_before_the_classifier():
     paddle.seed(0)
-    head = small(dropout=0.5, num_classes=0).forward_head
+    head = small_regnet(dropout=0.5, num_classes=0).forward_head
     assert np.unique(head(paddle.ones([8, 48, 2, 2])).numpy()).tolist() == [0, 2]
 
 
@@ -141,7 +129,7 @@ def test_drop_path_drops_the_branch_of_whole_samples():
 
 
 def test_batch_norms_statistics_are_buffers():
-    model = small()
+    model = small_regnet()
     names = [name for name, _ in model.named_parameters()]
     assert not [name for name in names if "_mean" in name or "_variance" in name]
     buffers = [name for name, _ in model.named_buffers()]

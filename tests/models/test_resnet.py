@@ -18,12 +18,6 @@ from models.layers import DropPath, batch_norm
 from models.layers.batch_norm import synchronise
 from models.resnet import BasicBlock, Bottleneck, ResNet
 
-ZOO = {
-    "resnet": lambda **options: ResNet(
-        **{"image_size": 33, "depth": 18, "num_classes": 5} | options
-    )
-}
-
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_and_features_are_timms(tmp_path, name):

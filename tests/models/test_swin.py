@@ -7,6 +7,7 @@ import paddle
 import pytest
 from golden.swin import CASES
 from support.parity import assert_parity
+from support.small_models import small_swin
 
 from config import get_config
 from errors import InputError
@@ -15,23 +16,13 @@ from models.layers.relative import relative_position_index
 from models.swin import Block, SwinTransformer, shift_mask
 from weights import load_weights, save_weights
 
-
 # timm 1.0.31's.
-def small(name="swin", **changes):
-    """The Swin Transformer of golden/swin.py's case NAME, with changes."""
-    sizes = CASES[name] | changes
-    return SwinTransformer(
-        image_size=sizes.pop("img_size"), stage_depths=sizes.pop("depths"), **sizes
-    )
-
-
-ZOO = {"swin": small}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path)
+    assert_parity(small_swin(name), name, tmp_path)
 
 
 # ------------------------------------------------------- windows and positions
@@ -75,7 +66,7 @@ def test_shifted_windows_keep_opposite_borders_apart():
 
 
 def test_windows_are_no_larger_than_the_map_and_shift_where_there_are_two():
-    blocks = [block for stage in small("swin_odd").layers for block in stage.blocks]
+    blocks = [block for stage in small_swin("swin_odd").layers for block in stage.blocks]
     assert [block.resolution for block in blocks] == [(9, 5), (9, 5), (5, 3), (5, 3), (3, 2)]
     assert [block.attn.window_size for block in blocks] == [(4, 4), (4, 4), (4, 3), (4, 3), (3, 2)]
     assert [block.shift_size for block in blocks] == [(0, 0), (2, 2), (0, 0), (2, 0), (0, 0)]
@@ -105,7 +96,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model = small(droppath=0.4, dropout=0.1, attention_dropout=0.2)
+    model = small_swin(droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.layers for block in stage.blocks]
     assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {
         (0.2, 0.1, 0.1)
@@ -118,7 +109,7 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
 
 
 def test_layer_groups_are_simmims():
-    model = small()
+    model = small_swin()
     groups = model.layer_groups()
     assert groups == [
         ("patch_embed",),
@@ -134,7 +125,7 @@ def test_layer_groups_are_simmims():
 
 
 def test_tables_have_no_weight_decay_and_derived_buffers_are_in_no_file():
-    model = small()
+    model = small_swin()
     tables = [
         f"layers.{i}.blocks.{j}.attn.relative_position_bias_table"
         for i, j in ((0, 0), (0, 1), (1, 0), (1, 1))
@@ -147,7 +138,7 @@ def test_tables_have_no_weight_decay_and_derived_buffers_are_in_no_file():
 
 
 def test_reset_classifier_replaces_the_head():
-    model = small()
+    model = small_swin()
     model.eval()
     images = paddle.randn([2, 3, 32, 32])
     model.reset_classifier(5)
@@ -187,7 +178,7 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 
 def test_images_of_another_size_are_refused():
     with pytest.raises(InputError, match="the model takes images of 32 x 32, found 64 x 32"):
-        small()(paddle.zeros([1, 3, 64, 32]))
+        small_swin()(paddle.zeros([1, 3, 64, 32]))
 
 
 def test_the_shipped_models_are_built_by_name():

@@ -7,6 +7,7 @@ import paddle
 import pytest
 from golden.swinv2 import CASES, array
 from support.parity import assert_parity
+from support.small_models import small_swinv2
 
 from config import get_config
 from errors import InputError
@@ -15,21 +16,10 @@ from models.layers.attention import unit
 from models.swinv2 import SwinTransformerV2, relative_coords_table
 
 
-def small(name="swinv2", **changes):
-    """The Swin Transformer V2 of golden/swinv2.py's case NAME, with changes."""
-    sizes = CASES[name] | changes
-    return SwinTransformerV2(
-        image_size=sizes.pop("img_size"), stage_depths=sizes.pop("depths"), **sizes
-    )
-
-
-ZOO = {"swinv2": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_swinv2(name), name, tmp_path, array)
 
 
 def test_offsets_are_measured_by_the_window_of_the_pre_training():
@@ -44,8 +34,12 @@ def test_offsets_are_measured_by_the_window_of_the_pre_training():
     )
     assert larger[-1] == pytest.approx([math.log(1 + 8 * 3, 8)] * 2)
     assert not relative_coords_table((1, 1), (1, 1)).any()
-    assert small().pretrained_window_sizes == [3, 4]
-    assert small("swinv2_plain").pretrained_window_sizes == [4, 4, 2]  # the last map is 2 x 2
+    assert small_swinv2().pretrained_window_sizes == [3, 4]
+    assert small_swinv2("swinv2_plain").pretrained_window_sizes == [
+        4,
+        4,
+        2,
+    ]  # the last map is 2 x 2
 
 
 def test_a_vector_of_padding_gives_no_gradient():
@@ -59,7 +53,7 @@ def test_a_vector_of_padding_gives_no_gradient():
 
 
 def test_the_bias_lies_between_0_and_16_and_keys_have_none():
-    attention = small().layers[0].blocks[0].attn
+    attention = small_swinv2().layers[0].blocks[0].attn
     for weight, most in ((1e3, 16), (-1e3, 0)):
         attention.cpb_mlp[2].weight.set_value(paddle.full([512, 1], weight))
         bias = attention.position_bias().numpy()
@@ -98,7 +92,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
-    model = small("swinv2_plain", droppath=0.4, dropout=0.1, attention_dropout=0.2)
+    model = small_swinv2("swinv2_plain", droppath=0.4, dropout=0.1, attention_dropout=0.2)
     blocks = [block for stage in model.layers for block in stage.blocks]
     assert {(b.attn.attn_drop.p, b.attn.proj_drop.p, b.mlp.drop.p) for b in blocks} == {
         (0.2, 0.1, 0.1)
@@ -111,7 +105,7 @@ def test_drop_path_rises_over_all_blocks_and_dropout_is_theirs_alike():
 
 
 def test_layer_groups_are_swins_and_what_gives_the_scores_has_no_weight_decay():
-    model = small()
+    model = small_swinv2()
     assert model.layer_groups() == [
         ("patch_embed",),
         ("layers.0.blocks.0",),
@@ -127,7 +121,7 @@ def test_layer_groups_are_swins_and_what_gives_the_scores_has_no_weight_decay():
 
 
 def test_reset_classifier_replaces_the_head():
-    model = small()
+    model = small_swinv2()
     model.eval()
     images = paddle.randn([2, 3, 36, 20])
     model.reset_classifier(5)
@@ -157,7 +151,7 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 
 @pytest.mark.smoke
 def test_what_is_deployed_computes_no_bias_anew():
-    model = small("swinv2")
+    model = small_swinv2("swinv2")
     model.eval()
     deployed = model.inference_model()
     assert not any("cpb_mlp" in name for name, _ in deployed.named_parameters())

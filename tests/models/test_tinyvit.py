@@ -4,8 +4,9 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from golden.tinyvit import CASES, SIZES, array
+from golden.tinyvit import CASES, array
 from support.parity import assert_parity, load_formula
+from support.small_models import small_tinyvit
 
 from config import get_config
 from errors import InputError
@@ -15,28 +16,17 @@ from models.tinyvit import TinyViT
 from weights.layout import linear_weights
 
 
-def small(name="tinyvit", **changes):
-    """The TinyViT of golden/tinyvit.py's case NAME, with changes."""
-    words = {"depths": "stage_depths"}
-    return TinyViT(
-        SIZES[name], **{words.get(key, key): value for key, value in CASES[name].items()} | changes
-    )
-
-
-ZOO = {"tinyvit": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_and_features_are_timms(tmp_path, name):
     # Ten convolutions and batch norms make much of a rounding: Paddle's own attention is 0.8e-5
     # from timm's features.
-    assert_parity(small(name), name, tmp_path, array, within=2e-5)
+    assert_parity(small_tinyvit(name), name, tmp_path, array, within=2e-5)
 
 
 def test_gradients_are_timms_but_for_rounding(tmp_path):
     golden = np.load(ROOT / "tests" / "golden" / "tinyvit_padded.npz")
-    model = load_formula(small("tinyvit_padded"), tmp_path, array)
+    model = load_formula(small_tinyvit("tinyvit_padded"), tmp_path, array)
     logits = model(paddle.to_tensor(array("images", (2, 3, *model.image_size))))
     (logits * paddle.to_tensor(array("loss", tuple(logits.shape)))).sum().backward()
     expected = {
@@ -93,7 +83,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_over_all_blocks():
-    stages = small(droppath=0.4, dropout=0.1).stages
+    stages = small_tinyvit(droppath=0.4, dropout=0.1).stages
     rates = [block.drop_path.drop_prob for block in stages[0].blocks]
     rates += [block.drop_path2.drop_prob for stage in stages[1:] for block in stage.blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
@@ -101,7 +91,7 @@ def test_drop_path_rises_over_all_blocks():
 
 
 def test_layer_groups_are_the_authors():
-    model = small()
+    model = small_tinyvit()
     assert model.layer_groups() == [
         ("stages.0.blocks.0", "stages.1.downsample", "patch_embed"),
         ("stages.1.blocks.0",),
@@ -114,7 +104,7 @@ def test_layer_groups_are_the_authors():
 
 
 def test_the_classifier_is_exchangeable():
-    model = small()
+    model = small_tinyvit()
     model.eval()
     images = paddle.to_tensor(array("images", (2, 3, 64, 64)))
     features = model.forward_features(images)

@@ -12,13 +12,13 @@ from golden.formula import array
 from golden.vit import CASES, WAVES
 from support.parity import assert_parity, load_formula
 from support.ranks import run_ranks
+from support.small_models import small_vit
 
 import utils
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
 from models.layers.attention import attention_layers, kept_weights
-from models.vit import VisionTransformer
 from weights import load_weights, save_weights
 
 OPTIONS = [
@@ -31,26 +31,14 @@ OPTIONS = [
 ]
 
 
-def small(name="vit", **changes):
-    """The ViT of golden/vit.py's case NAME, with changes."""
-    sizes = CASES[name] | {"distilled": name == "vit_distilled"}
-    sizes |= (
-        {"norm_eps": 1e-6} if name == "vit_registers" else {}
-    ) | changes  # timm's default; ours with pre_norm is CLIP's
-    return VisionTransformer(image_size=sizes.pop("img_size"), **sizes)
-
-
-ZOO = {"vit": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, convolutions.array if name in WAVES else array)
+    assert_parity(small_vit(name), name, tmp_path, convolutions.array if name in WAVES else array)
 
 
 def test_a_distilled_model_trains_both_heads_when_told(tmp_path):
-    model = load_formula(small("vit_distilled"), tmp_path)
+    model = load_formula(small_vit("vit_distilled"), tmp_path)
     golden = np.load(ROOT / "tests" / "golden" / "vit_distilled.npz")
     images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
     model.train()
@@ -68,7 +56,7 @@ def test_a_distilled_model_trains_both_heads_when_told(tmp_path):
 @pytest.mark.parametrize("block", ["serial", "parallel"])
 def test_a_differential_heads_share_begins_as_published(block):
     paddle.seed(0)
-    model = small("vit_differential", depth=4, embed_dim=192, block=block)
+    model = small_vit("vit_differential", depth=4, embed_dim=192, block=block)
     heads = [one if block == "parallel" else one.attn for one in model.blocks]
     expected = [
         0.2,
@@ -154,13 +142,15 @@ def positions(rows, columns, channels):
 
 def test_fixed_positions_are_big_visions(tmp_path):
     for size, rows, columns in ((16, 4, 4), ((8, 20), 2, 5)):
-        model = small(img_size=size, pos_embed="sincos2d", class_token=False, global_pool="avg")
+        model = small_vit(
+            image_size=size, pos_embed="sincos2d", class_token=False, global_pool="avg"
+        )
         found = model.pos_embed.numpy()
         assert (found.shape, found.dtype) == ((1, rows * columns, 24), np.float32)
         np.testing.assert_allclose(found[0], positions(rows, columns, 24), atol=1e-6)
     assert "pos_embed" not in {*model.state_dict(), *dict(model.named_parameters())}
     # The class token has no position: the patches' are those of a model without one.
-    model = small(pos_embed="sincos2d")
+    model = small_vit(pos_embed="sincos2d")
     assert (model.num_prefix_tokens, model.pos_embed_prefix) == (1, 0)
     images = paddle.to_tensor(array("images", (2, 3, 16, 16)))
     model.blocks, model.norm = paddle.nn.LayerList(), paddle.nn.Identity()
@@ -173,17 +163,17 @@ def test_fixed_positions_are_big_visions(tmp_path):
 
 def test_weights_with_fixed_positions_go_to_another_size_and_learned_ones_do_not_fit(tmp_path):
     sincos = {"pos_embed": "sincos2d", "class_token": False, "global_pool": "avg"}
-    source = small(**sincos)
+    source = small_vit(**sincos)
     save_weights(source, tmp_path / "fixed.safetensors")
-    larger = small(img_size=32, **sincos)
+    larger = small_vit(image_size=32, **sincos)
     report = load_weights(larger, tmp_path / "fixed.safetensors")
     assert (report.resized, larger.pos_embed.shape) == ([], [1, 64, 24])
     np.testing.assert_allclose(larger.pos_embed.numpy()[0], positions(8, 8, 24), atol=1e-6)
-    save_weights(small(**sincos | {"pos_embed": "learn"}), tmp_path / "learned.safetensors")
+    save_weights(small_vit(**sincos | {"pos_embed": "learn"}), tmp_path / "learned.safetensors")
     with pytest.raises(InputError, match="unexpected pos_embed"):
         load_weights(source, tmp_path / "learned.safetensors")
     with pytest.raises(InputError, match="missing pos_embed"):
-        load_weights(small(**sincos | {"pos_embed": "learn"}), tmp_path / "fixed.safetensors")
+        load_weights(small_vit(**sincos | {"pos_embed": "learn"}), tmp_path / "fixed.safetensors")
 
 
 @pytest.mark.parametrize("distilled", [False, True])
@@ -191,7 +181,7 @@ def test_head_init_scale_multiplies_fresh_heads_alone(distilled):
     states = []
     for scale in (1.0, 1e-3):
         paddle.seed(0)
-        model = small(head_init_scale=scale, distilled=distilled)
+        model = small_vit(head_init_scale=scale, distilled=distilled)
         states.append({name: tensor.numpy().copy() for name, tensor in model.state_dict().items()})
         paddle.seed(1)
         model.reset_classifier(5)
@@ -206,7 +196,7 @@ def test_head_init_scale_multiplies_fresh_heads_alone(distilled):
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_parameter_is_in_one_layer_group(options):
-    model = small(**options)
+    model = small_vit(**options)
     groups = model.layer_groups()
     assert groups[0] == (
         "cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "norm_pre", "prompt_tokens",
@@ -232,8 +222,8 @@ def test_every_parameter_is_in_one_layer_group(options):
 
 def test_reset_classifier_replaces_every_head():
     images = paddle.zeros([2, 3, 16, 16])
-    model = small(distilled=True)
-    assert (small().classifier_names(), model.classifier_names()) == (
+    model = small_vit(distilled=True)
+    assert (small_vit().classifier_names(), model.classifier_names()) == (
         ("head",),
         ("head", "head_dist"),
     )
@@ -299,7 +289,7 @@ def test_attn_head_size_sets_the_width_of_a_head():
 
 
 def test_training_drops_patches_and_evaluation_does_not():
-    model = small(patch_drop=0.5, no_embed_class=True)
+    model = small_vit(patch_drop=0.5, no_embed_class=True)
     assert model.forward_features(paddle.zeros([2, 3, 16, 16])).shape == [2, 1 + 8, 24]
     model.eval()
     assert model.forward_features(paddle.zeros([2, 3, 16, 16])).shape == [2, 1 + 16, 24]
@@ -311,7 +301,7 @@ def gradients(recompute, parallel=False, frozen=("nothing",)):
     """
     paddle.seed(0)
     random = {"dropout": 0.2, "attention_dropout": 0.2, "droppath": 0.4, "patch_drop": 0.3}
-    model = small(init_values=0.5, recompute=recompute, **random)
+    model = small_vit(init_values=0.5, recompute=recompute, **random)
     calls = []
     model.blocks[2].register_forward_post_hook(lambda *_: calls.append(1))
     for name, parameter in model.named_parameters():
@@ -338,7 +328,7 @@ def test_recompute_gives_the_same_gradients(frozen):
     assert (
         list(found)
         == list(expected)
-        == [n for n, _ in small(init_values=1).named_parameters() if not n.startswith(frozen)]
+        == [n for n, _ in small_vit(init_values=1).named_parameters() if not n.startswith(frozen)]
     )
     for name, value in expected.items():
         assert (found[name] == value).all(), name
@@ -360,7 +350,7 @@ def test_recompute_gives_the_same_gradients_on_two_ranks():
 
 
 def test_recompute_leaves_evaluation_alone():
-    model = small(recompute=True)
+    model = small_vit(recompute=True)
     calls = []
     model.blocks[0].register_forward_post_hook(lambda *_: calls.append(1))
     model.eval()

@@ -6,9 +6,10 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
-from golden.volo import BOX, CASES, SIZES, array
+from golden.volo import BOX, CASES, array
 from paddle.nn import functional as F
 from support.parity import assert_parity, load_formula
+from support.small_models import small_volo
 
 from config import get_config
 from errors import InputError
@@ -23,21 +24,10 @@ from weights.layout import linear_weights
 from weights.resize import bicubic_matrix
 
 
-def small(name="volo", **changes):
-    """The VOLO of golden/volo.py's case NAME, with changes."""
-    options = {
-        {"layers": "stage_depths"}.get(key, key): value for key, value in CASES[name].items()
-    }
-    return VOLO(**{"image_size": SIZES[name]} | options | changes)
-
-
-ZOO = {"volo": small}
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_volo(name), name, tmp_path, array)
 
 
 def close(found, expected):
@@ -47,7 +37,7 @@ def close(found, expected):
 @pytest.mark.smoke
 def test_dense_training_gives_what_timms_forward_train_does(tmp_path, monkeypatch):
     golden = np.load(ROOT / "tests" / "golden" / "volo.npz")
-    model = small()
+    model = small_volo()
     images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
     model.dense_training = True
     box = np.zeros((1, 5, 4), "float32")
@@ -87,7 +77,7 @@ def test_a_rectangle_has_the_share_that_is_drawn():
     border.
     """
     paddle.seed(0)
-    model = small(image_size=(80, 64))
+    model = small_volo(image_size=(80, 64))
     found = np.stack([model._rectangle().numpy()[0] for _ in range(400)])
     assert set(np.unique(found)) == {0, 1}
     for one in found:
@@ -122,7 +112,7 @@ def test_windows_are_unfolds_and_folds():
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(embed_dims=(32, 64, 64, 64), stem_hidden_dim=32, num_classes=200)
+    model = small_volo(embed_dims=(32, 64, 64, 64), stem_hidden_dim=32, num_classes=200)
     outlook = model.network[0][0]
     block = model.network[2][0]
     last = model.post_network[1]
@@ -148,7 +138,7 @@ def test_initialisation_is_timms():
 
 
 def test_drop_path_rises_after_the_first_stage():
-    model = small("volo_biased", droppath=0.5, dropout=0.1, attention_dropout=0.2)
+    model = small_volo("volo_biased", droppath=0.5, dropout=0.1, attention_dropout=0.2)
     rates = [(block.drop_path1.drop_prob, block.drop_path2.drop_prob) for block in model.blocks]
     assert rates == [(pytest.approx(rate),) * 2 for rate in (0, 0, 0.2, 0.3, 0.4, 0.5, 0, 0)]
     assert model.pos_drop.p == 0.1
@@ -160,7 +150,7 @@ def test_drop_path_rises_after_the_first_stage():
 
 
 def test_layer_groups_are_in_order_and_hold_every_parameter_once():
-    model = small("volo_biased")
+    model = small_volo("volo_biased")
     groups = model.layer_groups()
     assert groups == [
         ("patch_embed",),
@@ -182,7 +172,7 @@ def test_layer_groups_are_in_order_and_hold_every_parameter_once():
 
 
 def test_the_logits_are_the_class_tokens_and_half_the_largest_of_the_patches():
-    model = small()
+    model = small_volo()
     model.eval()
     features = model.forward_features(paddle.to_tensor(array("images", (2, 3, *model.image_size))))
     assert features.shape == [2, 21, 8]
@@ -194,8 +184,8 @@ def test_the_logits_are_the_class_tokens_and_half_the_largest_of_the_patches():
 
 
 def test_positions_fit_another_image(tmp_path):
-    model = small()
-    larger = small(image_size=(32, 32))
+    model = small_volo()
+    larger = small_volo(image_size=(32, 32))
     save_weights(model, tmp_path / "model.safetensors")
     assert load_weights(larger, tmp_path).resized == ["pos_embed resized from 5 x 4 to 4 x 4"]
     expected = np.einsum("nr,rcd->ncd", bicubic_matrix(5, 4), model.pos_embed[0].numpy())
@@ -203,7 +193,7 @@ def test_positions_fit_another_image(tmp_path):
 
 
 def test_what_it_looks_at_has_the_grid_of_its_patches():
-    model = small()
+    model = small_volo()
     model.eval()
     image = paddle.to_tensor(array("images", (1, 3, *model.image_size)))
     assert [attention(model, image, block).shape for block in (0, -1)] == [(2, 5, 4), (4, 5, 4)]
@@ -245,7 +235,7 @@ def test_sizes_that_do_not_fit_are_named(options, message):
 
 
 def test_token_labels_train_the_classifier_of_patches_and_no_other_model_takes_them(tiny):
-    model = small()
+    model = small_volo()
     rng = np.random.default_rng(0)
     options = [
         "MODEL.TYPE",

@@ -7,6 +7,7 @@ import paddle
 import pytest
 from golden.xcit import CASES, array
 from support.parity import assert_parity
+from support.small_models import small_xcit
 
 from config import get_config
 from errors import InputError
@@ -14,29 +15,19 @@ from inference.look.attention import attention, queries
 from inference.look.positions import similarities
 from models import build_model
 from models.layers.attention import attention_layers, kept_weights
-from models.xcit import CrossCovarianceAttention, FourierPositions, XCiT
+from models.xcit import CrossCovarianceAttention, FourierPositions
 from training.losses import SoftTargetCrossEntropy, TrainingLoss
-
-
-def small(name="xcit", **changes):
-    """The XCiT of golden/xcit.py's case NAME, with changes."""
-    words = {"img_size": "image_size", "eta": "init_values", "cls_attn_layers": "depth_token_only"}
-    options = {"tokens_norm": False} | CASES[name]  # timm's default
-    return XCiT(**{words.get(key, key): value for key, value in options.items()} | changes)
-
-
-ZOO = {"xcit": small}
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", CASES)
 def test_logits_features_and_gradients_are_timms(tmp_path, name):
-    assert_parity(small(name), name, tmp_path, array)
+    assert_parity(small_xcit(name), name, tmp_path, array)
 
 
 def test_initialisation_is_timms():
     paddle.seed(0)
-    model = small(embed_dim=96, num_heads=4, num_classes=200, init_values=1e-5)
+    model = small_xcit(embed_dim=96, num_heads=4, num_classes=200, init_values=1e-5)
     block = model.blocks[1]
     last = model.cls_attn_blocks[0]
     for layer in (block.attn.qkv, block.mlp.fc2, last.attn.k, last.mlp.fc1, model.head):
@@ -88,7 +79,7 @@ def test_any_grid_has_positions():
 
 
 def test_rates_are_where_the_authors_have_them():
-    model = small(droppath=0.3, dropout=0.1, attention_dropout=0.2)
+    model = small_xcit(droppath=0.3, dropout=0.1, attention_dropout=0.2)
     calls = []
     for layer in model.sublayers():
         if hasattr(layer, "drop_prob") or type(layer).__name__ == "Dropout":
@@ -101,8 +92,8 @@ def test_rates_are_where_the_authors_have_them():
 
 
 def test_the_decay_leaves_the_class_token_alone_as_the_authors_do():
-    assert small().no_weight_decay() == {"cls_token"}
-    assert small().layer_groups() == [
+    assert small_xcit().no_weight_decay() == {"cls_token"}
+    assert small_xcit().layer_groups() == [
         ("cls_token", "pos_embed", "patch_embed"),
         ("blocks.0",),
         ("blocks.1",),
@@ -114,7 +105,7 @@ def test_the_decay_leaves_the_class_token_alone_as_the_authors_do():
 
 def test_the_classifier_is_exchangeable_and_reads_the_token_or_the_patches():
     for name, pooled in (("xcit", lambda x: x[:, 0]), ("xcit_16", lambda x: x[:, 1:].mean(axis=1))):
-        model = small(name)
+        model = small_xcit(name)
         model.eval()
         images = paddle.to_tensor(array("images", (2, 3, *model.image_size)))
         features = model.forward_features(images)
@@ -126,7 +117,7 @@ def test_the_classifier_is_exchangeable_and_reads_the_token_or_the_patches():
 
 
 def test_attention_is_shown_of_the_class_tokens_blocks_alone():
-    model = small()
+    model = small_xcit()
     model.eval()
     assert list(attention_layers(model)) == ["cls_attn_blocks.0.attn", "cls_attn_blocks.1.attn"]
     # another size than the model's: 6 x 4 patches
@@ -139,11 +130,11 @@ def test_attention_is_shown_of_the_class_tokens_blocks_alone():
     )
     assert queries(model) == "of the class token"
     assert model.cam_layer() is model.cls_attn_blocks[-1].norm1
-    assert small("xcit_16").cam_layer() is None  # it reads the mean of the patches
+    assert small_xcit("xcit_16").cam_layer() is None  # it reads the mean of the patches
 
 
 def test_positions_are_shown_by_their_similarity():
-    model = small(image_size=(24, 40))
+    model = small_xcit(image_size=(24, 40))
     alike = similarities(model)
     places = model.pos_embed(3, 5).numpy()[0]
     assert alike.shape == (3, 5, 3, 5)
@@ -155,7 +146,7 @@ def test_positions_are_shown_by_their_similarity():
 
 
 def test_one_classifier_serves_a_teacher_too():
-    logits = small()(paddle.randn([2, 3, 32, 32]))
+    logits = small_xcit()(paddle.randn([2, 3, 32, 32]))
     targets = paddle.nn.functional.one_hot(paddle.to_tensor([1, 2]), 7)
     taught = paddle.nn.functional.one_hot(paddle.to_tensor([3, 4]), 7)
     loss = TrainingLoss(SoftTargetCrossEntropy(), lambda _: taught, "hard", alpha=0.25)(

@@ -2,11 +2,9 @@
 ranks.
 """
 
-import importlib
 import inspect
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import paddle
@@ -14,6 +12,7 @@ import pytest
 from conftest import ROOT
 from golden.formula import array
 from support.ranks import run_ranks
+from support.small_models import SMALL_MODELS
 
 import utils
 from config import get_config, model_files
@@ -26,10 +25,6 @@ from weights import file_arrays, load_weights, save_weights
 from weights.formats import write_weights
 from weights.layout import file_name, sublayer
 
-SMALL = {}  # a small model by MODEL.TYPE: what each architecture's tests call ZOO
-for _file in sorted(Path(__file__).parent.glob("test_*.py")):
-    if _file != Path(__file__) and "\nZOO = " in _file.read_text():
-        SMALL |= getattr(importlib.import_module(_file.stem), "ZOO", {})
 # with a decay of 0.5
 TIMM_SCALES = json.loads((ROOT / "tests" / "golden" / "layer_groups.json").read_text())
 PARITY = re.findall(
@@ -40,7 +35,7 @@ PARITY = re.findall(
 
 
 def test_every_architecture_is_tested_here():
-    assert SMALL.keys() | {"deit"} == ARCHITECTURES.keys()
+    assert SMALL_MODELS.keys() | {"deit"} == ARCHITECTURES.keys()
     assert {get_config(name).MODEL.TYPE.lower() for name in list_models()} == ARCHITECTURES.keys()
 
 
@@ -67,18 +62,18 @@ def test_timms_layer_groups_give_timms_rates(case):
     model = (
         create_model(case, **names)
         if case in list_models()
-        else SMALL[kind](case)
+        else SMALL_MODELS[kind](case)
         if variant
-        else SMALL[kind]()
+        else SMALL_MODELS[kind]()
     )
     config = get_config(None, ["TRAIN.LAYER_DECAY", "0.5", "TRAIN.LAYER_DECAY_GROUPS", "timm"])
     assert layer_scales(config, model) == TIMM_SCALES[case]
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 def test_an_architecture_keeps_its_interface(kind, tmp_path):
     paddle.seed(0)
-    model = SMALL[kind]()
+    model = SMALL_MODELS[kind]()
     assert type(model) is ARCHITECTURES[kind]
     names = [name for name, _ in model.named_parameters()]
     for name in names:
@@ -119,7 +114,7 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     # Saved, read into a model of other classes whose classifier stays, and into one of the same
     # classes.
     save_weights(model, tmp_path / "model.safetensors")
-    other = SMALL[kind](num_classes=3)
+    other = SMALL_MODELS[kind](num_classes=3)
     fresh = {name: sublayer(other, name).weight.numpy().copy() for name in heads}
     report = load_weights(other, tmp_path, strict=False)
     assert {name.rpartition(".")[0] for name in report.fresh} == set(heads)
@@ -127,22 +122,22 @@ def test_an_architecture_keeps_its_interface(kind, tmp_path):
     assert set(report.loaded) | set(report.fresh) == {
         file_name(name) for name in model.state_dict()
     }
-    same = SMALL[kind]()
+    same = SMALL_MODELS[kind]()
     load_weights(same, tmp_path)
     same.eval()
     assert (same(images).numpy() == logits.numpy()).all()
     model.reset_classifier(0)
     assert model(images).shape == [2, model.num_features]
     for channels in (1, 5):
-        other = SMALL[kind](in_channels=channels)
+        other = SMALL_MODELS[kind](in_channels=channels)
         stems = (model.first_conv, *model.beside_first_conv)
         adapted = [f"{name}.weight adapted from 3 channels to {channels}" for name in stems]
         assert load_weights(other, tmp_path).resized == adapted
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 def test_an_array_of_another_rank_is_named(kind, tmp_path):
-    model = SMALL[kind]()
+    model = SMALL_MODELS[kind]()
     arrays = file_arrays(model)
     for name in {tuple(name.split(".")[-2:]): name for name in arrays}.values():  # one of each kind
         for shape in ((), (3,), (1, 2, 3, 4, 5)):
@@ -158,7 +153,7 @@ def step_of_each():
     architecture.
     """
     sums = {}
-    for kind, small in SMALL.items():
+    for kind, small in SMALL_MODELS.items():
         paddle.seed(0)
         model = small()
         for name in model.classifier_names():  # some begin at zero and would send back nothing
@@ -186,21 +181,21 @@ def others():
     """A model and another, none of which any other architecture's weights fit: each test is refused
     them.
     """
-    return {kind: SMALL[kind]() for kind in ("resnet", "mixer")}
+    return {kind: SMALL_MODELS[kind]() for kind in ("resnet", "mixer")}
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 def test_weights_of_another_architecture_say_which(kind, others, tmp_path):
-    save_weights(others.get(kind) or SMALL[kind](), tmp_path / "model.safetensors")
+    save_weights(others.get(kind) or SMALL_MODELS[kind](), tmp_path / "model.safetensors")
     other = others["mixer" if kind == "resnet" else "resnet"]
     with pytest.raises(InputError, match=f"; its names look like a {kind}'s$"):
         load_weights(other, tmp_path, strict=False)
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", SMALL_MODELS)
 def test_a_few_steps_lower_the_loss(kind):
     paddle.seed(0)
-    model = SMALL[kind]()
+    model = SMALL_MODELS[kind]()
     optimizer = paddle.optimizer.AdamW(3e-3, parameters=model.parameters())
     images, labels = (
         paddle.to_tensor(array("images", (4, 3, *model.image_size))),
@@ -238,7 +233,7 @@ def after_a_step(kind, recompute):
     rates = {"dropout": 0.2, "attention_dropout": 0.2, "droppath": 0.4}
     random = {name: rate for name, rate in rates.items() if name in taken}
     paddle.seed(0)
-    model = SMALL[kind](recompute=recompute, **random)
+    model = SMALL_MODELS[kind](recompute=recompute, **random)
     for name in model.classifier_names():
         weight = sublayer(model, name).weight
         weight.set_value(array(name, tuple(weight.shape)))
@@ -248,7 +243,7 @@ def after_a_step(kind, recompute):
     return gradients, {name: buffer.numpy() for name, buffer in model.named_buffers()}
 
 
-@pytest.mark.parametrize("kind", sorted(SMALL.keys() - {"lenet"}))
+@pytest.mark.parametrize("kind", sorted(SMALL_MODELS.keys() - {"lenet"}))
 def test_recompute_gives_the_same_gradients_and_statistics(kind, monkeypatch):
     calls = []
     monkeypatch.setattr(

@@ -11,6 +11,7 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
+from support.half_attention import attention_with_gradient, normal
 
 import ops
 from models import create_model
@@ -21,10 +22,6 @@ from models.layers import Linear
 def _compiled(compiled_operators):
     if ops.bfloat16_lacks():
         pytest.skip("this CPU has no bfloat16")
-
-
-def normal(*shape):
-    return np.random.default_rng(sum(shape)).standard_normal(shape)
 
 
 def rounded(x):
@@ -112,36 +109,19 @@ def test_values_and_gradients_are_numpys_of_rounded_factors(case):
         assert error.max() < (3e-6 if case == "linear" else 1e-3) * size
 
 
-WITHOUT_TILES = """
-import sys, numpy, ops, test_bfloat16
-assert ops.load()
-numpy.save(sys.argv[1], test_bfloat16.attended())
-"""
-
-
-def attended():
-    """Attention of bfloat16 products and its gradient, in one row; no side is a multiple of a
-    tile's.
-    """
-    qkv = paddle.to_tensor(normal(2, 83, 3 * 5 * 40).astype(np.float32), stop_gradient=False)
-    with ops.multiplying(half=True):
-        output = ops.attention([qkv], 5, 40, 0.15)
-    grad = paddle.to_tensor(normal(*output.shape).astype(np.float32))
-    return np.concatenate(
-        [output.numpy().ravel(), paddle.grad([output], [qkv], [grad])[0].numpy().ravel()]
-    )
-
-
 def test_a_cpu_without_amx_gives_the_same(tmp_path):
     environment = os.environ | {
         "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
-        "PYTHONPATH": f"{ROOT}:{ROOT}/tests/ops:{ROOT}/tests",
+        "PYTHONPATH": f"{ROOT}:{ROOT}/tests",
     }
     file = tmp_path / "found.npy"
     subprocess.run(
-        [sys.executable, "-c", WITHOUT_TILES, str(file)], env=environment, check=True, cwd=ROOT
+        [sys.executable, "-m", "support.half_attention", str(file)],
+        env=environment,
+        check=True,
+        cwd=ROOT,
     )
-    with_them = attended()
+    with_them = attention_with_gradient()
     found = np.load(file)
     error = np.abs(with_them - found)
     size = np.abs(found).max()

@@ -1,3 +1,3 @@
-"""What several test files share: processes, files of every kind, small models and runs, and the
-makers of pages.
+"""Helpers that several test files share: processes, files, small models and runs. Some modules
+write pages of the documents.
 """

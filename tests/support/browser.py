@@ -1,6 +1,4 @@
-"""A headless Chromium that a test tells what to do, by its own protocol over two pipes: no package
-is needed.
-"""
+"""A headless Chromium that tests control over two pipes by its own protocol, without a package."""
 
 import base64
 import contextlib

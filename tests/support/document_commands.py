@@ -1,4 +1,4 @@
-"""The commands that the documents show, and a desk with real pictures on which they are typed."""
+"""The commands that the documents show, and a folder with data in which tests run them."""
 
 import pickle
 import re
@@ -15,9 +15,9 @@ import yaml
 from conftest import ROOT
 from PIL import Image
 from sklearn.datasets import load_sample_images
-from test_datasets import write_idx
 
 from settings.values import parse_value
+from support.dataset_files import write_idx
 
 # ------------------------------------------------------------ what the documents show
 
@@ -38,7 +38,7 @@ _MAKE = re.compile(r"make (install|train|test|test-\w+|ops|lint|docs|clean)\b")
 
 
 class Shown(NamedTuple):
-    """A command, in one line and without its comment, and what the document says that it prints."""
+    """A command on one line without its comment, and the output that the document shows."""
 
     command: str
     prints: str = ""
@@ -266,9 +266,7 @@ class Desk:
 
 
 def asked_for(command: str, flags: dict[str, tuple]) -> dict[str, object]:
-    """Returns {key: value} of a command's flags and of what follows -o, the last of each; "auto" as
-    it is.
-    """
+    """Returns {key: value} of a command's flags and of its -o options, the last of each."""
     words = shlex.split(command)
     found = {}
     index = 0

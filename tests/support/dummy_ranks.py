@@ -1,4 +1,4 @@
-"""What dummy ranks do in ``test_supervision`` and ``test_launched``: here, so that their processes
+"""Functions that stand for ranks in ``test_supervision`` and ``test_launched``. Their processes
 need no Paddle.
 """
 
@@ -34,12 +34,12 @@ def fail(failed, *failure):
     time.sleep(60)
 
 
-def obey(ready, failed, asked):
-    """Does as a rank: a signal to stop ends the run; SIGUSR1 is counted."""
+def obey(ready, failed, num_requests):
+    """Behaves as a rank: a signal to stop ends it. SIGUSR1 is counted."""
 
     def heed(number, _):
         if number == signal.SIGUSR1:
-            asked.value += 1
+            num_requests.value += 1
         else:
             failed.value = json.dumps((128 + number, "stopped", False)).encode()
 
@@ -51,7 +51,7 @@ def obey(ready, failed, asked):
 
 
 def ignore(ready):
-    """Heeds no signal."""
+    """Ignores all signals."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     ready.release()
@@ -59,11 +59,12 @@ def ignore(ready):
 
 
 def launch(place, count, port, folder, acts, timeout, separate):
-    """Does as a launcher's process of rank ``place`` of ``count``; it says what it says in the file
+    """Starts the launcher's process of rank ``place`` of ``count``, which prints to the file
     ``place``.
 
     Args:
-        acts: what the ranks do once all are ready, and are at step 7: (function, *args), by rank.
+        acts: the functions that the ranks call once all are ready and at step 7, with their
+            arguments, by rank.
         separate: whether each rank's stderr is a file of its own, as under Paddle's launcher.
     """
     os.environ |= {"PADDLE_TRAINER_ID": str(place), "PADDLE_TRAINERS_NUM": str(count)}
@@ -97,7 +98,7 @@ def _launched(failed, beats, config):
 
 
 def stay_behind():
-    """Waits for data at a step that others have behind them."""
+    """Waits for data at a step that the other ranks have finished."""
     progress.beat(progress.LOADING, 7)
     time.sleep(60)
 

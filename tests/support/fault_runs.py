@@ -1,4 +1,4 @@
-"""A short run of two processes for the faults, and what has to hold after each."""
+"""A short run of two processes, which faults are injected into, and what holds after each fault."""
 
 from support.programs import assert_none_left, start
 from support.training_runs import assert_same_run
@@ -20,8 +20,9 @@ def finish(folder, flags=RUN):
 
 
 def assert_fails(process, status, message, pids=(), seconds=60):
-    """The program ends with ``status``, says ``message`` (a regular expression) and nothing else,
-    and leaves none.
+    """The program ends with ``status`` and leaves no process.
+
+    ``message`` is a regular expression of the whole stderr.
     """
     _, errors = process.communicate(timeout=seconds)
     assert process.returncode == status, errors

@@ -1,4 +1,4 @@
-"""Image files that lie: whole ones are taken apart, and put together again with other parts."""
+"""Image files that contradict themselves: parts of whole files put together with other parts."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""The last that the fork server of ``ranks`` imports: it does once what each rank would do again."""
+"""The last module that the fork server of ``ranks`` imports: work that each rank would repeat."""
 
 import gc
 

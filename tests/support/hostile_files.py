@@ -1,8 +1,7 @@
-"""What a stranger's file may do to its reader, measured; and files damaged in every way, for
-Hypothesis.
+"""Reads hostile files in a forked process that measures memory and time, and damages files.
 
-How much is tried: half a minute in ``make test``, an hour in ``make fuzz``, fixed seeds in ``make
-campaign``.
+``make test`` tries them for half a minute, ``make fuzz`` for an hour, ``make campaign`` with fixed
+seeds.
 """
 
 import collections
@@ -42,26 +41,24 @@ tried = collections.defaultdict(collections.Counter)  # by kind: "read", "refuse
 
 
 def a_share(part):
-    """Settings for one of ``part`` tests that share what the profile tries."""
+    """Hypothesis' settings for one of ``part`` tests that share the examples of the profile."""
     return settings(max_examples=max(1, settings.default.max_examples // part))
 
 
 def attempt(kind, size, read, lines=0, pixels=0):
-    """Calls ``read()`` in a forked process, and holds it to the rule: it ends well, or with one
-    line, within its memory and time.
+    """Calls ``read()`` in a forked process, which has to end well or with one line.
 
     Args:
-        kind: of file, for the table (``tried``).
-        size: of the files that it reads, in bytes.
+        kind: the kind of file, for the table (``tried``).
+        size: the bytes of the files that it reads.
         lines: of a list or a table.
         pixels: that an image may have.
 
     Returns:
-        The error's line; "" where it was read.
+        The error's line, or "" if it was read.
 
-    Raises:
-        AssertionError: a crash, a hang, a traceback, a line that is none, or too much memory or
-            time.
+    Raises: AssertionError: a crash, a hang, a traceback, a malformed line, or too much memory or
+    time.
     """
     seconds = FREE_SECONDS + size / BYTES_PER_SECOND + SECONDS_PER_LINE * lines
     reader, writer = os.pipe()
@@ -98,14 +95,12 @@ def attempt(kind, size, read, lines=0, pixels=0):
 
 
 def one_thread():
-    """For a forked process that computes: OpenMP's threads are the parent's, and would be waited
-    for in vain.
-    """
+    """Makes a forked process compute in one thread: it would wait for threads of its parent."""
     threadpoolctl.threadpool_limits(1)
 
 
 def check_line(line):
-    """An error's line is one, printable, short, and no traceback."""
+    """An error has one short printable line and no traceback."""
     assert not line or line.isprintable(), line
     assert len(line) <= LONGEST_LINE, line
     assert "Traceback" not in line, line

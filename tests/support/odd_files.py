@@ -1,4 +1,4 @@
-"""Files that somebody may ask about: images of every kind, whole and spoilt, and what is none."""
+"""Image files of every kind, intact and damaged, and files that are no images."""
 
 import io
 import os
@@ -23,14 +23,14 @@ def saved(image, kind, **options):
 
 
 def turned(orientation):
-    """A JPEG file whose EXIF says that it lies on its side."""
+    """A JPEG file whose EXIF data turns it by 90 degrees."""
     exif = Image.Exif()
     exif[274] = orientation
     return saved(COLOURS, "JPEG", exif=exif)
 
 
 def sound():
-    """{name: file} of images that an evaluation reads."""
+    """{name: file} of images that an evaluation can read."""
     frames = {"save_all": True, "append_images": [COLOURS.rotate(90)], "duration": 50}
     found = {
         f"{name.replace(' ', '_').replace(',', '')}{p.suffix}": p.data
@@ -50,7 +50,7 @@ def sound():
 
 
 def refused():
-    """{name: file} of what isn't read, with a reason."""
+    """{name: file} of images that are refused with a reason."""
     found = {
         f"unscaled_{n}{suffix}": data
         for n, (suffix, data, _) in enumerate(picture_files.UNSCALED.values())
@@ -98,7 +98,7 @@ def with_size(jpeg, side):
 
 
 def spoilt(seed=0):
-    """{name: file}: each sound one cut, with bytes changed, and under another's ending."""
+    """{name: file} of each intact image cut, with changed bytes, and under another suffix."""
     rng = random.Random(seed)
     found = {}
     for name, data in sound().items():
@@ -116,8 +116,9 @@ def spoilt(seed=0):
 
 
 def write_all(folder):
-    """Writes them all, and what is no file; returns the paths, as bytes, and how many of them are
-    sound.
+    """Writes all of these and files that are no images.
+
+    Returns the paths as bytes, and the number of intact images.
     """
     whole = sound()
     for name, data in (whole | refused() | spoilt()).items():

@@ -3,17 +3,17 @@
 import numpy as np
 import paddle
 from golden.formula import array
-from golden.optim_problem import SHAPES
+from golden.optim_problem import BETAS, EPS, MOMENTUM, SHAPES, WEIGHT_DECAY
 from paddle import nn
 
+from config import get_config, with_values
+from settings.registry import optimizers
 from training.checkpoint.saver import optimizer_state
 from utils import all_gather, rank
 
 
 def whole_state(model, optimizer):
-    """The optimizer's state on rank 0, however it is shared out; on other ranks nothing. Every rank
-    calls it.
-    """
+    """The whole optimizer state on rank 0, nothing on other ranks. Every rank has to call it."""
     shares = all_gather(
         {key: tensor.numpy() for key, tensor in optimizer_state(model, optimizer).items()}
     )
@@ -21,9 +21,7 @@ def whole_state(model, optimizer):
 
 
 class Small(nn.Layer):
-    """Holds parameters, made by the golden file's formula, and takes gradients; arrays are in
-    torch's layout.
-    """
+    """Four layers with the parameters of golden/optim.npz. Arrays are in torch's layout."""
 
     def __init__(self):
         super().__init__()
@@ -58,3 +56,27 @@ class Small(nn.Layer):
 
 def _turned(name, value):
     return np.ascontiguousarray(value.T) if name in ("fc.weight", "head.weight") else value.copy()
+
+
+OPTIMIZERS = optimizers.names()
+# Each optimizer, and each that has a Nesterov momentum with it.
+OPTIMIZER_CASES = [
+    *OPTIMIZERS,
+    *(
+        f"{name} nesterov"
+        for name, component in optimizers.components.items()
+        if "nesterov" in component.reads
+    ),
+]
+# Keys of all optimizers of the golden file: not each optimizer reads each of them.
+PROBLEM = {
+    "TRAIN.WEIGHT_DECAY": WEIGHT_DECAY, "TRAIN.OPTIMIZER.BETAS": list(BETAS), "TRAIN.OPTIMIZER.EPS": EPS,
+    "TRAIN.OPTIMIZER.MOMENTUM": MOMENTUM, "TRAIN.LAYER_DECAY": 0.5, "TRAIN.HEAD_LR": 3,
+}  # fmt: skip
+
+
+def with_options(values):
+    """The default configuration with other values, by key."""
+    return with_values(
+        get_config(), **{key.replace(".", "__"): value for key, value in values.items()}
+    )

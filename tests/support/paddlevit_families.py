@@ -1,4 +1,4 @@
-"""What PaddleViT's files of each family mean, by its own config.py files (see test_paddlevit.py)."""
+"""What PaddleViT's files of each family set, by its own config.py files (see test_paddlevit.py)."""
 
 HALF = [0.5] * 3
 IMAGENET = [0.485, 0.456, 0.406]

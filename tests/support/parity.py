@@ -11,8 +11,9 @@ from weights.layout import file_name, linear_weights
 
 
 def load_formula(model, folder, array=array):
-    """Gives ``model`` the formula's weights by a file in timm's names and layout; returns it in
-    evaluation mode.
+    """Loads the formula's weights from a file in timm's names and layout.
+
+    Returns the model in evaluation mode.
     """
     transposed = linear_weights(model)
     shapes = {
@@ -28,8 +29,10 @@ def load_formula(model, folder, array=array):
 
 
 def assert_parity(model, name, folder, array=array, within=1e-5):
-    """Logits, features and intermediates ``within`` so much of their range, gradients 1e-5; two
-    images must differ.
+    """Logits, features, intermediates and gradients are those of the golden file.
+
+    The tolerance is ``within`` times the range of each, 1e-5 for gradients. The two images have to
+    differ.
     """
     golden = np.load(ROOT / "tests" / "golden" / f"{name}.npz")
     images = paddle.to_tensor(array("images", (2, model.in_channels, *model.image_size)))

@@ -1,4 +1,4 @@
-"""Photographs and a small model of them, for the tests of what answers."""
+"""Photographs in two classes and a small model of them, for tests of predictions and servers."""
 
 import numpy as np
 import paddle
@@ -26,9 +26,7 @@ MODEL += ["MODEL.NUM_HEADS", "2", "DATA.IMAGE_SIZE", "32", "DATA.CROP_PCT", "0.8
 
 
 def write_photographs(root, count=9):
-    """Writes val/<class>/<n>.jpg and .png, and train/ likewise: crops of two photographs, of
-    several sizes.
-    """
+    """Writes crops of two photographs as train/ and val/<class>/<n>.jpg and .png."""
     for label, photograph in enumerate(load_sample_images().images):
         for place in range(count):
             for split in ("train", "val"):
@@ -40,12 +38,11 @@ def write_photographs(root, count=9):
 
 
 def write_weights(file, task="classification", classes=CLASSES, outputs=2, changes=None):
-    """Writes a small ViT's random weights, which tell what they are of; they part the photographs,
-    badly.
+    """Writes the random weights of a small ViT with its description.
 
     Args:
-        outputs: of the classifier; 0: none.
-        changes: arrays in the place of others.
+        outputs: of the classifier, 0 for none.
+        changes: arrays that replace others.
     """
     paddle.seed(2)
     config = get_config(None, [*MODEL, "MODEL.NUM_CLASSES", str(outputs)])

@@ -1,4 +1,4 @@
-"""Files of every kind of pixels that the formats have, with the 8-bit colours that they stand for."""
+"""Files of every pixel format, with the 8-bit colours that they stand for."""
 
 import io
 import struct

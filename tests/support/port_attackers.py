@@ -1,6 +1,4 @@
-"""Who attacks the ports of a run from beside it: silent, many, slow, wrong, and with what was heard
-before.
-"""
+"""Attackers of a run's ports: silent, many, slow, malformed, and ones that replay old messages."""
 
 import contextlib
 import itertools
@@ -30,7 +28,7 @@ WORDS = [
 
 
 def listening(pids):
-    """{(address, port): pid} where these processes listen, by /proc."""
+    """{(address, port): pid} of the ports on which these processes listen, by /proc."""
     found = {}
     sockets = {}
     for file in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -52,11 +50,11 @@ def listening(pids):
 
 
 def attack(targets, ended, done):
-    """Attacks until ``ended`` is set; ``done`` counts.
+    """Attacks until ``ended`` is set.
 
     Args:
         targets: returns the ports to attack now.
-        done: shared numbers: tries, connections that were taken, the most that were open.
+        done: shared counters of attempts, of accepted connections and of the most open ones.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
@@ -116,9 +114,7 @@ def _reset(address, held, words):
 
 
 def _answered(address, held, words):
-    """Goes as far as a stranger can: a proof by another secret, and one that was heard in another
-    meeting.
-    """
+    """Answers a challenge with the proof of another secret, or with an earlier meeting's."""
     found = _connected(address)
     held.append(found)
     proved = channel.introduce(found, b"another", 1.0)

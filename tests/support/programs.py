@@ -1,8 +1,10 @@
-"""Programs of the toolkit as processes that can be disturbed."""
+"""Programs of the toolkit as processes that tests watch, signal and kill."""
 
 import contextlib
 import os
+import pty
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -15,10 +17,11 @@ started = []  # what a test may leave running where it fails
 
 
 def start(folder, *flags, disturbed=True, **environment):
-    """Starts run_train_multi.sh on two processes, in a process group of its own.
+    """Starts run_train_multi.sh on two processes in a process group of its own.
 
     Args:
-        disturbed: whether somebody looks for its processes; the others' come from the warm server.
+        disturbed: whether the test needs the processes themselves. Otherwise the warm server forks
+            them.
     """
     command = ["sh", str(ROOT / "run_train_multi.sh"), "-ngpus=2", *flags]
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -33,9 +36,7 @@ def start(folder, *flags, disturbed=True, **environment):
 
 
 def descendants(pid):
-    """The ranks and loader workers of a run, as long as the parent lives: {pid: (parent, command
-    line)}.
-    """
+    """{pid: (parent, command line)} of a run's ranks and loader workers, while it lives."""
     rows = {}
     # a fifth of what ps takes
     for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda folder: int(folder.name)):
@@ -72,7 +73,7 @@ def workers_of(process):
 
 
 def wait_for(condition, process, seconds=90):
-    """Waits until ``condition()`` is true, while the process lives; returns whether it still does."""
+    """Waits for ``condition()`` while the process lives; returns whether it still does."""
     deadline = time.time() + seconds
     while not condition():
         if process.poll() is not None:
@@ -83,8 +84,9 @@ def wait_for(condition, process, seconds=90):
 
 
 def wait_for_first_step(process, run):
-    """Waits until the run reports anew and returns the pids of its processes: none, if it ended
-    well instead.
+    """Waits for the run's next report; returns the pids of its processes.
+
+    Returns none if the run ended well before.
     """
     log = Path(run) / "log.txt"
 
@@ -103,3 +105,45 @@ def assert_none_left(pids):
     while any(os.path.exists(f"/proc/{pid}") for pid in pids):
         assert time.time() < deadline, "processes are left"
         time.sleep(0.05)
+
+
+def start_in_terminal(folder, *command):
+    """Starts a program in a terminal of its own; returns its pid and the terminal's other end."""
+    pid, terminal = pty.fork()
+    if not pid:
+        # nohup, under which the tests may run, has it ignored
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        os.chdir(folder)
+        os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+        os.execvpe(command[0], command, os.environ | {"VIRTUAL_ENV": "1"})
+    os.set_blocking(terminal, False)
+    return pid, terminal
+
+
+def wait_for_steps(run, count, terminal=None, shown=b"", seconds=60):
+    """Waits for ``count`` more reports in the log, and for a text on the terminal.
+
+    The terminal is read meanwhile, so that it doesn't block the run.
+    """
+
+    def reports():
+        return (run / "log.txt").read_text().count(" step ") if (run / "log.txt").exists() else 0
+
+    before = reports()
+    deadline = time.monotonic() + seconds
+    said = b""
+    while reports() < before + count or shown not in said:
+        assert time.monotonic() < deadline, said.decode()
+        time.sleep(0.02)
+        with contextlib.suppress(OSError):  # nothing came; nohup let go of it
+            said += os.read(terminal, 1 << 16) if terminal else b""
+
+
+def wait_for_exit(pid, seconds=60):
+    """Waits for a child that ``os`` started, and kills it in the end; returns its exit status."""
+    deadline = time.monotonic() + seconds
+    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    return os.waitstatus_to_exitcode(found[1])

@@ -1,6 +1,4 @@
-"""Real processes for the tests: ``run_ranks`` calls a function in N of them, joined by gloo or by
-another backend.
-"""
+"""Real processes for the tests: ``run_ranks`` calls a function in each of N joined processes."""
 
 import multiprocessing
 import os

@@ -10,6 +10,7 @@ Write docs/recipe_sources.md anew:
     PYTHONPATH=.:tests python tests/support/recipe_sources.py
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from config import get_config
+from config import get_config, shipped_configs
 from settings.options import leaves
 from settings.values import parse_value
 from training.optim import build_schedule
@@ -120,7 +121,18 @@ def page() -> str:
                 _cells(key, "not run", _shown(row.source), row.at, row.remark)
                 for key, row in published.items()
             ]
+    if names := without_source():
+        lines += ["\n## No source yet\n", ", ".join(f"`{name}`" for name in names)]
     return "\n".join(lines) + "\n"
+
+
+def without_source() -> list[str]:
+    """Returns the names of the recipes whose head says ``Source: none yet``."""
+    return sorted(
+        file.stem
+        for file in shipped_configs()
+        if re.search(r"^#.*\bsource: none yet\b", file.read_text(), re.M | re.I)
+    )
 
 
 _PREFACE = """# What the recipes' sources say

@@ -1,4 +1,4 @@
-"""Servers (tools/serve.py) as processes, and clients that behave, or don't."""
+"""Servers (tools/serve.py) as processes, with well-behaved and hostile clients."""
 
 import http.client
 import io
@@ -41,7 +41,7 @@ CLASSES = ("bridge", "<img src=x onerror=alert(1)>", "flower, red")
 
 
 def write_checkpoint(file, task="classification", classes=CLASSES):
-    """Weights of a small model, random ones, which tell what they are of."""
+    """Writes the random weights of a small model with its description."""
     paddle.seed(0)
     config = get_config(None, [*TINY, "MODEL.NUM_CLASSES", str(len(classes))])
     told = {METADATA: describe(config, list(classes), task).to_json()}
@@ -50,7 +50,7 @@ def write_checkpoint(file, task="classification", classes=CLASSES):
 
 
 class Served:
-    """A server that was started: its process, its port, and what it said so far."""
+    """A started server: its process, its port, and its output so far."""
 
     def __init__(self, path, *flags, folder, **environment):
         self.log = Path(folder) / f"serve-{time.monotonic_ns()}"

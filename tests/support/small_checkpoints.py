@@ -1,4 +1,4 @@
-"""Small models as checkpoints' files and photographs, for tests of pictures."""
+"""Small models as checkpoint files, and photographs, for tests of pictures."""
 
 import io
 
@@ -26,7 +26,7 @@ MODELS = {
 
 
 def saved(folder, name, classes=("bridge", "flower, red"), options=(), task="classification"):
-    """A checkpoint's file of a small model that wasn't trained."""
+    """Writes the checkpoint file of a small untrained model; returns its path."""
     paddle.seed(0)
     config = get_config(name, [*(SIZES + MODELS[name] if name in MODELS else []), *options])
     file = folder / f"{name}.safetensors"
@@ -36,9 +36,7 @@ def saved(folder, name, classes=("bridge", "flower, red"), options=(), task="cla
 
 
 def cut(folder):
-    """Cuts four crops out of each of two photographs, into a folder of each class; returns where
-    they are.
-    """
+    """Cuts four crops out of each of two photographs into a folder of each class."""
     for name, photograph in zip(
         ("bridge", "flower, red"), load_sample_images().images, strict=True
     ):
@@ -51,5 +49,5 @@ def cut(folder):
 
 
 def opened(data):
-    """A PNG's pixels."""
+    """The pixels [H, W, 3] of a PNG."""
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))

@@ -1,4 +1,4 @@
-"""Runs that are stopped at a chosen moment, for the tests."""
+"""Runs that are stopped at a chosen moment."""
 
 import itertools
 import os
@@ -14,26 +14,26 @@ from utils import rank, world_size
 
 
 def each(calls):
-    """Calls functions one after the other, in the same ranks: starting ranks takes longer than a
-    small run.
-    """
+    """Calls functions in turn in the same ranks, because starting ranks takes longer than a run."""
     return [function(*args) for function, *args in calls]
 
 
 def stop_at(call, options, output, length, number=signal.SIGTERM):
-    """Trains until, as requests are heeded for the ``call``-th time, the last rank has got a
-    signal.
+    """Trains until the last rank gets a signal at the ``call``-th check for requests.
 
-    Steps but an epoch's last, each epoch's end and evaluated batches heed requests. Returns (exit
-    status, name of the last checkpoint).
+    Requests are checked after each step but an epoch's last, at the end of each epoch, and after
+    evaluated batches.
+
+    Returns:
+        The exit status, and the name of the last checkpoint.
     """
     calls = itertools.count(1)
-    asked = requests.Keeper._asked_signal
+    real_check = requests.Keeper._asked_signal
 
     def signalled(keeper):
         if next(calls) == call and rank() == world_size() - 1:
             signals.received[number] = time.monotonic()
-        return asked(keeper)
+        return real_check(keeper)
 
     try:
         # Ranks meet at every step.

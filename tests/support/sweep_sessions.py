@@ -34,7 +34,7 @@ def sweep_of(folder, **content):
 
 
 def finish(sweep, name, value):
-    """Leaves what a run leaves."""
+    """Writes the files that a finished run leaves."""
     (sweep.output / name).mkdir(parents=True, exist_ok=True)
     result = {
         "best": {"acc1": value, "loss": 1.0, "epoch": 3},
@@ -46,7 +46,9 @@ def finish(sweep, name, value):
 
 
 def session_of(sweep, monkeypatch, dies_after=10**9, fails=()):
-    """A session whose runs take no time: acc1 is a function of the point. It dies after so many."""
+    """A session whose runs take no time: acc1 is a function of the point. It may die after some
+    runs.
+    """
 
     def run(commands, places, ended, keep):
         for command in commands:

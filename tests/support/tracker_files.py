@@ -1,11 +1,11 @@
-"""What the files of trackers say: values by (tag, step), each of them once; hyper-parameters;
-results.
-"""
+"""Reads the files of trackers: values by (tag, step), hyper-parameters and results."""
 
 import json
 import struct
 
 import yaml
+
+from training.records import Tracker
 
 
 def of_tensorboard(file):
@@ -145,3 +145,19 @@ READERS = {
     "wandb": read_wandb,
     "mlflow": read_mlflow,
 }
+
+
+class FailingTracker(Tracker):
+    """A tracker that fails at its third record where its folder is called ``odd``."""
+
+    def __init__(self, folder, config):
+        self.folder = folder
+        self.steps = []
+
+    def add(self, split, step, values):
+        self.steps.append((split, step))
+        if self.folder.name == "odd" and len(self.steps) == 3:
+            raise ConnectionError("no\nroute")
+
+    def end(self, final):
+        (self.folder / "end").write_text(json.dumps([self.steps, final]))

@@ -1,4 +1,4 @@
-"""Whole training runs in this process, for the tests."""
+"""Whole training runs in this process."""
 
 import json
 from pathlib import Path
@@ -15,6 +15,7 @@ from errors import InputError
 from models import build_model
 from settings.options import NAMED, Option, pairs
 from training import engine, parallel
+from training.checkpoint import folder
 from training.classification import add_projection
 from training.equal_ranks import check_same
 from training.optim import freeze
@@ -51,7 +52,7 @@ def refused(message, options, output, length=32, named=()):
 
 
 def work(config, dataset, val):
-    """Does as main_worker, in this process; returns the model."""
+    """Does what main_worker does in this process; returns the model."""
     check_same(config, dataset, val)
     config = share_batch(config, utils.world_size())
     run = Run(config, val.classes)
@@ -94,8 +95,12 @@ def optimizer_state(checkpoint):
     return found
 
 
-def assert_same_run(one, two):
-    """The last checkpoints hold the same bits, and each metrics.jsonl the same tail."""
+def assert_same_run(one, two, without=()):
+    """The last checkpoints hold the same bits, and each metrics.jsonl the same tail.
+
+    Args:
+        without: names of values in metrics.jsonl that aren't compared.
+    """
     ends = [Path(run) / "checkpoints" / "last" for run in (one, two)]
     files = [
         {file.name for file in end.iterdir() if not file.name.startswith("optimizer")}
@@ -116,5 +121,36 @@ def assert_same_run(one, two):
     states = [json.loads((end / "state.json").read_text()) for end in ends]
     for key in ("epoch", "samples", "step", "best", "lr", "scaler", "window"):
         assert states[0][key] == states[1][key], key
-    tail = records(two)
-    assert records(one)[-len(tail) :] == tail
+    lines = [
+        [{k: v for k, v in line.items() if k not in without} for line in records(run)]
+        for run in (one, two)
+    ]
+    assert lines[0][-len(lines[1]) :] == lines[1]
+
+
+def checkpoint_names(directory):
+    """The names in a folder of checkpoints; what its links lead to is whole."""
+    found = {entry.name for entry in directory.iterdir()}
+    for link in found & {folder.LAST, folder.BEST}:
+        folder.verify(directory / link)
+    if folder.BEST_EMA in found:
+        assert (directory / folder.BEST_EMA).is_file()
+    return found
+
+
+def assert_close(one, two, atol):
+    """Two dicts of arrays have the same names and nearly the same values."""
+    assert one.keys() == two.keys()
+    for name in one:
+        np.testing.assert_allclose(one[name], two[name], atol=atol, rtol=0, err_msg=name)
+
+
+# A ResNet-18 on digits.
+RESNET_OPTIONS = [
+    "MODEL.TYPE", "ResNet", "MODEL.DEPTH", "18", "MODEL.NUM_CLASSES", "10", "DATA.DATASET", "digits",
+    "DATA.IMAGE_SIZE", "32", "DATA.IMAGE_CHANNELS", "1", "DATA.IMAGENET_MEAN", "0.5", "DATA.IMAGENET_STD", "0.5",
+    "DATA.NUM_WORKERS", "0", "DATA.BATCH_SIZE", "8", "TRAIN.WARMUP_EPOCHS", "0", "TRAIN.NUM_EPOCHS", "1",
+]  # fmt: skip
+
+
+SAVE_EVERY_STEP = ["SAVE_STEPS", "1", "KEEP_LAST", "1000"]

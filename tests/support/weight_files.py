@@ -1,6 +1,4 @@
-"""Weight files assembled by hand: pickles, hostile ones too, the files of torch and Paddle around
-them, safetensors.
-"""
+"""Weight files assembled by hand: pickles, torch's and Paddle's files, safetensors, hostile ones."""
 
 import io
 import json

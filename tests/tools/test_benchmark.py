@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 from conftest import write_images
+from support import benchmark_runs
+from support.benchmark_runs import fake_timm
 
-import tools.benchmark
-import tools.make_photographs
 from errors import InputError, RunError
 from loading.archives import fashion_mnist
 from loading.sources import Split
@@ -20,27 +20,13 @@ from models import create_model
 from tools.benchmarks import measure, rates, startup, training
 from weights import save_weights
 
+benchmark = benchmark_runs.benchmark
+canned_runs = benchmark_runs.canned_runs
+
 TIMM = os.environ.get("TIMM_PYTHON", sys.executable)  # an interpreter with torch and timm
 has_timm = "TIMM_PYTHON" in os.environ or all(
     importlib.util.find_spec(name) for name in ("torch", "timm")
 )
-
-
-@pytest.fixture
-def benchmark(monkeypatch, tmp_path, capsys):
-    """Returns a function that runs the tool in this process: (the JSON that it wrote, the lines
-    that it printed).
-    """
-
-    def call(*words):
-        file = tmp_path / "found.json"
-        monkeypatch.setattr(sys, "argv", ["tools/benchmark.py", *map(str, words), f"--json={file}"])
-        monkeypatch.setenv("TMPDIR", str(tmp_path))
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        tools.benchmark.main()
-        return json.loads(file.read_text()), capsys.readouterr().out.splitlines()
-
-    return call
 
 
 def medians(report, what):
@@ -50,41 +36,6 @@ def medians(report, what):
 
 
 # ------------------------------------------------------------ benchmarks
-
-
-@pytest.fixture
-def canned_runs(monkeypatch):
-    """Runs of the mains that only leave reports; returns what they were called with."""
-    called = []
-
-    def run(command, threads, **variables):
-        flags = [str(word) for word in command]
-        options = dict(
-            zip(flags[flags.index("-o") + 1 :: 2], flags[flags.index("-o") + 2 :: 2], strict=True)
-        )
-        called.append((os.path.basename(flags[1]), threads, options))
-        folder = next(flag.partition("=")[2] for flag in flags if flag.startswith("-output="))
-        ranks = 2 if "-ngpus=2" in flags else 1
-        speed = 1.0 if options.get("TUNE_CPU") == "False" else 1.5
-        os.makedirs(folder)
-        with open(f"{folder}/metrics.jsonl", "w") as file:
-            for epoch, (samples, rate) in enumerate(
-                [(64, 1.0), (64, 32.0), (32, 64.0), (64, 16.0)]
-            ):
-                for part in (0.25, 0.75):
-                    rates = {"images_per_s": rate * speed * (1.6 if ranks == 2 else 1)}
-                    rates["peak_memory"] = 710.0 + 10 * (epoch + 1)  # never falls
-                    record = {
-                        "split": "train",
-                        "epoch": epoch + 1,
-                        "samples": samples * part,
-                        **rates,
-                    }
-                    file.write(json.dumps(record) + '\n{"split": "val"}\n')
-        return ""
-
-    monkeypatch.setattr(training, "run", run)
-    return called
 
 
 def test_scale_tells_seconds_rate_and_efficiency(benchmark, canned_runs):
@@ -139,19 +90,6 @@ def test_train_is_the_median_of_the_reports_after_the_warm_up(benchmark, canned_
     ] * 2
     assert canned_runs[0][2]["DATA.SYNTHETIC_SIZE"] == str(4 * 2 * 6)
     assert "tuned / default  training" in printed[-1]
-
-
-def fake_timm(folder, rates=(12.0,), told=None):
-    """An interpreter that tells its versions, answers every other request alike, and keeps the
-    last.
-    """
-    answer = json.dumps(told or {"images_per_s": rates, "peak_memory": 500.0})
-    file = folder / "python"
-    versions = """case "$2" in *versions*) echo '{"torch": "2", "timm": "1"}'; exit;; esac"""
-    kept = f"""printf %s "$2" > {folder}/request.json"""
-    file.write_text(f"#!/bin/sh\n{versions}\n{kept}\necho 'a line'\necho '{answer}'\n")
-    file.chmod(0o755)
-    return file
 
 
 def test_train_against_timm_gives_both_sides_the_same_work(benchmark, canned_runs, tmp_path):

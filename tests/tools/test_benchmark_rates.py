@@ -3,12 +3,15 @@
 import json
 
 import pytest
-from test_benchmark import benchmark, fake_timm  # noqa: F401  (a fixture)
+from support import benchmark_runs
+from support.benchmark_runs import fake_timm
+
+benchmark = benchmark_runs.benchmark
 
 pytestmark = pytest.mark.long
 
 
-def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):  # noqa: F811
+def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):
     fake = fake_timm(tmp_path)
     flags = (
         "--against=timm",
@@ -36,7 +39,7 @@ def test_evaluation_is_timed_from_batch_to_batch(benchmark, tmp_path):  # noqa: 
         assert ratio["values"] == [report["figures"][ratio["of"]]["evaluation"]["values"][0] / 12]
 
 
-def test_inference_of_each_side_is_beside_its_peers(benchmark, tmp_path):  # noqa: F811
+def test_inference_of_each_side_is_beside_its_peers(benchmark, tmp_path):
     fake = fake_timm(tmp_path, told=[4.0])
     flags = (
         "--against=timm",

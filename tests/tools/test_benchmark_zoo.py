@@ -6,7 +6,8 @@ import argparse
 import json
 
 import pytest
-from test_benchmark import benchmark, canned_runs, fake_timm  # noqa: F401  (fixtures)
+from support import benchmark_runs
+from support.benchmark_runs import fake_timm
 
 from config import find_config, get_config
 from settings.architectures import architectures
@@ -15,8 +16,11 @@ from tools.benchmarks import measure, training
 from tools.benchmarks.zoo import ZOO
 from tools.list_models import describe
 
+benchmark = benchmark_runs.benchmark
+canned_runs = benchmark_runs.canned_runs
 
-def test_the_zoo_has_a_row_for_each_model(benchmark, canned_runs, tmp_path, monkeypatch):  # noqa: F811
+
+def test_the_zoo_has_a_row_for_each_model(benchmark, canned_runs, tmp_path, monkeypatch):
     fake = fake_timm(tmp_path)
     found = {"images_per_s": [30.0], "peak_memory": 600.0}
     monkeypatch.setattr(
@@ -62,7 +66,7 @@ def test_the_zoo_has_every_architecture_of_timms_and_no_recipe_stops_it(tmp_path
         assert dict(leaves(config.MODEL)).get("DROPPATH", 0) == 0
 
 
-def test_train_with_amp_measures_both_sides_in_both_types(benchmark, canned_runs, tmp_path):  # noqa: F811
+def test_train_with_amp_measures_both_sides_in_both_types(benchmark, canned_runs, tmp_path):
     flags = (
         "--against=timm",
         f"--timm_python={fake_timm(tmp_path)}",

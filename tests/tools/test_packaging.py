@@ -20,8 +20,8 @@ from conftest import ROOT, TINY
 from packaging.requirements import Requirement
 from PIL import Image
 from setuptools import __version__ as setuptools
-from test_house import HOUSE, imported
-from test_hubconf import OWN
+from support.clashing_modules import CLASHING_MODULES
+from support.imports import HOUSE, imported
 
 import errors
 import ops
@@ -209,7 +209,7 @@ def test_an_installed_doctor_says_where_the_checks_of_gpus_are(installed):
 
 
 def test_the_command_trains_evaluates_and_predicts_in_any_folder(installed, tmp_path):
-    for name, text in OWN.items():
+    for name, text in CLASHING_MODULES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     Image.new("L", (8, 8), 99).save(tmp_path / "grey.png")

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, TINY
+from support.finished_runs import make_run
 from support.programs import assert_none_left, descendants, started, wait_for
 from support.servers import write_checkpoint
-from test_compare_runs import make
 
 from config import get_config, resolved_yaml
 
@@ -103,8 +103,8 @@ def place(tmp_path_factory):
     Image.effect_noise((64, 48), 99).save(folder / "images" / "train" / "a" / "0.jpg")
     for severity in range(1, 6):
         shutil.copytree(folder / "images" / "val", folder / "published" / "fog" / str(severity))
-    make(folder / "run", 0.8)
-    make(folder / "other", 0.6)
+    make_run(folder / "run", 0.8)
+    make_run(folder / "other", 0.6)
     (folder / "small.yaml").write_text(
         resolved_yaml(get_config(None, [*TINY, "DATA.BATCH_SIZE", "8"]))
     )

@@ -6,8 +6,7 @@ import pytest
 from conftest import without
 from safetensors.numpy import load_file
 from support.ranks import run_ranks
-from support.training_runs import assert_same_run, train
-from test_engine import RESNET
+from support.training_runs import RESNET_OPTIONS, assert_same_run, train
 
 from config import get_config
 from models import build_model
@@ -76,7 +75,7 @@ def test_all_ranks_begin_with_rank_0s_weights(tmp_path, tiny, options):
 
 
 def train_and_go_on(folder):
-    options = [*RESNET, "SAVE_STEPS", "1", "KEEP_LAST", "9"]
+    options = [*RESNET_OPTIONS, "SAVE_STEPS", "1", "KEEP_LAST", "9"]
     train(options, folder / "whole", 32)
     middle = str(folder / "whole/checkpoints/epoch_0001_sample_000000016")
     train([*options, "MODEL.RESUME", middle], folder / "resumed", 32)

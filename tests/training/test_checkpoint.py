@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.training_runs import checkpoint_names
 
 from errors import InputError, RunError
 from training.checkpoint import classes_of, folder
@@ -29,16 +30,6 @@ def write(directory, name="epoch_0001", value=1.0):
     return folder.write_checkpoint(directory, name, arrays(value), STATE, {})
 
 
-def entries(directory):
-    """Names under a folder of checkpoints, whose links name whole ones."""
-    found = {entry.name for entry in directory.iterdir()}
-    for link in found & {folder.LAST, folder.BEST}:
-        folder.verify(directory / link)
-    if folder.BEST_EMA in found:
-        assert (directory / folder.BEST_EMA).is_file()
-    return found
-
-
 @pytest.mark.smoke
 def test_what_is_written_is_found_whole(tmp_path):
     written = write(tmp_path, value=2.0)
@@ -51,7 +42,7 @@ def test_what_is_written_is_found_whole(tmp_path):
         assert found.keys() == expected.keys()
         for key in expected:
             np.testing.assert_array_equal(found[key], expected[key])
-    assert entries(tmp_path) == {"epoch_0001", "last"}
+    assert checkpoint_names(tmp_path) == {"epoch_0001", "last"}
     assert os.readlink(tmp_path / "last") == "epoch_0001"
     subprocess.run(
         ["sha256sum", "--check", "--strict", "SHA256SUMS"],
@@ -182,7 +173,7 @@ def test_a_failing_disk_leaves_nothing_and_last_where_it_was(tmp_path, monkeypat
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path, "epoch_0002")
     assert len(calls) == failing
-    assert entries(tmp_path) == {"epoch_0001", "last"}
+    assert checkpoint_names(tmp_path) == {"epoch_0001", "last"}
     monkeypatch.undo()
     write(tmp_path, "epoch_0002")
     assert os.readlink(tmp_path / "last") == "epoch_0002"
@@ -197,7 +188,7 @@ def test_values_that_are_not_finite_are_not_saved(tmp_path, value):
         RunError, match=r"epoch_0002 isn't saved: a of ema.safetensors holds NaN or infinite values"
     ):
         folder.write_checkpoint(tmp_path, "epoch_0002", files, STATE, {})
-    assert entries(tmp_path) == {"epoch_0001", "last"}
+    assert checkpoint_names(tmp_path) == {"epoch_0001", "last"}
 
 
 def test_checkpoints_are_found_in_the_order_of_training(tmp_path):
@@ -248,13 +239,13 @@ def test_the_last_the_best_and_every_nth_stay(tmp_path, keep_last, save_freq, sa
             folder.point(tmp_path / folder.BEST, name)
         if "ema" in best:
             folder.point(tmp_path / folder.BEST_EMA, f"{name}/{folder.EMA}")
-        entries(tmp_path)
+        checkpoint_names(tmp_path)
         found, left = folder.remove_superseded(tmp_path, found, keep_last, save_freq)
         assert not left
         assert len(found) <= keep_last + 2  # the best two
         assert os.readlink(tmp_path / "last") == name
     links = {folder.LAST, folder.BEST, folder.BEST_EMA}
-    assert entries(tmp_path) - links == {folder.folder_name(*moment) for moment in kept}
+    assert checkpoint_names(tmp_path) - links == {folder.folder_name(*moment) for moment in kept}
 
 
 def test_a_checkpoint_that_lost_a_file_while_it_was_written_gets_no_name(tmp_path, monkeypatch):

@@ -2,64 +2,23 @@
 images.
 """
 
-import json
 import re
 import sys
 
 import numpy as np
 import pytest
-from conftest import TINY
 from scipy.stats import binomtest, ttest_ind
+from support.finished_runs import DRAWN, LABELS, make_run
 
-from config import get_config, resolved_yaml
 from errors import InputError
 from tools import compare_runs
 from training.report.compare import compare, page_of, screen
 
-RNG = np.random.default_rng(0)
-LABELS = RNG.integers(0, 10, 200)
-DRAWN = RNG.random((8, 200))
-
-
-def make(folder, share, seed=0, draw=0, task="classification", **options):
-    """A run's folder: ``share`` of 200 images are right, other ones for each ``draw``; returns (it,
-    its accuracy).
-    """
-    folder.mkdir(parents=True)
-    right = DRAWN[draw] < share
-    words = [
-        word for key, value in options.items() for word in (key.replace("__", "."), str(value))
-    ]
-    words += ["TASK", task, "SEED", str(seed), "OUTPUT", str(folder)]
-    (folder / "config.yaml").write_text(resolved_yaml(get_config(None, [*TINY, *words])))
-    accuracy = 100 * float(right.mean())
-    told = {
-        "acc1": accuracy,
-        "loss": 1 - share,
-        "num_samples": 200,
-        "best": {"epoch": 2, "acc1": accuracy},
-    }
-    (folder / "result.json").write_text(json.dumps(told))
-    rows = [
-        f"sample {i},{label},{label if ok else (label + 1) % 10},0.5"
-        for i, (label, ok) in enumerate(zip(LABELS, right, strict=True))
-    ]
-    (folder / "predictions.csv").write_text(
-        "\n".join(["image,label,predicted,probability", *rows]) + "\n"
-    )
-    records = [
-        {"split": split, "epoch": epoch, "step": 10 * epoch, "loss": share, "lr": 0.1, "acc1": 50}
-        for epoch in (1, 2)
-        for split in ("train", "val")
-    ]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
-    return folder, accuracy
-
 
 def test_two_runs_are_compared_on_their_images(tmp_path):
     (one, first), (other, second) = (
-        make(tmp_path / "a", 0.8),
-        make(tmp_path / "b", 0.6, draw=1, TRAIN__BASE_LR=0.5),
+        make_run(tmp_path / "a", 0.8),
+        make_run(tmp_path / "b", 0.6, draw=1, TRAIN__BASE_LR=0.5),
     )
     found = compare([one, other])
     own = DRAWN[0] < 0.8
@@ -87,7 +46,7 @@ def test_long_names_and_values_are_cut(tmp_path):
         tmp_path / "_$x$"
     ]
     for folder, rate in zip(folders, (0.1, 0.2, 0.3), strict=True):
-        make(folder, 0.8, TRAIN__BASE_LR=rate, MODEL__NAME=f"{same}{rate}")
+        make_run(folder, 0.8, TRAIN__BASE_LR=rate, MODEL__NAME=f"{same}{rate}")
     found = compare(folders)
     cut = f"{same[:30]}...{same[:27]}"
     assert list(found.runs) == [f"{cut} (1)", f"{cut} (2)", "_$x$ (3)"]
@@ -98,9 +57,9 @@ def test_long_names_and_values_are_cut(tmp_path):
 
 
 def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
-    runs = [make(tmp_path / f"a{n}", 0.7, seed=n, draw=n) for n in range(3)]
+    runs = [make_run(tmp_path / f"a{n}", 0.7, seed=n, draw=n) for n in range(3)]
     runs += [
-        make(tmp_path / f"b{n}", 0.75, seed=n, draw=3 + n, TRAIN__BASE_LR=0.5) for n in range(2)
+        make_run(tmp_path / f"b{n}", 0.75, seed=n, draw=3 + n, TRAIN__BASE_LR=0.5) for n in range(2)
     ]
     found = compare([folder for folder, _ in runs])
     scores = [accuracy for _, accuracy in runs]
@@ -117,7 +76,7 @@ def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
     spread = f"{np.mean(scores[:3]):.2f} +- {np.std(scores[:3], ddof=1):.2f} (mean and standard deviation) of a0, a1, a2"
     assert f"a0 and 2 more (seeds, folds): acc1 {spread}" in found.spreads()
     three = compare(
-        [runs[0][0], runs[3][0], make(tmp_path / "c", 0.9, draw=7, TRAIN__BASE_LR=0.1)[0]]
+        [runs[0][0], runs[3][0], make_run(tmp_path / "c", 0.9, draw=7, TRAIN__BASE_LR=0.1)[0]]
     )
     assert [verdict.partition(":")[0] for verdict in three.verdicts] == [
         "a0 against b0",
@@ -130,7 +89,7 @@ def test_runs_of_several_seeds_are_compared_by_their_means(tmp_path):
 
 def test_folds_are_compared_on_all_their_images(tmp_path):
     folds = [
-        make(
+        make_run(
             tmp_path / f"{name}{n}",
             share,
             draw=n + more,
@@ -160,8 +119,8 @@ def test_folds_are_compared_on_all_their_images(tmp_path):
 
 
 def test_what_cant_be_compared_says_so(tmp_path):
-    one = make(tmp_path / "a", 0.8)[0]
-    other = make(tmp_path / "b", 0.6, TRAIN__BASE_LR=0.5)[0]
+    one = make_run(tmp_path / "a", 0.8)[0]
+    other = make_run(tmp_path / "b", 0.6, TRAIN__BASE_LR=0.5)[0]
     table = other / "predictions.csv"
     text = table.read_text()
     for changed in (
@@ -181,9 +140,12 @@ def test_what_cant_be_compared_says_so(tmp_path):
         InputError, match="c is of TASK multilabel, a of classification; compare runs of one TASK"
     ):
         compare(
-            [one, make(tmp_path / "c", 0.6, task="multilabel", DATA__DATASET="multilabel_csv")[0]]
+            [
+                one,
+                make_run(tmp_path / "c", 0.6, task="multilabel", DATA__DATASET="multilabel_csv")[0],
+            ]
         )
-    same = make(tmp_path / "deep" / "a", 0.8, seed=1)[0]
+    same = make_run(tmp_path / "deep" / "a", 0.8, seed=1)[0]
     assert list(compare([one, same]).runs) == [f"{tmp_path.name}/a", "deep/a"]
 
 
@@ -203,8 +165,8 @@ def command(monkeypatch, tmp_path):
 
 
 def test_the_command_prints_a_comparison_and_writes_a_page(tmp_path, command, capsys):
-    make(tmp_path / "a", 0.8)[0].rename(tmp_path / "a\x1b[2J")
-    make(tmp_path / "b", 0.6, TRAIN__BASE_LR=0.5)
+    make_run(tmp_path / "a", 0.8)[0].rename(tmp_path / "a\x1b[2J")
+    make_run(tmp_path / "b", 0.6, TRAIN__BASE_LR=0.5)
     command("a\x1b[2J", "b", "-output", "out.html")
     printed = capsys.readouterr().out
     assert "\x1b" not in printed
@@ -231,8 +193,8 @@ def test_the_command_prints_a_comparison_and_writes_a_page(tmp_path, command, ca
     ],
 )
 def test_a_wrong_command_is_a_line(tmp_path, command, words, message):
-    make(tmp_path / "b", 0.6)
-    (make(tmp_path / "c", 0.6)[0] / "metrics.jsonl").unlink()
+    make_run(tmp_path / "b", 0.6)
+    (make_run(tmp_path / "c", 0.6)[0] / "metrics.jsonl").unlink()
     (tmp_path / "c" / "metrics.jsonl").mkdir()
     with pytest.raises(InputError, match=re.escape(message)):
         command(*words)

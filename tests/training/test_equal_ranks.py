@@ -15,7 +15,7 @@ import pytest
 from conftest import write_images
 from safetensors.numpy import load_file, save_file
 from support.ranks import run_ranks
-from test_failed_starts import SMALL, attempt
+from support.starts import SMALL_YAML, start_error
 
 from config import get_config
 from errors import InputError
@@ -364,8 +364,8 @@ def place(tmp_path_factory):
     write_idx(folder / "idx")
     pack(folder)
     write_groups(folder, 2)
-    (folder / "small.yaml").write_text(SMALL)
-    (folder / "teacher.yaml").write_text(SMALL.replace("auto", "3"))
+    (folder / "small.yaml").write_text(SMALL_YAML)
+    (folder / "teacher.yaml").write_text(SMALL_YAML.replace("auto", "3"))
     return folder
 
 
@@ -380,7 +380,7 @@ def trained(place):
         ema = ["-o", "TRAIN.MODEL_EMA=True"]
         lora = [*PRETRAINED, "-o", "TRAIN.ADAPTER.NAME=lora", "TRAIN.ADAPTER.RANK=2"]
         for name, flags in (("run", ema), ("lora", lora)):
-            assert attempt(["-cfg=small.yaml", f"-output={name}", *flags]) is None
+            assert start_error(["-cfg=small.yaml", f"-output={name}", *flags]) is None
     return place
 
 
@@ -403,7 +403,7 @@ def attempts(folder, names, commands, engine):
         resume._restore = functools.partial(
             restored, os.path.realpath(RESUMED[0].partition("=")[2])
         )
-        told.append(attempt([*config, *own, f"-output={folder}/new/{name}", *engine]))
+        told.append(start_error([*config, *own, f"-output={folder}/new/{name}", *engine]))
     return told
 
 
@@ -487,7 +487,7 @@ def elsewhere(folder, names, commands):
     """
     os.chdir(folder / f"machine{rank()}")
     return [
-        attempt(
+        start_error(
             [
                 "-cfg=small.yaml",
                 f"-output={folder}/{name}",

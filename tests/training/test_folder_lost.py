@@ -12,8 +12,8 @@ from unittest import mock
 import pytest
 from conftest import without
 from support.ranks import run_ranks
+from support.sharding import STAGE_1
 from support.training_runs import assert_same_run, records, train
-from test_parallel import STAGE_1
 
 from errors import RunError
 from training import requests

@@ -6,11 +6,11 @@ import re
 import numpy as np
 import paddle
 import pytest
+from conftest import ROOT
 from golden.optim_problem import (
     SCALES,
 )
-from support.optim_model import Small
-from test_optim import FOLDER, PROBLEM, configured
+from support.optim_model import PROBLEM, Small, with_options
 
 from config import get_config
 from errors import InputError
@@ -52,7 +52,7 @@ def test_layer_decay_is_the_authors_or_timms_for_twelve_blocks(groups):
     )
     decay = ["TRAIN.LAYER_DECAY", "0.75", "TRAIN.LAYER_DECAY_GROUPS", groups]
     found = layer_scales(get_config(None, decay), model)
-    expected = json.loads((FOLDER / "layer_scales.json").read_text())
+    expected = json.loads((ROOT / "tests" / "golden" / "layer_scales.json").read_text())
     if groups == "authors":
         # the last block's, in timm
         assert {expected.pop(name) for name in ("norm.weight", "norm.bias")} == {0.75}
@@ -64,7 +64,7 @@ def test_layer_decay_is_the_authors_or_timms_for_twelve_blocks(groups):
 
 def test_the_classifier_has_a_rate_of_its_own():
     model = Small()
-    assert layer_scales(configured(PROBLEM), model) == SCALES
+    assert layer_scales(with_options(PROBLEM), model) == SCALES
     alone = layer_scales(get_config(None, ["TRAIN.HEAD_LR", "10"]), model)
     assert alone == {name: 10.0 if name.startswith("head.") else 1.0 for name in SCALES}
 

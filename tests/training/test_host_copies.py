@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import paddle
 import pytest
-from test_saver import Training
+from support.small_training import SmallTraining
 
 from training.checkpoint import Progress, folder, saver
 
@@ -60,7 +60,7 @@ def stream(monkeypatch):
 
 
 def test_the_training_goes_on_while_the_copy_is_under_way(tmp_path, tiny, stream):
-    training = Training(tmp_path, tiny)
+    training = SmallTraining(tmp_path, tiny)
     training.update(0)
     expected = training.held()
     training.saver.save(Progress(samples=8, step=1))

@@ -8,8 +8,8 @@ import numpy as np
 import paddle
 import pytest
 from conftest import ROOT
+from support.launches import MAIN, printed, start, statuses
 from support.ranks import free_ports
-from test_launched_runs import MAIN, printed, start, statuses
 
 from config import get_config
 from errors import RunError, gpu_failure, out_of_memory, reporting_memory

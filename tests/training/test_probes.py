@@ -7,9 +7,9 @@ import paddle
 import pytest
 from conftest import TINY
 from PIL import Image
+from support.dataset_files import CIFAR10, CIFAR100, cifar_archive
 from support.ranks import run_ranks
 from support.training_runs import assert_same_run, train, weights
-from test_datasets import CIFAR10, CIFAR100, cifar_archive
 
 from config import get_config
 from datasets import get_datasets

@@ -11,7 +11,8 @@ from itertools import takewhile
 import numpy as np
 import pytest
 from conftest import ROOT
-from test_datasets import CIFAR10, CIFAR100, cifar_archive, write_idx
+from support.dataset_files import CIFAR10, CIFAR100, cifar_archive, write_idx
+from support.small_models import SMALL_DEIT_OPTIONS
 
 from config import find_config, get_config, shipped_configs
 from loading.transforms import BatchTransform, TrainTransform
@@ -35,16 +36,6 @@ OWN_IMAGES = [
     name
     for name in RECIPES
     if name.startswith(("small_data", "finetune")) and "layer_decay" not in name
-]
-SMALL = [
-    "MODEL.EMBED_DIM",
-    "24",
-    "MODEL.NUM_HEADS",
-    "3",
-    "MODEL.MLP_RATIO",
-    "1",
-    "MODEL.NUM_CLASSES",
-    "10",
 ]
 
 
@@ -159,7 +150,7 @@ PYRAMIDS = {
 @pytest.mark.parametrize("name", sorted({*RECIPES, *PAPERS} - {RESNET}))
 def test_a_recipe_builds_all_that_trains(name):
     headless = name.startswith(("gmlp", "mixer", "resmlp"))
-    small = [*SMALL[:2], *SMALL[4:]] if headless else SMALL
+    small = [*SMALL_DEIT_OPTIONS[:2], *SMALL_DEIT_OPTIONS[4:]] if headless else SMALL_DEIT_OPTIONS
     small = next((sizes for start, sizes in PYRAMIDS.items() if name.startswith(start)), small)
     config = get_config(name, [*small, "TRAIN.DISTILLATION_TYPE", "null"])
     model = build_model(config)
@@ -211,7 +202,7 @@ def test_a_recipe_builds_all_that_trains(name):
     ],
 )
 def test_a_second_step_takes_the_weights_of_the_first(tmp_path, first, size, second, grids):
-    small = [*SMALL, "MODEL.DEPTH", "1"]
+    small = [*SMALL_DEIT_OPTIONS, "MODEL.DEPTH", "1"]
     save_weights(
         build_model(get_config(first, [*small, "DATA.IMAGE_SIZE", str(size)])),
         tmp_path / "model.safetensors",
@@ -239,7 +230,7 @@ def trained(folder, program, *flags):
 )
 def test_cifar10_trains_on_its_original_archive(tmp_path, program, cfg, model):
     cifar_archive(tmp_path, *CIFAR10, b"labels", ("batches.meta", b"label_names"))
-    record, result = trained(tmp_path, program, f"-cfg={cfg}", "-data_path=.", *SMALL)
+    record, result = trained(tmp_path, program, f"-cfg={cfg}", "-data_path=.", *SMALL_DEIT_OPTIONS)
     assert record["samples"] == 8  # of 15
     assert (result["model"], result["num_samples"]) == (model, 3)
 
@@ -254,7 +245,7 @@ def test_cifar10_trains_on_its_original_archive(tmp_path, program, cfg, model):
 def test_a_vit_is_fine_tuned_on_cifar(tmp_path, program, classes, archive, label, meta):
     cifar_archive(tmp_path, *archive, label, meta)
     name = f"vit_base_patch16_384_cifar{classes}"
-    small = [*SMALL[:-1], classes, "DATA.IMAGE_SIZE", "32", "DATA.BATCH_SIZE", "2"]
+    small = [*SMALL_DEIT_OPTIONS[:-1], classes, "DATA.IMAGE_SIZE", "32", "DATA.BATCH_SIZE", "2"]
     flags = [f"-cfg={name}", "-data_path=.", *small]
     record, result = trained(tmp_path, program, *flags)
     start = math.log(int(classes))  # its classifier starts at zero
@@ -288,7 +279,7 @@ def test_fashion_mnist_trains_on_its_original_files(tmp_path, program):
 
 @pytest.mark.parametrize("name", ["deit_small_patch16_224", "deit3_small_patch16_224"])
 def test_whole_recipes_train(tmp_path, program, name):
-    small = [*SMALL, "DATA.SYNTHETIC_SIZE", "16", "DATA.IMAGE_SIZE", "32"]
+    small = [*SMALL_DEIT_OPTIONS, "DATA.SYNTHETIC_SIZE", "16", "DATA.IMAGE_SIZE", "32"]
     record, result = trained(tmp_path, program, f"-cfg={name}", "-dataset=synthetic", *small)
     assert record["samples"] == 16
     assert result["config"]["TRAIN"]["AUTO_AUGMENT"] == get_config(name).TRAIN.AUTO_AUGMENT

@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support.training_runs import refused, train, work
-from test_resume import EVERY_STEP
+from support.optim_model import OPTIMIZERS
+from support.training_runs import SAVE_EVERY_STEP, refused, train, work
 
 from config import get_config
 from datasets import ArrayDataset, get_datasets
@@ -23,7 +23,7 @@ from weights import save_weights
 
 
 def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
-    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *SAVE_EVERY_STEP]
     train(options, tmp_path / "run", 32)
     checkpoints = tmp_path / "run" / "checkpoints"
     last, first = str(checkpoints / "last"), str(checkpoints / "epoch_0001")
@@ -51,7 +51,7 @@ def test_what_is_not_the_runs_own_is_refused(tmp_path, tiny):
 
 
 def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
-    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *EVERY_STEP]
+    options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.NUM_EPOCHS", "2", *SAVE_EVERY_STEP]
     train(options, tmp_path / "run", 32)
     resumed = ["MODEL.RESUME", str(tmp_path / "run" / "checkpoints" / "epoch_0001")]
     changed = ["TRAIN.BASE_LR", "0.5", "SEED", "3", "TRAIN.HFLIP", "0.0"]
@@ -153,7 +153,11 @@ def test_another_model_is_refused(tmp_path, tiny):
             load_checkpoint(last, model, build_optimizer(get_config(), model))
 
 
-@pytest.mark.parametrize("name", ["SGD", "LARS", "Lion", "Muon", "AdamW", "LAMB"])
+# Optimizers that keep what Adam keeps.
+MOMENTS_OF_ADAM = ("AdamW", "LAMB")
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "Adam"])
 def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path, tiny, name):
     options = [*tiny, "DATA.BATCH_SIZE", "16", "TRAIN.OPTIMIZER.NAME"]
     train([*options, "Adam"], tmp_path / "run", 32)
@@ -173,7 +177,7 @@ def test_another_optimizer_goes_on_only_where_it_keeps_the_same_moments(tmp_path
     dataset = ArrayDataset(
         longer, "train", dataset.images[:32], dataset.labels[:32], dataset.classes
     )
-    if name in ("AdamW", "LAMB"):
+    if name in MOMENTS_OF_ADAM:
         work(longer, dataset, val)
         return
     with pytest.raises(
@@ -220,7 +224,7 @@ def test_data_of_other_classes_are_refused(tmp_path, tiny):
 @pytest.mark.parametrize("link", ["last", "best"])
 def test_a_folder_in_a_links_place_is_named_before_anything_changes(tmp_path, tiny, link):
     """As in a copy that followed the links."""
-    options = [*tiny, "DATA.BATCH_SIZE", "16", *EVERY_STEP]
+    options = [*tiny, "DATA.BATCH_SIZE", "16", *SAVE_EVERY_STEP]
     train(options, tmp_path / "run", 32)
     checkpoints = tmp_path / "run" / "checkpoints"
     (checkpoints / link).unlink()
@@ -237,7 +241,7 @@ def test_a_folder_in_a_links_place_is_named_before_anything_changes(tmp_path, ti
 
 
 def test_auto_sets_aside_what_has_another_epochs_name(tmp_path, tiny, capsys):
-    options = [*tiny, "DATA.BATCH_SIZE", "16", *EVERY_STEP]
+    options = [*tiny, "DATA.BATCH_SIZE", "16", *SAVE_EVERY_STEP]
     train(options, tmp_path / "run", 32)
     checkpoints = tmp_path / "run" / "checkpoints"
     (checkpoints / "epoch_0001").rename(checkpoints / "epoch_9999999999")

@@ -257,9 +257,11 @@ def test_a_file_in_the_place_of_a_link_is_not_replaced(link, tmp_path, tiny):
 
 
 def test_a_trackers_folder_that_no_run_made_stays(tmp_path, monkeypatch):
-    from test_trackers import Odd
+    from support.tracker_files import FailingTracker
 
-    monkeypatch.setattr(tracking.trackers, "registered", dict.fromkeys(("odd", "even"), (Odd, {})))
+    monkeypatch.setattr(
+        tracking.trackers, "registered", dict.fromkeys(("odd", "even"), (FailingTracker, {}))
+    )
     (tmp_path / "config.yaml").write_text("{SEED: 1}")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "events").touch()

@@ -4,70 +4,18 @@ import errno
 import threading
 
 import numpy as np
-import paddle
 import pytest
-from safetensors.numpy import load_file
 from support.ranks import run_ranks
-from test_checkpoint import entries
+from support.small_training import SmallTraining
+from support.training_runs import checkpoint_names
 
-import utils
 from config import get_config
-from datasets import get_datasets
 from errors import RunError
-from models import build_model
 from training import engine
 from training.checkpoint import Progress, Saver, folder
 from training.checkpoint.state import read_state
 from training.classification import Classification
-from training.optim import LossScaler, ModelEma, build_optimizer
-from training.run import Run
-
-
-class Training:
-    """A saver and what it saves."""
-
-    def __init__(self, output, options):
-        self.config, self.train, _ = get_datasets(
-            get_config(None, [*options, "OUTPUT", str(output)])
-        )
-        utils.seed_everything(0)
-        self.model = build_model(self.config)
-        self.ema, self.optimizer = (
-            ModelEma(self.model, 0.5, False),
-            build_optimizer(self.config, self.model),
-        )
-        self.run = Run(self.config, self.train.classes)
-        self.run.begin()
-        parts = {"val": self.model, "ema": self.ema.model}
-        self.saver = Saver(
-            self.config, self.run, parts, self.optimizer, LossScaler(False), self.train
-        )
-
-    def update(self, update):
-        self.model(paddle.ones([2, 1, 8, 8])).square().sum().backward()
-        self.optimizer.step()
-        self.optimizer.clear_grad()
-        self.ema.update(self.model, update)
-
-    def held(self):
-        return {
-            folder.MODEL: {k: v.numpy().copy() for k, v in self.model.state_dict().items()},
-            folder.EMA: {k: v.numpy().copy() for k, v in self.ema.model.state_dict().items()},
-            folder.OPTIMIZER: {
-                f"{name}/moment1_0": self.optimizer.state_dict()[f"{parameter.name}_moment1_0"]
-                .numpy()
-                .copy()
-                for name, parameter in self.model.named_parameters()
-            },
-        }
-
-    def assert_saved(self, name, held):
-        for file, expected in held.items():
-            found = load_file(self.run.checkpoints / name / file)
-            for key, value in expected.items():
-                value = value if found[key].shape == value.shape else value.T
-                same = np.array_equal(found[key], value) or np.array_equal(found[key], value.T)
-                assert same, f"{file} {key}"
+from training.optim import LossScaler
 
 
 @pytest.fixture
@@ -89,7 +37,7 @@ def held_writing(monkeypatch):
 
 @pytest.mark.smoke
 def test_a_checkpoint_holds_the_state_at_its_step(tmp_path, tiny, held_writing):
-    training = Training(tmp_path, tiny)
+    training = SmallTraining(tmp_path, tiny)
     training.update(0)
     expected = training.held()
     training.saver.save(Progress(samples=8, step=1))
@@ -114,7 +62,7 @@ def test_a_checkpoint_holds_the_state_at_its_step(tmp_path, tiny, held_writing):
 
 
 def test_one_checkpoint_is_written_at_a_time(tmp_path, tiny, held_writing):
-    saver = Training(tmp_path, tiny).saver
+    saver = SmallTraining(tmp_path, tiny).saver
     saver.save(Progress(epoch=1, step=8))
     second = threading.Thread(target=saver.save, args=[Progress(epoch=2, step=16)])
     second.start()
@@ -126,7 +74,7 @@ def test_one_checkpoint_is_written_at_a_time(tmp_path, tiny, held_writing):
     saver.save(Progress(epoch=2, step=16))  # is there already
     saver.wait()
     assert held_writing.begun == ["epoch_0001", "epoch_0002"]
-    assert entries(tmp_path / "checkpoints") == {"epoch_0001", "epoch_0002", "last"}
+    assert checkpoint_names(tmp_path / "checkpoints") == {"epoch_0001", "epoch_0002", "last"}
 
 
 def test_a_save_looks_at_as_few_checkpoints_however_many_are_kept(tmp_path, tiny, monkeypatch):
@@ -137,7 +85,7 @@ def test_a_save_looks_at_as_few_checkpoints_however_many_are_kept(tmp_path, tiny
     monkeypatch.setattr(
         folder, "find_checkpoints", lambda *args: listings.append(1) or listed(*args)
     )
-    saver = Training(tmp_path, [*tiny, "SAVE_FREQ", "2", "KEEP_LAST", "3"]).saver
+    saver = SmallTraining(tmp_path, [*tiny, "SAVE_FREQ", "2", "KEEP_LAST", "3"]).saver
     monkeypatch.setattr(folder, "position", lambda *args: looked_at.append(1) or placed(*args))
     counts = []
     for epoch in range(1, 25):
@@ -149,13 +97,13 @@ def test_a_save_looks_at_as_few_checkpoints_however_many_are_kept(tmp_path, tiny
     # The last three, the best, and the one that is to go.
     assert max(counts[1:]) == 5
     kept = [*range(2, 24, 2), 3, 22, 23, 24]
-    assert entries(tmp_path / "checkpoints") - {"last", "best"} == {
+    assert checkpoint_names(tmp_path / "checkpoints") - {"last", "best"} == {
         f"epoch_{epoch:04}" for epoch in kept
     }
 
 
 def test_a_run_that_goes_on_removes_what_it_finds_superseded(tmp_path, tiny):
-    first = Training(tmp_path, [*tiny, "SAVE_FREQ", "0", "KEEP_LAST", "2"])
+    first = SmallTraining(tmp_path, [*tiny, "SAVE_FREQ", "0", "KEEP_LAST", "2"])
     for epoch in (1, 2):
         first.saver.save(Progress(epoch=epoch, step=8 * epoch))
         first.saver.wait()
@@ -166,9 +114,13 @@ def test_a_run_that_goes_on_removes_what_it_finds_superseded(tmp_path, tiny):
         again.save(Progress(epoch=epoch, step=8 * epoch))
         again.wait()
         if epoch == 3:  # somebody moves one away, which is nothing to tell
-            assert entries(tmp_path / "checkpoints") == {"epoch_0002", "epoch_0003", "last"}
+            assert checkpoint_names(tmp_path / "checkpoints") == {
+                "epoch_0002",
+                "epoch_0003",
+                "last",
+            }
             (tmp_path / "checkpoints" / "epoch_0002").rename(tmp_path / "moved")
-    assert entries(tmp_path / "checkpoints") == {"epoch_0004", "epoch_0005", "last"}
+    assert checkpoint_names(tmp_path / "checkpoints") == {"epoch_0004", "epoch_0005", "last"}
     assert "isn't removed" not in (tmp_path / "log.txt").read_text()
 
 
@@ -187,7 +139,7 @@ def told_by(output, options, error):
     """What each rank is told of a failure: by ``wait`` twice, after a good save, and by the last
     ``wait``.
     """
-    training = Training(output, options)
+    training = SmallTraining(output, options)
     told = []
 
     def wait(**last):
@@ -232,7 +184,11 @@ def test_a_failure_is_told_once_or_ends_the_run_on_every_rank(tmp_path, tiny):
     log = (tmp_path / "continue" / "log.txt").read_text()
     first = problem.format("epoch_0002", f"{tmp_path}/continue/checkpoints/epoch_0001")
     assert log.count(f"{first}; the run goes on (SAVE_ON_ERROR)") == 1
-    assert entries(tmp_path / "continue" / "checkpoints") == {"epoch_0004", "epoch_0005", "last"}
+    assert checkpoint_names(tmp_path / "continue" / "checkpoints") == {
+        "epoch_0004",
+        "epoch_0005",
+        "last",
+    }
 
 
 def each(calls):
@@ -244,7 +200,7 @@ def each(calls):
     [(0, 0, 100, False), (5, 0, 4, False), (5, 0, 5, True), (5, 5, 9, False), (5, 4, 6, True)],
 )
 def test_save_steps_counts_multiples_passed(tmp_path, tiny, every, saved, step, due):
-    saver = Training(tmp_path, [*tiny, "SAVE_STEPS", str(every)]).saver
+    saver = SmallTraining(tmp_path, [*tiny, "SAVE_STEPS", str(every)]).saver
     saver.begin(Progress(step=saved))
     assert saver.due(Progress(step=step)) == due
 

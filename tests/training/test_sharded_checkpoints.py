@@ -16,10 +16,16 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.optim_model import whole_state
 from support.ranks import run_ranks
-from support.training_runs import assert_same_run, optimizer_state, refused, train, weights
-from test_checkpoint import entries
-from test_engine import assert_same
-from test_parallel import STAGE_1, STAGE_2
+from support.sharding import STAGE_1, STAGE_2
+from support.training_runs import (
+    assert_close,
+    assert_same_run,
+    checkpoint_names,
+    optimizer_state,
+    refused,
+    train,
+    weights,
+)
 
 import utils
 from config import get_config
@@ -102,7 +108,7 @@ def test_each_rank_writes_its_share_and_an_index_says_what_is_where(trained):
     sizes = [sum(array.size for array in own.values()) for own in held]
     assert min(sizes) > 0.4 * sum(sizes)
     # What is superseded is removed, with its shares.
-    assert entries(checkpoints) == {
+    assert checkpoint_names(checkpoints) == {
         "epoch_0001",
         "epoch_0001_sample_000000048",
         "last",
@@ -136,7 +142,7 @@ def test_a_sharded_checkpoint_is_loaded_whole_by_one_rank_and_by_two(trained, ti
     alone = states_of(outputs, [*tiny, "TRAIN.MODEL_EMA", "True"])
     together = run_ranks(states_of, outputs, [*tiny, *STAGE_1])[0]
     for found in (*alone, *together):
-        assert_same(found, expected, atol=0)
+        assert_close(found, expected, atol=0)
 
 
 @pytest.mark.slow
@@ -172,9 +178,9 @@ def test_any_number_of_ranks_goes_on_from_any_other(tmp_path, tiny):
             runs.append((words, tmp_path / f"{ranks}-from-{other}", 96))
         run_ranks(train_each, runs, ranks=ranks)
         for _, output, _ in runs:
-            assert_same(weights(output), weights(tmp_path / "1"), atol=1e-5)
+            assert_close(weights(output), weights(tmp_path / "1"), atol=1e-5)
             last = output / "checkpoints" / "last"
-            assert_same(
+            assert_close(
                 optimizer_state(last),
                 optimizer_state(tmp_path / "1" / "checkpoints" / "last"),
                 atol=1e-5,
@@ -226,7 +232,10 @@ def test_a_share_that_a_rank_may_not_write_is_saved_beside_the_run(tmp_path, tin
         " from where -resume goes on with a new -output"
     ]
     assert set(folder.verify(saved)) == {file.name for file in saved.iterdir()}
-    assert entries(tmp_path / "run" / "checkpoints") == {"epoch_0001_sample_000000016", "last"}
+    assert checkpoint_names(tmp_path / "run" / "checkpoints") == {
+        "epoch_0001_sample_000000016",
+        "last",
+    }
     train([*tiny, *RECIPE, "MODEL.RESUME", str(saved)], tmp_path / "next", 64)
     assert newest_whole(tmp_path / "next" / "checkpoints").name == "epoch_0001"
 
@@ -271,7 +280,7 @@ def test_a_share_that_cant_be_written_leaves_no_checkpoint(tmp_path, tiny, error
     stopped, went_on = first
     name = "epoch_0001_sample_000000032"
     checkpoints = tmp_path / "stop" / "checkpoints"
-    assert entries(checkpoints) == {"epoch_0001_sample_000000016", "last"}
+    assert checkpoint_names(checkpoints) == {"epoch_0001_sample_000000016", "last"}
     assert newest_whole(checkpoints) == checkpoints / "epoch_0001_sample_000000016"
     if error is None:
         assert f"{name} isn't saved: " in stopped
@@ -515,7 +524,7 @@ def test_a_sharded_checkpoint_is_written_anew_as_one(trained, tmp_path, tiny, mo
         folder.INDEX,
         *SHARES,
     } | {folder.OPTIMIZER}
-    assert_same(load_file(merged / folder.OPTIMIZER), expected, atol=0)
+    assert_close(load_file(merged / folder.OPTIMIZER), expected, atol=0)
     told = merge_checkpoint.merge(trained / "sharded", tmp_path / "of the run")
     assert told.endswith(f"from {newest_whole(trained / 'sharded' / 'checkpoints')}")
     assert (tmp_path / "of the run" / folder.SUMS).read_bytes() == (

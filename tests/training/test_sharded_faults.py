@@ -12,7 +12,7 @@ import paddle
 import pytest
 from paddle.distributed.fleet.base import topology
 from support.ranks import run_ranks
-from test_parallel import STAGE_1
+from support.sharding import STAGE_1
 
 import utils
 from config import get_config

@@ -9,9 +9,9 @@ import pytest
 import stand_in
 from support.optim_model import Small
 from support.ranks import run_ranks
+from support.sharding import ACCUMULATED, MIDDLE, RECIPE, STAGE_1, STAGE_2
 from support.tensor_places import elsewhere
 from support.training_runs import train
-from test_parallel import ACCUMULATED, MIDDLE, RECIPE, STAGE_1, STAGE_2
 
 from config import get_config
 from models import build_model

@@ -6,9 +6,8 @@ import numpy as np
 import paddle
 import pytest
 from support.ranks import run_ranks
-from support.training_runs import assert_same_run, optimizer_state, train, weights
-from test_engine import assert_same
-from test_parallel import STAGE_1
+from support.sharding import STAGE_1
+from support.training_runs import assert_close, assert_same_run, optimizer_state, train, weights
 
 from config import get_config
 from errors import InputError
@@ -109,7 +108,7 @@ def test_whatever_else_trains_gives_the_same_weights(tmp_path, tiny, monkeypatch
         whole, shared = (tmp_path / f"{name}, {kind}" for kind in ("whole", "shared"))
         # An accumulated step's gradients are added to the sum of the ranks': the last bits may
         # differ.
-        assert_same(weights(whole), weights(shared), atol=1e-6 if name == "accumulated" else 0)
+        assert_close(weights(whole), weights(shared), atol=1e-6 if name == "accumulated" else 0)
 
 
 @pytest.mark.slow
@@ -121,9 +120,9 @@ def test_more_ranks_train_to_the_same_weights(tmp_path, tiny, ranks):
         for name, engine in (("whole", []), ("shared", STAGE_3))
     ]
     run_ranks(train_each, runs, ranks=ranks)
-    assert_same(weights(tmp_path / "whole"), weights(tmp_path / "shared"), atol=1e-5)
+    assert_close(weights(tmp_path / "whole"), weights(tmp_path / "shared"), atol=1e-5)
     ends = [tmp_path / name / "checkpoints" / "last" for name in ("whole", "shared")]
-    assert_same(*map(optimizer_state, ends), atol=1e-5)
+    assert_close(*map(optimizer_state, ends), atol=1e-5)
 
 
 # --------------------------------------------------------------------- memory

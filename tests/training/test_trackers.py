@@ -13,7 +13,7 @@ import pytest
 import yaml
 from support.programs import ROOT, assert_none_left
 from support.ranks import run_ranks
-from support.tracker_files import READERS, read_tensorboard
+from support.tracker_files import READERS, FailingTracker, read_tensorboard
 from support.training_runs import refused, train
 
 from config import get_config
@@ -21,7 +21,7 @@ from errors import InputError, install
 from settings.options import equivalent_key
 from settings.registry import trackers
 from training import tracking
-from training.records import Tracker, final_numbers
+from training.records import final_numbers
 from training.tracking import Follower, TrackerProcess
 
 CONFIG = {
@@ -188,24 +188,10 @@ def test_a_run_of_two_ranks_that_goes_on_has_each_step_once(tmp_path, tiny):
 # ------------------------------------------------------------------ none stops a run
 
 
-class Odd(Tracker):
-    """Fails at its third record."""
-
-    def __init__(self, folder, config):
-        self.folder = folder
-        self.steps = []
-
-    def add(self, split, step, values):
-        self.steps.append((split, step))
-        if self.folder.name == "odd" and len(self.steps) == 3:
-            raise ConnectionError("no\nroute")
-
-    def end(self, final):
-        (self.folder / "end").write_text(json.dumps([self.steps, final]))
-
-
 def test_a_tracker_that_raises_is_off_and_the_others_go_on(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(trackers, "registered", dict.fromkeys(("odd", "even"), (Odd, {})))
+    monkeypatch.setattr(
+        trackers, "registered", dict.fromkeys(("odd", "even"), (FailingTracker, {}))
+    )
     (tmp_path / "config.yaml").write_text("{SEED: 1}")
     said = []
     follower = Follower(tmp_path, ["odd", "even"], said.append)

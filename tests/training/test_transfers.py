@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 import pytest
 from conftest import without, write_images
+from support.optim_model import OPTIMIZERS
 from support.training_runs import train
 
 from config import get_config
@@ -28,9 +29,6 @@ from training.run import Run
 
 MIXED = ["TRAIN.MIXUP_ALPHA", "0.8", "TRAIN.CUTMIX_ALPHA", "1.0"]
 DROPPED = ["MODEL.DROPPATH", "0.2", "MODEL.DROPOUT", "0.1", "MODEL.ATTENTION_DROPOUT", "0.1"]
-OPTIMIZERS = {
-    name: ["TRAIN.OPTIMIZER.NAME", name] for name in ("Adam", "SGD", "LAMB", "LARS", "Lion", "Muon")
-}
 CONVMIXER = ["MODEL.TYPE", "ConvMixer", "MODEL.KERNEL_SIZE", "3"]  # convolutions and batch norms
 # What changes a step, by its options: none of them may copy anything. A key that changes a step
 # belongs here.
@@ -43,7 +41,7 @@ STEPS = {
     "erased to a colour": ["TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.RANDOM_ERASE_MODE", "rand"],
     "erased to the mean": ["TRAIN.RANDOM_ERASE_PROB", "0.5", "TRAIN.RANDOM_ERASE_MODE", "const"],
     "average": ["TRAIN.MODEL_EMA", "True"],
-    **OPTIMIZERS,
+    **{name: ["TRAIN.OPTIMIZER.NAME", name] for name in OPTIMIZERS},
     "rates by layer": ["TRAIN.LAYER_DECAY", "0.7"],
     "frozen": ["TRAIN.FREEZE", '["patch_embed.*"]'],
     "clipped by norm": ["TRAIN.GRAD_CLIP", "0.1"],

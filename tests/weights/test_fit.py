@@ -11,7 +11,7 @@ import pytest
 from golden.formula import array
 from golden.vit import CASES
 from safetensors.numpy import load_file, save_file
-from test_swin import small as swin
+from support.small_models import small_swin
 
 from config import get_config
 from errors import InputError
@@ -312,8 +312,8 @@ def test_windows_go_from_images_of_two_sides_to_squares_and_back(tmp_path):
     """Swin's windows are no larger than its maps: 4 x 4, 4 x 2, 2 x 1 of images of 32 x 8 at stages
     0, 0 and 2.
     """
-    source = swin("swin", img_size=(32, 8))
-    model = swin("swin")
+    source = small_swin("swin", image_size=(32, 8))
+    model = small_swin("swin")
     report = load_weights(model, written(source, tmp_path / "a.safetensors", [32, 8]))
     windows = [block.attn.window_size for stage in source.layers for block in stage.blocks]
     assert windows == [(4, 2), (4, 2), (4, 1), (4, 1), (2, 1)]
@@ -330,8 +330,8 @@ def test_windows_go_from_images_of_two_sides_to_squares_and_back(tmp_path):
             theirs.relative_position_bias_table.numpy(), theirs.window_size, own.window_size
         )
         np.testing.assert_array_equal(own.relative_position_bias_table.numpy(), expected)
-    wide = swin("swin", img_size=(32, 64))  # most windows are squares all the same
-    report = load_weights(swin("swin"), written(wide, tmp_path / "b.safetensors", [32, 64]))
+    wide = small_swin("swin", image_size=(32, 64))  # most windows are squares all the same
+    report = load_weights(small_swin("swin"), written(wide, tmp_path / "b.safetensors", [32, 64]))
     assert report.resized == [f"1 {TABLE} resized from 2 x 4 to 2 x 2"]
 
 

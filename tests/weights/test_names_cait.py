@@ -12,7 +12,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import values
-from test_cait import small
+from support.small_models import small_cait
 
 from models.cait import Cait
 from weights import file_arrays, load_weights
@@ -41,13 +41,13 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
 
 
 def test_timms_names_pass_untouched():
-    arrays = file_arrays(small())
+    arrays = file_arrays(small_cait())
     named = timm_names(cait, arrays, "torch", arrays.keys())
     assert named.keys() == arrays.keys()
     assert all(named[key] is value for key, value in arrays.items())
 
 
 def test_positions_are_resized_to_another_image(tmp_path):
-    write_weights(tmp_path / "small.safetensors", file_arrays(small()))
-    report = load_weights(small(image_size=24), tmp_path / "small.safetensors")
+    write_weights(tmp_path / "small.safetensors", file_arrays(small_cait()))
+    report = load_weights(small_cait(image_size=24), tmp_path / "small.safetensors")
     assert report.resized == ["pos_embed resized from 4 x 4 to 6 x 6"]

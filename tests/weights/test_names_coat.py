@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 from golden.coat import CASES, array
 from golden.make_names_vit import values
-from test_coat import small
+from support.small_models import small_coat
 
 from errors import InputError
 from weights import file_arrays, load_weights
@@ -25,7 +25,9 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_coat.json").read_text())
 
 
 def built(case):
-    return small("coat" if "lite" in case else "coat_parallel", image_size=GOLDEN[case]["size"])
+    return small_coat(
+        "coat" if "lite" in case else "coat_parallel", image_size=GOLDEN[case]["size"]
+    )
 
 
 def stored(case):
@@ -68,14 +70,14 @@ def test_what_is_written_has_timms_names_and_loads_with_and_without_repetitions(
         for key in GOLDEN[case]["shapes"]
         if not key.startswith(("norm1.", *(("norm2.", "norm3.") if name == "coat" else ())))
     }
-    model = small(name)
+    model = small_coat(name)
     arrays = file_arrays(model)
     assert arrays.keys() == theirs
     others = repeated_names(coat, model.state_dict())
     assert theirs - others.keys() == model.state_dict().keys()
     # each file has some name of each tensor
     for others_left in (others, {key for key in others if "2" in key}, ()):
-        fresh = small(name)
+        fresh = small_coat(name)
         write_weights(
             tmp_path / "some.safetensors", {k: v for k, v in arrays.items() if k not in others_left}
         )
@@ -86,7 +88,7 @@ def test_what_is_written_has_timms_names_and_loads_with_and_without_repetitions(
     write_weights(
         tmp_path / "other.safetensors", {k: v for k, v in arrays.items() if k not in owned}
     )
-    load_weights(small(name), tmp_path / "other.safetensors")
+    load_weights(small_coat(name), tmp_path / "other.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -99,19 +101,19 @@ def test_what_is_written_has_timms_names_and_loads_with_and_without_repetitions(
 )
 def test_a_file_whose_shared_tensors_differ_is_refused(tmp_path, name, own):
     """PaddleViT's three MLPs of a parallel block do after training there."""
-    arrays = file_arrays(small("coat_parallel"))
+    arrays = file_arrays(small_coat("coat_parallel"))
     for other in (arrays[name] + 1, np.ones((3, 1), "float32")):
         write_weights(tmp_path / "a.safetensors", arrays | {name: other})
         with pytest.raises(
             InputError, match=f"{own} and {name} differ, CoaT has one tensor for both"
         ):
-            load_weights(small("coat_parallel"), tmp_path / "a.safetensors")
+            load_weights(small_coat("coat_parallel"), tmp_path / "a.safetensors")
 
 
 def test_parallel_blocks_are_told(tmp_path):
-    write_weights(tmp_path / "lite.safetensors", file_arrays(small()))
+    write_weights(tmp_path / "lite.safetensors", file_arrays(small_coat()))
     with pytest.raises(InputError, match="its names tell MODEL.PARALLEL_DEPTH 0: set that"):
         load_weights(
-            small(parallel_depth=1, embed_dims=(8, 16, 16, 16)), tmp_path / "lite.safetensors"
+            small_coat(parallel_depth=1, embed_dims=(8, 16, 16, 16)), tmp_path / "lite.safetensors"
         )
     assert len(CASES) == 3

@@ -16,7 +16,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.convolutions import array
-from test_convnext import small
+from support.small_models import small_convnext
 
 from config import get_config
 from models import with_switches
@@ -39,7 +39,7 @@ def written(file, case, left_out=()):
 @pytest.mark.parametrize("case", CASES)
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case, conv_mlp):
     eps = {"head_norm_eps": 1e-12} if "transformers" in case else {}
-    model = small("convnext_v2" if "V2" in case else "convnext", conv_mlp=conv_mlp, **eps)
+    model = small_convnext("convnext_v2" if "V2" in case else "convnext", conv_mlp=conv_mlp, **eps)
     report = load_weights(model, written(tmp_path / "model.safetensors", case))
     assert report.notes == []
     model.eval()
@@ -53,7 +53,7 @@ def test_the_norm_that_fcmae_has_not_got_starts_at_one(tmp_path):
     file = written(
         tmp_path / "model.safetensors", "FCMAE of facebookresearch/ConvNeXt-V2", ("norm.", "head.")
     )
-    model = small("convnext_v2", num_classes=7)
+    model = small_convnext("convnext_v2", num_classes=7)
     model.head.norm.weight.set_value(paddle.full([16], 3.0))
     report = load_weights(model, file, strict=False)
     assert report.notes == [
@@ -67,7 +67,7 @@ def test_the_norm_that_fcmae_has_not_got_starts_at_one(tmp_path):
 def test_the_epsilon_of_transformers_is_taken_or_told(tmp_path):
     file = written(tmp_path / "model.safetensors", "transformers ConvNextV2ForImageClassification")
     assert with_switches(get_config("convnextv2_atto"), file).MODEL.HEAD_NORM_EPS == 1e-12
-    report = load_weights(small("convnext_v2"), file)
+    report = load_weights(small_convnext("convnext_v2"), file)
     assert report.notes == ["its names tell MODEL.HEAD_NORM_EPS 1e-12, the model has 1e-06"]
     other = written(tmp_path / "other.safetensors", "facebookresearch/ConvNeXt-V2")
     assert with_switches(get_config("convnextv2_atto"), other).MODEL.HEAD_NORM_EPS == 1e-6

@@ -16,9 +16,7 @@ import pytest
 from conftest import ROOT
 from golden.convolutions import array
 from paddle.vision.models import resnet18
-from test_convmixer import small as convmixer
-from test_convnext import small as convnext
-from test_regnet import small as regnet
+from support.small_models import SMALL_MODELS
 
 from errors import InputError
 from models import ARCHITECTURES
@@ -30,15 +28,15 @@ from weights.names import regnet as regnet_names
 from weights.names import timm_names
 
 CASES = json.loads((ROOT / "tests" / "golden" / "names_convolutions.json").read_text())
-MODELS = {"convnext": convnext, "convmixer": convmixer, "regnet": regnet}
+KINDS = ("convnext", "convmixer", "regnet")
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("case", CASES)
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
     golden = CASES[case]
-    kind = next(kind for kind in MODELS if kind in case.lower())
-    model = MODELS[kind]()
+    kind = next(kind for kind in KINDS if kind in case.lower())
+    model = SMALL_MODELS[kind]()
     arrays = {
         name: array(file_name(name), tuple(shape)) for name, shape in golden["shapes"].items()
     }
@@ -70,10 +68,11 @@ def test_paddle_visions_resnet_is_read(tmp_path):
     np.testing.assert_allclose(ours(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_timms_names_pass_but_for_the_count_of_batches(kind):
     state = {
-        file_name(name): tensor.numpy() for name, tensor in MODELS[kind]().state_dict().items()
+        file_name(name): tensor.numpy()
+        for name, tensor in SMALL_MODELS[kind]().state_dict().items()
     }
     counted = state | {"stem.1.num_batches_tracked": np.ones(())} if kind != "convnext" else state
     named = timm_names(

@@ -14,7 +14,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import values
-from test_crossvit import small
+from support.small_models import small_crossvit
 
 from weights import load_weights, save_weights
 from weights.formats import write_weights
@@ -33,7 +33,7 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
     write_weights(
         file, {name: values(name, tuple(shape)) for name, shape in golden["shapes"].items()}
     )
-    model = small(image_size=30)
+    model = small_crossvit(image_size=30)
     report = load_weights(model, file)
     assert len(report.loaded) == len(model.state_dict()) == len(golden["shapes"])
     assert not report.fresh
@@ -47,8 +47,8 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
 
 
 def test_positions_of_both_branches_fit_another_image(tmp_path):
-    model = small(image_size=30)
-    larger = small(image_size=(60, 30))
+    model = small_crossvit(image_size=30)
+    larger = small_crossvit(image_size=(60, 30))
     save_weights(model, tmp_path / "model.safetensors")
     assert load_weights(larger, tmp_path).resized == [
         "pos_embed_0 resized from 5 x 5 to 10 x 5",

@@ -11,7 +11,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import values
-from test_eva import small
+from support.small_models import small_eva
 
 from config import get_config
 from errors import InputError
@@ -139,7 +139,7 @@ def test_a_bias_of_the_keys_is_refused_unless_it_is_masked(tmp_path):
 
 
 def test_the_image_tower_of_a_clip_and_a_pre_trainings_norm_are_taken():
-    model = small()
+    model = small_eva()
     ours = file_arrays(model)
     tower = {f"visual.{name}": array for name, array in ours.items()} | {"text.proj": np.zeros(3)}
     assert eva.timm_names(tower, "torch", model.state_dict().keys()) == ours
@@ -155,7 +155,8 @@ def test_the_image_tower_of_a_clip_and_a_pre_trainings_norm_are_taken():
 
 def test_names_tell_how_the_model_computes():
     told = {
-        name: eva.computes(small(name).state_dict()) for name in ("eva", "eva_subln", "eva_dinov3")
+        name: eva.computes(small_eva(name).state_dict())
+        for name in ("eva", "eva_subln", "eva_dinov3")
     }
     subln = {"SCALE_MLP": True, "SCALE_ATTN_INNER": True, "QKV_FUSED": False, "FC_NORM": False}
     dinov3 = {"QKV_BIAS": False, "INIT_VALUES": 1e-5, "USE_ABS_POS_EMB": False, "FC_NORM": False}

@@ -13,7 +13,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.hiera import MASK, array
-from test_hiera import images_of, small
+from support.small_models import small_hiera
 
 from errors import InputError
 from weights import load_weights, save_weights
@@ -28,10 +28,14 @@ def arrays_of(case):
     return {name: array(name, tuple(shape)) for name, shape in CASES[case]["shapes"].items()}
 
 
+def images_of(model):
+    return paddle.to_tensor(array("images", (2, 3, *model.image_size)))
+
+
 @pytest.mark.smoke
 def test_the_authors_files_give_their_logits(tmp_path):
     write_weights(tmp_path / "a.safetensors", arrays_of("fine-tuned"))
-    model = small()
+    model = small_hiera()
     assert load_weights(model, tmp_path / "a.safetensors").changes == []
     model.eval()
     logits = model(images_of(model)).numpy()
@@ -50,9 +54,9 @@ def test_masked_pre_trainings_encoder_goes_on_with_a_fresh_classifier(tmp_path):
         pickle.dumps({"epoch": 7, "model_state": arrays}, protocol=4)
     )
     with pytest.raises(InputError, match=r"missing head\.fc\.weight, head\.fc\.bias"):
-        load_weights(small(), tmp_path / "mae.pdparams")
+        load_weights(small_hiera(), tmp_path / "mae.pdparams")
     write_weights(tmp_path / "mae.safetensors", arrays)
-    models = small(), small(q_pool=2)
+    models = small_hiera(), small_hiera(q_pool=2)
     for model in models:
         report = load_weights(model, tmp_path / "mae.safetensors", strict=False)
         assert report.changes == ["classifier left fresh: none in the file, 5 in the model"]
@@ -68,16 +72,16 @@ def test_masked_pre_trainings_encoder_goes_on_with_a_fresh_classifier(tmp_path):
 
 
 def test_positions_fit_other_images(tmp_path):
-    model = small(image_size=64)
+    model = small_hiera(image_size=64)
     save_weights(model, tmp_path / "a.safetensors")
-    other = small()
+    other = small_hiera()
     assert load_weights(other, tmp_path / "a.safetensors").resized == [
         "pos_embed resized from 16 x 16 to 16 x 24"
     ]
     expected = bicubic_matrix(16, 24) @ model.pos_embed.numpy().reshape(16, 16, 4)
     np.testing.assert_allclose(other.pos_embed.numpy()[0], expected.reshape(-1, 4), atol=1e-6)
-    windows = small("hiera_windows")
-    larger = small("hiera_windows", image_size=(128, 96), global_pos_size=(5, 12))
+    windows = small_hiera("hiera_windows")
+    larger = small_hiera("hiera_windows", image_size=(128, 96), global_pos_size=(5, 12))
     save_weights(windows, tmp_path / "b.safetensors")
     assert load_weights(larger, tmp_path / "b.safetensors").resized == [
         "pos_embed resized from 5 x 6 to 5 x 12"

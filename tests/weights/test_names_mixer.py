@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT
 from golden.formula import array
 from golden.make_names_vit import values
-from test_mixer import ARCHITECTURES, small
+from support.small_models import MIXERS, small_mixer
 
 from errors import InputError
 from models import create_model
@@ -28,7 +28,7 @@ PADDLEVIT = json.loads((ROOT / "tests" / "golden" / "names_mixer.json").read_tex
 
 def filled(name):
     """The small model with the formula's weights."""
-    model = small(name)
+    model = small_mixer(name)
     for key, tensor in model.state_dict().items():
         tensor.set_value(array(key, tuple(tensor.shape)))
     return model
@@ -45,7 +45,7 @@ def assert_same(one, two):
 @pytest.mark.parametrize("case", PADDLEVIT)
 def test_paddlevits_files_give_their_logits(tmp_path, case):
     golden = PADDLEVIT[case]
-    model = ARCHITECTURES[golden["type"].lower()](**golden["model"])
+    model = MIXERS[golden["type"].lower()](**golden["model"])
     write_weights(
         tmp_path / "theirs.pdparams",
         {name: values(name, shape) for name, shape in golden["shapes"].items()},
@@ -73,7 +73,7 @@ def test_the_authors_resmlp_is_read(tmp_path):
         theirs[re.sub(r"\.ls([12])$", r".gamma_\1", key)] = value
     assert {"blocks.1.attn.weight", "blocks.0.gamma_2", "norm.alpha"} <= theirs.keys()
     write_weights(tmp_path / "theirs.safetensors", theirs)
-    fresh = small("resmlp")
+    fresh = small_mixer("resmlp")
     load_weights(fresh, tmp_path / "theirs.safetensors")
     assert_same(fresh, model)
 
@@ -111,13 +111,13 @@ def test_googles_mixer_is_written_and_read(tmp_path):
     write_weights(
         tmp_path / "mixer.npz", {f"opt/target/{name}": value for name, value in theirs.items()}
     )
-    fresh = small("mixer")
+    fresh = small_mixer("mixer")
     load_weights(fresh, tmp_path / "mixer.npz")
     assert_same(fresh, model)
 
 
 def test_only_mixers_are_written_under_googles_names():
-    model = small("gmlp")
+    model = small_mixer("gmlp")
     with pytest.raises(InputError, match=r"blocks\.0\.norm\.weight has no place in Google's files"):
         google_names(model, file_arrays(model))
 

@@ -14,7 +14,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.trained import array_of
-from test_mobileone import small
+from support.small_models import small_mobileone
 
 from config import get_config
 from errors import InputError
@@ -75,8 +75,8 @@ def test_weights_of_other_toolkits_give_their_logits_folded_or_not(tmp_path, cas
 
 @pytest.mark.parametrize("deploy", [False, True])
 def test_a_file_of_the_other_form_is_refused_with_the_key(tmp_path, deploy):
-    save_weights(small(deploy=not deploy), tmp_path / "other.safetensors")
-    model = small(deploy=deploy)
+    save_weights(small_mobileone(deploy=not deploy), tmp_path / "other.safetensors")
+    model = small_mobileone(deploy=deploy)
     before = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     with pytest.raises(
         InputError, match=re.escape(f"its names tell MODEL.DEPLOY {not deploy}: set that")
@@ -88,7 +88,9 @@ def test_a_file_of_the_other_form_is_refused_with_the_key(tmp_path, deploy):
 
 
 def test_timms_names_pass_but_for_the_count_of_batches():
-    state = {file_name(name): tensor.numpy() for name, tensor in small().state_dict().items()}
+    state = {
+        file_name(name): tensor.numpy() for name, tensor in small_mobileone().state_dict().items()
+    }
     counted = state | {"stem.conv_scale.bn.num_batches_tracked": np.ones(()), "extra": np.ones(1)}
     named = timm_names(mobileone, counted, "torch", state)
     assert named.keys() == {*state, "extra"}

@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT
 from golden.make_names_vit import positive
 from golden.mobilevit import array
-from test_mobilevit import small
+from support.small_models import small_mobilevit
 
 from config import get_config
 from errors import InputError
@@ -63,14 +63,14 @@ def difference(model, case):
 @pytest.mark.smoke
 @pytest.mark.parametrize("case", GOLDEN)
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
-    model = small(**OURS[case])
+    model = small_mobilevit(**OURS[case])
     report = load_weights(model, stored(case, tmp_path))
     assert (report.changes, report.notes) == ([], [])
     assert difference(model, case) < 1e-5
 
 
 def test_apples_images_are_blue_green_red(tmp_path):
-    model = small()
+    model = small_mobilevit()
     file = stored("apple/ml-cvnets", tmp_path)
     load_weights(model, file)
     theirs = array("conv_1.block.conv.weight", (8, 3, 3, 3))
@@ -89,13 +89,13 @@ def test_paddlevits_files_tell_how_its_model_computes(tmp_path):
     model = with_switches(get_config("mobilevit_xs"), file).MODEL
     assert (model.NUM_HEADS, model.LAST_NORM_EPS, model.HIDDEN_NORM) == (8, 1e-6, True)
     with pytest.raises(InputError, match=r"its names tell MODEL\.EXPAND_RATIO 4\.0: set that"):
-        load_weights(small(**PADDLEVIT, expand_ratio=2.0), file)
-    other = small(**{**PADDLEVIT, "hidden_norm": False})
+        load_weights(small_mobilevit(**PADDLEVIT, expand_ratio=2.0), file)
+    other = small_mobilevit(**{**PADDLEVIT, "hidden_norm": False})
     before = other.stem.conv.weight.numpy()
     with pytest.raises(InputError, match=r"its names tell MODEL\.HIDDEN_NORM True: set that"):
         load_weights(other, file)
     assert (other.stem.conv.weight.numpy() == before).all()
-    four = small(**{**PADDLEVIT, "num_heads": 4, "last_norm_eps": 1e-5})
+    four = small_mobilevit(**{**PADDLEVIT, "num_heads": 4, "last_norm_eps": 1e-5})
     assert load_weights(four, file).notes == [
         "its names tell MODEL.NUM_HEADS 8, the model has 4",
         "its names tell MODEL.LAST_NORM_EPS 1e-06, the model has 1e-05",
@@ -136,8 +136,11 @@ def test_transformers_preparation_is_taken_and_another_order_of_colours_refused(
 
 
 def test_names_and_shapes_tell_a_norm_before_the_attention_and_the_channels_between():
-    assert mobilevit.computes(small().state_dict()) == {"HIDDEN_NORM": False, "EXPAND_RATIO": 4.0}
-    changed = small(hidden_norm=True, expand_ratio=2.0)
+    assert mobilevit.computes(small_mobilevit().state_dict()) == {
+        "HIDDEN_NORM": False,
+        "EXPAND_RATIO": 4.0,
+    }
+    changed = small_mobilevit(hidden_norm=True, expand_ratio=2.0)
     assert mobilevit.computes(changed.state_dict()) == {"HIDDEN_NORM": True, "EXPAND_RATIO": 2.0}
     for shape in ((), (3,), (8, 0, 1, 1)):
         assert mobilevit.computes({"stages.0.0.conv1_1x1.conv.weight": np.ones(shape)}) == {}

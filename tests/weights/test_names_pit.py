@@ -12,7 +12,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import values
-from test_pit import small
+from support.small_models import small_pit
 
 from errors import InputError
 from weights import load_weights
@@ -36,7 +36,7 @@ def file_of(case, folder):
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
     expected = np.array(GOLDEN[case]["logits"])
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * np.ptp(expected)  # the images matter
-    model = small(distilled="distilled" in case)
+    model = small_pit(distilled="distilled" in case)
     report = load_weights(model, file_of(case, tmp_path))
     assert len(report.loaded) == len(model.state_dict()) == len(GOLDEN[case]["shapes"])
     assert not report.fresh
@@ -48,4 +48,4 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
 def test_a_distilled_models_weights_ask_for_the_distilled_model(tmp_path):
     for case, distilled in (("naver-ai/pit, distilled", False), ("PaddleViT", True)):
         with pytest.raises(InputError, match=f"MODEL.DISTILLED {not distilled}"):
-            load_weights(small(distilled=distilled), file_of(case, tmp_path))
+            load_weights(small_pit(distilled=distilled), file_of(case, tmp_path))

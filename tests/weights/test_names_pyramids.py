@@ -14,8 +14,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import values
-from test_poolformer import small as poolformer
-from test_pvtv2 import small as pvtv2
+from support.small_models import small_pyramid
 
 from models import ARCHITECTURES
 from weights import load_weights
@@ -23,22 +22,11 @@ from weights.formats import write_weights
 from weights.layout import linear_weights
 from weights.names import timm_names
 
-MODELS = {"pvtv2": pvtv2, "poolformer": poolformer}
 GOLDEN = {
     kind: json.loads((ROOT / "tests" / "golden" / f"names_{kind}.json").read_text())
-    for kind in MODELS
+    for kind in ("pvtv2", "poolformer")
 }
 CASES = [(kind, case) for kind, cases in GOLDEN.items() for case in cases]
-
-
-def build(kind, case, **changes):
-    """Our model, with what is no weight as in the case's toolkit."""
-    theirs = (
-        {"fc_norm": False}
-        if kind == "poolformer"
-        else {"norm_eps": 1e-6 if "PaddleViT" in case else None}
-    )
-    return MODELS[kind]("pvtv2_linear" if "linear" in case else kind, **theirs | changes)
 
 
 def logits(model, kind, case, folder):
@@ -58,14 +46,14 @@ def logits(model, kind, case, folder):
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, kind, case):
     expected = np.array(GOLDEN[kind][case]["logits"])
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-2 * np.ptp(expected)  # the images matter
-    found = logits(build(kind, case), kind, case, tmp_path)
+    found = logits(small_pyramid(kind, case), kind, case, tmp_path)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.ptp(expected), rtol=0)
 
 
 @pytest.mark.parametrize(("kind", "case"), CASES)
 def test_names_are_timms_and_values_stay_in_place(kind, case):
     golden = GOLDEN[kind][case]
-    model = build(kind, case)
+    model = small_pyramid(kind, case)
     arrays = {name: np.full(shape, i) for i, (name, shape) in enumerate(golden["shapes"].items())}
     named = timm_names(
         ARCHITECTURES[kind.lower()].weight_names,

@@ -7,11 +7,8 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.make_names_vit import values
+from support.small_models import small_beit, small_convnext, small_pyramid, small_vit
 from support.weight_files import Call, Named, numpy_array, program, write_pickle
-from test_beit import small as beit
-from test_convnext import small as convnext
-from test_names_pyramids import build as pyramid
-from test_vit import small as vit
 
 from config import get_config
 from errors import InputError
@@ -61,7 +58,7 @@ def stored(kind, case, folder):
 def timms_poolformer(folder):
     """A file of a reduced PoolFormer in timm's names: its norm comes after the pooling."""
     file = folder / "timm.safetensors"
-    save_weights(pyramid("poolformer", "poolformer", fc_norm=True), file)
+    save_weights(small_pyramid("poolformer", "poolformer", fc_norm=True), file)
     return file
 
 
@@ -119,7 +116,7 @@ def test_a_norm_at_another_place_is_refused_with_the_key(tmp_path):
     with pytest.raises(InputError, match="its names tell MODEL.FC_NORM False: set that"):
         load_weights(build_model(given), theirs, strict=False)  # for fine-tuning, too
     with pytest.raises(InputError, match="its names tell MODEL.FC_NORM True: set that"):
-        load_weights(pyramid("poolformer", "poolformer"), timms_poolformer(tmp_path))
+        load_weights(small_pyramid("poolformer", "poolformer"), timms_poolformer(tmp_path))
 
 
 def test_what_this_toolkit_writes_tells_it_too(tmp_path):
@@ -127,7 +124,7 @@ def test_what_this_toolkit_writes_tells_it_too(tmp_path):
     timms = tmp_path / "timm.safetensors"
     sizes = {"stage_depths": "[1, 2, 1, 1]", "embed_dims": "[4, 8, 12, 16]", "num_classes": 5}
     for file, fc_norm in ((own, False), (timms, True)):
-        save_weights(pyramid("poolformer", "poolformer", fc_norm=fc_norm), file)
+        save_weights(small_pyramid("poolformer", "poolformer", fc_norm=fc_norm), file)
         assert create_model("poolformer_s12", pretrained=str(file), **sizes).fc_norm is fc_norm
 
 
@@ -139,7 +136,7 @@ def test_pvtv2s_norms_have_the_files_epsilon(tmp_path, case, epsilon):
     )
     assert epsilon == config.MODEL.NORM_EPS
     assert_golden(evaluated(config, GOLDEN["pvtv2"][case]["size"]), "pvtv2", case)
-    report = load_weights(pyramid("pvtv2", case, norm_eps=1e-3), file)
+    report = load_weights(small_pyramid("pvtv2", case, norm_eps=1e-3), file)
     told = ["its names tell MODEL.NORM_EPS 1e-06, the model has 0.001"] if epsilon else []
     assert report.notes == told
 
@@ -190,9 +187,9 @@ def test_gmlps_gates_have_the_files_epsilon(tmp_path):
     ],
 )  # fmt: skip
 def test_a_vit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file, model, keys):
-    save_weights(vit(**file), tmp_path / "file.safetensors")
+    save_weights(small_vit(**file), tmp_path / "file.safetensors")
     with pytest.raises(InputError, match=f"; its names tell {keys}: set that$"):
-        load_weights(vit(**model), tmp_path / "file.safetensors")
+        load_weights(small_vit(**model), tmp_path / "file.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -209,9 +206,9 @@ def test_a_vit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file, 
 def test_a_beit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file, keys):
     plain = {"use_abs_pos_emb": False, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": False}
     plain |= {"init_values": None, "global_pool": "avg", "fc_norm": None}
-    save_weights(beit(**plain | file), tmp_path / "file.safetensors")
+    save_weights(small_beit(**plain | file), tmp_path / "file.safetensors")
     with pytest.raises(InputError, match=f"; its names tell {keys}: set that$"):
-        load_weights(beit(**plain), tmp_path / "file.safetensors")
+        load_weights(small_beit(**plain), tmp_path / "file.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -219,16 +216,16 @@ def test_a_beit_that_computes_otherwise_is_refused_with_the_keys(tmp_path, file,
     [("linear", {}, "MODEL.LINEAR True"), ("pvtv2", {"qkv_bias": False}, "MODEL.QKV_BIAS False")],
 )
 def test_pvtv2s_attention_is_told(tmp_path, case, options, key):
-    save_weights(pyramid("pvtv2", case, **options), tmp_path / "file.safetensors")
+    save_weights(small_pyramid("pvtv2", case, **options), tmp_path / "file.safetensors")
     with pytest.raises(InputError, match=f"; its names tell {key}: set that$"):
-        load_weights(pyramid("pvtv2", "pvtv2"), tmp_path / "file.safetensors")
+        load_weights(small_pyramid("pvtv2", "pvtv2"), tmp_path / "file.safetensors")
 
 
 @pytest.mark.parametrize(("file", "model"), [(1e-6, 0.0), (0.0, 1e-6)])
 def test_convnexts_layer_scale_is_told(tmp_path, file, model):
-    save_weights(convnext(init_values=file), tmp_path / "file.safetensors")
+    save_weights(small_convnext(init_values=file), tmp_path / "file.safetensors")
     with pytest.raises(InputError, match=f"; its names tell MODEL.INIT_VALUES {file}: set that$"):
-        load_weights(convnext(init_values=model), tmp_path / "file.safetensors")
+        load_weights(small_convnext(init_values=model), tmp_path / "file.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -249,15 +246,19 @@ def test_convnexts_layer_scale_is_told(tmp_path, file, model):
     ],
 )
 def test_convnexts_stem_and_norm_are_told(tmp_path, file, model, keys):
-    save_weights(convnext(file), tmp_path / "file.safetensors")
+    save_weights(small_convnext(file), tmp_path / "file.safetensors")
     with pytest.raises(InputError, match=f"; its names tell {keys}: set that$"):
-        load_weights(convnext(**model), tmp_path / "file.safetensors")
+        load_weights(small_convnext(**model), tmp_path / "file.safetensors")
 
 
 def test_a_file_of_another_family_tells_no_keys(tmp_path):
-    poolformer = pyramid("poolformer", "poolformer")
-    pvtv2 = pyramid("pvtv2", "pvtv2")
-    for source, model in ((poolformer, vit()), (poolformer, beit()), (pvtv2, poolformer)):
+    poolformer = small_pyramid("poolformer", "poolformer")
+    pvtv2 = small_pyramid("pvtv2", "pvtv2")
+    for source, model in (
+        (poolformer, small_vit()),
+        (poolformer, small_beit()),
+        (pvtv2, poolformer),
+    ):
         save_weights(source, tmp_path / "file.safetensors")
         with pytest.raises(InputError) as refusal:
             load_weights(model, tmp_path / "file.safetensors")
@@ -265,13 +266,13 @@ def test_a_file_of_another_family_tells_no_keys(tmp_path):
 
 
 def test_an_activation_that_only_the_name_of_the_model_tells_is_refused(tmp_path):
-    save_weights(vit(pre_norm=True), tmp_path / "model.safetensors")
+    save_weights(small_vit(pre_norm=True), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"architecture": "vit_base_patch32_clip_quickgelu_224"}')
     with pytest.raises(
         InputError, match="its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"
     ):
-        load_weights(vit(pre_norm=True), tmp_path)
-    assert load_weights(vit(pre_norm=True, act="quick_gelu"), tmp_path).missing == []
+        load_weights(small_vit(pre_norm=True), tmp_path)
+    assert load_weights(small_vit(pre_norm=True, act="quick_gelu"), tmp_path).missing == []
 
 
 def test_the_command_line_evaluates_and_trains_with_what_the_names_tell(program, tmp_path):
@@ -323,9 +324,9 @@ def maes(model):
 
 
 def test_the_position_that_paddlevits_mae_computes_is_computed(tmp_path):
-    theirs = maes(vit())
+    theirs = maes(small_vit())
     write_weights(tmp_path / "mae.pdparams", theirs)
-    model = vit()
+    model = small_vit()
     report = load_weights(model, tmp_path / "mae.pdparams")
     assert report.notes == ["pos_embed computed: its toolkit's files leave it out"]
     position = model.pos_embed.numpy()
@@ -341,15 +342,15 @@ def test_the_position_that_paddlevits_mae_computes_is_computed(tmp_path):
         InputError,
         match="unexpected norm.weight, norm.bias; its names tell MODEL.GLOBAL_POOL token",
     ):
-        load_weights(vit(global_pool="avg"), tmp_path / "mae.pdparams")
+        load_weights(small_vit(global_pool="avg"), tmp_path / "mae.pdparams")
     with pytest.raises(InputError, match="missing pos_embed"):  # there the class token has no place
-        load_weights(vit(no_embed_class=True), tmp_path / "mae.pdparams")
+        load_weights(small_vit(no_embed_class=True), tmp_path / "mae.pdparams")
     del theirs["encoder.encoder_norm.weight"], theirs["encoder.encoder_norm.bias"]
     norm = {f"encoder_norm.{leaf}": np.full(24, 2, np.float32) for leaf in ("weight", "bias")}
     # its later MAE, which reads the patches' mean
     write_weights(tmp_path / "mean.pdparams", theirs | norm)
     with pytest.raises(InputError, match="its names tell MODEL.GLOBAL_POOL avg"):
-        load_weights(vit(), tmp_path / "mean.pdparams")
+        load_weights(small_vit(), tmp_path / "mean.pdparams")
 
 
 # ------------------------------------------------- PaddleViT's checkpoints
@@ -369,7 +370,7 @@ def paddles(arrays):
 
 @pytest.mark.parametrize("average", [False, True])
 def test_a_training_checkpoint_gives_its_weights_and_tells_which(tmp_path, average):
-    own = {name: tensor.numpy() for name, tensor in vit().state_dict().items()}
+    own = {name: tensor.numpy() for name, tensor in small_vit().state_dict().items()}
     content = {"model": paddles(own)}
     if average:
         content["model_ema"] = paddles({name: array + 1 for name, array in own.items()})
@@ -383,7 +384,7 @@ def test_a_training_checkpoint_gives_its_weights_and_tells_which(tmp_path, avera
         "amp_grad_scaler": {"scale": None},
     }
     file = write_pickle(tmp_path / "Epoch-7-Loss-2.5.pdparams", program(content))
-    model = vit()
+    model = small_vit()
     report = load_weights(model, file)
     assert (model.head.bias.numpy() == own["head.bias"] + average).all()
     assert report.notes == (
@@ -396,7 +397,7 @@ def test_an_optimizers_state_is_no_weights(tmp_path):
     with pytest.raises(
         InputError, match=r"a\.pdopt is an optimizer's state; give its weights, .*a\.pdparams$"
     ):
-        load_weights(vit(), tmp_path / "a.pdopt")
+        load_weights(small_vit(), tmp_path / "a.pdopt")
 
 
 def test_code_in_a_training_checkpoint_is_not_run(tmp_path):
@@ -408,4 +409,4 @@ def test_code_in_a_training_checkpoint_is_not_run(tmp_path):
     with pytest.raises(
         InputError, match="it asks to load os.system; only arrays and plain containers are read"
     ):
-        load_weights(vit(), file)
+        load_weights(small_vit(), file)

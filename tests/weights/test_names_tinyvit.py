@@ -11,7 +11,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.tinyvit import array
-from test_tinyvit import small
+from support.small_models import small_tinyvit
 
 from models.tinyvit import TinyViT
 from weights import load_weights, save_weights
@@ -27,7 +27,7 @@ def test_the_authors_files_give_their_logits(tmp_path):
         tmp_path / "a.safetensors",
         {name: array(name, tuple(shape)) for name, shape in CASE["shapes"].items()},
     )
-    model = small()
+    model = small_tinyvit()
     report = load_weights(model, tmp_path / "a.safetensors")
     assert report.changes == []
     model.eval()
@@ -38,7 +38,7 @@ def test_the_authors_files_give_their_logits(tmp_path):
 
 
 def test_biases_fit_other_windows(tmp_path):
-    model = small()
+    model = small_tinyvit()
     biases = model.stages[1].blocks[0].attn.attention_biases
     biases.set_value(paddle.randn(biases.shape))
     save_weights(model, tmp_path / "a.safetensors")

@@ -12,7 +12,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.volo import array
-from test_volo import small
+from support.small_models import small_volo
 
 from weights import load_weights
 from weights.formats import write_weights
@@ -24,7 +24,7 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "names_volo.json").read_text())
 @pytest.mark.parametrize("case", GOLDEN)
 def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
     golden = GOLDEN[case]
-    model = small(image_size=32)
+    model = small_volo(image_size=32)
     expected = np.array(golden["logits"])
     assert np.abs(np.diff(expected, axis=0)).max() > 5e-3 * np.ptp(expected)  # the images matter
     file = tmp_path / ("model.pdparams" if golden["layout"] == "paddle" else "model.safetensors")

@@ -12,7 +12,7 @@ import paddle
 import pytest
 from conftest import ROOT
 from golden.xcit import array
-from test_xcit import small
+from support.small_models import small_xcit
 
 from errors import InputError
 from models.xcit import XCiT
@@ -41,7 +41,7 @@ def test_weights_of_other_toolkits_give_their_logits(tmp_path, case):
 
 
 def test_timms_names_pass_untouched():
-    arrays = file_arrays(small())
+    arrays = file_arrays(small_xcit())
     named = timm_names(xcit, arrays, "torch", arrays.keys())
     assert named.keys() == arrays.keys()
     assert all(named[key] is value for key, value in arrays.items())
@@ -52,4 +52,4 @@ def test_what_cant_be_queries_keys_and_values_is_a_line(tmp_path, shape):
     arrays = {"cls_attn_blocks.0.attn.qkv.weight": np.ones(shape, np.float32)}
     write_weights(tmp_path / "a.safetensors", arrays)
     with pytest.raises(InputError, match=r"a\.safetensors.*cls_attn_blocks\.0\.attn"):
-        load_weights(small(), tmp_path / "a.safetensors")
+        load_weights(small_xcit(), tmp_path / "a.safetensors")

@@ -1,0 +1,11 @@
+"""The keys of the configuration, for tests that try each of them."""
+
+from config import _KEYS, get_config
+from settings.options import leaves
+
+DEFAULTS = dict(leaves(get_config()))
+
+
+def met(key, values):
+    """Whether a key has what it needs to have an effect, among these values of all keys."""
+    return all(need.met(values) for need in _KEYS.needs[key])

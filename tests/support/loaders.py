@@ -1,0 +1,46 @@
+"""A dataset of numbers and loaders of it, for tests of the order and of workers."""
+
+import os
+import time
+
+import numpy as np
+import paddle
+
+from config import get_config
+from loading.samplers import TrainBatchSampler
+from loading.workers import ProcessLoader
+
+
+class Numbers(paddle.io.Dataset):
+    """Sample i has 2 x 2 pixels of value i, the label i, its epoch and the pid that loaded it."""
+
+    labels = np.arange(20)
+    columns = ("pixels", "labels", "epochs", "processes")
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, key):
+        epoch, index, _ = key if isinstance(key, tuple) else (0, key, 0)
+        if index % 3 == 0:
+            time.sleep(0.003)
+        return (
+            np.full((2, 2, 3), index, np.uint8),
+            np.int64(index),
+            np.int64(epoch),
+            np.int64(os.getpid()),
+        )
+
+
+def loader_config(workers, prefetch=2, batch_size=4, epochs=9):
+    sizes = {"DATA.NUM_WORKERS": workers, "DATA.BATCH_SIZE": batch_size}
+    sizes |= {"DATA.PREFETCH": prefetch} if workers else {}
+    sizes |= {"DATA.IMAGE_SIZE": 2, "TRAIN.NUM_EPOCHS": epochs, "TRAIN.WARMUP_EPOCHS": 0}
+    return get_config(None, [str(word) for pair in sizes.items() for word in pair])
+
+
+def training_loader(workers, prefetch=2, epochs=9, dataset=None):
+    """A loader of batches of four in the order of a training on one rank."""
+    config = loader_config(workers, prefetch, epochs=epochs)
+    dataset = dataset or Numbers()
+    return ProcessLoader(config, dataset, TrainBatchSampler(config, dataset, 0, 1))

@@ -1,0 +1,136 @@
+"""The test files that a change reaches: ``make check`` runs them.
+
+    python tests/support/reached.py [FILES]    # prints up to so many (12)
+
+A file is changed if it differs from the place where this branch left ``main``, or isn't committed.
+A test file is reached if it imports a changed file, by any number of steps and within functions,
+too, or names a changed file that is no module (a page, a YAML file). A component that nothing
+imports counts as its package. First come the tests that changed, then those with the name of a
+changed file, those that import one themselves, and those of the same room; among these the nearest,
+and the long ones last. What was left out is counted on stderr.
+
+Programs that a test starts by their path aren't seen, nor files that it finds by a pattern.
+``make test`` runs everything.
+"""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(folder) for folder in Path(__file__).resolve().parents[1:3]]
+
+from support.imports import NAMES, imported, tree_of
+from support.longest import LONGEST
+from support.programs import ROOT
+
+# They hold for every file and take a second each.
+ALWAYS = ("tests/test_house.py", "tests/test_words.py")
+
+
+def changed_files() -> list[str]:
+    """The files that differ from where the branch left ``main``, and those that git doesn't know."""
+    base = _git("merge-base", "HEAD", "main")
+    differing = _git("diff", "--name-only", *(base or ["HEAD"]))
+    return sorted({*differing, *_git("ls-files", "--others", "--exclude-standard")})
+
+
+def _git(*words: str) -> list[str]:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.splitlines()
+
+
+@functools.cache
+def module_files() -> dict[str, str]:
+    """The file of each module. Those of tests/ are imported without that folder."""
+    found = {}
+    for name in NAMES:
+        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        found[module.removeprefix("tests.")] = name
+    return found
+
+
+def files_imported_by(name: str) -> Iterator[str]:
+    for dotted in imported(tree_of(name)):
+        # the packages on the way are imported, too
+        parts = dotted.split(".")
+        for length in range(1, len(parts) + 1):
+            if file := module_files().get(".".join(parts[:length])):
+                yield file
+
+
+def distances(changed: list[str]) -> dict[str, int]:
+    """Returns {test file: the number of imports between it and a changed file}."""
+    importers: dict[str, set[str]] = {}
+    for name in NAMES:
+        for file in files_imported_by(name):
+            importers.setdefault(file, set()).add(name)
+    steps = {name: 0 for name in changed if name in NAMES}
+    for name in list(steps):
+        if not importers.get(name) and not Path(name).name.startswith("test_"):
+            package = f"{Path(name).parent}/__init__.py"
+            siblings = [other for other in NAMES if Path(other).parent == Path(name).parent]
+            steps |= dict.fromkeys([package] if package in NAMES else siblings, 0)
+    # a configuration is named without its suffix
+    words = {
+        Path(name).stem if name.endswith(".yaml") else Path(name).name
+        for name in changed
+        if name not in NAMES
+    }
+    for name in NAMES if words else ():
+        text = (ROOT / name).read_text(encoding="utf-8")
+        if any(word in text for word in words):
+            steps.setdefault(name, 1)
+    # by distance: the list grows while it is read
+    queue = sorted(steps, key=steps.__getitem__)
+    for name in queue:
+        for importer in sorted(importers.get(name, ())):
+            if importer not in steps:
+                steps[importer] = steps[name] + 1
+                queue.append(importer)
+    return {name: count for name, count in steps.items() if Path(name).name.startswith("test_")}
+
+
+def chosen(changed: list[str], limit: int) -> tuple[list[str], int]:
+    """Returns up to ``limit`` test files, or all that changed, and how many others are reached."""
+    rooms = {_room(name) for name in changed}
+    stems = {Path(name).stem.removeprefix("test_") for name in changed} - {"__init__"}
+    reached = distances(changed)
+
+    def order(name: str) -> tuple:
+        namesake = any(stem in Path(name).stem for stem in stems)
+        # most tests of faults and of random files are of whole runs
+        elsewhere = _room(name) not in rooms or _room(name) in ("faults", "fuzz")
+        long = Path(name).name in LONGEST
+        return (
+            name not in changed,
+            not namesake,
+            min(reached[name], 2),
+            elsewhere,
+            long,
+            reached[name],
+            name,
+        )
+
+    files = sorted(reached, key=order)
+    limit = max(limit, sum(name in changed for name in files))
+    run = dict.fromkeys([*files[:limit], *(name for name in ALWAYS if (ROOT / name).exists())])
+    return list(run), len(files[limit:])
+
+
+def _room(name: str) -> str:
+    """The folder at the top that a file belongs to; its tests are in the folder of that name."""
+    return name.removeprefix("tests/").rpartition("/")[0].partition("/")[0]
+
+
+def main(words: list[str]) -> None:
+    run, left_out = chosen(changed_files(), int(words[0]) if words else 12)
+    print("\n".join(run))
+    if left_out:
+        print(f"{left_out} more test files are reached; make test runs them", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
