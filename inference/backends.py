@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from errors import InputError, Unreadable, install, reading
-from inference.folder import Export, read_export
+from inference.export_manifest import Export, read_export
 from launch import progress
 from models.inference import Predictor as Program
 from models.inference import num_threads, quiet

@@ -10,8 +10,8 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from errors import InputError, RunError, printable
-from inference.answers import Answer, reason, writing
 from inference.pictures import Pictures
+from inference.prediction_writers import Answer, reason, writing
 from inference.predictor import Failure
 from loading.files import Paths
 from loading.transforms import Bands

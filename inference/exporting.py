@@ -1,7 +1,7 @@
 """Exporting: a folder that is whole or absent, run and held to the eager model before it is there.
 
 Beside the model stands ``preparation``, a graph from pixels of any size to what the model takes; of
-ONNX also both in one file. What tells of them, inference/folder.py and inference/conventions.py
+ONNX also both in one file. What tells of them, inference/export_manifest.py and inference/conventions.py
 say.
 """
 
@@ -21,11 +21,11 @@ from paddle import nn
 
 from errors import InputError
 from inference import formats, paddlex
-from inference.answers import writing
 from inference.backends import RUNNERS, STEMS, import_extra, open_export
 from inference.conventions import write_conventions
+from inference.export_manifest import MANIFEST
 from inference.fidelity import LEAST_AGREEMENT, Fidelity, compare_with_eager
-from inference.folder import MANIFEST
+from inference.prediction_writers import writing
 from inference.preparation import Preparation
 from inference.quantise import check_calibration, quantise
 from launch.files import making_folder

@@ -17,7 +17,7 @@ from config import get_config, with_values
 from errors import InputError, RunError, printable
 from inference import paddlex
 from inference.backends import open_export
-from inference.folder import Export, is_export, read_export
+from inference.export_manifest import Export, is_export, read_export
 from inference.pictures import Batch, Picture, Pictures, check_several
 from inference.tta import Views, pictures, views
 from loading.files import Paths

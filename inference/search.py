@@ -12,9 +12,9 @@ import numpy as np
 from config import get_config
 from errors import InputError, printable
 from inference.captions import SHEET_SIDE, side_by_side, small, tile
-from inference.features import Features, Stored
+from inference.feature_store import FeatureExtractor, StoredFeatures
+from inference.name_index import open_names
 from inference.pictures import Pictures
-from inference.stored_names import names_of
 from loading.files import Paths
 from utils import writing_whole
 
@@ -28,7 +28,7 @@ class Neighbour(NamedTuple):
     similarity: float
 
 
-def of_image(features: Features, image: str) -> np.ndarray:
+def of_image(features: FeatureExtractor, image: str) -> np.ndarray:
     """Returns an image's features [D].
 
     Raises:
@@ -43,7 +43,7 @@ def of_image(features: Features, image: str) -> np.ndarray:
 
 
 def in_images(
-    features: Features, image: str, images: Paths, top: int, workers: int = 2
+    features: FeatureExtractor, image: str, images: Paths, top: int, workers: int = 2
 ) -> tuple[list[Neighbour], list[str]]:
     """Returns the ``top`` of ``images`` nearest to ``image``, the nearest first, and the errors of
     unreadable ones.
@@ -63,7 +63,7 @@ def in_images(
 
 
 def nearest_in(
-    stored: Stored,
+    stored: StoredFeatures,
     image: str,
     top: int,
     checkpoint: str | None = None,
@@ -74,14 +74,14 @@ def nearest_in(
     Args:
         checkpoint: where the weights are now; None: where they were. They are read for an image
             that isn't among those stored, and where this is given.
-        tell: as ``names_of``'s.
+        tell: as ``open_names``'s.
 
     Raises:
         InputError: other weights than those of the stored features, or an index that can't be read.
     """
     values = stored.values
     made = stored.made
-    names = names_of(stored, tell)
+    names = open_names(stored, tell)
     own = names.rows_of(os.path.abspath(image))
     known = [row for row in sorted(own) if not np.isnan(values[row]).any()]
     if known and not checkpoint:
@@ -89,7 +89,7 @@ def nearest_in(
     else:
         path = checkpoint or made["checkpoint"]
         layer = (made["layer"], made["pool"], made["norm"])
-        features = Features(path, made["cfg"], made["options"], 1, *layer)
+        features = FeatureExtractor(path, made["cfg"], made["options"], 1, *layer)
         if features.made["sha256"] != made["sha256"]:
             found = f"{printable(str(features.weights))} isn't what the stored features were made by (another SHA-256)"
             raise InputError(

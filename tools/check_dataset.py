@@ -54,7 +54,7 @@ LISTED = ("imagenet2012", "multilabel_list")
 def check_images(
     config: Configuration, workers: int, limit: Any = "auto", listed: bool = False
 ) -> Any:
-    """Looks at every image of DATA.DATASET; returns ``inference.look.data.Checked``.
+    """Looks at every image of DATA.DATASET; returns ``inference.visualization.dataset_report.DatasetReport``.
 
     Args:
         limit: classes that labels are below; "auto": they may be any.
@@ -64,7 +64,7 @@ def check_images(
         InputError: there are no training images to check, or labels that no class has.
         RunError: a process was killed.
     """
-    from inference.look.data import Checked
+    from inference.visualization.dataset_report import DatasetReport
     from loading.check.findings import findings, pairs
     from loading.check.images import look_at, source_of
     from loading.label_sets import every_label
@@ -109,7 +109,7 @@ def check_images(
     )
     own = "data_path" in datasets.components[data.DATASET].reads
     title = f"{data.DATASET}: {printable(data.DATA_PATH)}" if own else data.DATASET
-    return Checked(
+    return DatasetReport(
         title,
         verdict,
         not stops,
@@ -279,7 +279,7 @@ def main() -> None:
     if options.output:
         print(write_lists(options.output, Path(config.DATA.DATA_PATH), result.parts))
     if options.report:
-        from inference.look.data import write_report
+        from inference.visualization.dataset_report import write_report
 
         try:
             drawn = write_report(options.report, result)

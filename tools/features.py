@@ -83,14 +83,14 @@ def main() -> int:
     check(arguments)
     from tqdm import tqdm
 
-    from inference.features import Features, write_features
+    from inference.feature_store import FeatureExtractor, write_features
     from inference.inputs import paths_of, standard_input
     from ops.settings import tune_cpu
 
     tune_cpu(1)
     images = paths_of(arguments.inputs, standard_input())
     chosen = (arguments.layer, arguments.pool or "avg", arguments.norm)
-    features = Features(
+    features = FeatureExtractor(
         arguments.checkpoint, arguments.cfg, arguments.o, arguments.batch_size, *chosen
     )
     with tqdm(total=len(images), unit="image", disable=None, dynamic_ncols=True) as bar:

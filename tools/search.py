@@ -69,14 +69,14 @@ def main() -> int:
 
 
 def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
-    from inference.features import Features
+    from inference.feature_store import FeatureExtractor
     from inference.inputs import paths_of
     from inference.search import in_images
 
     if arguments.checkpoint is None:
         raise InputError("a folder's features are computed by a model; give -checkpoint")
     chosen = (arguments.layer, arguments.pool or "avg", arguments.norm)
-    features = Features(
+    features = FeatureExtractor(
         arguments.checkpoint, arguments.cfg, arguments.o, arguments.batch_size, *chosen
     )
     images = paths_of([arguments.where])
@@ -85,14 +85,14 @@ def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
 
 
 def _in_features(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
-    from inference.features import stored_features
+    from inference.feature_store import open_features
     from inference.search import nearest_in
 
     if arguments.layer is not None or arguments.cfg or arguments.o:
         raise InputError(
             "the features tell their model and layer themselves; leave out -cfg, -layer and -o"
         )
-    stored = stored_features(Path(arguments.where))
+    stored = open_features(Path(arguments.where))
     neighbours = nearest_in(stored, arguments.query, arguments.top, arguments.checkpoint, _tell)
     return neighbours, [], stored.made.get("oriented", False)
 

@@ -22,10 +22,10 @@ from errors import InputError, printable, reading
 from settings.options import pair
 from settings.plain import parsed_json
 from weights.adapters import LEARNT_ANEW, PREFIX, Adapter, is_added, merge, read_adapter
-from weights.classes import keep_imagenet1k
 from weights.fit import blind_classifiers, classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import METADATA, WeightFile, open_weights, read_metadata, write_weights
 from weights.hub import SIDE, find_weights
+from weights.imagenet22k import keep_imagenet1k
 from weights.layout import Target, file_name, linear_weights, numpy_dtype
 from weights.names import (
     differences,
@@ -36,7 +36,7 @@ from weights.names import (
     unstored_arrays,
 )
 from weights.names.clip import is_openais
-from weights.names.looks import looks_like
+from weights.names.guess import guess_type
 from weights.names.transformers import timm_names as from_transformers
 
 __all__ = [
@@ -186,7 +186,7 @@ def _load(
             report.notes.append(f"merged with {own.file}")
         report.missing = [name for name in state if name not in arrays]
         report.unexpected = [name for name in arrays if name not in state]
-        kinds = looks_like(from_transformers(stored.arrays)), looks_like(state)
+        kinds = guess_type(from_transformers(stored.arrays)), guess_type(state)
         heads = classifiers_of(model, state)
         headless = ""
         if heads and not report.unexpected and report.missing == heads:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 from PIL import Image
 
-from inference import look
+from inference import visualization
 from inference.predictor import Predictor
 from loading.transforms import visible
 
@@ -24,7 +24,11 @@ def overlay(predictor: Predictor, data: bytes) -> bytes:
     Raises:
         RunError: the image can't be read.
     """
-    return occlusion(predictor, data) if predictor.model is None else look.overlay(predictor, data)
+    return (
+        occlusion(predictor, data)
+        if predictor.model is None
+        else visualization.overlay(predictor, data)
+    )
 
 
 def occlusion(predictor: Predictor, data: bytes) -> bytes:

@@ -8,7 +8,7 @@ from support.parity import assert_parity
 
 from config import get_config
 from errors import InputError
-from inference.look.cam import cam
+from inference.visualization.cam import cam
 from models import build_model
 from models.coat import CoaT
 from models.layers.resize import resize_evenly

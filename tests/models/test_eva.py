@@ -10,7 +10,7 @@ from support.parity import assert_parity, load_formula
 
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention, rollout
+from inference.visualization.attention import attention, rollout
 from models import build_model
 from models.eva import Eva
 from models.layers.rotary import RotaryEmbedding, rotate

@@ -10,8 +10,8 @@ from support.parity import assert_parity, load_formula
 import ops
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention, rolls_out
-from inference.look.cam import cam
+from inference.visualization.attention import attention, has_rollout
+from inference.visualization.cam import cam
 from models import build_model
 from models.halonet import HaloAttention, HaloNet, RelativePositions
 from models.layers.attention import kept_weights
@@ -164,7 +164,7 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
     expected = keys[:, 0, 1, 2, 1] + keys[:, 0, 0, 2, 3] + keys[:, 1, 0, 0, 3] + keys[:, 1, 1, 0, 1]
     np.testing.assert_allclose(found[:, 1, 2], expected, rtol=1e-5)
     assert cam(model, image, None).shape == (2, 4)
-    assert not rolls_out(model)
+    assert not has_rollout(model)
 
 
 @pytest.mark.parametrize(

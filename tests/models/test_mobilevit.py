@@ -8,7 +8,7 @@ from support.parity import assert_parity
 
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention
+from inference.visualization.attention import attention
 from models import build_model, create_model
 from models.layers import LayerNorm
 from models.layers.attention import kept_weights

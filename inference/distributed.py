@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from errors import RunError
-from inference.answers import Answer
+from inference.prediction_writers import Answer
 from inference.predictor import Predictor
 from launch import progress
 from loading.files import Paths
@@ -28,7 +28,7 @@ def check_same_images(images: Paths) -> None:
             )
 
 
-def answers_of(predictor: Predictor, images: Paths, **how: Any) -> Iterator[list[Answer]]:
+def predict_distributed(predictor: Predictor, images: Paths, **how: Any) -> Iterator[list[Answer]]:
     """Yields the answers to all images in their order, part by part; on other processes than the
     first nothing.
 

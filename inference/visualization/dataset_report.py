@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from errors import RunError
-from inference.look.draw import png
+from inference.visualization.draw import png
 from loading.check.findings import Finding, Images, name_of, table
 from loading.check.images import SIDE, Part, picture
 from loading.class_names import class_name
@@ -27,7 +27,7 @@ _ROWS = 500  # of the table of classes
 _COLOURS = {"train": "#3465a4", "val": "#d9822b"}
 
 
-class Checked(NamedTuple):
+class DatasetReport(NamedTuple):
     """All that a page tells.
 
     Attributes:
@@ -48,7 +48,7 @@ class Checked(NamedTuple):
     most: int
 
 
-def write_report(file: Path, checked: Checked) -> Path:
+def write_report(file: Path, checked: DatasetReport) -> Path:
     """Writes the page, and the picture beside it; returns the picture's path.
 
     Raises:
@@ -71,7 +71,7 @@ def write_report(file: Path, checked: Checked) -> Path:
     return together
 
 
-def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
+def _page(checked: DatasetReport, pages: Sequence[tuple[str, bytes]]) -> str:
     found = "".join(
         f'<li class="{"stops" if one.stops else ""}">{"stops a run: " if one.stops else ""}{text(one.text)}'
         + "".join(f"<br><small>{text(example)}</small>" for example in one.examples)
@@ -195,7 +195,7 @@ def _show(axis: Any, pixels: np.ndarray) -> None:
         edge.set_visible(False)
 
 
-def _tiles(checked: Checked) -> np.ndarray:
+def _tiles(checked: DatasetReport) -> np.ndarray:
     """Some images, of each class in turn, in rows."""
     images = checked.images
     order = np.random.default_rng(0).permutation(len(images.labels))
@@ -211,7 +211,7 @@ def _tiles(checked: Checked) -> np.ndarray:
     )
 
 
-def _twins(checked: Checked) -> np.ndarray:
+def _twins(checked: DatasetReport) -> np.ndarray:
     gap = np.full((_TILE, _TILE // 4, 3), 255, np.uint8)
     found = [
         np.concatenate([*(_tile(checked, index) for index in pair), gap], 1)
@@ -223,7 +223,7 @@ def _twins(checked: Checked) -> np.ndarray:
     )
 
 
-def _tile(checked: Checked, index: int) -> np.ndarray:
+def _tile(checked: DatasetReport, index: int) -> np.ndarray:
     part = checked.parts[checked.images.modes[checked.images.mode[index]]]
     place = int(checked.images.place[index])
     tile = np.full((_TILE, _TILE, 3), 255, np.uint8)

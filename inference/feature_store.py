@@ -16,7 +16,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError, Unreadable, open_file, reading
-from inference.folder import refuse_export
+from inference.export_manifest import refuse_export
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
 from loading.files import Paths
@@ -77,7 +77,7 @@ class Rows(NamedTuple):
     values: np.ndarray
 
 
-class Features(Predictor):
+class FeatureExtractor(Predictor):
     """A predictor whose ``logits`` are features, float32.
 
     Args:
@@ -151,7 +151,7 @@ class _Layer(nn.Layer):
 
 
 def write_features(
-    features: Features,
+    features: FeatureExtractor,
     images: Paths,
     output: Path,
     index: str = "csv",
@@ -163,7 +163,7 @@ def write_features(
 
     FILE.npy or FILE.safetensors holds float32 [images, ...]; FILE.csv or FILE.jsonl has a row for
     each: ``row``, ``file``, ``error``; relative paths count from this process's folder. Of an image
-    with an error the features are NaN. FILE.json is what ``stored_features`` reads. All three are
+    with an error the features are NaN. FILE.json is what ``open_features`` reads. All three are
     written whole or not at all, FILE itself last.
 
     Args:
@@ -199,7 +199,7 @@ def write_features(
         for found in features.rows(images, workers):
             if not done:
                 made["shape"] = [len(images), *found.values.shape[1:]]
-                made["offset"] = values.write(head_of_values(output.suffix, made["shape"]))
+                made["offset"] = values.write(array_header(output.suffix, made["shape"]))
             values.write(np.ascontiguousarray(found.values, "<f4").data)
             for name, error in zip(found.names, found.errors, strict=True):
                 listed.write(_line(index, done, name, error))
@@ -210,7 +210,7 @@ def write_features(
     return made
 
 
-def head_of_values(kind: str, shape: list[int]) -> bytes:
+def array_header(kind: str, shape: list[int]) -> bytes:
     """Returns what stands before the values, a multiple of 8 bytes."""
     if kind == ".npy":
         file = io.BytesIO()
@@ -233,7 +233,7 @@ def _line(kind: str, *row: Any) -> bytes:
     return csv_line(*row).encode(errors="surrogateescape")
 
 
-class Stored(NamedTuple):
+class StoredFeatures(NamedTuple):
     """What ``write_features`` wrote: ``values`` [n, channels] float32, mapped; ``made``: how, as in
     FILE.json.
     """
@@ -293,7 +293,7 @@ class Stored(NamedTuple):
                 )
 
 
-def stored_features(path: Path) -> Stored:
+def open_features(path: Path) -> StoredFeatures:
     """Returns pooled features that ``write_features`` wrote.
 
     Raises:
@@ -312,4 +312,4 @@ def stored_features(path: Path) -> Stored:
         if os.path.getsize(path) != offset + 4 * math.prod(shape):
             raise Unreadable(f"it isn't what {record.name} tells, {shape} of float32")
         values = np.memmap(path, "<f4", "r", offset, tuple(shape))
-    return Stored(path, values, made, path.with_suffix(f".{made['index']}"))
+    return StoredFeatures(path, values, made, path.with_suffix(f".{made['index']}"))

@@ -8,12 +8,17 @@ import numpy as np
 import paddle
 
 from errors import InputError
-from inference.look.attention import attends, attention, queries, rollout
-from inference.look.cam import cam
-from inference.look.draw import Panel, enlarge, heat, png, to_colours
-from inference.look.sight import Sight, model_of, output_of, sight
 from inference.pictures import Picture
 from inference.predictor import Predictor
+from inference.visualization.attention import attention, describe_queries, has_attention, rollout
+from inference.visualization.cam import cam
+from inference.visualization.draw import Panel, enlarge, heat, png, to_colours
+from inference.visualization.predicted_image import (
+    PredictedImage,
+    class_index,
+    model_of,
+    predict_image,
+)
 from models.layers.attention import attention_layers
 from training.pages.figures import shorten
 
@@ -21,7 +26,7 @@ STAGES = 4  # shown of a model that has more
 _BRIGHTEST = "attention, from 0 to the most in its panel (at least twice the mean)"
 
 
-class Asked(NamedTuple):
+class MapOptions(NamedTuple):
     """What somebody asked for: ``block`` of all that there are, ``method`` of a class's map,
     ``output``: its name.
     """
@@ -45,9 +50,9 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
         InputError: the kind isn't defined for the architecture, or the model is an exported one.
         RunError: the image can't be read.
     """
-    seen = sight(predictor, image)
+    seen = predict_image(predictor, image)
     model = model_of(predictor)
-    kind = ("attention" if attends(model) else "cam") if kind == "auto" else kind
+    kind = ("attention" if has_attention(model) else "cam") if kind == "auto" else kind
     if kind not in ("attention", "rollout", "cam"):
         raise InputError(f"kind is {kind!r}, expected auto, attention, rollout or cam")
     if kind == "cam":
@@ -58,7 +63,7 @@ def overlay(predictor: Predictor, image: Picture, kind: str = "auto") -> bytes:
     return png(_attention_panel(seen, values))
 
 
-def named_panel(seen: Sight) -> Panel:
+def named_panel(seen: PredictedImage) -> Panel:
     """Returns the image itself, with its name and the most probable class."""
     said = (
         f"{shorten(seen.said.classes[0], 18)} ({seen.said.probabilities[0]:.0%})"
@@ -68,7 +73,7 @@ def named_panel(seen: Sight) -> Panel:
     return Panel(f"{shorten(Path(seen.name).name)}\n{said}", seen.base)
 
 
-def attention_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
+def attention_panels(predictor: Predictor, seen: PredictedImage, asked: MapOptions) -> list[Panel]:
     """Returns the mean of a block's heads, and each."""
     maps = attention(model_of(predictor), seen.image, -1 if asked.block is None else asked.block)
     mean = Panel("mean of the heads", _attention_panel(seen, maps.mean(0)))
@@ -78,27 +83,27 @@ def attention_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Pa
     return [named_panel(seen), mean, *(heads if len(heads) > 1 else ())]
 
 
-def rollout_panels(predictor: Predictor, seen: Sight, _: Asked) -> list[Panel]:
+def rollout_panels(predictor: Predictor, seen: PredictedImage, _: MapOptions) -> list[Panel]:
     return [
         named_panel(seen),
         Panel("rollout", _attention_panel(seen, rollout(model_of(predictor), seen.image))),
     ]
 
 
-def _attention_panel(seen: Sight, values: np.ndarray) -> np.ndarray:
+def _attention_panel(seen: PredictedImage, values: np.ndarray) -> np.ndarray:
     """A map of attention over an image: where all places get the same, none is bright."""
     return heat(seen.base, values, seen.box, 2 * float(values.mean()))
 
 
-def cam_panels(predictor: Predictor, seen: Sight, asked: Asked) -> list[Panel]:
-    output = seen.said.outputs[0] if asked.output is None else output_of(predictor, asked.output)
+def cam_panels(predictor: Predictor, seen: PredictedImage, asked: MapOptions) -> list[Panel]:
+    output = seen.said.outputs[0] if asked.output is None else class_index(predictor, asked.output)
     values = cam(model_of(predictor), seen.image, output, asked.method)
     name = shorten(predictor.classes[output] if predictor.classes else f"output {output}")
     title = f"for {name}" if values.any() else f"for {name}:\nnothing speaks for it"
     return [named_panel(seen), Panel(title, heat(seen.base, values, seen.box))]
 
 
-def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
+def title_of(kind: str, predictor: Predictor, asked: MapOptions) -> tuple[str, str]:
     """Returns what a picture of that kind shows, and what its colours say."""
     model = model_of(predictor)
     name = predictor.config.MODEL.NAME or type(model).__name__
@@ -106,12 +111,12 @@ def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
         count = len(attention_layers(model))
         block = (-1 if asked.block is None else asked.block) % count
         return (
-            f"{name}: attention {queries(model)}, block {block} ({count} blocks, from 0)",
+            f"{name}: attention {describe_queries(model)}, block {block} ({count} blocks, from 0)",
             _BRIGHTEST,
         )
     if kind == "rollout":
         return (
-            f"{name}: attention rollout {queries(model)}",
+            f"{name}: attention rollout {describe_queries(model)}",
             _BRIGHTEST,
         )
     if kind == "features":
@@ -137,7 +142,7 @@ def title_of(kind: str, predictor: Predictor, asked: Asked) -> tuple[str, str]:
 
 
 def feature_panels(
-    predictor: Predictor, sights: Sequence[Sight], asked: Asked
+    predictor: Predictor, sights: Sequence[PredictedImage], asked: MapOptions
 ) -> list[list[Panel]]:
     """Returns each image and, stage by stage, the three principal components of its features as
     red, green and blue.
@@ -214,7 +219,7 @@ def _channels(maps: Sequence[np.ndarray], most: int = 20) -> list[list[Panel]]:
     ]
 
 
-def _stages(count: int, asked: Asked) -> list[int]:
+def _stages(count: int, asked: MapOptions) -> list[int]:
     if asked.block is not None:
         if not -count <= asked.block < count:
             raise InputError(

@@ -9,9 +9,9 @@ import paddle
 from PIL import ImageOps
 
 from errors import InputError, printable
-from inference.look.draw import Box, enlarge
 from inference.pictures import Picture, Pictures
 from inference.predictor import Prediction, Predictor
+from inference.visualization.draw import Box, enlarge
 from loading.transforms import Bands, EncodedImage, Normalize
 from loading.transforms.image import before_crop, covering
 from models.base import ImageModel
@@ -23,7 +23,7 @@ _WIDEST = 800  # pixels along the longer side of an original that is drawn
 _LONGEST = 8
 
 
-class Sight(NamedTuple):
+class PredictedImage(NamedTuple):
     """An image: ``base`` [H, W, 3] uint8 to draw on, where the model's part of it lies (``box``),
     and what it says.
     """
@@ -46,7 +46,7 @@ def model_of(predictor: Predictor) -> ImageModel:
     return predictor.model
 
 
-def sight(predictor: Predictor, picture: Picture, original: bool = False) -> Sight:
+def predict_image(predictor: Predictor, picture: Picture, original: bool = False) -> PredictedImage:
     """Returns an image that is looked at, ``original``: on the whole image, as it is in the file.
 
     Raises:
@@ -60,7 +60,7 @@ def sight(predictor: Predictor, picture: Picture, original: bool = False) -> Sig
     [shares] = predictor.probabilities(predictor.logits(pixels[None]))
     said = predictor.prediction_of(name, shares, top=1, threshold=0)
     base, box = _original(predictor, picture) if original else (enlarge(pixels), None)
-    return Sight(name, image, base, box, said)
+    return PredictedImage(name, image, base, box, said)
 
 
 def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
@@ -90,7 +90,7 @@ def _original(predictor: Predictor, picture: Picture) -> tuple[np.ndarray, Box]:
     return base, (left, top, right, bottom)
 
 
-def output_of(predictor: Predictor, name: str) -> int:
+def class_index(predictor: Predictor, name: str) -> int:
     """Returns the output that a class's name, or a number, means.
 
     Raises:

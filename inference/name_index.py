@@ -1,6 +1,6 @@
 """The names of stored features' images, in a file that is searched without reading all of them.
 
-FILE.names is made from the index of ``inference.features`` (FILE.csv or FILE.jsonl), whose text
+FILE.names is made from the index of ``inference.feature_store`` (FILE.csv or FILE.jsonl), whose text
 takes seconds to parse where it has millions of rows. It is a line of JSON, then three arrays: where
 each name ends, a checksum of each path, and the names one after the other. An index that was
 changed since then is read again.
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from errors import Unreadable, open_file, reading
-from inference.features import LARGEST_ROW, Stored
+from inference.feature_store import LARGEST_ROW, StoredFeatures
 from settings.plain import Form, Rule, check_form, is_name, is_whole, parsed_json
 from utils import writing_whole
 
@@ -79,7 +79,7 @@ class Names(NamedTuple):
         return {row for row in alike if os.path.abspath(self.name(row)) == path}
 
 
-def names_of(stored: Stored, tell: Callable[[str], Any] = str) -> Names:
+def open_names(stored: StoredFeatures, tell: Callable[[str], Any] = str) -> Names:
     """Returns the names of stored features; of many, from FILE.names, which is made where it isn't
     there, or is of another index.
 
@@ -113,7 +113,7 @@ def _sum(path: str) -> int:
     return zlib.crc32(path.encode("utf-8", "surrogatepass"))
 
 
-def _source(stored: Stored) -> dict[str, Any]:
+def _source(stored: StoredFeatures) -> dict[str, Any]:
     """What tells whether the index is the one whose names were read."""
     with open_file(stored.index) as file:
         found = os.fstat(file.fileno())
@@ -152,7 +152,7 @@ def _open(file: Path, of: dict[str, Any]) -> Names | None:
     return Names(file, head["folder"], *arrays)
 
 
-def _read(stored: Stored) -> Names:
+def _read(stored: StoredFeatures) -> Names:
     """The names in the index, as arrays."""
     folder = stored.made["folder"]
     letters = bytearray()

@@ -10,10 +10,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from errors import InputError, RunError, printable
-from inference.look.draw import Panel, enlarge, sheet
-from inference.look.sight import model_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
+from inference.visualization.draw import Panel, enlarge, sheet
+from inference.visualization.predicted_image import model_of
 from settings.options import nearest
 from training.pages.figures import figure, figure_png, legend_name, shorten
 from weights.layout import sublayer

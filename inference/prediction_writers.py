@@ -226,10 +226,10 @@ def text_file(path: Path, temporary: Path) -> Iterator[Out]:
     finally:
         with writing(str(path)):
             file.close()
-    settle(temporary, path)
+    move_into_place(temporary, path)
 
 
-def settle(temporary: Path, path: Path) -> None:
+def move_into_place(temporary: Path, path: Path) -> None:
     """Gives what is whole its name."""
     with writing(str(path)):
         os.replace(temporary, path)

@@ -18,21 +18,21 @@ from models.swin import WindowAttention
 from weights.layout import sublayer
 
 
-def attends(model: ImageModel) -> bool:
+def has_attention(model: ImageModel) -> bool:
     """Returns whether an architecture has attention weights."""
     return bool(attention_layers(model))
 
 
-def rolls_out(model: ImageModel) -> bool:
+def has_rollout(model: ImageModel) -> bool:
     """Returns whether rollout is defined: each block attends from all tokens to all, and all have
     the same ones.
     """
     one_grid = len({one["reduction"] for one in model.feature_info}) == 1
     of_one = any(isinstance(layer, ClassAttention) for layer in attention_layers(model).values())
-    return attends(model) and model.layout == "NLC" and one_grid and not of_one
+    return has_attention(model) and model.layout == "NLC" and one_grid and not of_one
 
 
-def queries(model: ImageModel) -> str:
+def describe_queries(model: ImageModel) -> str:
     """Returns whose attention ``attention`` gives, in words."""
     if getattr(model, "global_pool", None) == "token":
         return (
@@ -86,13 +86,13 @@ def rollout(model: ImageModel, image: paddle.Tensor) -> np.ndarray:
     Raises:
         InputError: it isn't defined for the architecture.
     """
-    if not rolls_out(model):
+    if not has_rollout(model):
         why = (
             "its blocks don't attend from all tokens to all, the same in each"
-            if attends(model)
+            if has_attention(model)
             else "it has no attention"
         )
-        other = "attention or cam" if attends(model) else "cam"
+        other = "attention or cam" if has_attention(model) else "cam"
         raise InputError(f"rollout isn't defined for {type(model).__name__}: {why}; use {other}")
     kept, _ = _weights(model, image, list(attention_layers(model)))
     product = rollout_matrix([weights[0].mean(0) for weights in kept.values()])

@@ -12,8 +12,8 @@ from matplotlib.colors import Normalize
 from paddle import nn
 
 from errors import InputError
-from inference.look.sight import model_of
 from inference.predictor import Predictor
+from inference.visualization.predicted_image import model_of
 from models.base import ImageModel
 from models.layers.relative import RelativePositionBias
 from training.pages.figures import figure, figure_png

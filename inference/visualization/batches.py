@@ -9,7 +9,7 @@ import paddle
 
 from config import with_values
 from datasets import ImageDataset, get_dataloader
-from inference.look.draw import Panel, enlarge
+from inference.visualization.draw import Panel, enlarge
 from loading.transforms import BatchTransform, Normalize
 from settings.key_needs import float_pixels
 from settings.options import Configuration
