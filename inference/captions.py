@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from errors import InputError, RunError, printable
 from inference.pictures import Pictures
-from inference.prediction_writers import Answer, reason, writing
+from inference.prediction_writers import Outcome, reason, writing
 from inference.predictor import Failure
 from loading.files import Paths
 from loading.transforms import Bands
@@ -49,15 +49,15 @@ class Captioned:
         self.top = top
         self.place = 0
 
-    def draw_next(self, answer: Answer) -> Image.Image:
+    def draw_next(self, outcome: Outcome) -> Image.Image:
         """Returns the next image with its name, and its classes or its error."""
         place = self.place
         self.place += 1
-        if isinstance(answer, Failure):
-            return tile(reason(answer), self.side, answer.name, [], self.top)
-        found = list(zip(answer.classes, answer.probabilities, strict=True))[: self.top]
+        if isinstance(outcome, Failure):
+            return tile(reason(outcome), self.side, outcome.name, [], self.top)
+        found = list(zip(outcome.classes, outcome.probabilities, strict=True))[: self.top]
         rows = [(f"{100 * share:.1f} %", name) for name, share in found]
-        return tile(small(self.pictures, place, self.side), self.side, answer.name, rows, self.top)
+        return tile(small(self.pictures, place, self.side), self.side, outcome.name, rows, self.top)
 
 
 class Folder:
@@ -73,9 +73,9 @@ class Folder:
         with writing(str(path)):
             folder.mkdir()
 
-    def write(self, answer: Answer) -> None:
-        paper = self.captioned.draw_next(answer)
-        stem = re.sub(r"[^\w.-]", "_", printable(Path(os.path.basename(answer.name)).stem, _NAME))
+    def write(self, outcome: Outcome) -> None:
+        paper = self.captioned.draw_next(outcome)
+        stem = re.sub(r"[^\w.-]", "_", printable(Path(os.path.basename(outcome.name)).stem, _NAME))
         with writing(str(self.path)):
             paper.save(
                 self.folder / f"{self.captioned.place:0{self.digits}}-{stem}.jpg", quality=90
@@ -98,8 +98,8 @@ class Sheet:
         self.papers = []
         self.count = len(images)
 
-    def write(self, answer: Answer) -> None:
-        self.papers.append(self.captioned.draw_next(answer))
+    def write(self, outcome: Outcome) -> None:
+        self.papers.append(self.captioned.draw_next(outcome))
 
     def save(self, file: Path, path: Path) -> None:
         """Writes the sheet to ``file``, in the format that ``path`` names."""

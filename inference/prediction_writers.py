@@ -1,5 +1,6 @@
-"""Answers on paper: a table for people, CSV and JSON lines for programs; pictures are
-``captions``'s.
+"""Writes predictions: as a table for people, as CSV or JSON lines for programs.
+
+``captions`` draws them as pictures.
 """
 
 import contextlib
@@ -18,91 +19,93 @@ from inference.predictor import Failure, Prediction
 from loading.tables import csv_line
 from utils import sync_directory
 
-Answer = Prediction | Failure
-COLUMNS = ("name", "rank", "output", "class", "probability", "error")  # of CSV
-# columns of a terminal that a name has at least, and a class needs at most
+Outcome = Prediction | Failure
+# The columns of CSV.
+COLUMNS = ("name", "rank", "output", "class", "probability", "error")
+# A table's columns: a name gets at least so many, a class at most.
 _NAME = 24
 _CLASS = 40
-_LOOKED_AT = 10_000  # names, by which a table's width is chosen
+# The number of names that decide how wide a table's column of names is.
+_SAMPLED_NAMES = 10_000
 
 
 class Writer(Protocol):
-    """What takes answers, in the order of their images."""
+    """Writes predictions in the order of their images."""
 
-    def write(self, answer: Answer) -> None:
-        """Takes the next one."""
+    def write(self, outcome: Outcome) -> None:
+        """Writes the next one."""
 
 
 def reason(failure: Failure) -> str:
-    """Returns why an image can't be read, without its name."""
+    """Returns the error of an image without the image's name."""
     name = printable(" ".join(failure.name.split()), len(failure.name) * 12)
     return failure.error.removeprefix(f"{name}: ")
 
 
-def as_json(answer: Answer) -> dict[str, Any]:
-    """Returns an answer as JSON has it: ``name``, and ``predictions`` or ``error``."""
-    if isinstance(answer, Failure):
-        return {"name": answer.name, "error": reason(answer)}
-    ranked = zip(answer.outputs, answer.classes, answer.probabilities, strict=True)
-    return {
-        "name": answer.name,
-        "predictions": [
-            {"output": output, "class": kind, "probability": share}
-            for output, kind, share in ranked
-        ],
-    }
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Returns the object of a line of JSON: ``name``, and ``predictions`` or ``error``."""
+    if isinstance(outcome, Failure):
+        return {"name": outcome.name, "error": reason(outcome)}
+    ranked = zip(outcome.outputs, outcome.classes, outcome.probabilities, strict=True)
+    predictions = [
+        {"output": output, "class": label, "probability": probability}
+        for output, label, probability in ranked
+    ]
+    return {"name": outcome.name, "predictions": predictions}
 
 
 class JsonLines:
-    """A line of JSON for each image (``as_json``). A name's bytes that are no UTF-8 are escaped as
-    Python does it (\\udc80 to \\udcff): ``os.fsencode`` of what is read back is the name.
+    """Writes a line of JSON for each image (``as_json``).
+
+    Bytes of a name that aren't UTF-8 become Python's surrogate escapes (\\udc80 to \\udcff), so
+    that ``os.fsencode`` of the parsed text gives the name.
     """
 
     def __init__(self, file: IO[str] | io.TextIOBase) -> None:
         self.file = file
 
-    def write(self, answer: Answer) -> None:
-        line = json.dumps(as_json(answer), ensure_ascii=False)
+    def write(self, outcome: Outcome) -> None:
+        line = json.dumps(as_json(outcome), ensure_ascii=False)
         try:
             line.encode()
         except UnicodeEncodeError:
-            line = json.dumps(as_json(answer))
+            line = json.dumps(as_json(outcome))
         self.file.write(f"{line}\n")
 
 
 class Csv:
-    """A row for each class of each image (COLUMNS), the most probable first; of an image that can't
-    be read, one row with its error. ``loading.tables`` says what the cells are. Bytes of names that
-    aren't UTF-8 become escapes.
+    """Writes a row for each class of each image (COLUMNS), the most probable first.
+
+    An image that can't be read has one row with its error. ``loading.tables`` documents the cells.
+    Bytes of names that aren't UTF-8 become escapes.
     """
 
     def __init__(self, file: IO[str] | io.TextIOBase) -> None:
         self.file = file
         file.write(",".join(COLUMNS) + "\n")
 
-    def write(self, answer: Answer) -> None:
-        name = answer.name
+    def write(self, outcome: Outcome) -> None:
+        name = outcome.name
         empty = [None] * 4
-        if isinstance(answer, Failure):
-            self.file.write(csv_line(name, *empty, reason(answer)))
+        if isinstance(outcome, Failure):
+            self.file.write(csv_line(name, *empty, reason(outcome)))
             return
-        ranked = enumerate(
-            zip(answer.outputs, answer.classes, answer.probabilities, strict=True), 1
-        )
+        ranked = zip(outcome.outputs, outcome.classes, outcome.probabilities, strict=True)
         rows = [
-            csv_line(name, rank, output, kind, share, None)
-            for rank, (output, kind, share) in ranked
+            csv_line(name, rank, output, label, probability, None)
+            for rank, (output, label, probability) in enumerate(ranked, 1)
         ]
+        # An image without a class above the threshold has one row, too.
         self.file.write("".join(rows) or csv_line(name, *empty, None))
 
 
 class Table:
-    """A line for each class of each image, aligned; a name that is too long shows its end.
+    """Writes an aligned line for each class of each image. Long names are cut at their beginning.
 
     Args:
-        names: of the images that follow.
-        classes: of the model.
-        width: columns of the terminal.
+        names: the names of the images, or of the first of them.
+        classes: the names of the model's classes.
+        width: the width of the terminal in columns.
     """
 
     def __init__(
@@ -112,31 +115,35 @@ class Table:
         classes: Iterable[str],
         width: int,
     ) -> None:
-        longest = max((cells(printable(kind, len(kind))) for kind in classes), default=5)
-        self.room = max(_NAME, width - min(longest, _CLASS) - len("  probability  "))
-        self.name = min(
-            self.room, max((cells(printable(name, len(name))) for name in names), default=5)
-        )
-        self.file, self.classes = file, max(_NAME, width - self.name - len("  probability  "))
-        self.file.write(f"{pad('image', self.name)}  probability  class\n")
+        longest_class = max((cells(printable(label, len(label))) for label in classes), default=5)
+        longest_name = max((cells(printable(name, len(name))) for name in names), default=5)
+        other_columns = width - len("  probability  ")
+        self.file = file
+        self.name_width = min(longest_name, max(_NAME, other_columns - min(longest_class, _CLASS)))
+        self.class_width = max(_NAME, other_columns - self.name_width)
+        self.file.write(f"{pad('image', self.name_width)}  probability  class\n")
 
-    def write(self, answer: Answer) -> None:
-        name = pad(fitting(printable(answer.name, len(answer.name)), self.name), self.name)
-        if isinstance(answer, Failure):
-            self.file.write(f"{name}        error  {reason(answer)}\n")
+    def write(self, outcome: Outcome) -> None:
+        name = fitting(printable(outcome.name, len(outcome.name)), self.name_width)
+        name = pad(name, self.name_width)
+        if isinstance(outcome, Failure):
+            self.file.write(f"{name}        error  {reason(outcome)}\n")
             return
-        for kind, share in zip(answer.classes, answer.probabilities, strict=True):
-            told = printable(kind, len(kind))
-            cut = told if cells(told) <= self.classes else fitting(told[::-1], self.classes)[::-1]
-            self.file.write(f"{name}  {100 * share:9.2f} %  {cut}\n")
-            name = " " * self.name
-        if not answer.classes:
+        for label, probability in zip(outcome.classes, outcome.probabilities, strict=True):
+            # Long classes are cut at their end.
+            label = printable(label, len(label))
+            if cells(label) > self.class_width:
+                label = fitting(label[::-1], self.class_width)[::-1]
+            self.file.write(f"{name}  {100 * probability:9.2f} %  {label}\n")
+            name = " " * self.name_width
+        if not outcome.classes:
             self.file.write(f"{name}  {'-':>11}  none is above the threshold\n")
 
 
 def cells(text: str) -> int:
-    """Returns how many columns of a terminal a text takes: letters of East Asia take two, combining
-    marks none.
+    """Returns the width of a text in columns of a terminal.
+
+    East Asian letters take two columns, combining marks none.
     """
     if text.isascii():
         return len(text)
@@ -145,7 +152,7 @@ def cells(text: str) -> int:
 
 
 def fitting(text: str, room: int) -> str:
-    """Returns a text, or its end, in ``room`` columns."""
+    """Returns a text if it fits into ``room`` columns, and otherwise "..." and its end."""
     if cells(text) <= room:
         return text
     text = text[-room:]
@@ -155,28 +162,32 @@ def fitting(text: str, room: int) -> str:
 
 
 def pad(text: str, room: int) -> str:
-    """Returns a text with spaces behind it, in ``room`` columns."""
+    """Returns a text that is filled up with spaces to ``room`` columns."""
     return text + " " * (room - cells(text))
 
 
 def text_writer(
     kind: str, file: IO[str] | io.TextIOBase, names: Any, classes: Iterable[str]
 ) -> Writer:
-    """Returns what writes answers as ``kind``: table, csv or jsonl.
+    """Returns the writer for a format: "table", "csv" or "jsonl".
 
     Args:
-        names: of the images, in their order; a sequence.
+        names: the sequence of the images' names.
+        classes: the names of the model's classes.
     """
-    if kind == "table":
-        looked_at = (names[place] for place in range(min(len(names), _LOOKED_AT)))
-        return Table(file, looked_at, classes, shutil.get_terminal_size((100, 24)).columns)
-    return Csv(file) if kind == "csv" else JsonLines(file)
+    if kind == "csv":
+        return Csv(file)
+    if kind == "jsonl":
+        return JsonLines(file)
+    sample = (names[place] for place in range(min(len(names), _SAMPLED_NAMES)))
+    return Table(file, sample, classes, shutil.get_terminal_size((100, 24)).columns)
 
 
 @contextlib.contextmanager
 def writing(what: str) -> Iterator[None]:
-    """Turns what a disk does to a file that is written into one line; a pipe whose reader has gone
-    stays an error.
+    """Turns an OSError of writing ``what`` into RunError, which is one line.
+
+    BrokenPipeError is passed on: the reader of a pipe has gone.
     """
     try:
         yield
@@ -187,11 +198,11 @@ def writing(what: str) -> Iterator[None]:
 
 
 class Out(io.TextIOBase):
-    """A file of text, in UTF-8 with escapes for what isn't; an error of its disk is one line.
+    """A text file in UTF-8, with escapes for what can't be encoded; errors are RunError.
 
     Args:
-        file: takes bytes.
-        what: is written.
+        file: the binary file to write to.
+        what: the file's name in errors.
     """
 
     def __init__(self, file: Any, what: str) -> None:
@@ -210,14 +221,15 @@ class Out(io.TextIOBase):
 
 @contextlib.contextmanager
 def text_file(path: Path, temporary: Path) -> Iterator[Out]:
-    """Opens a file that replaces ``path`` only when the body has ended well.
+    """Opens a text file that replaces ``path`` once the body of the context has succeeded.
 
     Args:
-        temporary: beside it; to be removed by the caller, who may outlive this process, where
-            something went wrong.
+        temporary: the file's name until then, in the same folder. If something fails, the caller
+            has to remove it, who may live longer than this process.
     """
+    # Not a with statement: errors of the body aren't errors of this file.
     with writing(str(path)):
-        file = open(temporary, "xb")  # noqa: SIM115  (closed below: what the body raises isn't this file's)
+        file = open(temporary, "xb")  # noqa: SIM115
     try:
         yield Out(file, str(path))
         with writing(str(path)):
@@ -230,7 +242,7 @@ def text_file(path: Path, temporary: Path) -> Iterator[Out]:
 
 
 def move_into_place(temporary: Path, path: Path) -> None:
-    """Gives what is whole its name."""
+    """Renames a file that is complete to its final name."""
     with writing(str(path)):
         os.replace(temporary, path)
         sync_directory(path.parent)
@@ -238,29 +250,31 @@ def move_into_place(temporary: Path, path: Path) -> None:
 
 @contextlib.contextmanager
 def standard_output(at_end: bool = False) -> Iterator[Out]:
-    """Opens standard output. ``sys.stdout`` loses lines where its reader is gone; these are what
-    was asked for.
+    """Opens standard output for results.
+
+    ``sys.stdout`` isn't used, because here it drops lines silently if its reader has gone.
 
     Args:
-        at_end: what is written is kept in a file without a name, and handed on at the end.
-            Otherwise a pager that waits for its reader would keep the other ranks waiting, too.
+        at_end: the text is collected in an unnamed file, and written at the end. Otherwise a pager
+            that waits for the user would keep the other ranks waiting, too.
 
     Raises:
-        BrokenPipeError: its reader has gone.
+        BrokenPipeError: the reader has gone.
     """
     what = "standard output"
-    out = open(1, "wb", closefd=False)  # noqa: SIM115  (closed below)
+    out = open(1, "wb", closefd=False)  # noqa: SIM115
     try:
-        if not at_end:
-            yield Out(out, what)
-        else:
-            with tempfile.TemporaryFile() as kept:
-                yield Out(kept, what)
-                kept.seek(0)
+        if at_end:
+            with tempfile.TemporaryFile() as collected:
+                yield Out(collected, what)
+                collected.seek(0)
                 with writing(what):
-                    shutil.copyfileobj(kept, out)
+                    shutil.copyfileobj(collected, out)
+        else:
+            yield Out(out, what)
         with writing(what):
             out.flush()
     finally:
-        with contextlib.suppress(OSError):  # which was reported already
+        # An error of the disk was reported by ``writing`` already.
+        with contextlib.suppress(OSError):
             out.close()
