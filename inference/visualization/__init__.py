@@ -1,4 +1,4 @@
-"""Pictures of what a model sees: attention, maps of classes, features, positions, predictions."""
+"""Pictures that explain a model: attention, class activation maps, features, positions, predictions."""
 
 from inference.visualization.maps import overlay
 

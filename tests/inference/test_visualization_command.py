@@ -179,7 +179,7 @@ def test_models_without_a_classifier_or_of_many_labels_are_looked_at(tmp_path):
     ).any()
     many = Predictor(saved(tmp_path, "vit_small_patch16_224", ("a", "b"), task="multilabel"))
     seen = predict_image(many, photograph)
-    assert seen.said.classes == [["a", "b"][int(many.model(seen.image).numpy().argmax())]]
+    assert seen.prediction.classes == [["a", "b"][int(many.model(seen.image).numpy().argmax())]]
     assert cam_panels(many, seen, MapOptions(method="layercam"))[1].title.startswith(
-        f"for {seen.said.classes[0]}"
+        f"for {seen.prediction.classes[0]}"
     )
