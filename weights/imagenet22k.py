@@ -1,8 +1,9 @@
-"""ImageNet-1k's rows of a classifier that was trained on ImageNet-22k.
+"""Selects the rows of ImageNet-1k's classes in a classifier that was trained on ImageNet-22k.
 
-The orders are those of MODEL.PRETRAINED_CLASSES. "imagenet22k" are the sorted synsets of the
-release of fall 2011, which a folder of them has. "imagenet22k_swin" is the order of the weights of
-Swin Transformer (Liu et al. 2021, arXiv:2103.14030), whose fine-tuning keeps these rows.
+MODEL.PRETRAINED_CLASSES names the order of the rows. "imagenet22k" is the order of the sorted
+synsets of the release of fall 2011, as folders have it. "imagenet22k_swin" is the order in the
+weights of Swin Transformer (Liu et al. 2021, arXiv:2103.14030), whose fine-tuning selects the rows
+in the same way.
 """
 
 from pathlib import Path
@@ -20,14 +21,12 @@ _ABSENT = "-"
 
 
 def imagenet1k_rows(order: str) -> dict[int, int]:
-    """Returns the row of each of ImageNet-1k's classes, by its place; one that has no row is left
-    out.
-    """
+    """Returns the row by class of ImageNet-1k (0 to 999), without the classes that have no row."""
     lines = (
         Path(__file__).with_name("imagenet22k_rows.txt").read_text(encoding="utf-8").splitlines()
     )
     rows = [line.split()[_COLUMNS[order]] for line in lines if not line.startswith("#")]
-    return {place: int(row) for place, row in enumerate(rows) if row != _ABSENT}
+    return {label: int(row) for label, row in enumerate(rows) if row != _ABSENT}
 
 
 def keep_imagenet1k(
@@ -37,37 +36,40 @@ def keep_imagenet1k(
     order: str,
     file: Path,
 ) -> list[str]:
-    """Leaves ImageNet-1k's classes in the classifiers of ``arrays`` (of ``file``, in the model's
-    layout).
+    """Reduces the classifiers of ``arrays`` to the classes of ImageNet-1k.
+
+    A class that has no row in the file keeps the model's fresh one. Nothing is changed if the file
+    has no classifier, or one of 1,000 classes, or if the model has other classes.
+
+    Args:
+        arrays: the arrays of ``file``, in the model's layout.
+        order: the value of MODEL.PRETRAINED_CLASSES.
 
     Returns:
-        what it did, in words.
-
-    A class that the order hasn't got keeps the model's fresh row. A file without a classifier, or
-    with one of 1,000 classes, is left as it is; so is any for a model of other classes.
+        a line that says what was kept, if anything was changed.
 
     Raises:
-        InputError: a classifier of another number of classes.
+        InputError: the classifier has another number of classes.
     """
     names = [
         name
         for name in state
         if name.rpartition(".")[0] in model.classifier_names() and name in arrays
     ]
-    found = {arrays[name].shape[-1:] for name in names}
-    if not found or found == {(KEPT,)} or model.num_classes != KEPT:
+    sizes = {arrays[name].shape[-1:] for name in names}
+    if not sizes or sizes == {(KEPT,)} or model.num_classes != KEPT:
         return []
-    if found != {(CLASSES,)}:
-        counts = " and ".join(str(shape[0]) if shape else "no" for shape in sorted(found))
+    if sizes != {(CLASSES,)}:
+        counts = " and ".join(str(shape[0]) if shape else "no" for shape in sorted(sizes))
         raise InputError(
             f"{file}: its classifier has {counts} classes, expected {CLASSES} (MODEL.PRETRAINED_CLASSES {order}) or"
             f" {KEPT}; set that to null for a fresh classifier"
         )
     rows = imagenet1k_rows(order)
-    places = list(rows)
+    labels = list(rows)
     for name in names:
         kept = state[name].numpy().copy()
-        kept[..., places] = arrays[name][..., list(rows.values())]
+        kept[..., labels] = arrays[name][..., list(rows.values())]
         arrays[name] = kept
     fresh = f", {KEPT - len(rows)} fresh" if len(rows) < KEPT else ""
     return [
