@@ -1,9 +1,9 @@
-"""The names of stored features' images, in a file that is searched without reading all of them.
+"""A binary index of the names of stored features' images, which is searched without reading it all.
 
-FILE.names is made from the index of ``inference.feature_store`` (FILE.csv or FILE.jsonl), whose text
-takes seconds to parse where it has millions of rows. It is a line of JSON, then three arrays: where
-each name ends, a checksum of each path, and the names one after the other. An index that was
-changed since then is read again.
+FILE.names is made from the index of ``inference.feature_store`` (FILE.csv or FILE.jsonl), which
+takes seconds to parse if it has millions of rows. It consists of a line of JSON and three arrays:
+where each name ends, a checksum of each path, and the names one after the other. If FILE.csv was
+changed since then, FILE.names is made again.
 """
 
 import hashlib
@@ -22,12 +22,15 @@ from inference.feature_store import LARGEST_ROW, StoredFeatures
 from settings.plain import Form, Rule, check_form, is_name, is_whole, parsed_json
 from utils import writing_whole
 
-LEAST = 100_000  # rows: of fewer, the index is read as fast
+# With fewer rows, reading FILE.csv is as fast, and no FILE.names is made.
+LEAST = 100_000
 _KIND = "names of stored features, 1"
-_PART = 1 << 16  # bytes of the index's beginning, and of its end, that are compared
+# The bytes at the beginning and at the end of FILE.csv that identify it.
+_COMPARED = 1 << 16
 _LONGEST_HEAD = 1 << 16  # bytes
-_ANEW = "; remove it, and it is made anew"
-_WIDTH = 8 + 4  # bytes of a row besides its name
+_ADVICE = "; remove it, and it is made anew"
+# The bytes of a row besides its name: where the name ends, and the path's checksum.
+_WIDTH = 8 + 4
 _FORM: Form = {
     "kind": Rule(f"{_KIND!r}", lambda value: value == _KIND),
     "rows": Rule("a number of rows", is_whole),
@@ -43,11 +46,11 @@ class Names(NamedTuple):
     """The names of images, row by row.
 
     Attributes:
-        file: what they are read from.
-        folder: that relative ones count from.
+        file: the file that they are read from.
+        folder: the folder at which relative names start.
         ends: where each name ends in ``letters`` [n].
-        sums: a checksum of each image's absolute path [n].
-        letters: the names in UTF-8 [bytes]; what isn't UTF-8 in a name has Python's surrogates.
+        sums: the CRC-32 of each image's absolute path [n].
+        letters: the names in UTF-8 [bytes], with Python's surrogates for bytes that aren't UTF-8.
     """
 
     file: Path
@@ -57,12 +60,12 @@ class Names(NamedTuple):
     letters: np.ndarray
 
     def name(self, row: int) -> str:
-        """Returns a row's name, as a path.
+        """Returns the path of a row's image.
 
         Raises:
-            InputError: the file holds no name there.
+            InputError: the file is damaged there.
         """
-        with reading(self.file, "names of stored features", _ANEW):
+        with reading(self.file, "names of stored features", _ADVICE):
             first = int(self.ends[row - 1]) if row else 0
             end = int(self.ends[row])
             if not first <= end <= len(self.letters) or end - first > LARGEST_ROW:
@@ -74,36 +77,42 @@ class Names(NamedTuple):
             )
 
     def rows_of(self, path: str) -> set[int]:
-        """Returns the rows of an image, of which ``path`` is the absolute path."""
-        alike = np.flatnonzero(self.sums == _sum(path)).tolist()
-        return {row for row in alike if os.path.abspath(self.name(row)) == path}
+        """Returns the rows of the image with an absolute path."""
+        # Other paths may have the same checksum.
+        candidates = np.flatnonzero(self.sums == _sum(path)).tolist()
+        return {row for row in candidates if os.path.abspath(self.name(row)) == path}
 
 
 def open_names(stored: StoredFeatures, tell: Callable[[str], Any] = str) -> Names:
-    """Returns the names of stored features; of many, from FILE.names, which is made where it isn't
-    there, or is of another index.
+    """Returns the names of stored features.
+
+    If they are many, they are read from FILE.names. It is made if it doesn't exist, or if FILE.csv
+    was changed.
 
     Args:
-        tell: is called with a line where something takes time, or FILE.names can't be written.
+        tell: called with a line if this takes time, or if FILE.names can't be written.
 
     Raises:
-        InputError: the index, or FILE.names, isn't what was written.
+        InputError: FILE.csv or FILE.names is damaged.
     """
     if len(stored.values) < LEAST:
         return _read(stored)
     file = stored.index.with_suffix(".names")
     with reading(stored.index, "an index of features"):
-        of = _source(stored)
-    if os.path.lexists(file) and (found := _open(file, of)):
-        return found
+        source = _source(stored)
+    if os.path.lexists(file):
+        names = _open(file, source)
+        if names is not None:
+            return names
     tell(f"{stored.index}: its {len(stored.values):,} names are read once, into {file.name}")
     names = _read(stored)
     try:
-        with writing_whole(file, "wb") as written:
-            head = json.dumps({"kind": _KIND, **of, "letters": len(names.letters)}).encode()
-            written.write(head + b" " * (-len(head) % 8 + 7) + b"\n")
-            for part in (names.ends, names.sums, names.letters):
-                written.write(part.data)
+        with writing_whole(file, "wb") as stream:
+            head = json.dumps({"kind": _KIND, **source, "letters": len(names.letters)}).encode()
+            # The arrays begin at a multiple of 8 bytes.
+            stream.write(head + b" " * (-len(head) % 8 + 7) + b"\n")
+            for values in (names.ends, names.sums, names.letters):
+                stream.write(values.data)
     except OSError as error:
         tell(f"{file} isn't written ({error.strerror}); the next search reads all names again")
     return names
@@ -114,23 +123,28 @@ def _sum(path: str) -> int:
 
 
 def _source(stored: StoredFeatures) -> dict[str, Any]:
-    """What tells whether the index is the one whose names were read."""
+    """Returns what identifies FILE.csv: its size, time of change, and a hash of both ends."""
     with open_file(stored.index) as file:
-        found = os.fstat(file.fileno())
-        parts = file.read(_PART)
-        file.seek(max(0, found.st_size - _PART))
-        parts += file.read(_PART)
-    same = {"rows": len(stored.values), "size": found.st_size, "changed": found.st_mtime_ns}
-    return same | {"sha256": hashlib.sha256(parts).hexdigest(), "folder": stored.made["folder"]}
+        status = os.fstat(file.fileno())
+        ends = file.read(_COMPARED)
+        file.seek(max(0, status.st_size - _COMPARED))
+        ends += file.read(_COMPARED)
+    return {
+        "rows": len(stored.values),
+        "size": status.st_size,
+        "changed": status.st_mtime_ns,
+        "sha256": hashlib.sha256(ends).hexdigest(),
+        "folder": stored.made["folder"],
+    }
 
 
-def _open(file: Path, of: dict[str, Any]) -> Names | None:
-    """The names in a file, mapped; None: they are of another index.
+def _open(file: Path, source: dict[str, Any]) -> Names | None:
+    """Returns the names in FILE.names, memory-mapped; None if they are those of another FILE.csv.
 
     Raises:
-        InputError: nobody wrote the file so.
+        InputError: FILE.names is damaged.
     """
-    with reading(file, "names of stored features", _ANEW), open_file(file) as stream:
+    with reading(file, "names of stored features", _ADVICE), open_file(file) as stream:
         line = stream.readline(_LONGEST_HEAD)
         head = parsed_json(line)
         check_form(head, _FORM, tuple(_FORM))
@@ -141,19 +155,20 @@ def _open(file: Path, of: dict[str, Any]) -> Names | None:
             raise Unreadable(
                 f"it has {size} bytes, which aren't those of {rows} names of {letters} bytes"
             )
-        if any(head[key] != value for key, value in of.items()):
+        if any(head[key] != value for key, value in source.items()):
             return None
-        places = (len(line), len(line) + 8 * rows, len(line) + _WIDTH * rows)
-        kinds = (("<u8", rows), ("<u4", rows), ("u1", letters))
-        arrays = [
-            np.memmap(stream, kind, "r", place, (count,))
-            for place, (kind, count) in zip(places, kinds, strict=True)
-        ]
-    return Names(file, head["folder"], *arrays)
+        start = len(line)
+        return Names(
+            file=file,
+            folder=head["folder"],
+            ends=np.memmap(stream, "<u8", "r", start, (rows,)),
+            sums=np.memmap(stream, "<u4", "r", start + 8 * rows, (rows,)),
+            letters=np.memmap(stream, "u1", "r", start + _WIDTH * rows, (letters,)),
+        )
 
 
 def _read(stored: StoredFeatures) -> Names:
-    """The names in the index, as arrays."""
+    """Reads all names from FILE.csv."""
     folder = stored.made["folder"]
     letters = bytearray()
     ends = array("Q")
@@ -162,17 +177,15 @@ def _read(stored: StoredFeatures) -> Names:
         letters += name.encode("utf-8", "surrogatepass")
         ends.append(len(letters))
         path = os.path.join(folder, name)
-        # Most paths are as abspath would leave them, which takes longer than all else here.
-        plain = (
-            path.startswith("/")
-            and "/." not in path
-            and "//" not in path
-            and not path.endswith("/")
-        )
-        sums.append(_sum(path if plain else os.path.abspath(path)))
-    arrays = (
-        np.frombuffer(ends, "<u8"),
-        np.frombuffer(sums, "<u4"),
-        np.frombuffer(letters, np.uint8),
+        # abspath takes longer than everything else here, and leaves most paths unchanged.
+        is_rooted = path.startswith("/") and not path.endswith("/")
+        if not is_rooted or "/." in path or "//" in path:
+            path = os.path.abspath(path)
+        sums.append(_sum(path))
+    return Names(
+        file=stored.index,
+        folder=folder,
+        ends=np.frombuffer(ends, "<u8"),
+        sums=np.frombuffer(sums, "<u4"),
+        letters=np.frombuffer(letters, np.uint8),
     )
-    return Names(stored.index, folder, *arrays)
