@@ -40,7 +40,7 @@ WRITTEN = {
     "inference/captions.py: write": OWN_FOLDER,
     "inference/conventions.py: write_conventions": OWN_FOLDER,
     "inference/serve/compute.py: _silence_libraries": "the null device, and a copy of standard error",
-    "inference/exporting.py: _write_answering": OWN_FOLDER,
+    "inference/exporting.py: _write_for_client": OWN_FOLDER,
     "inference/exporting.py: _write_graphs": OWN_FOLDER,
     "inference/exporting.py: write_export": OWN_FOLDER,
     "inference/formats.py: openvino_of": OWN_FOLDER,
