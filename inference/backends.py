@@ -1,8 +1,8 @@
-"""What runs an export: images [B, C, S, S] float32 -> logits [B, K] float32, on a CPU, by the
-format's own library.
+"""Runs exports on a CPU by the libraries of their formats.
 
-A runner computes in the precision that the export was made and checked for, whatever its library's
-default is. (OpenVINO's is bfloat16 wherever the CPU has it.)
+A runner maps images [B, C, H, W] float32 to logits [B, K] float32. It computes in the precision
+that the export was made and checked for, whatever the library's default is. (OpenVINO's default is
+bfloat16 if the CPU has it.)
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 
 from errors import InputError, Unreadable, install, reading
-from inference.folder import Export, read_export
+from inference.export_manifest import Export, read_export
 from launch import progress
 from models.inference import Predictor as Program
 from models.inference import num_threads, quiet
@@ -25,12 +25,12 @@ _ADVICE = "; export the model anew (tools/export_model.py)"
 
 
 def open_export(folder: str | Path) -> Runner:
-    """Returns what runs the model of an export's folder, once it has answered for two empty images.
+    """Returns the runner of an export, after it has run the model on two empty images.
 
     Raises:
-        InputError: it is no export, a file of it is missing, damaged or can't be run, or its
-            library isn't installed. Or its graph doesn't give one row of logits for each image; the
-            runner raises this, too.
+        InputError: the folder is no export; a file is missing, damaged or can't be run; its library
+            isn't installed; or the graph doesn't return a row of logits for each image. The runner
+            checks the latter for each batch.
     """
     export = read_export(folder)
     export.check_files()
@@ -39,44 +39,47 @@ def open_export(folder: str | Path) -> Runner:
     outputs = config.MODEL.NUM_CLASSES
 
     def checked(images: np.ndarray) -> np.ndarray:
-        # A graph may never end, and only another process can stop it then: whoever watches this one
-        # counts from here.
+        # A graph may never end, and then only another process can stop it. The process that watches
+        # this one measures the time from here.
         progress.beat(progress.EVALUATING)
-        found = run(images)
+        logits = run(images)
         with _as_export(export):
-            _check_logits(found, len(images), outputs)
-        return found
+            _check_logits(logits, len(images), outputs)
+        return logits
 
-    # Two, because a graph for batches of one would seem to be right with one.
+    # With one image, a graph that always returns one row would seem to be right.
     checked(np.zeros((2, config.DATA.IMAGE_CHANNELS, *pair(config.DATA.IMAGE_SIZE)), np.float32))
     return checked
 
 
 def _check_counts(inputs: int, outputs: int) -> None:
-    """Raises Unreadable where a graph takes more than the images, or gives more than one output."""
+    """Raises Unreadable unless a graph has one input and one output."""
     if (inputs, outputs) != (1, 1):
         raise Unreadable(
             f"its graph's inputs are {inputs} and its outputs {outputs}, expected one of each"
         )
 
 
-def _check_logits(found: Any, images: int, outputs: int) -> None:
-    """Raises Unreadable where a graph's output isn't float32 [images, outputs]."""
+def _check_logits(logits: Any, images: int, outputs: int) -> None:
+    """Raises Unreadable unless a graph's output is float32 [images, outputs]."""
     expected = [images, outputs]
-    is_array = isinstance(found, np.ndarray)
-    if is_array and found.dtype == np.float32 and list(found.shape) == expected:
-        return
-    gives = f"{found.dtype} {list(found.shape)}" if is_array else type(found).__name__
-    told = f"its graph gives {gives} for {images} image{'s' * (images > 1)} of {outputs} classes"
-    raise Unreadable(f"{told}, expected float32 {expected}")
+    output = type(logits).__name__
+    if isinstance(logits, np.ndarray):
+        if logits.dtype == np.float32 and list(logits.shape) == expected:
+            return
+        output = f"{logits.dtype} {list(logits.shape)}"
+    count = "1 image" if images == 1 else f"{images} images"
+    raise Unreadable(
+        f"its graph gives {output} for {count} of {outputs} classes, expected float32 {expected}"
+    )
 
 
 def open_runner(export: Export, stem: str = "", precision: str = "") -> Runner:
     """Returns the runner of an export's model, or of another graph in its folder.
 
     Args:
-        stem: the graph's name, without an ending; "": the model's.
-        precision: to compute in; "": the export's.
+        stem: the graph's file without its ending; "": the model's.
+        precision: the precision to compute in; "": the export's.
     """
     with _as_export(export):
         run = RUNNERS[export.format](
@@ -130,7 +133,8 @@ class OnnxRuntime:
         options = runtime.SessionOptions()
         options.intra_op_num_threads = num_threads()
         options.inter_op_num_threads = 1
-        options.log_severity_level = 4  # its warnings are of its own passes; errors are raised
+        # Its warnings concern its own optimisations. Errors are raised.
+        options.log_severity_level = 4
         self.session = runtime.InferenceSession(
             str(folder / f"{stem}.onnx"), options, ["CPUExecutionProvider"]
         )

@@ -1,4 +1,4 @@
-"""Pictures of images with their classes below them, in files or on one sheet."""
+"""Draws images with their predicted classes below them, in a file for each or on one sheet."""
 
 import functools
 import os
@@ -10,24 +10,26 @@ from typing import Any
 from PIL import Image, ImageDraw, ImageFont
 
 from errors import InputError, RunError, printable
-from inference.answers import Answer, reason, writing
 from inference.pictures import Pictures
+from inference.prediction_writers import Outcome, reason, writing
 from inference.predictor import Failure
 from loading.files import Paths
 from loading.transforms import Bands
 from settings.options import Configuration
 from training.pages.fonts import file_for
 
-SUFFIXES = (".png", ".jpg", ".jpeg")  # of a sheet
-MOST = 400  # images on a sheet
-SHEET_SIDE = 224  # pixels of a tile on a sheet
-# pixels
+# A sheet: its endings, the number of its images at most, and the pixels along a tile's side.
+SUFFIXES = (".png", ".jpg", ".jpeg")
+MOST = 400
+SHEET_SIDE = 224
+# In pixels. _RISE is the distance from a line's top to the baseline of its letters.
 _SIDE = 384
 _GAP = 8
 _FONT = 14
 _LINE = _FONT + 5
-_RISE = _FONT - 1  # from a line's top to where its letters stand
-_NAME = 40  # letters of a file's name
+_RISE = _FONT - 1
+# The letters of an image's name in the name of a file.
+_NAME = 40
 _PAPER = "white"
 _INK = "black"
 _FAINT = "#666666"
@@ -35,12 +37,11 @@ _WRONG = "#b00020"
 
 
 class Captioned:
-    """Draws answers. EXIF turns an image where it does for the model, by DATA.EXIF_ORIENTATION: it
-    is what that saw.
+    """Draws images with their predictions, rotated by EXIF if the model sees them so.
 
     Args:
-        side: pixels of the image's longer side.
-        top: classes below it, at most.
+        side: the pixels of an image's longer side.
+        top: the number of classes below it at most.
     """
 
     def __init__(self, config: Configuration, images: Paths, side: int, top: int) -> None:
@@ -49,19 +50,25 @@ class Captioned:
         self.top = top
         self.place = 0
 
-    def draw_next(self, answer: Answer) -> Image.Image:
+    def draw_next(self, outcome: Outcome) -> Image.Image:
         """Returns the next image with its name, and its classes or its error."""
         place = self.place
         self.place += 1
-        if isinstance(answer, Failure):
-            return tile(reason(answer), self.side, answer.name, [], self.top)
-        found = list(zip(answer.classes, answer.probabilities, strict=True))[: self.top]
-        rows = [(f"{100 * share:.1f} %", name) for name, share in found]
-        return tile(small(self.pictures, place, self.side), self.side, answer.name, rows, self.top)
+        if isinstance(outcome, Failure):
+            return tile(reason(outcome), self.side, outcome.name, [], self.top)
+        ranked = list(zip(outcome.classes, outcome.probabilities, strict=True))[: self.top]
+        rows = [(f"{100 * probability:.1f} %", name) for name, probability in ranked]
+        return tile(small(self.pictures, place, self.side), self.side, outcome.name, rows, self.top)
 
 
 class Folder:
-    """A file for each image in ``folder``: its place from 1, and its name."""
+    """Writes a file for each image into a folder, named by the image's number and name.
+
+    Args:
+        folder: the folder to make and to write into.
+        path: its name in errors.
+        top: the number of classes below an image at most.
+    """
 
     def __init__(
         self, config: Configuration, images: Paths, folder: Path, path: Path, top: int
@@ -73,20 +80,19 @@ class Folder:
         with writing(str(path)):
             folder.mkdir()
 
-    def write(self, answer: Answer) -> None:
-        paper = self.captioned.draw_next(answer)
-        stem = re.sub(r"[^\w.-]", "_", printable(Path(os.path.basename(answer.name)).stem, _NAME))
+    def write(self, outcome: Outcome) -> None:
+        paper = self.captioned.draw_next(outcome)
+        stem = re.sub(r"[^\w.-]", "_", printable(Path(os.path.basename(outcome.name)).stem, _NAME))
+        number = f"{self.captioned.place:0{self.digits}}"
         with writing(str(self.path)):
-            paper.save(
-                self.folder / f"{self.captioned.place:0{self.digits}}-{stem}.jpg", quality=90
-            )
+            paper.save(self.folder / f"{number}-{stem}.jpg", quality=90)
 
 
 class Sheet:
-    """All images side by side, in one picture.
+    """Draws all images on one sheet.
 
     Raises:
-        InputError: there are too many.
+        InputError: there are more than MOST.
     """
 
     def __init__(self, config: Configuration, images: Paths, top: int) -> None:
@@ -98,11 +104,12 @@ class Sheet:
         self.papers = []
         self.count = len(images)
 
-    def write(self, answer: Answer) -> None:
-        self.papers.append(self.captioned.draw_next(answer))
+    def write(self, outcome: Outcome) -> None:
+        self.papers.append(self.captioned.draw_next(outcome))
 
     def save(self, file: Path, path: Path) -> None:
         """Writes the sheet to ``file``, in the format that ``path`` names."""
+        # A sheet is about a third wider than high.
         across = next(n for n in range(1, MOST) if n * n * 3 >= self.count * 4 or n == self.count)
         sheet = side_by_side(self.papers, across)
         with writing(str(path)), open(file, "xb") as out:
@@ -112,26 +119,30 @@ class Sheet:
 
 
 def small(pictures: Pictures, place: int, side: int) -> Image.Image | str:
-    """Returns an image at a tile's size, or what is wrong with it."""
+    """Returns an image at a tile's size, or the error of an image that can't be read."""
     try:
         image: Any = pictures.image(place)
-        image = image.picture() if isinstance(image, Bands) else image
+        if isinstance(image, Bands):
+            image = image.picture()
     except RunError as error:
         return str(error)
-    image.thumbnail((side, side))  # in its place: a copy of it may take 400 MB
-    times = side // max(image.size)  # so that one sees something of a digit of 8 x 8
+    # It is resized in place, because a copy may take 400 MB.
+    image.thumbnail((side, side))
+    # Small images, such as digits of 8 x 8 pixels, are enlarged.
+    times = side // max(image.size)
     return image.resize((times * image.width, times * image.height), Image.Resampling.NEAREST)
 
 
 def tile(
     image: Image.Image | str, side: int, name: str, rows: Sequence[tuple[str, str]], room: int
 ) -> Image.Image:
-    """Returns a picture, [side + caption] x side pixels, of an image, its name, and rows of a
-    figure and a text.
+    """Returns a picture of an image with its name and rows of text below it.
 
     Args:
         image: what ``small`` returned.
-        room: rows that there is room for.
+        side: the picture's width in pixels, and the height of the image.
+        rows: pairs of a number and a text.
+        room: the number of rows that there is room for.
     """
     paper = Image.new("RGB", (side, side + _LINE * (1 + room) + _GAP), _PAPER)
     draw = ImageDraw.Draw(paper)
@@ -143,11 +154,13 @@ def tile(
             _write(draw, _GAP, _GAP + row * _LINE, line, _WRONG)
     name = _fitting_text(draw, printable(os.path.basename(name), 4000), side, from_left=True)
     _write(draw, 0, side + 2, name, _FAINT)
-    figures = _length(draw, "100.0 %  ")
-    for row, (figure, text) in enumerate(rows, 1):
+    # Numbers are aligned at their right, texts at their left.
+    text_left = _length(draw, "100.0 %  ")
+    for row, (number, text) in enumerate(rows, 1):
         top = side + 2 + row * _LINE
-        _write(draw, figures - _length(draw, f"{figure}  "), top, figure, _INK)
-        _write(draw, figures, top, _fitting_text(draw, printable(text, 4000), side - figures), _INK)
+        text = _fitting_text(draw, printable(text, 4000), side - text_left)
+        _write(draw, text_left - _length(draw, f"{number}  "), top, number, _INK)
+        _write(draw, text_left, top, text, _INK)
     return paper
 
 
@@ -178,7 +191,7 @@ def _length(draw: ImageDraw.ImageDraw, text: str) -> float:
 def _fitting_text(
     draw: ImageDraw.ImageDraw, text: str, room: float, from_left: bool = False
 ) -> str:
-    """The text, or as much of it as there is room for: its end where it is cut from the left."""
+    """Returns the text, cut to the width ``room`` in pixels, with "..." at the end that is cut."""
     text = text[-200:] if from_left else text[:200]
     if _length(draw, text) <= room:
         return text

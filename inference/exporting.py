@@ -1,8 +1,8 @@
-"""Exporting: a folder that is whole or absent, run and held to the eager model before it is there.
+"""Exports a model into a folder, which is whole or absent.
 
-Beside the model stands ``preparation``, a graph from pixels of any size to what the model takes; of
-ONNX also both in one file. What tells of them, inference/folder.py and inference/conventions.py
-say.
+The export is run and compared with the eager model before the folder gets its name. It also
+contains ``preparation``, a graph from pixels of any size to the model's input; and for ONNX, both
+graphs in one file. ``export_manifest`` and ``conventions`` document the other files.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from paddle import nn
 
 from errors import InputError
 from inference import formats, paddlex
-from inference.answers import writing
 from inference.backends import RUNNERS, STEMS, import_extra, open_export
 from inference.conventions import write_conventions
+from inference.export_manifest import MANIFEST
 from inference.fidelity import LEAST_AGREEMENT, Fidelity, compare_with_eager
-from inference.folder import MANIFEST
+from inference.prediction_writers import writing
 from inference.preparation import Preparation
 from inference.quantise import check_calibration, quantise
 from launch.files import making_folder
@@ -40,30 +40,27 @@ from utils import sync_directory
 _UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"
 PREPARATION = "preparation"
 JOINED = "model_with_preprocessing.onnx"
-_NO = {
-    (
-        "paddle",
-        "float16",
-    ): "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino",
-    ("paddle", "int8"): "int8 is made for ONNX Runtime and OpenVINO; use -format onnx or openvino",
-    ("onnx", "bfloat16"): "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle",
-}
-_NO |= {
-    ("paddle-legacy", precision): why for (kind, precision), why in _NO.items() if kind == "paddle"
-}
-_NO |= {
-    (kind, precision): "it is written in float32 alone; leave out -precision"
-    for kind in paddlex.FORMATS
-    for precision in ("float16", "bfloat16", "int8")
+_NO_FLOAT16 = "Paddle Inference has no float16 on a CPU; use bfloat16, or -format openvino"
+_NO_INT8 = "int8 is made for ONNX Runtime and OpenVINO; use -format onnx or openvino"
+_NO_BFLOAT16 = "ONNX Runtime has no bfloat16 on a CPU; use -format openvino or paddle"
+_FLOAT32_ALONE = "it is written in float32 alone; leave out -precision"
+# The precisions that a format doesn't have, with the reason for each.
+_IMPOSSIBLE: dict[str, dict[str, str]] = {
+    "paddle": {"float16": _NO_FLOAT16, "int8": _NO_INT8},
+    "paddle-legacy": {"float16": _NO_FLOAT16, "int8": _NO_INT8},
+    "onnx": {"bfloat16": _NO_BFLOAT16},
+    **dict.fromkeys(
+        paddlex.FORMATS, dict.fromkeys(("float16", "bfloat16", "int8"), _FLOAT32_ALONE)
+    ),
 }
 
 
 def check_combination(kind: str, precision: str) -> None:
-    """Raises InputError where a format can't have a precision on this CPU, or this Paddle can't
-    write the format.
+    """Raises InputError if a format doesn't have a precision, on this CPU or at all, or if this
+    version of Paddle can't write it.
     """
-    if why := _NO.get((kind, precision)):
-        raise InputError(f"-format {kind} -precision {precision}: {why}")
+    if reason := _IMPOSSIBLE.get(kind, {}).get(precision):
+        raise InputError(f"-format {kind} -precision {precision}: {reason}")
     if precision == "bfloat16" and not paddle.base.core.supports_bfloat16_fast_performance():
         raise InputError("-precision bfloat16 needs a CPU with bfloat16 (avx512_bf16); use float32")
     if kind == "paddle-legacy" and not paddle.__version__.startswith("2."):
@@ -84,23 +81,26 @@ def write_export(
     thresholds: Sequence[float] = (),
     features: bool = False,
 ) -> Fidelity:
-    """Writes the folder ``target``, whole or not at all; returns how far its outputs are from the
-    model's.
+    """Writes an export into the folder ``target``, whole or not at all.
 
     Args:
-        classes: names, by output; empty: none are known.
-        kind, precision: of FORMATS and PRECISIONS.
+        classes: names by output; empty: they aren't known.
+        kind, precision: one of FORMATS and of PRECISIONS.
         calibration: images of the training set, [n, C, H, W] float32, for int8.
-        least: share of images on which the best class has to be the model's; float32 is held to
-            TOLERANCE instead.
+        least: the share of images on which the most probable class has to be the model's. In
+            float32 the outputs have to agree within TOLERANCE instead.
         thresholds: of a multi-label model, by output.
-        features: the outputs are features, and no classes.
+        features: whether the outputs are features instead of classes.
+
+    Returns:
+        how far the export's outputs are from the model's.
 
     Raises:
         InputError: ``target`` exists, the model can't be exported so, or a package isn't installed.
-        RunError: the export's outputs aren't the model's.
+        RunError: the export's outputs differ from the model's by too much.
     """
     check_combination(kind, precision)
+    # These formats are for clients that compute no probabilities themselves.
     for_client = kind in paddlex.FORMATS
     if for_client:
         paddlex.check_paddlex(config, kind, task)
@@ -115,10 +115,8 @@ def write_export(
     with writing(str(target)), _new_folder(target) as temporary:
         with tempfile.TemporaryDirectory(dir=temporary) as scratch, _raising_full_disk(temporary):
             if for_client:
-                answering = paddlex.Probabilities(
-                    model.inference_model(), task, description.thresholds
-                )
-                _write_answering(answering, temporary, Path(scratch), kind)
+                graph = paddlex.Probabilities(model.inference_model(), task, description.thresholds)
+                _write_for_client(graph, temporary, Path(scratch), kind)
                 paddlex.write_settings(temporary, config, description, kind)
             else:
                 exported = model.inference_model()
@@ -130,19 +128,19 @@ def write_export(
         content["features"] = features
         content["files"] = {file.name: sha256_of(file) for file in sorted(temporary.iterdir())}
         (temporary / MANIFEST).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        found = compare_with_eager(
+        fidelity = compare_with_eager(
             config, eager, open_export(temporary), precision, calibration, least
         )
         if for_client:
-            found = found._replace(outputs="probabilities")
+            fidelity = fidelity._replace(outputs="probabilities")
         for file in temporary.iterdir():
             sync_directory(file)
-    return found
+    return fidelity
 
 
 @contextlib.contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """``making_folder``; where none can be made, another -output is the way out."""
+    """Makes a folder by ``making_folder``; an error advises another -output."""
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(making_folder(target))
@@ -155,8 +153,9 @@ def _new_folder(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _raising_full_disk(folder: Path) -> Iterator[None]:
-    """Raises an OSError of a full disk in place of what the converters make of files that were cut
-    off.
+    """Raises the OSError of a full disk in place of a converter's error.
+
+    Converters don't notice that a file was cut off, and fail when they read it.
     """
     try:
         yield
@@ -167,24 +166,29 @@ def _raising_full_disk(folder: Path) -> Iterator[None]:
 
 
 def check_target(target: Path) -> None:
-    """Raises InputError where an export's folder is there already."""
+    """Raises InputError if an export's folder exists already."""
     if os.path.lexists(target):
         raise InputError(f"{target} exists; choose another -output")
 
 
 def _manifest(config: Configuration) -> dict[str, Any]:
-    """What preprocessing.json of earlier releases held."""
+    """Returns the entries that preprocessing.json of earlier releases had."""
     data = config.DATA
     unit = _UNIT if pixel_dtype(config) is np.float32 else "RGB / 255"
     return {
         "input": f"images [B, C, H, W] float32: ({unit} - mean) / std",
-        "image_size": data.IMAGE_SIZE, "channels": data.IMAGE_CHANNELS, "crop_pct": data.CROP_PCT,
-        "crop_mode": data.CROP_MODE, "interpolation": data.INTERPOLATION, "mean": data.IMAGENET_MEAN,
-        "std": data.IMAGENET_STD, "num_classes": config.MODEL.NUM_CLASSES,
-    }  # fmt: skip
+        "image_size": data.IMAGE_SIZE,
+        "channels": data.IMAGE_CHANNELS,
+        "crop_pct": data.CROP_PCT,
+        "crop_mode": data.CROP_MODE,
+        "interpolation": data.INTERPOLATION,
+        "mean": data.IMAGENET_MEAN,
+        "std": data.IMAGENET_STD,
+        "num_classes": config.MODEL.NUM_CLASSES,
+    }
 
 
-def _write_answering(graph: paddlex.Probabilities, folder: Path, scratch: Path, kind: str) -> None:
+def _write_for_client(graph: paddlex.Probabilities, folder: Path, scratch: Path, kind: str) -> None:
     """Writes the graph of an export for PaddleX or PaddleClas, which prepare images themselves."""
     if kind == "paddlex":
         save_program(graph, folder / PROGRAM, paddlex.INPUTS)
@@ -216,7 +220,8 @@ def _write_graphs(
         return
     graph = formats.simplify(formats.onnx_of(model, scratch, inputs_of(model), "logits"), scratch)
     onnx = import_extra("onnx")
-    if precision != "float32":  # which hides what the conversion itself gets wrong
+    # Errors of the conversion itself would be hidden by the error of a lower precision.
+    if precision != "float32":
         onnx.save(graph, str(scratch / "model.onnx"))
         compare_with_eager(config, model, RUNNERS["onnx"](scratch, "model", "float32"), "float32")
     prepared = formats.simplify(formats.onnx_of(preparation, scratch, pixels, "prepared"), scratch)

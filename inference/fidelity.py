@@ -1,6 +1,4 @@
-"""How far an export's logits are from the eager model's: on real pictures and noise, in batches of
-several sizes.
-"""
+"""Compares an export's logits with the eager model's, on pictures and noise, in several batch sizes."""
 
 import functools
 import importlib.util
@@ -19,22 +17,23 @@ from models.inference import TOLERANCE, quiet, refusing
 from ops.settings import exact_float32
 from settings.options import Configuration
 
-# share of pictures on which a half precision's or int8's best class is the model's
+# Below float32, the share of pictures on which the most probable class has to be the model's.
 LEAST_AGREEMENT = 0.8
 _PICTURES = 16
 _NOISE = 4
 _CALIBRATION = 64
-_BATCHES = (1, 3, 8)  # of the first runs, so that an export of one fixed size is found out
+# The sizes of the first batches. They differ, to detect an export for a single batch size.
+_BATCHES = (1, 3, 8)
 
 
 class Fidelity(NamedTuple):
-    """What an export's logits differ by.
+    """How far an export's outputs are from the model's.
 
     Attributes:
-        difference: the largest of all, over the range of the model's logits.
-        agreement: share of images with the model's best class.
-        images: how many were compared.
-        kinds: which ones, in words.
+        difference: the largest difference, divided by the range of the model's outputs.
+        agreement: the share of images on which the most probable class is the model's.
+        images: the number of images that were compared.
+        kinds: a text that says which images they are.
         outputs: what was compared: "logits" or "probabilities".
     """
 
@@ -59,11 +58,13 @@ def compare_with_eager(
     calibration: np.ndarray | None = None,
     least: float = LEAST_AGREEMENT,
 ) -> Fidelity:
-    """Returns how an export differs from ``model``: on the images that calibrated it, or crops of
-    two photographs, and in float32 on noise, too.
+    """Compares an export with ``model``.
+
+    The images are those that calibrated the export, or crops of two photographs; in float32 also
+    noise.
 
     Raises:
-        InputError: it can't be run.
+        InputError: the export can't be run.
         RunError: logits aren't finite, or differ by too much.
     """
     if calibration is not None:
@@ -78,19 +79,19 @@ def compare_with_eager(
         kinds = f"{kinds} and random images"
     expected = in_batches(functools.partial(_eager, model), images)
     with refusing("run as it was exported", "use another -format or -precision"), quiet():
-        found = in_batches(runner, images)
+        logits = in_batches(runner, images)
     if not np.isfinite(expected).all():
         raise RunError("the weights give no finite logits", shared=True)
-    if not np.isfinite(found).all():
+    if not np.isfinite(logits).all():
         raise RunError(
             f"the exported model's logits aren't finite in {precision}; use another -precision"
         )
-    differs = float(np.abs(found - expected).max() / (np.ptp(expected) or 1))
-    agreement = float((found.argmax(1) == expected.argmax(1)).mean())
-    fidelity = Fidelity(differs, agreement, len(images), kinds)
-    if precision == "float32" and differs > TOLERANCE:
+    difference = float(np.abs(logits - expected).max() / (np.ptp(expected) or 1))
+    agreement = float((logits.argmax(1) == expected.argmax(1)).mean())
+    fidelity = Fidelity(difference, agreement, len(images), kinds)
+    if precision == "float32" and difference > TOLERANCE:
         raise RunError(
-            f"the exported model's logits differ from eager by {differs:.1e} of their range",
+            f"the exported model's logits differ from eager by {difference:.1e} of their range",
             shared=True,
         )
     if precision != "float32" and agreement < least:
@@ -101,14 +102,14 @@ def compare_with_eager(
 
 
 def in_batches(runner: Runner, images: np.ndarray) -> np.ndarray:
-    """Returns the logits of all images: batches of 1, of 3 and of 8."""
-    found = []
+    """Returns the logits of all images, computed in batches of 1, 3 and then 8."""
+    logits = []
     start = 0
     while start < len(images):
-        size = _BATCHES[min(len(found), len(_BATCHES) - 1)]
-        found.append(runner(np.ascontiguousarray(images[start : start + size])))
+        size = _BATCHES[min(len(logits), len(_BATCHES) - 1)]
+        logits.append(runner(np.ascontiguousarray(images[start : start + size])))
         start += size
-    return np.concatenate(found)
+    return np.concatenate(logits)
 
 
 def _eager(model: nn.Layer, images: np.ndarray) -> np.ndarray:
@@ -124,7 +125,8 @@ def photographs(config: Configuration, count: int = _PICTURES, seed: int = 0) ->
     normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
     mode = pixel_mode(config)
     images = map(np.asarray, crops(count, seed))
-    if isinstance(mode, int):  # bands: red, green and blue in turn
+    # Of images with more bands, they are red, green and blue in turn.
+    if isinstance(mode, int):
         images = (image[:, :, np.arange(mode) % 3] for image in images)
     pixels = np.stack([transform(image_of(image, mode)) for image in images])
     return normalize(paddle.to_tensor(pixels)).numpy()
@@ -132,7 +134,8 @@ def photographs(config: Configuration, count: int = _PICTURES, seed: int = 0) ->
 
 def crops(count: int, seed: int = 0) -> list[Image.Image]:
     """Returns crops of scikit-learn's two photographs, of any sides from 40 to 427 pixels, RGB."""
-    spec = importlib.util.find_spec("sklearn")  # importing it would take a second
+    # Importing scikit-learn would take a second.
+    spec = importlib.util.find_spec("sklearn")
     places = (spec and spec.submodule_search_locations) or [""]
     found = []
     for index in range(count):

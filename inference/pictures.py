@@ -1,6 +1,4 @@
-"""Images that somebody asks about: files, bytes, Pillow's images or arrays, prepared as an
-evaluation prepares them.
-"""
+"""Images for prediction: paths, encoded files, Pillow images or arrays, prepared as for evaluation."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,15 +20,18 @@ from loading.workers import ProcessLoader
 from settings.options import Configuration
 
 Picture = str | os.PathLike | bytes | Image.Image | np.ndarray
-_ROOM = 4 * LONGEST_LINE  # bytes of a problem's line, in UTF-8
+# The bytes of an error's line in UTF-8, at most.
+_PROBLEM_BYTES = 4 * LONGEST_LINE
 
 
 class Batch(NamedTuple):
-    """Some of the images: their places, ``pixels`` [B, S, S, C], and what is wrong with each ("":
-    nothing).
+    """A batch of prepared images.
 
-    Pixels are uint8 or float32 (DATA.IMAGE_DTYPE), zeros of an image that can't be read. Where they
-    are asked for, ``corners`` are [B, 4, S, S, C].
+    Attributes:
+        places: the images' places in the sequence of all images.
+        pixels: [B, H, W, C], uint8 or float32 (DATA.IMAGE_DTYPE); zeros if an image can't be read.
+        problems: the error of each image, in one line; "": none.
+        corners: [B, 4, H, W, C], for ``inference.tta`` alone.
     """
 
     places: list[int]
@@ -40,12 +41,13 @@ class Batch(NamedTuple):
 
 
 class Pictures(EncodedDataset):
-    """Images without labels. An item is (pixels [H, W, C], its place, what is wrong with it as
-    bytes).
+    """A dataset of images without labels.
+
+    An item is (pixels [H, W, C], the image's place, its error as bytes that are filled with 0).
 
     Args:
-        images: paths, the bytes of files, Pillow's images, or arrays [H, W] or [H, W, 3] uint8. For
-            a model of other images (DATA.IMAGE_DTYPE): arrays [H, W] or [H, W, C] uint8, uint16 or
+        images: paths, the bytes of files, Pillow images, or arrays [H, W] or [H, W, 3] uint8. For a
+            model of other images (DATA.IMAGE_DTYPE): arrays [H, W] or [H, W, C] of uint8, uint16 or
             float32.
     """
 
@@ -61,13 +63,13 @@ class Pictures(EncodedDataset):
     def __getitem__(self, key: int) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]: no epochs here
         try:
             pixels, place = super().__getitem__(key)
-            return pixels, place, np.zeros(_ROOM, np.uint8)
+            return pixels, place, np.zeros(_PROBLEM_BYTES, np.uint8)
         except RunError as error:
-            said = str(error).encode()[:_ROOM].ljust(_ROOM, b"\0")
-            return self.blank, self.labels[key], np.frombuffer(said, np.uint8)
+            problem = str(error).encode()[:_PROBLEM_BYTES].ljust(_PROBLEM_BYTES, b"\0")
+            return self.blank, self.labels[key], np.frombuffer(problem, np.uint8)
 
     def name(self, index: int) -> str:
-        """Returns a path as it was given, and of another image its place, from 0."""
+        """Returns the path as it was given; for another kind of image "image" and its index."""
         image = self.images[index]
         return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {index}"
 
@@ -86,7 +88,7 @@ class Pictures(EncodedDataset):
         image = self.images[index]
         if not isinstance(image, Image.Image | np.ndarray):
             return super().picture(index)
-        # Pillow may decode only now, and converts some modes to no other.
+        # Pillow may decode the image only now, and can't convert every mode.
         with readable(self.name(index)):
             return self._opened(image, self.name(index))
 
@@ -103,33 +105,30 @@ class Pictures(EncodedDataset):
         turn = TURNS[orientation_in(image.info.get("exif") or b"") if self.oriented else 1]
         if isinstance(self.mode, int):
             return image_of(np.asarray(turn.image(image)), self.mode)
-        # of a copy: it takes notes out of what it is given
+        # A copy is converted, because ``convert`` removes entries from the image's info.
         return turn.image(convert(image.copy(), self.mode))
 
     def batches(self, config: Configuration, rank: int = 0, ranks: int = 1) -> Iterator[Batch]:
-        """Yields this rank's share in the order of ``images``: DATA.BATCH_SIZE_EVAL at a time."""
+        """Yields this rank's images in batches of DATA.BATCH_SIZE_EVAL, in their order."""
         sampler = EvalBatchSampler(self, config.DATA.BATCH_SIZE_EVAL, rank, ranks)
         for batch in ProcessLoader(config, self, sampler, ranks):
             problems = [
                 bytes(line).rstrip(b"\0").decode(errors="ignore")
                 for line in batch["problems"].numpy()
             ]
-            yield Batch(
-                list(map(int, batch["places"].numpy())),
-                batch["pixels"],
-                problems,
-                batch.get("corners"),
-            )
+            places = list(map(int, batch["places"].numpy()))
+            yield Batch(places, batch["pixels"], problems, batch.get("corners"))
 
 
 def check_several(images: Any) -> None:
-    """Raises InputError where it is one image instead of several: its letters or rows aren't
-    images.
+    """Raises InputError for a single image instead of a sequence of images.
+
+    Otherwise the letters of a path, or the rows of an array, would be taken for images.
     """
-    one = isinstance(images, str | os.PathLike | bytes | Image.Image)
+    is_single = isinstance(images, str | os.PathLike | bytes | Image.Image)
     if isinstance(images, np.ndarray):
-        one = images.ndim < 3 or (images.ndim == 3 and images.shape[2] in (1, 3, 4))
-    if one:
+        is_single = images.ndim < 3 or (images.ndim == 3 and images.shape[2] in (1, 3, 4))
+    if is_single:
         raise InputError(
             f"found one image ({type(images).__name__}), expected a list of images: predictor([image])"
         )

@@ -1,8 +1,7 @@
-"""A trained model that answers: from images to classes and probabilities, as ``-eval`` computes
-them.
+"""Predicts the classes of images with a trained model.
 
-The bits are those of ``-eval``. LeViT and MobileOne are folded (``ImageModel.inference_model``) and
-agree to rounding.
+The probabilities are, bit for bit, those that ``-eval`` computes. LeViT and MobileOne are folded
+(``ImageModel.inference_model``), and theirs agree up to rounding.
 """
 
 import os
@@ -17,12 +16,13 @@ from config import get_config, with_values
 from errors import InputError, RunError, printable
 from inference import paddlex
 from inference.backends import open_export
-from inference.folder import Export, is_export, read_export
+from inference.export_manifest import Export, is_export, read_export
 from inference.pictures import Batch, Picture, Pictures, check_several
 from inference.tta import Views, pictures, views
 from loading.files import Paths
 from loading.transforms import Normalize
 from models import build_model
+from models.base import ImageModel
 from models.pretrained import build_described, with_preprocessing
 from ops.settings import set_device_flags
 from settings.options import Configuration, explicit_sources, leaves
@@ -43,13 +43,13 @@ from weights.transformers import is_projection
 
 
 class Prediction(NamedTuple):
-    """What a model says of an image, the most probable class first.
+    """The classes of an image, the most probable one first.
 
     Attributes:
-        name: the image's path, or its place.
-        outputs: numbers of the model's outputs.
-        classes: their names; of a model whose classes aren't known the numbers.
-        probabilities: 0 to 1.
+        name: the image's path, or its number.
+        outputs: the numbers of the model's outputs.
+        classes: their names; if the model's classes aren't known, the numbers as texts.
+        probabilities: from 0 to 1.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Prediction(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An image that can't be read, and why, in one line."""
+    """An image that can't be read, and the reason in one line."""
 
     name: str
     error: str
@@ -69,27 +69,27 @@ class Predictor:
     """Predicts the classes of images.
 
     Args:
-        path: weights: a checkpoint's folder or file, a run's folder (its best checkpoint), or what
-            ``find_weights`` takes besides; or the folder of an export.
-        cfg: the model's YAML file or name; None: what the weights tell themselves.
+        path: weights, as ``find_weights`` takes them (a checkpoint's folder or file, a run's folder
+            for its best checkpoint, ...), or the folder of an export.
+        cfg: the model's YAML file or name; None: the weights describe their model.
         options: keys and values, as after ``-o``.
-        classes: the outputs' names; None: what the weights tell.
-        batch_size: images that are computed together.
+        classes: the names of the outputs; None: those that the weights have.
+        batch_size: the number of images that are computed together.
 
     Attributes:
-        config: of the model and its images.
-        model: the model made for inference (``inference_model``); None for an exported one.
-        task: "classification" (probabilities sum up to 1) or "multilabel" (each by itself).
-        thresholds: multilabel: the weights' own, by output; empty: 0.5 serves for each.
+        config: the configuration of the model and of its images.
+        model: the model for inference (``inference_model``); None for an export.
+        task: "classification" (the probabilities of an image sum up to 1) or "multilabel".
+        thresholds: for "multilabel", the least probability by output; empty: 0.5 for each.
         classes: names by output; empty: they aren't known.
-        report: what was loaded, in a line.
-        warning: what is wrong with weights that can still be used; "": nothing.
-        weights: the file that was loaded; None: an export.
-        path: the weights as they were given, of a run's folder its best checkpoint.
-        has_classes: whether the outputs are classes; False: they are features.
+        report: a line that says what was loaded.
+        warning: a problem of weights that can still be used; "": none.
+        weights: the file that was loaded; None for an export.
+        path: the weights as given; for a run's folder its best checkpoint.
+        has_classes: whether the outputs are classes; if not, they are features.
 
     Raises:
-        InputError: the weights can't be read, don't tell what they are of, or don't fit.
+        InputError: the weights can't be read, don't describe their model, or don't fit it.
     """
 
     def __init__(
@@ -103,48 +103,57 @@ class Predictor:
         self.path = path = best_of_run(path)
         options = [*options, "EVAL", "True", "DATA.BATCH_SIZE_EVAL", str(batch_size)]
         export = read_export(path) if is_export(path) else None
-        configured = (
-            _config_and_description(str(path), cfg, options, classes)
-            if export is None
-            else _of_export(export, cfg, options)
-        )
+        if export is None:
+            configured = _config_of_weights(str(path), cfg, options, classes)
+        else:
+            configured = _config_of_export(export, cfg, options)
         self.config, description = configured
-        self.task, self.classes = description.task, list(classes or description.classes)
+        self.task = description.task
+        self.classes = list(classes or description.classes)
+        self.thresholds = description.thresholds
+        self._check_description()
+        set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
+        self.model = None
+        self.weights = None
+        self.warning = ""
+        if export:
+            self._run = open_export(path)
+            self.has_classes = not export.features
+            self.report = f"{path}: {description.model}, {export.format}, {export.precision}"
+        else:
+            self._load(build_model(self.config) if cfg else build_described(self.config, path))
+        self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
+
+    def _check_description(self) -> None:
+        """Raises InputError if the task, the classes or the thresholds don't fit the model."""
+        path = printable(str(self.path))
         if "TASK" in explicit_sources(self.config) and self.task != self.config.TASK:
             found = f"weights of TASK {self.task}, found TASK {self.config.TASK}"
-            raise InputError(f"{printable(str(path))}: {found}; give -o TASK {self.task}")
-        self.thresholds = description.thresholds
+            raise InputError(f"{path}: {found}; give -o TASK {self.task}")
         outputs = self.config.MODEL.NUM_CLASSES
         if self.classes and len(self.classes) != outputs:
             found = f"found {len(self.classes)} names of classes"
             raise InputError(f"{found}, the model has {outputs} outputs; give one for each")
         if len(self.thresholds) not in (0, outputs):
-            raise InputError(
-                f"{printable(str(path))} tells {len(self.thresholds)} thresholds, the model has {outputs} outputs"
-            )
-        set_device_flags(self.config, int(os.environ.get("PADDLE_LOCAL_SIZE", world_size())))
-        self.model = None
-        self.weights = None
-        self.warning = ""
-        if not export:
-            self.model = build_model(self.config) if cfg else build_described(self.config, path)
-        if export:
-            self._run = open_export(path)
-            self.has_classes = not export.features
-            self.report = f"{path}: {description.model}, {export.format}, {export.precision}"
-        elif self.model is not None:
-            settings = self.config.MODEL
-            allow = settings.PRETRAINED_ALLOW
-            order = settings.PRETRAINED_CLASSES
-            adapter = settings.PRETRAINED_ADAPTER
-            loaded = load_weights(self.model, path, allow=allow, classes=order, adapter=adapter)
-            self.report = str(loaded)
-            self.warning = loaded.warning
-            self.weights = loaded.file
-            self.has_classes = bool(outputs) and not is_projection(loaded.file)
-            self.model.eval()
-            self.model = self.model.inference_model()
-        self._normalize = Normalize(self.config.DATA.IMAGENET_MEAN, self.config.DATA.IMAGENET_STD)
+            found = f"{path} tells {len(self.thresholds)} thresholds"
+            raise InputError(f"{found}, the model has {outputs} outputs")
+
+    def _load(self, model: ImageModel) -> None:
+        """Loads the weights into ``model``, and prepares it for inference."""
+        settings = self.config.MODEL
+        loaded = load_weights(
+            model,
+            self.path,
+            allow=settings.PRETRAINED_ALLOW,
+            classes=settings.PRETRAINED_CLASSES,
+            adapter=settings.PRETRAINED_ADAPTER,
+        )
+        self.report = str(loaded)
+        self.warning = loaded.warning
+        self.weights = loaded.file
+        self.has_classes = bool(settings.NUM_CLASSES) and not is_projection(loaded.file)
+        model.eval()
+        self.model = model.inference_model()
 
     def __call__(
         self, images: Iterable[Picture], top: int | None = None, threshold: float | None = None
@@ -152,19 +161,21 @@ class Predictor:
         """Returns the prediction of each image.
 
         Args:
-            images: paths, the bytes of files, Pillow's images, or arrays, as of ``Pictures``.
-            top: classes per image, at most; None: 5, of a multi-label model all.
-            threshold: multi-label: least probability; None: each class's own (``thresholds``).
+            images: paths, the bytes of files, Pillow images, or arrays, as ``Pictures`` takes them.
+            top: the number of classes per image at most; None: 5, or all of a multi-label model.
+            threshold: the least probability of a multi-label model's classes; None: that of
+                ``thresholds``.
 
         Raises:
-            RunError: one can't be read; it is named.
+            RunError: an image can't be read; the error names it.
         """
         check_several(images)
-        found = list(self.stream(list(images), top, threshold, workers=0))
-        for answer in found:
-            if isinstance(answer, Failure):
-                raise RunError(answer.error)
-        return found  # pyright: ignore[reportReturnType]: no Failure is left
+        predictions = []
+        for outcome in self.stream(list(images), top, threshold, workers=0):
+            if isinstance(outcome, Failure):
+                raise RunError(outcome.error)
+            predictions.append(outcome)
+        return predictions
 
     def stream(
         self,
@@ -174,19 +185,20 @@ class Predictor:
         workers: int = 2,
         tta: Views = "",
     ) -> Iterator[Prediction | Failure]:
-        """Yields the prediction of each image in turn; as much memory is taken for many as for a
-        few.
+        """Yields the prediction of each image in turn.
+
+        The memory that this takes doesn't depend on the number of images.
 
         Args:
-            images, top, threshold: as of a call.
-            workers: processes that load; 0: this one does.
-            tta: views over which probabilities are averaged: "flip", "five", "ten"
+            images, top, threshold: see ``__call__``.
+            workers: the number of processes that load images; 0: this process loads them.
+            tta: the views over which probabilities are averaged: "flip", "five", "ten"
                 (``inference.tta``).
         """
-        for answers in self.answers(images, top, threshold, workers, tta):
-            yield from answers.values()
+        for outcomes in self.predict_batches(images, top, threshold, workers, tta):
+            yield from outcomes.values()
 
-    def answers(
+    def predict_batches(
         self,
         images: Sequence[Picture] | Paths,
         top: int | None = None,
@@ -196,11 +208,12 @@ class Predictor:
         rank: int = 0,
         ranks: int = 1,
     ) -> Iterator[dict[int, Prediction | Failure]]:
-        """Yields, batch by batch, the answers to ``rank``'s share of the images (every
-        ``ranks``-th), by their places.
+        """Yields, for each batch, the predictions by the image's place in ``images``.
 
         Args:
-            images, top, threshold, workers, tta: as of ``stream``.
+            images, top, threshold, workers, tta: see ``stream``.
+            rank, ranks: this process predicts every ``ranks``-th image, beginning with number
+                ``rank``.
         """
         self.check_classifier()
         if top is not None and (not isinstance(top, int | np.integer) or top < 1):
@@ -209,41 +222,46 @@ class Predictor:
             isinstance(threshold, int | float | np.floating) and 0 <= threshold <= 1
         ):
             raise InputError(f"threshold is {threshold!r}, expected a probability from 0 to 1")
-        asked = pictures(self.config, images, tta)
-        for batch in self.batches(asked, workers, rank, ranks):
-            shares = np.mean(
-                [self.probabilities(self.logits(view)) for view in views(batch, tta)], 0
-            )
-            yield {
-                place: self._answer(asked.name(place), problem, own, top, threshold)
-                for place, problem, own in zip(batch.places, batch.problems, shares, strict=True)
-            }
+        dataset = pictures(self.config, images, tta)
+        for batch in self.batches(dataset, workers, rank, ranks):
+            by_view = [self.probabilities(self.logits(view)) for view in views(batch, tta)]
+            outcomes = {}
+            for place, problem, probabilities in zip(
+                batch.places, batch.problems, np.mean(by_view, 0), strict=True
+            ):
+                name = dataset.name(place)
+                outcomes[place] = self._outcome(name, problem, probabilities, top, threshold)
+            yield outcomes
 
     def check_classifier(self) -> None:
-        """Raises InputError where the model has no classifier, so that its outputs are features."""
+        """Raises InputError if the model has no classifier, and its outputs are features."""
         if not self.has_classes:
             found = f"{printable(str(self.weights or self.path))} has no classifier: it gives features, and no classes"
             raise InputError(
                 f"{found}; tools/features.py computes them, or train a classifier (-pretrained)"
             )
 
-    def _answer(
-        self, name: str, problem: str, shares: np.ndarray, top: int | None, threshold: float | None
+    def _outcome(
+        self,
+        name: str,
+        problem: str,
+        probabilities: np.ndarray,
+        top: int | None,
+        threshold: float | None,
     ) -> Prediction | Failure:
-        if not problem and not np.isfinite(shares).all():
-            problem = f"{printable(name)}: the weights give no finite logits for it"
-        return (
-            Failure(name, problem) if problem else self.prediction_of(name, shares, top, threshold)
-        )
+        if problem:
+            return Failure(name, problem)
+        if not np.isfinite(probabilities).all():
+            return Failure(name, f"{printable(name)}: the weights give no finite logits for it")
+        return self.prediction_of(name, probabilities, top, threshold)
 
     def batches(
         self, pictures: Pictures, workers: int = 2, rank: int = 0, ranks: int = 1
     ) -> Iterator[Batch]:
-        """Yields the images of ``rank``, prepared, in their order."""
+        """Yields batches of prepared images, of every ``ranks``-th image from number ``rank`` on."""
         if len(pictures):
-            yield from pictures.batches(
-                with_values(self.config, DATA__NUM_WORKERS=workers), rank, ranks
-            )
+            config = with_values(self.config, DATA__NUM_WORKERS=workers)
+            yield from pictures.batches(config, rank, ranks)
 
     def pixels(self, image: Picture) -> np.ndarray:
         """Returns an image as the model sees it, [H, W, C], uint8 or float32.
@@ -267,48 +285,54 @@ class Predictor:
             return self.model(images).astype("float32").numpy()
 
     def probabilities(self, logits: np.ndarray) -> np.ndarray:
-        """Returns what the outputs mean, [B, K] float64: the softmax over the classes, or each
-        output's sigmoid.
+        """Returns the probabilities [B, K] float64: the softmax of an image's logits, or the
+        sigmoid of each logit of a multi-label model.
         """
         logits = logits.astype(np.float64)
-        # of logits that aren't finite: ``_answer`` looks for those
+        # Logits that aren't finite warn here. ``_outcome`` reports them.
         with np.errstate(invalid="ignore"):
             if self.task == "multilabel":
                 return sigmoid(logits)
-            shares = np.exp(logits - logits.max(1, keepdims=True))
-        return shares / shares.sum(1, keepdims=True)
+            exponentials = np.exp(logits - logits.max(1, keepdims=True))
+        return exponentials / exponentials.sum(1, keepdims=True)
 
     def prediction_of(
         self, name: str, shares: np.ndarray, top: int | None = None, threshold: float | None = None
     ) -> Prediction:
-        """Returns the prediction that probabilities [K] make; of equal ones the first output comes
-        first.
+        """Returns an image's prediction.
+
+        Args:
+            name: the image's name.
+            shares: its probabilities [K]. Among equal ones the first output comes first.
+            top, threshold: see ``__call__``.
         """
         order = np.argsort(-shares, kind="stable")
         if self.task == "multilabel":
             top = top or len(shares)
-            least = self.thresholds or 0.5 if threshold is None else threshold
+            least = self.thresholds or 0.5
+            if threshold is not None:
+                least = threshold
             order = order[(shares >= least)[order]]
         outputs = order[: top or 5].tolist()
         names = [self.classes[output] if self.classes else str(output) for output in outputs]
         return Prediction(name, outputs, names, [float(shares[output]) for output in outputs])
 
 
-def _config_and_description(
+def _config_of_weights(
     path: str, cfg: str | None, options: Sequence[str], classes: Sequence[str] | None
 ) -> tuple[Configuration, Description]:
-    """The configuration of a model and its images, and what its weights are of."""
+    """Returns the configuration of a model and its images, and the description of its weights."""
     if cfg is None:
-        told = description_of(path, options)
-        if told is None:
+        description = description_of(path, options)
+        if description is None:
             raise InputError(
                 f"{printable(path)} doesn't tell what model it is of; give its YAML file or name (-cfg)"
             )
         options = ["MODEL.PRETRAINED", path, *options]
-        config = told.to_config(options)
-        names = classes or told.classes
-        task = told.task
-        thresholds = told.thresholds
+        config = description.to_config(options)
+        names = classes or description.classes
+        task = description.task
+        thresholds = description.thresholds
     else:
         config = with_preprocessing(get_config(cfg, [*options, "MODEL.PRETRAINED", path]))
         adapter = config.MODEL.PRETRAINED_ADAPTER
@@ -320,11 +344,12 @@ def _config_and_description(
     return config, describe(config, list(names), task, thresholds)
 
 
-def _of_export(
+def _config_of_export(
     export: Export, cfg: str | None, options: Sequence[str]
 ) -> tuple[Configuration, Description]:
-    """The configuration of an export's images, and what it is; an export computes what it was made
-    for.
+    """Returns the configuration of an export and its images, and its description.
+
+    Options that would change what the exported graph computes are errors.
     """
     if export.format in paddlex.FORMATS:
         found = f"{export.folder} is an export of -format {export.format}, which gives its client probabilities"
@@ -333,9 +358,8 @@ def _of_export(
         raise InputError(
             f"{export.folder} is an export, which tells its model itself; leave out -cfg"
         )
-    own = export.description.to_config()
+    made_for = dict(leaves(export.description.to_config()))
     config = export.description.to_config(options)
-    made_for = dict(leaves(own))
     for key, value in leaves(config):
         if (key == "AMP" or key in export.description.values) and value != made_for[key]:
             raise InputError(

@@ -1,5 +1,6 @@
-"""The images most like one, by the cosine of their features, in a folder or among features that
-were kept.
+"""Finds the images most similar to one, by the cosine similarity of their features.
+
+It searches the images of a folder, or stored features.
 """
 
 import os
@@ -12,43 +13,46 @@ import numpy as np
 from config import get_config
 from errors import InputError, printable
 from inference.captions import SHEET_SIDE, side_by_side, small, tile
-from inference.features import Features, Stored
+from inference.feature_store import FeatureExtractor, StoredFeatures
+from inference.name_index import open_names
 from inference.pictures import Pictures
-from inference.stored_names import names_of
 from loading.files import Paths
 from utils import writing_whole
 
-_ACROSS = 5  # images in a row of a grid
+# The number of images in a row of a grid.
+_ACROSS = 5
 
 
 class Neighbour(NamedTuple):
-    """An image, and the cosine of its features and the query's: -1 to 1."""
+    """An image, and the cosine similarity of its features to the query's, from -1 to 1."""
 
     name: str
     similarity: float
 
 
-def of_image(features: Features, image: str) -> np.ndarray:
+def of_image(features: FeatureExtractor, image: str) -> np.ndarray:
     """Returns an image's features [D].
 
     Raises:
         InputError: it can't be read, or the features are maps.
     """
-    [found] = features.rows([image], workers=0)
-    if found.errors[0]:
-        raise InputError(found.errors[0])
-    if found.values.ndim != 2:
+    [batch] = features.rows([image], workers=0)
+    if batch.errors[0]:
+        raise InputError(batch.errors[0])
+    if batch.values.ndim != 2:
         raise InputError("-pool is map; a search needs pooled features: choose avg or token")
-    return found.values[0]
+    return batch.values[0]
 
 
 def in_images(
-    features: Features, image: str, images: Paths, top: int, workers: int = 2
+    features: FeatureExtractor, image: str, images: Paths, top: int, workers: int = 2
 ) -> tuple[list[Neighbour], list[str]]:
-    """Returns the ``top`` of ``images`` nearest to ``image``, the nearest first, and the errors of
-    unreadable ones.
+    """Computes the features of ``images``, and returns the ``top`` that are nearest to ``image``.
 
-    As much memory is taken for many as for a few.
+    The memory that this takes doesn't depend on the number of images.
+
+    Returns:
+        the neighbours, the nearest first, and the errors of images that can't be read.
     """
     query = of_image(features, image)
     errors = []
@@ -58,38 +62,40 @@ def in_images(
             errors.extend(error for error in rows.errors if error)
             yield rows.values
 
-    best = nearest(query, blocks(), top, _own(image, map(images.__getitem__, range(len(images)))))
+    path = os.path.abspath(image)
+    query_rows = {row for row in range(len(images)) if os.path.abspath(images[row]) == path}
+    best = nearest(query, blocks(), top, query_rows)
     return [Neighbour(images[row], similarity) for row, similarity in best], errors
 
 
 def nearest_in(
-    stored: Stored,
+    stored: StoredFeatures,
     image: str,
     top: int,
     checkpoint: str | None = None,
     tell: Callable[[str], Any] = str,
 ) -> list[Neighbour]:
-    """Returns the ``top`` rows nearest to ``image``, the nearest first.
+    """Returns the ``top`` stored images nearest to ``image``, the nearest first.
 
     Args:
-        checkpoint: where the weights are now; None: where they were. They are read for an image
-            that isn't among those stored, and where this is given.
-        tell: as ``names_of``'s.
+        checkpoint: the weights; None: those at the path where the features were computed. They are
+            only needed for an image that isn't stored, or if this is given.
+        tell: see ``open_names``.
 
     Raises:
-        InputError: other weights than those of the stored features, or an index that can't be read.
+        InputError: the weights aren't those of the stored features, or the index can't be read.
     """
     values = stored.values
     made = stored.made
-    names = names_of(stored, tell)
-    own = names.rows_of(os.path.abspath(image))
-    known = [row for row in sorted(own) if not np.isnan(values[row]).any()]
+    names = open_names(stored, tell)
+    query_rows = names.rows_of(os.path.abspath(image))
+    known = [row for row in sorted(query_rows) if not np.isnan(values[row]).any()]
     if known and not checkpoint:
         query = values[known[0]]
     else:
         path = checkpoint or made["checkpoint"]
         layer = (made["layer"], made["pool"], made["norm"])
-        features = Features(path, made["cfg"], made["options"], 1, *layer)
+        features = FeatureExtractor(path, made["cfg"], made["options"], 1, *layer)
         if features.made["sha256"] != made["sha256"]:
             found = f"{printable(str(features.weights))} isn't what the stored features were made by (another SHA-256)"
             raise InputError(
@@ -102,24 +108,22 @@ def nearest_in(
         )
     return [
         Neighbour(names.name(row), cosine)
-        for row, cosine in nearest(query, stored.blocks(), top, own)
+        for row, cosine in nearest(query, stored.blocks(), top, query_rows)
     ]
-
-
-def _own(image: str, names: Iterable[str]) -> set[int]:
-    """The rows that are the query's own file."""
-    path = os.path.abspath(image)
-    return {row for row, name in enumerate(names) if os.path.abspath(name) == path}
 
 
 def nearest(
     query: np.ndarray, blocks: Iterable[np.ndarray], top: int, left_out: Collection[int] = ()
 ) -> list[tuple[int, float]]:
-    """Returns (row, cosine) of the rows nearest to ``query`` [D] in ``blocks`` [B, D], the nearest
-    first.
+    """Returns (row, cosine similarity) of the rows nearest to a query, the nearest first.
 
-    Of equal ones the first row comes first. Rows that aren't finite, and those of length 0, aren't
-    near.
+    Among equal ones the first row comes first. Rows that aren't finite, or have the length 0, are
+    skipped.
+
+    Args:
+        query: [D].
+        blocks: the rows, in blocks [B, D].
+        left_out: rows to skip, such as the query's own.
     """
     query = query.astype(np.float64)
     query = query / (np.linalg.norm(query) or 1)
@@ -129,18 +133,19 @@ def nearest(
     first = 0
     for block in blocks:
         values = block.astype(np.float64)
-        # einsum takes each row alone: equal rows have equal cosines, wherever they stand. A product
-        # doesn't hold that.
+        # einsum computes each row alone, so that equal rows have equal cosines, wherever they are.
+        # A matrix product doesn't guarantee that.
         lengths = np.sqrt(np.einsum("ij,ij->i", values, values))
         products = np.einsum("ij,j->i", values, query)
-        near = np.isfinite(lengths) & (lengths > 0)
-        near[left_out[(left_out >= first) & (left_out < first + len(block))] - first] = False
-        found = np.full(len(block), -np.inf)
-        np.divide(products, lengths, out=found, where=near)
-        # Of those that are as near as the last one so far, it came first.
-        there = np.flatnonzero(found > (cosines[-1] if len(cosines) == top else -np.inf))
-        rows = np.concatenate([rows, first + there])
-        cosines = np.concatenate([cosines, found[there]])
+        is_valid = np.isfinite(lengths) & (lengths > 0)
+        is_valid[left_out[(left_out >= first) & (left_out < first + len(block))] - first] = False
+        similarities = np.full(len(block), -np.inf)
+        np.divide(products, lengths, out=similarities, where=is_valid)
+        # A row as near as the last of the best so far comes behind it, and isn't kept.
+        least = cosines[-1] if len(cosines) == top else -np.inf
+        better = np.flatnonzero(similarities > least)
+        rows = np.concatenate([rows, first + better])
+        cosines = np.concatenate([cosines, similarities[better]])
         kept = np.argsort(-cosines, kind="stable")[:top]
         rows = rows[kept]
         cosines = cosines[kept]
@@ -151,27 +156,29 @@ def nearest(
 def write_grid(
     query: str, neighbours: Sequence[Neighbour], output: Path, oriented: bool = False
 ) -> list[str]:
-    """Writes a PNG, whole or not at all: the query, then its neighbours, each above its name and
-    its similarity.
+    """Writes a PNG of the query and its neighbours with their names and similarities, whole or not
+    at all.
 
     Args:
-        oriented: whether the model saw them rotated as their EXIF says (DATA.EXIF_ORIENTATION).
+        oriented: whether images are rotated by their EXIF, as for the model
+            (DATA.EXIF_ORIENTATION).
 
     Returns:
-        what is wrong with those that can't be read.
+        the errors of images that can't be read.
 
     Raises:
-        InputError: another ending.
+        InputError: the file has another ending than .png.
     """
     if output.suffix.lower() != ".png":
         raise InputError(f"{output}: the grid is a PNG; give it the ending .png")
-    told = [(query, "query"), *((name, f"{similarity:.3f}") for name, similarity in neighbours)]
+    captions = [(query, "query")]
+    captions += [(name, f"{similarity:.3f}") for name, similarity in neighbours]
     config = get_config(None, ["DATA.IMAGE_CHANNELS", "3", "DATA.EXIF_ORIENTATION", str(oriented)])
-    pictures = Pictures(config, [name for name, _ in told])
-    images = [small(pictures, place, SHEET_SIDE) for place in range(len(told))]
+    pictures = Pictures(config, [name for name, _ in captions])
+    images = [small(pictures, place, SHEET_SIDE) for place in range(len(captions))]
     tiles = [
-        tile(image, SHEET_SIDE, name, [(said, "")], 1)
-        for image, (name, said) in zip(images, told, strict=True)
+        tile(image, SHEET_SIDE, name, [(text, "")], 1)
+        for image, (name, text) in zip(images, captions, strict=True)
     ]
     grid = side_by_side(tiles, min(_ACROSS, len(tiles)))
     with writing_whole(output, "wb") as file:

@@ -35,12 +35,12 @@ OWN_FOLDER = "in a folder that this process has just made"
 NO_FILE = "no file that has a name"
 DOORS = "a descriptor that the door gave"
 WRITTEN = {
-    "inference/answers.py: standard_output": NO_FILE,
+    "inference/prediction_writers.py: standard_output": NO_FILE,
     "inference/captions.py: save": "opened with mode x",
     "inference/captions.py: write": OWN_FOLDER,
     "inference/conventions.py: write_conventions": OWN_FOLDER,
     "inference/serve/compute.py: _silence_libraries": "the null device, and a copy of standard error",
-    "inference/exporting.py: _write_answering": OWN_FOLDER,
+    "inference/exporting.py: _write_for_client": OWN_FOLDER,
     "inference/exporting.py: _write_graphs": OWN_FOLDER,
     "inference/exporting.py: write_export": OWN_FOLDER,
     "inference/formats.py: openvino_of": OWN_FOLDER,
@@ -66,7 +66,7 @@ WRITTEN = {
     "training/tracking.py: main": DOORS,
 }
 REMOVED = {
-    "inference/answers.py: settle": "what is whole gets the name that the user gave",
+    "inference/prediction_writers.py: move_into_place": "what is whole gets the name that the user gave",
     "launch/secret.py: _make": "the file that it has just made",
     "loading/cache.py: _remove": "empty folders that it has just made",
     "ops/build.py: build": "what is whole gets its name in the toolkit's own folder",

@@ -53,7 +53,7 @@ LISTED = ("imagenet2012", "multilabel_list")
 def check_images(
     config: Configuration, workers: int, limit: Any = "auto", listed: bool = False
 ) -> Any:
-    """Reads every image of DATA.DATASET; returns ``inference.look.data.Checked``.
+    """Reads every image of DATA.DATASET; returns a ``DatasetReport``.
 
     Args:
         workers: processes that read images.
@@ -64,7 +64,7 @@ def check_images(
         InputError: there are no training images to check, or a label is outside the range.
         RunError: a process was killed.
     """
-    from inference.look.data import Checked
+    from inference.visualization.dataset_report import DatasetReport
     from loading.check.findings import duplicate_pairs, findings
     from loading.check.images import check_images, image_source
     from loading.label_sets import every_label
@@ -109,7 +109,7 @@ def check_images(
     title = data.DATASET
     if "data_path" in datasets.components[data.DATASET].reads:
         title = f"{data.DATASET}: {printable(data.DATA_PATH)}"
-    return Checked(
+    return DatasetReport(
         title,
         verdict,
         not stops,
@@ -282,7 +282,7 @@ def main() -> None:
     if options.output:
         print(write_lists(options.output, Path(config.DATA.DATA_PATH), result.parts))
     if options.report:
-        from inference.look.data import write_report
+        from inference.visualization.dataset_report import write_report
 
         try:
             drawn = write_report(options.report, result)

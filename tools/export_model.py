@@ -58,8 +58,8 @@ def main() -> None:
     flags = _data(arguments)
     from config import default_values  # after the command line: these import Paddle
     from inference import Predictor
+    from inference.export_manifest import refuse_export
     from inference.exporting import check_combination, check_target, write_export
-    from inference.folder import refuse_export
     from inference.quantise import calibration_data, is_data_key, training_images
 
     check_combination(arguments.format, arguments.precision)

@@ -92,13 +92,13 @@ def main() -> int:
     check(arguments)
     from tqdm import tqdm
 
-    from inference.features import Features, write_features
+    from inference.feature_store import FeatureExtractor, write_features
     from inference.inputs import paths_of, standard_input
     from ops.settings import tune_cpu
 
     tune_cpu(1)
     images = paths_of(arguments.inputs, standard_input())
-    features = Features(
+    features = FeatureExtractor(
         arguments.checkpoint,
         arguments.cfg,
         arguments.o,

@@ -202,8 +202,8 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
     """
     import utils
     from inference import Failure, Predictor
+    from inference.distributed import check_same_images, predict_distributed
     from inference.inputs import class_names
-    from inference.together import answers_of, check_same_images
     from training import parallel
     from training.setup import precision_text
 
@@ -233,7 +233,7 @@ def answer(arguments: argparse.Namespace, images: Any, config: Configuration) ->
         if arguments.amp and utils.rank() == 0:
             print(f"computes in {precision_text(predictor.config)}", file=sys.stderr)
         with writing(arguments, predictor, images, top) as (write, bar):
-            for part in answers_of(predictor, images, **how):
+            for part in predict_distributed(predictor, images, **how):
                 for each in part:
                     write(each)
                     failed += isinstance(each, Failure)
@@ -256,7 +256,7 @@ def writing(
     from tqdm import tqdm
 
     import utils
-    from inference import answers
+    from inference import prediction_writers
 
     if utils.rank():
         yield None, tqdm(disable=True)
@@ -274,11 +274,13 @@ def writing(
         stack.enter_context(contextlib.closing(bar))
         if arguments.format != "pictures":
             if arguments.output:
-                opened = answers.text_file(path, temporary)
+                opened = prediction_writers.text_file(path, temporary)
             else:
-                opened = answers.standard_output(utils.world_size() > 1)
+                opened = prediction_writers.standard_output(utils.world_size() > 1)
             out = stack.enter_context(opened)
-            writer = answers.text_writer(arguments.format, out, images, predictor.classes)
+            writer = prediction_writers.text_writer(
+                arguments.format, out, images, predictor.classes
+            )
             yield writer.write, bar
             out.flush()
             return
@@ -290,7 +292,7 @@ def writing(
             sheet.save(temporary, path)
         else:
             yield captions.Folder(config, images, temporary, path, top).write, bar
-        answers.settle(temporary, path)
+        prediction_writers.move_into_place(temporary, path)
 
 
 def spawned_rank(failed: Any, beats: Any, handed: spawned.SharedObjects) -> None:
@@ -329,7 +331,7 @@ def run(arguments: argparse.Namespace) -> None:
     import_paddle()
     import utils
     from config import with_values
-    from inference.folder import is_export
+    from inference.export_manifest import is_export
     from inference.inputs import check_output, paths_of, standard_input
 
     ranks = utils.num_processes(1 if arguments.ngpus is None else arguments.ngpus)

@@ -73,13 +73,13 @@ def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
     """Returns (file, similarity) of the neighbours, errors of images that can't be read, and whether
     EXIF turned the images.
     """
-    from inference.features import Features
+    from inference.feature_store import FeatureExtractor
     from inference.inputs import paths_of
     from inference.search import in_images
 
     if arguments.checkpoint is None:
         raise InputError("a folder's features are computed by a model; give -checkpoint")
-    features = Features(
+    features = FeatureExtractor(
         arguments.checkpoint,
         arguments.cfg,
         arguments.o,
@@ -97,14 +97,14 @@ def _in_folder(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
 
 def _in_features(arguments: argparse.Namespace) -> tuple[list, list[str], bool]:
     """Returns the same as ``_in_folder``, from a file of features."""
-    from inference.features import stored_features
+    from inference.feature_store import open_features
     from inference.search import nearest_in
 
     if arguments.layer is not None or arguments.cfg or arguments.o:
         raise InputError(
             "a file of features names its model and layer; leave out -cfg, -layer and -o"
         )
-    stored = stored_features(Path(arguments.where))
+    stored = open_features(Path(arguments.where))
     neighbours = nearest_in(stored, arguments.query, arguments.top, arguments.checkpoint, _tell)
     return neighbours, [], stored.made.get("oriented", False)
 

@@ -40,8 +40,8 @@ def draw(config: Configuration, epoch: int, count: int) -> bytes:
         RunError: an image can't be read.
     """
     from datasets import get_datasets
-    from inference.look.batches import evaluation_panels, training_panels
-    from inference.look.draw import sheet
+    from inference.visualization.batches import evaluation_panels, training_panels
+    from inference.visualization.draw import sheet
     from models.pretrained import with_preprocessing
 
     config, train, val = get_datasets(with_preprocessing(config))

@@ -92,9 +92,9 @@ def true_class(folders: Sequence[str], classes: Collection[str]) -> str | None:
 
 def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, output: Path) -> str:
     """Draws the panels of images, into one picture or a folder; returns where they are."""
-    from inference.look import maps
-    from inference.look.draw import sheet
-    from inference.look.sight import sight
+    from inference.visualization import maps
+    from inference.visualization.draw import sheet
+    from inference.visualization.predicted_image import predict_image
 
     whole = output.suffix == ".png"
     if len(files) > ON_A_SHEET and (whole or kind == "features"):
@@ -111,11 +111,14 @@ def one_by_one(kind: str, predictor: Any, files: Sequence[str], asked: Any, outp
     }
     if kind == "features":
         drawn = iter(
-            maps.feature_panels(predictor, [sight(predictor, file) for file in files], asked)
+            maps.feature_panels(
+                predictor, [predict_image(predictor, file) for file in files], asked
+            )
         )
     else:
         drawn = (
-            panels[kind](predictor, sight(predictor, file, asked.original), asked) for file in files
+            panels[kind](predictor, predict_image(predictor, file, asked.original), asked)
+            for file in files
         )
     if whole:
         rows = list(drawn)
@@ -153,8 +156,8 @@ def together(
     arguments: argparse.Namespace, predictor: Any, files: Sequence[str], truth: Sequence[str | None]
 ) -> str:
     """Draws one picture of all images, or of the model alone; returns where it is."""
-    from inference.look.embeddings import embeddings, predictions
-    from inference.look.positions import positions
+    from inference.visualization.embeddings import embeddings, predictions
+    from inference.visualization.positions import positions
 
     output = _file(arguments.output, arguments.kind)
     kind = arguments.kind
@@ -296,8 +299,8 @@ def main() -> None:
 
     check_output(arguments.output, (arguments.checkpoint, *arguments.images), files)
     from inference import Predictor  # after the command line: it imports Paddle
-    from inference.folder import refuse_export
-    from inference.look.maps import Asked
+    from inference.export_manifest import refuse_export
+    from inference.visualization.maps import MapOptions
 
     refuse_export(
         arguments.checkpoint,
@@ -309,7 +312,9 @@ def main() -> None:
         truth = [true_class(folders, classes) for folders in between]
         print(together(arguments, predictor, files, truth))
         return
-    asked = Asked(arguments.block, arguments.method, arguments.output_class, arguments.original)
+    asked = MapOptions(
+        arguments.block, arguments.method, arguments.output_class, arguments.original
+    )
     print(one_by_one(arguments.kind, predictor, files, asked, arguments.output))
 
 

@@ -1,9 +1,9 @@
-"""Weights from files of this toolkit, timm, the Hugging Face Hub, PaddleViT, Google and the papers'
-repositories.
+"""Loads weights from files of this toolkit, timm, the Hugging Face Hub, PaddleViT, Google and the
+papers' repositories.
 
-A file goes through ``formats`` (arrays, whatever wrote them), ``names`` (timm's names for them),
-``fit`` (this model's sizes), and only then into the model. What is written has timm's names and
-layout: a Linear's weight is [out, in].
+A file passes three stages before a tensor of the model is set: ``formats`` reads its arrays,
+whatever wrote them; ``names`` gives them timm's names; ``fit`` resizes them for this model. Files
+that are written have timm's names and layout: a Linear's weight is [out, in].
 """
 
 import os
@@ -22,10 +22,10 @@ from errors import InputError, printable, reading
 from settings.options import pair
 from settings.plain import parsed_json
 from weights.adapters import LEARNT_ANEW, PREFIX, Adapter, is_added, merge, read_adapter
-from weights.classes import keep_imagenet1k
 from weights.fit import blind_classifiers, classifiers_of, fit_classifiers, fit_sizes
 from weights.formats import METADATA, WeightFile, open_weights, read_metadata, write_weights
 from weights.hub import SIDE, find_weights
+from weights.imagenet22k import keep_imagenet1k
 from weights.layout import Target, file_name, linear_weights, numpy_dtype
 from weights.names import (
     differences,
@@ -36,7 +36,7 @@ from weights.names import (
     unstored_arrays,
 )
 from weights.names.clip import is_openais
-from weights.names.looks import looks_like
+from weights.names.guess import guess_type
 from weights.names.transformers import timm_names as from_transformers
 
 __all__ = [
@@ -54,20 +54,20 @@ SUFFIX = ".safetensors"
 
 @dataclass
 class LoadReport:
-    """What ``load_weights`` did; tensors by timm's names.
+    """What ``load_weights`` did. Tensors are listed by timm's names.
 
     Attributes:
-        file: what was read.
-        loaded: tensors that are the file's, resized ones among them.
-        resized: what was resized, in words.
-        fresh: classifier tensors that stayed as they were, for ``reason``.
-        missing, unexpected: what was allowed to be so.
-        notes: what else there is to tell.
+        file: the file that was read.
+        loaded: tensors whose values are from the file, resized ones included.
+        resized: a sentence for each thing that was resized.
+        fresh: tensors of classifiers that keep the model's own values, because of ``reason``.
+        missing, unexpected: names that differ between file and model, where ``allow`` permits it.
+        notes: anything else that the user should know.
         config: timm's config.json beside the file, or {}.
-        checksums: the CRC-32 of each tensor as it is in the file, and in an adapter's, by name; {}
-            unless asked for.
-        warning: with ``strict``: a warning about classifiers that can't tell classes apart; "":
-            they can.
+        checksums: the CRC-32 by name of each tensor as the file has it, and of an adapter's
+            products; {} unless they are requested.
+        warning: with ``strict``, a warning about classifiers that can't tell classes apart; "" if
+            there is nothing to warn about.
     """
 
     file: Path
@@ -84,16 +84,19 @@ class LoadReport:
 
     @property
     def changes(self) -> list[str]:
-        """Returns what distinguishes the model from the file, in words; empty if nothing does."""
-        lines = [*self.resized, f"classifier left fresh: {self.reason}" if self.fresh else ""]
-        lines += [f"missing {_some(self.missing)}" if self.missing else ""]
-        lines += [f"unexpected {_some(self.unexpected)}" if self.unexpected else ""]
-        return [line for line in lines if line]
+        """Returns a line for each difference between the model and the file; [] if none."""
+        lines = list(self.resized)
+        if self.fresh:
+            lines.append(f"classifier left fresh: {self.reason}")
+        if self.missing:
+            lines.append(f"missing {_shortened(self.missing)}")
+        if self.unexpected:
+            lines.append(f"unexpected {_shortened(self.unexpected)}")
+        return lines
 
     def __str__(self) -> str:
-        return "; ".join(
-            [f"{len(self.loaded)} tensors loaded from {self.file}", *self.notes, *self.changes]
-        )
+        summary = f"{len(self.loaded)} tensors loaded from {self.file}"
+        return "; ".join([summary, *self.notes, *self.changes])
 
 
 def load_weights(
@@ -105,33 +108,34 @@ def load_weights(
     adapter: str | Path | None = None,
     checksums: bool = False,
 ) -> LoadReport:
-    """Loads every parameter and buffer of ``model`` but what a training added; it is changed only
-    if all of them fit.
+    """Loads every parameter and buffer of ``model``; the model changes only if all of them fit.
 
-    The file is read one tensor at a time, once to check it and once to take it. So it needs little
-    memory of its own. Position embeddings, tables of relative positions, the stem's channels and
-    the patches' size are adapted to the model's (``weights.fit``). A file that doesn't tell the
-    size of its images is one of squares.
+    What a training adds to a model (LoRA, projections) is not loaded. The file is read one tensor
+    at a time: once to check all tensors, and once more to set them. So little memory is needed
+    besides the model's. Position embeddings, tables of relative positions, the stem's channels and
+    the patch size are adapted to the model's (``weights.fit``). If the file doesn't say how large
+    its images are, they are taken to be squares.
 
     Args:
         path: what ``find_weights`` takes.
-        strict: False, for fine-tuning: the layers ``model.classifier_names()`` stay fresh where the
-            file has none, or has them for another number of classes; so do prompt tokens.
+        strict: False is for fine-tuning: the layers ``model.classifier_names()`` stay fresh if the
+            file has none, or has them for another number of classes. Prompt tokens stay fresh, too.
         allow: shell patterns of names that may be missing in the file or in the model.
-        classes: MODEL.PRETRAINED_CLASSES: of a classifier of ImageNet-22k's classes ImageNet-1k's
-            are kept.
-        adapter: what ``weights.adapters.read_adapter`` takes: merged into the file's tensors, whose
-            place it takes.
-        checksums: whether to report checksums. They are of the files' tensors, before any is
+        classes: MODEL.PRETRAINED_CLASSES: of a classifier of ImageNet-22k's classes, those of
+            ImageNet-1k are kept.
+        adapter: what ``weights.adapters.read_adapter`` takes. Its tensors replace the file's, and
+            its products are merged into them.
+        checksums: whether to report checksums. They are of the files' tensors, before these are
             resized or merged.
 
     Returns:
         the report, to be shown.
 
     Raises:
-        InputError: no such file, a damaged or dangerous one, names or shapes that differ from the
-            model's, or a value that is NaN or infinite. Or another program writes to the file. If
-            some tensors were set before that, the message says that the model isn't to be used.
+        InputError: there is no such file, or it is damaged or dangerous; its names or shapes differ
+            from the model's; a value is NaN or infinite; or another program writes to the file
+            meanwhile. If some tensors were set before that, the message says that the model must
+            not be used.
     """
     with open_weights(path) as stored:
         return _load(model, stored, strict, allow or (), classes, adapter, checksums)
@@ -143,10 +147,9 @@ def _load(
     strict: bool,
     allow: Sequence[str],
     classes: str | None,
-    adapter: str | Path | None,
+    adapter_path: str | Path | None,
     checksums: bool,
 ) -> LoadReport:
-    family = model.weight_names
     report = LoadReport(stored.path, notes=list(stored.notes), config=stored.config)
     _check_activation(stored, model)
     if any(name.startswith(PREFIX) for name in stored.arrays):
@@ -155,54 +158,40 @@ def _load(
     state = {
         file_name(name): tensor for name, tensor in model.state_dict().items() if not is_added(name)
     }
-    own = read_adapter(model, adapter) if adapter else None
-    with reading(stored.path, "weights of this model"):  # shapes that no such file has, too
+    adapter = read_adapter(model, adapter_path) if adapter_path else None
+
+    # A damaged file may have shapes on which NumPy fails below. ``reading`` makes one line of it.
+    with reading(stored.path, "weights of this model"):
         arrays, computed = _arrange(model, stored, state)
         report.notes += [f"{name} computed: its toolkit's files leave it out" for name in computed]
-        report.notes += _other_switches(model, switches(family, stored.arrays))
-        report.resized = (
-            keep_imagenet1k(model, state, arrays, classes, stored.path) if classes else []
-        )
-        if own:  # before anything is compared: a classifier is the adapter's
-            arrays |= own.tensors
+        report.notes += _other_switches(model, switches(model.weight_names, stored.arrays))
+        if classes:
+            report.resized = keep_imagenet1k(model, state, arrays, classes, stored.path)
+
+        # The adapter's tensors come first, because its classifier is the one to compare.
+        if adapter:
+            arrays |= adapter.tensors
         if not strict:
-            report.fresh, report.reason = fit_classifiers(model, state, arrays)
-            report.reason = unread_classifier(stored.arrays) or report.reason
-            new = [name for name in LEARNT_ANEW if name in state.keys() - arrays.keys()]
-            report.notes += [f"{name} left fresh" for name in new]
-            state = {
-                name: tensor for name, tensor in state.items() if name not in {*report.fresh, *new}
-            }
-        for name in classifiers_of(model, list(arrays)) if report.fresh else ():
-            del arrays[name]
+            state = _without_fresh(model, stored, state, arrays, report)
+        if report.fresh:
+            for name in classifiers_of(model, list(arrays)):
+                del arrays[name]
         if checksums:
-            report.checksums = _checksums(
-                model, {name: arrays[name] for name in state if name in arrays}, own
-            )
-        told = differences(family, arrays, state)
-        report.resized += fit_sizes(model, state, arrays, _images_of(stored))
-        if own:
-            arrays = own.apply_to(model, arrays, state, stored.path)
-            report.notes.append(f"merged with {own.file}")
+            kept = {name: arrays[name] for name in state if name in arrays}
+            report.checksums = _checksums(model, kept, adapter)
+
+        settings = differences(model.weight_names, arrays, state)
+        report.resized += fit_sizes(model, state, arrays, _image_size(stored))
+        if adapter:
+            arrays = adapter.apply_to(model, arrays, state, stored.path)
+            report.notes.append(f"merged with {adapter.file}")
         report.missing = [name for name in state if name not in arrays]
         report.unexpected = [name for name in arrays if name not in state]
-        kinds = looks_like(from_transformers(stored.arrays)), looks_like(state)
-        heads = classifiers_of(model, state)
-        headless = ""
-        if heads and not report.unexpected and report.missing == heads:
-            lacks = unread_classifier(stored.arrays) or "it has no classifier"
-            headless = f"{lacks}; train one, or compute its features (tools/features.py)"
-        _check(
-            report,
-            state,
-            arrays,
-            allow,
-            told,
-            "" if kinds[0] == kinds[1] else kinds[0] or "",
-            headless,
-        )
+        _check(model, stored, report, state, arrays, allow, settings)
+
         report.loaded = [name for name in state if name in arrays]
-        # All are read to be checked before the first one is set, which reads it again.
+        # All values are read here, and so checked, before the first tensor is set. Setting them
+        # reads them again.
         for name in report.loaded:
             np.asarray(arrays[name])
         _set(stored, {name: arrays[name] for name in report.loaded}, state)
@@ -211,9 +200,25 @@ def _load(
     return report
 
 
+def _without_fresh(
+    model: Target,
+    stored: WeightFile,
+    state: dict[str, paddle.Tensor],
+    arrays: dict[str, Any],
+    report: LoadReport,
+) -> dict[str, paddle.Tensor]:
+    """Returns the tensors of ``state`` that the file has to fill; notes the others in ``report``."""
+    report.fresh, report.reason = fit_classifiers(model, state, arrays)
+    report.reason = unread_classifier(stored.arrays) or report.reason
+    prompts = [name for name in LEARNT_ANEW if name in state and name not in arrays]
+    report.notes += [f"{name} left fresh" for name in prompts]
+    fresh = {*report.fresh, *prompts}
+    return {name: tensor for name, tensor in state.items() if name not in fresh}
+
+
 def _set(stored: WeightFile, arrays: dict[str, Any], state: dict[str, paddle.Tensor]) -> None:
-    """Sets the tensors. Another program may write to the file meanwhile: whatever is set is what
-    was checked.
+    """Sets the tensors, and stops if another program writes to the file: only checked values may
+    reach the model.
     """
     is_changed = False
     try:
@@ -236,19 +241,17 @@ def _checksums(
 ) -> dict[str, int]:
     """Returns the CRC-32 of the arrays, and of an adapter's products.
 
-    They are taken in PyTorch's layout: most files have it, and arrays in it need no copy.
+    They are computed in PyTorch's layout. Most files have it, and their arrays need no copy then.
     """
     transposed = linear_weights(model)
-    found = {
+    sums = {
         name: checksum(array.T if name in transposed else array) for name, array in arrays.items()
     }
     if adapter:
         scale = np.array(adapter.scale)
-        found |= {
-            f"{layer}'s product": checksum(a.T, b.T, scale)
-            for layer, (a, b) in adapter.products.items()
-        }
-    return found
+        for layer, (a, b) in adapter.products.items():
+            sums[f"{layer}'s product"] = checksum(a.T, b.T, scale)
+    return sums
 
 
 def checksum(*arrays: np.ndarray) -> int:
@@ -262,9 +265,7 @@ def checksum(*arrays: np.ndarray) -> int:
 def _arrange(
     model: Target, stored: WeightFile, state: dict[str, paddle.Tensor]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns (a file's arrays by timm's names in the model's layout, names of those that are
-    computed).
-    """
+    """Returns a file's arrays by timm's names in the model's layout, and which were computed."""
     try:
         arrays = timm_names(model.weight_names, stored.arrays, stored.layout, state)
         computed = unstored_arrays(model.weight_names, stored.arrays, state)
@@ -279,99 +280,115 @@ def _arrange(
 def file_arrays(
     model: nn.Layer, state: dict[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns every parameter and buffer of ``model`` in timm's names and layout, under each name
-    that timm has for it. What a training added is merged into them, or left out.
+    """Returns every parameter and buffer of ``model`` in timm's names and layout.
+
+    A tensor for which timm has several names is returned under each. What a training added to the
+    model is merged into its tensors (LoRA), or left out.
 
     Args:
-        state: as they were before; None: as they are.
+        state: values by the model's names; None: the current ones.
     """
     transposed = linear_weights(model)
     if state is None:
         state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    own = merge(model, state)
+    merged = merge(model, state)
     arrays = {
-        file_name(name): array.T if name in transposed else array for name, array in own.items()
+        file_name(name): array.T if name in transposed else array for name, array in merged.items()
     }
-    others = repeated_names(getattr(model, "weight_names", None), arrays)
-    return arrays | {other: arrays[name] for other, name in others.items()}
+    repeated = repeated_names(getattr(model, "weight_names", None), arrays)
+    return arrays | {other: arrays[name] for other, name in repeated.items()}
 
 
 def save_weights(model: nn.Layer, file: str | os.PathLike[str]) -> None:
-    """Writes every parameter and buffer of ``model``; timm loads the file as it is."""
+    """Writes every parameter and buffer of ``model``; timm loads the file without conversion."""
     write_weights(Path(file), file_arrays(model))
 
 
-def _images_of(stored: WeightFile) -> tuple[int, int] | None:
-    """Returns the (height, width) of the images that a file's tensors are for; None: it doesn't
-    tell.
-    """
-    told = read_metadata(stored.path).get(METADATA)
-    size = (stored.config.get("input_size") or [])[1:]
-    size = parsed_json(told.encode())["values"].get("DATA.IMAGE_SIZE") if told else size
+def _image_size(stored: WeightFile) -> tuple[int, int] | None:
+    """Returns the (height, width) of the images that a file's model reads; None if it isn't told."""
+    if description := read_metadata(stored.path).get(METADATA):
+        size = parsed_json(description.encode())["values"].get("DATA.IMAGE_SIZE")
+    else:
+        size = (stored.config.get("input_size") or [])[1:]
     return pair(size) if SIDE.holds(size) else None
 
 
 def _check_activation(stored: WeightFile, model: Target) -> None:
-    quick = "quickgelu" in str(stored.config.get("architecture")) or is_openais(stored.arrays)
-    if quick and getattr(model, "act", None) != "quick_gelu":
+    is_quick = "quickgelu" in str(stored.config.get("architecture")) or is_openais(stored.arrays)
+    if is_quick and getattr(model, "act", None) != "quick_gelu":
         raise InputError(
             f"{stored.path}: its model has the quick GELU, this one hasn't; set MODEL.ACT quick_gelu"
         )
 
 
-def _other_switches(model: Target, told: dict[str, Any]) -> list[str]:
-    """Returns a note for each key that the file's names tell, and that the model has otherwise."""
-    found = {key: getattr(model, key.lower()) for key in told}
-    return [
-        f"its names tell MODEL.{key} {told[key]}, the model has {value}"
-        for key, value in found.items()
-        if value != told[key]
-    ]
+def _other_switches(model: Target, expected: dict[str, Any]) -> list[str]:
+    """Returns a note for each key of ``expected`` for which the model has another value.
+
+    Args:
+        expected: values by key of MODEL, as the file's names tell them.
+    """
+    notes = []
+    for key, value in expected.items():
+        current = getattr(model, key.lower())
+        if current != value:
+            notes.append(f"its names tell MODEL.{key} {value}, the model has {current}")
+    return notes
 
 
 def _check(
+    model: Target,
+    stored: WeightFile,
     report: LoadReport,
     state: dict[str, paddle.Tensor],
     arrays: dict[str, np.ndarray],
     allow: Sequence[str],
-    told: dict[str, Any],
-    other: str,
-    headless: str,
+    settings: dict[str, Any],
 ) -> None:
     """Raises InputError for names that differ and aren't allowed to, and for shapes that differ.
 
     Args:
-        told: the keys of MODEL, and the values with which the names would be the file's.
-        other: MODEL.TYPE that the file's names look like, where the model is another.
-        headless: what to say if the file lacks the classifiers and nothing else; "": it lacks
-            something else.
+        settings: keys of MODEL, and the values with which the model's names would be the file's.
     """
 
     def refused(names: list[str]) -> list[str]:
         return [name for name in names if not any(fnmatchcase(name, pattern) for pattern in allow)]
 
     problems = []
-    for kind, names in (
-        ("missing", refused(report.missing)),
-        ("unexpected", refused(report.unexpected)),
-    ):
-        problems += [f"{kind} {_some(names)}"] if names else []
+    if missing := refused(report.missing):
+        problems.append(f"missing {_shortened(missing)}")
+    if unexpected := refused(report.unexpected):
+        problems.append(f"unexpected {_shortened(unexpected)}")
     shapes = [
         f"{name} is {list(arrays[name].shape)}, the model's {list(tensor.shape)}"
         for name, tensor in state.items()
         if name in arrays and list(arrays[name].shape) != list(tensor.shape)
     ]
-    problems += [*shapes[:4], *([f"{len(shapes) - 4} more shapes"] if len(shapes) > 4 else [])]
-    if problems:
-        of = f" (of {report.config['architecture']})" if "architecture" in report.config else ""
-        keys = " and ".join(f"MODEL.{key} {value}" for key, value in told.items())
-        another = other and not keys and 2 * len(report.missing) > len(state)
-        problems += [f"its names look like a {other}'s"] if another else []
-        problems += [headless] if headless else []
-        problems += [f"its names tell {keys}: set that"] if keys else []
-        raise InputError(f"{report.file}{of} doesn't fit the model: {'; '.join(problems)}")
+    problems += shapes[:4]
+    if len(shapes) > 4:
+        problems.append(f"{len(shapes) - 4} more shapes")
+    if not problems:
+        return
+
+    # The cause, where it can be told: another architecture, no classifier, or a key of MODEL.
+    file_type = guess_type(from_transformers(stored.arrays))
+    is_other = file_type is not None and file_type != guess_type(state)
+    if is_other and not settings and 2 * len(report.missing) > len(state):
+        problems.append(f"its names look like a {file_type}'s")
+    heads = classifiers_of(model, state)
+    if heads and not report.unexpected and report.missing == heads:
+        reason = unread_classifier(stored.arrays) or "it has no classifier"
+        problems.append(f"{reason}; train one, or compute its features (tools/features.py)")
+    if settings:
+        keys = " and ".join(f"MODEL.{key} {value}" for key, value in settings.items())
+        problems.append(f"its names tell {keys}: set that")
+    source = str(report.file)
+    if "architecture" in report.config:
+        source += f" (of {report.config['architecture']})"
+    raise InputError(f"{source} doesn't fit the model: {'; '.join(problems)}")
 
 
-def _some(names: list[str], most: int = 4) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(printable(name, 80) for name in names[:most]) + more
+def _shortened(names: list[str], most: int = 4) -> str:
+    text = ", ".join(printable(name, 80) for name in names[:most])
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text

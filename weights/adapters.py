@@ -1,10 +1,12 @@
-"""What a training adds to a model's own tensors: merged into them where weights are written, stored
-alone, read again.
+"""Adapters (LoRA): what a training adds to a model's own tensors.
+
+They are merged into the model's tensors when weights are written, stored in a file of their own,
+and read again from such a file or from one of peft's.
 
 An adapter's file has peft's names: ``base_model.model.blocks.0.attn.qkv.lora_A.weight`` [rank, in]
 and ``lora_B`` [out, rank] beside ``base_model.model.head.weight``, in PyTorch's layout. Its
-metadata say how the products count, and of which base it is: the SHA-256 of the tensors that it
-doesn't hold. peft itself writes adapter_config.json instead.
+metadata hold the scale of the products, and identify the base: by the SHA-256 of the base's tensors
+that the adapter doesn't replace. peft itself writes adapter_config.json instead.
 """
 
 import hashlib
@@ -37,10 +39,13 @@ from weights.hub import best_of_run, find_weights
 from weights.layout import Target, file_name, linear_weights, sublayer
 from weights.peft import CONFIG, LORA_A, LORA_B, Contents, read_contents
 
-METADATA = "adapter"  # the entry of a .safetensors file's metadata
+# The entry of a .safetensors file's metadata.
+METADATA = "adapter"
 PREFIX = "base_model.model."
-LEARNT_ANEW = ("prompt_tokens",)  # a model's own tensors that its base has not
-PROJECTION = "feature_projection"  # of feature distillation
+# A model's own tensors that the weights it starts from don't have.
+LEARNT_ANEW = ("prompt_tokens",)
+# The layer that feature distillation adds.
+PROJECTION = "feature_projection"
 _ADDED = re.compile(rf"(^|\.)(lora_[AB]|{PROJECTION})\.")
 
 
@@ -67,43 +72,44 @@ _FORM: Form = {
         lambda value: is_list(value, lambda name: is_name(name, LONGEST_NAME), 1),
     ),
 }
-_NEEDED = ("kind", "scale", "base")  # adapters of earlier versions have no more
+# Adapters of earlier versions have no other keys.
+_NEEDED = ("kind", "scale", "base")
 
 Arrays = dict[str, np.ndarray]
 _Value = TypeVar("_Value")
 
 
 def is_added(name: str) -> bool:
-    """Returns whether a tensor of this name is a training's, not the model's own."""
+    """Returns whether a training added the tensor of this name to the model."""
     return _ADDED.search(name) is not None
 
 
 def merge(model: Any, state: Arrays) -> Arrays:
-    """Returns the model's own tensors of ``state``, with the products of low rank in their weights
-    (LoRA).
-    """
-    own = {name: array for name, array in state.items() if not is_added(name)}
-    for layer in (name.removesuffix(LORA_A) for name in state if name.endswith(LORA_A)):
-        product = state[layer + LORA_A] @ state[layer + LORA_B]
-        own[f"{layer}.weight"] = (
-            own[f"{layer}.weight"] + np.float32(sublayer(model, layer).scale) * product
-        )
-    return own
+    """Returns the model's own tensors of ``state``, with LoRA's products added to their weights."""
+    merged = {name: array for name, array in state.items() if not is_added(name)}
+    for name in state:
+        if name.endswith(LORA_A):
+            layer = name.removesuffix(LORA_A)
+            product = state[layer + LORA_A] @ state[layer + LORA_B]
+            scale = np.float32(sublayer(model, layer).scale)
+            merged[f"{layer}.weight"] = merged[f"{layer}.weight"] + scale * product
+    return merged
 
 
 def unmerged_tensors(state: dict[str, _Value]) -> dict[str, _Value]:
-    """Returns what ``merge`` changes or leaves out: what a run needs besides to go on."""
+    """Returns the tensors that ``merge`` changes or drops. A run needs them to be resumed."""
     bases = {name.replace(LORA_A, ".weight") for name in state if name.endswith(LORA_A)}
     return {name: array for name, array in state.items() if is_added(name) or name in bases}
 
 
 def adapter_arrays(model: Target, state: Arrays, trained: Collection[str]) -> Arrays:
-    """Returns the arrays of an adapter's file: what trained, with the classifiers' statistics,
-    under peft's names.
+    """Returns the arrays of an adapter's file under peft's names.
+
+    They are the tensors that were trained, and the running statistics of the classifiers.
 
     Args:
-        state: of ``model``.
-        trained: structured names.
+        state: the tensors of ``model``, by structured name.
+        trained: the structured names of those that were trained.
     """
     heads = tuple(f"{name}." for name in model.classifier_names())
     linear = linear_weights(model)
@@ -120,67 +126,71 @@ def adapter_arrays(model: Target, state: Arrays, trained: Collection[str]) -> Ar
 def base_hash(
     model: Target, arrays: Mapping[str, np.ndarray], without: Collection[str] = ()
 ) -> str:
-    """Returns the SHA-256 of the matrices and kernels of ``arrays``, in this toolkit's layout. Left
-    out are ``without``, the first convolution and what follows the image's size. The others are the
-    same at every size.
+    """Returns the SHA-256 of the matrices and kernels of ``arrays``, in this toolkit's layout.
+
+    ``without``, the first convolution and tensors that depend on the image's size are left out. So
+    the hash is the same for every image size and number of channels.
     """
     first = (model.first_conv, *model.beside_first_conv)
-    sha256 = hashlib.sha256()
-    for name in sorted(arrays):
-        own = name.endswith(".weight") and arrays[name].ndim > 1 and not is_added(name)
-        if own and name not in without and name.removesuffix(".weight") not in first:
-            sha256.update(name.encode())
-            sha256.update(np.ascontiguousarray(arrays[name], dtype=np.float32).tobytes())
-    return sha256.hexdigest()
+    hashed = []
+    for name, array in arrays.items():
+        is_matrix = name.endswith(".weight") and array.ndim > 1 and not is_added(name)
+        if is_matrix and name not in without and name.removesuffix(".weight") not in first:
+            hashed.append(name)
+    return _sha256(arrays, hashed)
 
 
 def vectors_hash(arrays: Mapping[str, np.ndarray], without: Collection[str] = ()) -> str:
-    """Returns the SHA-256 of the vectors of ``arrays``, such as biases. Left out are ``without``
-    and the running statistics of batch norms, which a training may change without training them.
+    """Returns the SHA-256 of the vectors of ``arrays``, such as biases.
+
+    ``without`` and the running statistics of batch norms are left out. A training may change the
+    latter in a batch norm that isn't trained.
     """
+    hashed = []
+    for name, array in arrays.items():
+        is_vector = array.ndim == 1 and not is_added(name)
+        if is_vector and name not in without and not name.endswith(("_mean", "_variance")):
+            hashed.append(name)
+    return _sha256(arrays, hashed)
+
+
+def _sha256(arrays: Mapping[str, np.ndarray], names: Collection[str]) -> str:
     sha256 = hashlib.sha256()
-    for name in sorted(arrays):
-        own = (
-            arrays[name].ndim == 1
-            and not is_added(name)
-            and not name.endswith(("_mean", "_variance"))
-        )
-        if own and name not in without:
-            sha256.update(name.encode())
-            sha256.update(np.ascontiguousarray(arrays[name], dtype=np.float32).tobytes())
+    for name in sorted(names):
+        sha256.update(name.encode())
+        sha256.update(np.ascontiguousarray(arrays[name], dtype=np.float32).tobytes())
     return sha256.hexdigest()
 
 
 def sized_moments(
     model: Target, arrays: Mapping[str, np.ndarray], without: Collection[str] = ()
 ) -> dict[str, list[Any]]:
-    """Returns, by name, the shape, mean and standard deviation of what ``base_hash`` leaves out,
-    vectors aside: tokens, and what follows the image's size. A resized tensor may differ in its
-    last digits, so it has no hash.
+    """Returns, by name, the shape, mean and standard deviation of the tensors without a hash.
+
+    These are tokens, the first convolution, and what depends on the image's size. They have no
+    hash, because a tensor that is resized again may differ in its last digits.
     """
     first = (model.first_conv, *model.beside_first_conv)
     moments = {}
     for name, array in arrays.items():
-        hashed = name.endswith(".weight") and name.removesuffix(".weight") not in first
-        if (
-            array.ndim > 1
-            and array.dtype.kind == "f"
-            and not hashed
-            and not is_added(name)
-            and name not in without
-        ):
-            moments[name] = [
-                list(array.shape),
-                float(array.mean(dtype=np.float64)),
-                float(array.std(dtype=np.float64)),
-            ]
+        if array.ndim < 2 or array.dtype.kind != "f" or is_added(name) or name in without:
+            continue
+        if name.endswith(".weight") and name.removesuffix(".weight") not in first:
+            continue
+        mean = float(array.mean(dtype=np.float64))
+        deviation = float(array.std(dtype=np.float64))
+        moments[name] = [list(array.shape), mean, deviation]
     return moments
 
 
 def of_base(
     model: Target, arrays: Mapping[str, np.ndarray], without: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Returns what an adapter's metadata say of its base, of which ``without`` isn't a part."""
+    """Returns the entries of an adapter's metadata that identify its base.
+
+    Args:
+        without: names of tensors that the adapter replaces.
+    """
     return {
         "base": base_hash(model, arrays, without),
         "vectors": vectors_hash(arrays, without),
@@ -194,28 +204,25 @@ def adapter_metadata(
     """Returns the metadata of an adapter's file.
 
     Args:
-        base: ``of_base``.
-        rank: of its products; None: it has none.
-        names: of ``adapter_arrays``.
+        base: what ``of_base`` returns.
+        rank: the rank of its products; None: it has none.
+        names: the names of ``adapter_arrays``.
     """
     tensors = sorted(name.removeprefix(PREFIX) for name in names)
-    return {
-        METADATA: json.dumps(
-            {"kind": kind, "scale": scale, **base, "rank": rank, "tensors": tensors}
-        )
-    }
+    metadata = {"kind": kind, "scale": scale, **base, "rank": rank, "tensors": tensors}
+    return {METADATA: json.dumps(metadata)}
 
 
 class Adapter(NamedTuple):
-    """What an adapter's file holds, in this toolkit's layout.
+    """The contents of an adapter's file, in this toolkit's layout.
 
     Attributes:
-        tensors: by the model's names, which take the place of the base's.
-        products: by layer (A [in, rank], B [rank, out]).
-        scale: what products are multiplied by.
-        base: ``base_hash`` of its base; None: of peft's, which doesn't tell.
-        vectors: ``vectors_hash`` of its base; None: it doesn't tell.
-        sized: ``sized_moments`` of its base, or of some of it.
+        tensors: replace the base's tensors of the same names.
+        products: by layer, the factors A [in, rank] and B [rank, out].
+        scale: the factor of the products.
+        base: ``base_hash`` of the base; None: unknown, as in peft's files.
+        vectors: ``vectors_hash`` of the base; None: unknown.
+        sized: ``sized_moments`` of the base, or of a part of it.
     """
 
     file: Path
@@ -229,40 +236,17 @@ class Adapter(NamedTuple):
     def apply_to(
         self, model: Target, arrays: Arrays, wanted: Collection[str], base: Path
     ) -> Arrays:
-        """Returns ``arrays``, the base's and ``tensors``, with the products merged into them.
+        """Returns ``arrays`` with the products merged into them.
 
         Args:
+            arrays: the base's, with ``tensors`` in place of some.
             wanted: the model's own names, without those that stay fresh.
-            base: their file, to be named.
+            base: the base's file, for errors.
 
         Raises:
-            InputError: it was trained on another base, or a merged weight isn't finite.
+            InputError: the adapter was trained on another base, or a merged weight isn't finite.
         """
-        own = {name: array for name, array in arrays.items() if name in wanted}
-        if self.base not in (None, found := base_hash(model, own, self.tensors)):
-            raise InputError(
-                f"{self.file} was trained on other weights than {base} (their hashes are {printable(self.base, 12)} and"
-                f" {found[:12]}); give -pretrained what it was trained on"
-            )
-        other = (
-            "biases or factors"
-            if self.vectors not in (None, vectors_hash(own, self.tensors))
-            else ""
-        )
-        for name, (shape, mean, deviation) in sized_moments(model, own, self.tensors).items():
-            then = self.sized.get(name)
-            # At another size of the images it was resized.
-            if (
-                then
-                and then[0] == shape
-                and max(abs(then[1] - mean), abs(then[2] - deviation)) > 1e-3 * then[2] + 1e-6
-            ):
-                other = name
-        if other:
-            raise InputError(
-                f"{self.file} was trained on other weights than {base} (the {other} differ); give -pretrained what it"
-                " was trained on"
-            )
+        self._check_base(model, {name: arrays[name] for name in arrays if name in wanted}, base)
         merged = dict(arrays)
         for layer, (a, b) in self.products.items():
             name = f"{layer}.weight"
@@ -273,9 +257,36 @@ class Adapter(NamedTuple):
             merged[name] = self._merged(name, arrays[name], a, b)
         return merged
 
+    def _check_base(self, model: Target, arrays: Arrays, base: Path) -> None:
+        """Raises InputError if ``arrays`` aren't those of the base that the adapter was trained on."""
+        found = base_hash(model, arrays, self.tensors)
+        if self.base not in (None, found):
+            hashes = f"their hashes are {printable(self.base, 12)} and {found[:12]}"
+            raise InputError(
+                f"{self.file} was trained on other weights than {base} ({hashes}); "
+                "give -pretrained what it was trained on"
+            )
+        different = ""
+        if self.vectors not in (None, vectors_hash(arrays, self.tensors)):
+            different = "biases or factors"
+        for name, (shape, mean, deviation) in sized_moments(model, arrays, self.tensors).items():
+            # A tensor of another shape was resized for another image size, and can't be compared.
+            if name not in self.sized or self.sized[name][0] != shape:
+                continue
+            _, base_mean, base_deviation = self.sized[name]
+            distance = max(abs(base_mean - mean), abs(base_deviation - deviation))
+            if distance > 1e-3 * base_deviation + 1e-6:
+                different = name
+        if different:
+            raise InputError(
+                f"{self.file} was trained on other weights than {base} (the {different} differ); "
+                "give -pretrained what it was trained on"
+            )
+
     def _merged(self, name: str, weight: Any, a: np.ndarray, b: np.ndarray) -> Any:
-        """Returns a weight with a product merged into it, lazily. Reading it raises InputError
-        where a value isn't finite.
+        """Returns the weight plus the product, lazily.
+
+        Reading it raises InputError if a value isn't finite.
         """
 
         def read() -> np.ndarray:
@@ -291,27 +302,29 @@ class Adapter(NamedTuple):
 
 
 def find_adapter(path: str | Path) -> Path:
-    """Returns the file of an adapter: itself, or the one in a checkpoint's, a run's or peft's
-    folder.
+    """Returns an adapter's file.
+
+    Args:
+        path: the file itself, or the folder of a checkpoint, of a run or of peft that holds it.
     """
     path = best_of_run(path)
-    inside = (
-        Path(path) / name
-        for name in ("adapter.safetensors", "adapter_model.safetensors", "adapter_model.bin")
-    )
-    return next((file for file in inside if os.path.isfile(file)), None) or find_weights(path)
+    for name in ("adapter.safetensors", "adapter_model.safetensors", "adapter_model.bin"):
+        file = Path(path) / name
+        if os.path.isfile(file):
+            return file
+    return find_weights(path)
 
 
 def read_adapter(model: Target, path: str | Path) -> Adapter:
-    """Reads an adapter that a run left, or a folder or file of peft's LoRA.
+    """Reads an adapter of a run, or a folder or file of peft's LoRA.
 
     Raises:
-        InputError: it can't be read, isn't whole, or is of another model, or something else.
+        InputError: it can't be read, is incomplete, belongs to another model, or is no adapter.
     """
     file = find_adapter(path)
     stored = read_weights(file)
     linear = linear_weights(model)
-    # In PyTorch's layout, as the file.
+    # The model's shapes in PyTorch's layout, which the file has.
     shapes = {
         file_name(name): tuple(tensor.shape)[::-1] if name in linear else tuple(tensor.shape)
         for name, tensor in model.state_dict().items()
@@ -330,12 +343,18 @@ def read_adapter(model: Target, path: str | Path) -> Adapter:
         layers = _check_whole(arrays, contents, shapes)
         products = {}
         for layer in layers:
-            a, b = arrays.pop(layer + LORA_A), arrays.pop(layer + LORA_B)
+            a = arrays.pop(layer + LORA_A)
+            b = arrays.pop(layer + LORA_B)
             _check_factors(layer, a, b, shapes[f"{layer}.weight"], contents.rank)
-            products[layer] = a.astype(np.float32).T, b.astype(np.float32).T
-        tensors = {name: array.T if name in linear else array for name, array in arrays.items()}
+            products[layer] = (a.astype(np.float32).T, b.astype(np.float32).T)
         return Adapter(
-            file, tensors, products, contents.scale, contents.base, contents.vectors, contents.sized
+            file=file,
+            tensors={name: array.T if name in linear else array for name, array in arrays.items()},
+            products=products,
+            scale=contents.scale,
+            base=contents.base,
+            vectors=contents.vectors,
+            sized=contents.sized,
         )
 
 
@@ -345,34 +364,37 @@ def _check_whole(
     """Returns the layers that have a product.
 
     Raises:
-        Unreadable: a tensor is missing, or there is one that nothing takes.
+        Unreadable: a tensor is missing, or has no place in the model or the description.
     """
     added = [name for name in arrays if is_added(name)]
     layers = sorted({name.removesuffix(LORA_A).removesuffix(LORA_B) for name in added})
-    pairs = {layer + part for layer in layers for part in (LORA_A, LORA_B)}
-    strange = [name for name in added if name not in pairs]
-    strange += [name for name in arrays if name not in added and name not in shapes]
-    strange += [f"{layer}{LORA_A}" for layer in layers if f"{layer}.weight" not in shapes]
-    if strange:
-        raise Unreadable(f"it is an adapter of another model: it has {printable(strange[0], 80)}")
-    missing = sorted((pairs | (contents.names or set())) - arrays.keys())
+    factors = {layer + suffix for layer in layers for suffix in (LORA_A, LORA_B)}
+    unknown = [name for name in added if name not in factors]
+    unknown += [name for name in arrays if name not in added and name not in shapes]
+    unknown += [f"{layer}{LORA_A}" for layer in layers if f"{layer}.weight" not in shapes]
+    if unknown:
+        raise Unreadable(f"it is an adapter of another model: it has {printable(unknown[0], 80)}")
+    missing = sorted((factors | (contents.names or set())) - arrays.keys())
     if missing:
-        more = f" and {len(missing) - 1} more" if missing[1:] else ""
-        raise Unreadable(
-            f"it is an adapter of another model, or not whole: it lacks {printable(missing[0], 80)}{more}"
-        )
-    # peft's config names what there has to be, ours all that there is.
-    held = arrays.keys() if contents.base is not None else pairs
-    unused = sorted(held - contents.names) if contents.names is not None else []
-    if unused:
-        raise Unreadable(f"it holds {printable(unused[0], 80)}, which its description doesn't name")
+        problem = f"it lacks {printable(missing[0], 80)}"
+        if missing[1:]:
+            problem += f" and {len(missing) - 1} more"
+        raise Unreadable(f"it is an adapter of another model, or not whole: {problem}")
+    if contents.names is not None:
+        # Our metadata name all tensors of the file. peft's config names only those it requires.
+        held = factors if contents.base is None else set(arrays)
+        unnamed = sorted(held - contents.names)
+        if unnamed:
+            raise Unreadable(
+                f"it holds {printable(unnamed[0], 80)}, which its description doesn't name"
+            )
     return layers
 
 
 def _check_factors(
     layer: str, a: np.ndarray, b: np.ndarray, weight: tuple[int, ...], rank: int | None
 ) -> None:
-    """Raises Unreadable where a layer's factors don't have the shapes [rank, in] and [out, rank]."""
+    """Raises Unreadable unless a layer's factors have the shapes [rank, in] and [out, rank]."""
     if len(weight) != 2:
         raise Unreadable(
             f"it adapts {printable(layer, 80)}, which is no Linear; only those of Linears are computed here"
@@ -393,18 +415,17 @@ def _check_factors(
 
 
 def _contents(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> Contents:
-    """What the metadata, or peft's adapter_config.json beside the file, tell."""
+    """Reads the file's metadata, or peft's adapter_config.json beside it."""
     if text := read_metadata(file).get(METADATA):
-        told = parsed_json(text.encode())
-        check_form(told, _FORM, _NEEDED)
-        names = set(told["tensors"]) if "tensors" in told else None
+        metadata = parsed_json(text.encode())
+        check_form(metadata, _FORM, _NEEDED)
         return Contents(
-            float(told["scale"]),
-            told.get("rank"),
-            names,
-            told["base"],
-            told.get("vectors"),
-            told.get("sized", {}),
+            scale=float(metadata["scale"]),
+            rank=metadata.get("rank"),
+            names=set(metadata["tensors"]) if "tensors" in metadata else None,
+            base=metadata["base"],
+            vectors=metadata.get("vectors"),
+            sized=metadata.get("sized", {}),
         )
     if not (file.parent / CONFIG).is_file():
         raise Unreadable(

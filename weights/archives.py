@@ -1,5 +1,6 @@
-"""Zip archives of arrays: torch's .pth and NumPy's .npz. What the archive's directory says is a
-claim.
+"""Reads zip archives of arrays: torch's .pth and NumPy's .npz.
+
+Whatever an archive's directory says is checked before memory is taken for it.
 """
 
 import io
@@ -17,18 +18,21 @@ from errors import Allowance, Unreadable, printable
 from weights.arrays import NUMPY_CODES, Array, Span, contiguous, item_size, sizes
 from weights.unpickle import DataUnpickler
 
-ENTRY = 25  # bytes that zipfile holds for one of an archive's directory, at most
-PIECE = 1 << 20  # bytes that are unpacked at a time
-# Of NumPy's versions 1.0 and 2.0; Python 2 wrote an L behind numbers.
+# zipfile takes up to this many bytes of memory for a byte of an archive's directory.
+ENTRY = 25
+# Bytes that are unpacked at a time.
+PIECE = 1 << 20
+# The header of a .npy file of version 1.0 or 2.0. Python 2 wrote an L behind numbers.
 _NPY = re.compile(
     rb"\{ ?'descr': (.+?), 'fortran_order': (True|False), 'shape': \(((?:\d+L?, ?)*(?:\d+L?)?)\),? ?\}\s*"
 )
-LONGEST_HEADER = 10_000  # bytes; NumPy's own limit
+LONGEST_HEADER = 10_000  # bytes, as in NumPy
 
 
-class _Counted:
-    """A file whose reads are taken from an allowance ``factor`` times, for a library that unfolds
-    what it reads.
+class _CountedFile:
+    """A file of which each read takes ``factor`` times its size from an allowance.
+
+    It is for a library that takes more memory than the bytes that it reads.
     """
 
     def __init__(self, file: BufferedIOBase, allowance: Allowance, factor: int) -> None:
@@ -46,7 +50,7 @@ class _Counted:
 
 @dataclass(eq=False, slots=True)
 class Member(Span):
-    """A member of an archive that wasn't read yet; ``offset`` and ``length`` are within it."""
+    """A member of an archive, read later; ``offset`` and ``length`` count its unpacked bytes."""
 
     archive: zipfile.ZipFile = field(kw_only=True)
     info: zipfile.ZipInfo = field(kw_only=True)
@@ -61,15 +65,15 @@ class Member(Span):
         begin = self.offset + start
         end = self.offset + start + count
         place = 0
-        # read to its end, where the checksum is compared
+        # zipfile compares the checksum at the member's end, so it is read to there.
         with self.archive.open(self.info) as stream:
             while piece := stream.read(PIECE):
                 self.allowance.take(0)
-                first, last = max(begin, place), min(end, place + len(piece))
+                first = max(begin, place)
+                last = min(end, place + len(piece))
                 if first < last:
-                    data[first - begin : last - begin] = np.frombuffer(piece, np.uint8)[
-                        first - place : last - place
-                    ]
+                    unpacked = np.frombuffer(piece, np.uint8)
+                    data[first - begin : last - begin] = unpacked[first - place : last - place]
                 place += len(piece)
         if place < end:
             raise Unreadable("it ends early")
@@ -77,14 +81,15 @@ class Member(Span):
 
 
 def read_zip(file: BufferedIOBase, allowance: Allowance) -> tuple[Any, str]:
-    """Returns what an archive holds, not yet read, and whose layout that is.
+    """Returns the descriptions of an archive's arrays, and their layout.
 
     Raises:
-        Unreadable: it is neither torch's nor NumPy's, or takes too much.
-        Exception: of other kinds, for damaged ones.
+        Unreadable: the archive is neither torch's nor NumPy's, or takes too much memory.
+        Exception: the archive is damaged.
     """
-    counted: Any = _Counted(file, allowance, ENTRY)
+    counted: Any = _CountedFile(file, allowance, ENTRY)
     archive = zipfile.ZipFile(counted)
+    # Only the directory is counted so. Members count what they unpack.
     counted.factor = 0
     members = {info.filename: info for info in archive.infolist()}
     if len(members) != len(archive.infolist()):
@@ -93,9 +98,11 @@ def read_zip(file: BufferedIOBase, allowance: Allowance) -> tuple[Any, str]:
     if len(roots) == 1:
         return _read_torch(file, allowance, archive, members, roots[0]), "torch"
     if members and all(name.endswith(".npy") for name in members):
-        return {
-            name[: -len(".npy")]: _npy(archive, info, allowance) for name, info in members.items()
-        }, "jax"
+        arrays = {
+            name.removesuffix(".npy"): _npy(archive, info, allowance)
+            for name, info in members.items()
+        }
+        return arrays, "jax"
     raise Unreadable("it is a zip archive with neither torch's data.pkl nor .npy arrays")
 
 
@@ -125,9 +132,8 @@ def _read_torch(
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) -> Member:
-    """Describes a whole member. zipfile bounds what deflate unpacks, but not what bzip2 and LZMA
-    do.
-    """
+    """Returns the description of a whole member of an archive."""
+    # zipfile limits how much deflate unpacks at a time, but not bzip2 and LZMA.
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Unreadable(
             f"{printable(info.filename)} is compressed in a way that neither torch nor NumPy writes"
@@ -145,38 +151,41 @@ def _stored_span(file: BufferedIOBase, info: zipfile.ZipInfo) -> Span:
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         raise Unreadable("its tensors are compressed or encrypted, which torch doesn't write")
     file.seek(info.header_offset)
-    # of the member; it ends with the lengths of the name and of the extra field after it
+    # The member's header ends with the lengths of its name and its extra field, which follow.
     header = file.read(30)
     start = info.header_offset + 30 + sum(struct.unpack("<2H", header[26:]))
     return Span(file, start, info.file_size, crc=info.CRC)
 
 
 def _npy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, allowance: Allowance) -> Array:
-    """Describes a .npy member. NumPy's own reader has Python parse the header's text, and makes any
-    dtype of it.
+    """Returns the description of the array in a .npy member.
+
+    NumPy's own reader isn't used, because it has Python parse the header and accepts any dtype.
     """
     name = printable(info.filename)
     member = _member(archive, info, allowance)
     allowance.take(3000)
     with archive.open(info) as stream:
         head = stream.read(12)
+        # The header's length takes 2 bytes in version 1.0 and 4 in version 2.0.
         width = {b"\x93NUMPY\x01\x00": 2, b"\x93NUMPY\x02\x00": 4}.get(head[:8], 0)
         start = 8 + width + int.from_bytes(head[8 : 8 + width], "little")
         if not width or start > LONGEST_HEADER:
             raise Unreadable(
                 f"{name} is no .npy array of version 1.0 or 2.0, or has a header of {start} bytes"
             )
-        told = _NPY.fullmatch((head + stream.read(start - 12))[8 + width : start])
-    if not told:
+        header = _NPY.fullmatch((head + stream.read(start - 12))[8 + width : start])
+    if not header:
         raise Unreadable(f"{name} has a header that NumPy doesn't write")
-    descr = told[1].decode("latin-1").strip("'")
-    if descr[1:] not in NUMPY_CODES and descr != "|V2":  # V2: bfloat16, as JAX's arrays are saved
+    # JAX's bfloat16 arrays are saved as V2.
+    descr = header[1].decode("latin-1").strip("'")
+    if descr[1:] not in NUMPY_CODES and descr != "|V2":
         raise Unreadable(f"{name} has the dtype {printable(descr)}; expected numbers")
     dtype = "bfloat16" if descr == "|V2" else descr
-    shape = sizes(tuple(int(size) for size in re.findall(rb"\d+", told[3])))
+    shape = sizes(tuple(int(size) for size in re.findall(rb"\d+", header[3])))
     length = math.prod(shape) * item_size(dtype)
     if start + length != info.file_size:
         raise Unreadable(f"{name} claims the shape {list(shape)}, which isn't its size")
     member.offset = start
     member.length = length
-    return Array(dtype, shape, contiguous(shape, told[2] == b"True"), member)
+    return Array(dtype, shape, contiguous(shape, header[2] == b"True"), member)

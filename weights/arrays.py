@@ -1,4 +1,4 @@
-"""Arrays that lie in a file: described first, read one by one when they are wanted."""
+"""Arrays in a file that are described first, and read one by one when their values are needed."""
 
 import math
 import zlib
@@ -25,20 +25,20 @@ TORCH_DTYPES = {
 
 
 def item_size(dtype: str) -> int:
-    """Returns the bytes of one number; ``dtype`` is NumPy's code, or "bfloat16", which NumPy lacks."""
+    """Returns the size of a number in bytes; ``dtype`` is NumPy's code, or "bfloat16"."""
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
 def is_count(value: Any) -> bool:
-    """Returns whether a value that came from a file may count elements or bytes."""
+    """Returns whether a value from a file is valid as a number of elements or bytes."""
     return type(value) is int and 0 <= value < 1 << 48
 
 
 def sizes(value: Any) -> tuple[int, ...]:
-    """Returns a shape, or strides, that came from a file.
+    """Returns a file's shape or strides, once they are checked.
 
     Raises:
-        Unreadable: it is something else.
+        Unreadable: it isn't a tuple of up to 32 sizes.
     """
     if type(value) is not tuple or len(value) > 32 or not all(map(is_count, value)):
         raise Unreadable("it holds an array whose shape or strides are no tuple of sizes")
@@ -53,20 +53,24 @@ def contiguous(shape: tuple[int, ...], fortran: bool = False) -> tuple[int, ...]
 
 
 def to_bfloat16(values: np.ndarray) -> np.ndarray:
-    """Returns float32 values, rounded to bfloat16's: to the nearest, between two to the even one."""
+    """Returns float32 values that are rounded to bfloat16: to the nearest, ties to even."""
     bits = values.astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
 def native(array: np.ndarray, is_bfloat16: bool = False) -> np.ndarray:
-    """Returns floats as float32 (``is_bfloat16``: from their 16 bits), others in this machine's
-    byte order; in C's order of axes. One copy is made at most.
+    """Returns floats as float32, other numbers in this machine's byte order, contiguous.
+
+    At most one copy is made.
+
+    Args:
+        is_bfloat16: the array holds the 16 bits of each number.
     """
     if is_bfloat16:
         bits = array.astype(np.uint32, order="C")
         bits <<= 16
         return bits.view(np.float32)
-    # float64 beyond float32 becomes infinite, which is refused as such
+    # A float64 beyond float32's range becomes infinite here, and is refused as such later.
     with np.errstate(over="ignore"):
         dtype = np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
         return array.astype(dtype, order="C", copy=False)
@@ -74,13 +78,19 @@ def native(array: np.ndarray, is_bfloat16: bool = False) -> np.ndarray:
 
 @dataclass(eq=False, slots=True)
 class Span:
-    """Bytes of an open file that weren't read yet."""
+    """A range of bytes in an open file, which is read later.
+
+    Attributes:
+        is_text: the bytes are UTF-8 text. Its Latin-1 encoding is the content: so do pickles of
+            protocol 2 store bytes.
+        crc: the CRC-32 of the whole range; None: it has none.
+    """
 
     file: BufferedIOBase
     offset: int
     length: int
-    is_text: bool = False  # UTF-8 whose Latin-1 form is meant
-    crc: int | None = None  # of the whole
+    is_text: bool = False
+    crc: int | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -88,7 +98,7 @@ class Span:
         return self.is_text
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Returns ``count`` bytes from ``start``, as uint8 [count]; of a text, all."""
+        """Returns ``count`` bytes from ``start`` as uint8 [count]; a text is returned whole."""
         self.file.seek(self.offset + start)
         if self.is_text:
             return from_latin1(self.file.read(self.length).decode())
@@ -101,26 +111,32 @@ class Span:
 
 
 def from_latin1(text: str) -> np.ndarray:
-    """Returns a text's Latin-1 bytes as uint8."""
+    """Returns the Latin-1 encoding of a text as uint8."""
     return np.frombuffer(bytearray(text.encode("latin-1")), np.uint8)
 
 
 @dataclass(eq=False, slots=True)
 class Array:
-    """Describes an array by its numbers' type and place; strides and ``first`` count elements of
-    ``data``.
+    """The description of an array in a file.
+
+    Attributes:
+        dtype: NumPy's code of its numbers, or "bfloat16".
+        strides: by axis, in elements of ``data``.
+        data: where the elements are; a text stands for its Latin-1 bytes.
+        first: the element of ``data`` at which the array begins.
     """
 
     dtype: str = ""
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
-    data: Span | str = ""  # a text stands for its Latin-1 bytes
+    data: Span | str = ""
     first: int = 0
 
     def __post_init__(self) -> None:
         if len(sizes(self.shape)) != len(sizes(self.strides)) or not is_count(self.first):
             raise Unreadable("it holds an array whose shape, strides and offset don't agree")
-        if not isinstance(self.data, Span) or self.data.is_text:  # its length shows when it is read
+        # The length of a text's Latin-1 form isn't known before the text is read.
+        if not isinstance(self.data, Span) or self.data.is_text:
             return
         if (self.first + self.extent()) * item_size(self.dtype) > self.data.length:
             raise Unreadable(
@@ -128,19 +144,19 @@ class Array:
             )
 
     def extent(self) -> int:
-        """Returns how many elements of ``data`` lie from the first used one to the last."""
+        """Returns the number of elements of ``data`` from the first one used to the last one."""
         last = sum(
             (size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)
         )
         return 1 + last if all(self.shape) else 0
 
     def num_bytes(self) -> int:
-        """Returns how many bytes the array takes that ``read`` returns."""
+        """Returns the size in bytes of the array that ``read`` returns."""
         return math.prod(self.shape) * self.native_dtype.itemsize
 
     @property
     def native_dtype(self) -> np.dtype:
-        """Returns the type of the array that ``read`` returns."""
+        """Returns the dtype of the array that ``read`` returns."""
         is_float = self.dtype == "bfloat16" or np.dtype(self.dtype).kind == "f"
         return np.dtype(np.float32) if is_float else np.dtype(self.dtype).newbyteorder("=")
 
@@ -149,20 +165,21 @@ class Array:
         """Returns whether reading does more than copy bytes of a file."""
         return not isinstance(self.data, Span) or self.data.is_packed
 
-    def passing(self) -> int:
-        """Returns how many bytes more there are at most while it is read."""
-        text = 2 * self.data.length if isinstance(self.data, Span) and self.data.is_text else 0
-        return text + max(self.extent(), math.prod(self.shape)) * item_size(self.dtype)
+    def temporary_bytes(self) -> int:
+        """Returns how many bytes reading takes at most besides the result."""
+        size = max(self.extent(), math.prod(self.shape)) * item_size(self.dtype)
+        if isinstance(self.data, Span) and self.data.is_text:
+            size += 2 * self.data.length
+        return size
 
     def read(self) -> np.ndarray:
         """Returns the array: floats as float32, integers and booleans as they are."""
         size = item_size(self.dtype)
         extent = self.extent()
-        data = (
-            from_latin1(self.data)
-            if isinstance(self.data, str)
-            else self.data.read(self.first * size, extent * size)
-        )
+        if isinstance(self.data, str):
+            data = from_latin1(self.data)
+        else:
+            data = self.data.read(self.first * size, extent * size)
         if data.size != extent * size:
             raise Unreadable(
                 f"it holds an array of shape {list(self.shape)} with {data.size} bytes"
@@ -176,22 +193,25 @@ class Array:
 
 
 class LazyArray:
-    """An array whose numbers are read each time they are needed, and never kept. A model's weights
-    are then handled as arrays, while one tensor at a time is in memory.
+    """An array whose values are read each time they are needed, and never kept.
 
-    Shape and type are known without reading. ``T``, ``transpose``, ``reshape`` and indexing return
-    lazy arrays. NumPy's functions, and all other attributes of arrays, read it.
+    So a model's weights can be handled as arrays while only one tensor at a time is in memory.
+    Shape and dtype are known without reading. ``T``, ``transpose``, ``reshape`` and indexing return
+    lazy arrays. NumPy's functions and all other attributes of an array read the values.
 
     Args:
-        read: returns the array.
+        read: called to get the values.
     """
 
     def __init__(
         self, shape: tuple[int, ...], dtype: np.dtype, read: Callable[[], np.ndarray]
     ) -> None:
-        # It has the shape and the type, and takes the memory of one number.
+        # A stand-in of this shape and dtype that takes the memory of a single number.
         self._form = np.broadcast_to(np.zeros((), dtype), shape)
-        self.shape, self.dtype, self.ndim, self.size = shape, dtype, len(shape), self._form.size
+        self.shape = shape
+        self.dtype = dtype
+        self.ndim = len(shape)
+        self.size = self._form.size
         self.itemsize = dtype.itemsize
         self.nbytes = self._form.nbytes
         self._read = read
@@ -201,7 +221,7 @@ class LazyArray:
         return array if dtype is None else array.astype(dtype, copy=False)
 
     def __getattr__(self, name: str) -> Any:
-        # NumPy asks for its protocols, which have such names, before it calls ``__array__``.
+        # NumPy looks for its protocols, whose names begin so, before it calls ``__array__``.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(np.asarray(self), name)
@@ -210,12 +230,10 @@ class LazyArray:
         return len(self._form)
 
     def __getitem__(self, key: Any) -> Any:
-        # A number is no array any more.
-        return (
-            self.changed(lambda array: array[key])
-            if np.ndim(self._form[key])
-            else np.asarray(self)[key]
-        )
+        # A single number is read at once.
+        if not np.ndim(self._form[key]):
+            return np.asarray(self)[key]
+        return self.changed(lambda array: array[key])
 
     def transpose(self, *axes: Any) -> "LazyArray":
         return self.changed(lambda array: array.transpose(*axes))
@@ -228,15 +246,16 @@ class LazyArray:
         return self.transpose()
 
     def changed(self, change: Callable[[np.ndarray], np.ndarray]) -> "LazyArray":
-        """Returns what ``change`` makes of the array, to be read later."""
+        """Returns ``change(array)`` as a lazy array."""
         form = change(self._form)
         return LazyArray(form.shape, form.dtype, lambda: change(self._read()))
 
 
-def concatenated(parts: Sequence[Any]) -> Any:
-    """Returns the parts, one after the other along the first axis; lazy if the first one is."""
-    first = parts[0]
-    if not isinstance(first, LazyArray) or {part.shape[1:] for part in parts} != {first.shape[1:]}:
-        return np.concatenate(parts)
-    shape = (sum(len(part) for part in parts), *first.shape[1:])
-    return LazyArray(shape, first.dtype, lambda: np.concatenate(parts))
+def concatenated(arrays: Sequence[Any]) -> Any:
+    """Returns arrays concatenated along the first axis; lazily if the first one is lazy."""
+    first = arrays[0]
+    rows = {array.shape[1:] for array in arrays}
+    if not isinstance(first, LazyArray) or rows != {first.shape[1:]}:
+        return np.concatenate(arrays)
+    shape = (sum(len(array) for array in arrays), *first.shape[1:])
+    return LazyArray(shape, first.dtype, lambda: np.concatenate(arrays))

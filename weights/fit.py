@@ -1,8 +1,8 @@
-"""Fits a file's tensors to a model of another image size, patch size, number of channels or of
+"""Adapts a file's tensors to a model with another image size, patch size, or number of channels or
 classes.
 
-The results are timm's (``weights.resize``). Tensors are in the model's layout here: a Linear's
-weight is [in, out].
+The results agree with timm's (``weights.resize``). Tensors are in the model's layout here: a
+Linear's weight is [in, out].
 """
 
 import math
@@ -25,7 +25,8 @@ from weights.resize import (
     resize_rel_pos_bias_table,
 )
 
-STATISTICS = (".running_mean", ".running_var")  # of a batch norm before a classifier
+# The names of the statistics of a batch norm before a classifier.
+STATISTICS = (".running_mean", ".running_var")
 TABLE = "relative_position_bias_table"
 BIASES = "attention_biases"
 Tensors = dict[str, paddle.Tensor]
@@ -33,23 +34,19 @@ Arrays = dict[str, np.ndarray]
 
 
 def fit_classifiers(model: Target, state: Tensors, arrays: Arrays) -> tuple[list[str], str]:
-    """Returns the classifiers' tensors, and why, if the file has none of them, or all for another
-    number of classes.
+    """Returns the tensors of classifiers that can't be loaded, and the reason.
+
+    They are all of the model's classifiers, if the file has none of them, or has them for another
+    number of classes. Otherwise they are ([], "").
     """
     names = classifiers_of(model, state)
     if not any(name in arrays for name in names):
-        other = names and classifiers_of(model, arrays)
-        return (
-            names,
-            "another kind in the file"
-            if other
-            else f"none in the file, {model.num_classes} in the model",
-        )
-    if not all(
-        name in arrays and arrays[name].shape[:-1] == tuple(state[name].shape[:-1])
-        for name in names
-    ):
-        return [], ""
+        if names and classifiers_of(model, arrays):
+            return names, "another kind in the file"
+        return names, f"none in the file, {model.num_classes} in the model"
+    for name in names:
+        if name not in arrays or arrays[name].shape[:-1] != tuple(state[name].shape[:-1]):
+            return [], ""
     classes = {arrays[name].shape[-1:] for name in names if not name.endswith(STATISTICS)}
     if len(classes) > 1 or classes & {(), (model.num_classes,)}:
         return [], ""
@@ -57,18 +54,21 @@ def fit_classifiers(model: Target, state: Tensors, arrays: Arrays) -> tuple[list
 
 
 def classifiers_of(model: Target, names: Iterable[str]) -> list[str]:
-    """Returns those of ``names`` that are a tensor of the model's classifiers, or of another kind
-    in their place.
+    """Returns those of ``names`` that belong to the model's classifiers, or to layers of another
+    kind in their place.
     """
     prefixes = tuple(f"{name}." for name in model.classifier_names())
     return [name for name in names if name.startswith(prefixes)]
 
 
 def blind_classifiers(model: Target, file: Path) -> str:
-    """Returns a warning about classifiers that give all classes, or all images, the same
-    probabilities.
+    """Returns a warning if the classifiers give all classes, or all images, the same probabilities.
 
-    It is "" if they don't. The values were read from ``file``.
+    Args:
+        file: the file that the values were read from.
+
+    Returns:
+        the warning, or "".
     """
     layers = [sublayer(model, name) for name in model.classifier_names()]
     sublayers = [sub for layer in layers for sub in layer.sublayers(include_self=True)]
@@ -89,27 +89,30 @@ def blind_classifiers(model: Target, file: Path) -> str:
 def fit_sizes(
     model: Target, state: Tensors, arrays: Arrays, images: tuple[int, int] | None = None
 ) -> list[str]:
-    """Adapts in ``arrays`` what differs from the model's size and can be adapted; returns what it
-    did, in words.
+    """Resizes in ``arrays`` what has another size than in the model and can be resized.
 
     Args:
-        images: (height, width) that the file's tensors are for, whose shape their grids have; None:
-            it isn't known.
+        images: the (height, width) of the images that the file's model reads. Its grids have the
+            same proportions. None: unknown.
+
+    Returns:
+        a line for each thing that was resized.
     """
     shape = None if images in (None, getattr(model, "image_size", None)) else images[0] / images[1]
-    told = _fit_stem(model, state, arrays)
-    told += _fit_pos_embed(model, state, arrays, shape)
-    return (
-        told + _fit_tables(model, state, arrays, shape) + _fit_biases(model, state, arrays, shape)
-    )
+    lines = _fit_stem(model, state, arrays)
+    lines += _fit_pos_embed(model, state, arrays, shape)
+    lines += _fit_tables(model, state, arrays, shape)
+    lines += _fit_biases(model, state, arrays, shape)
+    return lines
 
 
 def grid_of(count: int, shape: float | None, own: tuple[int, int]) -> tuple[int, int] | None:
-    """Returns the (rows, columns) that ``count`` places have in a file, or None.
+    """Returns the (rows, columns) of a file's grid of ``count`` places, or None if there is none.
 
     Args:
-        shape: rows over columns, about; None: ``own`` where that has as many, otherwise a square.
-        own: the model's.
+        shape: about rows / columns; None: unknown. Then the grid is ``own`` if that has as many
+            places, and otherwise a square.
+        own: the model's grid.
     """
     if shape is None and count == math.prod(own):
         return own
@@ -119,7 +122,7 @@ def grid_of(count: int, shape: float | None, own: tuple[int, int]) -> tuple[int,
     rows, columns = min(
         grids, key=lambda grid: abs(math.log(grid[0] / grid[1] / shape)), default=(0, 1)
     )
-    # windows are squarer than images
+    # A grid of windows may be closer to a square than the image, so the proportions have a range.
     low, high = (1, 1) if shape == 1 else (min(shape, 1) / 2, max(shape, 1) * 2)
     return (rows, columns) if low <= rows / columns <= high else None
 
@@ -132,22 +135,25 @@ def _fit_stem(model: Target, state: Tensors, arrays: Arrays) -> list[str]:
 
 
 def _fit_first(model: Target, name: str, state: Tensors, arrays: Arrays) -> list[str]:
+    """Adapts the kernel of a first convolution [out, in, h, w]."""
     array = arrays.get(name)
-    told = []
+    lines = []
     if array is None or name not in state or array.ndim != 4 or not array.size:
         return []
     out, channels, *kernel = state[name].shape
     if array.shape[1] == 3 != channels:
         array = adapt_input_channels(array, channels)
-        told.append(f"{name} adapted from 3 channels to {channels}")
-    patches = hasattr(sublayer(model, model.first_conv.rpartition(".")[0]), "grid_size")
-    if patches and array.shape[:2] == (out, channels) and array.shape[2:] != tuple(kernel):
-        told.append(
+        lines.append(f"{name} adapted from 3 channels to {channels}")
+    # Only a convolution that embeds patches can be resampled, not one of a deeper stem.
+    embeds_patches = hasattr(sublayer(model, model.first_conv.rpartition(".")[0]), "grid_size")
+    same_channels = array.shape[:2] == (out, channels)
+    if embeds_patches and same_channels and array.shape[2:] != tuple(kernel):
+        lines.append(
             "{} resampled from {} x {} to {} x {} pixels".format(name, *array.shape[2:], *kernel)
         )
         array = resample_patch_kernel(array, tuple(kernel))
     arrays[name] = array
-    return told
+    return lines
 
 
 def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
@@ -166,12 +172,11 @@ def _fit_pos_embed(model: Target, state: Tensors, arrays: Arrays, shape: float |
 def _fit_positions(
     model: Target, name: str, wanted: tuple[int, ...], arrays: Arrays, shape: float | None
 ) -> list[str]:
-    """Of positions [1, prefix + patches, D]: ``pos_embed`` is of ``patch_embed``, ``pos_embed_0``
-    of its first.
-    """
+    """Resizes position embeddings [1, prefix + patches, D] to the shape ``wanted``."""
     array = arrays[name]
     if array.ndim != 3 or array.shape[::2] != wanted[::2]:
         return []
+    # pos_embed belongs to patch_embed, and pos_embed_0 to patch_embed.0 (CrossViT).
     grid = sublayer(model, name.replace("pos", "patch").replace("_embed_", "_embed.")).grid_size
     old = grid_of(array.shape[1] - model.pos_embed_prefix, shape, grid)
     if old in (None, grid):
@@ -181,58 +186,70 @@ def _fit_positions(
 
 
 def _fit_pos_map(channels_first: bool, wanted: tuple[int, ...], arrays: Arrays) -> list[str]:
-    """The same of position embeddings that are a map: [1, D, rows, columns] or [1, rows, columns,
-    D].
+    """Resizes position embeddings that are a map to the shape ``wanted``.
+
+    They are [1, D, rows, columns] (``channels_first``) or [1, rows, columns, D].
     """
-    order, back = ((0, 2, 3, 1), (0, 3, 1, 2)) if channels_first else ((0, 1, 2, 3), (0, 1, 2, 3))
     array = arrays["pos_embed"]
     if array.ndim != 4 or array.shape == wanted or not array.size:
         return []
-    one, *old, dim = (array := array.transpose(order)).shape
-    rows, columns = grid = (wanted[order[1]], wanted[order[2]])
-    if (one, dim) != (wanted[0], wanted[order[3]]):
+    if channels_first:
+        array = array.transpose(0, 2, 3, 1)
+        wanted = (wanted[0], wanted[2], wanted[3], wanted[1])
+    one, *old, dim = array.shape
+    rows, columns = grid = (wanted[1], wanted[2])
+    if (one, dim) != (wanted[0], wanted[3]):
         return []
     resized = resize_pos_embed(array.reshape(1, -1, dim), 0, grid, (old[0], old[1]))
-    arrays["pos_embed"] = resized.reshape(1, rows, columns, dim).transpose(back)
+    resized = resized.reshape(1, rows, columns, dim)
+    arrays["pos_embed"] = resized.transpose(0, 3, 1, 2) if channels_first else resized
     return ["pos_embed resized from {} x {} to {} x {}".format(*old, *grid)]
 
 
 def _fit_tables(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
-    told: Counter[str] = Counter()
-    for name in [
-        name for name in arrays if name.endswith(TABLE) and name in state and arrays[name].ndim == 2
-    ]:
+    """Resizes tables of relative positions [offsets (+ 3 in BEiT), heads]."""
+    counts: Counter[str] = Counter()
+    for name in _matrices(TABLE, state, arrays):
         window = sublayer(model, name.rpartition(".")[0]).window_size
-        rows, (wanted, heads) = len(arrays[name]), state[name].shape
+        rows = len(arrays[name])
+        wanted_rows, heads = state[name].shape
         own = (2 * window[0] - 1, 2 * window[1] - 1)
-        extra = wanted - math.prod(own)  # BEiT's three, of the class token
-        # a window may be one in any image
-        square = own[0] == own[1] == math.isqrt(max(rows - extra, 0))
-        offsets = grid_of(rows - extra, None if square else shape, own)
-        if (
-            offsets in (None, own)
-            or not all(side % 2 for side in offsets)
-            or arrays[name].shape != (rows, heads)
-        ):
+        # BEiT has three more rows, for the class token.
+        extra = wanted_rows - math.prod(own)
+        # A square window may come from an image that isn't a square.
+        is_square = own[0] == own[1] == math.isqrt(max(rows - extra, 0))
+        offsets = grid_of(rows - extra, None if is_square else shape, own)
+        if offsets in (None, own) or arrays[name].shape != (rows, heads):
+            continue
+        # A window of n places along a side has 2n - 1 offsets.
+        if not all(side % 2 for side in offsets):
             continue
         old = ((offsets[0] + 1) // 2, (offsets[1] + 1) // 2)
         arrays[name] = resize_rel_pos_bias_table(arrays[name], old, window)
-        told["{} resized from {} x {} to {} x {}".format(TABLE, *old, *window)] += 1
-    return [f"{count} {line}" for line, count in told.items()]
+        counts["{} resized from {} x {} to {} x {}".format(TABLE, *old, *window)] += 1
+    return [f"{count} {line}" for line, count in counts.items()]
 
 
 def _fit_biases(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:
-    told: Counter[str] = Counter()
-    for name in [
-        name
-        for name in arrays
-        if name.endswith(BIASES) and name in state and arrays[name].ndim == 2
-    ]:
+    """Resizes LeViT's and TinyViT's tables of biases by distance [heads, places]."""
+    counts: Counter[str] = Counter()
+    for name in _matrices(BIASES, state, arrays):
         heads, columns = arrays[name].shape
         window: Any = getattr(sublayer(model, name.rpartition(".")[0]), "window_size", ())
-        old = window and grid_of(columns, shape, window)
+        if not window:
+            continue
+        old = grid_of(columns, shape, window)
         if not old or old == window or heads != state[name].shape[0]:
             continue
         arrays[name] = resize_attention_biases(arrays[name], old, window)
-        told["{} resized from {} x {} to {} x {}".format(BIASES, *old, *window)] += 1
-    return [f"{count} {line}" for line, count in told.items()]
+        counts["{} resized from {} x {} to {} x {}".format(BIASES, *old, *window)] += 1
+    return [f"{count} {line}" for line, count in counts.items()]
+
+
+def _matrices(ending: str, state: Tensors, arrays: Arrays) -> list[str]:
+    """Returns the names with an ending that the file and the model have, of matrices in the file."""
+    return [
+        name
+        for name in arrays
+        if name.endswith(ending) and name in state and arrays[name].ndim == 2
+    ]

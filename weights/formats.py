@@ -1,9 +1,10 @@
 """Reads and writes the weight files of torch, timm, Paddle and Google; no code from a file is run.
 
-The content decides what a file is, not its ending. Its arrays are described first, and read one by
-one when they are needed, so that a file is opened rather than loaded. It isn't mapped, as a mapped
-file that is shortened ends the process. Only ``archives``, ``arrays``, ``unpickle``, ``plain`` and
-this file touch what a file says. All of them count what they hold (``errors.Allowance``).
+A file's kind is decided by its content, not by its ending. Opening a file only describes its
+arrays; each is read when its values are needed. Files aren't memory-mapped, because a mapped file
+that another program shortens ends the process. The contents of files are parsed in this module,
+``archives``, ``arrays``, ``unpickle`` and ``settings.plain`` alone. All of them count the memory
+that they take (``errors.Allowance``).
 """
 
 import contextlib
@@ -38,8 +39,8 @@ from weights.arrays import Array, LazyArray, Span, contiguous, item_size, sizes
 from weights.hub import INDEX, LONGEST_CONFIG, beside, find_weights, read_config
 from weights.unpickle import DataUnpickler, Script
 
-# Where a checkpoint keeps its weights: timm's order (load_state_dict, the average first), then
-# others' names.
+# The keys under which checkpoints keep their weights. The order of the first ones is that of timm's
+# load_state_dict, which prefers the averaged weights.
 WRAPPERS = (
     "state_dict_ema",
     "model_ema",
@@ -49,32 +50,36 @@ WRAPPERS = (
     "model_state",
     "module",
     "net",
+    "teacher",
 )
-WRAPPERS += ("teacher",)
-# Prefixes of names, in any order: those of DataParallel, and usual names of the attribute in which
-# a module, such as Lightning's, holds the model. "model." before a number isn't one: PaddleViT's
+# Prefixes of names, in any order: that of DataParallel, and the attributes in which other modules,
+# such as Lightning's, usually hold the model. "model." before a number isn't a prefix: PaddleViT's
 # VOLO has its stages there.
 _WRAPPED = re.compile(r"^((module|model|net|backbone)\.)+(?!\d)")
-# Parts of names, at any depth: those of torch.compile, FSDP, activation checkpoints and Fabric.
+# Names of wrappers inside the model: those of torch.compile, FSDP, activation checkpoints and
+# Fabric.
 _INNER = re.compile(
     r"(?:(?<=\.)|^)(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\."
 )
 
-# what a .safetensors file of this toolkit tells of itself: a description, in JSON
+# The entry of a .safetensors file's metadata with this toolkit's description of the model, in JSON.
 METADATA = "paddle_vit_toolkit"
 SAFETENSORS_DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "bfloat16", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
     "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1", "BOOL": "|b1",
 }  # fmt: skip
-LONGEST_NAME = 256  # characters of a tensor's
-# torch.serialization, before 1.6
+LONGEST_NAME = 256  # characters of a tensor's name
+# The first two pickles of a file by torch.save before PyTorch 1.6.
 TORCH_MAGIC = 0x1950A86A20F9469CFC6C
 TORCH_PROTOCOL = 1001
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.(safetensors|bin)$")  # of weights in several files
-_MOST_PARTS = 1000
-ARRAY = 1000  # bytes that an array takes at most besides its numbers
+# The names of weights that are split into several files.
+_SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.(safetensors|bin)$")
+_MOST_FILES = 1000
+# The bytes that the description of an array takes at most.
+ARRAY = 1000
 
-Content = dict[str, Any]  # arrays, and whatever else a checkpoint holds
+# The arrays of a checkpoint, and whatever else it holds.
+Content = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -83,14 +88,14 @@ class WeightFile:
 
     Attributes:
         path: the file.
-        arrays: by the file's names, without a checkpoint's wrapper and the prefix ``module.``;
-            floats are float32. Of ``open_weights`` they are ``LazyArray``, which raise InputError
-            where values can't be read or aren't finite.
+        arrays: by the file's names, without a checkpoint's wrapper and the prefix ``module.``.
+            Floats are float32. ``open_weights`` gives instances of ``LazyArray``. Reading one of
+            them raises InputError if its values can't be read, or aren't finite.
         layout: "torch" (a Linear's weight is [out, in]), "paddle" ([in, out]) or "jax" (Google's
             npz).
         config: what ``read_config`` returns.
         notes: what was chosen or left out, to be shown.
-        opened: the files that are read, by their paths, each with its state when it was opened.
+        opened: the open files by path, each with its status when it was opened.
     """
 
     path: Path
@@ -104,23 +109,21 @@ class WeightFile:
         """Raises InputError if a file was written to since it was opened."""
         for file, (stream, before) in self.opened.items():
             now = os.fstat(stream.fileno())
-            times = [
-                (state.st_size, state.st_mtime_ns, state.st_ctime_ns) for state in (before, now)
-            ]
-            # Its time of change is set, too, where another file takes its name. What is open stays
-            # as it was.
-            kept = now.st_nlink == before.st_nlink
-            if times[0] != times[1] and (kept or times[0][:2] != times[1][:2]):
+            is_written = (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns)
+            # ctime also changes if another file takes this one's name, which removes a link to it.
+            # The open file is unchanged then.
+            is_renamed = before.st_nlink != now.st_nlink
+            if is_written or (before.st_ctime_ns != now.st_ctime_ns and not is_renamed):
                 raise InputError(
                     f"{file}: it was changed while it was read; load it again when nobody writes it"
                 )
 
 
 def read_weights(path: str | Path) -> WeightFile:
-    """Reads a weight file of any kind, with all of its values.
+    """Reads a weight file of any kind with all of its values.
 
     Raises:
-        InputError: as ``open_weights``, or its arrays' reading.
+        InputError: as ``open_weights``, and where a value can't be read or isn't finite.
     """
     with open_weights(path) as stored:
         arrays = {name: np.asarray(array) for name, array in stored.arrays.items()}
@@ -129,15 +132,14 @@ def read_weights(path: str | Path) -> WeightFile:
 
 @contextlib.contextmanager
 def open_weights(path: str | Path) -> Iterator[WeightFile]:
-    """Opens a weight file of any kind. Its arrays are read where their values are needed, within
-    the context.
+    """Opens a weight file of any kind; its arrays are read within the context, on demand.
 
-    Arrays that have to be unpacked first (compressed .npz, text in pickles of Python 2) are read
-    once, and kept.
+    Arrays that have to be unpacked (compressed .npz, text in pickles of Python 2) are read once and
+    kept.
 
     Raises:
-        InputError: there is no file, or it is of another kind, damaged, or names something that
-            isn't data. Or it would take memory out of proportion to its size.
+        InputError: there is no such file; it is of another kind, damaged, or refers to something
+            that isn't data; or it would take memory out of proportion to its size.
     """
     index = find_weights(path)
     arrays: dict[str, Any] = {}
@@ -151,28 +153,28 @@ def open_weights(path: str | Path) -> Iterator[WeightFile]:
                 stream = opened.enter_context(open_file(file))
                 streams[file] = stream, os.fstat(stream.fileno())
                 allowance = Allowance(streams[file][1].st_size)
-                content, layout = _reader(stream.peek(512)[:512])(stream, allowance)
-                entries, told = _weights(content)
-                _claim(entries, layout, allowance)
+                read = _reader(stream.peek(512)[:512])
+                content, layout = read(stream, allowance)
+                entries, file_notes = _weights(content)
+                _take_memory(entries, layout, allowance)
                 for name, entry in entries.items():
                     if name in arrays:
                         other = f"which another of the {len(files)} files holds, too"
                         raise Unreadable(f"it holds {printable(name)}, {other}")
                     arrays[name] = _lazy(file, name, entry, allowance)
             layouts.add(layout)
-            notes += told
+            notes += file_notes
         if len(layouts) > 1:
-            raise InputError(
-                f"{index}: its files have different layouts ({', '.join(sorted(layouts))}), expected one"
-            )
+            kinds = ", ".join(sorted(layouts))
+            raise InputError(f"{index}: its files have different layouts ({kinds}), expected one")
         yield WeightFile(index, arrays, layouts.pop(), read_config(path), notes, streams)
 
 
 def _lazy(file: Path, name: str, entry: Array, allowance: Allowance, what: str = "weights") -> Any:
-    """Returns an array of a file to be read later, each time with the checks of a stranger's file.
+    """Returns an array of a file that is read later, with the checks of an untrusted file.
 
     Args:
-        what: the file should be; of "weights", all numbers have to be finite.
+        what: names the file's kind in errors. All values of "weights" have to be finite.
     """
 
     def read() -> np.ndarray:
@@ -183,24 +185,26 @@ def _lazy(file: Path, name: str, entry: Array, allowance: Allowance, what: str =
                 _check_finite(name, array)
             return array
 
-    return read() if entry.is_packed else LazyArray(entry.shape, entry.native_dtype, read)
+    if entry.is_packed:
+        return read()
+    return LazyArray(entry.shape, entry.native_dtype, read)
 
 
 def files_of(path: str | Path) -> list[Path]:
-    """Returns the files that hold weights: a single one, or those that an index names.
+    """Returns the files that hold weights: a single file, or those that an index names.
 
     Args:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: there is no file; an index can't be read, or names a file that isn't beside it;
-            the file is one part of several.
+        InputError: there is no such file; an index can't be read, or names a file that isn't beside
+            it; or the file is one of several.
     """
     file = find_weights(path)
-    part = _PART.search(file.name)
-    if part and int(part[1]) > 1:
+    split = _SPLIT.search(file.name)
+    if split and int(split[1]) > 1:
         raise InputError(
-            f"{file} is one of {int(part[1])} files of the weights; give their folder, with its {INDEX}"
+            f"{file} is one of {int(split[1])} files of the weights; give their folder, with its {INDEX}"
         )
     if not file.name.endswith(INDEX):
         return [file]
@@ -208,19 +212,22 @@ def files_of(path: str | Path) -> list[Path]:
         content = parsed_json(whole_file(file, LONGEST_CONFIG))
         check_form(content, _INDEX, tuple(_INDEX))
         names = sorted(set(content["weight_map"].values()))
-    found = [beside(path, name) for name in names]
-    for name, own in zip(names, found, strict=True):
-        if own is None or not os.path.isfile(own):
+    files = []
+    for name in names:
+        part = beside(path, name)
+        if part is None or not os.path.isfile(part):
             raise InputError(
                 f"{file}: {printable(name)}, which it names, isn't beside it; copy it there"
             )
-    return [own for own in found if own]
+        files.append(part)
+    return files
 
 
 @contextlib.contextmanager
 def open_arrays(file: Path) -> Iterator[dict[str, Any]]:
-    """Opens a .safetensors file. Its arrays are read where their values are needed, within the
-    context; NaN are let be, floats are float32.
+    """Opens a .safetensors file; its arrays are read within the context, on demand.
+
+    Floats are float32; NaN and infinite values are accepted.
 
     Raises:
         InputError: it can't be read, or would take memory out of proportion to its size.
@@ -229,16 +236,17 @@ def open_arrays(file: Path) -> Iterator[dict[str, Any]]:
         with reading(file, "tensors"):
             stream = opened.enter_context(open_file(file))
             allowance = Allowance(os.fstat(stream.fileno()).st_size)
-            entries = _read_safetensors(stream, allowance)[0]
-            _claim(entries, "torch", allowance)
+            entries, _ = _read_safetensors(stream, allowance)
+            _take_memory(entries, "torch", allowance)
         yield {
             name: _lazy(file, name, entry, allowance, "tensors") for name, entry in entries.items()
         }
 
 
 def read_arrays(file: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields names and arrays of a .safetensors file, one read after the other; NaN are let be,
-    floats are float32.
+    """Yields names and arrays of a .safetensors file, reading one at a time.
+
+    Floats are float32; NaN and infinite values are accepted.
 
     Raises:
         InputError: it can't be read, or would take memory out of proportion to its size.
@@ -249,8 +257,7 @@ def read_arrays(file: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """Returns the texts that a .safetensors file holds beside its tensors; {} for a file of another
-    kind.
+    """Returns the metadata of a .safetensors file; {} for a file of another kind.
 
     Raises:
         InputError: it can't be read.
@@ -268,13 +275,12 @@ def read_metadata(file: Path) -> dict[str, str]:
 def write_weights(
     path: Path, arrays: dict[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes arrays as they are, whole or not at all; the ending tells the kind: .safetensors,
-    .pdparams or .npz.
+    """Writes arrays to a .safetensors, .pdparams or .npz file, whole or not at all.
 
     A .pdparams file is a pickle of a dictionary of NumPy arrays, which ``paddle.load`` reads.
 
     Args:
-        metadata: texts beside the tensors, which .safetensors alone holds.
+        metadata: texts to store beside the tensors, in .safetensors alone.
 
     Raises:
         InputError: another ending.
@@ -297,19 +303,23 @@ def write_weights(
 
 
 class Writable(Protocol):
+    """Anything that bytes can be written to."""
+
     def write(self, data: Any, /) -> Any: ...
 
 
 def write_safetensors(
     file: Writable, arrays: dict[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes what ``safetensors.numpy.save`` returns, array by array: that holds all of them twice
-    more.
+    """Writes arrays in the safetensors format, one at a time.
+
+    The bytes are those of ``safetensors.numpy.save``, which takes memory for two copies of all
+    arrays.
     """
     dtypes = {
         np.dtype(code): name for name, code in SAFETENSORS_DTYPES.items() if code != "bfloat16"
     }
-    # so that all lie aligned
+    # Larger numbers first, so that every array is aligned.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -324,10 +334,11 @@ def write_safetensors(
         file.write(np.ravel(array).data)
 
 
-# ------------------------------------------------------------ kinds of files
+# The kinds of files
 
 
 def _reader(head: bytes) -> Callable[[BufferedIOBase, Allowance], tuple[Content, str]]:
+    """Returns the function that reads files whose first bytes are ``head``."""
     if head[:2] == b"PK":
         return read_zip
     if head[8:9] == b"{":
@@ -336,22 +347,24 @@ def _reader(head: bytes) -> Callable[[BufferedIOBase, Allowance], tuple[Content,
         return _read_pickle
     text = head.lstrip().lower()
     if not head:
-        found = "it is empty"
+        problem = "it is empty"
     elif text.startswith(b"version https://git-lfs"):
-        found = "it is a Git LFS pointer, not the weights; run git lfs pull"
+        problem = "it is a Git LFS pointer, not the weights; run git lfs pull"
     elif text.startswith((b"<!doctype html", b"<html")):
-        found = "it is an HTML page, not the weights; download the file itself"
+        problem = "it is an HTML page, not the weights; download the file itself"
     else:
-        found = f"it is no weight file (it starts with {head[:8]!r})"
+        problem = f"it is no weight file (it starts with {head[:8]!r})"
     raise Unreadable(
-        f"{found}; expected safetensors, torch's .pth or .bin, Paddle's .pdparams, or .npz"
+        f"{problem}; expected safetensors, torch's .pth or .bin, Paddle's .pdparams, or .npz"
     )
 
 
 def _read_safetensors(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[str, Array], str]:
     size = allowance.size
     header, start = _header(file, allowance)
-    form = (header.pop("__metadata__", None) or {}).get("format")
+    metadata = header.pop("__metadata__", None) or {}
+    # PaddleNLP marks its files, whose Linear weights are [in, out].
+    layout = "paddle" if metadata.get("format") == "pd" else "torch"
     for name, entry in header.items():
         check_form(entry, _ENTRY, tuple(_ENTRY), f"{printable(name, 60)}.")
     content = {}
@@ -364,17 +377,16 @@ def _read_safetensors(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[
             raise Unreadable(
                 f"its tensors overlap, leave gaps, or have other sizes than they claim ({printable(name)})"
             )
-        content[name] = Array(
-            dtype, shape, contiguous(shape), Span(file, start + begin, after - begin)
-        )
+        span = Span(file, start + begin, after - begin)
+        content[name] = Array(dtype, shape, contiguous(shape), span)
         end = after
     if start + end != size:
         raise Unreadable(f"its tensors end at byte {start + end}, the file at {size}")
-    return content, "paddle" if form == "pd" else "torch"  # "pd" is PaddleNLP's mark
+    return content, layout
 
 
 def _header(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[str, Any], int]:
-    """Returns (the header of a .safetensors file, where its tensors begin)."""
+    """Returns the header of a .safetensors file, and the offset at which its tensors begin."""
     (length,) = struct.unpack("<Q", file.read(8))
     if 8 + length > allowance.size:
         raise Unreadable(
@@ -389,24 +401,29 @@ def _header(file: BufferedIOBase, allowance: Allowance) -> tuple[dict[str, Any],
     return header, 8 + length
 
 
-_OFFSETS = Rule("two places, the first one first", lambda value: is_list(value, is_whole, 2, 2))
+def _is_dtype(value: Any) -> bool:
+    return type(value) is str and value in SAFETENSORS_DTYPES
+
+
+def _is_weight_map(value: Any) -> bool:
+    if type(value) is not dict or not 0 < len(set(map(str, value.values()))) <= _MOST_FILES:
+        return False
+    return all(
+        is_name(name) and re.fullmatch(r"\w[\w.-]*\.(safetensors|bin)", name)
+        for name in value.values()
+    )
+
+
 _ENTRY = {
-    "dtype": Rule(
-        f"one of {', '.join(SAFETENSORS_DTYPES)}",
-        lambda v: type(v) is str and v in SAFETENSORS_DTYPES,
-    ),
+    "dtype": Rule(f"one of {', '.join(SAFETENSORS_DTYPES)}", _is_dtype),
     "shape": Rule("a list of sizes", lambda value: is_list(value, is_whole, 0, 32)),
-    "data_offsets": _OFFSETS,
+    "data_offsets": Rule(
+        "two places, the first one first", lambda value: is_list(value, is_whole, 2, 2)
+    ),
 }
 _INDEX = {
     "weight_map": Rule(
-        f"tensors and the file of each, of at most {_MOST_PARTS}, beside the index",
-        lambda value: type(value) is dict
-        and 0 < len(set(map(str, value.values()))) <= _MOST_PARTS
-        and all(
-            is_name(name) and re.fullmatch(r"\w[\w.-]*\.(safetensors|bin)", name)
-            for name in value.values()
-        ),
+        f"tensors and the file of each, of at most {_MOST_FILES}, beside the index", _is_weight_map
     )
 }
 _HEADER = {"__metadata__": optional(Rule("a dictionary", lambda value: type(value) is dict))}
@@ -420,11 +437,14 @@ def _read_pickle(file: BufferedIOBase, allowance: Allowance) -> tuple[Content, s
 
 
 def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
-    """Reads torch's format before 1.6: pickles of two constants, the machine, the object and its
-    storages' keys; then each storage, its length before it.
+    """Reads a file that PyTorch wrote before its release 1.6, behind its first pickle.
+
+    Pickles follow of the protocol, the machine, the object and the keys of its storages; then comes
+    each storage, with its length before it.
     """
     size = allowance.size
-    protocol, machine = (DataUnpickler(file, size, allowance=allowance).load() for _ in range(2))
+    protocol = DataUnpickler(file, size, allowance=allowance).load()
+    machine = DataUnpickler(file, size, allowance=allowance).load()
     if protocol != TORCH_PROTOCOL or machine.get("little_endian") is not True:
         raise Unreadable("it was written by an unknown torch, or on a big-endian machine")
     spans: dict[str, Span] = {}
@@ -449,6 +469,7 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
         span = spans[key]
         span.offset = start + 8
         start = start + 8 + span.length
+        # The file counts elements, whose size may be 1, 2, 4 or 8 bytes.
         if span.length not in (count, 2 * count, 4 * count, 8 * count) or start > size:
             raise Unreadable(
                 f"it ends early, or its storage {printable(key)} has another length than its tensors say"
@@ -456,15 +477,16 @@ def _read_torch_legacy(file: BufferedIOBase, allowance: Allowance) -> Content:
     return content
 
 
-# ------------------------------------------------------- what the weights are
+# The weights in a checkpoint
 
 
 def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
-    """Returns the arrays of a checkpoint by their clean names, and what there is to tell."""
+    """Returns the arrays of a checkpoint by their names without prefixes, and notes for the user."""
     notes = []
     if type(content) is Script:
         content = _flat(content)
-    for _ in range(3):  # one inside the other
+    # A wrapper may hold another one, as in {"model": {"state_dict": ...}}.
+    for _ in range(3):
         held = [
             key
             for key in WRAPPERS
@@ -477,10 +499,11 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
         content = content[held[0]]
     if type(content) is not dict:
         raise Unreadable("it holds no dictionary of arrays")
-    found = {}
+    arrays = {}
     others = []
     for name, value in content.items():
-        if type(value) is tuple and len(value) == 2:  # Paddle's (parameter's name, array)
+        # Paddle pickles a tensor as (the parameter's name, its array).
+        if type(value) is tuple and len(value) == 2:
             value = value[1]
         clean = _WRAPPED.sub("", _INNER.sub("", name[: LONGEST_NAME + 1]))
         if not isinstance(value, Array):
@@ -489,57 +512,61 @@ def _weights(content: Any) -> tuple[dict[str, Array], list[str]]:
             raise Unreadable(
                 f"it holds an array under the name {printable(name)}, which can't be printed in a line"
             )
-        elif clean in found:
+        elif clean in arrays:
             raise Unreadable(f"it holds {printable(clean)} twice, with a prefix and without")
         else:
-            found[clean] = value
-    # Paddle's own names
+            arrays[clean] = value
+    # Paddle's own table of parameters' names needs no mention.
     others = [name for name in others if name != "StructuredToParameterName@@"]
-    told = printable(", ".join(name[:LONGEST_NAME] for name in others[:40]))
-    if not found:
-        raise Unreadable(f"it holds no arrays, but {told or 'nothing'}")
+    listed = printable(", ".join(name[:LONGEST_NAME] for name in others[:40]))
+    if not arrays:
+        raise Unreadable(f"it holds no arrays, but {listed or 'nothing'}")
     if others:
-        notes.append(f"left out, being no arrays: {told}")
-    return found, notes
+        notes.append(f"left out, being no arrays: {listed}")
+    return arrays, notes
 
 
 def _flat(program: Script) -> Content:
-    """Returns the arrays of a TorchScript program by their full names; of a module with several
-    names the first.
+    """Returns the arrays of a TorchScript program by their dotted names.
+
+    A module that the program has under several names is listed under the first one.
     """
-    found: Content = {}
+    arrays: Content = {}
     seen = {id(program)}
-    left = [("", program)]
-    while left:
-        prefix, module = left.pop()
+    waiting = [("", program)]
+    while waiting:
+        prefix, module = waiting.pop()
         for name, value in module.items():
             if isinstance(value, Array):
-                found[prefix + name] = value
+                arrays[prefix + name] = value
             elif type(value) is Script and id(value) not in seen and len(prefix) <= LONGEST_NAME:
                 seen.add(id(value))
-                left.append((f"{prefix}{name}.", value))
-    return found
+                waiting.append((f"{prefix}{name}.", value))
+    return arrays
 
 
-def _claim(entries: dict[str, Array], layout: str, allowance: Allowance) -> None:
-    """Raises Unreadable where all of what was described, together, is out of proportion."""
-    for entry in entries.values():
-        # which Paddle has no type for: its bfloat16, by way of NumPy
-        if layout == "paddle" and entry.dtype == "<u2":
-            entry.dtype = "bfloat16"
+def _take_memory(entries: dict[str, Array], layout: str, allowance: Allowance) -> None:
+    """Raises Unreadable if all arrays together are out of proportion to the file's size."""
+    if layout == "paddle":
+        # Paddle has no uint16 tensors. NumPy's uint16 arrays are what it makes of bfloat16.
+        for entry in entries.values():
+            if entry.dtype == "<u2":
+                entry.dtype = "bfloat16"
     allowance.take(sum(entry.num_bytes() + ARRAY for entry in entries.values()))
 
 
 def _read_entry(entry: Array, allowance: Allowance) -> np.ndarray:
-    passing = entry.passing()
-    allowance.take(passing)
+    temporary = entry.temporary_bytes()
+    allowance.take(temporary)
     array = entry.read()
-    allowance.take(-passing)
+    allowance.take(-temporary)
     return array
 
 
 def _check_finite(name: str, array: np.ndarray) -> None:
-    bad = array.size - np.count_nonzero(np.isfinite(array)) if array.dtype.kind == "f" else 0
+    if array.dtype.kind != "f":
+        return
+    bad = array.size - np.count_nonzero(np.isfinite(array))
     if bad:
         raise Unreadable(
             f"{bad} of the {array.size} values of {printable(name)} are NaN or infinite; take other weights"

@@ -1,5 +1,6 @@
-"""Where weights are: files, folders, and names on the Hugging Face Hub, for which alone
-huggingface_hub is imported.
+"""Finds weights: files, folders, runs and names on the Hugging Face Hub.
+
+huggingface_hub is imported only for names on the Hub.
 """
 
 import os
@@ -23,37 +24,47 @@ from settings.plain import (
     whole_file,
 )
 
-HUB_PREFIXES = ("hf-hub:", "hf_hub:")  # timm's ways of writing it
+# The prefixes that timm has for a name on the Hub.
+HUB_PREFIXES = ("hf-hub:", "hf_hub:")
 ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".pdparams", ".npz")
-# of our checkpoints and of timm's folders, the better first
+# The names of weights in our checkpoints and in timm's folders. The first one is preferred.
 IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
-INDEX = ".index.json"  # of weights in several files: which tensor is in which
+# The ending of the index of weights in several files. It says which file holds which tensor.
+INDEX = ".index.json"
 CONFIG = "config.json"
-ADAPTER_CONFIG = "adapter_config.json"  # of peft
-CHECKPOINTS = "checkpoints"  # in a run's folder
-# links in it, to two of the checkpoints
+ADAPTER_CONFIG = "adapter_config.json"  # peft's
+# The folder of checkpoints in a run's folder, and its links to two of them.
+CHECKPOINTS = "checkpoints"
 LAST = "last"
 BEST = "best"
-_ANSWER = 8  # seconds in which the Hub has to answer
-_SILENT = 30  # seconds for which it isn't asked again if it didn't answer
-# Endpoints that didn't answer: until when they aren't asked, and the error.
+# If the Hub doesn't answer within _TIMEOUT seconds, it isn't asked again for _PAUSE seconds.
+_TIMEOUT = 8
+_PAUSE = 30
+# By endpoint that didn't answer: the time until which it isn't asked, and the error.
 _silent: dict[str, tuple[float, Exception]] = {}
-# bytes; one that names and describes the 21,841 classes of ImageNet-22k has 1.5 million
+# In bytes. The names and descriptions of the 21,841 classes of ImageNet-22k take 1.5 million.
 LONGEST_CONFIG = 4 << 20
 
-_SIZE = Rule(
-    "three sizes (channels, height, width)",
-    lambda v: is_list(v, lambda n: is_whole(n, 1, 1 << 16), 3, 3),
-)
-SIDE = Rule(
-    "a size, or two",
-    lambda v: is_whole(v, 1, 1 << 16) or is_list(v, lambda n: is_whole(n, 1, 1 << 16), 2, 2),
-)
+
+def _is_side(value: Any) -> bool:
+    return is_whole(value, 1, 1 << 16)
+
+
+def _is_mean(value: Any) -> bool:
+    return is_real(value, -1e3, 1e3)
+
+
+def _is_std(value: Any) -> bool:
+    return is_real(value, 1e-6, 1e3)
+
+
+_SIZE = Rule("three sizes (channels, height, width)", lambda value: is_list(value, _is_side, 3, 3))
+SIDE = Rule("a size, or two", lambda value: _is_side(value) or is_list(value, _is_side, 2, 2))
 _NAMES = Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))
-# What is used of timm's configuration; null stands for what isn't given.
+# The keys of timm's configuration that are used. null stands for a key that isn't given.
 _MODEL_ARGS = {
     "img_size": optional(SIDE),
-    "in_chans": optional(Rule("a number of channels", lambda value: is_whole(value, 1, 1 << 16))),
+    "in_chans": optional(Rule("a number of channels", _is_side)),
     "dynamic_img_size": optional(FLAG),
     "strict_img_size": optional(FLAG),
     "use_naflex": optional(FLAG),
@@ -64,29 +75,27 @@ _SETTINGS = {
     "num_classes": optional(Rule("a number of classes", lambda value: is_whole(value, 0, 1 << 24))),
     "label_names": optional(_NAMES),
     "tag": optional(Rule("a text", lambda value: type(value) is str)),
-    **dict.fromkeys(("input_size", "test_input_size", "min_input_size"), optional(_SIZE)),
+    "input_size": optional(_SIZE),
+    "test_input_size": optional(_SIZE),
+    "min_input_size": optional(_SIZE),
     "fixed_input_size": optional(FLAG),
     "crop_pct": optional(Rule("a share", lambda value: is_real(value, 0, 100))),
     "crop_mode": optional(NAME),
     "interpolation": optional(NAME),
-    "mean": optional(
-        Rule("a number per channel", lambda v: is_list(v, lambda n: is_real(n, -1e3, 1e3), 1, 64))
-    ),
+    "mean": optional(Rule("a number per channel", lambda value: is_list(value, _is_mean, 1, 64))),
     "std": optional(
-        Rule(
-            "a number above 0 per channel",
-            lambda v: is_list(v, lambda n: is_real(n, 1e-6, 1e3), 1, 64),
-        )
+        Rule("a number above 0 per channel", lambda value: is_list(value, _is_std, 1, 64))
     ),
 }
+# The keys that timm reads beside "pretrained_cfg".
 _BESIDE = ("architecture", "model_args", "num_classes", "label_names")
 
 
 def best_of_run(path: str | Path) -> str | Path:
-    """Returns the best checkpoint for a run's folder, and any other path as it is.
+    """Returns the best checkpoint of a run's folder, and any other path unchanged.
 
     Raises:
-        InputError: ``best`` leads out of the run's folder, in which a run doesn't make it.
+        InputError: the link ``best`` leads out of the run's folder. No run makes such a link.
     """
     best = Path(path) / CHECKPOINTS / BEST
     if leads_out(best):
@@ -97,82 +106,80 @@ def best_of_run(path: str | Path) -> str | Path:
 
 
 def find_weights(path: str | Path) -> Path:
-    """Returns the file that ``path`` means: itself, itself with its ending, the model in a folder,
-    or a download.
+    """Returns the file of weights that ``path`` stands for.
 
     Args:
-        path: a file, its name without the ending, a checkpoint's folder, a folder in the layout of
-            timm's models on the Hugging Face Hub, or ``hf-hub:org/name[@revision]``. A run's folder
-            stands for its best checkpoint. Of weights in several files it returns the index.
+        path: a file; its name without the ending; a checkpoint's folder; a folder in the layout of
+            timm's models on the Hugging Face Hub; a run's folder, which stands for its best
+            checkpoint; or ``hf-hub:org/name[@revision]``, which is downloaded.
+
+    Returns:
+        the file; if the weights are in several files, their index.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such file.
     """
+    names = [f"{name}{ending}" for name in IN_FOLDER for ending in ("", INDEX)]
     if _is_hub_name(path):
-        found = _download(
-            path, tuple(f"{name}{ending}" for name in IN_FOLDER for ending in ("", INDEX))
-        )
-        if found is None:
+        file = _download(path, tuple(names))
+        if file is None:
             raise InputError(f"{path}: the repository holds neither {' nor '.join(IN_FOLDER)}")
-        return found
+        return file
     path = Path(best_of_run(path))
     if path.suffix == ".pdopt":
         raise InputError(
             f"{path} is an optimizer's state; give its weights, {path.with_suffix('.pdparams')}"
         )
-    inside = [f"{name}{ending}" for name in IN_FOLDER for ending in ("", INDEX)]
-    candidates = (
-        [path / name for name in inside]
-        + [path]
-        + [path.parent / (path.name + end) for end in ENDINGS]
-    )
-    # never raises, unlike Path's
-    found = next((file for file in candidates if os.path.isfile(file)), None)
-    if found is None and os.path.isfile(path / ".metadata"):
-        writer = "torch.distributed.checkpoint"
-        raise InputError(
-            f"{path} was written by {writer}; its format_utils.dcp_to_torch_save makes a .pth of it"
+    candidates = [path / name for name in names]
+    candidates.append(path)
+    candidates += [path.parent / (path.name + ending) for ending in ENDINGS]
+    for file in candidates:
+        # os.path.isfile never raises, unlike Path.is_file.
+        if os.path.isfile(file):
+            return file
+    raise InputError(_why_no_weights(path))
+
+
+def _why_no_weights(path: Path) -> str:
+    """Returns the error for a path that holds no weights, with advice for what it is instead."""
+    if os.path.isfile(path / ".metadata"):
+        return (
+            f"{path} was written by torch.distributed.checkpoint; its "
+            "format_utils.dcp_to_torch_save makes a .pth of it"
         )
-    if found is None and os.path.isfile(path / ADAPTER_CONFIG):
+    if os.path.isfile(path / ADAPTER_CONFIG):
         advice = f"give the weights that it was trained on, and -o MODEL.PRETRAINED_ADAPTER {path}"
-        raise InputError(f"{path} holds an adapter, no whole model; {advice}")
-    if found is None:
-        where = (
-            f"a folder without {' or '.join(IN_FOLDER)}"
-            if os.path.isdir(path)
-            else "no such file or folder"
+        return f"{path} holds an adapter, no whole model; {advice}"
+    last = path / CHECKPOINTS / LAST
+    if os.path.isdir(last):
+        return f"{path} is the folder of a run that wasn't evaluated yet; its newest weights are {last}"
+    if path.name == CHECKPOINTS and os.path.isdir(path / LAST):
+        return (
+            f"{path} holds the checkpoints of a run; give the run's folder, {path.parent}, "
+            "or one of them"
         )
-        if os.path.exists(path) and not os.path.isdir(path):
-            where = "it is no regular file"
-        last = path / CHECKPOINTS / LAST
-        if os.path.isdir(last):
-            raise InputError(
-                f"{path} is the folder of a run that wasn't evaluated yet; its newest weights are {last}"
-            )
-        if path.name == CHECKPOINTS and os.path.isdir(path / LAST):
-            raise InputError(
-                f"{path} holds the checkpoints of a run; give the run's folder, {path.parent}, or one of them"
-            )
-        raise InputError(
-            f"no weights at {path}: {where}, nor a file of that name with {', '.join(ENDINGS)}"
-        )
-    return found
+    if os.path.isdir(path):
+        reason = f"a folder without {' or '.join(IN_FOLDER)}"
+    elif os.path.exists(path):
+        reason = "it is no regular file"
+    else:
+        reason = "no such file or folder"
+    return f"no weights at {path}: {reason}, nor a file of that name with {', '.join(ENDINGS)}"
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Returns what ``config.json`` beside the weights says in timm's keys: one dictionary; {} if
-    there is none.
+    """Returns timm's config.json beside the weights as one dictionary; {} if there is none.
 
     Settings of the weights (``input_size``, ``mean``, ``label_names`` ...) stand beside
-    ``architecture`` and ``model_args``, as timm 1.0.31 merges them from either form of the file
-    (``timm.models._hub``).
+    ``architecture`` and ``model_args``. timm 1.0.31 merges them in the same way from both forms of
+    the file (``timm.models._hub``).
 
     Args:
-        path: what ``find_weights`` takes; nothing but config.json is read.
+        path: what ``find_weights`` takes. Only config.json is read.
 
     Raises:
-        InputError: it can't be read, or a key that is used here has another type or range than
-            timm's.
+        InputError: it can't be read, or a key that is used here has another type or range than in
+            timm.
     """
     file = beside(path, CONFIG)
     if file is None or not os.path.lexists(file):
@@ -183,11 +190,14 @@ def read_config(path: str | Path) -> dict[str, Any]:
         "; repair it, or remove it and set its keys of DATA by -o",
     ):
         config = parsed_json(whole_file(file, LONGEST_CONFIG))
-        if type(config) is not dict or "architecture" not in config:  # another library's
+        # Other libraries have a config.json, too.
+        if type(config) is not dict or "architecture" not in config:
             return {}
-        if "pretrained_cfg" not in config and "labels" in config:  # the old form
+        # The old form of the file has its settings at the top level.
+        if "pretrained_cfg" not in config and "labels" in config:
             config["label_names"] = config.pop("labels")
-        if "pretrained_cfg" in config:  # beside it, timm reads no other setting
+        # Beside "pretrained_cfg" timm reads few other settings.
+        if "pretrained_cfg" in config:
             config = {
                 key: value
                 for key, value in config.items()
@@ -202,8 +212,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def beside(path: str | Path, name: str) -> Path | None:
-    """Returns where the file ``name`` beside weights is, or would be; None: their repository on the
-    Hub hasn't got it.
+    """Returns the path of the file ``name`` beside weights, whether it exists or not.
+
+    None means that the weights' repository on the Hub has no such file.
 
     Args:
         path: what ``find_weights`` takes.
@@ -215,25 +226,21 @@ def beside(path: str | Path, name: str) -> Path | None:
 
 
 def _with_model_args(config: dict[str, Any]) -> dict[str, Any]:
-    """Lets the arguments that built the model correct the sizes that the weights it started from
-    had.
-    """
-    made = config.get("model_args") or {}
-    if (
-        made.get("dynamic_img_size")
-        or made.get("strict_img_size") is False
-        or made.get("use_naflex")
-    ):
+    """Replaces the sizes of the pretrained weights by those of the arguments that built the model."""
+    arguments = config.get("model_args") or {}
+    takes_any_size = arguments.get("dynamic_img_size") or arguments.get("use_naflex")
+    if takes_any_size or arguments.get("strict_img_size") is False:
         config["fixed_input_size"] = False
-    if made.get("in_chans") is not None:
+    if arguments.get("in_chans") is not None:
         config.setdefault("input_size", [3, 224, 224])
         for key in ("input_size", "test_input_size", "min_input_size"):
             if config.get(key):
-                config[key] = [made["in_chans"], *config[key][1:]]
-    if made.get("img_size") is not None and config.get("fixed_input_size"):
-        size = made["img_size"]
+                config[key] = [arguments["in_chans"], *config[key][1:]]
+    if arguments.get("img_size") is not None and config.get("fixed_input_size"):
+        size = arguments["img_size"]
+        height, width = (size, size) if isinstance(size, int) else size
         channels = (config.get("input_size") or [3])[0]
-        config["input_size"] = [channels, *([size, size] if isinstance(size, int) else size)]
+        config["input_size"] = [channels, height, width]
     return config
 
 
@@ -243,14 +250,14 @@ def _is_hub_name(path: str | Path) -> bool:
 
 
 def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
-    """Returns the local copy of the first of ``filenames`` that the repository holds; None if it
-    holds none.
+    """Returns the local copy of the first of ``filenames`` that the repository holds, or None.
 
-    The Hub's cache is used, and its settings (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN). If
-    the Hub doesn't answer, only the cache is searched.
+    The Hub's cache and settings are used (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN). If the
+    Hub doesn't answer, only the cache is searched.
 
     Raises:
-        InputError: huggingface_hub isn't installed, the name is wrong, or the files can't be had.
+        InputError: huggingface_hub isn't installed, the name is wrong, or the files can't be
+            downloaded and aren't in the cache.
     """
     try:
         from huggingface_hub import (
@@ -268,30 +275,33 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
     except ImportError:
         raise InputError(f"{name}: needs huggingface_hub; {install('hub')}") from None
     repository, _, revision = str(name).partition(":")[2].partition("@")
+    revision = revision or None
     absent = None
     for filename in filenames:
         try:
-            url = hf_hub_url(repository, filename, revision=revision or None)
-            trouble = _trouble(url)
-            if isinstance(trouble, HfHubHTTPError) and trouble.response.status_code < 500:
-                raise trouble
-            local = trouble is not None
+            url = hf_hub_url(repository, filename, revision=revision)
+            hub_error = _hub_error(url)
+            if isinstance(hub_error, HfHubHTTPError) and hub_error.response.status_code < 500:
+                raise hub_error
             return Path(
                 hf_hub_download(
-                    repository, filename, revision=revision or None, local_files_only=local
+                    repository,
+                    filename,
+                    revision=revision,
+                    local_files_only=hub_error is not None,
                 )
             )
         except LocalEntryNotFoundError as error:
-            # offline, and not in the cache, which may know that it doesn't exist
-            if (
-                try_to_load_from_cache(repository, filename, revision=revision or None)
-                is not _CACHED_NO_EXIST
-            ):
-                absent = trouble or error
+            # The Hub can't be reached, and the cache has no such file. But the cache may know that
+            # the repository has none.
+            cached = try_to_load_from_cache(repository, filename, revision=revision)
+            if cached is not _CACHED_NO_EXIST:
+                absent = hub_error or error
         except EntryNotFoundError:
             continue
         except Exception as error:
-            # of httpx or requests, by its version: no such repository, no access, a wrong name
+            # No such repository, no access, or a wrong name. The class of the error depends on
+            # huggingface_hub's version, which uses httpx or requests.
             raise InputError(
                 f"{name}: {filename} can't be downloaded ({_first_line(error)})"
             ) from None
@@ -304,39 +314,35 @@ def _download(name: str | Path, filenames: tuple[str, ...]) -> Path | None:
     return None
 
 
-def _trouble(url: str) -> Exception | None:
-    """Returns the error with which the Hub refuses a file, or which reaching it ends in; None if it
-    gives the file.
+def _hub_error(url: str) -> Exception | None:
+    """Returns the error that requesting a file from the Hub ends in; None if the Hub has the file.
 
-    The Hub's own library would try for half a minute, and again for each file. The Hub is asked in
-    a thread, because no timeout ends the search for a host's address.
+    huggingface_hub itself would try for half a minute, and again for each file. The request runs in
+    a thread, because no timeout ends the look-up of a host's address.
     """
     from huggingface_hub import constants, get_hf_file_metadata
 
-    until, trouble = _silent.get(constants.ENDPOINT, (0.0, None))
+    until, last_error = _silent.get(constants.ENDPOINT, (0.0, None))
     if time.monotonic() < until:
-        return trouble
-    answers: list[Exception | None] = []
+        return last_error
+    results: list[Exception | None] = []
 
-    def ask() -> None:
+    def request() -> None:
         try:
-            get_hf_file_metadata(url, timeout=_ANSWER)
-            answers.append(None)
+            get_hf_file_metadata(url, timeout=_TIMEOUT)
+            results.append(None)
         except Exception as error:
-            answers.append(error)
+            results.append(error)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(_ANSWER)
-    answer = answers[0] if answers else TimeoutError(f"no answer within {_ANSWER} s")
-    if answer is not None and getattr(answer, "response", None) is None:
-        _silent[constants.ENDPOINT] = time.monotonic() + _SILENT, answer
-    return answer
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(_TIMEOUT)
+    result = results[0] if results else TimeoutError(f"no answer within {_TIMEOUT} s")
+    if result is not None and getattr(result, "response", None) is None:
+        _silent[constants.ENDPOINT] = time.monotonic() + _PAUSE, result
+    return result
 
 
 def _first_line(error: Exception) -> str:
-    return printable(
-        next(
-            (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-        )
-    )
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return printable(lines[0] if lines else type(error).__name__)

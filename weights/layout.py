@@ -1,4 +1,4 @@
-"""What weight files need to know of a model: no architecture is known here."""
+"""The interface between weight files and models: attributes, layers and layouts of tensors."""
 
 from types import ModuleType
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from paddle import nn
 
 
 class Target(Protocol):
-    """A model that weights are loaded into; ``models.base.ImageModel`` describes each attribute."""
+    """A model that weights can be loaded into. ``models.base.ImageModel`` documents its attributes."""
 
     weight_names: ModuleType | None
     num_classes: int
@@ -21,19 +21,21 @@ class Target(Protocol):
 
     def state_dict(self) -> dict[str, paddle.Tensor]: ...
 
-    def __getattr__(self, name: str) -> Any: ...  # its layers
+    # Its layers.
+    def __getattr__(self, name: str) -> Any: ...
 
 
 def sublayer(model: Any, name: str) -> Any:
-    """Returns the layer of a dotted name; "" is the model."""
+    """Returns the layer with a dotted name; "" is the model itself."""
     for part in filter(None, name.split(".")):
         model = getattr(model, part)
     return model
 
 
 def linear_weights(model: Any) -> set[str]:
-    """Returns the structured names of the Linear weights: [in, out] here, [out, in] in PyTorch and
-    in weight files.
+    """Returns the structured names of the weights of Linear layers.
+
+    They are [in, out] in Paddle, and [out, in] in PyTorch and in weight files.
     """
     return {
         f"{name}.weight" for name, layer in model.named_sublayers() if isinstance(layer, nn.Linear)
@@ -41,12 +43,13 @@ def linear_weights(model: Any) -> set[str]:
 
 
 def numpy_dtype(tensor: paddle.Tensor) -> np.dtype:
-    """Returns the type of ``tensor.numpy()``, without that copy."""
+    """Returns the dtype of ``tensor.numpy()`` without making that copy."""
     return paddle.empty([0], tensor.dtype).numpy().dtype
 
 
 def file_name(name: str) -> str:
-    """Returns the name that a tensor has in PyTorch and in weight files; it differs for batch
-    norm's statistics.
+    """Returns a tensor's name in PyTorch and in weight files.
+
+    It differs from Paddle's for the statistics of batch norms.
     """
     return name.replace("._mean", ".running_mean").replace("._variance", ".running_var")

@@ -1,5 +1,6 @@
-"""Weights for another resolution, window, patch size or number of channels; results are timm
-1.0.31's.
+"""Resizes weights for another resolution, window, patch size or number of channels.
+
+The results agree with those of timm 1.0.31.
 """
 
 import math
@@ -15,20 +16,22 @@ def resize_pos_embed(
     grid_size: int | tuple[int, int],
     old_grid: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """Resizes a position embedding to another grid, as ``resample_abs_pos_embed`` does: bicubic,
-    antialiased.
+    """Resizes a position embedding to another grid, as timm's ``resample_abs_pos_embed`` does.
+
+    The interpolation is bicubic and antialiased.
 
     Args:
         pos_embed: [1, prefix + h * w, D].
-        num_prefix_tokens: leading positions (class token, say), which stay as they are.
-        grid_size: patches to be, (H, W), or one number for both.
-        old_grid: (h, w); None: h = w.
+        num_prefix_tokens: the number of leading positions, such as the class token's, that stay
+            unchanged.
+        grid_size: the new grid (H, W), or one number for both.
+        old_grid: the old grid (h, w); None: a square.
 
     Returns:
         [1, prefix + H * W, D], float32.
 
     Raises:
-        InputError: the patches aren't h * w, or no square.
+        InputError: the number of patches isn't h * w, or isn't a square.
     """
     prefix, patches = np.split(pos_embed.astype(np.float32), [num_prefix_tokens], axis=1)
     side = math.isqrt(patches.shape[1])
@@ -47,22 +50,22 @@ def resize_pos_embed(
 def resize_rel_pos_bias_table(
     table: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]
 ) -> np.ndarray:
-    """Resizes a table of relative position biases, as timm's filters for Swin and BEiT do.
+    """Resizes a table of relative position biases, as timm does for Swin and BEiT.
 
-    That is ``resize_rel_pos_bias_table`` as it is unless TIMM_USE_SCIPY_INTERP is set. It uses
-    BEiT's geometric progression of points, finer in the middle. But it is linear between them,
-    where BEiT's own code has cubic splines.
+    timm's ``resize_rel_pos_bias_table`` does this unless TIMM_USE_SCIPY_INTERP is set. Its points
+    are BEiT's geometric progression, which is finer in the middle. But it interpolates linearly
+    between them, where BEiT's own code uses cubic splines.
 
     Args:
-        table: [(2h - 1)(2w - 1) + extra, heads]; BEiT's 3 extra rows, at the end, stay as they are.
-        window: (h, w).
-        new_window: (H, W), to be.
+        table: [(2h - 1)(2w - 1) + extra, heads]. BEiT's 3 extra rows at the end stay unchanged.
+        window: the old window (h, w).
+        new_window: the new window (H, W).
 
     Returns:
         [(2H - 1)(2W - 1) + extra, heads], float32.
 
     Raises:
-        InputError: the table isn't of that window.
+        InputError: the table has another number of rows.
     """
     old, new = ([2 * side - 1 for side in sides] for sides in (window, new_window))
     biases, extra = np.split(table.astype(np.float32), [math.prod(old)])
@@ -80,13 +83,13 @@ def resize_rel_pos_bias_table(
 def resize_attention_biases(
     biases: np.ndarray, window: tuple[int, int], new_window: tuple[int, int]
 ) -> np.ndarray:
-    """Resizes a table of biases by distance, as timm's ``resize_rel_pos_bias_table_levit`` does:
-    bicubically.
+    """Resizes a table of biases by distance bicubically, as timm's
+    ``resize_rel_pos_bias_table_levit`` does.
 
     Args:
         biases: [heads, h w].
-        window: (h, w).
-        new_window: (H, W), to be.
+        window: the old window (h, w).
+        new_window: the new window (H, W).
 
     Returns:
         [heads, H W], float32.
@@ -97,15 +100,15 @@ def resize_attention_biases(
 
 
 def resample_patch_kernel(weight: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resizes the kernel that embeds patches, as ``resample_patch_embed`` does (FlexiViT,
+    """Resizes the kernel that embeds patches, as timm's ``resample_patch_embed`` does (FlexiViT,
     arXiv:2212.08013).
 
-    The pseudo-inverse of the bicubic resizing: patches that are enlarged with their image are
-    embedded as before.
+    The kernel is multiplied by the pseudo-inverse of bicubic resizing. So patches that are enlarged
+    together with their image have the same embedding as before.
 
     Args:
         weight: [out, in, h, w].
-        size: (H, W), to be.
+        size: the new kernel size (H, W).
 
     Returns:
         [out, in, H, W], float32.
@@ -118,27 +121,27 @@ def resample_patch_kernel(weight: np.ndarray, size: tuple[int, int]) -> np.ndarr
 
 
 def adapt_input_channels(weight: np.ndarray, in_channels: int) -> np.ndarray:
-    """Makes a convolution of 3 channels read another number, as ``adapt_input_conv`` does.
+    """Adapts a convolution of 3 channels to another number, as timm's ``adapt_input_conv`` does.
 
-    One channel gets the kernels' sum; several get the three kernels in turn, scaled by 3 /
-    in_channels.
+    One channel gets the sum of the three kernels. Several get the three kernels in turn, scaled by
+    3 / in_channels.
 
     Args:
         weight: [out, in, h, w].
-        in_channels: to be.
+        in_channels: the new number of channels.
 
     Returns:
         [out, in_channels, h, w].
 
     Raises:
-        InputError: it reads neither 3 channels nor in_channels.
+        InputError: the convolution reads neither 3 channels nor in_channels.
     """
-    found = weight.shape[1]
-    if found == in_channels:
+    channels = weight.shape[1]
+    if channels == in_channels:
         return weight
-    if found != 3:
+    if channels != 3:
         raise InputError(
-            f"the first convolution reads {found} channels, expected 3 to make them {in_channels}"
+            f"the first convolution reads {channels} channels, expected 3 to make them {in_channels}"
         )
     if in_channels == 1:
         return weight.sum(axis=1, keepdims=True)
@@ -146,11 +149,11 @@ def adapt_input_channels(weight: np.ndarray, in_channels: int) -> np.ndarray:
 
 
 def bicubic_matrix(old: int, new: int) -> np.ndarray:
-    """Returns the [new, old] weights that resize ``old`` samples to ``new``, each row's sum 1.
+    """Returns the matrix [new, old] that resizes ``old`` samples to ``new`` bicubically.
 
-    The kernel is Keys's cubic with a = -0.5, stretched by old / new where that is above 1
-    (antialiasing) and cut off at the borders: PyTorch's ``interpolate(mode="bicubic",
-    antialias=True, align_corners=False)``.
+    The kernel is Keys's cubic with a = -0.5. It is stretched by old / new if that is above 1
+    (antialiasing), and cut off at the borders. Each row's sum is 1. The result is that of PyTorch's
+    ``interpolate(mode="bicubic", antialias=True, align_corners=False)``.
     """
     scale = old / new
     centers = (np.arange(new) + 0.5) * scale
@@ -162,12 +165,11 @@ def bicubic_matrix(old: int, new: int) -> np.ndarray:
 
 
 def _geometric_matrix(old: int, new: int) -> np.ndarray:
-    """Returns the [new, old] weights of linear interpolation from ``old`` offsets to ``new``, both
-    odd numbers.
+    """Returns the matrix [new, old] of linear interpolation from ``old`` offsets to ``new``.
 
-    New offsets are whole numbers around 0. Old ones lie at 0, +-1, +-(1 + q), +-(1 + q + q^2) ...,
-    with q between 1.01 and 1.5 such that the ends meet if they can; beyond the ends the last value
-    holds.
+    Both numbers are odd. New offsets are whole numbers around 0. Old ones lie at 0, +-1, +-(1 + q),
+    +-(1 + q + q^2) ..., where q between 1.01 and 1.5 is chosen such that the ends of both meet, if
+    possible. Beyond the old offsets the last value is repeated.
     """
     low, high = 1.01, 1.5
     while high - low > 1e-6:

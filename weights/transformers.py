@@ -1,4 +1,4 @@
-"""What Hugging Face's transformers writes beside weights: config.json (the model) and
+"""Reads the files that Hugging Face's transformers writes beside weights: config.json and
 preprocessor_config.json.
 """
 
@@ -22,8 +22,8 @@ from settings.plain import (
 )
 from weights.hub import CONFIG, LONGEST_CONFIG, beside
 
-# What a class's outputs are: one for each entry of id2label; CLIP's projection of the image; none,
-# of an encoder.
+# The outputs of a class of transformers: one for each entry of id2label; CLIP's projection of the
+# image; or none, for an encoder.
 LABELS = "labels"
 PROJECTION = "projection"
 ENCODER = "encoder"
@@ -38,8 +38,8 @@ _SIGLIP = {
     "SiglipModel": ENCODER,
     "SiglipVisionModel": ENCODER,
 }
-# The classes of each model_type whose outputs models here compute. Another class's head may compute
-# something else.
+# By model_type, the classes whose outputs models here can compute. The heads of other classes may
+# compute something else.
 HEADS: dict[str, dict[str, str]] = {
     "vit": {
         "ViTForImageClassification": LABELS,
@@ -87,49 +87,56 @@ HEADS: dict[str, dict[str, str]] = {
     "resnet": {"ResNetForImageClassification": LABELS},
     "regnet": {"RegNetForImageClassification": LABELS},
 }
-# TASK by problem_type. Without one, transformers' pipeline takes the softmax of several labels.
+# TASK by problem_type. Without problem_type, transformers' pipeline takes the softmax of the labels.
 _TASKS = {
     "single_label_classification": "classification",
     "multi_label_classification": "multilabel",
     None: None,
 }
-_WHOLE = ("clip", "siglip")  # kinds whose image tower is described by vision_config
-_OF_THE_WHOLE = (
+# Models of images and texts. Their image tower is described by vision_config, but for these keys.
+_WITH_TEXT = ("clip", "siglip")
+_KEYS_OF_WHOLE = (
     "model_type",
     "architectures",
     "problem_type",
     "id2label",
     "num_labels",
     "projection_dim",
+    "quantization_config",
 )
-_OF_THE_WHOLE += ("quantization_config",)
 _DEFAULT_LABELS = 2
 _DEFAULT_PROJECTION = 512
 
-_SIDE = Rule(
-    "a size",
-    lambda v: is_whole(v, 1, 1 << 16) or is_list(v, lambda n: is_whole(n, 1, 1 << 16), 2, 2),
-)
 _EDGES = ("height", "width", "shortest_edge")
-_SIZE = Rule(
-    f"a size, or an object of {', '.join(_EDGES)}",
-    lambda value: (
-        is_whole(value, 1, 1 << 16)
-        or (
-            type(value) is dict
-            and all(
-                is_whole(value[key], 1, 1 << 16) for key in _EDGES if value.get(key) is not None
-            )
-        )
-    ),
-)
+
+
+def _is_side(value: Any) -> bool:
+    return is_whole(value, 1, 1 << 16)
+
+
+def _is_size(value: Any) -> bool:
+    if type(value) is not dict:
+        return _is_side(value)
+    return all(_is_side(value[key]) for key in _EDGES if value.get(key) is not None)
+
+
+def _are_labels(value: Any) -> bool:
+    """Returns whether a value is a dictionary of names by output: "0", "1" and so on."""
+    if type(value) is not dict or not all(type(name) is str for name in value.values()):
+        return False
+    return value.keys() == set(map(str, range(len(value))))
+
+
+_SIDE = Rule("a size", lambda value: _is_side(value) or is_list(value, _is_side, 2, 2))
+_SIZE = Rule(f"a size, or an object of {', '.join(_EDGES)}", _is_size)
 _CHANNELS = Rule(
-    "a number per channel", lambda v: is_list(v, lambda n: is_real(n, -1e3, 1e3), 1, 64)
+    "a number per channel",
+    lambda value: is_list(value, lambda number: is_real(number, -1e3, 1e3), 1, 64),
 )
 _MODEL = {
     "model_type": NAME,
     "id2label": optional(
-        Rule("an object of names, of the outputs from 0 on without a gap", lambda v: _are_labels(v))
+        Rule("an object of names, of the outputs from 0 on without a gap", _are_labels)
     ),
     "architectures": optional(
         Rule("a list of names", lambda value: is_list(value, is_name, 0, 100))
@@ -153,77 +160,69 @@ _PREPROCESSOR = {
     "crop_size": optional(_SIZE),
     "crop_pct": optional(Rule("a share", lambda value: is_real(value, 0.01, 1))),
     "rescale_factor": Rule("a number", is_real),
-    **dict.fromkeys(("image_processor_type", "feature_extractor_type"), optional(NAME)),
+    "image_processor_type": optional(NAME),
+    "feature_extractor_type": optional(NAME),
 }
+# The rescale_factor of images in 8 bits.
 _PIXELS = 1 / 255
-# Processors that take a single number as the shorter side's length, and keep the image's
+# Processors that take a single number as the length of the shorter side, and keep the image's
 # proportions.
 _BY_EDGE = ("Bit", "CLIP", "ConvNext", "Levit", "MobileViT", "PoolFormer")
-_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # by Pillow's numbers
-
-
-def _are_labels(names: Any) -> bool:
-    """Whether it is a dictionary of names by output: "0", "1" and so on."""
-    if type(names) is not dict or not all(type(name) is str for name in names.values()):
-        return False
-    return names.keys() == set(map(str, range(len(names))))
+# The filters by Pillow's numbers.
+_FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
 
 def read_transformers(path: str | Path) -> dict[str, Any]:
-    """Returns what config.json beside the weights says, where transformers wrote it; {} otherwise.
+    """Returns the config.json beside weights, if transformers wrote it, and otherwise {}.
 
-    Of CLIP and SigLIP it is the image tower's. Added are ``outputs``: of its classifier, 0: it has
-    none; ``label_names``: the classes in order; ``images``: how they are prepared, in timm's keys.
-    Whether models here compute what it says, ``models.transformers_settings`` checks.
+    For CLIP and SigLIP it is that of the image tower. These entries are added: ``outputs``, the
+    number of the classifier's outputs, 0 if there is none; ``label_names``, the classes in order;
+    ``images``, how images are prepared, in timm's keys. ``models.transformers_settings`` checks
+    whether models here compute what the configuration describes.
 
     Args:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: it can't be read, or a key that is used here has another type or range than
-            there.
+        InputError: a file can't be read, or a key that is used here has another type or range than
+            in transformers.
     """
     config = _read(beside(path, CONFIG), _MODEL)
     if "model_type" not in config:
         return {}
-    if config["model_type"] in _WHOLE:
+    if config["model_type"] in _WITH_TEXT:
         tower = {
             key: value
             for key, value in (config.get("vision_config") or {}).items()
-            if key not in _OF_THE_WHOLE
+            if key not in _KEYS_OF_WHOLE
         }
-        config = tower | {key: config[key] for key in _OF_THE_WHOLE if key in config}
-    names = config.get("id2label") or {}
-    ordered = [names[str(number)] for number in range(len(names))]
-    named = ordered != [f"LABEL_{number}" for number in range(len(names))]
+        config = tower | {key: config[key] for key in _KEYS_OF_WHOLE if key in config}
+    by_output = config.get("id2label") or {}
+    names = [by_output[str(output)] for output in range(len(by_output))]
+    # Names that transformers made up aren't names of classes.
+    if names == [f"LABEL_{output}" for output in range(len(names))]:
+        names = []
     preprocessor = _read(beside(path, "preprocessor_config.json"), _PREPROCESSOR)
     try:
         images = _images(config, preprocessor)
     except InputError as error:
         raise InputError(f"the preprocessor_config.json of {path}: {error}") from None
-    return config | {
-        "outputs": _outputs(config),
-        "label_names": ordered if named else [],
-        "images": images,
-    }
+    return config | {"outputs": _outputs(config), "label_names": names, "images": images}
 
 
 def head_of(config: dict[str, Any]) -> str:
-    """Returns what the outputs of the class that a configuration names are: LABELS, PROJECTION or
-    ENCODER.
+    """Returns what the outputs of a configuration's class are: LABELS, PROJECTION or ENCODER.
 
     Raises:
-        InputError: models here don't compute the outputs of this class, or problem_type is a task
-            that isn't here.
+        InputError: models here can't compute the outputs of this class, or problem_type is none of
+            the tasks here.
     """
     known = HEADS[config["model_type"]]
     classes = config.get("architectures") or []
     if len(classes) != 1 or classes[0] not in known:
-        found = (
-            f"its class (architectures) is {printable(', '.join(classes), 80)}"
-            if classes
-            else "it names no class"
-        )
+        found = "it names no class"
+        if classes:
+            found = f"its class (architectures) is {printable(', '.join(classes), 80)}"
         raise InputError(f"{found}, which isn't read; expected one of {', '.join(known)}")
     head = known[classes[0]]
     if head != LABELS:
@@ -241,8 +240,7 @@ def head_of(config: dict[str, Any]) -> str:
 
 
 def is_projection(path: str | Path) -> bool:
-    """Returns whether transformers' config.json beside weights names a class whose outputs are a
-    projection of images.
+    """Returns whether the outputs of transformers' weights are a projection of images.
 
     Args:
         path: what ``find_weights`` takes.
@@ -256,7 +254,7 @@ def is_projection(path: str | Path) -> bool:
 
 
 def task_of(path: str | Path) -> str | None:
-    """Returns the TASK that transformers' config.json beside weights tells, or None.
+    """Returns the TASK of transformers' weights, or None if their config.json doesn't name it.
 
     Args:
         path: what ``find_weights`` takes.
@@ -268,9 +266,7 @@ def task_of(path: str | Path) -> str | None:
 
 
 def _outputs(config: dict[str, Any]) -> int:
-    """Returns the number of outputs of the class that a configuration names; 0: it has none, or
-    isn't read here.
-    """
+    """Returns the number of outputs of a configuration's class; 0 if it has none, or isn't known."""
     heads = HEADS.get(config["model_type"], {})
     kinds = {heads.get(name) for name in config.get("architectures") or []}
     if PROJECTION in kinds:
@@ -281,6 +277,7 @@ def _outputs(config: dict[str, Any]) -> int:
 
 
 def _read(file: Path | None, form: dict[str, Rule]) -> dict[str, Any]:
+    """Returns a JSON file's contents in a form, or {} if there is no such file of transformers."""
     if file is None or not os.path.lexists(file):
         return {}
     with reading(
@@ -299,63 +296,72 @@ def _read(file: Path | None, form: dict[str, Rule]) -> dict[str, Any]:
 
 
 def _processor(preprocessor: dict[str, Any]) -> str:
-    """Returns the name of the class that prepares images, of any release."""
+    """Returns the name of the class that prepares images, under the key of any release."""
     return (
         preprocessor.get("image_processor_type") or preprocessor.get("feature_extractor_type") or ""
     )
 
 
 def _images(config: dict[str, Any], preprocessor: dict[str, Any]) -> dict[str, Any]:
-    """How images are prepared, in timm's keys. A side is the model's: what the preprocessor says is
-    its share.
+    """Returns how images are prepared, in timm's keys.
+
+    The input size is that of the model's configuration. The preprocessor's sizes only decide which
+    share of an image is cropped.
     """
-    mobile = config.get("model_type") == "mobilevit"  # its processor can't normalise
-    default_side = 256 if mobile else 224
+    # MobileViT's processor can't normalise.
+    is_mobilevit = config.get("model_type") == "mobilevit"
+    default_side = 256 if is_mobilevit else 224
     side = config.get("image_size") or default_side
     height, width = side if isinstance(side, list) else (side, side)
-    found: dict[str, Any] = {"input_size": [config.get("num_channels") or 3, height, width]}
-    if mobile and preprocessor.get("do_flip_channel_order", True) is not True:
+    images: dict[str, Any] = {"input_size": [config.get("num_channels") or 3, height, width]}
+    if is_mobilevit and preprocessor.get("do_flip_channel_order", True) is not True:
         raise InputError(
             "do_flip_channel_order is False, expected True: the stem takes blue, green, red"
         )
-    if not mobile and preprocessor.get("do_normalize", True):
-        found |= {"mean": preprocessor.get("image_mean"), "std": preprocessor.get("image_std")}
-    elif preprocessor or mobile:
-        found |= {"mean": [0.0] * 3, "std": [1.0] * 3}
+    if not is_mobilevit and preprocessor.get("do_normalize", True):
+        images |= {"mean": preprocessor.get("image_mean"), "std": preprocessor.get("image_std")}
+    elif preprocessor or is_mobilevit:
+        images |= {"mean": [0.0] * 3, "std": [1.0] * 3}
     if "resample" in preprocessor:
-        found["interpolation"] = _FILTERS[preprocessor["resample"]]
-    pixels = (
-        preprocessor.get("rescale_factor", _PIXELS) if preprocessor.get("do_rescale", True) else 1
-    )
-    if abs(pixels - _PIXELS) > 1e-6:
+        images["interpolation"] = _FILTERS[preprocessor["resample"]]
+    factor = 1
+    if preprocessor.get("do_rescale", True):
+        factor = preprocessor.get("rescale_factor", _PIXELS)
+    if abs(factor - _PIXELS) > 1e-6:
         raise InputError(
-            f"pixels are multiplied by {value_text(pixels)} (rescale_factor), expected 1/255"
+            f"pixels are multiplied by {value_text(factor)} (rescale_factor), expected 1/255"
         )
+    images |= _crop(preprocessor)
+    return {key: value for key, value in images.items() if value is not None}
+
+
+def _crop(preprocessor: dict[str, Any]) -> dict[str, Any]:
+    """Returns timm's crop_pct and crop_mode for a preprocessor; {} if it says nothing of sizes."""
     processor = _processor(preprocessor)
     size = preprocessor.get("size")
-    if is_whole(size):
-        size = (
-            {"shortest_edge": size}
-            if processor.startswith(_BY_EDGE)
-            else {"height": size, "width": size}
-        )
+    if is_whole(size) and processor.startswith(_BY_EDGE):
+        size = {"shortest_edge": size}
+    elif is_whole(size):
+        size = {"height": size, "width": size}
     size = size or {}
     shortest = size.get("shortest_edge")
-    crop = preprocessor.get("crop_size")
+    # LeViT's processor enlarges its size itself.
     if processor.startswith("Levit") and shortest:
         shortest = int(256 / 224 * shortest)
-    crop = crop.get("height") if isinstance(crop, dict) else crop
-    if preprocessor.get("crop_pct") and shortest:  # ConvNeXt's and PoolFormer's ways of saying it
-        squashed = shortest >= 384 and not preprocessor.get("do_center_crop")
-        found |= {
-            "crop_pct": 1.0 if squashed else preprocessor["crop_pct"],
-            "crop_mode": "squash" if squashed else "center",
-        }
-    elif preprocessor.get("do_center_crop") and crop and (shortest or size.get("height")):
-        found |= {
-            "crop_pct": crop / (shortest or size["height"]),
-            "crop_mode": "center" if shortest else "squash",
-        }
-    elif size:
-        found |= {"crop_pct": 1.0, "crop_mode": "center" if shortest else "squash"}
-    return {key: value for key, value in found.items() if value is not None}
+    crop = preprocessor.get("crop_size")
+    if isinstance(crop, dict):
+        crop = crop.get("height")
+
+    # ConvNeXt's and PoolFormer's processors have timm's crop_pct. ConvNeXt's doesn't crop from 384
+    # pixels on.
+    if preprocessor.get("crop_pct") and shortest:
+        if shortest >= 384 and not preprocessor.get("do_center_crop"):
+            return {"crop_pct": 1.0, "crop_mode": "squash"}
+        return {"crop_pct": preprocessor["crop_pct"], "crop_mode": "center"}
+    crop_mode = "center" if shortest else "squash"
+    resized = shortest or size.get("height")
+    if preprocessor.get("do_center_crop") and crop and resized:
+        return {"crop_pct": crop / resized, "crop_mode": crop_mode}
+    if size:
+        return {"crop_pct": 1.0, "crop_mode": crop_mode}
+    return {}

@@ -1,10 +1,11 @@
 """Reads pickles as data: nothing that a file names is imported, called or built.
 
-Python's own pickle machine imports and calls what a file tells it to. This one makes text, numbers,
-lists, tuples and dictionaries by itself. A global is only a label, looked up in a closed table
-(``ADMITTED``) of functions written here. They describe arrays, or leave a blank for plain data that
-isn't needed. An array is described, not read, so a checkpoint's other tensors (its optimizer's)
-cost nothing. Opcodes: CPython's pickletools, protocols 2 to 5.
+Python's own pickle module imports and calls whatever a file names. This reader builds text,
+numbers, lists, tuples and dictionaries by itself. A global of the file is only a label. It is
+looked up in a closed table (``ADMITTED``) of functions of this module. These describe arrays, or
+return a placeholder for plain data that isn't needed. As arrays are described and not read, a
+checkpoint's other tensors, such as its optimizer's, cost nothing. The opcodes are those of
+CPython's pickletools, protocols 2 to 5.
 """
 
 import struct
@@ -26,40 +27,46 @@ from weights.arrays import (
     sizes,
 )
 
-# bytes that they take at most; of ViT-B with its optimizer there are 20,000 and 3,000
+# The bytes that an opcode and a call take at most. ViT-B with its optimizer has 20,000 opcodes and
+# 3,000 calls.
 OPCODE = 160
 CALL = 2000
-# bytes; longer texts are an array's content in protocol 2, and stay in the file
+# In bytes. A longer text is an array's content, as protocol 2 stores it, and stays in the file.
 LONGEST_TEXT = 1 << 16
 
-Places = Callable[[str, int], Span]
+# Returns the place of a torch storage in the file, by its key and its size in bytes.
+StoragePlaces = Callable[[str, int], Span]
 
 
 @dataclass(frozen=True)
 class _Name:
-    """A global of the file: a label."""
+    """A global that the file names."""
 
     label: str
 
 
 class _Blank:
-    """Stands for plain data that isn't kept."""
+    """A placeholder for plain data that isn't needed."""
 
     __slots__ = ()
 
 
 class Script(dict[str, Any]):
-    """A module of a TorchScript program: its attributes. The program itself stays unread."""
+    """The attributes of a module in a TorchScript program. Its code isn't read."""
 
 
 @dataclass
 class _DType:
+    """A NumPy dtype: its code, such as "f4", and its byte order."""
+
     code: str
     order: str = "|"
 
 
 @dataclass
 class _Storage:
+    """A storage of torch's: the dtype of its elements, and where they are."""
+
     dtype: str
     data: Span
 
@@ -68,16 +75,17 @@ class DataUnpickler:
     """Builds the data that a pickle describes.
 
     Args:
-        file: stands at the pickle's first byte; after ``load``, behind its last.
-        end: where the file ends; without an ``allowance``, what it may take goes by that.
-        storage: maps a torch storage's (key, bytes) to its place; None where there are none.
+        file: is at the pickle's first byte. ``load`` leaves it behind the last one.
+        end: the size of the file in bytes.
+        storage: finds torch's storages; None: the pickle may not have any.
+        allowance: limits the memory; None: one in proportion to ``end``.
     """
 
     def __init__(
         self,
         file: BufferedIOBase,
         end: int,
-        storage: Places | None = None,
+        storage: StoragePlaces | None = None,
         allowance: Allowance | None = None,
     ) -> None:
         self.file = file
@@ -89,13 +97,15 @@ class DataUnpickler:
         self.memo: dict[int, Any] = {}
 
     def load(self) -> Any:
-        """Returns dictionaries of their text keys alone, lists (sets too), tuples, text, numbers,
-        ``Array``, blanks.
+        """Returns the pickle's object.
+
+        It consists of dictionaries with text keys (others are dropped), lists (also for sets),
+        tuples, texts, numbers, ``Array`` and placeholders.
 
         Raises:
-            Unreadable: the pickle names what isn't admitted, uses an opcode that no arrays need, or
-                takes too much.
-            Exception: of other kinds, for damaged ones.
+            Unreadable: the pickle names a global that isn't admitted, uses an opcode that arrays
+                don't need, or takes too much memory.
+            Exception: the pickle is damaged.
         """
         while (opcode := self._take(1)) != b".":
             self.allowance.take(CALL if opcode in _CALLS else OPCODE)
@@ -174,7 +184,7 @@ class DataUnpickler:
 
     def _set_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
-        # other keys than text name no weights, and hashing them could take for ever
+        # Only text keys can name weights. Hashing other keys could take forever.
         if type(target) is dict:
             target.update(
                 (key, value)
@@ -185,8 +195,9 @@ class DataUnpickler:
             raise Unreadable("its pickle sets items of what is no dictionary")
 
     def _global(self) -> None:
-        lines = [self.file.readline(256) for _ in range(2)]
-        self._name(*(line.rstrip(b"\n").decode() for line in lines))
+        module = self.file.readline(256).rstrip(b"\n")
+        name = self.file.readline(256).rstrip(b"\n")
+        self._name(module.decode(), name.decode())
 
     def _stack_global(self) -> None:
         name = self.stack.pop()
@@ -216,7 +227,8 @@ class DataUnpickler:
             _fill_dtype(target, state)
         elif type(target) is Script and type(state) is dict:
             target.update(state)
-        elif type(target) not in (dict, _Blank):  # theirs would be attributes
+        # The state of a dictionary or a placeholder would be its attributes, which aren't needed.
+        elif type(target) not in (dict, _Blank):
             raise Unreadable("its pickle sets the state of what has none")
 
     def _persistent(self) -> None:
@@ -230,8 +242,8 @@ class DataUnpickler:
             raise Unreadable(
                 "its pickle refers to an object outside of it that is no tensor's storage"
             )
-        kind, of, key, _, count = name[:5]
-        dtype = STORAGES.get(of.label) if type(of) is _Name else None
+        kind, storage_type, key, _, count = name[:5]
+        dtype = STORAGES.get(storage_type.label) if type(storage_type) is _Name else None
         if kind != "storage" or dtype is None or type(key) is not str or not is_count(count):
             raise Unreadable(
                 "its pickle refers to an object outside of it that is no tensor's storage"
@@ -239,15 +251,16 @@ class DataUnpickler:
         self.stack.append(_Storage(dtype, self.storage(key, count * item_size(dtype))))
 
 
-_SKIPPED = {b"\x80": 1, b"\x95": 8}  # PROTO, FRAME
+# PROTO and FRAME, with the size of their arguments.
+_SKIPPED = {b"\x80": 1, b"\x95": 8}
 _CALLS = b"R\x81bQ"
 _FIXED = {b"N": None, b"\x88": True, b"\x89": False, b")": ()}
-# the last is EMPTY_SET: what would be hashed is only listed
+# The last one is EMPTY_SET. Its elements are listed, because hashing them could take forever.
 _NEW = {b"]": list, b"}": dict, b"\x8f": list}
 _NUMBERS = {b"K": "<B", b"M": "<H", b"J": "<i", b"G": ">d"}
 _TEXTS = {
     b"\x8c": ("<B", "utf-8"), b"X": ("<I", "utf-8"), b"\x8d": ("<Q", "utf-8"),
-    # Python 2's; short bytes may be a key
+    # Python 2's strings, and short bytes, which may be a key.
     b"U": ("<B", "latin-1"), b"T": ("<I", "latin-1"), b"C": ("<B", "latin-1"),
 }  # fmt: skip
 _BYTES = {b"B": "<I", b"\x8e": "<Q", b"\x96": "<Q"}
@@ -276,16 +289,16 @@ _ACTIONS: dict[bytes, Callable[[DataUnpickler], Any]] = {
     b"Q": DataUnpickler._persistent,
 }
 
-# ------------------------------------------------- what the admitted names mean
+# What a call of an admitted name means
 
 
-_SCRIPTED = "__torch__."  # where TorchScript has the classes of a program
+# The prefix of the classes of a TorchScript program.
+_SCRIPTED = "__torch__."
 
 
 def _describe(function: Any, arguments: Any) -> Any:
     if type(function) is _Name and function.label.startswith(_SCRIPTED):
-        # It is a module, or a member of an enumeration, which has its value in place of the
-        # arguments.
+        # Either a module, or a member of an enumeration. The latter has a value as its arguments.
         return Script()
     if type(function) is not _Name or type(arguments) is not tuple:
         raise Unreadable("its pickle calls what is no admitted name")
@@ -354,16 +367,17 @@ def _typed_tensor(
 def _dictionary(*arguments: Any) -> dict[str, Any]:
     if any(type(argument) not in (_Name, type(None)) for argument in arguments):
         raise Unreadable("it holds a dictionary that is made from something else")
-    return {}  # its items follow
+    # The pickle sets its items later.
+    return {}
 
 
-# no copies: a list that is copied again and again would fill the memory
 def _first(first: Any = "", *_: Any) -> Any:
+    # The argument isn't copied: a list that is copied again and again would fill the memory.
     return first
 
 
-# bytes in protocol 2: an array takes the text for them
 def _encode(text: Any, encoding: Any) -> Any:
+    """Returns the text of which protocol 2 makes bytes; ``Array`` takes it as its content."""
     if encoding not in ("latin1", "latin-1"):
         raise Unreadable("it holds bytes in an encoding other than Latin-1")
     return text
@@ -374,10 +388,12 @@ def _blank(*_: Any) -> _Blank:
 
 
 _RENAMED = {
-    "__builtin__": "builtins", "numpy.core.multiarray": "numpy._core.multiarray",
-    # the last: Python 3.13's
-    "numpy.core.numeric": "numpy._core.numeric", "pathlib._local": "pathlib",
-}  # fmt: skip
+    "__builtin__": "builtins",
+    "numpy.core.multiarray": "numpy._core.multiarray",
+    "numpy.core.numeric": "numpy._core.numeric",
+    # Python 3.13's
+    "pathlib._local": "pathlib",
+}
 _SCRIPT_LISTS = (
     "build_intlist",
     "build_doublelist",
@@ -397,18 +413,21 @@ _LABELS = (
     "numpy.ndarray", "torch.Tensor", "torch.nn.parameter.Parameter", "typing.Any", "builtins.dict", "builtins.list",
     "builtins.int", "builtins.long", "builtins.float", "builtins.str", "builtins.bool", *STORAGES, *TORCH_DTYPES,
 )  # fmt: skip
-# Every name that a file may use, and the function of this file that says what a call of it means;
-# None: no call.
+# The names that a file may use. A function of this module computes what a call of the name returns;
+# names with None may not be called.
 ADMITTED: dict[str, Callable[..., Any] | None] = {
     **dict.fromkeys(_LABELS),
     **dict.fromkeys(_PLAIN_DATA, _blank),
     "collections.OrderedDict": _dictionary,
     "collections.defaultdict": _dictionary,
-    "builtins.tuple": _first,  # Paddle's (name, array)
-    "builtins.bytes": _first,  # no bytes, in protocol 2
+    # Paddle's (name, array).
+    "builtins.tuple": _first,
+    # Empty bytes, in protocol 2.
+    "builtins.bytes": _first,
     "_codecs.encode": _encode,
     "numpy.dtype": _dtype,
-    "numpy._core.multiarray._reconstruct": lambda *_: Array(),  # its state follows
+    # The pickle sets the array's state later.
+    "numpy._core.multiarray._reconstruct": lambda *_: Array(),
     "numpy._core.numeric._frombuffer": _array_from_buffer,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 from PIL import Image
 
-from inference import look
+from inference import visualization
 from inference.predictor import Predictor
 from loading.transforms import visible
 
@@ -28,7 +28,7 @@ def overlay(predictor: Predictor, data: bytes) -> bytes:
     """
     if predictor.model is None:
         return occlusion(predictor, data)
-    return look.overlay(predictor, data)
+    return visualization.overlay(predictor, data)
 
 
 def occlusion(predictor: Predictor, data: bytes) -> bytes:

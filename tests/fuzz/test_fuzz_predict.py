@@ -10,7 +10,7 @@ from support import forged_images, odd_files, photographs
 from support.hostile_files import a_share, attempt, check_line, one_thread
 
 from inference import Failure, Predictor
-from inference.answers import Csv, JsonLines, Out, Table
+from inference.prediction_writers import Csv, JsonLines, Out, Table
 from loading.files import Paths
 
 

@@ -15,8 +15,8 @@ from PIL import Image
 from config import get_config
 from datasets import get_dataloader, get_datasets
 from errors import InputError
-from inference.look.batches import evaluation_panels, label, training_panels, unnormalize
-from inference.look.draw import enlarge
+from inference.visualization.batches import evaluation_panels, label, training_panels, unnormalize
+from inference.visualization.draw import enlarge
 from loading.transforms import Normalize
 from tools import show_batch
 from training.classification import Classification

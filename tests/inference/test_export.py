@@ -18,9 +18,9 @@ from config import get_config
 from errors import InputError
 from inference import formats
 from inference.backends import OnnxRuntime, OpenVino, open_export
+from inference.export_manifest import read_export
 from inference.exporting import write_export
 from inference.fidelity import crops
-from inference.folder import read_export
 from models import build_model
 from models.inference import Predictor as Program
 from models.inference import inputs_of

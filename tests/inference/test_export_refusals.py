@@ -21,9 +21,9 @@ from config import get_config
 from errors import InputError, RunError
 from inference import formats
 from inference.backends import open_export
+from inference.export_manifest import read_export
 from inference.exporting import check_combination, write_export
 from inference.fidelity import compare_with_eager, in_batches
-from inference.folder import read_export
 from models import build_model
 from models.inference import Predictor as Program
 

@@ -21,7 +21,7 @@ from errors import InputError, RunError
 from inference import Predictor
 from inference.backends import open_export
 from inference.exporting import write_export
-from inference.features import Features
+from inference.feature_store import FeatureExtractor
 from inference.serve import workers
 from inference.serve.settings import Settings
 
@@ -307,7 +307,7 @@ def test_who_takes_no_exports_refuses_them_before_they_run(place):
     with pytest.raises(
         InputError, match="endless is an export, which gives logits alone; give the checkpoint"
     ):
-        Features(place / "endless")
+        FeatureExtractor(place / "endless")
     for tool, words in (
         ("export_model.py", ["-pretrained=endless", "-output=again"]),
         ("visualize.py", ["attention", "endless", "photographs/val/bridge/0.jpg", "-output=a.png"]),

@@ -13,13 +13,13 @@ from support.photographs import CLASSES, MODEL, write_photographs
 
 from config import get_config
 from datasets import get_dataloader, get_dataset
-from inference import Predictor, look
+from inference import Predictor, visualization
 from inference.backends import open_runner
 from inference.conventions import write_conventions
+from inference.export_manifest import read_export
 from inference.exporting import write_export
-from inference.folder import read_export
-from inference.look.sight import sight
 from inference.serve.overlay import occlusion
+from inference.visualization.predicted_image import predict_image
 from loading.transforms import EvalTransform, Normalize
 from models import build_model
 from training.checkpoint import describe
@@ -102,8 +102,8 @@ def test_what_a_server_draws_has_the_images_shape(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
     picture = Image.open(io.BytesIO(occlusion(predictor, image)))
     assert picture.size == (299, 448)
-    seen = sight(predictor, image, original=True)
+    seen = predict_image(predictor, image, original=True)
     width, height = 90, 60  # covered: 60 x 90 of (60, 40), of which 48 x 32 are cut
     assert seen.base.shape[:2] == (4 * height, 4 * width)
     np.testing.assert_allclose(np.array(seen.box) / 4, [29, 6, 61, 54])
-    assert look.overlay(predictor, image)[:4] == b"\x89PNG"
+    assert visualization.overlay(predictor, image)[:4] == b"\x89PNG"

@@ -390,6 +390,6 @@ def test_an_export_answers_as_its_checkpoint(run, photographs, tmp_path):
 
 def test_an_answer_without_finite_probabilities_is_none():
     said = "a.jpg: the weights give no finite logits for it"
-    assert Predictor._answer(None, "a.jpg", "", np.array([np.nan, 0.5]), 1, None) == Failure(
+    assert Predictor._outcome(None, "a.jpg", "", np.array([np.nan, 0.5]), 1, None) == Failure(
         "a.jpg", said
     )

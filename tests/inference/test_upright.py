@@ -17,14 +17,14 @@ from support.small_checkpoints import saved
 
 from config import get_config
 from datasets import get_datasets
-from inference import Predictor, look
+from inference import Predictor, visualization
 from inference.captions import small
-from inference.look.data import _tile
-from inference.look.sight import sight
 from inference.pictures import Pictures
 from inference.quantise import training_images
 from inference.search import write_grid
 from inference.serve.overlay import occlusion
+from inference.visualization.dataset_report import _tile
+from inference.visualization.predicted_image import predict_image
 from models.pretrained import with_preprocessing
 from tools import check_dataset
 from training.report.mistakes import _picture
@@ -80,10 +80,10 @@ def test_maps_and_captions_are_of_what_the_model_sees(files, photograph, oriente
     path = str(photograph)
     assert is_upright(predictor.pixels(path)) is oriented
     for picture in (path, photograph.read_bytes(), Image.open(path)):
-        assert is_upright(sight(predictor, picture).base) is oriented
-        assert is_upright(sight(predictor, picture, original=True).base) is oriented
+        assert is_upright(predict_image(predictor, picture).base) is oriented
+        assert is_upright(predict_image(predictor, picture, original=True).base) is oriented
     assert is_upright(small(Pictures(predictor.config, [path]), 0, 64)) is oriented
-    assert is_upright(look.overlay(predictor, path, "cam")) is oriented
+    assert is_upright(visualization.overlay(predictor, path, "cam")) is oriented
     assert is_upright(occlusion(predictor, photograph.read_bytes())) is oriented
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from config import get_config
 from datasets import FileDataset
-from inference.answers import Csv
-from inference.features import COLUMNS, Stored, _line
+from inference.feature_store import COLUMNS, StoredFeatures, _line
+from inference.prediction_writers import Csv
 from inference.predictor import Failure, Prediction
 from loading.tables import csv_line, csv_rows
 from training import predictions
@@ -121,7 +121,7 @@ def test_an_index_of_features(tmp_path):
     names = ["=a.png", "'-b.png", "c.png"]
     rows = [COLUMNS, *((place, name, "") for place, name in enumerate(names))]
     index.write_bytes(b"".join(_line("csv", *row) for row in rows))
-    stored = Stored(
+    stored = StoredFeatures(
         tmp_path / "features.npy", np.zeros((3, 2)), {"index": "csv", "folder": "/data"}, index
     )
     assert list(stored.files()) == names

@@ -9,7 +9,7 @@ from support.small_models import small_coat
 
 from config import get_config
 from errors import InputError
-from inference.look.cam import cam
+from inference.visualization.cam import cam
 from models import build_model
 from models.coat import CoaT
 from models.layers.resize import resize_evenly

@@ -10,9 +10,9 @@ from support.small_models import small_crossvit
 
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention, rolls_out
-from inference.look.cam import cam
-from inference.look.positions import similarities
+from inference.visualization.attention import attention, has_rollout
+from inference.visualization.cam import cam
+from inference.visualization.positions import similarities
 from models import build_model
 from models.crossvit import CrossViT
 
@@ -125,7 +125,7 @@ def test_what_it_looks_at_has_each_branchs_grid():
     assert [attention(model, image, block).shape for block in range(10)] == 2 * grids
     assert float(attention(model, image, 9).sum()) < 2  # the class token itself has the rest
     assert cam(model, image, None).shape == (3, 6)
-    assert not rolls_out(model)
+    assert not has_rollout(model)
     assert model.cls_token is model.cls_token_0
     model = small_crossvit(global_pool="avg")
     model.eval()

@@ -11,7 +11,7 @@ from support.small_models import small_eva
 
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention, rollout
+from inference.visualization.attention import attention, rollout
 from models import build_model
 from models.layers.rotary import RotaryEmbedding, rotate
 from weights.arrays import to_bfloat16

@@ -11,8 +11,8 @@ from support.small_models import small_halonet
 import ops
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention, rolls_out
-from inference.look.cam import cam
+from inference.visualization.attention import attention, has_rollout
+from inference.visualization.cam import cam
 from models import build_model
 from models.halonet import HaloAttention, HaloNet, RelativePositions
 from models.layers.attention import kept_weights
@@ -151,7 +151,7 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
     expected = keys[:, 0, 1, 2, 1] + keys[:, 0, 0, 2, 3] + keys[:, 1, 0, 0, 3] + keys[:, 1, 1, 0, 1]
     np.testing.assert_allclose(found[:, 1, 2], expected, rtol=1e-5)
     assert cam(model, image, None).shape == (2, 4)
-    assert not rolls_out(model)
+    assert not has_rollout(model)
 
 
 @pytest.mark.parametrize(

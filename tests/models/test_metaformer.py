@@ -11,7 +11,7 @@ from support.small_models import small_metaformer
 
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention
+from inference.visualization.attention import attention
 from models import build_model, create_model
 from models.layers import Attention, LayerNorm
 from models.layers.attention import kept_weights

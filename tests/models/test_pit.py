@@ -11,9 +11,9 @@ from support.small_models import small_pit
 
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention, rolls_out
-from inference.look.cam import cam
-from inference.look.positions import similarities
+from inference.visualization.attention import attention, has_rollout
+from inference.visualization.cam import cam
+from inference.visualization.positions import similarities
 from models import build_model
 from models.pit import PoolingVisionTransformer
 from weights import load_weights, save_weights
@@ -138,7 +138,7 @@ def test_what_it_looks_at_has_each_stages_grid():
     image = paddle.to_tensor(values("images", (1, 3, 23, 30)))
     assert [attention(model, image, block).shape for block in (0, 2)] == [(2, 6, 8), (3, 3, 4)]
     assert cam(model, image, None).shape == (3, 4)
-    assert not rolls_out(model)
+    assert not has_rollout(model)
     places = model.pos_embed[0].numpy()
     expected = (
         places[:, 1, 2]

@@ -13,9 +13,9 @@ from support.small_models import small_volo
 
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention, rolls_out
-from inference.look.cam import cam
-from inference.look.positions import similarities
+from inference.visualization.attention import attention, has_rollout
+from inference.visualization.cam import cam
+from inference.visualization.positions import similarities
 from models import build_model
 from models.volo import VOLO, neighbours, sum_windows
 from training.classification import Classification
@@ -201,7 +201,7 @@ def test_what_it_looks_at_has_the_grid_of_its_patches():
     # the class token keeps the rest
     assert (attention(model, image, -1).sum(axis=(1, 2)) < 1).all()
     assert cam(model, image, None).shape == (5, 4)
-    assert not rolls_out(model)
+    assert not has_rollout(model)
     assert similarities(model).shape == (5, 4, 5, 4)
 
 

@@ -11,8 +11,8 @@ from support.small_models import small_xcit
 
 from config import get_config
 from errors import InputError
-from inference.look.attention import attention, queries
-from inference.look.positions import similarities
+from inference.visualization.attention import attention, describe_queries
+from inference.visualization.positions import similarities
 from models import build_model
 from models.layers.attention import attention_layers, kept_weights
 from models.xcit import CrossCovarianceAttention, FourierPositions
@@ -128,7 +128,7 @@ def test_attention_is_shown_of_the_class_tokens_blocks_alone():
     np.testing.assert_allclose(
         attention(model, image, 0), weights[:, 0, 1:].reshape(2, 6, 4), atol=1e-6
     )
-    assert queries(model) == "of the class token"
+    assert describe_queries(model) == "of the class token"
     assert model.cam_layer() is model.cls_attn_blocks[-1].norm1
     assert small_xcit("xcit_16").cam_layer() is None  # it reads the mean of the patches
 

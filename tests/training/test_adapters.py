@@ -635,7 +635,7 @@ def test_what_is_no_whole_adapter_is_refused(tmp_path, base, change, strange, me
 
 
 def test_an_endless_pattern_is_ended(tmp_path, base, monkeypatch):
-    monkeypatch.setattr("weights.peft._PATIENCE", 0.5)
+    monkeypatch.setattr("weights.peft._PATTERN_TIMEOUT", 0.5)
     folder = peft_folder(tmp_path, {"target_modules": "(([a-z0-9.]+)+)+!"})
     with pytest.raises(InputError, match="takes too long to match; list the names"):
         load_weights(create_model("vit_digits", **SHAPE), base, adapter=folder)

@@ -10,7 +10,7 @@ from errors import InputError
 from loading.label_spaces import imagenet_synsets
 from models import create_model
 from weights import file_arrays, find_weights, load_weights, save_weights
-from weights.classes import imagenet1k_rows
+from weights.imagenet22k import imagenet1k_rows
 from weights.names import google_names
 from weights.resize import resize_pos_embed
 

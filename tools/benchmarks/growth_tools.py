@@ -100,7 +100,7 @@ def search_first(size: int, folder: Path) -> Callable[[], object]:
     """The first search, which reads the names in the index."""
     import numpy as np
 
-    from inference.features import head_of_values, stored_features
+    from inference.feature_store import array_header, open_features
     from inference.search import nearest_in
 
     random = np.random.default_rng(0)
@@ -115,7 +115,7 @@ def search_first(size: int, folder: Path) -> Callable[[], object]:
     }
     made |= {"pool": "avg", "norm": False, "index": "csv", "shape": [size, 8]}
     with open(file, "wb") as values:
-        made["offset"] = values.write(head_of_values(".npy", made["shape"]))
+        made["offset"] = values.write(array_header(".npy", made["shape"]))
         for first in range(0, size, 1 << 20):
             values.write(random.normal(size=(min(size - first, 1 << 20), 8)).astype("<f4").data)
     (folder / "features.json").write_text(json.dumps(made))
@@ -126,9 +126,7 @@ def search_first(size: int, folder: Path) -> Callable[[], object]:
         )
 
     def work() -> None:
-        assert (
-            len(nearest_in(stored_features(file), "/data/train/class_0007/00000007.jpg", 10)) == 10
-        )
+        assert len(nearest_in(open_features(file), "/data/train/class_0007/00000007.jpg", 10)) == 10
 
     return work
 

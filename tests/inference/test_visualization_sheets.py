@@ -14,10 +14,10 @@ from PIL import Image
 from support.small_checkpoints import saved
 
 from inference import Predictor, captions
-from inference.look import draw, embeddings
-from inference.look.draw import Panel, enlarge, sheet
-from inference.look.maps import Asked, cam_panels
-from inference.look.sight import sight
+from inference.visualization import draw, embeddings
+from inference.visualization.draw import Panel, enlarge, sheet
+from inference.visualization.maps import MapOptions, cam_panels
+from inference.visualization.predicted_image import predict_image
 from training.pages import fonts
 from training.pages.plotting import shorten
 
@@ -98,14 +98,14 @@ def test_a_thin_image_is_enlarged_within_bounds():
 def test_of_a_thin_original_something_is_seen(predictor, mode, size):
     image = np.random.default_rng(0).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
     told = Predictor(predictor.weights, options=["DATA.CROP_MODE", mode])
-    seen = sight(told, Image.fromarray(image), original=True)
+    seen = predict_image(told, Image.fromarray(image), original=True)
     assert max(seen.base.shape) <= draw.LONGEST
     assert max(seen.base.shape[:2]) <= 8 * min(seen.base.shape[:2])
     left, top, right, bottom = seen.box
     assert min(right - left, bottom - top) > 20
     if mode == "center":
         assert right - left == pytest.approx(bottom - top, rel=0.02)
-    drawn = cam_panels(told, seen, Asked(method="gradcam"))[1].image
+    drawn = cam_panels(told, seen, MapOptions(method="gradcam"))[1].image
     assert drawn.shape == seen.base.shape
 
 

@@ -16,7 +16,8 @@ from support.hostile_files import a_share
 from config import get_config
 from errors import RunError
 from inference import Failure, Prediction, captions
-from inference.answers import (
+from inference.pictures import Pictures
+from inference.prediction_writers import (
     COLUMNS,
     Csv,
     JsonLines,
@@ -27,7 +28,6 @@ from inference.answers import (
     text_writer,
     writing,
 )
-from inference.pictures import Pictures
 from loading.files import Paths
 from loading.tables import csv_rows
 

@@ -1,6 +1,4 @@
-"""What a model has learnt of places: how alike its position embeddings are, and its tables of
-relative positions.
-"""
+"""Figures of a model's position embeddings and tables of relative position biases."""
 
 import training.pages.plain_matplotlib  # noqa: F401
 
@@ -12,31 +10,34 @@ from matplotlib.colors import Normalize
 from paddle import nn
 
 from errors import InputError
-from inference.look.sight import model_of
 from inference.predictor import Predictor
+from inference.visualization.predicted_image import model_of
 from models.base import ImageModel
 from models.layers.relative import RelativePositionBias
 from training.pages.plotting import figure, figure_png
 from weights.layout import sublayer
 
-_TILES = 16  # along a side, at most: of larger grids some are left out
+# The number of tiles along a side at most. Of a larger grid some places are left out.
+_TILES = 16
+# The number of heads and blocks whose tables are drawn at most.
 _HEADS = 12
 _BLOCKS = 12
 
 
 def similarities(model: ImageModel) -> np.ndarray:
-    """Returns the cosine similarity of each place's embedding to each other's: [rows, columns,
-    rows, columns].
+    """Returns the cosine similarities of all pairs of places' embeddings: [rows, columns, rows,
+    columns].
     """
-    learnt = model.pos_embed
-    with paddle.no_grad():
-        # XCiT's
-        learnt = learnt(*model.patch_embed.grid_size) if isinstance(learnt, nn.Layer) else learnt
-    embedding = learnt.numpy()[0].astype(np.float64)
+    pos_embed = model.pos_embed
+    # XCiT computes its position embeddings.
+    if isinstance(pos_embed, nn.Layer):
+        with paddle.no_grad():
+            pos_embed = pos_embed(*model.patch_embed.grid_size)
+    embedding = pos_embed.numpy()[0].astype(np.float64)
     if model.pos_embed_layout == "NCHW":
         embedding = embedding.transpose(1, 2, 0)
     if model.pos_embed_layout == "NLC":
-        # CrossViT: of its fine patches
+        # CrossViT has two grids. The last one, of its fine patches, is drawn.
         grid = sublayer(model, model.first_conv.partition(".proj")[0]).grid_size
         places = embedding[len(embedding) - grid[0] * grid[1] :]
     else:
@@ -47,65 +48,66 @@ def similarities(model: ImageModel) -> np.ndarray:
 
 
 def tables(model: ImageModel) -> dict[str, np.ndarray]:
-    """Returns each table of relative positions by its layer's name: [H, 2 rows - 1, 2 columns - 1].
+    """Returns the tables of relative positions by layer: [H, 2 rows - 1, 2 columns - 1].
 
-    The middle is a token itself; a row above it is a key below the query. A class token's entries
-    are left out.
+    The middle is the distance 0. An entry above it is of a key below the query. The entries of a
+    class token are left out.
     """
-    found = {}
+    by_layer = {}
     for name, layer in model.named_sublayers():
         if isinstance(layer, RelativePositionBias) and layer.window_size is not None:
             rows, columns = (2 * side - 1 for side in layer.window_size)
             table = layer.table().numpy()[: rows * columns]
-            found[name] = table.T.reshape(-1, rows, columns)
-    return found
+            by_layer[name] = table.T.reshape(-1, rows, columns)
+    return by_layer
 
 
 def positions(predictor: Predictor, block: int | None = None) -> bytes:
-    """Returns a PNG: the figure 7 of the ViT paper (arXiv:2010.11929), or the tables of relative
-    positions.
+    """Returns a PNG of position embeddings, as figure 7 of the ViT paper (arXiv:2010.11929), or of
+    tables of relative positions.
 
     Args:
-        block: the table of one block, from 0, also of a model that has position embeddings besides.
+        block: the index of a table; None: the position embeddings, or else all tables.
 
     Raises:
-        InputError: the model has neither, or no such block.
+        InputError: the model has neither, or no such table.
     """
     model = model_of(predictor)
-    kept = tables(model)
+    by_layer = tables(model)
     name = predictor.config.MODEL.NAME
-    if getattr(model, "pos_embed", None) is not None and (block is None or not kept):
+    if getattr(model, "pos_embed", None) is not None and (block is None or not by_layer):
         if block is not None:
             raise InputError(
                 "-block is for tables of relative positions; the model has position embeddings alone"
             )
         return _embedding(similarities(model), f"{name}: cosine similarity of position embeddings")
-    if not kept:
+    if not by_layer:
         raise InputError(
             f"{type(model).__name__} has no position embeddings and no table of relative positions; "
             "positions is for ViT, DeiT, BEiT and Swin"
         )
-    chosen = list(kept)
+    chosen = list(by_layer)
     if block is not None:
         if not -len(chosen) <= block < len(chosen):
             raise InputError(
                 f"-block is {block}, the model has {len(chosen)} tables: give 0 to {len(chosen) - 1}"
             )
         chosen = [chosen[block]]
-    chosen = [
-        chosen[i] for i in sorted({round(i) for i in np.linspace(0, len(chosen) - 1, _BLOCKS)})
-    ]
+    # Evenly spread, the first and the last one among them.
+    indices = sorted({round(index) for index in np.linspace(0, len(chosen) - 1, _BLOCKS)})
     return _tables(
-        {one: kept[one][:_HEADS] for one in chosen},
+        {chosen[index]: by_layer[chosen[index]][:_HEADS] for index in indices},
         f"{name}: bias by relative position, head by head",
     )
 
 
-def _embedding(alike: np.ndarray, title: str) -> bytes:
-    rows, columns = alike.shape[:2]
+def _embedding(cosines: np.ndarray, title: str) -> bytes:
+    """Draws a tile for each place, with its cosine similarity to all places."""
+    rows, columns = cosines.shape[:2]
     step = -(-max(rows, columns) // _TILES)
-    times = max(1, 24 // max(rows, columns))  # of a small grid the gaps would be wide
-    tiles = alike[::step, ::step].repeat(times, 2).repeat(times, 3)
+    # The pixels of a small grid are repeated, or the gaps between tiles would be wide.
+    times = max(1, 24 // max(rows, columns))
+    tiles = cosines[::step, ::step].repeat(times, 2).repeat(times, 3)
     tiles = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
     down, across, rows, columns = tiles.shape
     whole = tiles.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)[:-1, :-1]
@@ -130,13 +132,14 @@ def _numbers(count: int, step: int) -> list[str]:
     return [str(number * step) for number in range(count)]
 
 
-def _tables(kept: dict[str, np.ndarray], title: str) -> bytes:
-    heads = max(len(table) for table in kept.values())
-    drawn = figure(max(5, 1.3 * heads + 1.2), 1.5 * len(kept) + 0.9)
-    axes = drawn.subplots(len(kept), heads, squeeze=False)
-    largest = max(float(np.abs(table).max()) for table in kept.values()) or 1.0
-    for places, (name, table) in zip(axes, kept.items(), strict=True):
-        for number, axis in enumerate(places):
+def _tables(by_layer: dict[str, np.ndarray], title: str) -> bytes:
+    """Draws a row for each layer, with a table for each head."""
+    heads = max(len(table) for table in by_layer.values())
+    drawn = figure(max(5, 1.3 * heads + 1.2), 1.5 * len(by_layer) + 0.9)
+    axes = drawn.subplots(len(by_layer), heads, squeeze=False)
+    largest = max(float(np.abs(table).max()) for table in by_layer.values()) or 1.0
+    for row, (name, table) in zip(axes, by_layer.items(), strict=True):
+        for number, axis in enumerate(row):
             if number >= len(table):
                 axis.axis("off")
                 continue
@@ -145,8 +148,8 @@ def _tables(kept: dict[str, np.ndarray], title: str) -> bytes:
             )
             axis.set(xticks=[], yticks=[])
             axis.set_title(f"head {number}", fontsize=7)
-        places[0].set_ylabel(name.removesuffix(".attn"), fontsize=7)
+        row[0].set_ylabel(name.removesuffix(".attn"), fontsize=7)
     drawn.suptitle(title, fontsize=10)
     scale = ScalarMappable(Normalize(-largest, largest), "cividis")
-    drawn.colorbar(scale, ax=axes, shrink=min(1, 2 / len(kept)), label="added to the score")
+    drawn.colorbar(scale, ax=axes, shrink=min(1, 2 / len(by_layer)), label="added to the score")
     return figure_png(drawn)

@@ -37,7 +37,7 @@ _NAMES = {  # in this order: an architecture whose names others have, too, comes
 }
 
 
-def looks_like(names: Collection[str]) -> str | None:
+def guess_type(names: Collection[str]) -> str | None:
     """Returns MODEL.TYPE, in lower case, of the architecture that has such names; None: none that
     is here.
     """

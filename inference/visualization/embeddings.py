@@ -1,6 +1,4 @@
-"""Many images at once: their pooled features in the plane, and a grid of what the model says of
-them.
-"""
+"""Pictures of many images: their pooled features in the plane, and a grid of their predictions."""
 
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -10,28 +8,31 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from errors import InputError, RunError, printable
-from inference.look.draw import Panel, enlarge, sheet
-from inference.look.sight import model_of
 from inference.pictures import Pictures
 from inference.predictor import Predictor
+from inference.visualization.draw import Panel, enlarge, sheet
+from inference.visualization.predicted_image import model_of
 from settings.options import nearest
 from training.pages.plotting import figure, figure_png, legend_name, shorten
 from weights.layout import sublayer
 
-FEWEST = 5  # images that t-SNE can tell apart
-# blue and vermilion: distinct for the colour-blind
+# The number of images that t-SNE needs at least.
+FEWEST = 5
+# Blue and vermilion, which are distinct for the colour-blind, too.
 RIGHT = "#0072B2"
 WRONG = "#D55E00"
-# Okabe & Ito's palette
+# The palette of Okabe & Ito.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
-_MARKERS = "osD^v*"  # of another length than the colours: 42 pairs
-_NAMED = 24  # classes of a legend, at most
+# Six markers and seven colours make 42 different pairs.
+_MARKERS = "osD^v*"
+# The number of classes in a legend at most.
+_NAMED = 24
 
 
 def pooled_features(
     predictor: Predictor, files: Sequence[str], workers: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what the classifier reads of each image [n, channels], and the probabilities [n, K].
+    """Returns the classifier's input for each image [n, channels], and the probabilities [n, K].
 
     Raises:
         RunError: an image can't be read.
@@ -54,8 +55,9 @@ def pooled_features(
 
 
 def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarray:
-    """Returns a place in the plane for each of [n, channels]: [n, 2]; near ones were near. The seed
-    decides alone.
+    """Returns a place in the plane for each row of features: [n, channels] -> [n, 2].
+
+    Neighbours stay neighbours. The result depends on the seed alone.
 
     Args:
         method: "tsne" (van der Maaten & Hinton 2008) or "umap" (McInnes et al. 2018), of
@@ -80,7 +82,7 @@ def plane(features: np.ndarray, method: str = "tsne", seed: int = 0) -> np.ndarr
 
     perplexity = min(30.0, (len(features) - 1) / 3)
     found = TSNE(perplexity=perplexity, init="random", random_state=seed)
-    # its steps are short: threads that wait for each other took 10 s instead of 1
+    # Its steps are so short that several threads, which wait for each other, took 10 s instead of 1.
     with threadpool_limits(1):
         return found.fit_transform(features.astype(np.float64))
 
@@ -93,9 +95,13 @@ def embeddings(
     seed: int = 0,
     workers: int = 0,
 ) -> bytes:
-    """Returns a PNG: each image's pooled features as a point, coloured by class: its folder's, or
-    the predicted one.
+    """Returns a PNG with a point for each image's pooled features, coloured by its class.
+
+    Args:
+        truth: the class of each image, or None; without any the predicted classes are used.
+        method, seed: see ``plane``.
     """
+    # Too few images and a missing package are errors before the features are computed.
     if method == "umap" or len(files) < FEWEST:
         plane(np.zeros((min(len(files), FEWEST), 2)), "umap" if len(files) >= FEWEST else "tsne")
     features, shares = pooled_features(predictor, files, workers)
@@ -107,13 +113,13 @@ def embeddings(
     drawn = figure(8, 6)
     axis = drawn.subplots()
     for number, name in enumerate(classes):
-        own = places[[other == name for other in names]]
+        points = places[[other == name for other in names]]
         label = legend_name(name) if number < _NAMED else None
         marker = _MARKERS[number % len(_MARKERS)]
         colour = _COLOURS[number % len(_COLOURS)]
         axis.scatter(
-            own[:, 0],
-            own[:, 1],
+            points[:, 0],
+            points[:, 1],
             s=32,
             alpha=0.8,
             linewidths=0,
@@ -127,10 +133,11 @@ def embeddings(
         loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, title="class" if known else "predicted"
     )
     axis.set(xticks=[], yticks=[])
-    what = {"tsne": "t-SNE", "umap": "UMAP"}[method]
+    method_name = {"tsne": "t-SNE", "umap": "UMAP"}[method]
     channels = f"{features.shape[1]} pooled features"
-    title = f"{predictor.config.MODEL.NAME}: {what} of {channels}, {len(files)} images"
-    drawn.suptitle(title, fontsize=10)  # over the legend, too
+    title = f"{predictor.config.MODEL.NAME}: {method_name} of {channels}, {len(files)} images"
+    # A title of the figure, unlike one of the axis, is centred over the legend, too.
+    drawn.suptitle(title, fontsize=10)
     return figure_png(drawn)
 
 
@@ -142,48 +149,55 @@ def predictions(
     most: int = 28,
     workers: int = 0,
 ) -> tuple[bytes, str]:
-    """Returns a PNG of images with what the model says, and a line that sums up.
+    """Returns a PNG of images with their predictions, and a line that sums them up.
 
     Args:
-        truth: the classes' names, where they are known: right ones get a blue frame, wrong ones one
-            of vermilion.
-        mistakes: wrong ones alone, those first of which the model was most certain.
+        truth: the name of each image's class, or None. Right predictions get a blue frame, wrong
+            ones a vermilion one.
+        mistakes: whether to draw wrong predictions alone, the most certain first.
+        most: the number of images that are drawn at most.
 
     Raises:
-        InputError: a class that the model doesn't know, or no mistake.
+        InputError: the model doesn't know a class, or there is no mistake to draw.
         RunError: an image can't be read.
     """
     _check_classes(predictor, truth, mistakes)
     _, shares = pooled_features(predictor, files, workers)
-    said = [
+    predicted = [
         predictor.prediction_of(file, row, 1, threshold=0)
         for file, row in zip(files, shares, strict=True)
     ]
-    wrong = [i for i, one in enumerate(said) if truth[i] is not None and one.classes[0] != truth[i]]
-    chosen = (
-        sorted(wrong, key=lambda i: -said[i].probabilities[0])
-        if mistakes
-        else list(range(len(said)))
-    )
+    wrong = [
+        index
+        for index, prediction in enumerate(predicted)
+        if truth[index] is not None and prediction.classes[0] != truth[index]
+    ]
     known = sum(name is not None for name in truth)
-    line = (
-        f"{known - len(wrong)} of {known} right" if known else f"{len(said)} images without a class"
-    )
+    line = f"{len(predicted)} images without a class"
+    if known:
+        line = f"{known - len(wrong)} of {known} right"
+    chosen = list(range(len(predicted)))
+    kind = "predictions"
+    if mistakes:
+        chosen = sorted(wrong, key=lambda index: -predicted[index].probabilities[0])
+        kind = "mistakes, most certain first"
     if not chosen:
         raise InputError(f"there is no mistake to show: {line}")
     panels = []
-    for i in chosen[:most]:
-        told = f"{shorten(said[i].classes[0], 18)} ({said[i].probabilities[0]:.0%})"
-        under = (
-            f"it is {shorten(truth[i] or '', 18)}"
-            if i in wrong
-            else shorten(Path(said[i].name).name)
-        )
-        colour = "" if truth[i] is None else (WRONG if i in wrong else RIGHT)
-        panels.append(Panel(f"{told}\n{under}", enlarge(predictor.pixels(files[i])), colour))
-    shown_of = f", {len(panels)} of {len(chosen)} shown" if len(chosen) > most else ""
-    what = "mistakes, most certain first" if mistakes else "predictions"
-    return sheet([panels], f"{predictor.config.MODEL.NAME}: {what} ({line}{shown_of})"), line
+    for index in chosen[:most]:
+        prediction = predicted[index]
+        title = f"{shorten(prediction.classes[0], 18)} ({prediction.probabilities[0]:.0%})"
+        frame = ""
+        if index in wrong:
+            title += f"\nit is {shorten(truth[index] or '', 18)}"
+            frame = WRONG
+        else:
+            title += f"\n{shorten(Path(prediction.name).name)}"
+            if truth[index] is not None:
+                frame = RIGHT
+        panels.append(Panel(title, enlarge(predictor.pixels(files[index])), frame))
+    shown = f", {len(panels)} of {len(chosen)} shown" if len(chosen) > most else ""
+    return sheet([panels], f"{predictor.config.MODEL.NAME}: {kind} ({line}{shown})"), line
 
 
 def _check_classes(predictor: Predictor, truth: Sequence[str | None], mistakes: bool) -> None:
@@ -192,9 +206,9 @@ def _check_classes(predictor: Predictor, truth: Sequence[str | None], mistakes: 
         raise InputError(
             "-mistakes needs the true classes; give a folder that has a subfolder for each class"
         )
-    if predictor.classes and (strange := [name for name in names if name not in predictor.classes]):
-        meant = nearest(strange[0], predictor.classes)
-        found = f"the folder has the class '{printable(strange[0])}', which the model doesn't know{meant}"
-        raise InputError(
-            found if meant else f"{found}; give the folder that holds the classes' folders"
-        )
+    unknown = [name for name in names if name not in predictor.classes]
+    if predictor.classes and unknown:
+        suggestion = nearest(unknown[0], predictor.classes)
+        advice = suggestion or "; give the folder that holds the classes' folders"
+        name = printable(unknown[0])
+        raise InputError(f"the folder has the class '{name}', which the model doesn't know{advice}")

@@ -1,4 +1,4 @@
-"""What of an image speaks for a class: class activation maps by gradients, for every architecture."""
+"""Class activation maps by gradients, for every architecture."""
 
 from collections.abc import Callable
 
@@ -10,23 +10,27 @@ from models.base import ImageModel
 
 
 def grad_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Weighs channels by their mean gradient (Selvaraju et al. 2017, arXiv:1610.02391)."""
+    """Grad-CAM: channels weighted by their mean gradient (Selvaraju et al. 2017, arXiv:1610.02391).
+
+    As for all methods, the shape is: activations and gradients [rows, columns, C] -> [rows,
+    columns].
+    """
     return (gradients.mean((0, 1)) * activations).sum(2)
 
 
 def hires_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Draelos et al. 2020, arXiv:2011.08891: each activation times its own gradient."""
+    """HiResCAM: each activation times its gradient (Draelos et al. 2020, arXiv:2011.08891)."""
     return (gradients * activations).sum(2)
 
 
 def layer_cam(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Multiplies each activation by its own gradient, where that is positive (Jiang et al. 2021)."""
+    """LayerCAM: each activation times its gradient, if that is positive (Jiang et al. 2021)."""
     return (np.maximum(gradients, 0) * activations).sum(2)
 
 
 def grad_cam_pp(activations: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-    """Weighs positive gradients by their place's share (Grad-CAM++, Chattopadhay et al. 2018,
-    arXiv:1710.11063).
+    """Grad-CAM++: channels weighted by their positive gradients, each with a share of its place
+    (Chattopadhay et al. 2018, arXiv:1710.11063).
     """
     squared = gradients**2
     cubed = gradients**3
@@ -46,12 +50,11 @@ METHODS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 def cam(
     model: ImageModel, image: paddle.Tensor, output: int | None = None, method: str = "gradcam"
 ) -> np.ndarray:
-    """Returns how much each place of an image speaks for a class: [rows, columns] float32, 0 or
-    more.
+    """Returns how much each place of an image contributes to a class: [rows, columns] float32.
 
-    It is taken where the classifier's pooling reads. If the model reads a class token, it is taken
-    at the last block's first norm: after it, patches matter only for the class token. All are 0
-    where nothing speaks for the class.
+    Values are 0 or more; all are 0 if nothing contributes. The map is computed from the input of
+    the classifier's pooling. If the classifier reads a class token, it is computed at the last
+    block's first norm instead: behind that, patches have no influence on the class token.
 
     Args:
         image: [1, C, H, W], normalised.
@@ -59,7 +62,7 @@ def cam(
         method: one of METHODS.
 
     Raises:
-        InputError: the model has no classifier, or not so many outputs.
+        InputError: the model has no classifier, or no such output.
     """
     if not model.num_classes:
         raise InputError(
@@ -69,25 +72,25 @@ def cam(
         raise InputError(
             f"-class is {output}, the model has the outputs 0 to {model.num_classes - 1}"
         )
-    activations, gradients = (
-        _places(model, x)[0] for x in _output_and_gradient(model, image, output)
-    )
-    return np.maximum(METHODS[method](activations, gradients), 0).astype(np.float32)
+    features, gradient = _features_and_gradient(model, image, output)
+    values = METHODS[method](_by_place(model, features)[0], _by_place(model, gradient)[0])
+    return np.maximum(values, 0).astype(np.float32)
 
 
-def _output_and_gradient(
+def _features_and_gradient(
     model: ImageModel, image: paddle.Tensor, output: int | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """What the target layer gives, and the gradient of the class's logit by it."""
+    """Returns the output of the target layer, and the gradient of the class's logit by it."""
     kept: list[paddle.Tensor] = []
 
-    def cut(x: paddle.Tensor) -> paddle.Tensor:
+    def detach(x: paddle.Tensor) -> paddle.Tensor:
+        # The gradient ends here: nothing before the target layer is needed.
         kept.append(x.detach())
-        kept[0].stop_gradient = False  # nothing before it needs a gradient
+        kept[0].stop_gradient = False
         return kept[0]
 
     if (layer := model.cam_layer()) is not None:
-        hook = layer.register_forward_post_hook(lambda _, __, x: cut(x))
+        hook = layer.register_forward_post_hook(lambda _, __, x: detach(x))
         try:
             logits = model(image)
         finally:
@@ -95,16 +98,20 @@ def _output_and_gradient(
     else:
         with paddle.no_grad():
             features = model.forward_features(image)
-        logits = model.forward_head(cut(features))
-    output = int(logits[0].argmax()) if output is None else output
+        logits = model.forward_head(detach(features))
+    if output is None:
+        output = int(logits[0].argmax())
     [gradient] = paddle.grad(logits[0, output], kept)
     return kept[0], gradient
 
 
-def _places(model: ImageModel, x: paddle.Tensor) -> np.ndarray:
-    """Features by image, row, column and channel, float64."""
+def _by_place(model: ImageModel, x: paddle.Tensor) -> np.ndarray:
+    """Returns features as [B, rows, columns, C] float64."""
     features = x.astype("float64").numpy()
-    if features.ndim == 3:  # of tokens those of places are the last
+    if features.ndim == 3:
+        # Tokens [B, prefix + rows * columns, C].
         rows, columns = model.grid(features.shape[1] - model.num_prefix_tokens)
         return features[:, -rows * columns :].reshape(len(features), rows, columns, -1)
-    return features.transpose(0, 2, 3, 1) if model.layout == "NCHW" else features
+    if model.layout == "NCHW":
+        return features.transpose(0, 2, 3, 1)
+    return features

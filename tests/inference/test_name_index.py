@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from support.hostile_files import a_share, attempt, damaged
 
 from errors import InputError
-from inference import features, stored_names
-from inference.features import head_of_values, stored_features
+from inference import feature_store, name_index
+from inference.feature_store import array_header, open_features
+from inference.name_index import open_names
 from inference.search import nearest, nearest_in
-from inference.stored_names import names_of
 
 NAMES = [
     "a.jpg",
@@ -32,7 +32,7 @@ NAMES = [
 
 @pytest.fixture(autouse=True)
 def _few_are_many(monkeypatch):
-    monkeypatch.setattr(stored_names, "LEAST", 5)
+    monkeypatch.setattr(name_index, "LEAST", 5)
 
 
 def write(folder, names=NAMES, values=None, index="csv"):
@@ -52,27 +52,27 @@ def write(folder, names=NAMES, values=None, index="csv"):
     }
     made |= {"pool": "avg", "norm": False, "index": index, "shape": list(values.shape)}
     with open(folder / "x.npy", "wb") as file:
-        made["offset"] = file.write(head_of_values(".npy", made["shape"]))
+        made["offset"] = file.write(array_header(".npy", made["shape"]))
         file.write(values.data)
     (folder / "x.json").write_text(json.dumps(made))
     with open(folder / f"x.{index}", "wb") as file:
         if index == "csv":
-            file.write(features._line(index, *features.COLUMNS))
+            file.write(feature_store._line(index, *feature_store.COLUMNS))
         for row, name in enumerate(names):
-            file.write(features._line(index, row, name, ""))
+            file.write(feature_store._line(index, row, name, ""))
     return folder / "x.npy"
 
 
 @pytest.mark.parametrize("index", ["csv", "jsonl"])
 def test_names_are_those_of_the_index_and_are_read_once(tmp_path, monkeypatch, index):
-    stored = stored_features(write(tmp_path, index=index))
+    stored = open_features(write(tmp_path, index=index))
     told = []
     expected = [os.path.join("/home/me", name) for name in NAMES]
     assert [os.path.join(stored.made["folder"], name) for name in stored.files()] == expected
-    first = names_of(stored, told.append)
+    first = open_names(stored, told.append)
     assert told == [f"{tmp_path}/x.{index}: its 9 names are read once, into x.names"]
-    monkeypatch.setattr(features.Stored, "files", None)
-    again = names_of(stored, told.append)
+    monkeypatch.setattr(feature_store.StoredFeatures, "files", None)
+    again = open_names(stored, told.append)
     assert len(told) == 1
     for names in (first, again):
         assert [names.name(row) for row in range(9)] == expected
@@ -89,8 +89,8 @@ def test_names_are_those_of_the_index_and_are_read_once(tmp_path, monkeypatch, i
 
 
 def test_two_paths_of_one_checksum_are_told_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored_names.zlib, "crc32", lambda text: 7)
-    names = names_of(stored_features(write(tmp_path)))
+    monkeypatch.setattr(name_index.zlib, "crc32", lambda text: 7)
+    names = open_names(open_features(write(tmp_path)))
     assert [names.rows_of(f"/home/me/{name}") for name in ("a.jpg", "猫.jpg", "none.jpg")] == [
         {0, 8},
         {7},
@@ -99,8 +99,8 @@ def test_two_paths_of_one_checksum_are_told_apart(tmp_path, monkeypatch):
 
 
 def test_few_names_leave_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored_names, "LEAST", 10)
-    names = names_of(stored_features(write(tmp_path)), pytest.fail)
+    monkeypatch.setattr(name_index, "LEAST", 10)
+    names = open_names(open_features(write(tmp_path)), pytest.fail)
     assert names.name(7) == "/home/me/猫.jpg"
     assert not (tmp_path / "x.names").exists()
 
@@ -126,26 +126,26 @@ def another_folder(folder):
 
 @pytest.mark.parametrize("change", [other_names, another_time, same_size_and_time, another_folder])
 def test_an_index_that_was_changed_is_read_again(tmp_path, change):
-    names_of(stored_features(write(tmp_path)))
+    open_names(open_features(write(tmp_path)))
     before = (tmp_path / "x.names").read_bytes()
     change(tmp_path)
-    stored = stored_features(tmp_path / "x.npy")
+    stored = open_features(tmp_path / "x.npy")
     told = []
-    assert names_of(stored, told.append).name(8) == os.path.join(
+    assert open_names(stored, told.append).name(8) == os.path.join(
         stored.made["folder"], list(stored.files())[8]
     )
     assert len(told) == 1
     assert (tmp_path / "x.names").read_bytes() != before
-    names_of(stored, pytest.fail)
+    open_names(stored, pytest.fail)
 
 
 def test_a_folder_that_cannot_be_written_is_searched_as_well(tmp_path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(stored_names, "writing_whole", refuse)
+    monkeypatch.setattr(name_index, "writing_whole", refuse)
     told = []
-    names = names_of(stored_features(write(tmp_path)), told.append)
+    names = open_names(open_features(write(tmp_path)), told.append)
     assert names.rows_of("/home/me/a.jpg") == {0, 8}
     assert (
         told[1]
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_written_is_searched_as_well(tmp_path, monkeypat
 
 
 def test_another_programs_file_is_not_replaced(tmp_path):
-    stored = stored_features(write(tmp_path))
+    stored = open_features(write(tmp_path))
     file = tmp_path / "x.names"
     for content, message in (
         (b"Ada\nGrace\n", r"can't be read as names of stored features \(JSONDecodeError"),
@@ -165,30 +165,30 @@ def test_another_programs_file_is_not_replaced(tmp_path):
         with pytest.raises(
             InputError, match=f"^{file}: {message}.*; remove it, and it is made anew$"
         ):
-            names_of(stored)
+            open_names(stored)
         assert file.read_bytes() == content
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(InputError, match="it is no regular file; remove it, and it is made anew"):
-        names_of(stored)
+        open_names(stored)
     file.unlink()
     (tmp_path / "mine").write_text("mine")
     file.symlink_to(tmp_path / "mine")
     with pytest.raises(InputError, match="can't be read as names"):
-        names_of(stored)
+        open_names(stored)
     assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_strangers_file_is_read_or_refused(tmp_path):
-    stored = stored_features(write(tmp_path))
+    stored = open_features(write(tmp_path))
     file = tmp_path / "x.names"
-    names_of(stored)
+    open_names(stored)
     whole = file.read_bytes()
     head, _, arrays = whole.partition(b"\n")
     told = json.loads(head)
 
     def show():
-        names = names_of(stored)
+        names = open_names(stored)
         assert all(len(names.name(row)) < 20_000 for row in range(9))
         names.rows_of("/home/me/a.jpg")
 
@@ -277,12 +277,12 @@ def test_a_search_with_names_is_one_without(tmp_path, monkeypatch):
     values = np.random.default_rng(1).normal(size=(50, 4)).astype("<f4")
     values[20], values[30] = values[8], values[9]
     names = [f"{row}.jpg" for row in range(50)]
-    monkeypatch.setattr(features, "_BLOCK", 4 * 4 * 7)  # seven rows at once
-    stored = stored_features(write(tmp_path, names, values))
+    monkeypatch.setattr(feature_store, "_BLOCK", 4 * 4 * 7)  # seven rows at once
+    stored = open_features(write(tmp_path, names, values))
     made = nearest_in(stored, "/home/me/8.jpg", 12)
     again = nearest_in(stored, "/home/me/8.jpg", 12, tell=pytest.fail)
     (tmp_path / "x.names").unlink()
-    monkeypatch.setattr(stored_names, "LEAST", 100)
+    monkeypatch.setattr(name_index, "LEAST", 100)
     alone = nearest_in(stored, "/home/me/8.jpg", 12)
     assert made == again == alone
     assert alone[0] == ("/home/me/20.jpg", pytest.approx(1))
@@ -291,7 +291,7 @@ def test_a_search_with_names_is_one_without(tmp_path, monkeypatch):
 
 
 def test_features_that_become_shorter_meanwhile_are_an_error(tmp_path):
-    stored = stored_features(write(tmp_path))
+    stored = open_features(write(tmp_path))
     shutil.copy(tmp_path / "x.npy", tmp_path / "whole.npy")
     os.truncate(tmp_path / "x.npy", os.path.getsize(tmp_path / "x.npy") - 4)
     with pytest.raises(
@@ -301,10 +301,10 @@ def test_features_that_become_shorter_meanwhile_are_an_error(tmp_path):
 
 
 def test_a_file_name_that_is_no_text_is_an_error(tmp_path):
-    stored = stored_features(write(tmp_path, index="jsonl"))
+    stored = open_features(write(tmp_path, index="jsonl"))
     lines = (tmp_path / "x.jsonl").read_text().splitlines()
     (tmp_path / "x.jsonl").write_text(
         "\n".join([json.dumps({"row": 0, "file": 5, "error": ""}), *lines[1:]]) + "\n"
     )
     with pytest.raises(InputError, match=r"x\.jsonl: its row 0 has the file 5, expected a text"):
-        names_of(stored)
+        open_names(stored)

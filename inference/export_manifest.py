@@ -1,8 +1,8 @@
-"""An exported model's folder: what it tells about itself, and whether its files are those that were
-written.
+"""Reads the manifest of an exported model, and checks the files that it lists.
 
-``preprocess.json`` is a weights' description (``training.checkpoint.description``) with more beside
-it. Exports of the first release have ``preprocessing.json``, which tells less.
+The manifest is ``preprocess.json`` in the export's folder. It contains the description that weights
+have, too (``training.checkpoint.description``), and the format, precision and files of the export.
+Exports of the first release have ``preprocessing.json`` instead, with fewer entries.
 """
 
 import os
@@ -31,21 +31,29 @@ EARLIER = "preprocessing.json"
 FORMATS = ("paddle", "paddle-legacy", "paddlex", "paddleclas", "onnx", "openvino")
 PRECISIONS = ("float32", "float16", "bfloat16", "int8")
 ADVICE = "; export the model anew (tools/export_model.py)"
-_LONGEST = 16 << 20  # bytes: the names of 21,841 classes take 1.5 million
-_SUM = Rule(
-    "a SHA-256 per file",
-    lambda v: type(v) is dict and 0 < len(v) < 100 and all(map(_is_file, v.items())),
-)
+# In bytes. The names of 21,841 classes take 1.5 million.
+_LONGEST = 16 << 20
+
+
+def _are_checksums(value: Any) -> bool:
+    if type(value) is not dict or not 0 < len(value) < 100:
+        return False
+    return all(
+        is_name(name, 100) and Path(name).name == name and is_name(checksum, 64)
+        for name, checksum in value.items()
+    )
+
+
 _FORM: Form = {
     "format": Rule(f"one of {', '.join(FORMATS)}", lambda value: value in FORMATS),
     "precision": Rule(f"one of {', '.join(PRECISIONS)}", lambda value: value in PRECISIONS),
-    "files": _SUM,
+    "files": Rule("a SHA-256 per file", _are_checksums),
     # Earlier releases don't write it.
     "features": FLAG,
 }
 _EARLIER: Form = {
     "model": Rule("a model's name", is_name),
-    # of earlier releases: a square
+    # Images were squares then.
     "image_size": Rule("a size", lambda value: is_whole(value, 1, 1 << 16)),
     "channels": Rule("1 or 3", lambda value: value in (1, 3)),
     "crop_pct": Rule("a share", lambda value: is_real(value, 1e-3, 100)),
@@ -58,27 +66,30 @@ _EARLIER: Form = {
         "a list of names", lambda value: is_list(value, lambda name: type(name) is str)
     ),
 }
+# The keys of the configuration that the entries of an earlier release set.
 _KEYS = {
-    "model": "MODEL.NAME", "num_classes": "MODEL.NUM_CLASSES", "image_size": "DATA.IMAGE_SIZE",
-    "channels": "DATA.IMAGE_CHANNELS", "crop_pct": "DATA.CROP_PCT", "crop_mode": "DATA.CROP_MODE",
-    "interpolation": "DATA.INTERPOLATION", "mean": "DATA.IMAGENET_MEAN", "std": "DATA.IMAGENET_STD",
-}  # fmt: skip
-
-
-def _is_file(entry: tuple[Any, Any]) -> bool:
-    name, total = entry
-    return is_name(name, 100) and Path(name).name == name and is_name(total, 64)
+    "model": "MODEL.NAME",
+    "num_classes": "MODEL.NUM_CLASSES",
+    "image_size": "DATA.IMAGE_SIZE",
+    "channels": "DATA.IMAGE_CHANNELS",
+    "crop_pct": "DATA.CROP_PCT",
+    "crop_mode": "DATA.CROP_MODE",
+    "interpolation": "DATA.INTERPOLATION",
+    "mean": "DATA.IMAGENET_MEAN",
+    "std": "DATA.IMAGENET_STD",
+}
 
 
 class Export(NamedTuple):
-    """A folder that ``write_export`` made.
+    """The manifest of an export that ``write_export`` made.
 
     Attributes:
+        folder: the folder of the export.
         format: one of FORMATS.
         precision: one of PRECISIONS.
-        description: what the model is, its task and classes, and how its images are prepared.
-        files: SHA-256 by name; empty: of an earlier release.
-        features: whether the outputs are features, and no classes.
+        description: the model, its task and classes, and how its images are prepared.
+        files: SHA-256 by name; empty for exports of the first release.
+        features: whether the outputs are features instead of classes.
     """
 
     folder: Path
@@ -89,10 +100,10 @@ class Export(NamedTuple):
     features: bool = False
 
     def check_files(self) -> None:
-        """Holds the folder's files to the sums that they had when they were written.
+        """Compares the folder's files with the checksums that were recorded when they were written.
 
         Raises:
-            InputError: one is missing, or another one now.
+            InputError: a file is missing, or was changed.
         """
         for name, expected in self.files.items():
             with reading(self.folder / name, "a file of an export", ADVICE):
@@ -101,24 +112,26 @@ class Export(NamedTuple):
 
 
 def is_export(folder: str | Path) -> bool:
-    """Returns whether a path is a folder that an export was written into."""
-    # which never raises
+    """Returns whether a path is the folder of an export."""
+    # os.path.isfile never raises, unlike Path.is_file.
     return any(os.path.isfile(os.path.join(folder, name)) for name in (MANIFEST, EARLIER))
 
 
 def refuse_export(path: str | Path, why: str) -> None:
-    """Raises InputError, which ends with ``why``, where a path is an export's folder: before its
-    graph is run.
+    """Raises InputError if a path is the folder of an export, before its graph is run.
+
+    Args:
+        why: the end of the error.
     """
     if is_export(path):
         raise InputError(f"{printable(str(path))} is an export{why}")
 
 
 def read_export(folder: str | Path) -> Export:
-    """Returns what an export's folder tells; of its files nothing else is read.
+    """Reads the manifest of an export. The other files aren't read.
 
     Raises:
-        InputError: it is no export, or what describes it can't be read.
+        InputError: the folder is no export, or its manifest can't be read.
     """
     folder = Path(folder)
     if not is_export(folder):
@@ -132,21 +145,25 @@ def read_export(folder: str | Path) -> Export:
         if name == EARLIER:
             return _of_earlier(folder, content)
         check_form(content, _FORM, tuple(name for name in _FORM if name != "features"))
-        described = read_description(text)
-        features = content.get("features", False)
         return Export(
-            folder, content["format"], content["precision"], described, content["files"], features
+            folder=folder,
+            format=content["format"],
+            precision=content["precision"],
+            description=read_description(text),
+            files=content["files"],
+            features=content.get("features", False),
         )
 
 
 def _of_earlier(folder: Path, content: Any) -> Export:
+    """Returns the manifest of an export of the first release."""
     check_form(content, _EARLIER, tuple(_EARLIER))
     values = {key: content[name] for name, key in _KEYS.items()}
-    kind = "paddle" if (folder / "inference.json").is_file() else "paddle-legacy"
+    is_json = (folder / "inference.json").is_file()
     return Export(
-        folder,
-        kind,
-        "float32",
-        Description(content["model"], "classification", content["classes"], values),
-        {},
+        folder=folder,
+        format="paddle" if is_json else "paddle-legacy",
+        precision="float32",
+        description=Description(content["model"], "classification", content["classes"], values),
+        files={},
     )

@@ -18,7 +18,7 @@ from sklearn.datasets import load_sample_images
 from config import get_config
 from errors import InputError
 from inference import Predictor
-from inference.features import Features, stored_features, write_features
+from inference.feature_store import FeatureExtractor, open_features, write_features
 from inference.inputs import paths_of
 from inference.search import Neighbour, in_images, nearest, nearest_in, of_image, write_grid
 from models import build_model
@@ -80,7 +80,7 @@ def written(checkpoint, folder, tmp_path_factory):
     return (
         images,
         output,
-        write_features(Features(checkpoint, batch_size=4), images, output, workers=2),
+        write_features(FeatureExtractor(checkpoint, batch_size=4), images, output, workers=2),
     )
 
 
@@ -94,7 +94,7 @@ def test_features_are_what_the_classifier_reads(checkpoint, written):
         [10, 16],
         1,
     )
-    features = Features(checkpoint)
+    features = FeatureExtractor(checkpoint)
     weights = load_file(checkpoint)
     logits = found @ weights["head.weight"].T + weights["head.bias"]
     predictor = Predictor(checkpoint)
@@ -124,13 +124,13 @@ def test_the_index_has_a_row_for_each_image_in_order(written):
 def test_safetensors_and_json_lines_hold_the_same(checkpoint, written, tmp_path):
     images, output, _ = written
     file = tmp_path / "same.safetensors"
-    write_features(Features(checkpoint, batch_size=3), images, file, "jsonl", workers=0)
+    write_features(FeatureExtractor(checkpoint, batch_size=3), images, file, "jsonl", workers=0)
     np.testing.assert_allclose(load_file(file)["features"], np.load(output), atol=1e-6)
     rows = [json.loads(line) for line in (tmp_path / "same.jsonl").read_text().splitlines()]
     assert [row["file"] for row in rows] == list(images)
     assert [row["row"] for row in rows] == list(range(10))
     assert [bool(row["error"]) for row in rows] == ["china9" in path for path in images]
-    stored = stored_features(file)
+    stored = open_features(file)
     assert [os.path.join(stored.made["folder"], file) for file in stored.files()] == list(images)
     np.testing.assert_array_equal(stored.values, load_file(file)["features"])
 
@@ -139,7 +139,8 @@ def test_safetensors_and_json_lines_hold_the_same(checkpoint, written, tmp_path)
 def test_a_layer_is_pooled_or_whole(checkpoint, folder, norm):
     path = str(folder / "china0.jpg")
     maps, mean, token = (
-        Features(checkpoint, layer=-2, pool=pool, norm=norm) for pool in ("map", "avg", "token")
+        FeatureExtractor(checkpoint, layer=-2, pool=pool, norm=norm)
+        for pool in ("map", "avg", "token")
     )
     images = maps._normalize(paddle.to_tensor(maps.pixels(path)[None]))
     model = maps.model.model
@@ -156,13 +157,13 @@ def test_a_layer_is_pooled_or_whole(checkpoint, folder, norm):
 
 def test_layers_that_arent_there_are_refused(checkpoint):
     with pytest.raises(InputError, match="-layer is 3, vit_digits has the layers -3 to 2"):
-        Features(checkpoint, layer=3)
+        FeatureExtractor(checkpoint, layer=3)
 
 
 def test_what_cant_be_written_is_said_before_anything_is_computed(
     checkpoint, folder, tmp_path, monkeypatch
 ):
-    features = Features(checkpoint)
+    features = FeatureExtractor(checkpoint)
     monkeypatch.setattr(features, "rows", lambda *_: pytest.fail("computed"))
     (tmp_path / "there.json").touch()
     for name, message in (
@@ -182,7 +183,11 @@ def test_features_that_stop_half_way_leave_no_file(checkpoint, folder, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         images = paths_of([str(folder)])
         write_features(
-            Features(checkpoint, batch_size=4), images, tmp_path / "a.npy", workers=0, tell=stop
+            FeatureExtractor(checkpoint, batch_size=4),
+            images,
+            tmp_path / "a.npy",
+            workers=0,
+            tell=stop,
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -211,9 +216,9 @@ def test_a_folder_and_its_stored_features_give_the_same_neighbours(
 ):
     images, output, _ = written
     query = str(folder / "china1.jpg")
-    stored = stored_features(output)
+    stored = open_features(output)
     found = nearest_in(stored, query, 4)
-    again, errors = in_images(Features(checkpoint), query, images, 4)
+    again, errors = in_images(FeatureExtractor(checkpoint), query, images, 4)
     assert [one.name for one in found] == [one.name for one in again]
     np.testing.assert_allclose(
         [one.similarity for one in found], [one.similarity for one in again], atol=1e-6
@@ -241,7 +246,7 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
         InputError,
         match=r"features\.npy.*it isn't what features\.json tells, \[10, 16\] of float32",
     ):
-        stored_features(file)
+        open_features(file)
     file.write_bytes(output.read_bytes())
     whole = json.loads(record.read_text())
     for change, message in (
@@ -255,7 +260,7 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     ):
         record.write_text(json.dumps(whole | change))
         with pytest.raises(InputError, match=message):
-            stored_features(file)
+            open_features(file)
     record.write_text(json.dumps(whole))
     lines = (tmp_path / "features.csv").read_bytes().splitlines(keepends=True)
     rows = lines[1:]
@@ -270,13 +275,13 @@ def test_stored_features_that_arent_whole_are_refused(written, tmp_path):
     ):
         (tmp_path / "features.csv").write_bytes(b"".join([lines[0], *kept]))
         with pytest.raises(InputError, match=rf"features\.csv: {message}"):
-            nearest_in(stored_features(file), str(tmp_path / "other.jpg"), 9)
+            nearest_in(open_features(file), str(tmp_path / "other.jpg"), 9)
     (tmp_path / "features.csv").write_bytes(b"".join(rows))
     with pytest.raises(
         InputError,
         match=r"features\.csv: can't be read as an index of features \(KeyError: 'row'\)",
     ):
-        list(stored_features(file).files())
+        list(open_features(file).files())
 
 
 def test_features_of_other_weights_arent_compared(checkpoint, folder, tmp_path):
@@ -285,18 +290,18 @@ def test_features_of_other_weights_arent_compared(checkpoint, folder, tmp_path):
     shutil.copy(checkpoint, weights)
     images = paths_of([str(folder / "sub")])
     file = tmp_path / "features.npy"
-    write_features(Features(weights), images, file, workers=0)
-    expected = nearest_in(stored_features(file), query, 2)
+    write_features(FeatureExtractor(weights), images, file, workers=0)
+    expected = nearest_in(open_features(file), query, 2)
     other = load_file(weights)
     save_file(other | {"cls_token": other["cls_token"] + 1}, weights, read_metadata(weights))
     message = r"model\.safetensors isn't what the stored features were made by \(another SHA-256\); give those weights by"
     with pytest.raises(InputError, match=message):
-        nearest_in(stored_features(file), query, 2)
+        nearest_in(open_features(file), query, 2)
     with pytest.raises(InputError, match=message):
-        nearest_in(stored_features(file), images[0], 2, str(weights))
-    assert nearest_in(stored_features(file), query, 2, str(checkpoint)) == expected
+        nearest_in(open_features(file), images[0], 2, str(weights))
+    assert nearest_in(open_features(file), query, 2, str(checkpoint)) == expected
     # its features are there: no weights are needed
-    assert len(nearest_in(stored_features(file), images[0], 9)) == 3
+    assert len(nearest_in(open_features(file), images[0], 9)) == 3
 
 
 def test_relative_paths_count_from_where_the_features_were_made(
@@ -305,18 +310,18 @@ def test_relative_paths_count_from_where_the_features_were_made(
     monkeypatch.chdir(folder)
     file = tmp_path / "features.npy"
     write_features(
-        Features(os.path.relpath(checkpoint)), paths_of(["sub"]), file, "jsonl", workers=0
+        FeatureExtractor(os.path.relpath(checkpoint)), paths_of(["sub"]), file, "jsonl", workers=0
     )
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     query = os.path.relpath(folder / "sub" / "flower1.jpg")
     for checkpoint_now in (None, str(checkpoint)):
-        found = nearest_in(stored_features(file), query, 9, checkpoint_now)
+        found = nearest_in(open_features(file), query, 9, checkpoint_now)
         assert sorted(one.name for one in found) == [
             str(folder / "sub" / f"flower{i}.jpg") for i in (0, 2, 3)
         ]
         assert write_grid(query, found, tmp_path / "grid.png") == []
-    assert len(nearest_in(stored_features(file), str(folder / "china0.jpg"), 9)) == 4
+    assert len(nearest_in(open_features(file), str(folder / "china0.jpg"), 9)) == 4
 
 
 def test_a_grid_shows_the_query_and_its_neighbours(folder, tmp_path):
@@ -425,4 +430,4 @@ def test_a_wrong_command_line_is_a_line(tool, words, message, tmp_path):
 
 def test_an_image_to_look_for_that_cannot_be_read_is_named(checkpoint, folder):
     with pytest.raises(InputError, match=f"^{folder}/china9.jpg: it ends before its pixels"):
-        of_image(Features(checkpoint), str(folder / "china9.jpg"))
+        of_image(FeatureExtractor(checkpoint), str(folder / "china9.jpg"))

@@ -10,20 +10,20 @@ import paddle
 import pytest
 from golden.convolutions import array as convolutions
 from golden.formula import array
-from golden.look import ATTENTION, CAM
 from golden.make_names_vit import values
+from golden.visualization import ATTENTION, CAM
 from support.parity import load_formula
 from support.small_models import SMALL_MODELS
 
 from errors import InputError
-from inference.look.attention import attention, rollout, rollout_matrix
-from inference.look.cam import METHODS, cam
+from inference.visualization.attention import attention, rollout, rollout_matrix
+from inference.visualization.cam import METHODS, cam
 from models.convmixer import ConvMixer
 from models.layers.attention import attention_layers, kept_weights
 from models.resnet import ResNet
 from models.vit import VisionTransformer
 
-GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "look.npz")
+GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "visualization.npz")
 ATTEND = ("vit", "beit", "swin", "pvtv2")
 
 

@@ -1,4 +1,4 @@
-"""The page of a check, FILE.html, which needs no network, and its pictures as one, FILE.png."""
+"""Writes the report of a dataset's check: FILE.html, which needs no network, and FILE.png."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from errors import RunError
-from inference.look.draw import png
+from inference.visualization.draw import png
 from loading.check.findings import Finding, ReadableImages, image_name, table
 from loading.check.images import SIDE, CheckedImages, picture
 from loading.class_names import class_name
@@ -19,22 +19,29 @@ from training.pages.page import text
 from training.pages.plotting import figure, figure_png, set_log_scale, shorten
 from utils import writing_whole
 
-_BARS = 40  # classes, above which their counts are drawn as a curve
-# images that are shown, and pixels along a side of each
+# With more classes than this their counts are drawn as a curve instead of bars.
+_BARS = 40
+# The number of images that are shown, and the pixels along the side of each.
 _GRID = 24
 _TILE = 112
-_ROWS = 500  # of the table of classes
+# The rows of the table of classes at most.
+_ROWS = 500
 _COLOURS = {"train": "#3465a4", "val": "#d9822b"}
 
 
-class Checked(NamedTuple):
-    """All that a page tells.
+class DatasetReport(NamedTuple):
+    """The contents of a report.
 
     Attributes:
-        title: what was checked.
-        verdict: whether it can be used, in a line; ``usable``: so it is.
-        alike: pairs of indices of ``images``.
-        oriented, most: DATA.EXIF_ORIENTATION, DATA.MAX_PIXELS.
+        title: the name of what was checked.
+        verdict: a line that says whether the dataset can be used.
+        usable: whether it can be used.
+        parts: the checked part of each mode, "train" and "val".
+        findings: what the check found.
+        images: the checked images.
+        alike: pairs of images that look alike, as indices of ``images``.
+        oriented: DATA.EXIF_ORIENTATION.
+        most: DATA.MAX_PIXELS.
     """
 
     title: str
@@ -48,8 +55,8 @@ class Checked(NamedTuple):
     most: int
 
 
-def write_report(file: Path, checked: Checked) -> Path:
-    """Writes the page, and the picture beside it; returns the picture's path.
+def write_report(file: Path, checked: DatasetReport) -> Path:
+    """Writes FILE.html and FILE.png beside it; returns the path of the latter.
 
     Raises:
         OSError: they can't be written.
@@ -63,21 +70,16 @@ def write_report(file: Path, checked: Checked) -> Path:
     pages = [(title, _figure({title: draw})) for title, draw in drawings.items()]
     if checked.alike:
         pages.append(("Images that look alike, side by side", png(_twins(checked))))
-    together = file.with_suffix(".png")
-    with writing_whole(together, "wb") as out:
+    picture_file = file.with_suffix(".png")
+    with writing_whole(picture_file, "wb") as out:
         out.write(_figure(drawings))
     with writing_whole(file) as out:
         out.write(_page(checked, pages))
-    return together
+    return picture_file
 
 
-def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
-    found = "".join(
-        f'<li class="{"stops" if one.is_error else ""}">{"stops a run: " if one.is_error else ""}{text(one.text)}'
-        + "".join(f"<br><small>{text(example)}</small>" for example in one.examples)
-        + "</li>"
-        for one in checked.findings
-    )
+def _page(checked: DatasetReport, pages: Sequence[tuple[str, bytes]]) -> str:
+    findings = "".join(map(_finding, checked.findings))
     twins = "".join(
         "<br><small>{}</small>".format(
             text(" | ".join(image_name(checked.parts, checked.images, one) for one in pair))
@@ -89,14 +91,23 @@ def _page(checked: Checked, pages: Sequence[tuple[str, bytes]]) -> str:
         checked.title,
         page.paragraph(checked.verdict, "good" if checked.usable else "stops"),
         page.table(["", *checked.parts], rows, numbers=False),
-        page.section("Findings", f"<ul>{found or '<li>none</li>'}</ul>"),
+        page.section("Findings", f"<ul>{findings or '<li>none</li>'}</ul>"),
         *(page.section(title, page.picture(title, drawn)) for title, drawn in pages),
         twins,
         page.section("Classes", _classes(checked.parts)),
     )
 
 
+def _finding(finding: Finding) -> str:
+    """Returns a finding and its examples as an item of a list."""
+    examples = "".join(f"<br><small>{text(example)}</small>" for example in finding.examples)
+    if finding.is_error:
+        return f'<li class="stops">stops a run: {text(finding.text)}{examples}</li>'
+    return f'<li class="">{text(finding.text)}{examples}</li>'
+
+
 def _classes(parts: Mapping[str, CheckedImages]) -> str:
+    """Returns the table of classes with their number of images."""
     counts = _counts(parts)
     classes = next(iter(parts.values())).source.classes
     labels = range(min(_ROWS, counts.shape[1]))
@@ -104,14 +115,14 @@ def _classes(parts: Mapping[str, CheckedImages]) -> str:
         (class_name(classes, label), *(f"{count:,}" for count in counts[:, label]))
         for label in labels
     ]
-    more = (
-        page.paragraph(f"and {counts.shape[1] - _ROWS:,} more") if counts.shape[1] > _ROWS else ""
-    )
-    return page.scroll_box(page.table(["class", *parts], rows) + more)
+    table_of_classes = page.table(["class", *parts], rows)
+    if counts.shape[1] > _ROWS:
+        table_of_classes += page.paragraph(f"and {counts.shape[1] - _ROWS:,} more")
+    return page.scroll_box(table_of_classes)
 
 
 def _counts(parts: Mapping[str, CheckedImages]) -> np.ndarray:
-    """Images by part and label."""
+    """Returns the number of images by part and label."""
     known = max(
         max(len(part.source.classes), every_label(part.source.labels).max(initial=-1) + 1)
         for part in parts.values()
@@ -162,10 +173,10 @@ def _draw_sizes(axis: Any, parts: Mapping[str, CheckedImages]) -> None:
         mode: np.minimum(part.records["width"], part.records["height"])
         for mode, part in parts.items()
     }
-    sides = {mode: own[own > 0] for mode, own in sides.items()}
-    low, high = (
-        choose([choose(own) for own in sides.values() if len(own)] or [1]) for choose in (min, max)
-    )
+    # The size of a broken image is 0.
+    sides = {mode: pixels[pixels > 0] for mode, pixels in sides.items()}
+    low = min([min(pixels) for pixels in sides.values() if len(pixels)] or [1])
+    high = max([max(pixels) for pixels in sides.values() if len(pixels)] or [1])
     bins = np.geomspace(low, high + 1, 40)
     axis.hist(
         list(sides.values()),
@@ -195,45 +206,51 @@ def _show(axis: Any, pixels: np.ndarray) -> None:
         edge.set_visible(False)
 
 
-def _tiles(checked: Checked) -> np.ndarray:
-    """Some images, of each class in turn, in rows."""
+def _tiles(checked: DatasetReport) -> np.ndarray:
+    """Returns a picture of some images in rows, taken from each class in turn."""
     images = checked.images
     order = np.random.default_rng(0).permutation(len(images.labels))
-    turn = np.argsort(images.labels[order], kind="stable")
-    _, starts, counts = np.unique(images.labels[order][turn], return_index=True, return_counts=True)
-    place = np.empty(len(order), int)
-    place[turn] = np.arange(len(order)) - np.repeat(starts, counts)
-    chosen = order[np.argsort(place, kind="stable")][:_GRID]
+    by_class = np.argsort(images.labels[order], kind="stable")
+    _, starts, counts = np.unique(
+        images.labels[order][by_class], return_index=True, return_counts=True
+    )
+    # The number of each image within its class. The first ones of all classes come first.
+    number = np.empty(len(order), int)
+    number[by_class] = np.arange(len(order)) - np.repeat(starts, counts)
+    chosen = order[np.argsort(number, kind="stable")][:_GRID]
     tiles = [_tile(checked, index) for index in chosen.tolist()]
+    # White tiles fill the last row.
     tiles += [np.full((_TILE, _TILE, 3), 255, np.uint8)] * (-len(tiles) % 6 if tiles else 6)
     return np.concatenate(
         [np.concatenate(tiles[row : row + 6], 1) for row in range(0, len(tiles), 6)]
     )
 
 
-def _twins(checked: Checked) -> np.ndarray:
+def _twins(checked: DatasetReport) -> np.ndarray:
+    """Returns a picture of pairs of images that look alike, two pairs in a row."""
     gap = np.full((_TILE, _TILE // 4, 3), 255, np.uint8)
-    found = [
+    pairs = [
         np.concatenate([*(_tile(checked, index) for index in pair), gap], 1)
         for pair in checked.alike
     ]
-    found += [np.full_like(found[0], 255)] * (len(found) % 2)
+    if len(pairs) % 2:
+        pairs.append(np.full_like(pairs[0], 255))
     return np.concatenate(
-        [np.concatenate(found[row : row + 2], 1) for row in range(0, len(found), 2)]
+        [np.concatenate(pairs[row : row + 2], 1) for row in range(0, len(pairs), 2)]
     )
 
 
-def _tile(checked: Checked, index: int) -> np.ndarray:
+def _tile(checked: DatasetReport, index: int) -> np.ndarray:
     part = checked.parts[checked.images.modes[checked.images.mode[index]]]
     place = int(checked.images.place[index])
     tile = np.full((_TILE, _TILE, 3), 255, np.uint8)
     try:
         image = picture(part.source, place, checked.most)[0]
-    except RunError:  # it could be read a moment ago
+    except RunError:
+        # It was changed or removed since it was checked.
         return tile
-    image = TURNS[int(part.records[place]["turn"]) if checked.oriented else 1].image(
-        image.convert("RGB")
-    )
+    turn = int(part.records[place]["turn"]) if checked.oriented else 1
+    image = TURNS[turn].image(image.convert("RGB"))
     image.thumbnail((_TILE - 4, _TILE - 4), Image.Resampling.BOX)
     left, top = ((_TILE - side) // 2 for side in image.size)
     tile[top : top + image.height, left : left + image.width] = np.asarray(image)

@@ -15,11 +15,11 @@ from support.small_models import SMALL_MODELS
 
 from errors import InputError, RunError
 from inference import Predictor
-from inference.look import overlay
-from inference.look.attention import attends, rolls_out
-from inference.look.maps import Asked, cam_panels
-from inference.look.positions import positions, similarities, tables
-from inference.look.sight import sight
+from inference.visualization import overlay
+from inference.visualization.attention import has_attention, has_rollout
+from inference.visualization.maps import MapOptions, cam_panels
+from inference.visualization.positions import positions, similarities, tables
+from inference.visualization.predicted_image import predict_image
 from tools import visualize as tool
 from tools.visualize import _parser, _write, check, list_images, one_by_one
 
@@ -57,8 +57,8 @@ def has_positions(model):
 def test_the_help_names_the_architectures_that_are_drawn(kind):
     model = SMALL_MODELS[kind]()
     drawn = {
-        "attention": attends(model),
-        "rollout": rolls_out(model),
+        "attention": has_attention(model),
+        "rollout": has_rollout(model),
         "positions": has_positions(model),
     }
     for way, expected in drawn.items():
@@ -133,18 +133,18 @@ def test_the_tool_draws_one_picture_or_one_for_each_image(files, photographs, tm
     assert errors.count("\n") == 1
     swin = Predictor(files["swin_tiny_patch4_window7_224"])
     with pytest.raises(InputError, match="rollout isn't defined for SwinTransformer"):
-        one_by_one("rollout", swin, [str(one)], Asked(), tmp_path / "c")
+        one_by_one("rollout", swin, [str(one)], MapOptions(), tmp_path / "c")
     with pytest.raises(
         InputError, match="found 17 images, a picture shows 16 at most; give -output a folder"
     ):
-        one_by_one("cam", swin, [str(one)] * 17, Asked(), tmp_path / "c.png")
+        one_by_one("cam", swin, [str(one)] * 17, MapOptions(), tmp_path / "c.png")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "broken.png"]
 
 
 def test_an_exported_model_isnt_looked_into(files):
     predictor = Predictor(files["convnext_tiny"])
     predictor.model = None
-    for look in (overlay, sight):
+    for look in (overlay, predict_image):
         with pytest.raises(InputError, match="an exported model has no layers to look into"):
             look(predictor, load_sample_images().images[0])
     with pytest.raises(InputError, match="an exported model has no layers to look into"):
@@ -178,8 +178,8 @@ def test_models_without_a_classifier_or_of_many_labels_are_looked_at(tmp_path):
         )
     ).any()
     many = Predictor(saved(tmp_path, "vit_small_patch16_224", ("a", "b"), task="multilabel"))
-    seen = sight(many, photograph)
-    assert seen.said.classes == [["a", "b"][int(many.model(seen.image).numpy().argmax())]]
-    assert cam_panels(many, seen, Asked(method="layercam"))[1].title.startswith(
-        f"for {seen.said.classes[0]}"
+    seen = predict_image(many, photograph)
+    assert seen.prediction.classes == [["a", "b"][int(many.model(seen.image).numpy().argmax())]]
+    assert cam_panels(many, seen, MapOptions(method="layercam"))[1].title.startswith(
+        f"for {seen.prediction.classes[0]}"
     )

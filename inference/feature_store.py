@@ -1,5 +1,6 @@
-"""Features of images: what a model's classifier reads, or an intermediate of it, kept in files with
-an index.
+"""Computes features of images, stores them in a file with an index, and reads them again.
+
+The features are the input of a model's classifier, or one of the model's intermediates.
 """
 
 import io
@@ -16,7 +17,7 @@ import paddle
 from paddle import nn
 
 from errors import InputError, Unreadable, open_file, reading
-from inference.folder import refuse_export
+from inference.export_manifest import refuse_export
 from inference.pictures import Picture, Pictures
 from inference.predictor import Predictor
 from loading.files import Paths
@@ -42,11 +43,12 @@ Pool = Literal["avg", "token", "map"]
 POOLS = ("avg", "token", "map")
 INDEXES = ("csv", "jsonl")
 COLUMNS = ("row", "file", "error")
-_ANEW = "restore it, or make the features anew (tools/features.py)"
-# bytes
+_ADVICE = "restore it, or make the features anew (tools/features.py)"
+# In bytes: the size of FILE.json, and of a row of the index, at most.
 _LARGEST_RECORD = 1 << 20
 LARGEST_ROW = 20_000
-_BLOCK = 4 << 20  # bytes of values that are read at once
+# The bytes of values that are read at once.
+_BLOCK = 4 << 20
 _PATH = Rule("a path", lambda value: type(value) is str and 0 < len(value) <= 4096)
 _FORM: Form = {
     "checkpoint": _PATH,
@@ -68,8 +70,12 @@ _FORM: Form = {
 
 
 class Rows(NamedTuple):
-    """Some images: their names, what is wrong with each ("": nothing), and ``values`` [B, ...], NaN
-    where it can't be read.
+    """The features of some images.
+
+    Attributes:
+        names: the images' names.
+        errors: the error of each image, in one line; "": none.
+        values: [B, ...] float32, NaN for images that can't be read.
     """
 
     names: list[str]
@@ -77,19 +83,22 @@ class Rows(NamedTuple):
     values: np.ndarray
 
 
-class Features(Predictor):
-    """A predictor whose ``logits`` are features, float32.
+class FeatureExtractor(Predictor):
+    """A predictor whose ``logits`` are features, in float32.
 
     Args:
-        path, cfg, options, batch_size: as a ``Predictor``'s.
-        layer: place in the model's ``feature_info``, from the end if negative; None: what the
-            classifier reads, [B, num_features] (timm's ``forward_head(..., pre_logits=True)``).
-        pool: of a layer: "avg": the mean of its places [B, channels]; "token": its class token;
-            "map": all places [B, channels, rows, columns].
-        norm: the model's last norm is applied to a layer that it fits.
+        path, cfg, options, batch_size: see ``Predictor``.
+        layer: an index of the model's ``feature_info``; None: the input of the classifier,
+            [B, num_features] (timm's ``forward_head(..., pre_logits=True)``).
+        pool: what is returned of a layer: "avg": the mean over its places [B, channels]; "token":
+            its class token [B, channels]; "map": all places [B, channels, rows, columns].
+        norm: whether the model's last norm is applied to a layer that it fits.
+
+    Attributes:
+        made: how the features are made; the record in FILE.json.
 
     Raises:
-        InputError: as a ``Predictor``'s; the model has no such layer, or no class token.
+        InputError: as ``Predictor``; or the model has no such layer, or no class token.
     """
 
     def __init__(
@@ -104,13 +113,22 @@ class Features(Predictor):
     ) -> None:
         refuse_export(path, ", which gives logits alone; give the checkpoint")
         super().__init__(path, cfg, options, batch_size=batch_size)
-        path = str(path) if str(path).startswith(HUB_PREFIXES) else os.path.abspath(path)
+        # A search may run in another folder, so the paths are absolute.
+        if not str(path).startswith(HUB_PREFIXES):
+            path = os.path.abspath(path)
+        if cfg and os.path.isfile(cfg):
+            cfg = os.path.abspath(cfg)
         assert self.weights is not None
-        total = sha256_of(*files_of(self.weights))
-        cfg = os.path.abspath(cfg) if cfg and os.path.isfile(cfg) else cfg
-        self.made = {"checkpoint": path, "sha256": total, "cfg": cfg, "options": list(options)}
-        self.made |= {"layer": layer, "pool": pool, "norm": norm}
-        self.made |= {"oriented": self.config.DATA.EXIF_ORIENTATION}
+        self.made = {
+            "checkpoint": str(path),
+            "sha256": sha256_of(*files_of(self.weights)),
+            "cfg": cfg,
+            "options": list(options),
+            "layer": layer,
+            "pool": pool,
+            "norm": norm,
+            "oriented": self.config.DATA.EXIF_ORIENTATION,
+        }
         if layer is None:
             self.model.reset_classifier(0)
             return
@@ -123,7 +141,7 @@ class Features(Predictor):
         self.model: Any = _Layer(self.model, layer, pool, norm)
 
     def rows(self, images: Sequence[Picture] | Paths, workers: int = 2) -> Iterator[Rows]:
-        """Yields the features of all images in turn; as much memory is taken for many as for a few."""
+        """Yields the features of all images, batch by batch, in their order."""
         pictures = Pictures(self.config, images)
         for batch in self.batches(pictures, workers):
             values = self.logits(batch.pixels)
@@ -132,6 +150,8 @@ class Features(Predictor):
 
 
 class _Layer(nn.Layer):
+    """A model's layer, pooled. Shape: images [B, C, H, W] -> [B, channels], or a map."""
+
     def __init__(self, model: Any, layer: int, pool: Pool, norm: bool) -> None:
         super().__init__()
         self.model = model
@@ -142,39 +162,42 @@ class _Layer(nn.Layer):
     def forward(self, images: paddle.Tensor) -> paddle.Tensor:
         options = {"norm": self.norm, "stop_early": True, "intermediates_only": True}
         token = self.pool == "token"
-        [found] = self.model.forward_intermediates(
+        [output] = self.model.forward_intermediates(
             images, [self.layer], return_prefix_tokens=token, **options
         )
         if token:
-            return found[1][:, 0]
-        return found if self.pool == "map" else found.mean(axis=[2, 3])
+            _, prefix_tokens = output
+            return prefix_tokens[:, 0]
+        if self.pool == "map":
+            return output
+        return output.mean(axis=[2, 3])
 
 
 def write_features(
-    features: Features,
+    features: FeatureExtractor,
     images: Paths,
     output: Path,
     index: str = "csv",
     workers: int = 2,
     tell: Callable[[int], Any] = int,
 ) -> dict[str, Any]:
-    """Writes the features of ``images``, row by row in their order, and beside them an index and
-    how they were made.
+    """Writes the features of ``images`` to a file, an index, and a record of how they were made.
 
-    FILE.npy or FILE.safetensors holds float32 [images, ...]; FILE.csv or FILE.jsonl has a row for
-    each: ``row``, ``file``, ``error``; relative paths count from this process's folder. Of an image
-    with an error the features are NaN. FILE.json is what ``stored_features`` reads. All three are
-    written whole or not at all, FILE itself last.
+    FILE.npy or FILE.safetensors holds float32 [images, ...]; an image that can't be read has NaN.
+    The index, FILE.csv or FILE.jsonl, has a row for each image: ``row``, ``file``, ``error``. Its
+    relative paths start at the current folder. FILE.json is the record, which ``open_features``
+    reads. Each is written whole or not at all, FILE itself last.
 
     Args:
+        output: FILE.npy or FILE.safetensors.
         index: "csv" or "jsonl".
-        tell: called with how many images were done now.
+        tell: called with the number of images of each batch that is done.
 
     Returns:
-        ``shape`` of the features, ``failures``, how they were made.
+        the record, with the features' ``shape`` and the number of ``failures``.
 
     Raises:
-        InputError: another ending, or a file that is there already.
+        InputError: the file has another ending, or one of the files exists already.
     """
     if output.suffix not in (".npy", ".safetensors"):
         raise InputError(f"{output}: the ending tells what to write; expected .npy or .safetensors")
@@ -189,29 +212,30 @@ def write_features(
         )
     made: dict[str, Any] = features.made | {"folder": os.getcwd(), "index": index, "failures": 0}
     with (
-        writing_whole(output, "wb") as values,
-        writing_whole(record) as told,
-        writing_whole(rows, "wb") as listed,
+        writing_whole(output, "wb") as values_file,
+        writing_whole(record) as record_file,
+        writing_whole(rows, "wb") as index_file,
     ):
         done = 0
         if index == "csv":
-            listed.write(_line(index, *COLUMNS))
-        for found in features.rows(images, workers):
+            index_file.write(_line(index, *COLUMNS))
+        for batch in features.rows(images, workers):
+            # The shape is known after the first batch.
             if not done:
-                made["shape"] = [len(images), *found.values.shape[1:]]
-                made["offset"] = values.write(head_of_values(output.suffix, made["shape"]))
-            values.write(np.ascontiguousarray(found.values, "<f4").data)
-            for name, error in zip(found.names, found.errors, strict=True):
-                listed.write(_line(index, done, name, error))
+                made["shape"] = [len(images), *batch.values.shape[1:]]
+                made["offset"] = values_file.write(array_header(output.suffix, made["shape"]))
+            values_file.write(np.ascontiguousarray(batch.values, "<f4").data)
+            for name, error in zip(batch.names, batch.errors, strict=True):
+                index_file.write(_line(index, done, name, error))
                 made["failures"] += bool(error)
                 done += 1
-            tell(len(found.names))
-        json.dump(made, told, indent=1)
+            tell(len(batch.names))
+        json.dump(made, record_file, indent=1)
     return made
 
 
-def head_of_values(kind: str, shape: list[int]) -> bytes:
-    """Returns what stands before the values, a multiple of 8 bytes."""
+def array_header(kind: str, shape: list[int]) -> bytes:
+    """Returns the header of a .npy or .safetensors file, whose size is a multiple of 8 bytes."""
     if kind == ".npy":
         file = io.BytesIO()
         np.lib.format.write_array_header_1_0(
@@ -225,17 +249,24 @@ def head_of_values(kind: str, shape: list[int]) -> bytes:
 
 
 def _line(kind: str, *row: Any) -> bytes:
-    """A row of the index. Bytes of a path that are no UTF-8 stay as they are in CSV; JSON has
-    Python's surrogates.
+    """Returns a row of the index.
+
+    Bytes of a path that aren't UTF-8 are written unchanged to CSV, and as Python's surrogate
+    escapes to JSON.
     """
     if kind == "jsonl":
         return json.dumps(dict(zip(COLUMNS, row, strict=True))).encode() + b"\n"
     return csv_line(*row).encode(errors="surrogateescape")
 
 
-class Stored(NamedTuple):
-    """What ``write_features`` wrote: ``values`` [n, channels] float32, mapped; ``made``: how, as in
-    FILE.json.
+class StoredFeatures(NamedTuple):
+    """Features that ``write_features`` wrote.
+
+    Attributes:
+        path: FILE.npy or FILE.safetensors.
+        values: [n, channels] float32, memory-mapped.
+        made: the record in FILE.json.
+        index: FILE.csv or FILE.jsonl.
     """
 
     path: Path
@@ -244,28 +275,29 @@ class Stored(NamedTuple):
     index: Path
 
     def blocks(self) -> Iterator[np.ndarray]:
-        """Yields all values in turn, [B, channels]; each block takes the place of the one before.
+        """Yields all values in blocks [B, channels]; each block overwrites the one before.
 
-        They are read, for mapped pages would count as this process's memory.
+        The blocks are read from the file. Pages of a memory-mapped file would count as this
+        process's memory.
 
         Raises:
-            InputError: they can't be read, or end too early.
+            InputError: the file can't be read, or ends too early.
         """
         width = self.values.shape[1]
         block = np.empty((max(1, _BLOCK // (4 * max(1, width))), width), "<f4")
         with reading(self.path, "features"), open_file(self.path) as file:
             file.seek(self.made["offset"])
             for first in range(0, len(self.values), len(block)):
-                found = block[: len(self.values) - first]
-                if file.readinto(found.data.cast("B")) != found.nbytes:
-                    raise Unreadable(f"it ends before its row {first + len(found) - 1}; {_ANEW}")
-                yield found
+                rows = block[: len(self.values) - first]
+                if file.readinto(rows.data.cast("B")) != rows.nbytes:
+                    raise Unreadable(f"it ends before its row {first + len(rows) - 1}; {_ADVICE}")
+                yield rows
 
     def files(self) -> Iterator[str]:
-        """Yields the images' names as the index has them, row by row.
+        """Yields the images' names in the index, row by row.
 
         Raises:
-            InputError: the index can't be read, or hasn't these rows in this order.
+            InputError: the index can't be read, or its rows aren't those of the features.
         """
         count = 0
         with reading(self.index, "an index of features"), open_file(self.index) as file:
@@ -280,8 +312,8 @@ class Stored(NamedTuple):
                 rows = (dict(zip(head, cells, strict=True)) for cells in table)
             for count, row in enumerate(rows, 1):
                 if str(row["row"]) != str(count - 1):
-                    found = f"its row {count - 1} is numbered {value_text(row['row'])}"
-                    raise Unreadable(f"{found}: rows were removed, added or moved; {_ANEW}")
+                    problem = f"its row {count - 1} is numbered {value_text(row['row'])}"
+                    raise Unreadable(f"{problem}: rows were removed, added or moved; {_ADVICE}")
                 if type(row["file"]) is not str:
                     raise Unreadable(
                         f"its row {count - 1} has the file {value_text(row['file'])}, expected a text"
@@ -289,15 +321,15 @@ class Stored(NamedTuple):
                 yield row["file"]
             if count != len(self.values):
                 raise Unreadable(
-                    f"it has {count} rows, the features have {len(self.values)}; {_ANEW}"
+                    f"it has {count} rows, the features have {len(self.values)}; {_ADVICE}"
                 )
 
 
-def stored_features(path: Path) -> Stored:
-    """Returns pooled features that ``write_features`` wrote.
+def open_features(path: Path) -> StoredFeatures:
+    """Opens pooled features that ``write_features`` wrote.
 
     Raises:
-        InputError: they can't be read, are maps, or aren't what was written.
+        InputError: they can't be read, aren't pooled, or were changed since they were written.
     """
     record = path.with_suffix(".json")
     with reading(record, "the record of tools/features.py"):
@@ -308,8 +340,9 @@ def stored_features(path: Path) -> Stored:
         if len(shape) != 2:
             raise Unreadable(f"its features are maps {shape}; a search needs them pooled")
     with reading(path, "features"):
-        open_file(path).close()  # NumPy would wait for a pipe
+        # open_file refuses a pipe, for which NumPy would wait.
+        open_file(path).close()
         if os.path.getsize(path) != offset + 4 * math.prod(shape):
             raise Unreadable(f"it isn't what {record.name} tells, {shape} of float32")
         values = np.memmap(path, "<f4", "r", offset, tuple(shape))
-    return Stored(path, values, made, path.with_suffix(f".{made['index']}"))
+    return StoredFeatures(path, values, made, path.with_suffix(f".{made['index']}"))

@@ -13,13 +13,13 @@ from support.small_checkpoints import MODELS, cut, opened, saved
 
 from errors import InputError, RunError
 from inference import Predictor
-from inference.look import overlay
-from inference.look.attention import attention
-from inference.look.draw import heat, to_colours
-from inference.look.embeddings import WRONG, plane, pooled_features, predictions
-from inference.look.maps import Asked, cam_panels, feature_panels, principal
-from inference.look.positions import positions, similarities, tables
-from inference.look.sight import output_of, sight
+from inference.visualization import overlay
+from inference.visualization.attention import attention
+from inference.visualization.draw import heat, to_colours
+from inference.visualization.embeddings import WRONG, plane, pooled_features, predictions
+from inference.visualization.maps import MapOptions, cam_panels, feature_panels, principal
+from inference.visualization.positions import positions, similarities, tables
+from inference.visualization.predicted_image import class_index, predict_image
 from tools.visualize import list_images, true_class
 
 
@@ -42,7 +42,7 @@ def test_an_overlay_is_the_attention_where_there_is_some(files, name):
     found = overlay(predictor, photograph)
     assert found == overlay(predictor, photograph)
     assert Image.open(io.BytesIO(found)).format == "PNG"
-    seen = sight(predictor, photograph)
+    seen = predict_image(predictor, photograph)
     assert seen.base.shape == opened(found).shape == (224, 224, 3)
     assert (seen.base[::7, ::7] == predictor.pixels(photograph)).all()
     if name == "convnext_tiny":
@@ -94,7 +94,7 @@ def test_the_part_of_the_original_is_what_the_model_sees(files, mode, box):
     crop = "0.75" if mode == "center" else "0.5"
     options = ["DATA.CROP_PCT", crop, "DATA.CROP_MODE", mode]
     predictor = Predictor(files["convnext_tiny"], options=options)
-    seen = sight(predictor, slopes, original=True)
+    seen = predict_image(predictor, slopes, original=True)
     assert (seen.base == slopes).all()
     np.testing.assert_allclose(seen.box, box, atol=4)
     left, top, right, bottom = seen.box
@@ -106,17 +106,17 @@ def test_the_part_of_the_original_is_what_the_model_sees(files, mode, box):
 
 def test_classes_are_meant_by_name_or_number(files):
     predictor = Predictor(files["convnext_tiny"])
-    assert [output_of(predictor, name) for name in ("flower, red", "0", "1")] == [1, 0, 1]
+    assert [class_index(predictor, name) for name in ("flower, red", "0", "1")] == [1, 0, 1]
     with pytest.raises(
         InputError, match="-class is 'fridge', which the model doesn't know; did you mean bridge\\?"
     ):
-        output_of(predictor, "fridge")
+        class_index(predictor, "fridge")
     with pytest.raises(
         InputError, match="-class is '2', which .* know; give a name, or a number from 0 to 1"
     ):
-        output_of(predictor, "2")
-    seen = sight(predictor, load_sample_images().images[0])
-    assert cam_panels(predictor, seen, Asked(method="gradcam", output="flower, red"))[
+        class_index(predictor, "2")
+    seen = predict_image(predictor, load_sample_images().images[0])
+    assert cam_panels(predictor, seen, MapOptions(method="gradcam", output="flower, red"))[
         1
     ].title.startswith("for flower, red")
 
@@ -144,12 +144,14 @@ def test_principal_components_are_of_all_images_together():
 
 def test_features_are_of_each_stage(files, photographs):
     predictor = Predictor(files["convnext_tiny"])
-    sights = [sight(predictor, photographs / "bridge" / f"{place}.png") for place in range(2)]
-    rows = feature_panels(predictor, sights, Asked(method="pca"))
+    sights = [
+        predict_image(predictor, photographs / "bridge" / f"{place}.png") for place in range(2)
+    ]
+    rows = feature_panels(predictor, sights, MapOptions(method="pca"))
     assert [panel.title for panel in rows[0][1:]] == [
         f"stages.{i}\n{8 >> i} x {8 >> i}" for i in range(4)
     ]
-    [[_, one], _] = feature_panels(predictor, sights, Asked(1, "pca"))
+    [[_, one], _] = feature_panels(predictor, sights, MapOptions(1, "pca"))
     assert one.title == "stages.1\n4 x 4"
     with paddle.no_grad():
         maps = [
@@ -158,14 +160,14 @@ def test_features_are_of_each_stage(files, photographs):
         ]
     expected = principal([each.numpy()[0].transpose(1, 2, 0) for each in maps])[0]
     np.testing.assert_allclose(one.image[28::56, 28::56] / 255, expected, atol=0.003)
-    rows = feature_panels(predictor, sights, Asked(0, "channels"))
+    rows = feature_panels(predictor, sights, MapOptions(0, "channels"))
     assert (
         [panel.title for panel in rows[0][1:]]
         == [panel.title for panel in rows[1][1:]]
         == [f"channel {i}" for i in range(4)]
     )
     with pytest.raises(InputError, match="-block is 4, the model has 4 intermediates: give 0 to 3"):
-        feature_panels(predictor, sights, Asked(4, "pca"))
+        feature_panels(predictor, sights, MapOptions(4, "pca"))
 
 
 def test_positions_are_the_models(files):
@@ -231,7 +233,9 @@ def test_predictions_and_mistakes(files, photographs, monkeypatch):
     assert predictions(predictor, images, truth)[1] == f"{right} of 8 right"
     said = [predictor.classes[row.argmax()] for row in shares]
     drawn = []
-    monkeypatch.setattr("inference.look.embeddings.sheet", lambda *args: drawn.append(args) or b"")
+    monkeypatch.setattr(
+        "inference.visualization.embeddings.sheet", lambda *args: drawn.append(args) or b""
+    )
     wrong = [name for name in predictor.classes for _ in range(4)][::-1] if said == truth else truth
     predictions(predictor, images, wrong, mistakes=True, most=2)
     [([panels], title)] = drawn

@@ -1,6 +1,6 @@
 """Attention weights of timm's models, and class activation maps of the package grad-cam (1.5.7).
 
-Where torch, timm and grad-cam are installed it records them: PYTHONPATH=tests python -m golden.look
+Where torch, timm and grad-cam are installed it records them: PYTHONPATH=tests python -m golden.visualization
 """
 
 ATTENTION = ("vit", "vit_registers", "beit", "beit_shared", "swin", "swin_odd", "pvtv2_plain")
@@ -62,4 +62,4 @@ if __name__ == "__main__":
                 made = (seen.activations[0].numpy(), seen.gradients[0].numpy())
                 found = cam.get_cam_image(images, target, targets, *made, False)
             arrays[f"{kind.__name__.lower()}/{name}"] = np.maximum(found[0], 0)
-    np.savez_compressed(FOLDER / "look.npz", **arrays)
+    np.savez_compressed(FOLDER / "visualization.npz", **arrays)

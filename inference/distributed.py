@@ -1,0 +1,55 @@
+"""Prediction by several processes: each predicts its share of the images, and the first process
+receives all predictions in the order of the images.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+from errors import RunError
+from inference.prediction_writers import Outcome
+from inference.predictor import Predictor
+from launch import progress
+from loading.files import Paths
+from utils import all_gather, rank, world_size
+
+
+def check_same_images(images: Paths) -> None:
+    """Raises RunError on every process if the processes have different images."""
+    sha256 = hashlib.sha256()
+    for place in range(len(images)):
+        sha256.update(images.path_bytes(place) + b"\0")
+    by_rank = all_gather((len(images), sha256.hexdigest()))
+    for other, lists in enumerate(by_rank):
+        if lists != by_rank[0]:
+            found = f"rank 0 found {by_rank[0][0]} images, rank {other} {lists[0]}, or others"
+            raise RunError(
+                f"{found}; give every machine the same files under the same paths", shared=True
+            )
+
+
+def predict_distributed(
+    predictor: Predictor, images: Paths, **options: Any
+) -> Iterator[list[Outcome]]:
+    """Yields the predictions of all images in their order, in lists; on other processes than the
+    first, nothing.
+
+    Each of R processes predicts every R-th image. So the composition of a batch depends on the
+    number of processes.
+
+    Args:
+        options: arguments of ``Predictor.predict_batches``.
+    """
+    ranks = world_size()
+    batch_size = predictor.config.DATA.BATCH_SIZE_EVAL
+    batches = predictor.predict_batches(images, rank=rank(), ranks=ranks, **options)
+    # The first process has the most batches. Others may have one less, and gather {} at the end.
+    steps = -(-len(images) // (ranks * batch_size))
+    for step in range(steps):
+        progress.beat(progress.EVALUATING, step)
+        by_rank = all_gather(next(batches, {}))
+        if rank() == 0:
+            # Whoever takes the predictions may wait, for the reader of a pipe for example.
+            progress.pause()
+            outcomes = {place: outcome for batch in by_rank for place, outcome in batch.items()}
+            yield [outcomes[place] for place in sorted(outcomes)]

@@ -1,5 +1,0 @@
-"""Pictures of what a model sees: attention, maps of classes, features, positions, predictions."""
-
-from inference.look.maps import overlay
-
-__all__ = ["overlay"]

@@ -1,0 +1,280 @@
+"""Writes predictions: as a table for people, as CSV or JSON lines for programs.
+
+``captions`` draws them as pictures.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from errors import RunError, printable, remedy
+from inference.predictor import Failure, Prediction
+from loading.tables import csv_line
+from utils import sync_directory
+
+Outcome = Prediction | Failure
+# The columns of CSV.
+COLUMNS = ("name", "rank", "output", "class", "probability", "error")
+# A table's columns: a name gets at least so many, a class at most.
+_NAME = 24
+_CLASS = 40
+# The number of names that decide how wide a table's column of names is.
+_SAMPLED_NAMES = 10_000
+
+
+class Writer(Protocol):
+    """Writes predictions in the order of their images."""
+
+    def write(self, outcome: Outcome) -> None:
+        """Writes the next one."""
+
+
+def reason(failure: Failure) -> str:
+    """Returns the error of an image without the image's name."""
+    name = printable(" ".join(failure.name.split()), len(failure.name) * 12)
+    return failure.error.removeprefix(f"{name}: ")
+
+
+def as_json(outcome: Outcome) -> dict[str, Any]:
+    """Returns the object of a line of JSON: ``name``, and ``predictions`` or ``error``."""
+    if isinstance(outcome, Failure):
+        return {"name": outcome.name, "error": reason(outcome)}
+    ranked = zip(outcome.outputs, outcome.classes, outcome.probabilities, strict=True)
+    predictions = [
+        {"output": output, "class": label, "probability": probability}
+        for output, label, probability in ranked
+    ]
+    return {"name": outcome.name, "predictions": predictions}
+
+
+class JsonLines:
+    """Writes a line of JSON for each image (``as_json``).
+
+    Bytes of a name that aren't UTF-8 become Python's surrogate escapes (\\udc80 to \\udcff), so
+    that ``os.fsencode`` of the parsed text gives the name.
+    """
+
+    def __init__(self, file: IO[str] | io.TextIOBase) -> None:
+        self.file = file
+
+    def write(self, outcome: Outcome) -> None:
+        line = json.dumps(as_json(outcome), ensure_ascii=False)
+        try:
+            line.encode()
+        except UnicodeEncodeError:
+            line = json.dumps(as_json(outcome))
+        self.file.write(f"{line}\n")
+
+
+class Csv:
+    """Writes a row for each class of each image (COLUMNS), the most probable first.
+
+    An image that can't be read has one row with its error. ``loading.tables`` documents the cells.
+    Bytes of names that aren't UTF-8 become escapes.
+    """
+
+    def __init__(self, file: IO[str] | io.TextIOBase) -> None:
+        self.file = file
+        file.write(",".join(COLUMNS) + "\n")
+
+    def write(self, outcome: Outcome) -> None:
+        name = outcome.name
+        empty = [None] * 4
+        if isinstance(outcome, Failure):
+            self.file.write(csv_line(name, *empty, reason(outcome)))
+            return
+        ranked = zip(outcome.outputs, outcome.classes, outcome.probabilities, strict=True)
+        rows = [
+            csv_line(name, rank, output, label, probability, None)
+            for rank, (output, label, probability) in enumerate(ranked, 1)
+        ]
+        # An image without a class above the threshold has one row, too.
+        self.file.write("".join(rows) or csv_line(name, *empty, None))
+
+
+class Table:
+    """Writes an aligned line for each class of each image. Long names are cut at their beginning.
+
+    Args:
+        names: the names of the images, or of the first of them.
+        classes: the names of the model's classes.
+        width: the width of the terminal in columns.
+    """
+
+    def __init__(
+        self,
+        file: IO[str] | io.TextIOBase,
+        names: Iterable[str],
+        classes: Iterable[str],
+        width: int,
+    ) -> None:
+        longest_class = max((cells(printable(label, len(label))) for label in classes), default=5)
+        longest_name = max((cells(printable(name, len(name))) for name in names), default=5)
+        other_columns = width - len("  probability  ")
+        self.file = file
+        self.name_width = min(longest_name, max(_NAME, other_columns - min(longest_class, _CLASS)))
+        self.class_width = max(_NAME, other_columns - self.name_width)
+        self.file.write(f"{pad('image', self.name_width)}  probability  class\n")
+
+    def write(self, outcome: Outcome) -> None:
+        name = fitting(printable(outcome.name, len(outcome.name)), self.name_width)
+        name = pad(name, self.name_width)
+        if isinstance(outcome, Failure):
+            self.file.write(f"{name}        error  {reason(outcome)}\n")
+            return
+        for label, probability in zip(outcome.classes, outcome.probabilities, strict=True):
+            # Long classes are cut at their end.
+            label = printable(label, len(label))
+            if cells(label) > self.class_width:
+                label = fitting(label[::-1], self.class_width)[::-1]
+            self.file.write(f"{name}  {100 * probability:9.2f} %  {label}\n")
+            name = " " * self.name_width
+        if not outcome.classes:
+            self.file.write(f"{name}  {'-':>11}  none is above the threshold\n")
+
+
+def cells(text: str) -> int:
+    """Returns the width of a text in columns of a terminal.
+
+    East Asian letters take two columns, combining marks none.
+    """
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(bool(unicodedata.combining(letter)) for letter in text)
+
+
+def fitting(text: str, room: int) -> str:
+    """Returns a text if it fits into ``room`` columns, and otherwise "..." and its end."""
+    if cells(text) <= room:
+        return text
+    text = text[-room:]
+    while cells(text) > room - 3:
+        text = text[1:]
+    return f"...{text}"
+
+
+def pad(text: str, room: int) -> str:
+    """Returns a text that is filled up with spaces to ``room`` columns."""
+    return text + " " * (room - cells(text))
+
+
+def text_writer(
+    kind: str, file: IO[str] | io.TextIOBase, names: Any, classes: Iterable[str]
+) -> Writer:
+    """Returns the writer for a format: "table", "csv" or "jsonl".
+
+    Args:
+        names: the sequence of the images' names.
+        classes: the names of the model's classes.
+    """
+    if kind == "csv":
+        return Csv(file)
+    if kind == "jsonl":
+        return JsonLines(file)
+    sample = (names[place] for place in range(min(len(names), _SAMPLED_NAMES)))
+    return Table(file, sample, classes, shutil.get_terminal_size((100, 24)).columns)
+
+
+@contextlib.contextmanager
+def writing(what: str) -> Iterator[None]:
+    """Turns an OSError of writing ``what`` into RunError, which is one line.
+
+    BrokenPipeError is passed on: the reader of a pipe has gone.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise RunError(f"{what} isn't written ({error.strerror}); {remedy(error)}") from None
+
+
+class Out(io.TextIOBase):
+    """A text file in UTF-8, with escapes for what can't be encoded; errors are RunError.
+
+    Args:
+        file: the binary file to write to.
+        what: the file's name in errors.
+    """
+
+    def __init__(self, file: Any, what: str) -> None:
+        super().__init__()
+        self.file = file
+        self.what = what
+
+    def write(self, text: str) -> int:
+        with writing(self.what):
+            return self.file.write(text.encode(errors="backslashreplace"))
+
+    def flush(self) -> None:
+        with writing(self.what):
+            self.file.flush()
+
+
+@contextlib.contextmanager
+def text_file(path: Path, temporary: Path) -> Iterator[Out]:
+    """Opens a text file that replaces ``path`` once the body of the context has succeeded.
+
+    Args:
+        temporary: the file's name until then, in the same folder. If something fails, the caller
+            has to remove it, who may live longer than this process.
+    """
+    # Not a with statement: errors of the body aren't errors of this file.
+    with writing(str(path)):
+        file = open(temporary, "xb")  # noqa: SIM115
+    try:
+        yield Out(file, str(path))
+        with writing(str(path)):
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        with writing(str(path)):
+            file.close()
+    move_into_place(temporary, path)
+
+
+def move_into_place(temporary: Path, path: Path) -> None:
+    """Renames a file that is complete to its final name."""
+    with writing(str(path)):
+        os.replace(temporary, path)
+        sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def standard_output(at_end: bool = False) -> Iterator[Out]:
+    """Opens standard output for results.
+
+    ``sys.stdout`` isn't used, because here it drops lines silently if its reader has gone.
+
+    Args:
+        at_end: the text is collected in an unnamed file, and written at the end. Otherwise a pager
+            that waits for the user would keep the other ranks waiting, too.
+
+    Raises:
+        BrokenPipeError: the reader has gone.
+    """
+    what = "standard output"
+    out = open(1, "wb", closefd=False)  # noqa: SIM115
+    try:
+        if at_end:
+            with tempfile.TemporaryFile() as collected:
+                yield Out(collected, what)
+                collected.seek(0)
+                with writing(what):
+                    shutil.copyfileobj(collected, out)
+        else:
+            yield Out(out, what)
+        with writing(what):
+            out.flush()
+    finally:
+        # An error of the disk was reported by ``writing`` already.
+        with contextlib.suppress(OSError):
+            out.close()

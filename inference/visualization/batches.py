@@ -1,0 +1,107 @@
+"""Panels of the images that a model gets in training and in evaluation, with their labels."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+
+from config import with_values
+from datasets import ImageDataset, get_dataloader
+from inference.visualization.draw import Panel, enlarge
+from loading.transforms import BatchTransform, Normalize
+from settings.needs import float_pixels
+from settings.options import Configuration
+from training.pages.plotting import shorten
+
+# A class with a smaller share of an image isn't shown.
+_LEAST = 0.005
+
+
+def training_panels(
+    config: Configuration, dataset: ImageDataset, epoch: int, count: int
+) -> list[Panel]:
+    """Returns the first images of an epoch's first batch, as a single process trains on them.
+
+    They are cropped, augmented, erased and mixed. Their titles are the labels with the shares that
+    mixing leaves them. If the dataset has fewer images than a batch, the batch has all of them.
+
+    Args:
+        epoch: the epoch, from 1.
+        count: the number of images.
+    """
+    config = with_values(config, DATA__DROP_LAST=False)
+    loader = get_dataloader(config, dataset, "train")
+    loader.batch_sampler.set_epoch(epoch)
+    batch = next(iter(loader))
+    loader.close()
+    images, targets = BatchTransform(config)(batch, epoch)
+    targets = targets[:count].numpy()
+    classes = config.MODEL.NUM_CLASSES
+    if targets.ndim == 1:
+        shares = _one_hot(targets, classes)
+    else:
+        # Label smoothing is undone.
+        smoothing = config.TRAIN.SMOOTHING
+        least = smoothing / (2 if config.TASK == "multilabel" else classes)
+        shares = (targets - least) / (1 - smoothing)
+    return _panels(config, images[:count], shares, dataset.classes)
+
+
+def evaluation_panels(config: Configuration, dataset: ImageDataset, count: int) -> list[Panel]:
+    """Returns ``count`` evaluation images, evenly spread over the dataset, as the model gets them."""
+    loader = get_dataloader(config, dataset, "val")
+    indices = np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int)
+    loader.batch_sampler.indices = indices.tolist()
+    normalize = Normalize(config.DATA.IMAGENET_MEAN, config.DATA.IMAGENET_STD)
+    panels = []
+    for batch in loader:
+        labels = batch["labels"].numpy()
+        if labels.ndim == 1:
+            labels = _one_hot(labels, config.MODEL.NUM_CLASSES)
+        shares = labels.astype(np.float32)
+        panels += _panels(config, normalize(batch["pixels"]), shares, dataset.classes)
+    loader.close()
+    return panels
+
+
+def _one_hot(labels: np.ndarray, classes: int) -> np.ndarray:
+    return (labels[:, None] == np.arange(classes)).astype(np.float32)
+
+
+def _panels(
+    config: Configuration, images: paddle.Tensor, shares: np.ndarray, classes: Sequence[str]
+) -> list[Panel]:
+    pixels = unnormalize(config, images)
+    return [
+        Panel(label(row, classes), enlarge(image))
+        for image, row in zip(pixels, shares, strict=True)
+    ]
+
+
+def unnormalize(config: Configuration, images: paddle.Tensor) -> np.ndarray:
+    """Inverts ``Normalize``: [n, C, H, W] float32 -> [n, H, W, C] uint8, or floats of float images.
+
+    Values that erasing or mixing made are rounded and clipped to 0..255.
+    """
+    mean = np.asarray(config.DATA.IMAGENET_MEAN, np.float64)
+    std = np.asarray(config.DATA.IMAGENET_STD, np.float64)
+    pixels = images.astype("float32").numpy().transpose(0, 2, 3, 1) * std + mean
+    if float_pixels(config.DATA):
+        return pixels
+    return (255 * pixels).round().clip(0, 255).astype(np.uint8)
+
+
+def label(shares: np.ndarray, classes: Sequence[str]) -> str:
+    """Returns the classes of an image, the one with the largest share first: "cat 0.70 + dog 0.30".
+
+    The shares are left out if each is 1. A single class has a share, too, if its image was mixed
+    with one that has no class.
+    """
+    order = np.argsort(-shares, kind="stable").tolist()
+    labels = [label for label in order if shares[label] > _LEAST]
+    names = [shorten(str(classes[label] if classes else label), 18) for label in labels]
+    if (shares[labels] > 1 - _LEAST).all():
+        return " +\n".join(names)
+    return " +\n".join(
+        f"{name} {shares[label]:.2f}" for name, label in zip(names, labels, strict=True)
+    )
