@@ -207,7 +207,7 @@ def what_is_read(config):
     the same.
     """
     from settings.options import leaves
-    from training.environment import versions
+    from training.versions import versions
 
     return repr((versions(), sorted(leaves(config)))).encode()
 

@@ -19,13 +19,12 @@ from models.base import ImageModel
 from models.costs import model_of
 from settings.options import Configuration
 from settings.registry import tasks
-from training.among import LOW
 from training.equal_ranks import check_loaded, check_teacher
 from training.features import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.predictions import Predictions
 from training.run import Run
-from training.task import Batch, Metrics, Task, sum_of_each
+from training.task import MASK, Batch, Metrics, Task, sum_of_each
 from utils import all_reduce_sum, world_size
 from weights import load_weights
 
@@ -173,7 +172,7 @@ def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
             arXiv:2006.07159).
     """
     logits = logits.astype("float32")
-    of_labels = logits + (labels.astype("float32") - 1) * LOW
+    of_labels = logits + (labels.astype("float32") - 1) * MASK
     loss = paddle.logsumexp(logits, 1) - paddle.logsumexp(of_labels, 1)
     return {"loss": loss, **hits(logits, best_class(of_labels))}
 

@@ -26,24 +26,23 @@ from ops.settings import trim_buffers
 from settings.options import Configuration, plain
 from settings.registry import tasks
 from training import predictions
-from training.among import among
 from training.checkpoint import Progress, Saver, check_task, own_statistics
-from training.checkpoint.folder import BEST, BEST_EMA, check_shared
-from training.checkpoint.resume import resume, settle
+from training.checkpoint.resume import resume, rewind_folder
+from training.checkpoint.storage import BEST, BEST_EMA, check_visible
 from training.curves import plot_curves
 from training.optim import clip_gradients
 from training.parallel import (
     ShardedOptimizer,
     broadcast_weights,
-    gathered,
+    free_unowned_weights,
+    gathered_weights,
     reduce_gradients,
-    share_out,
     without_sync,
 )
-from training.requests import Keeper, Requests, Stopped
+from training.requests import Checkpointing, Requests, Stopped
 from training.run import Run
 from training.setup import Training, load_pretrained, precision, precision_text, prepare
-from training.task import Batch, Metrics, Task, numbers
+from training.task import Batch, Metrics, Task, mask_logits, numbers
 from training.window import Window
 from utils import num_gpus, rank, reduce_dict, seed_step, world_size
 
@@ -73,20 +72,20 @@ def fit(
     # rank: they stay.
     for model in training.evaluated_models.values():
         broadcast_weights(model, without=own_statistics(model) if chosen else ())
-    share_out(training.optimizer)
+    free_unowned_weights(training.optimizer)
     val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     if isinstance(training.optimizer, ShardedOptimizer):
-        check_shared(run.directory)
+        check_visible(run.directory)
     signals.begin()
     run.begin()  # all that can be checked was checked: from here on the run's folder changes
     if config.MODEL.RESUME:
-        settle(training, progress, chosen)
+        rewind_folder(training, progress, chosen)
     progress.count_steps(training.loader)
     saver = Saver(
         config, run, training.evaluated_models, training.optimizer, training.scaler, train
     )
     saver.begin(progress)
-    keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
+    checkpointing = Checkpointing(progress, saver, Requests(config.SAVE_MINUTES))
     if task.note:
         run.info(task.note)
     run.start_bar(config.TRAIN.NUM_EPOCHS * len(training.loader), progress.step)
@@ -94,19 +93,19 @@ def fit(
 
     def after_step(window: Window, held: dict[str, paddle.Tensor], updated: bool) -> None:
         ending.after_step(updated)
-        keeper.after_step(window, held, updated)
+        checkpointing.after_step(window, held, updated)
 
     metrics: dict[str, Metrics] = {}
     if ending.over:  # all is done but the result
-        metrics = _evaluate_models(training, val_loader, keeper)
+        metrics = _evaluate_models(training, val_loader, checkpointing)
         _keep_best(task, progress, metrics)  # if there is none: it may have been lost
     while not ending.over:
         epoch = progress.epoch + 1
         train_one_epoch(training, progress, after_step)
-        keeper.after_epoch()
+        checkpointing.after_epoch()
         metrics = {}
         if epoch % config.VALIDATE_FREQ == 0 or epoch == ending.epochs:
-            metrics = _evaluate_models(training, val_loader, keeper)
+            metrics = _evaluate_models(training, val_loader, checkpointing)
             for split, found in metrics.items():
                 run.report(
                     split,
@@ -120,8 +119,8 @@ def fit(
         ending.after_epoch({split: task.score(found) for split, found in metrics.items()})
         nth = config.SAVE_FREQ and epoch % config.SAVE_FREQ == 0
         described = {split: task.description_of(found) for split, found in metrics.items()}
-        keeper.end_epoch(improved, nth or ending.over, described)
-    keeper.conclude()
+        checkpointing.end_epoch(improved, nth or ending.over, described)
+    checkpointing.conclude()
     _conclude(training, val, progress, metrics, saver)
 
 
@@ -133,12 +132,14 @@ def _evaluation_cost(training: Training, images: int) -> float:
     return len(training.evaluated_models) * images / batch
 
 
-def _evaluate_models(training: Training, loader: Loader, keeper: Keeper) -> dict[str, Metrics]:
+def _evaluate_models(
+    training: Training, loader: Loader, checkpointing: Checkpointing
+) -> dict[str, Metrics]:
     """The metrics of the model and of the averaged one, by split."""
     found: dict[str, Metrics] = {}
-    with training.ending.evaluating(), gathered(training.optimizer):
+    with training.ending.evaluating(), gathered_weights(training.optimizer):
         for split, model in training.evaluated_models.items():
-            found[split] = evaluate(training.task, model, loader, keeper.in_evaluation)
+            found[split] = evaluate(training.task, model, loader, checkpointing.in_evaluation)
             if kept := training.task.predictions:
                 training.predictions[split] = kept
     return found
@@ -381,7 +382,7 @@ def evaluate_only(
         predictor = model
         run.info(precision_text(config))
     if val.compared is not None:
-        predictor = among(predictor, val.compared, config.MODEL.NUM_CLASSES)
+        predictor = mask_logits(predictor, val.compared, config.MODEL.NUM_CLASSES)
     task: Task = (kind or tasks.choose(config))(config, val.classes)
     loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     signals.begin()

@@ -21,7 +21,7 @@ from loading.cache import MappedImages
 from loading.files import Paths
 from loading.label_sets import LabelSets
 from settings.options import Configuration, leaves
-from training.environment import versions
+from training.versions import versions
 from utils import all_gather, world_size
 
 # Every setting has to be the same, also those that change no result: ranks that report, evaluate or

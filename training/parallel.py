@@ -407,16 +407,16 @@ class ShardedOptimizer:
             bucket.end_send()
 
 
-def share_out(optimizer: Any) -> None:
+def free_unowned_weights(optimizer: Any) -> None:
     """Frees the weights that other ranks own, with stage 3 of sharding. Call it after all loading."""
     if isinstance(optimizer, ShardedOptimizer):
-        optimizer.blocks.share_out()
+        optimizer.blocks.free_unowned_weights()
 
 
-def gathered(optimizer: Any) -> contextlib.AbstractContextManager:
+def gathered_weights(optimizer: Any) -> contextlib.AbstractContextManager:
     """Returns a context in which every rank holds all weights."""
     return (
-        optimizer.blocks.gathered()
+        optimizer.blocks.gathered_weights()
         if isinstance(optimizer, ShardedOptimizer)
         else contextlib.nullcontext()
     )

@@ -84,7 +84,7 @@ class Requests:
         return next((number for number, asked in zip(STOPS, stops, strict=True) if asked), None)
 
 
-class Keeper:
+class Checkpointing:
     """Saves a run where that is asked for, or due, and ends it, saved, where a signal asks that.
 
     Every rank calls its methods, equally often: after each step but an epoch's last, at each

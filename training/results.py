@@ -21,7 +21,7 @@ FILE = "result.json"
 LARGEST = 1e30  # of a number: a figure can't be drawn, nor a mean computed, near the largest ones
 MOST_CLASSES = 1 << 20  # that a run's files may tell of
 _LONGEST = 64 << 20  # bytes
-FIGURES = {  # what an evaluation tells, in this order
+METRIC_TITLES = {  # what an evaluation tells, in this order
     "acc1": "accuracy, top 1 (%)", "acc5": "accuracy, top 5 (%)", "mean_class_acc": "accuracy, mean of the classes (%)",
     "mAP": "mean average precision (%)", "f1_micro": "F1, micro (%)", "f1_macro": "F1, macro (%)",
     "f1_micro_at_half": "F1, micro, all thresholds 0.5 (%)", "f1_macro_at_half": "F1, macro, all thresholds 0.5 (%)",
@@ -48,7 +48,7 @@ NUMBER = Rule("a number", is_number)
 _TABLE = Rule("numbers by name", _is_table)
 _DICTIONARY = Rule("a dictionary", lambda value: type(value) is dict)
 _FORM: Form = {
-    **dict.fromkeys(FIGURES, NUMBER),
+    **dict.fromkeys(METRIC_TITLES, NUMBER),
     "num_samples": Rule("a number from 1 on", lambda value: is_whole(value, 1)),
     "best": _DICTIONARY,
     "ended": Rule("a text", lambda value: type(value) is str),
@@ -57,7 +57,7 @@ _FORM: Form = {
     "versions": _DICTIONARY, "environment": _DICTIONARY, "ema": _DICTIONARY,
 }  # fmt: skip
 _BEST: Form = {
-    **dict.fromkeys(FIGURES, NUMBER),
+    **dict.fromkeys(METRIC_TITLES, NUMBER),
     "epoch": Rule("a number of epochs", is_whole),
     "checkpoint": Rule("a text", is_text),
 }

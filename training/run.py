@@ -24,8 +24,8 @@ from launch.progress import keep_native_errors
 from settings.options import Configuration, notes, value_sources
 from training.command_line import CHECKPOINT
 from training.curves import records
-from training.environment import commit, device, versions
 from training.tracking import Tracking
+from training.versions import commit, device, versions
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, writing_whole
 
 LOCK = ".lock"  # in a run's folder

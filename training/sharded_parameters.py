@@ -120,20 +120,20 @@ class ShardedBlocks:
         for block in self.blocks:  # also one that the loss didn't depend on
             block.forwarded = False
 
-    def share_out(self) -> None:
+    def free_unowned_weights(self) -> None:
         """Frees the weights of others, from now on."""
         for block in self.blocks:
             block.kept = False
             block.free()
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gathered_weights(self) -> Iterator[None]:
         """Within, every rank holds all weights."""
         for block in self.blocks:
             block.gather()
             block.kept = True
         yield
-        self.share_out()
+        self.free_unowned_weights()
 
     def arrays(self, keep: bool) -> dict[str, np.ndarray]:
         """Returns the blocks' weights by Paddle's names, one block after the other. Every rank

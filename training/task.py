@@ -7,6 +7,7 @@ A task defines ``step`` and ``evaluate``; one with a loss alone (pre-training) n
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import paddle
 from paddle import nn
 
@@ -17,6 +18,9 @@ from training.run import Run
 
 Batch = dict[str, paddle.Tensor]
 Metrics = dict[str, Any]
+
+# Subtracted from a logit, it leaves a probability of 0. Infinity would make NaN of a sum.
+MASK = 1e30
 
 
 class Task:
@@ -94,3 +98,23 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 def sum_of_each(values: Batch) -> paddle.Tensor:
     """Returns the sum of each of the values [B]: [len(values)] float64, on the device."""
     return paddle.stack(list(values.values())).astype("float64").sum(1)
+
+
+def mask_logits(
+    model: Callable[..., Any], outputs: np.ndarray, count: int
+) -> Callable[..., paddle.Tensor]:
+    """Returns ``model`` in evaluation mode, with the logits of all other classes masked.
+
+    Its answers are those of a model that has ``outputs`` alone (DATA.CLASSES): the other classes
+    are never chosen, and their probability is 0.
+
+    Args:
+        outputs: [k], the classes that the evaluated images may have.
+        count: the number of classes of the model, whose logits are [B, count] float32.
+    """
+    if isinstance(model, nn.Layer):
+        model.eval()
+    mask = np.full(count, -MASK, np.float32)
+    mask[outputs] = 0
+    added = paddle.to_tensor(mask)
+    return lambda *inputs: model(*inputs).astype("float32") + added

@@ -16,7 +16,7 @@ from datasets import get_datasets
 from errors import RunError
 from models import build_model
 from training import engine
-from training.checkpoint import Progress, Saver, folder
+from training.checkpoint import Progress, Saver, storage
 from training.checkpoint.state import read_state
 from training.classification import Classification
 from training.optim import LossScaler, ModelEma, build_optimizer
@@ -51,9 +51,9 @@ class Training:
 
     def held(self):
         return {
-            folder.MODEL: {k: v.numpy().copy() for k, v in self.model.state_dict().items()},
-            folder.EMA: {k: v.numpy().copy() for k, v in self.ema.model.state_dict().items()},
-            folder.OPTIMIZER: {
+            storage.MODEL: {k: v.numpy().copy() for k, v in self.model.state_dict().items()},
+            storage.EMA: {k: v.numpy().copy() for k, v in self.ema.model.state_dict().items()},
+            storage.OPTIMIZER: {
                 f"{name}/moment1_0": self.optimizer.state_dict()[f"{parameter.name}_moment1_0"]
                 .numpy()
                 .copy()
@@ -74,7 +74,7 @@ class Training:
 def held_writing(monkeypatch):
     """Holds writing until it is set; ``begun`` lists the names of what was begun."""
     may = threading.Event()
-    written = folder.write_checkpoint
+    written = storage.write_checkpoint
     may.begun = []
 
     def writing(directory, name, *rest):
@@ -82,7 +82,7 @@ def held_writing(monkeypatch):
         assert may.wait(60)
         return written(directory, name, *rest)
 
-    monkeypatch.setattr(folder, "write_checkpoint", writing)
+    monkeypatch.setattr(storage, "write_checkpoint", writing)
     yield may
     may.set()
 
@@ -132,13 +132,13 @@ def test_one_checkpoint_is_written_at_a_time(tmp_path, tiny, held_writing):
 def test_a_save_looks_at_as_few_checkpoints_however_many_are_kept(tmp_path, tiny, monkeypatch):
     listings = []
     looked_at = []
-    listed = folder.find_checkpoints
-    placed = folder.position
+    listed = storage.find_checkpoints
+    placed = storage.position
     monkeypatch.setattr(
-        folder, "find_checkpoints", lambda *args: listings.append(1) or listed(*args)
+        storage, "find_checkpoints", lambda *args: listings.append(1) or listed(*args)
     )
     saver = Training(tmp_path, [*tiny, "SAVE_FREQ", "2", "KEEP_LAST", "3"]).saver
-    monkeypatch.setattr(folder, "position", lambda *args: looked_at.append(1) or placed(*args))
+    monkeypatch.setattr(storage, "position", lambda *args: looked_at.append(1) or placed(*args))
     counts = []
     for epoch in range(1, 25):
         looked_at.clear()
@@ -199,7 +199,7 @@ def told_by(output, options, error):
     training.saver.save(Progress(epoch=1, step=8))
     wait()
     for epoch in (2, 3):
-        fail_once(folder, error)
+        fail_once(storage, error)
         training.saver.save(Progress(epoch=epoch, step=8 * epoch))
         wait(last=epoch == 3)
         if "stop" in options:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loading.workers import Loader
-from training.checkpoint import folder
+from training.checkpoint import storage
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Progress:
     @property
     def name(self) -> str:
         """Returns the name of its checkpoint's folder."""
-        return folder.folder_name(self.epoch, self.samples)
+        return storage.checkpoint_name(self.epoch, self.samples)
 
     def count_steps(self, loader: Loader) -> None:
         """Counts the steps anew, of ``loader``'s batches: before, they may have been of another

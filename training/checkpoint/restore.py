@@ -13,7 +13,7 @@ import paddle
 
 from errors import InputError, reading
 from models.base import ImageModel
-from training.checkpoint import folder
+from training.checkpoint import storage
 from training.checkpoint.saver import own_statistics
 from training.equal_ranks import check_loaded
 from utils import rank, world_size
@@ -37,11 +37,13 @@ def load_checkpoint(
     compared = world_size() > 1
     checksums: dict[str, int | str] = {}
     if compared:
-        names = (folder.SUMS, folder.STATE, folder.INDEX, folder.STATISTICS, folder.UNMERGED)
+        names = (storage.SUMS, storage.STATE, storage.INDEX, storage.STATISTICS, storage.UNMERGED)
         checksums |= {
-            name: folder.sha256_of(chosen / name) for name in names if (chosen / name).exists()
+            name: storage.sha256_of(chosen / name) for name in names if (chosen / name).exists()
         }
-    files = [(model, folder.MODEL)] if ema is None else [(model, folder.MODEL), (ema, folder.EMA)]
+    files = (
+        [(model, storage.MODEL)] if ema is None else [(model, storage.MODEL), (ema, storage.EMA)]
+    )
     for layer, name in files:
         report = load_weights(layer, chosen / name, checksums=compared)
         checksums |= {f"{name}: {tensor}": value for tensor, value in report.checksums.items()}
@@ -54,7 +56,7 @@ def load_checkpoint(
     own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
     for file, key, value in read_optimizer(chosen):
         if compared:
-            checksums[f"{folder.OPTIMIZER}: {key}"] = checksum(value)
+            checksums[f"{storage.OPTIMIZER}: {key}"] = checksum(value)
         if not np.isfinite(value).all():
             raise InputError(
                 f"{chosen}: {file}: {key} holds NaN or infinite values; take an earlier one"
@@ -83,7 +85,7 @@ def load_checkpoint(
             " leave TRAIN.FREEZE as it was, or start from its weights with -pretrained"
         )
     check_loaded("MODEL.RESUME", chosen, checksums)
-    with reading(chosen / folder.OPTIMIZER, "this optimizer's state"):
+    with reading(chosen / storage.OPTIMIZER, "this optimizer's state"):
         optimizer.set_state_dict(moments)
 
 
@@ -96,7 +98,7 @@ def read_optimizer(chosen: Path) -> Iterator[tuple[str, str, np.ndarray]]:
     Raises:
         InputError: a file can't be read, or a share doesn't hold what the index says.
     """
-    for file, keys in folder.shares_of(chosen).items() or [(folder.OPTIMIZER, None)]:
+    for file, keys in storage.shares_of(chosen).items() or [(storage.OPTIMIZER, None)]:
         with open_share(chosen, file, keys) as arrays:
             for key, array in arrays.items():
                 yield file, key, np.asarray(array)
@@ -117,11 +119,11 @@ def open_share(chosen: Path, file: str, keys: set[str] | None) -> Iterator[dict[
         expected = arrays.keys() if keys is None else keys
         if added := arrays.keys() - expected:
             raise InputError(
-                f"{chosen}: {file} holds {min(added)}, which {folder.INDEX} doesn't have there; {_OTHER}"
+                f"{chosen}: {file} holds {min(added)}, which {storage.INDEX} doesn't have there; {_OTHER}"
             )
         if left := expected - arrays.keys():
             raise InputError(
-                f"{chosen}: {file} has no {min(left)}, which {folder.INDEX} has there; {_OTHER}"
+                f"{chosen}: {file} has no {min(left)}, which {storage.INDEX} has there; {_OTHER}"
             )
         yield arrays
 
@@ -135,12 +137,12 @@ def _restore_unmerged(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
         for name, tensor in unmerged_tensors(model.state_dict()).items():
             # The base is the same in both models, and stored once.
             wanted.setdefault(f"{split if is_added(name) else 'val'}/{name}", []).append(tensor)
-    _set_all(wanted, chosen / folder.UNMERGED)
+    _set_all(wanted, chosen / storage.UNMERGED)
 
 
 def restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
     """Restores this rank's own statistics of batch norm, if the checkpoint has them."""
-    file = chosen / folder.STATISTICS
+    file = chosen / storage.STATISTICS
     if os.path.lexists(file):
         own = {split: own_statistics(model) for split, model in models.items()}
         _set_all(

@@ -20,13 +20,13 @@ from models.layers.batch_norm import BATCH_NORMS
 from settings.architectures import kept_values
 from settings.options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
 from settings.plain import value_text, whole_file
-from training.checkpoint import folder
+from training.checkpoint import storage
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.checkpoint.state import read_state
-from training.environment import versions
 from training.optim.groups import decayed_parameters
 from training.setup import Training
+from training.versions import versions
 from utils import all_gather, rank, world_size
 from weights.fit import TABLE
 
@@ -79,7 +79,7 @@ def resume(training: Training) -> tuple[Progress, Path | None]:
     return progress, chosen
 
 
-def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
+def rewind_folder(training: Training, progress: Progress, chosen: Path | None) -> None:
     """Makes the run's folder what it was at ``chosen``. Later lines are removed from metrics.jsonl;
     a folder of its own gets the checkpoint's best.
     """
@@ -87,7 +87,7 @@ def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
     lost = {}
     if rank() == 0:
         lost = _settle(run.checkpoints, chosen, progress)
-        if left := folder.remove_leftovers(run.checkpoints):
+        if left := storage.remove_leftovers(run.checkpoints):
             run.info(
                 f"{run.checkpoints} also holds {some_of(left)}, which no run made: left as they are"
             )
@@ -105,13 +105,13 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
     with reading(asked, "the path of a checkpoint"):
         # which goes round no loop of links
         own, chosen = (Path(os.path.realpath(path)) for path in (own, asked))
-    for link in folder.LINKS:  # a copy may have followed them
+    for link in storage.LINKS:  # a copy may have followed them
         if os.path.lexists(own / link) and not (own / link).is_symlink():
             kind = "folder" if (own / link).is_dir() else "file"
             raise InputError(
                 f"{own / link} is a {kind}, expected a link to one of its checkpoints; remove it"
             )
-    found = folder.find_checkpoints(own)
+    found = storage.find_checkpoints(own)
     # A run's folder stands for its newest checkpoint.
     if asked != AUTO and os.path.isdir(chosen / "checkpoints"):
         newest = _newest(chosen / "checkpoints", notes)
@@ -124,9 +124,9 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
             return newest
         chosen = newest
     if asked != AUTO:
-        folder.verify(chosen)
+        storage.verify(chosen)
         read_state(chosen)
-        if (found or chosen.parent == own) and not folder.is_name(chosen.name):
+        if (found or chosen.parent == own) and not storage.is_name(chosen.name):
             raise InputError(
                 f"{chosen}: a checkpoint of a run is called epoch_<number>; give it its name back"
             )
@@ -136,7 +136,7 @@ def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
                 f"{own} holds another run than {chosen}; go on from its own, or choose another -output"
             )
         if later := [
-            own_one for own_one in found if folder.position(own_one) > folder.position(chosen)
+            own_one for own_one in found if storage.position(own_one) > storage.position(chosen)
         ]:
             raise InputError(
                 f"{chosen}: later checkpoints are in the same folder ({', '.join(f.name for f in later)});"
@@ -156,10 +156,10 @@ def _newest(checkpoints: Path, notes: list[str]) -> Path | None:
     Raises:
         InputError: all are damaged.
     """
-    found = folder.find_checkpoints(checkpoints)
+    found = storage.find_checkpoints(checkpoints)
     for candidate in reversed(found):
         try:
-            folder.verify(candidate)
+            storage.verify(candidate)
             read_state(candidate)
             return candidate
         except InputError as error:
@@ -175,7 +175,7 @@ def _is_copy(one: Path, other: Path) -> bool:
     if one == other:
         return True
     try:
-        sums = [whole_file(place / folder.SUMS, folder.LONGEST_SUMS) for place in (one, other)]
+        sums = [whole_file(place / storage.SUMS, storage.LONGEST_SUMS) for place in (one, other)]
     except (OSError, Unreadable):
         return False
     return sums[0] == sums[1]
@@ -189,7 +189,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
     config = training.config
     state = read_state(chosen)
     then = _settings(config, state, chosen)
-    with folder.whole(chosen, folder.STATE, "the state of a run of this task"):
+    with storage.reading_checkpoint(chosen, storage.STATE, "the state of a run of this task"):
         for found in state["best"].values():
             training.task.score(found)
             training.task.line("best", found)
@@ -250,7 +250,7 @@ def _restore(training: Training, chosen: Path) -> Progress:
 
 def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dict[str, Any]:
     """Returns the settings that the checkpoint's run had, by dotted key, with today's keys."""
-    with folder.whole(chosen, folder.STATE, "a run's state"):
+    with storage.reading_checkpoint(chosen, storage.STATE, "a run's state"):
         try:
             then = default_values(config) | kept_values(state["config"])
         except InputError as error:
@@ -313,17 +313,20 @@ def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str
         return {}
     lost = {}
     if chosen.parent == own:
-        found = folder.find_checkpoints(own)
+        found = storage.find_checkpoints(own)
         for damaged in found[found.index(chosen) + 1 :]:
             os.rename(damaged, _aside(damaged))
-        folder.point(own / folder.LAST, chosen.name)
-    for split, link, file in (("val", folder.BEST, ""), ("ema", folder.BEST_EMA, f"/{folder.EMA}")):
+        storage.replace_link(own / storage.LAST, chosen.name)
+    for split, link, file in (
+        ("val", storage.BEST, ""),
+        ("ema", storage.BEST_EMA, f"/{storage.EMA}"),
+    ):
         if split not in progress.best:
             (own / link).unlink(missing_ok=True)
             continue
         name = progress.best[split]["checkpoint"]
         if _bring_checkpoint(chosen.parent / name, own):
-            folder.point(own / link, name + file)
+            storage.replace_link(own / link, name + file)
         else:  # the best there is from now on
             (own / link).unlink(missing_ok=True)
             lost[split] = name
@@ -343,7 +346,7 @@ def _bring_checkpoint(best: Path, own: Path) -> bool:
     there now.
     """
     try:
-        names = folder.verify(best)
+        names = storage.verify(best)
     except InputError:
         return False
     target = own / best.name

@@ -20,21 +20,21 @@ from datasets import ImageDataset
 from errors import RunError, remedy
 from launch.files import remove, unfinished_path, unused_path
 from settings.options import Configuration, plain
-from training.checkpoint import folder
+from training.checkpoint import storage
 from training.checkpoint.description import METADATA, describe
-from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import FORMATS, newest_whole
-from training.environment import versions
+from training.checkpoint.storage import Arrays
 from training.parallel import ShardedOptimizer, block_weights
 from training.run import Run
+from training.versions import versions
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
 from weights.adapters import adapter_arrays, adapter_metadata, is_added, of_base, unmerged_tensors
 
 # raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
 BEHAVIOUR = 2
-_NAMES = {"val": folder.MODEL, "ema": folder.EMA}
+_NAMES = {"val": storage.MODEL, "ema": storage.EMA}
 BUSY = "busy"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # another folder is as full
 
@@ -218,7 +218,7 @@ class Saver:
             if rank() == 0 and self.content:
                 target = unused_path(Path(parent) / f"{run.name}-saved") / self.run.checkpoints.name
                 with contextlib.suppress(OSError):
-                    begun = str(folder.begin_checkpoint(target, self.path.name))
+                    begun = str(storage.begin_checkpoint(target, self.path.name))
             begun = all_gather(begun)[0]
             if begun is None:
                 continue
@@ -275,7 +275,7 @@ class Saver:
         if rank() or self.path.exists():
             return
         parts = {split: model.state_dict() for split, model in self.parts.items()} | {
-            folder.OPTIMIZER: own
+            storage.OPTIMIZER: own
         }
         tensors = {(part, key): t for part, tensors in parts.items() for key, t in tensors.items()}
         received = {place: blocks[t.name] for place, t in tensors.items() if t.name in blocks}
@@ -308,7 +308,7 @@ class Saver:
         """Makes the folder of a checkpoint until it is whole, where the run is."""
         while True:
             directory = self.run.checkpoints
-            begun = folder.begin_checkpoint(directory, self.path.name)
+            begun = storage.begin_checkpoint(directory, self.path.name)
             if self.run.checkpoints == directory:
                 return begun
             # The run's folder was moved meanwhile, and what was made is in its old place.
@@ -331,7 +331,7 @@ class Saver:
             started = time.perf_counter()
             try:
                 files = write(*args)
-            except folder.Abandoned:  # the rank that failed tells why
+            except storage.Abandoned:  # the rank that failed tells why
                 return
             except Exception as error:
                 self.instead = self.instead or self._earlier()
@@ -358,7 +358,7 @@ class Saver:
 
     def _files(self, copied: Callable[[], dict], statistics: Sequence[Arrays]) -> dict[str, Arrays]:
         """The arrays of each file that rank 0 writes."""
-        parts = {split: {} for split in (*self.parts, folder.OPTIMIZER)}
+        parts = {split: {} for split in (*self.parts, storage.OPTIMIZER)}
         for (part, key), array in copied().items():
             parts[part][key] = array
         # A checkpoint serves for evaluation as well: it gets the ranks' mean, as at an epoch's end.
@@ -370,15 +370,15 @@ class Saver:
             _NAMES[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()
         }
         files |= self._adapter(parts)
-        optimizer = folder.share_name(0, world_size()) if self.sharded else folder.OPTIMIZER
-        files[optimizer] = parts[folder.OPTIMIZER]
+        optimizer = storage.share_name(0, world_size()) if self.sharded else storage.OPTIMIZER
+        files[optimizer] = parts[storage.OPTIMIZER]
         if statistics[0] and len(statistics) > 1:
             by_rank = {
                 f"{place}/{key}": a
                 for place, arrays in enumerate(statistics)
                 for key, a in arrays.items()
             }
-            files[folder.STATISTICS] = by_rank
+            files[storage.STATISTICS] = by_rank
         return files
 
     def _adapter(self, parts: dict[str, Arrays]) -> dict[str, Arrays]:
@@ -395,11 +395,11 @@ class Saver:
                 if split == "val" or is_added(n)
             }
             if self.config.TRAIN.ADAPTER.NAME:
-                file = folder.ADAPTER if split == "val" else folder.ADAPTER_EMA
+                file = storage.ADAPTER if split == "val" else storage.ADAPTER_EMA
                 files[file] = adapter_arrays(model, parts[split], self.trained)
         if files and not self.base:
             self.base = of_base(model, parts["val"], self.trained)
-        return files | ({folder.UNMERGED: left} if left else {})
+        return files | ({storage.UNMERGED: left} if left else {})
 
     def _with_adapters(
         self, metadata: dict[str, dict[str, str]], files: dict[str, Arrays]
@@ -408,7 +408,7 @@ class Saver:
         adapter = self.config.TRAIN.ADAPTER
         rank = adapter.RANK if adapter.NAME == "lora" else None
         scale = adapter.ALPHA / adapter.RANK
-        models = {folder.ADAPTER: folder.MODEL, folder.ADAPTER_EMA: folder.EMA}
+        models = {storage.ADAPTER: storage.MODEL, storage.ADAPTER_EMA: storage.EMA}
         return metadata | {
             file: metadata[of] | adapter_metadata(adapter.NAME, scale, self.base, rank, files[file])
             for file, of in models.items()
@@ -440,7 +440,7 @@ class Saver:
         self._where_the_run_is(lambda begun: self._write_and_link(begun, taken, improved))
         if self.path.parent != self.begun.parent:  # the move may have cut something short
             with contextlib.suppress(OSError):
-                folder.remove_leftovers(self.path.parent)
+                storage.remove_leftovers(self.path.parent)
         self.content = None
         return files
 
@@ -475,19 +475,19 @@ class Saver:
 
         Args:
             begun: the checkpoint's folder until it is whole.
-            taken: what ``folder.Sharing`` takes.
+            taken: what ``storage.Sharing`` takes.
         """
         name = self.path.name
         if rank():
-            folder.write_share(begun, name, self.content)
-            return {folder.OPTIMIZER: self.content}
+            storage.write_share(begun, name, self.content)
+            return {storage.OPTIMIZER: self.content}
         files, state, metadata, keys = self.content
         sharing = (
-            folder.Sharing(keys, self.abandoned, {} if taken is None else taken)
+            storage.Sharing(keys, self.abandoned, {} if taken is None else taken)
             if self.sharded
             else None
         )
-        folder.write_checkpoint(begun.parent, name, files, state, metadata, begun, sharing)
+        storage.write_checkpoint(begun.parent, name, files, state, metadata, begun, sharing)
         return files
 
     def _write_and_link(
@@ -501,17 +501,17 @@ class Saver:
         self._write_content(begun, taken)
         self.path = directory / name
         if self.removable is None:
-            found = folder.find_checkpoints(directory)
+            found = storage.find_checkpoints(directory)
         else:
             # The run's folder may have been moved meanwhile.
             found = [directory / other.name for other in self.removable] + [self.path]
         if "val" in improved:
-            folder.point(directory / folder.BEST, name)
+            storage.replace_link(directory / storage.BEST, name)
         if "ema" in improved:
-            folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
+            storage.replace_link(directory / storage.BEST_EMA, f"{name}/{storage.EMA}")
         keep_last = self.config.KEEP_LAST
         save_freq = self.config.SAVE_FREQ
-        self.removable, kept = folder.remove_superseded(directory, found, keep_last, save_freq)
+        self.removable, kept = storage.remove_superseded(directory, found, keep_last, save_freq)
         for other in set(kept) - self.kept:
             why = "it holds what no run made, or is another user's"
             self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")

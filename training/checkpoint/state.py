@@ -20,7 +20,7 @@ from settings.plain import (
     parsed_json,
     whole_file,
 )
-from training.checkpoint import folder
+from training.checkpoint import storage
 
 FORMATS = (1, 2)  # the last one is written; in 1, ``window.Record`` had no names
 LONGEST = 16 << 20  # bytes; a run's state has some 5,000, and a line for each class
@@ -52,7 +52,7 @@ def _is_best(value: Any) -> bool:
     if (
         type(value) is not dict
         or not is_whole(value.get("epoch"))
-        or not folder.is_name(value.get("checkpoint"))
+        or not storage.is_name(value.get("checkpoint"))
     ):
         return False
     return all(
@@ -138,7 +138,7 @@ def read_state(chosen: Path) -> dict[str, Any]:
     Raises:
         InputError: it can't be read, is another release's, or a value isn't what a run writes.
     """
-    with folder.whole(chosen, folder.STATE, "a run's state"):
+    with storage.reading_checkpoint(chosen, storage.STATE, "a run's state"):
         state = _content(chosen)
         check_form(state, {"format": _FORM["format"]}, ("format",))
         if state["format"] not in FORMATS:
@@ -156,8 +156,8 @@ def read_state(chosen: Path) -> dict[str, Any]:
             raise Unreadable(
                 f"its window is of {len(state['window'])} processes, expected {state['ranks']}"
             )
-        name = folder.folder_name(state["epoch"], state["samples"])
-        if folder.is_name(chosen.name) and chosen.name != name:
+        name = storage.checkpoint_name(state["epoch"], state["samples"])
+        if storage.is_name(chosen.name) and chosen.name != name:
             raise Unreadable(f"it is of {name}: the folder has another's name")
     return state
 
@@ -166,9 +166,9 @@ def newest_whole(directory: Path) -> Path | None:
     """Returns the newest checkpoint under ``directory`` that isn't damaged, which ``-resume=auto``
     takes.
     """
-    for found in reversed(folder.find_checkpoints(directory)):
+    for found in reversed(storage.find_checkpoints(directory)):
         with contextlib.suppress(InputError):
-            folder.verify(found)
+            storage.verify(found)
             read_state(found)
             return found
     return None
@@ -182,9 +182,9 @@ def state_beside(weights: Path, *names: str) -> dict[str, Any] | None:
         InputError: it can't be read, or isn't a run's.
     """
     beside = Path(os.path.realpath(weights)).parent
-    if not os.path.lexists(beside / folder.STATE):
+    if not os.path.lexists(beside / storage.STATE):
         return None
-    with folder.whole(beside, folder.STATE, "a run's state"):
+    with storage.reading_checkpoint(beside, storage.STATE, "a run's state"):
         state = _content(beside)
         form = {**_FORM, "classes": _CLASSES}
         check_form(state, {name: form[name] for name in names}, names)
@@ -192,4 +192,4 @@ def state_beside(weights: Path, *names: str) -> dict[str, Any] | None:
 
 
 def _content(chosen: Path) -> Any:
-    return parsed_json(whole_file(chosen / folder.STATE, LONGEST), finite=False)
+    return parsed_json(whole_file(chosen / storage.STATE, LONGEST), finite=False)

@@ -16,7 +16,7 @@ from training.pages import page
 from training.report import drawings, mistakes
 from training.report.measures import BINS, Confusions, calibration, confusions, scores, wilson
 from training.report.reading import SPEED, Finished, Told, read_run
-from training.results import FIGURES
+from training.results import METRIC_TITLES
 from utils import writing_whole
 
 PAGE = "report.html"
@@ -78,7 +78,7 @@ def _summary(run: Finished) -> str:
     """The last evaluation, of the weights and of their average."""
     evaluated = run.evaluated
     rows: list[list[Any]] = []
-    for key, label in FIGURES.items():
+    for key, label in METRIC_TITLES.items():
         if key in run.result:
             rows.append([label, *(number(found.get(key), key) for found in evaluated.values())])
             rows += (
@@ -108,7 +108,7 @@ def _best(found: Mapping[str, Any]) -> str:
     if not found:
         return ""
     figures = ", ".join(
-        f"{label} {number(found[key], key)}" for key, label in FIGURES.items() if key in found
+        f"{label} {number(found[key], key)}" for key, label in METRIC_TITLES.items() if key in found
     )
     where = f", in checkpoints/{found['checkpoint']}" if "checkpoint" in found else ""
     return f"after epoch {found['epoch']}{where}: {figures}"

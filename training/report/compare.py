@@ -16,7 +16,7 @@ from training.pages.figures import shorten
 from training.report import drawings, interval, number
 from training.report.measures import mcnemar, welch
 from training.report.reading import Finished, read_run
-from training.results import FIGURES
+from training.results import METRIC_TITLES
 
 _CELL = 60  # letters of a name, and of a value on a screen
 # a difference is called larger than chance below it, over the number of comparisons (Bonferroni)
@@ -56,7 +56,9 @@ class Compared(NamedTuple):
         """Returns the heads and rows of a table: a row for each run, and one for its averaged
         weights.
         """
-        keys = [key for key in FIGURES if any(key in run.result for run in self.runs.values())]
+        keys = [
+            key for key in METRIC_TITLES if any(key in run.result for run in self.runs.values())
+        ]
         rows = []
         for name, run in self.runs.items():
             for split, found in run.evaluated.items():

@@ -74,7 +74,7 @@ _ADVICE = "; take an earlier one, or -resume=auto, which takes the newest whole 
 Arrays = dict[str, np.ndarray]
 
 
-def folder_name(epoch: int, samples: int) -> str:
+def checkpoint_name(epoch: int, samples: int) -> str:
     """Returns the name of the checkpoint after ``epoch`` epochs and ``samples`` samples of the
     next.
     """
@@ -86,7 +86,7 @@ def is_name(value: Any) -> bool:
     return type(value) is str and _NAME.fullmatch(value) is not None
 
 
-def check_shared(directory: Path) -> None:
+def check_visible(directory: Path) -> None:
     """Raises InputError, on every rank, where a rank doesn't see the folder that rank 0 makes as
     ``directory``.
 
@@ -182,7 +182,7 @@ def write_checkpoint(
             # Somebody may be removing the folder, file by file.
             for line in sums:
                 os.stat(temporary / line.split()[1])
-    point(directory / LAST, name)
+    replace_link(directory / LAST, name)
     return target
 
 
@@ -302,7 +302,7 @@ def shares_of(folder: Path) -> dict[str, set[str]]:
     """
     if not os.path.lexists(folder / INDEX):
         return {}
-    with whole(folder, INDEX, "an index of shares"):
+    with reading_checkpoint(folder, INDEX, "an index of shares"):
         index = parsed_json(whole_file(folder / INDEX, _LONGEST_INDEX))
         check_form(index, _INDEX_FORM, tuple(_INDEX_FORM))
         ranks = index["metadata"]["shares"]
@@ -350,7 +350,7 @@ class _Hashed:
         self.file.write(data)
 
 
-def point(link: Path, to: str) -> None:
+def replace_link(link: Path, to: str) -> None:
     """Makes ``link`` name ``to``; at every moment it names what it did before or that.
 
     Raises:
@@ -469,7 +469,7 @@ def verify(folder: Path) -> list[str]:
                 "without the optimizer's state"
             )
         raise InputError(f"no checkpoint at {folder}: {expected}")
-    with whole(folder, SUMS, "a list of files"):
+    with reading_checkpoint(folder, SUMS, "a list of files"):
         lines = whole_file(folder / SUMS, LONGEST_SUMS).decode("ascii").splitlines()
         found = [_LINE.fullmatch(line) for line in lines]
         if None in found:
@@ -483,10 +483,10 @@ def verify(folder: Path) -> list[str]:
             if name not in sums:
                 raise Unreadable(f"it has no line for {name}")
     for name, digest in sums.items():
-        with whole(folder, name, "a file"):
+        with reading_checkpoint(folder, name, "a file"):
             if sha256_of(folder / name) != digest:
                 raise Unreadable("it isn't what was written (its SHA-256 differs)")
-    with whole(folder, SUMS, "a list of files"):
+    with reading_checkpoint(folder, SUMS, "a list of files"):
         expected = {INDEX, *shares_of(folder)} if INDEX in sums else {OPTIMIZER}
         found = {name for name in sums if name in (OPTIMIZER, INDEX) or _SHARE.fullmatch(name)}
         if missing := sorted(expected - found):
@@ -504,7 +504,9 @@ def _epoch(file: Path) -> str:
     return found[1] if found else "N"
 
 
-def whole(folder: Path, file: str, what: str) -> contextlib.AbstractContextManager[None]:
+def reading_checkpoint(
+    folder: Path, file: str, what: str
+) -> contextlib.AbstractContextManager[None]:
     """Says of what goes wrong while a checkpoint's file is read that it is damaged, and what to do
     (``reading``).
     """
