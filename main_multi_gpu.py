@@ -97,7 +97,7 @@ def leave_report(run, dataset_val):
             from training.report import write_report
 
             write_report(run.directory, dataset_val)
-    run.tell_files()
+    run.log_files()
 
 
 def less_memory(config, directory):

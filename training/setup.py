@@ -23,7 +23,6 @@ from models.pretrained import disagreements
 from ops.settings import float32_text
 from settings.options import Configuration, explicit_sources
 from training.checkpoint.description import classes_of
-from training.ending import Ending
 from training.equal_ranks import check_loaded
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
@@ -50,8 +49,7 @@ class Training:
     network: nn.Layer
     ema: ModelEma | None
     optimizer: paddle.optimizer.Optimizer
-    schedule: Callable[[int], float]
-    ending: Ending
+    schedule: Callable[[float], float]
     scaler: LossScaler
     loader: Loader
     run: Run
@@ -97,7 +95,6 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     schedule = build_schedule(
         config, -(-steps // accum), config.DATA.BATCH_SIZE * world_size() * accum
     )
-    ending = Ending(config, steps)
     scaler = LossScaler(enabled=precision(config) == "float16")
     _tell_model(config, model, run)
     _tell_steps(config, len(train), steps, schedule, run)
@@ -115,8 +112,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
         network=network,
         ema=ema,
         optimizer=optimizer,
-        schedule=ending.pace(schedule),
-        ending=ending,
+        schedule=schedule,
         scaler=scaler,
         loader=loader,
         run=run,

@@ -245,7 +245,7 @@ def each(calls):
 )
 def test_save_steps_counts_multiples_passed(tmp_path, tiny, every, saved, step, due):
     saver = Training(tmp_path, [*tiny, "SAVE_STEPS", str(every)]).saver
-    saver.begin(Progress(step=saved))
+    saver.saved_step = saved
     assert saver.due(Progress(step=step)) == due
 
 

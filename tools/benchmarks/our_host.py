@@ -143,7 +143,6 @@ def main() -> None:
     )
     checkpointing = Checkpointing(progress, saver, Requests(config.SAVE_MINUTES))
     watch(training, stopwatch)
-    saver.begin(progress)
     engine.train_one_epoch(
         training, progress, stopwatch.wrap("checking signals and clock", checkpointing.after_step)
     )

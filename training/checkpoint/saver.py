@@ -89,6 +89,7 @@ class Saver:
         optimizer: paddle.optimizer.Optimizer,
         scaler: Any,
         train: ImageDataset,
+        progress: Progress | None = None,
     ) -> None:
         self.config = config
         self.run = run
@@ -122,12 +123,9 @@ class Saver:
         self.kept: set[str] = set()
         # checkpoints that a save may have to remove; None: not listed yet
         self.removable: list[Path] | None = None
-        self.begin(Progress())
+        self._set_saved(progress or Progress())
 
-    def begin(self, progress: Progress) -> None:
-        """Says where the saver begins: there is a checkpoint of ``progress``, or nothing that one
-        would hold.
-        """
+    def _set_saved(self, progress: Progress) -> None:
         self.path = self.run.checkpoints / progress.name
         self.saved_step = progress.step
 
@@ -261,7 +259,7 @@ class Saver:
         """
         asked = time.perf_counter()
         self.wait()
-        self.begin(progress)
+        self._set_saved(progress)
         own = optimizer_state(self.parts["val"], self.optimizer)
         arrays = {key: t.numpy() for key, t in statistics.items()} if statistics else {}
         begun, problem = self._begin_folder()
