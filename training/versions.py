@@ -1,4 +1,4 @@
-"""What a run computes on, and with which versions."""
+"""The device, the commit and the versions that a run computes with, for its records."""
 
 import contextlib
 import platform
@@ -13,40 +13,29 @@ from utils import num_gpus
 
 
 def device() -> str:
-    """Returns what this process computes on: "cpu", or "gpu:0 (NVIDIA A100-SXM4-80GB)"."""
+    """Returns this process's device: "cpu", or "gpu:0 (NVIDIA A100-SXM4-80GB)"."""
     name = paddle.device.get_device()
-    return (
-        f"{name} ({paddle.device.cuda.get_device_name()})"
-        if num_gpus() and name.startswith("gpu")
-        else name
-    )
+    if num_gpus() and name.startswith("gpu"):
+        return f"{name} ({paddle.device.cuda.get_device_name()})"
+    return name
 
 
 def commit() -> str | None:
-    """Returns the toolkit's commit, with "-dirty" where files differ from it; None where git
-    doesn't tell.
-    """
+    """Returns the toolkit's commit, with "-dirty" if files differ from it; None outside of git."""
     root = Path(__file__).parents[1]
-    if (root / ".git").exists():  # else it would tell of a repository that the toolkit is put into
-        git = [
-            "git",
-            "-C",
-            str(root),
-            "describe",
-            "--always",
-            "--dirty",
-            "--exclude=*",
-            "--abbrev=12",
-        ]
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            return subprocess.run(
-                git, capture_output=True, text=True, timeout=10, check=True
-            ).stdout.strip()
+    # Without this check git would name the commit of a repository that the toolkit is copied into.
+    if not (root / ".git").exists():
+        return None
+    options = ["--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    command = ["git", "-C", str(root), "describe", *options]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
     return None
 
 
 def versions() -> dict[str, str]:
-    """Returns what computes: the toolkit itself, and what it stands on."""
+    """Returns the versions of the toolkit, Python, Paddle and NumPy."""
     return {
         "toolkit": __version__,
         "python": platform.python_version(),
