@@ -81,7 +81,7 @@ REMOVED = {
     "training/checkpoint/storage.py: _empty": "a folder that holds nothing but a checkpoint's files",
     "training/checkpoint/storage.py: remove_checkpoint": "the same, before",
     "training/checkpoint/storage.py: remove_leftovers": "a link with the name of one that a killed run had begun",
-    "training/checkpoint/resume.py: _settle": "a damaged checkpoint gets another name; links of the run's own",
+    "training/checkpoint/resume.py: _rewind_checkpoints": "a damaged checkpoint gets another name; links of the run's own",
     "training/run.py: _cannot_lock": "the folder that it has just made, if that is empty",
 }
 

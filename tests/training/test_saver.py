@@ -160,7 +160,7 @@ def test_a_run_that_goes_on_removes_what_it_finds_superseded(tmp_path, tiny):
         first.saver.save(Progress(epoch=epoch, step=8 * epoch))
         first.saver.wait()
     again = Saver(
-        first.config, first.run, first.saver.parts, first.optimizer, LossScaler(False), first.train
+        first.config, first.run, first.saver.models, first.optimizer, LossScaler(False), first.train
     )
     for epoch in (3, 4, 5):
         again.save(Progress(epoch=epoch, step=8 * epoch))
