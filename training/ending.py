@@ -1,8 +1,8 @@
 """When a run ends: after its epochs, at the end of a budget of time (TRAIN.MAX_MINUTES), or early
 because evaluations don't improve (TRAIN.EARLY_STOP).
 
-The learning rate is a function of the step, so a budget of time becomes a number of updates: once,
-early in the run, by all ranks together. That number is in ``Progress`` and so in each checkpoint,
+The learning rate is a function of the step. So a budget of time becomes a number of updates, on
+which all ranks agree once, early in the run. That number is in ``Progress`` and so in each checkpoint,
 and a run that is resumed has the same end.
 """
 

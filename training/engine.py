@@ -4,8 +4,8 @@
 and ``evaluate`` are the two halves of an epoch, and ``evaluate_only`` is the run of ``-eval``. What
 a batch is, its loss, and what an evaluation computes, belongs to the task (``task.Task``).
 
-One process is N processes with N = 1. Between two reports nothing is copied to the host and no sums
-are exchanged: sums stay on the device, are reduced over the processes once, and divided once.
+One process is N processes with N = 1. Between two reports nothing is copied to the host, and no
+sums are exchanged. Sums stay on the device, are reduced over the processes once, and divided once.
 """
 
 import contextlib

@@ -345,8 +345,8 @@ def rising(config: Configuration, effective: int) -> str:
 def recipe_batch(config: Configuration) -> int | None:
     """Returns the batch that the recipe's rates are for.
 
-    It is None if the rates scale with the batch, if no recipe says it, or if the user wrote the
-    rate: that one is for the batch at hand.
+    It is None if the rates scale with the batch, or if no recipe says it. It is None, too, if the
+    user wrote the rate, which is for the batch at hand.
     """
     train = config.TRAIN
     if train.LINEAR_SCALED_LR or is_users(config, "TRAIN.BASE_LR"):
