@@ -418,10 +418,10 @@ def remove_superseded(
     later = []
     not_removed = []
     for checkpoint in checkpoints:
+        epoch, samples = position(checkpoint)
         if checkpoint.name in kept:
             later.append(checkpoint)
             continue
-        epoch, samples = position(checkpoint)
         at_epochs_end = samples == float("inf")
         if save_freq and at_epochs_end and epoch % save_freq == 0:
             continue
