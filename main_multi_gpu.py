@@ -105,7 +105,7 @@ def leave_report(run, dataset_val):
             from training.report import write_report
 
             write_report(run.directory, dataset_val)
-    run.tell_files()
+    run.log_files()
 
 
 def less_memory(config, directory):
@@ -231,7 +231,7 @@ def what_is_read(config):
     same to both.
     """
     from settings.options import leaves
-    from training.environment import versions
+    from training.versions import versions
 
     return repr((versions(), sorted(leaves(config)))).encode()
 

@@ -34,7 +34,7 @@ from models.base import ImageModel
 from models.inference import PROGRAM, inputs_of, save_program
 from settings.options import Configuration
 from training.checkpoint import describe
-from training.checkpoint.folder import sha256_of
+from training.checkpoint.storage import sha256_of
 from utils import sync_directory
 
 _UNIT = "values of uint8 / 255, of uint16 / 65535, of float32 as they are"

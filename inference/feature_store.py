@@ -34,7 +34,7 @@ from settings.plain import (
     value_text,
     whole_file,
 )
-from training.checkpoint.folder import sha256_of
+from training.checkpoint.storage import sha256_of
 from utils import writing_whole
 from weights.formats import files_of
 from weights.hub import HUB_PREFIXES

@@ -35,14 +35,14 @@ def merge(source: Path, target: Path) -> str:
     Raises:
         InputError: ``source`` isn't a whole checkpoint of a sharded run, or ``target`` exists.
     """
-    from training.checkpoint import folder, newest_whole
+    from training.checkpoint import newest_whole, storage
     from training.checkpoint.restore import open_share
 
     # A run's folder stands for its newest whole checkpoint, as for -resume.
     if (source / "checkpoints").is_dir():
         source = newest_whole(source / "checkpoints") or source
-    names = folder.verify(source)
-    shares = folder.shares_of(source)
+    names = storage.verify(source)
+    shares = storage.shares_of(source)
     if not shares:
         raise InputError(
             f"{source}: its optimizer's state is in one file already; there is nothing to merge"
@@ -56,13 +56,13 @@ def merge(source: Path, target: Path) -> str:
         arrays = {}
         for share, keys in shares.items():
             arrays |= opened.enter_context(open_share(source, share, keys))
-        sums = [folder.write_file(temporary / folder.OPTIMIZER, arrays)]
+        sums = [storage.write_file(temporary / storage.OPTIMIZER, arrays)]
         for name in names:
-            if name not in (folder.SUMS, folder.INDEX, *shares):
+            if name not in (storage.SUMS, storage.INDEX, *shares):
                 with open_file(source / name) as file:
-                    sums.append(folder.write_file(temporary / name, file))
-        folder.write_file(temporary / folder.SUMS, "".join(sums).encode())
-    return f"{target}: {len(arrays)} tensors of {len(shares)} shares in {folder.OPTIMIZER}; from {source}"
+                    sums.append(storage.write_file(temporary / name, file))
+        storage.write_file(temporary / storage.SUMS, "".join(sums).encode())
+    return f"{target}: {len(arrays)} tensors of {len(shares)} shares in {storage.OPTIMIZER}; from {source}"
 
 
 def main() -> None:

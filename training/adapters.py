@@ -1,8 +1,7 @@
-"""Training a few parameters beside a frozen model: what TRAIN.ADAPTER.NAME chooses. The classifier
-always trains.
+"""Training few parameters of a frozen model: the methods of TRAIN.ADAPTER.NAME.
 
-An adapter is a function (model) -> the structured names of the parameters that train besides the
-classifier's.
+An adapter is a function (model) -> the structured names of the parameters that train. The
+classifier always trains besides.
 """
 
 from collections.abc import Sequence
@@ -31,9 +30,9 @@ def lora(
 
     Args:
         rank: columns of the first matrix, rows of the second.
-        alpha: their product counts alpha / rank times.
+        alpha: their product is multiplied by alpha / rank.
         targets: patterns of names of Linear layers: ["*.qkv", "blocks.[6-9].mlp.fc?"].
-        dropout: of what the first matrix reads.
+        dropout: the rate of dropout on the first matrix's input.
 
     Raises:
         InputError: a pattern matches no layer, or a rank is larger than a layer.
@@ -45,29 +44,33 @@ def lora(
     }
     chosen: set[str] = set()
     for pattern in targets:
-        found = {name for name in layers if fnmatchcase(name, pattern)}
-        if not found:
+        matching = {name for name in layers if fnmatchcase(name, pattern)}
+        if not matching:
+            # Names without their block's number, as patterns are mostly written.
             ends = {f"*.{name.partition('.')[2].lstrip('0123456789.')}" for name in layers}
             raise InputError(
-                f"TRAIN.ADAPTER.TARGETS: {pattern!r} matches none of {len(layers)} Linear layers but the classifier"
-                f"{nearest(pattern, [*layers, *sorted(ends)])}"
+                f"TRAIN.ADAPTER.TARGETS: {pattern!r} matches none of {len(layers)} Linear layers"
+                f" but the classifier{nearest(pattern, [*layers, *sorted(ends)])}"
             )
-        chosen |= found
-    for name in (name for name in layers if name in chosen):
-        least = min(layers[name].weight.shape)
-        if rank > least:
+        chosen |= matching
+    # In the model's order, so that the new matrices get the same random numbers each time.
+    for name in layers:
+        if name not in chosen:
+            continue
+        smaller_side = min(layers[name].weight.shape)
+        if rank > smaller_side:
             raise InputError(
-                f"TRAIN.ADAPTER.RANK is {rank}, {name} takes 1 to {least}, its smaller side"
+                f"TRAIN.ADAPTER.RANK is {rank}, {name} takes 1 to {smaller_side}, its smaller side"
             )
         adapt(layers[name], rank, alpha, dropout)
     if dropout:
         call_by_layer(model)
-    return {f"{name}.{part}.weight" for name in chosen for part in ("lora_A", "lora_B")}
+    return {f"{name}.{matrix}.weight" for name in chosen for matrix in ("lora_A", "lora_B")}
 
 
 @adapters.register("prompt")
 def prompt(model: ImageModel) -> set[str]:
-    """Tokens that are learnt, MODEL.PROMPT_TOKENS: Jia et al. 2022, arXiv:2203.12119.
+    """Trains prompt tokens (MODEL.PROMPT_TOKENS): Jia et al. 2022, arXiv:2203.12119.
 
     Raises:
         InputError: the model has none.
@@ -75,7 +78,8 @@ def prompt(model: ImageModel) -> set[str]:
     names = {name for name, _ in model.named_parameters() if name == "prompt_tokens"}
     if not names:
         raise InputError(
-            "TRAIN.ADAPTER.NAME is prompt, but the model has no prompt tokens; set MODEL.PROMPT_TOKENS 10"
+            "TRAIN.ADAPTER.NAME is prompt, but the model has no prompt tokens;"
+            " set MODEL.PROMPT_TOKENS 10"
         )
     return names
 
@@ -90,6 +94,7 @@ def bitfit(model: ImageModel) -> set[str]:
     names = {name for name, p in model.named_parameters() if p.ndim == 1 and name.endswith("bias")}
     if not any(not within(name, model.classifier_names()) for name in names):
         raise InputError(
-            f"TRAIN.ADAPTER.NAME is bitfit, but {type(model).__name__} has no biases but the classifier's"
+            f"TRAIN.ADAPTER.NAME is bitfit, but {type(model).__name__} has no biases"
+            " but the classifier's"
         )
     return names

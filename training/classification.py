@@ -1,5 +1,7 @@
-"""The task of classifiers: pixels and labels, a cross-entropy, hits in the first one and the first
-five.
+"""Classification: images of one class each, trained by a cross-entropy.
+
+An evaluation counts the share of images whose label is the first guess (``acc1``), or one of the
+first five (``acc5``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +21,23 @@ from models.base import ImageModel
 from models.costs import model_of
 from settings.options import Configuration
 from settings.registry import tasks
-from training.among import LOW
 from training.equal_ranks import check_loaded, check_teacher
 from training.feature_distillation import FEATURE, LastMap, check_alignment, make_student
 from training.losses import CrossEntropy, Teacher, build_criterion, reads_tokens
 from training.predictions import Predictions
 from training.run import Run
-from training.task import Batch, Metrics, Task, sum_of_each
+from training.task import MASK, Batch, Metrics, Task, sum_of_each
 from utils import all_reduce_sum, world_size
 from weights import load_weights
 
 
 @tasks.register("classification", metrics="acc1 acc5 mean_class_acc")
 class Classification(Task):
-    """Images of one class each. BEST_METRIC says which checkpoint is the best; auto: ``best``."""
+    """The task of images of one class each.
+
+    Attributes:
+        best: the metric by which the best checkpoint is chosen if BEST_METRIC is auto.
+    """
 
     best = "acc1"
     lines: ClassVar[dict[str, str]] = {
@@ -56,7 +61,7 @@ class Classification(Task):
             )
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
-        """Builds the batches' transform and the loss, with its teacher.
+        """Builds the transform of batches, and the loss with its teacher.
 
         Raises:
             InputError: the teacher or the keys of the loss don't fit.
@@ -88,43 +93,50 @@ class Classification(Task):
         """Returns ``loss``, ``acc1``, ``acc5``, ``mean_class_acc``, ``class_acc`` (percent) and
         ``num_samples``.
 
-        ``class_acc`` is by name, with None for a class without a sample; ``mean_class_acc`` the
-        mean over the others. An image of several labels counts for each of them.
+        ``class_acc`` is by name, with None for a class without a sample. ``mean_class_acc`` is the
+        mean over the other classes. An image of several labels counts for each of them.
         """
         criterion = CrossEntropy()
         outputs = self.config.MODEL.NUM_CLASSES
+        # Sums over the samples: loss, acc1, acc5, and their number.
         total = paddle.zeros([4], "float64")
+        # By class, its samples that were right and all of them.
         by_class = paddle.zeros([outputs, 2], "float64")
         self.predictions = Predictions()
         for batch in batches:
             logits = forward(self.normalize(batch["pixels"]))
             labels = batch["labels"]
-            several = labels.ndim == 2  # any of them is right (DATA.LABELS, DATA.CLASSES)
-            found = (
-                any_of(logits, labels)
-                if several
-                else {"loss": criterion(logits, labels), **hits(logits, labels)}
-            )
-            total += sum_of_each(found | {"count": paddle.ones_like(found["acc1"])})
+            # Of several labels [B, K] any is right (DATA.LABELS, DATA.CLASSES).
+            several = labels.ndim == 2
+            if several:
+                values = any_of(logits, labels)
+            else:
+                values = {"loss": criterion(logits, labels)}
+                values |= hits(logits, labels)
+            values["count"] = paddle.ones_like(values["acc1"])
+            total += sum_of_each(values)
             if self.config.REPORT:
                 self.predictions.add(**_outcomes(logits, labels))
-            hit = (found["acc1"] > 0).astype("float64")
-            counted = paddle.stack([hit, paddle.ones_like(hit)], 1)
+            right = (values["acc1"] > 0).astype("float64")
+            counted = paddle.stack([right, paddle.ones_like(right)], 1)
             if several:
                 by_class += paddle.matmul(labels.astype("float64"), counted, transpose_x=True)
             else:
                 by_class = paddle.index_add(by_class, labels, 0, counted)
-        reduced = all_reduce_sum(paddle.concat([total, by_class.flatten()])).numpy()
-        (count, right, counts) = (reduced[3], *reduced[4:].reshape(-1, 2).T)
-        metrics: dict[str, float] = dict(
-            zip(("loss", "acc1", "acc5"), (reduced[:3] / count).tolist(), strict=True)
-        )
-        shares = [100 * float(h / n) if n else None for h, n in zip(right, counts, strict=True)]
-        metrics["mean_class_acc"] = float(np.mean([share for share in shares if share is not None]))
+        sums = all_reduce_sum(paddle.concat([total, by_class.flatten()])).numpy()
+        loss, acc1, acc5, count = sums[:4].tolist()
+        class_acc = [
+            100 * float(right / samples) if samples else None
+            for right, samples in sums[4:].reshape(-1, 2)
+        ]
         names = self.classes or map(str, range(outputs))
-        return metrics | {
+        return {
+            "loss": loss / count,
+            "acc1": acc1 / count,
+            "acc5": acc5 / count,
+            "mean_class_acc": float(np.mean([acc for acc in class_acc if acc is not None])),
             "num_samples": int(count),
-            "class_acc": dict(zip(names, shares, strict=False)),
+            "class_acc": dict(zip(names, class_acc, strict=False)),
         }
 
     def score(self, metrics: Metrics) -> float:
@@ -133,20 +145,23 @@ class Classification(Task):
 
 
 def hits(logits: paddle.Tensor, targets: paddle.Tensor) -> Batch:
-    """Returns, by name, which samples are right in the first guess and in the first five (or all,
-    of fewer classes). Each is [B] float32, 100 or 0. Of equal logits the lowest class comes first,
-    and NaN comes before all numbers.
+    """Returns which samples are right in the first guess ("acc1") and in the first five ("acc5").
+
+    Each is [B] float32, 100 or 0. With fewer than five classes "acc5" counts all of them. Of equal
+    logits the lowest class comes first, and NaN comes before all numbers.
 
     Args:
+        logits: [B, K].
         targets: labels [B], or distributions [B, K], whose largest share counts as the label.
     """
     labels = (targets if targets.ndim == 1 else targets.argmax(1)).unsqueeze(1)
     logits = logits.astype("float32")
     classes = logits.shape[1]
-    # The classes before the label are counted, because topk takes any of equal logits. NaN counts
-    # as before it.
-    own = paddle.take_along_axis(logits, labels, 1)
-    not_before = (logits < own) | ((logits == own) & (paddle.arange(classes) >= labels))
+    # The label's place is the number of classes before it, as topk would take any of equal logits.
+    # A comparison with NaN is false, so that NaN counts as before the label.
+    of_label = paddle.take_along_axis(logits, labels, 1)
+    tied = (logits == of_label) & (paddle.arange(classes) >= labels)
+    not_before = (logits < of_label) | tied
     place = classes - not_before.astype("int64").sum(1)
     return {"acc1": _percent(place < 1), "acc5": _percent(place < min(5, classes))}
 
@@ -156,31 +171,32 @@ def _percent(right: paddle.Tensor) -> paddle.Tensor:
 
 
 def best_class(logits: paddle.Tensor) -> paddle.Tensor:
-    """Returns the class of the highest logit, the lowest class of equal ones: logits [B, K] -> [B]
-    int64.
-    """
-    # On a GPU argmax is -1 where all are NaN.
+    """Returns the class of the highest logit, the lowest of equal ones: [B, K] -> [B] int64."""
+    # On a GPU argmax is -1 where all logits are NaN.
     return logits.astype("float32").argmax(1).clip(min=0)
 
 
 def any_of(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
     """Returns what an evaluation counts if any of several labels is right, each [B] float32.
-    ``acc1`` and ``acc5`` are as in ``hits``; ``loss`` is minus the logarithm of the labels'
-    probability together. Of one label all are as usual.
+
+    ``acc1`` and ``acc5`` are as in ``hits``. ``loss`` is minus the logarithm of the labels' summed
+    probability. With one label for each image all are as usual.
 
     Args:
+        logits: [B, K].
         labels: [B, K] of 0 and 1; at least one is 1 for each image (Beyer et al. 2020,
             arXiv:2006.07159).
     """
     logits = logits.astype("float32")
-    of_labels = logits + (labels.astype("float32") - 1) * LOW
+    of_labels = logits + (labels.astype("float32") - 1) * MASK
     loss = paddle.logsumexp(logits, 1) - paddle.logsumexp(of_labels, 1)
     return {"loss": loss, **hits(logits, best_class(of_labels))}
 
 
 def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
-    """Returns what is kept of samples: of several labels the predicted one, if that is right, or
-    else the first.
+    """Returns what is kept of each sample: its label, the predicted class and its probability.
+
+    Of several labels the predicted one is kept if it is among them, otherwise the first.
     """
     predicted = best_class(logits)
     logits = logits.astype("float32")
@@ -193,58 +209,74 @@ def _outcomes(logits: paddle.Tensor, labels: paddle.Tensor) -> Batch:
 
 
 def add_projection(config: Configuration, model: ImageModel) -> None:
-    """Adds the projection that TRAIN.DISTILLATION_TYPE feature needs (``make_student``), before the
-    teacher is built.
+    """Adds the projection that TRAIN.DISTILLATION_TYPE feature needs (``make_student``).
+
+    It has the width of the teacher, which isn't built for this.
 
     Raises:
         InputError: as ``build_teacher``.
     """
     if config.TRAIN.DISTILLATION_TYPE == FEATURE:
-        make_student(model, model_of(_teachers(config)).feature_info[-1]["num_chs"])
+        teacher = model_of(_teacher_config(config))
+        make_student(model, teacher.feature_info[-1]["num_chs"])
 
 
 def build_teacher(config: Configuration, run: Run, student: Any) -> Teacher | None:
-    """Returns the trained teacher of TRAIN.DISTILLATION_TYPE, or None without one.
+    """Returns the trained teacher of TRAIN.DISTILLATION_TYPE; None if it isn't set.
 
     Raises:
         InputError: its weights, its classes or its images don't fit.
     """
     if config.TRAIN.DISTILLATION_TYPE is None:
         return None
-    theirs = _teachers(config)
     path = config.TRAIN.TEACHER_PATH
-    theirs = with_switches(theirs, path)
-    teacher = build_model(theirs)
+    teacher_config = with_switches(_teacher_config(config), path)
+    teacher = build_model(teacher_config)
     check_scales(config, teacher)
-    check_teacher(theirs)
+    check_teacher(teacher_config)
     report = load_weights(teacher, path, checksums=world_size() > 1)
     check_loaded("TRAIN.TEACHER_PATH", report.file, report.checksums)
-    run.info(f"teacher {theirs.MODEL.NAME}: {report}")
-    scales = [c.DATA[name] for c in (config, theirs) for name in ("IMAGENET_MEAN", "IMAGENET_STD")]
+    run.info(f"teacher {teacher_config.MODEL.NAME}: {report}")
+    # The student's mean and deviation, then the teacher's: images are normalised anew for it.
+    scales = [
+        each.DATA[name]
+        for each in (config, teacher_config)
+        for name in ("IMAGENET_MEAN", "IMAGENET_STD")
+    ]
     if config.TRAIN.DISTILLATION_TYPE == FEATURE:
         check_alignment(student, teacher)
         return Teacher(LastMap(teacher), *scales)
     return Teacher(teacher, *scales)
 
 
-def _teachers(config: Configuration) -> Configuration:
-    """The teacher's configuration, for the student's images."""
+def _teacher_config(config: Configuration) -> Configuration:
+    """Returns the teacher's configuration, for images of the student's size.
+
+    Raises:
+        InputError: no teacher is given, or its classes or its images aren't the student's.
+    """
     train = config.TRAIN
     if not (train.TEACHER_MODEL and train.TEACHER_PATH):
         raise InputError(
-            f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is {train.TEACHER_MODEL} and"
-            f" TEACHER_PATH {train.TEACHER_PATH}; give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
+            f"DISTILLATION_TYPE is {train.DISTILLATION_TYPE}, but TEACHER_MODEL is"
+            f" {train.TEACHER_MODEL} and TEACHER_PATH {train.TEACHER_PATH};"
+            " give the teacher's YAML and weights, or set DISTILLATION_TYPE none"
         )
-    theirs = get_config(train.TEACHER_MODEL)
-    if architecture(theirs).min_image_size:  # it takes images of any size
-        theirs = with_values(theirs, DATA__IMAGE_SIZE=config.DATA.IMAGE_SIZE)
-    for key, own, other in (
-        ("MODEL.NUM_CLASSES", config.MODEL.NUM_CLASSES, theirs.MODEL.NUM_CLASSES),
-        ("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE, theirs.DATA.IMAGE_SIZE),
-        ("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS, theirs.DATA.IMAGE_CHANNELS),
-    ):
-        if own != other and (key, train.DISTILLATION_TYPE) != ("MODEL.NUM_CLASSES", FEATURE):
+    teacher = get_config(train.TEACHER_MODEL)
+    # An architecture that takes images of any size takes the student's.
+    if architecture(teacher).min_image_size:
+        teacher = with_values(teacher, DATA__IMAGE_SIZE=config.DATA.IMAGE_SIZE)
+    keys = ["MODEL.NUM_CLASSES", "DATA.IMAGE_SIZE", "DATA.IMAGE_CHANNELS"]
+    if train.DISTILLATION_TYPE == FEATURE:
+        # Features are compared, not classes.
+        keys.remove("MODEL.NUM_CLASSES")
+    for key in keys:
+        section, name = key.split(".")
+        of_student = config[section][name]
+        of_teacher = teacher[section][name]
+        if of_student != of_teacher:
             raise InputError(
-                f"the teacher {train.TEACHER_MODEL} has {key} {other}, the student {own}; make them equal"
+                f"the teacher {train.TEACHER_MODEL} has {key} {of_teacher}, the student"
+                f" {of_student}; make them equal"
             )
-    return theirs
+    return teacher

@@ -1,7 +1,6 @@
-"""What a command line asks for: its flags, the configuration that it names or means, what to write
-for unknown flags.
+"""The command line of main_*.py: its flags, its configuration, and answers to unknown flags.
 
-Without -cfg it is that of the run the command is about, or a script's own.
+Without -cfg the configuration is that of the run that the command is about, or a script's own.
 """
 
 import argparse
@@ -34,9 +33,10 @@ from settings.options import (
 )
 from settings.registry import datasets
 
-FILE = "config.yaml"  # in a run's folder
+# The name of a run's configuration within its folder.
+FILE = "config.yaml"
 AUTO = "auto"
-# takes the place of MODEL.PRETRAINED, whose file may be gone
+# The origin of MODEL.PRETRAINED in a run that is resumed: the file it began with may be gone.
 CHECKPOINT = "the checkpoint, which has the weights"
 FLAGS: dict[str, tuple[str, type, str]] = {
     "dataset": ("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
@@ -95,7 +95,7 @@ def config_from_arguments(
     default = arguments.default_cfg if arguments.cfg is None else None
     choice = choose(arguments.cfg, default, default and get_config(default).DATA.DATASET, asked)
     if choice.of_run and "OUTPUT" not in asked:
-        # The file may be a stranger's: it doesn't say where this command writes.
+        # Another user may have written the file: it doesn't say where this command writes.
         where = "this command"
         flags.append(Option("OUTPUT", None, where))
         if "SAVE" not in asked:
@@ -154,8 +154,12 @@ _WEIGHTS = {"MODEL.PRETRAINED", "MODEL.PRETRAINED_ADAPTER"}
 
 
 class Choice(NamedTuple):
-    """A configuration's file, or its name (None: config.py's defaults), and the line that says why
-    it was taken.
+    """The configuration to read.
+
+    Args:
+        file: its file or its name; None: config.py's defaults.
+        note: a line that says why it was taken.
+        of_run: whether it is a run's own.
     """
 
     file: str | Path | None
@@ -168,9 +172,8 @@ def choose(
 ) -> Choice:
     """Returns the configuration to read.
 
-    ``-cfg`` counts if it is given. Otherwise it is the configuration of the run to go on with
-    (MODEL.RESUME). Otherwise it is that of the run whose weights are asked for (MODEL.PRETRAINED),
-    otherwise ``default``.
+    ``-cfg`` comes first. Then comes the configuration of the run that is resumed (MODEL.RESUME), or
+    of the run whose weights are loaded (MODEL.PRETRAINED). Otherwise it is ``default``.
 
     Args:
         cfg, default: what -cfg and -default_cfg give.
@@ -188,12 +191,9 @@ def choose(
     }
     resume = words.get("MODEL.RESUME")
     pretrained = words.get("MODEL.PRETRAINED")
-    if resume and (found := _resumed_run(resume, words.get("OUTPUT"))):
-        return Choice(
-            found,
-            f"configuration: {found}, of the run that goes on (no -cfg is given)",
-            of_run=True,
-        )
+    if resume and (file := _resumed_run(resume, words.get("OUTPUT"))):
+        note = f"configuration: {file}, of the run that goes on (no -cfg is given)"
+        return Choice(file, note, of_run=True)
     if resume and resume != AUTO:
         if not os.path.lexists(resume):
             raise InputError(
@@ -204,12 +204,9 @@ def choose(
         raise InputError(
             f"-resume={resume}: no {FILE} of its run (RUN, RUN/checkpoints/...) is there; {advice}"
         )
-    if pretrained and (found := run_file(pretrained)):
-        return Choice(
-            found,
-            f"configuration: {found}, of the run that -pretrained names (no -cfg is given)",
-            of_run=True,
-        )
+    if pretrained and (file := run_file(pretrained)):
+        note = f"configuration: {file}, of the run that -pretrained names (no -cfg is given)"
+        return Choice(file, note, of_run=True)
     if pretrained and (Path(pretrained) / FILE).is_file():
         raise InputError(
             f"-pretrained={pretrained} is the folder of a run that has no checkpoints; give weights"
@@ -266,7 +263,7 @@ def weights_recipe(config: Configuration) -> str:
 
 @functools.cache
 def _needs_weights(source: str) -> bool:
-    """Whether values come from a shipped file whose command has -pretrained."""
+    """Returns whether a shipped file of values says that its command has -pretrained."""
     file = Path(source)
     if not file.is_relative_to(CONFIG_DIR):
         return False
@@ -287,7 +284,7 @@ def _resumed_run(resume: str, output: str | None) -> Path | None:
 
 
 def _has_weights(asked: Mapping[str, str]) -> bool:
-    """Whether the run that goes on takes its weights from a checkpoint, not from MODEL.PRETRAINED."""
+    """Returns whether a resumed run takes its weights from a checkpoint, not from MODEL.PRETRAINED."""
     resume = asked.get("MODEL.RESUME")
     if not resume or "MODEL.PRETRAINED" in asked:
         return False
@@ -355,8 +352,7 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
 def parse_command_line(
     program: str, argv: Sequence[str] | None, own: Iterable[str] = ()
 ) -> argparse.Namespace:
-    """Returns what a command line says: ``cfg``, each flag, or None, and ``o``, the list of words
-    after -o.
+    """Returns the values of a command line's flags, or None, and in ``o`` the words after -o.
 
     A flag may have one dash or two, and dashes for underscores within.
 
@@ -372,18 +368,18 @@ def parse_command_line(
     parsed, rest = _parser(program, tuple(own)).parse_known_args(words)
     if rest:
         example = "; write -o before KEY=VALUE" if "=" in rest[0] else ""
-        # Text programs make such dashes of hyphens.
-        if rest[0].startswith(
-            ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
-        ):
+        # Word processors make such dashes of hyphens.
+        dashes = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
+        if rest[0].startswith(dashes):
             example = "; it begins with a typographic dash: write -, as on the keyboard"
         raise InputError(f"command line: no flag takes the word {rest[0]!r}{example}")
     return parsed
 
 
 def _check_words(words: Sequence[str]) -> None:
-    """Raises InputError for mistakes of scripts: at continued lines, at line ends, with variables
-    that aren't set.
+    """Raises InputError for the usual mistakes of scripts.
+
+    These are wrongly continued lines, line ends of Windows, and variables that aren't set.
     """
     for position, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -402,24 +398,29 @@ def _check_words(words: Sequence[str]) -> None:
 def _instead(
     name: str, values: list[str], flag_of: Mapping[str, str], defaults: Mapping[str, Any]
 ) -> str:
-    """What to write instead of a flag of somebody else's: "; write -o TRAIN.NUM_EPOCHS 10", or
-    nothing.
+    """Returns what to write instead of another toolkit's flag, or "".
+
+    For example, it is "; write -o TRAIN.NUM_EPOCHS 10".
     """
+    # A key, or a text with a place for the value.
     meant = equivalent_key(name, defaults)
     if meant is None:
         return ""
     default = defaults.get(meant)
-    if isinstance(default, list) and len(values) > 1:
-        value = f"[{','.join(values)}]"
-    else:  # --input-size 3 224 160
+    if not values:
+        value = "True" if isinstance(default, bool) else "VALUE"
+    elif isinstance(default, list) and len(values) > 1:
+        value = shlex.quote(f"[{','.join(values)}]")
+    else:
+        # An image size may be channels, height and width: --input-size 3 224 160.
         sizes = list(itertools.takewhile(str.isdecimal, values))[-2:]
-        value = "x".join(sizes if meant == SIZE and len({*sizes}) > 1 else sizes[-1:])
-        value = value or values[0] if values else "True" if isinstance(default, bool) else "VALUE"
-    value = shlex.quote(value) if values else value
+        if meant != SIZE or len(set(sizes)) < 2:
+            sizes = sizes[-1:]
+        value = shlex.quote("x".join(sizes) or values[0])
     if meant in flag_of:
-        return f"; write -{flag_of[meant]}" + (
-            "" if isinstance(default, bool) and value == "True" else f"={value}"
-        )
+        flag = f"; write -{flag_of[meant]}"
+        return flag if isinstance(default, bool) and value == "True" else f"{flag}={value}"
     if meant in defaults:
         return f"; write -o {meant} {value}"
-    return f"; write {'-o ' if meant.split()[0] in defaults else ''}{meant.format(value)}"
+    option = "-o " if meant.split()[0] in defaults else ""
+    return f"; write {option}{meant.format(value)}"

@@ -1,9 +1,9 @@
-"""What ends a run: its epochs, a budget of time (TRAIN.MAX_MINUTES), evaluations without gain
-(TRAIN.EARLY_STOP).
+"""When a run ends: after its epochs, at the end of a budget of time (TRAIN.MAX_MINUTES), or early
+because evaluations don't improve (TRAIN.EARLY_STOP).
 
-A rate is a function of the step, so a budget becomes a number of updates: once, early in the run,
-by all ranks together. What was decided is in ``Progress``, and so in each checkpoint: a run that
-goes on has the same end.
+The learning rate is a function of the step. So a budget of time becomes a number of updates, on
+which all ranks agree once, early in the run. That number is in ``Progress`` and so in each checkpoint,
+and a run that is resumed has the same end.
 """
 
 import bisect
@@ -18,103 +18,111 @@ from training.checkpoint.progress import Progress
 from training.run import Run
 from utils import all_gather, num_gpus
 
-MEASURED = 0.02  # share of the budget after which the run's length is fixed
-RESERVE = 0.03  # share of the budget that stays free: for the last save, and a pace that isn't even
-# what evaluating an image costs, where no evaluation was seen yet, in trainings of one
+# The share of the budget after which the run's length is fixed.
+MEASURED = 0.02
+# The share of the budget that stays free, for the last save and for a speed that isn't constant.
+RESERVE = 0.03
+# How long the evaluation of an image takes, over training on one, until an evaluation is measured.
 FORWARD = 1 / 3
 
 
 class Ending:
-    """When a run ends. Every rank calls its methods equally often.
+    """Decides when a run ends. Every rank calls its methods equally often.
+
+    It is made when training begins, or goes on: the budget's clock starts then.
 
     Args:
-        steps: of a whole epoch.
-
-    Attributes:
-        progress: how far the run is; ``begin`` gives it.
+        progress: how far the run is. The decisions are stored there.
+        run: is told the length of a run that is shortened.
+        steps: the number of steps of a whole epoch.
+        evaluation_cost: the number of images that an evaluation computes, over those of an update.
     """
 
-    def __init__(self, config: Configuration, steps: int) -> None:
-        train = config.TRAIN
-        self.planned = train.NUM_EPOCHS
-        self.every = config.VALIDATE_FREQ
-        self.patience = train.EARLY_STOP
-        self.least = train.EARLY_STOP_MIN
-        self.steps = steps
-        self.accum = train.ACCUM_ITER
-        self.updates = -(-steps // train.ACCUM_ITER)
-        self.minutes, self.progress = train.MAX_MINUTES, Progress()
-
-    def begin(self, progress: Progress, run: Run, evaluation: float) -> None:
-        """Notes that the run begins, or goes on.
-
-        Args:
-            evaluation: images that one has to evaluate, over those of an update.
-        """
+    def __init__(
+        self,
+        config: Configuration,
+        progress: Progress,
+        run: Run,
+        steps: int,
+        evaluation_cost: float,
+    ) -> None:
         self.progress = progress
         self.run = run
-        self.evaluation = evaluation
+        self.planned = config.TRAIN.NUM_EPOCHS
+        self.minutes = config.TRAIN.MAX_MINUTES
+        self.patience = config.TRAIN.EARLY_STOP
+        self.min_gain = config.TRAIN.EARLY_STOP_MIN
+        self.validate_freq = config.VALIDATE_FREQ
+        self.accum = config.TRAIN.ACCUM_ITER
+        self.steps = steps
+        # Updates of a whole epoch, whose last one may be of fewer steps.
+        self.updates = -(-steps // self.accum)
+        self.evaluation_cost = evaluation_cost
         if self.minutes is None:
-            progress.length = []  # nobody but a forger's checkpoint has one
+            # A run without a budget stores no length. A forged checkpoint may hold one.
+            progress.length = []
         self.started = time.monotonic() - progress.seconds
         self.first = self.num_updates
-        self.mark: tuple[int, float] | None = None  # updates at an early one, and when that was
-        self.measured = 0  # updates at the last one where time was taken
-        self.evaluations: list[float] = []  # seconds
-        self._tell_length()
-
-    def _tell_length(self) -> None:
-        whole, rest = divmod(self.total, self.updates)
-        self.run.set_length(self.epochs, whole * self.steps + rest * self.accum)
+        # The update at which the first time was taken, and that time without evaluations.
+        self.reference: tuple[int, float] | None = None
+        # Updates of this process until the time was taken last.
+        self.measured = 0
+        self.evaluation_seconds: list[float] = []
 
     # ------------------------------------------------------------ the length
 
     @property
     def total(self) -> int:
-        """Returns the run's updates."""
-        return (
-            round(self.progress.length[1] * self.updates)
-            if self.progress.length
-            else self.planned * self.updates
-        )
+        """Returns the number of the run's updates."""
+        epochs = self.progress.length[1] if self.progress.length else self.planned
+        return round(epochs * self.updates)
 
     @property
     def epochs(self) -> int:
-        """Returns the run's epochs; the last one may be shorter."""
+        """Returns the number of the run's epochs; the last one may be shorter."""
         return -(-self.total // self.updates)
 
+    @property
+    def num_steps(self) -> int:
+        """Returns the number of the run's steps."""
+        epochs, rest = divmod(self.total, self.updates)
+        return epochs * self.steps + rest * self.accum
+
     def steps_of(self, epoch: int) -> int:
-        """Returns how many steps an epoch has, from 1."""
+        """Returns the number of steps of an epoch, which are counted from 1."""
         return min(self.steps, (self.total - (epoch - 1) * self.updates) * self.accum)
 
-    def pace(self, schedule: Callable[[float], float]) -> Callable[[int], float]:
-        """Returns the schedule of a run that may be shortened. From where its length was fixed, the
-        rest of the plan passes in the rest of the run.
+    def pace(self, schedule: Callable[[float], float]) -> Callable[[float], float]:
+        """Returns the schedule of a run that may be shortened.
+
+        From the update at which its length was fixed, what is left of the planned schedule passes
+        in what is left of the run.
         """
 
-        def rate(update: int) -> float:
-            where, end = self.progress.length or (self.planned, self.planned)
-            gone = update / self.updates - where
-            if gone <= 0 or end >= self.planned:
+        def rate(update: float) -> float:
+            fixed_at, end = self.progress.length or (self.planned, self.planned)
+            since = update / self.updates - fixed_at
+            if since <= 0 or end >= self.planned:
                 return schedule(update)
-            return schedule((where + gone * (self.planned - where) / (end - where)) * self.updates)
+            factor = (self.planned - fixed_at) / (end - fixed_at)
+            return schedule((fixed_at + since * factor) * self.updates)
 
         return rate
 
-    # ------------------------------------------------------------ the budget
+    # ------------------------------------------------------------ the budget of time
 
     @property
     def num_updates(self) -> int:
-        """Updates that were made."""
+        """Returns the number of updates that were made."""
         progress = self.progress
-        return (
-            progress.epoch * self.updates
-            - (progress.epoch * self.steps - progress.step) // self.accum
-        )
+        missing = (progress.epoch * self.steps - progress.step) // self.accum
+        return progress.epoch * self.updates - missing
 
     def after_step(self, updated: bool) -> None:
-        """Takes the time where a step ``updated``, after 2, 4, 8, ... updates: on a GPU the host
-        has to wait there.
+        """Takes the time after 2, 4, 8, ... updates: on a GPU the host has to wait for that.
+
+        Args:
+            updated: whether the step made an update.
         """
         if self.minutes is None or self.progress.length or not updated:
             return
@@ -124,64 +132,76 @@ class Ending:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Takes the time of an evaluation within."""
+        """Measures the time of an evaluation, which is done within this context."""
         before = time.monotonic()
         yield
-        self.evaluations.append(time.monotonic() - before)
+        self.evaluation_seconds.append(time.monotonic() - before)
 
     def _measure(self) -> None:
-        """Fixes the length, if enough of the budget is used."""
+        """Fixes the run's length, once enough of the budget is used."""
         if num_gpus():
             paddle.device.cuda.synchronize()
         now = time.monotonic()
         done = self.num_updates
-        self.measured = self.num_updates - self.first
-        if self.mark is None:
-            self.mark = done, now - sum(self.evaluations)
+        self.measured = done - self.first
+        training_time = now - sum(self.evaluation_seconds)
+        if self.reference is None:
+            # The first updates are slower than later ones: they only serve as the reference.
+            self.reference = done, training_time
             return
-        pace = (now - sum(self.evaluations) - self.mark[1]) / (done - self.mark[0])
-        evaluation = max(self.evaluations, default=FORWARD * self.evaluation * pace)
-        used, pace, evaluation = map(
-            max, zip(*all_gather((now - self.started, pace, evaluation)), strict=True)
-        )
+
+        first_update, first_time = self.reference
+        per_update = (training_time - first_time) / (done - first_update)
+        estimate = FORWARD * self.evaluation_cost * per_update
+        per_evaluation = max(self.evaluation_seconds, default=estimate)
+        # The slowest rank counts, so that all fix the same length.
+        measured = all_gather((now - self.started, per_update, per_evaluation))
+        used, per_update, per_evaluation = map(max, zip(*measured, strict=True))
         budget = 60 * self.minutes
         if used < MEASURED * budget:
             return
-        fits = bisect.bisect_right(
-            range(done + 1, self.planned * self.updates + 1),
-            budget * (1 - RESERVE) - used,
-            key=lambda total: (total - done) * pace + self._evaluations(done, total) * evaluation,
-        )
-        self.progress.length = [done / self.updates, (done + max(1, fits)) / self.updates]
+
+        def seconds_until(total: int) -> float:
+            evaluations = self._evaluations(done, total)
+            return (total - done) * per_update + evaluations * per_evaluation
+
+        totals = range(done + 1, self.planned * self.updates + 1)
+        fitting = bisect.bisect_right(totals, budget * (1 - RESERVE) - used, key=seconds_until)
+        # One more update is made even if the time is over.
+        total = done + max(1, fitting)
+        self.progress.length = [done / self.updates, total / self.updates]
         self.progress.seconds = used
-        self._tell_length()
-        takes = "takes" if self.evaluations else "may take"
+        self.run.set_length(self.epochs, self.num_steps)
+        takes = "takes" if self.evaluation_seconds else "may take"
         self.run.info(
-            f"TRAIN.MAX_MINUTES {self.minutes:g}: an update takes {pace:.3g} s, an evaluation {takes} {evaluation:.3g}"
-            f" s; the run ends after {self.total} updates, {self.total / self.updates:.4g} of {self.planned} epochs"
+            f"TRAIN.MAX_MINUTES {self.minutes:g}: an update takes {per_update:.3g} s,"
+            f" an evaluation {takes} {per_evaluation:.3g} s; the run ends after {self.total}"
+            f" updates, {self.total / self.updates:.4g} of {self.planned} epochs"
         )
 
     def _evaluations(self, done: int, total: int) -> int:
-        """How many evaluations come between two updates, with the run's last."""
-        before = done // self.updates
+        """Returns the number of evaluations between two updates, with the one at the run's end."""
+        epochs_before = done // self.updates
         epochs = -(-total // self.updates)
-        return epochs // self.every - before // self.every + (epochs % self.every > 0)
+        regular = epochs // self.validate_freq - epochs_before // self.validate_freq
+        ends_with_another = epochs % self.validate_freq > 0
+        return regular + ends_with_another
 
     # ------------------------------------------------------------ evaluations
 
     def after_epoch(self, scores: dict[str, float]) -> None:
-        """Takes in an epoch's end.
+        """Records an epoch's end.
 
         Args:
-            scores: by split, how good its evaluation is; none, without one.
+            scores: by split, how good its evaluation is; empty: the epoch wasn't evaluated.
         """
         progress = self.progress
         if self.patience and scores:
             marks = progress.marks
             better = {
-                split: s
-                for split, s in scores.items()
-                if split not in marks or s > marks[split] + self.least
+                split: score
+                for split, score in scores.items()
+                if split not in marks or score > marks[split] + self.min_gain
             }
             marks |= better
             progress.stale = 0 if better else progress.stale + 1
@@ -189,24 +209,26 @@ class Ending:
             self._measure()
 
     @property
+    def _stopped_early(self) -> bool:
+        return bool(self.patience) and self.progress.stale >= self.patience
+
+    @property
     def over(self) -> bool:
         """Returns whether the run is over."""
-        return self.progress.epoch >= self.epochs or bool(
-            self.patience and self.progress.stale >= self.patience
-        )
+        return self.progress.epoch >= self.epochs or self._stopped_early
 
     @property
     def reason(self) -> str:
-        """Returns why a run that is over ended before its time, or ""."""
+        """Returns why a run that is over ended before its planned epochs; "": it didn't."""
         progress = self.progress
-        if self.patience and progress.stale >= self.patience and progress.epoch < self.epochs:
+        if self._stopped_early and progress.epoch < self.epochs:
             return (
-                f"TRAIN.EARLY_STOP: {progress.stale} evaluations without gain, the last after epoch {progress.epoch} of"
-                f" {self.planned}"
+                f"TRAIN.EARLY_STOP: {progress.stale} evaluations without gain,"
+                f" the last after epoch {progress.epoch} of {self.planned}"
             )
         if self.total < self.planned * self.updates:
             return (
-                f"TRAIN.MAX_MINUTES: {self.minutes:g} minutes held {self.total / self.updates:.4g} of the"
-                f" {self.planned} epochs"
+                f"TRAIN.MAX_MINUTES: {self.minutes:g} minutes held"
+                f" {self.total / self.updates:.4g} of the {self.planned} epochs"
             )
         return ""

@@ -1,8 +1,11 @@
-"""The loop: ``fit`` trains and evaluates, ``train_one_epoch`` and ``evaluate`` are its two halves.
+"""The training loop: ``fit`` trains a model, evaluates it and saves it.
 
-What a batch is, its loss, and what an evaluation computes, is the task's (``task.Task``). One
-process is N processes with N = 1. Nothing leaves the device between reports: sums are kept there,
-reduced over the processes once, and divided once.
+``fit`` reads from top to bottom as a run goes: its start, each epoch, its end. ``train_one_epoch``
+and ``evaluate`` are the two halves of an epoch, and ``evaluate_only`` is the run of ``-eval``. What
+a batch is, its loss, and what an evaluation computes, belongs to the task (``task.Task``).
+
+One process is N processes with N = 1. Between two reports nothing is copied to the host, and no
+sums are exchanged. Sums stay on the device, are reduced over the processes once, and divided once.
 """
 
 import contextlib
@@ -16,7 +19,6 @@ from paddle import nn
 import ops
 from datasets import ImageDataset, get_dataloader
 from errors import InputError, RunError
-from launch import signals
 from launch.progress import EVALUATING, beat
 from loading.workers import Loader
 from models.base import ImageModel
@@ -26,24 +28,24 @@ from ops.settings import trim_buffers
 from settings.options import Configuration, plain
 from settings.registry import tasks
 from training import predictions
-from training.among import among
 from training.checkpoint import Progress, Saver, check_task, own_statistics
-from training.checkpoint.folder import BEST, BEST_EMA, check_shared
-from training.checkpoint.resume import resume, settle
+from training.checkpoint.resume import resume, rewind_folder
+from training.checkpoint.storage import BEST, BEST_EMA, check_visible
 from training.curves import plot_curves
+from training.ending import Ending
 from training.optim import clip_gradients
 from training.parallel import (
     ShardedOptimizer,
     broadcast_weights,
-    gathered,
+    free_unowned_weights,
+    gathered_weights,
     reduce_gradients,
-    share_out,
     without_sync,
 )
-from training.requests import Keeper, Requests, Stopped
+from training.requests import Checkpointing, Requests, Stopped
 from training.run import Run
 from training.setup import Training, load_pretrained, precision, precision_text, prepare
-from training.task import Batch, Metrics, Task, numbers
+from training.task import Batch, Metrics, Task, mask_logits, numbers
 from training.window import Window
 from utils import num_gpus, rank, reduce_dict, seed_step, world_size
 
@@ -56,113 +58,133 @@ def fit(
     run: Run,
     kind: type[Task] | None = None,
 ) -> None:
-    """Trains ``network`` (what ``parallel.wrap_model`` returned) and leaves checkpoints, metrics
-    and a result.
+    """Trains ``network`` and writes checkpoints, metrics and the result into the run's folder.
 
     Args:
-        kind: of training; None: what TASK names.
+        network: what ``parallel.wrap_model`` returned.
+        kind: the kind of training; None: the one that TASK names.
 
     Raises:
         InputError: batch, accumulation, weights or checkpoint don't fit.
         RunError: on every rank, when the loss is not finite.
     """
     task: Task = (kind or tasks.choose(config))(config, val.classes)
+
+    # Everything is built, loaded and checked before anything on the disk changes. So a start that
+    # fails leaves a run's folder as it was.
     training = prepare(task, network, train, run)
-    (progress, chosen), ending = resume(training), training.ending
-    # Everything is loaded now. A checkpoint within an epoch has statistics of batch norm for each
-    # rank: they stay.
+    progress, checkpoint = resume(training)
     for model in training.evaluated_models.values():
-        broadcast_weights(model, without=own_statistics(model) if chosen else ())
-    share_out(training.optimizer)
+        # A checkpoint within an epoch holds batch norm's statistics of each rank: they stay.
+        own = own_statistics(model) if checkpoint else ()
+        broadcast_weights(model, without=own)
+    free_unowned_weights(training.optimizer)
     val_loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
     if isinstance(training.optimizer, ShardedOptimizer):
-        check_shared(run.directory)
-    signals.begin()
-    run.begin()  # all that can be checked was checked: from here on the run's folder changes
+        check_visible(run.directory)
+
+    # The run begins: from here on its folder changes, and signals ask it to save or to stop.
+    run.begin()
     if config.MODEL.RESUME:
-        settle(training, progress, chosen)
+        rewind_folder(training, progress, checkpoint)
+    # Today's batch size may not be the one that the checkpoint's steps were counted by.
     progress.count_steps(training.loader)
     saver = Saver(
-        config, run, training.evaluated_models, training.optimizer, training.scaler, train
+        config,
+        run,
+        training.evaluated_models,
+        training.optimizer,
+        training.scaler,
+        train,
+        progress,
     )
-    saver.begin(progress)
-    keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
+    checkpointing = Checkpointing(progress, saver, Requests(config.SAVE_MINUTES))
     if task.note:
         run.info(task.note)
-    run.start_bar(config.TRAIN.NUM_EPOCHS * len(training.loader), progress.step)
-    ending.begin(progress, run, _evaluation_cost(training, len(val)))
+    steps = len(training.loader)
+    ending = Ending(config, progress, run, steps, _evaluation_cost(training, len(val)))
+    training.schedule = ending.pace(training.schedule)
+    run.start_steps(ending.epochs, ending.num_steps, progress.step)
 
-    def after_step(window: Window, held: dict[str, paddle.Tensor], updated: bool) -> None:
+    def after_step(window: Window, statistics: dict[str, paddle.Tensor], updated: bool) -> None:
         ending.after_step(updated)
-        keeper.after_step(window, held, updated)
+        checkpointing.after_step(window, statistics, updated)
 
     metrics: dict[str, Metrics] = {}
-    if ending.over:  # all is done but the result
-        metrics = _evaluate_models(training, val_loader, keeper)
-        _keep_best(task, progress, metrics)  # if there is none: it may have been lost
+    if ending.over:
+        # The run was stopped after its last epoch. Its result is missing, and perhaps its best
+        # checkpoint, if that was lost.
+        metrics = _evaluate_models(training, val_loader, ending, checkpointing)
+        _keep_best(task, progress, metrics)
+
     while not ending.over:
         epoch = progress.epoch + 1
-        train_one_epoch(training, progress, after_step)
-        keeper.after_epoch()
+        train_one_epoch(training, progress, after_step, ending)
+        # A run that is stopped here goes on with the evaluation.
+        checkpointing.stop_if_asked()
+
         metrics = {}
         if epoch % config.VALIDATE_FREQ == 0 or epoch == ending.epochs:
-            metrics = _evaluate_models(training, val_loader, keeper)
-            for split, found in metrics.items():
-                run.report(
-                    split,
-                    task.line("val", found),
-                    step=progress.step,
-                    epoch=epoch,
-                    **numbers(found),
-                )
+            metrics = _evaluate_models(training, val_loader, ending, checkpointing)
+            for split, values in metrics.items():
+                shown = task.line("val", values)
+                run.report(split, shown, step=progress.step, epoch=epoch, **numbers(values))
+
+        # The epoch counts as done once it is evaluated. Then it is decided whether the run is over,
+        # because a checkpoint holds that decision.
         progress.end_epoch(epoch)
         improved = _keep_best(task, progress, metrics)
-        ending.after_epoch({split: task.score(found) for split, found in metrics.items()})
-        nth = config.SAVE_FREQ and epoch % config.SAVE_FREQ == 0
-        described = {split: task.description_of(found) for split, found in metrics.items()}
-        keeper.end_epoch(improved, nth or ending.over, described)
-    keeper.conclude()
-    _conclude(training, val, progress, metrics, saver)
+        ending.after_epoch({split: task.score(values) for split, values in metrics.items()})
+        regular = bool(config.SAVE_FREQ) and epoch % config.SAVE_FREQ == 0
+        described = {split: task.description_of(values) for split, values in metrics.items()}
+        checkpointing.end_epoch(improved, regular or ending.over, described)
+
+    # The last checkpoint is whole before the result says that the run is over.
+    checkpointing.finish()
+    _conclude(training, val, progress, ending, metrics, saver)
 
 
 def _evaluation_cost(training: Training, images: int) -> float:
-    """What an evaluation has to do, over an update: images that pass through the model and its
-    average.
+    """Returns the number of images that an evaluation computes, over those of an update.
+
+    Each image passes through the model and, with MODEL_EMA, through the averaged model.
     """
-    batch = training.config.DATA.BATCH_SIZE * world_size() * training.config.TRAIN.ACCUM_ITER
-    return len(training.evaluated_models) * images / batch
+    config = training.config
+    update_images = config.DATA.BATCH_SIZE * world_size() * config.TRAIN.ACCUM_ITER
+    return len(training.evaluated_models) * images / update_images
 
 
-def _evaluate_models(training: Training, loader: Loader, keeper: Keeper) -> dict[str, Metrics]:
-    """The metrics of the model and of the averaged one, by split."""
-    found: dict[str, Metrics] = {}
-    with training.ending.evaluating(), gathered(training.optimizer):
+def _evaluate_models(
+    training: Training, loader: Loader, ending: Ending, checkpointing: Checkpointing
+) -> dict[str, Metrics]:
+    """Returns the metrics of the model ("val") and of the averaged model ("ema")."""
+    metrics: dict[str, Metrics] = {}
+    with ending.evaluating(), gathered_weights(training.optimizer):
         for split, model in training.evaluated_models.items():
-            found[split] = evaluate(training.task, model, loader, keeper.in_evaluation)
+            metrics[split] = evaluate(training.task, model, loader, checkpointing.stop_if_asked)
             if kept := training.task.predictions:
                 training.predictions[split] = kept
-    return found
+    return metrics
 
 
 def _keep_best(task: Task, progress: Progress, metrics: dict[str, Metrics]) -> tuple[str, ...]:
     """Keeps the best evaluations; returns the splits whose best it is."""
-    return progress.keep_best(
-        {split: numbers(found) for split, found in metrics.items()}, task.score
-    )
+    shown = {split: numbers(values) for split, values in metrics.items()}
+    return progress.keep_best(shown, task.score)
 
 
 def _conclude(
     training: Training,
     val: ImageDataset,
     progress: Progress,
+    ending: Ending,
     metrics: dict[str, Metrics],
     saver: Saver,
 ) -> None:
-    """Leaves the last predictions, draws the curves, tells the best evaluations, and writes the
-    result.
-    """
+    """Writes the last predictions, the curves and result.json, and logs the best evaluations."""
     run = training.run
     task = training.task
+    # Every rank has a part of the predictions. Rank 0 writes all else.
     predictions.write_tables(run, val, training.predictions)
     if rank():
         return
@@ -175,12 +197,13 @@ def _conclude(
         run.info(f"best {split}: {line}")
         best_lines.append(f"{title}: {line}")
     weights = {"val": saver.path, "ema": saver.path / "ema.safetensors"}
-    results = {
-        split: _result(task, found, str(weights[split])) | {"best": progress.best[split]}
-        for split, found in metrics.items()
-    }
+    results = {}
+    for split, values in metrics.items():
+        results[split] = _result(task, values, str(weights[split]))
+        results[split]["best"] = progress.best[split]
+    # The model's metrics are result.json's own; those of the average are its entry "ema".
     result = results.pop("val")
-    if reason := training.ending.reason:
+    if reason := ending.reason:
         result["ended"] = reason
         run.info(reason)
     run.result(result | results, "; ".join([task.line("result", result), *best_lines]))
@@ -190,64 +213,76 @@ def train_one_epoch(
     training: Training,
     progress: Progress,
     after_step: Callable[[Window, dict, bool], None] = lambda *_: None,
+    ending: Ending | None = None,
 ) -> None:
-    """Trains the rest of the epoch that ``progress`` is in, reported every REPORT_FREQ steps and at
-    its end.
+    """Trains the rest of the epoch that ``progress`` is in.
+
+    It is reported every REPORT_FREQ steps and at its end.
 
     Args:
-        after_step: is called after each step but the last with the window, this rank's statistics
-            and whether the step made an update. The state that it may save is that of the last
-            update.
+        after_step: is called after each step but the last one, with the window, this rank's
+            statistics and whether the step made an update. The state that it may save is that of
+            the last update.
+        ending: may end the run within the epoch; None: the epoch is trained as a whole.
 
     Raises:
         RunError: on every rank, when a loss is not finite; it names the first such step.
     """
     config = training.config
     loader = training.loader
-    epoch = progress.epoch + 1
     sampler = loader.batch_sampler
+    epoch = progress.epoch + 1
     steps = len(loader)
+    steps_before = (epoch - 1) * steps
     accum = config.TRAIN.ACCUM_ITER
-    ending = training.ending
     updates = -(-steps // accum)
+    # A run that goes on within an epoch begins with the first batch that it hasn't trained on.
     sampler.set_epoch(epoch, progress.samples)
     first = sampler.first()
     window = Window(training, epoch, progress.step, progress.take_window())
-    if first >= ending.steps_of(epoch):  # only its evaluation is to come
+    last = ending.steps_of(epoch) if ending else steps
+    if first >= last:
+        # Only the epoch's evaluation is to come.
         return
+
     training.network.train()
     hold_frozen_statistics(training.model)
     statistics = {
-        f"{split}/{name}": t
+        f"{split}/{name}": tensor
         for split, model in training.evaluated_models.items()
-        for name, t in own_statistics(model).items()
+        for name, tensor in own_statistics(model).items()
     }
-    held = _copy_statistics(statistics, accum)
-    for index, batch in enumerate(
-        window.timed_batches(loader, (epoch - 1) * steps + first + 1), first
-    ):
-        step = (epoch - 1) * steps + index + 1
-        last = ending.steps_of(epoch)  # a budget may be fixed within the epoch
+    held_statistics = _copy_statistics(statistics, accum)
+    batches = window.timed_batches(loader, steps_before + first + 1)
+    for index, batch in enumerate(batches, first):
+        step = steps_before + index + 1
+        # TRAIN.MAX_MINUTES may have been measured, and the run shortened, within this epoch.
+        last = ending.steps_of(epoch) if ending else steps
+
+        # The update that this step belongs to, and this rank's samples in it. The last update of an
+        # epoch may be of fewer steps, and so may the first one after a resume.
         group = index // accum
-        # This rank's samples in the update: an epoch's last group may be short, and the first after
-        # a resume.
-        begin, end = max(group * accum, first), min((group + 1) * accum, last)
+        begin = max(group * accum, first)
+        end = min((group + 1) * accum, last)
         group_samples = (sampler.samples_taken(end) - sampler.samples_taken(begin)) // world_size()
-        closes = index + 1 == end
+        updates_now = index + 1 == end
         update = (epoch - 1) * updates + group
+
         seed_step(config.SEED, step)
-        values = _accumulate(training, batch, epoch, group_samples, closes)
-        norm = _update(training, update) if closes else None
+        values = _accumulate(training, batch, epoch, group_samples, updates_now)
+        norm = _update(training, update) if updates_now else None
+
         window.add(step, values, norm, batch.get("skipped"))
         if index + 1 == last or (index + 1) % config.REPORT_FREQ == 0:
             window.report(training.schedule(update))
-        if closes:
+        if updates_now:
+            # What a checkpoint may hold from here on, until the next update.
             progress.record_update(step, sampler.samples_taken(end))
             window.mark()
-            held = _copy_statistics(statistics, accum)
+            held_statistics = _copy_statistics(statistics, accum)
         training.run.bar.update()
         if index + 1 < last:
-            after_step(window, held, closes)
+            after_step(window, held_statistics, updates_now)
         elif last < steps:
             break
     for model in training.evaluated_models.values():
@@ -255,16 +290,16 @@ def train_one_epoch(
 
 
 def _accumulate(
-    training: Training, batch: Batch, epoch: int, group_samples: int, closes: bool
+    training: Training, batch: Batch, epoch: int, group_samples: int, updates_now: bool
 ) -> Batch:
-    """Adds a batch's gradients to those of its update, of ``group_samples`` on this rank; returns
-    what the task's ``step`` gave.
+    """Adds a batch's gradients to those of its update; returns what the task's ``step`` returned.
 
     Args:
-        closes: the update follows: now the ranks bring their gradients together.
+        group_samples: this rank's samples in the update, by which the loss is divided.
+        updates_now: the update follows: the ranks' gradients are averaged in this backward pass.
     """
     network = training.network
-    with contextlib.nullcontext() if closes else without_sync(network, training.optimizer):
+    with contextlib.nullcontext() if updates_now else without_sync(network, training.optimizer):
         with autocast(training.config):
             values = training.task.step(network, batch, epoch)
         training.scaler.scale(values["loss"].sum() / group_samples).backward()
@@ -272,20 +307,24 @@ def _accumulate(
 
 
 def _copy_statistics(statistics: dict[str, paddle.Tensor], accum: int) -> dict[str, paddle.Tensor]:
-    """The statistics as they are at an update: steps between two change them."""
-    return {key: t.clone() for key, t in statistics.items()} if accum > 1 else statistics
+    """Returns batch norm's statistics as they are at an update.
+
+    With accumulation they are copied, because each step between two updates changes them.
+    """
+    if accum == 1:
+        return statistics
+    return {key: tensor.clone() for key, tensor in statistics.items()}
 
 
 def _update(training: Training, update: int) -> paddle.Tensor:
-    """Makes one update of the gradients that were accumulated; returns their global norm, before
-    clipping.
-    """
+    """Makes one update by the accumulated gradients; returns their global norm before clipping."""
     reduce_gradients(training.network, training.optimizer)
     training.scaler.unscale(training.trained_parameters)
     norm = clip_gradients(training.config, training.model, training.trained_parameters)
     training.optimizer.set_lr(training.schedule(update))
     training.scaler.step(training.optimizer, norm)
-    # zeros would cost each parameter a kernel, and an addition later
+    # Gradients are freed. Setting them to zero would cost each parameter a kernel now and an
+    # addition later.
     training.optimizer.clear_grad(False)
     if training.ema:
         training.ema.update(training.model, update)
@@ -294,8 +333,9 @@ def _update(training: Training, update: int) -> paddle.Tensor:
 
 
 def _average_statistics(model: nn.Layer) -> None:
-    """Gives every rank the mean of the ranks' batch norm statistics, as timm's ``--dist-bn reduce``
-    does: else each would evaluate, and the first would save, what it saw alone.
+    """Sets batch norm's statistics to their mean over the ranks, as timm's ``--dist-bn reduce``.
+
+    Otherwise each rank would evaluate by what it saw alone, and rank 0's would be saved.
     """
     own = own_statistics(model)
     if own and world_size() > 1:
@@ -311,11 +351,11 @@ def evaluate(
 ) -> Metrics:
     """Returns the task's metrics of ``model``, in evaluation mode if it is a layer.
 
-    Every sample of all processes' loaders counts once, whatever the number of processes and the
+    Each sample of all processes' loaders counts once, whatever the number of processes and the
     batch size: sums are reduced, then divided.
 
     Args:
-        model: not wrapped: ranks may take different numbers of batches.
+        model: not wrapped, because ranks may take different numbers of batches.
         after_batch: is called after each batch, equally often on every rank, and may raise.
 
     Raises:
@@ -329,12 +369,12 @@ def evaluate(
             return model(*inputs)
 
     with paddle.no_grad():
-        metrics = task.evaluate(forward, _watch(loader, after_batch))
-    found = metrics["num_samples"]
+        metrics = task.evaluate(forward, _evaluated_batches(loader, after_batch))
+    counted = metrics["num_samples"]
     expected = len(loader.dataset)
-    if found != expected:
+    if counted != expected:
         raise RunError(
-            f"evaluation counted {found} samples, the dataset has {expected}", shared=True
+            f"evaluation counted {counted} samples, the dataset has {expected}", shared=True
         )
     if not math.isfinite(metrics["loss"]):
         raise RunError(
@@ -344,8 +384,8 @@ def evaluate(
     return metrics
 
 
-def _watch(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]:
-    """Yields the batches; ``after_batch`` is called after those that every rank has."""
+def _evaluated_batches(loader: Loader, after_batch: Callable[[], None]) -> Iterator[Batch]:
+    """Yields the batches, and calls ``after_batch`` after those that every rank has."""
     common = len(loader.dataset) // world_size() // loader.batch_sampler.batch_size
     for index, batch in enumerate(loader):
         beat(EVALUATING)
@@ -362,13 +402,16 @@ def evaluate_only(
     run: Run,
     kind: type[Task] | None = None,
 ) -> None:
-    """Does the run of ``-eval``: loads MODEL.PRETRAINED, evaluates, leaves result.json.
+    """Runs ``-eval``: loads MODEL.PRETRAINED, evaluates it and writes result.json.
+
+    Args:
+        kind: as in ``fit``.
 
     Raises:
-        InputError: no weights are given, they don't fit, or are of another task.
+        InputError: no weights are given, they don't fit, or they are of another task.
     """
     if not config.MODEL.PRETRAINED:
-        # It raises an error if another rank has weights.
+        # If another rank has weights, this call says so.
         load_pretrained(config, model, run, strict=True)
         raise InputError("-eval needs -pretrained FILE: the weights to evaluate")
     check_task(config.MODEL.PRETRAINED, config.TASK, config.MODEL.PRETRAINED_ADAPTER)
@@ -381,25 +424,26 @@ def evaluate_only(
         predictor = model
         run.info(precision_text(config))
     if val.compared is not None:
-        predictor = among(predictor, val.compared, config.MODEL.NUM_CLASSES)
+        predictor = mask_logits(predictor, val.compared, config.MODEL.NUM_CLASSES)
     task: Task = (kind or tasks.choose(config))(config, val.classes)
     loader = get_dataloader(config, val, "val", rank=rank(), ranks=world_size())
-    signals.begin()
+
     run.begin()
     if task.note:
         run.info(task.note)
-    requests = Requests(None)
+    requests = Requests(save_minutes=None)
 
-    def stop() -> None:
+    def stop_if_asked() -> None:
         if (number := requests.poll()) is not None:
             raise Stopped(number, "in the evaluation")
 
-    metrics = evaluate(task, predictor, loader, stop)
+    metrics = evaluate(task, predictor, loader, stop_if_asked)
     predictions.write_tables(run, val, {"val": task.predictions} if task.predictions else {})
     run.result(_result(task, metrics, config.MODEL.PRETRAINED), task.line("result", metrics))
 
 
 def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
+    """Returns what result.json says of an evaluation: its metrics, and what was evaluated."""
     return {
         **metrics,
         "model": task.config.MODEL.NAME,
@@ -409,15 +453,14 @@ def _result(task: Task, metrics: Metrics, weights: str) -> dict[str, Any]:
 
 
 def autocast(config: Configuration, evaluation: bool = False) -> contextlib.AbstractContextManager:
-    """Returns the forward pass's context: level O1 (softmax, norms and losses stay in float32), or
-    none for float32. On a CPU the compiled operators have it instead of Paddle's autocast, which
-    does nothing there.
+    """Returns the context of a forward pass: autocast of level O1, or none for float32.
+
+    Softmax, norms and losses stay in float32. On a CPU Paddle's autocast does nothing; there the
+    compiled operators compute products in bfloat16.
     """
     dtype: Any = precision(config, evaluation)
     if not num_gpus():
         return ops.multiplying(half=dtype == "bfloat16")
-    return (
-        contextlib.nullcontext()
-        if dtype == "float32"
-        else paddle.amp.auto_cast(dtype=dtype, level="O1")
-    )
+    if dtype == "float32":
+        return contextlib.nullcontext()
+    return paddle.amp.auto_cast(dtype=dtype, level="O1")

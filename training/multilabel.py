@@ -1,9 +1,11 @@
-"""The task of images that have any number of classes each: a yes or a no for each class, its
-average precision.
+"""Multi-label classification: images of any number of classes each.
+
+The model answers yes or no for each class. An evaluation measures each class's average precision,
+and F1 at its threshold.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import paddle
@@ -28,16 +30,34 @@ from training.predictions import Predictions
 from training.task import Batch, Metrics
 from utils import all_gather, all_reduce_sum, all_to_all, rank, world_size
 
-_HALF = 0.5  # the threshold that other toolkits take for every class
-_PIECE = 1 << 22  # scores of all images that a rank holds at a time, besides its own images
+# The threshold that other toolkits take for every class.
+_HALF = 0.5
+# The most scores of all images that a rank holds at a time, besides those of its own images.
+_MOST_SCORES = 1 << 22
+
+
+class _ClassMetrics(NamedTuple):
+    """What an evaluation computes of one class.
+
+    Args:
+        precision: its average precision; None: no image has the class.
+        threshold: the probability from which on the answer is a yes.
+        answers: what ``figures.count_predictions`` returns at the threshold.
+        answers_at_half: the same at 0.5.
+    """
+
+    precision: float | None
+    threshold: float
+    answers: Any
+    answers_at_half: Any
 
 
 @tasks.register("multilabel", metrics="mAP f1_micro f1_macro")
 class MultiLabel(Classification):
-    """Images of any number of classes each.
+    """The task of images of any number of classes each.
 
-    A class's threshold is that of the highest F1 on the validation set. It travels with the
-    weights, and an evaluation of them uses it. Weights that have none get 0.5.
+    A class's threshold is that of the highest F1 on the validation set. It is stored with the
+    weights, and an evaluation of them uses it. With weights that have none it is 0.5.
     """
 
     best = "mAP"
@@ -56,20 +76,22 @@ class MultiLabel(Classification):
     def __init__(self, config: Configuration, classes: Sequence[str] = ()) -> None:
         super().__init__(config, classes)
         outputs = config.MODEL.NUM_CLASSES
-        weights = config.MODEL
-        told = thresholds_of(weights.PRETRAINED, weights.PRETRAINED_ADAPTER) if config.EVAL else []
-        if told and len(told) != outputs:
-            raise InputError(
-                f"{config.MODEL.PRETRAINED} has {len(told)} thresholds, the model {outputs} outputs"
-            )
-        self.thresholds = np.array(told or [_HALF] * outputs) if config.EVAL else None
-        which = "the weights' own" if told else "0.5 of each class: the weights have none"
-        which = (
-            which
-            if config.EVAL
-            else "of the highest F1 on the validation set, chosen anew at each evaluation"
+        # By output; None: they are chosen anew at each evaluation of a training.
+        self.thresholds: np.ndarray | None = None
+        origin = "of the highest F1 on the validation set, chosen anew at each evaluation"
+        if config.EVAL:
+            stored = thresholds_of(config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER)
+            if stored and len(stored) != outputs:
+                raise InputError(
+                    f"{config.MODEL.PRETRAINED} has {len(stored)} thresholds,"
+                    f" the model {outputs} outputs"
+                )
+            self.thresholds = np.array(stored or [_HALF] * outputs)
+            origin = "the weights' own" if stored else "0.5 of each class: the weights have none"
+        self.note = (
+            f"thresholds: {origin};"
+            f" an evaluation holds {5 * outputs:,} bytes for each image of a process"
         )
-        self.note = f"thresholds: {which}; an evaluation holds {5 * outputs:,} bytes for each image of a process"
 
     def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
         images, targets = self.transform(batch, epoch)
@@ -77,12 +99,12 @@ class MultiLabel(Classification):
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
         """Returns ``loss`` (the classes' mean binary cross-entropy), ``mAP``, ``f1_micro`` and
-        ``f1_macro``, these two at 0.5 as well (``_at_half``), in percent, and ``num_samples``;
-        ``class_ap``, ``class_f1``, ``thresholds``.
+        ``f1_macro`` in percent, the last two at 0.5 as well (``_at_half``), and ``num_samples``;
+        also ``class_ap``, ``class_f1`` and ``thresholds``.
 
-        ``class_ap`` and ``class_f1`` are by name, None for a class that no image has; ``mAP`` and
-        ``f1_macro`` are the means over the others, ``f1_micro`` is of all answers together.
-        ``thresholds`` are by output.
+        ``class_ap`` and ``class_f1`` are by name, with None for a class that no image has. ``mAP``
+        and ``f1_macro`` are the means over the other classes, and ``f1_micro`` is of all answers
+        together. ``thresholds`` are by output.
         """
         outputs = self.config.MODEL.NUM_CLASSES
         total = paddle.zeros([2], "float64")
@@ -96,22 +118,23 @@ class MultiLabel(Classification):
             scores.append(logits)
             truths.append(truth)
         loss, count = map(float, all_reduce_sum(total).numpy())
-        # One batch after the other, so that none is held twice for long.
+        # One batch is copied after the other, so that none is held twice for long.
         for place in range(len(scores)):
             scores[place] = scores[place].numpy()
             truths[place] = truths[place].numpy().astype(np.uint8, copy=False)
-        if not scores:  # fewer images than ranks
+        if not scores:
+            # There are fewer images than ranks.
             scores = [np.zeros([0, outputs], np.float32)]
             truths = [np.zeros([0, outputs], np.uint8)]
-        found = self._by_class(scores, truths, int(count))
-        names = list(self.classes or map(str, range(outputs)))
-        numbers = found.pop("numbers")
-        thresholds = found.pop("thresholds")
+        over_classes, by_class, thresholds = self._metrics_of(scores, truths, int(count))
         self.predictions = self._rows_of(scores, truths, np.array(thresholds))
-        by_name = {name: dict(zip(names, values, strict=False)) for name, values in found.items()}
+        names = list(self.classes or map(str, range(outputs)))
+        by_name = {
+            metric: dict(zip(names, values, strict=False)) for metric, values in by_class.items()
+        }
         return {
             "loss": loss / count,
-            **numbers,
+            **over_classes,
             "num_samples": int(count),
             **by_name,
             "thresholds": thresholds,
@@ -120,81 +143,85 @@ class MultiLabel(Classification):
     def _rows_of(
         self, scores: list[np.ndarray], truths: list[np.ndarray], thresholds: np.ndarray
     ) -> Predictions:
-        """Returns the predictions for this rank's images: a batch at a time, as probabilities take
-        8 bytes.
+        """Returns the predictions for this rank's images; none without REPORT.
+
+        They are made a batch at a time, because probabilities take 8 bytes.
         """
-        kept = Predictions()
-        for logits, there in zip(scores, truths, strict=True) if self.config.REPORT else ():
-            shares = sigmoid(logits)
-            worst = np.abs(shares - there).argmax(1)
-            probability = np.take_along_axis(shares, worst[:, None], 1)[:, 0]
-            bits = {"truth": np.packbits(there, 1), "told": np.packbits(shares >= thresholds, 1)}
-            kept.add(**bits, worst=worst, probability=probability)
-        return kept
+        predictions = Predictions()
+        if not self.config.REPORT:
+            return predictions
+        for logits, truth in zip(scores, truths, strict=True):
+            probabilities = sigmoid(logits)
+            worst = np.abs(probabilities - truth).argmax(1)
+            probability = np.take_along_axis(probabilities, worst[:, None], 1)[:, 0]
+            predictions.add(
+                truth=np.packbits(truth, 1),
+                told=np.packbits(probabilities >= thresholds, 1),
+                worst=worst,
+                probability=probability,
+            )
+        return predictions
 
-    def _by_class(
+    def _metrics_of(
         self, scores: list[np.ndarray], truths: list[np.ndarray], count: int
-    ) -> dict[str, Any]:
-        """Returns the figures of all ranks' images, which are ``count``.
+    ) -> tuple[dict[str, float], dict[str, list[float | None]], list[float]]:
+        """Returns the metrics of all ranks' images, which are ``count``.
 
-        Each rank computes those of its share of the classes. They depend on no order, so they are
-        the same bits for every number of ranks.
+        Each rank computes those of its share of the classes. They depend on no order of the images,
+        so they are the same bits for every number of ranks.
 
         Args:
             scores: this rank's batches of logits, [B, K] each.
             truths: 1 where its images have the classes, else 0, [B, K] each.
+
+        Returns:
+            (metrics over all classes by name, lists by class of metrics by name, thresholds).
         """
         outputs = self.config.MODEL.NUM_CLASSES
-        # Classes that a rank holds of all images at a time.
-        several = max(1, _PIECE // max(1, count))
+        # The classes that a rank can hold of all images at a time.
+        most_classes = max(1, _MOST_SCORES // max(1, count))
         lengths = all_gather(sum(map(len, scores)))
-        found = {}
-        for first in range(0, outputs, several * world_size()):
-            each = min(several, -(-(outputs - first) // world_size()))
+        by_label: dict[int, tuple] = {}
+        for first in range(0, outputs, most_classes * world_size()):
+            each = min(most_classes, -(-(outputs - first) // world_size()))
             # The first class of each rank. The last ranks may compute some classes that others
             # compute, too.
             begins = [min(first + place * each, outputs - each) for place in range(world_size())]
-            logits, truth = (
-                _of_all_images(batches, begins, each, lengths) for batches in (scores, truths)
-            )
-            for label, column, there in zip(
+            logits = _of_all_images(scores, begins, each, lengths)
+            truth = _of_all_images(truths, begins, each, lengths)
+            for label, row, true in zip(
                 range(begins[rank()], outputs), logits, truth, strict=False
             ):
-                found[label] = self._of_class(label, rank_images(sigmoid(column), there))
-        for own in all_gather(found):
-            found |= own
-        precisions, thresholds, counts, halves = zip(
-            *(found[label] for label in range(outputs)), strict=True
-        )
-        numbers = {"mAP": 100 * _mean(precisions)}
-        for ending, at in (("", np.array(counts).T), ("_at_half", np.array(halves).T)):
-            numbers[f"f1_micro{ending}"] = 100 * float(f1(*at.sum(1)))
-            numbers[f"f1_macro{ending}"] = 100 * float(f1(*at)[at[2] > 0].mean())
-        each = f1(*np.array(counts).T)
-        percent = [None if ap is None else 100 * ap for ap in precisions]
-        shares = [
-            None if ap is None else 100 * float(own)
-            for ap, own in zip(precisions, each, strict=True)
-        ]
-        return {
-            "numbers": numbers,
-            "class_ap": percent,
-            "class_f1": shares,
-            "thresholds": [*thresholds],
-        }
+                # A plain tuple, as only plain values are sent between ranks.
+                by_label[label] = tuple(self._of_class(label, rank_images(sigmoid(row), true)))
+        for gathered in all_gather(by_label):
+            by_label |= gathered
+        classes = [_ClassMetrics(*by_label[label]) for label in range(outputs)]
 
-    def _of_class(self, label: int, ranked: Ranked) -> tuple[Any, ...]:
-        """Returns a class's average precision, its threshold, the answers at that, and those at
-        0.5.
-        """
-        threshold = (
-            best_threshold(ranked) if self.thresholds is None else float(self.thresholds[label])
-        )
-        return (
-            average_precision(ranked),
-            threshold,
-            count_predictions(ranked, threshold),
-            count_predictions(ranked, _HALF),
+        precisions = [of_class.precision for of_class in classes]
+        answers = np.array([of_class.answers for of_class in classes]).T
+        answers_at_half = np.array([of_class.answers_at_half for of_class in classes]).T
+        over_classes = {"mAP": 100 * _mean(precisions)}
+        for suffix, counts in (("", answers), ("_at_half", answers_at_half)):
+            over_classes[f"f1_micro{suffix}"] = 100 * float(f1(*counts.sum(1)))
+            over_classes[f"f1_macro{suffix}"] = 100 * float(f1(*counts)[counts[2] > 0].mean())
+        by_class = {
+            "class_ap": [None if ap is None else 100 * ap for ap in precisions],
+            "class_f1": [
+                None if ap is None else 100 * float(value)
+                for ap, value in zip(precisions, f1(*answers), strict=True)
+            ],
+        }
+        return over_classes, by_class, [of_class.threshold for of_class in classes]
+
+    def _of_class(self, label: int, ranked: Ranked) -> _ClassMetrics:
+        fixed = self.thresholds
+        threshold = best_threshold(ranked) if fixed is None else float(fixed[label])
+        return _ClassMetrics(
+            precision=average_precision(ranked),
+            threshold=threshold,
+            answers=count_predictions(ranked, threshold),
+            answers_at_half=count_predictions(ranked, _HALF),
         )
 
     def description_of(self, metrics: Metrics) -> dict[str, Any]:
@@ -204,7 +231,9 @@ class MultiLabel(Classification):
 def _of_all_images(
     batches: list[np.ndarray], begins: list[int], each: int, lengths: Sequence[int]
 ) -> np.ndarray:
-    """Returns this rank's classes of all ranks' batches, [each, n]; every rank calls it.
+    """Returns the values of this rank's classes for all ranks' images, [each, n].
+
+    Every rank calls it.
 
     Args:
         batches: this rank's, [B, K] each.
@@ -212,12 +241,13 @@ def _of_all_images(
         each: the number of classes of a rank.
         lengths: each rank's number of images.
     """
-    parts = np.empty([len(begins), each, lengths[rank()]], batches[0].dtype)
-    for part, begin in zip(parts, begins, strict=True):
-        np.concatenate([rows[:, begin : begin + each].T for rows in batches], 1, out=part)
-    return np.concatenate(all_to_all(parts, lengths), 1)
+    for_ranks = np.empty([len(begins), each, lengths[rank()]], batches[0].dtype)
+    for target, begin in zip(for_ranks, begins, strict=True):
+        columns = [batch[:, begin : begin + each].T for batch in batches]
+        np.concatenate(columns, 1, out=target)
+    return np.concatenate(all_to_all(for_ranks, lengths), 1)
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    """The mean of those that there are."""
+    """Returns the mean of those that aren't None."""
     return float(np.mean([value for value in values if value is not None]))

@@ -1,8 +1,8 @@
-"""How the processes of a run train one model: DIST.ENGINE. Other packages see only a network and an
-optimizer.
+"""Training one model on several processes, by the engine that DIST.ENGINE names.
 
 "data_parallel" is ``paddle.DataParallel``. "fleet" is ``paddle.distributed.fleet``, with the
-options DIST.STRATEGY. A run of one process uses neither.
+options DIST.STRATEGY. A run of one process uses neither. Other packages see only a network and an
+optimizer.
 """
 
 import contextlib
@@ -26,27 +26,28 @@ from training.sharded_parameters import ShardedBlocks
 from training.shared_gradients import share_gradients
 from utils import all_gather, rank, world_size
 
-UNDER_WAY = 2  # buckets that are sent at the same time, at most: this bounds their memory
+# The most buckets that are sent at the same time, which bounds their memory.
+UNDER_WAY = 2
 
 
 def init(config: Configuration) -> None:
-    """Connects this process to the other processes of the run, which the environment variables
-    name.
-    """
+    """Connects this process to the run's other processes, which environment variables name."""
     if world_size() == 1:
         return
     from launch import store
 
-    # Without Paddle's banner, and its warnings about groups.
+    # Paddle's banner and its warnings about groups aren't shown.
     with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         store.wait_for_store()
         dist.init_parallel_env()
         if config.DIST.ENGINE == "fleet":
             set_log_level("ERROR")
-            with _groups_of_gloo() if dist.get_backend() == "GLOO" else contextlib.nullcontext():
+            by_gloo = dist.get_backend() == "GLOO"
+            with _groups_of_gloo() if by_gloo else contextlib.nullcontext():
                 fleet.init(is_collective=True, strategy=_strategy(config), log_level="ERROR")
-    all_gather(None)  # after this, every rank is connected
+    # After this, every rank is connected, and the store takes no more connections.
+    all_gather(None)
     store.shut_store()
 
 
@@ -59,9 +60,13 @@ def _groups_of_gloo() -> Iterator[None]:
     """
     new_group = dist.new_group
     everyone = list(range(world_size()))
-    dist.new_group = lambda ranks, **options: (
-        dist.get_group() if sorted(ranks) == everyone else new_group(ranks, **options)
-    )
+
+    def existing_group(ranks: list[int], **options: Any) -> Any:
+        if sorted(ranks) == everyone:
+            return dist.get_group()
+        return new_group(ranks, **options)
+
+    dist.new_group = existing_group
     try:
         yield
     finally:
@@ -125,9 +130,9 @@ def without_sync(network: nn.Layer, optimizer: Any) -> contextlib.AbstractContex
     """Returns a context for a backward pass without an update after it: its gradients stay local."""
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer.accumulating()
-    return (
-        network.no_sync() if isinstance(network, paddle.DataParallel) else contextlib.nullcontext()
-    )
+    if isinstance(network, paddle.DataParallel):
+        return network.no_sync()
+    return contextlib.nullcontext()
 
 
 def wrap_optimizer(
@@ -144,44 +149,45 @@ def wrap_optimizer(
     """
     if world_size() == 1 or config.DIST.ENGINE != "fleet":
         return optimizer
-    if config.DIST.STRATEGY.sharding:
-        options = config.DIST.STRATEGY
-        stage = options.sharding_configs.stage
-        return ShardedOptimizer(
-            optimizer, stage, options.fuse_grad_size_in_MB, _blocks(model) if stage == 3 else ()
-        )
-    return fleet.distributed_optimizer(optimizer)
+    options = config.DIST.STRATEGY
+    if not options.sharding:
+        return fleet.distributed_optimizer(optimizer)
+    stage = options.sharding_configs.stage
+    blocks = _blocks(model) if stage == 3 else ()
+    return ShardedOptimizer(optimizer, stage, options.fuse_grad_size_in_MB, blocks)
 
 
 def _blocks(model: Any) -> list[nn.Layer]:
-    """Returns a model's blocks, which it computes one after the other.
+    """Returns a model's blocks, which it calls one after the other.
 
     Raises:
-        InputError: it isn't made so.
+        InputError: the model isn't one sequence of blocks.
     """
     blocks = getattr(model, "blocks", None)
     if not isinstance(blocks, nn.LayerList):
         raise InputError(
-            f"DIST.STRATEGY.sharding_configs.stage is 3, but {type(model).__name__} isn't one sequence of blocks;"
-            " set it to 2"
+            f"DIST.STRATEGY.sharding_configs.stage is 3, but {type(model).__name__} isn't one"
+            " sequence of blocks; set it to 2"
         )
     return list(blocks)
 
 
 class _Bucket:
-    """Parameters of one owner and one data type. Their gradients, and later their values, are sent
-    as one tensor.
+    """Parameters of one owner and one data type, which are sent as one tensor.
 
-    Every rank makes the same buckets, and sends each of them in each step. A gradient that a rank
-    lacks is sent as zeros. After the gradients follows, for each parameter, the number of ranks
-    that have its gradient.
+    First their gradients are sent, and later their values. Every rank makes the same buckets, and
+    sends each of them in each step. A gradient that a rank lacks is sent as zeros. After the
+    gradients follows, for each parameter, the number of ranks that have its gradient.
 
     Attributes:
         waiting: names of the parameters whose gradients the backward pass hasn't computed yet.
     """
 
     def __init__(self, owner: int, parameters: list[paddle.Tensor]) -> None:
-        self.owner, self.parameters, self.own = owner, parameters, owner == rank()
+        self.owner = owner
+        self.parameters = parameters
+        # Whether this rank is the owner.
+        self.own = owner == rank()
         self.sizes = [parameter.size for parameter in parameters]
         self.dtype = parameters[0].dtype
         self.flat: Any = None
@@ -189,50 +195,55 @@ class _Bucket:
         self.expect()
 
     def expect(self) -> None:
-        """Prepares for a backward pass: all gradients are awaited."""
+        """Prepares for a backward pass: no gradient is there yet."""
         self.waiting = {parameter.name for parameter in self.parameters}
 
     def begin_reduce(self) -> None:
         """Sends the gradients to the owner; the other ranks then free theirs."""
         gradients = [parameter.grad for parameter in self.parameters]
-        there = [gradient is not None for gradient in gradients]
+        present = [gradient is not None for gradient in gradients]
         pieces = [
             paddle.zeros([size], self.dtype) if gradient is None else gradient.reshape([-1])
             for gradient, size in zip(gradients, self.sizes, strict=True)
         ]
-        # Made on the device, except in the rare case that one is missing.
-        counts = (
-            paddle.ones([len(there)], self.dtype)
-            if all(there)
-            else paddle.to_tensor(there).astype(self.dtype)
-        )
+        if all(present):
+            # This is made on the device.
+            counts = paddle.ones([len(present)], self.dtype)
+        else:
+            counts = paddle.to_tensor(present).astype(self.dtype)
         self.flat = paddle.concat([*pieces, counts])
         self.task = dist.reduce(self.flat, self.owner, sync_op=False)
         if not self.own:
             for parameter in self.parameters:
-                # False: set_to_zero, which Paddle ignores as a keyword
+                # False means set_to_zero, which Paddle ignores as a keyword.
                 parameter.clear_gradient(False)
 
     def end_reduce(self, scale: float) -> None:
-        """Gives the owner's parameters the sum of the ranks' gradients, times ``scale``, if any has
-        one.
+        """Sets the gradients of the owner's parameters to the ranks' sum, times ``scale``.
+
+        A parameter without a gradient on any rank gets none.
         """
         self.task.wait()
         if self.own:
             *pieces, counts = paddle.split(self.flat, [*self.sizes, len(self.sizes)])
             absent = [parameter.grad is None for parameter in self.parameters]
-            # Only if a gradient is missing here, wait for the counts: the others exist for certain.
-            found = counts.astype("float32").numpy() > 0 if any(absent) else [True] * len(absent)
-            for parameter, piece, new, known in zip(
-                self.parameters, pieces, absent, found, strict=True
+            # The counts are read, which waits for the device, only if a gradient is missing here.
+            # Otherwise all are known to exist.
+            exists = [True] * len(absent)
+            if any(absent):
+                exists = counts.astype("float32").numpy() > 0
+            for parameter, piece, is_absent, is_known in zip(
+                self.parameters, pieces, absent, exists, strict=True
             ):
-                if known:
-                    piece = piece.reshape(parameter.shape).scale_(scale)
-                    if new:
-                        parameter.grad = piece
-                    else:
-                        paddle.assign(piece, parameter.grad)
-        self.flat = self.task = None
+                if not is_known:
+                    continue
+                mean = piece.reshape(parameter.shape).scale_(scale)
+                if is_absent:
+                    parameter.grad = mean
+                else:
+                    paddle.assign(mean, parameter.grad)
+        self.flat = None
+        self.task = None
 
     def begin_send(self) -> None:
         """Sends the owner's values to all ranks."""
@@ -246,33 +257,41 @@ class _Bucket:
         """Sets the other ranks' parameters to the owner's values."""
         self.task.wait()
         if not self.own:
-            for parameter, piece in zip(
-                self.parameters, paddle.split(self.flat, self.sizes), strict=True
-            ):
+            pieces = paddle.split(self.flat, self.sizes)
+            for parameter, piece in zip(self.parameters, pieces, strict=True):
                 paddle.assign(piece.reshape(parameter.shape), parameter)
-        self.flat = self.task = None
+        self.flat = None
+        self.task = None
 
 
 def _buckets(
     parameters: list[paddle.Tensor], owners: dict[str, int], megabytes: float
 ) -> list[_Bucket]:
-    """Returns the buckets (each of up to ``megabytes``, or one larger parameter) in the order in
-    which a backward pass completes them. It computes gradients from the last parameter to the
-    first.
+    """Returns the buckets in the order in which a backward pass completes them.
+
+    It computes gradients from the last parameter to the first.
+
+    Args:
+        owners: each parameter's owner, by Paddle's name of the parameter.
+        megabytes: the largest size of a bucket, unless one parameter is larger.
     """
+    # Buckets as lists of indices of their parameters: those that may get more, by owner and data
+    # type, and those that are full.
     filling: dict[Any, list[int]] = {}
     full = []
     for index in reversed(range(len(parameters))):
         parameter = parameters[index]
         members = filling.setdefault((owners[parameter.name], parameter.dtype), [])
-        held = sum(parameters[other].size for other in [*members, index]) * parameter.element_size()
-        if members and held > megabytes * 2**20:
+        elements = sum(parameters[other].size for other in [*members, index])
+        if members and elements * parameter.element_size() > megabytes * 2**20:
             full.append(members.copy())
             members.clear()
         members.append(index)
+    # A bucket is complete with the gradient of its first parameter.
     ordered = sorted([*full, *filling.values()], key=min, reverse=True)
     return [
-        _Bucket(owners[parameters[m[0]].name], [parameters[index] for index in m]) for m in ordered
+        _Bucket(owners[parameters[members[0]].name], [parameters[index] for index in members])
+        for members in ordered
     ]
 
 
@@ -316,26 +335,36 @@ class ShardedOptimizer:
         self.stage = stage
         if len(self.parameters) < world_size():
             raise InputError(
-                f"DIST.STRATEGY.sharding: {world_size()} processes, but only {len(self.parameters)} trained parameters;"
+                f"DIST.STRATEGY.sharding: {world_size()} processes, but only"
+                f" {len(self.parameters)} trained parameters;"
                 " lower -ngpus, or set DIST.STRATEGY.sharding to False"
             )
-        with warnings.catch_warnings():  # about an option of NCCL that isn't used
+        # Paddle warns about an option of NCCL that isn't used.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             sharded: Any = fleet.distributed_optimizer(optimizer)
-        shares = sharded._rank2params
-        self.inner = optimizer  # it now has only this rank's share of the parameters
-        self.sizes = [sum(parameter.size for parameter in share) for share in shares.values()]
-        owners = {parameter.name: owner for owner, share in shares.items() for parameter in share}
+        parameters_by_rank = sharded._rank2params
+        # It now has only this rank's share of the parameters.
+        self.inner = optimizer
+        self.sizes = [sum(p.size for p in share) for share in parameters_by_rank.values()]
+        owners = {p.name: owner for owner, share in parameters_by_rank.items() for p in share}
+        # The parameters of blocks have buckets of their own, the others are on every rank.
         everywhere = self.parameters
-        shared_out = []
+        blocks_and_buckets = []
         for block in blocks:
             names = {parameter.name for parameter in block.parameters()}
-            within = [parameter for parameter in everywhere if parameter.name in names]
+            of_block = [parameter for parameter in everywhere if parameter.name in names]
             everywhere = [parameter for parameter in everywhere if parameter.name not in names]
-            shared_out.append((block, _buckets(within, owners, megabytes)))
-        self.blocks = ShardedBlocks(shared_out)
+            blocks_and_buckets.append((block, _buckets(of_block, owners, megabytes)))
+        self.blocks = ShardedBlocks(blocks_and_buckets)
         self.buckets = _buckets(everywhere, owners, megabytes)
-        self.begun, self.ended, self.scale, self.twice = 0, 0, 1 / world_size(), ""
+        # How many buckets' reductions were begun and ended, in this backward pass.
+        self.begun = 0
+        self.ended = 0
+        # The factor on the sum of the ranks' gradients.
+        self.scale = 1 / world_size()
+        # A parameter that got two gradients before an update; "": none did.
+        self.twice = ""
         if stage == 2:
             for bucket in self.buckets:
                 for parameter in bucket.parameters:
@@ -349,7 +378,8 @@ class ShardedOptimizer:
     @paddle.no_grad()
     def _collect(self, bucket: _Bucket, name: str) -> None:
         """Records that a gradient is there, and sends the buckets that are complete and next."""
-        # its bucket may be sent; Paddle would make a SystemError of an error here
+        # Its bucket may have been sent already. An error here would become a SystemError of Paddle,
+        # so it is raised later.
         if name not in bucket.waiting:
             self.twice = name
         bucket.waiting.discard(name)
@@ -371,22 +401,25 @@ class ShardedOptimizer:
         """Leaves on each rank the mean gradients of its own parameters, and no other gradients."""
         if self.twice:
             raise RuntimeError(
-                f"{self.twice} got two gradients before an update, but sharding's stage 2 allows one (except within"
-                " accumulating()); use stage 1 if MODEL.RECOMPUTE is on and several blocks share a parameter"
+                f"{self.twice} got two gradients before an update, but sharding's stage 2 allows"
+                " one (except within accumulating()); use stage 1 if MODEL.RECOMPUTE is on and"
+                " several blocks share a parameter"
             )
         self.blocks.reduce(self.scale)
         while self.begun < len(self.buckets):
             self._reduce_next()
         while self.ended < len(self.buckets):
             self._end_oldest()
-        self.begun = self.ended = 0
+        self.begun = 0
+        self.ended = 0
         for bucket in self.buckets:
             bucket.expect()
 
     @contextlib.contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Returns a context for a backward pass without an update after it. From stage 2 on, owners
-        keep the sums.
+        """Returns a context for a backward pass without an update after it.
+
+        From stage 2 on, the owners get the sums of the ranks' gradients and keep them.
         """
         self.scale = self.blocks.scale = 1.0
         yield
@@ -396,8 +429,9 @@ class ShardedOptimizer:
 
     @paddle.no_grad()
     def step(self) -> None:
-        """Updates this rank's own parameters, and receives the others from their owners, but for
-        those of blocks.
+        """Updates this rank's own parameters, and receives the others from their owners.
+
+        Weights of blocks (stage 3) aren't sent here, but when they are needed.
         """
         self.inner.step()
         for place, bucket in enumerate(self.buckets):
@@ -408,33 +442,34 @@ class ShardedOptimizer:
             bucket.end_send()
 
 
-def share_out(optimizer: Any) -> None:
+def free_unowned_weights(optimizer: Any) -> None:
     """Frees the weights that other ranks own, with stage 3 of sharding. Call it after all loading."""
     if isinstance(optimizer, ShardedOptimizer):
-        optimizer.blocks.share_out()
+        optimizer.blocks.free_unowned_weights()
 
 
-def gathered(optimizer: Any) -> contextlib.AbstractContextManager:
+def gathered_weights(optimizer: Any) -> contextlib.AbstractContextManager:
     """Returns a context in which every rank holds all weights."""
-    return (
-        optimizer.blocks.gathered()
-        if isinstance(optimizer, ShardedOptimizer)
-        else contextlib.nullcontext()
-    )
+    if isinstance(optimizer, ShardedOptimizer):
+        return optimizer.blocks.gathered_weights()
+    return contextlib.nullcontext()
 
 
 def block_weights(optimizer: Any, keep: bool) -> dict[str, np.ndarray]:
-    """Returns by Paddle's names the weights that stage 3 shares out, if this rank wants to ``keep``
-    them, else {}.
+    """Returns the weights that stage 3 of sharding shares out, by Paddle's names.
 
     Every rank calls it.
+
+    Args:
+        keep: whether this rank wants them; otherwise it gets {}.
     """
     return optimizer.blocks.arrays(keep) if isinstance(optimizer, ShardedOptimizer) else {}
 
 
 def reduce_gradients(network: nn.Layer, optimizer: Any) -> None:
-    """Averages gradients that the backward pass left local: a ``ShardedOptimizer``'s, or those of
-    shared memory.
+    """Averages the gradients that the backward pass didn't average.
+
+    These are a ``ShardedOptimizer``'s, or those that are averaged in shared memory.
     """
     if isinstance(optimizer, ShardedOptimizer):
         optimizer.reduce_gradients()

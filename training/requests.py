@@ -1,5 +1,6 @@
-"""What signals and the clock ask of a run: about once a second all ranks agree on what any of them
-was asked.
+"""Requests to save a run or to stop it, which signals and the clock make.
+
+About once a second all ranks agree on what any of them was asked for.
 """
 
 import signal
@@ -17,7 +18,7 @@ from utils import all_gather, all_reduce_sum, rank, world_size
 
 
 class Stopped(RunError):
-    """The run was asked to stop: exit status 128 + the signal's number, on every rank."""
+    """A signal stopped the run: the exit status is 128 + its number, on every rank."""
 
     prefix = ""
 
@@ -29,76 +30,77 @@ class Stopped(RunError):
 class Requests:
     """What signals and the clock ask of a run, the same on every rank.
 
-    Ranks meet in one small collective about every SECONDS; how many steps that is, they measure and
-    agree on with it.
+    The ranks exchange their requests in one small collective about every SECONDS. They measure how
+    many steps that is, and agree on it in the same collective.
 
     Args:
-        save_minutes: between two saves; None: no clock asks.
+        save_minutes: the time between two saves; None: the clock asks for none.
 
     Attributes:
-        save: whether a checkpoint is asked for; whoever saves calls ``record_save``.
-        failed: whether any rank gave ``poll`` a failure.
+        save: whether a checkpoint is asked for. Whoever saves calls ``record_save``.
+        failed: whether any rank told ``poll`` of a failure.
     """
 
-    # between two meetings
     SECONDS = 1.0
+    # The most steps between two exchanges.
     MOST_STEPS = 50
 
     def __init__(self, save_minutes: float | None) -> None:
         self.save_minutes = save_minutes
+        # Steps since the last exchange, and the number of them after which the next one is due.
         self.steps = 0
-        self.until_meeting = 1
-        self.met = time.monotonic()
+        self.exchange_after = 1
+        self.exchanged_at = time.monotonic()
         self.failed = False
         self.record_save()
 
     def record_save(self) -> None:
         """Records that a checkpoint was saved."""
-        self.save, self.last_save = False, time.monotonic()
+        self.save = False
+        self.last_save = time.monotonic()
 
     def poll(self, failed: bool = False) -> int | None:
-        """Returns the signal that asks the run to stop, or None; every rank calls it equally often.
+        """Returns the signal that asks the run to stop, or None. Every rank calls it equally often.
 
         Args:
-            failed: whether something failed on this rank, which all ranks have to hear of.
+            failed: whether something failed on this rank, which all ranks have to know.
         """
         self.steps += 1
-        if self.steps < self.until_meeting and world_size() > 1:
+        if self.steps < self.exchange_after and world_size() > 1:
             return None
         now = time.monotonic()
+        # One clock decides, because those of several machines differ.
         due = (
             rank() == 0
             and self.save_minutes is not None
             and now - self.last_save >= 60 * self.save_minutes
         )
-        saving = due or signals.received.pop(signal.SIGUSR1, None) is not None
-        asked = [
-            *(number in signals.received for number in STOP_SIGNALS),
-            saving,
-            failed,
-            now - self.met,
-        ]
+        save = due or signals.received.pop(signal.SIGUSR1, None) is not None
+        stop = [number in signals.received for number in STOP_SIGNALS]
+        requests = [*stop, save, failed, now - self.exchanged_at]
         if world_size() > 1:
-            asked = all_reduce_sum(paddle.to_tensor(asked, dtype="float64")).numpy().tolist()
-        *stops, saving, failed, seconds = asked
-        per_step = seconds / world_size() / self.steps
-        self.until_meeting = int(min(self.MOST_STEPS, max(1, self.SECONDS / max(per_step, 1e-9))))
+            requests = all_reduce_sum(paddle.to_tensor(requests, dtype="float64")).numpy().tolist()
+        *stop, save, failed, seconds = requests
+        seconds_per_step = seconds / world_size() / self.steps
+        steps = self.SECONDS / max(seconds_per_step, 1e-9)
+        self.exchange_after = int(min(self.MOST_STEPS, max(1, steps)))
         self.steps = 0
-        self.met = now
-        self.save, self.failed = self.save or bool(saving), bool(failed)
+        self.exchanged_at = now
+        self.save = self.save or bool(save)
+        self.failed = bool(failed)
         return next(
-            (number for number, asked in zip(STOP_SIGNALS, stops, strict=True) if asked), None
+            (number for number, count in zip(STOP_SIGNALS, stop, strict=True) if count), None
         )
 
 
-class Keeper:
-    """Saves a run where that is asked for, or due, and ends it, saved, where a signal asks that.
+class Checkpointing:
+    """Saves a run where that is asked for or due. Where a signal asks it to stop, it ends, saved.
 
-    Every rank calls its methods, equally often: after each step but an epoch's last, at each
-    epoch's end, and after evaluated batches.
+    Every rank calls its methods, equally often: after each step but an epoch's last one, before
+    and within evaluations, and at each epoch's end.
 
     Raises:
-        Stopped: on every rank, when the run was asked to stop; it is saved.
+        Stopped: on every rank, when a signal asked the run to stop; it is saved.
         RunError: on every rank, when saving failed, or when the loss isn't finite.
     """
 
@@ -106,54 +108,62 @@ class Keeper:
         self.progress = progress
         self.saver = saver
         self.requests = requests
-        self.problem = ""  # why the run has to end, saved, if no signal asks for it
+        # Why the run has to end, saved, though no signal asks for it; "": it doesn't.
+        self.problem = ""
 
     def after_step(
         self, window: Window, statistics: dict[str, paddle.Tensor], updated: bool
     ) -> None:
-        """Saves, at the last update, and stops.
+        """Saves the state of the last update if a checkpoint is asked for, and stops if asked.
 
         Args:
-            statistics: what ``Saver.save`` takes, of the last update.
-            updated: whether this step made an update: only there a run saves and goes on.
+            statistics: what ``Saver.save`` takes, as of the last update.
+            updated: whether this step made an update. A run that goes on saves only there.
         """
         stop = self._asked_signal()
         if stop is not None or self.problem or (updated and self.due):
             self._save(stop, statistics=statistics, windows=window.gather())
 
-    def after_epoch(self) -> None:
-        """Stops, before the evaluation: what else is asked for comes after it."""
+    def stop_if_asked(self) -> None:
+        """Ends the run, saved, if a signal asks for it, before an evaluation or within one.
+
+        The resumed run makes the evaluation anew. A checkpoint that is asked for waits until the
+        epoch's end.
+        """
         stop = self._asked_signal()
         if stop is not None or self.problem:
             self._save(stop)
 
-    def in_evaluation(self) -> None:
-        """Stops; the evaluation will be done anew."""
-        self.after_epoch()
-
     def end_epoch(
         self, improved: tuple[str, ...], wanted: bool, described: dict[str, dict[str, Any]]
     ) -> None:
-        """Saves where the evaluation gave a best one, where that is ``wanted``, asked for, or due."""
+        """Saves at an epoch's end, after its evaluation, if there is a reason.
+
+        Args:
+            improved: the splits whose best evaluation it was.
+            wanted: whether a checkpoint is wanted in any case.
+            described: by split, what the evaluation adds to the description of its weights.
+        """
         if improved or wanted or self.due:
             self._save(None, improved=improved, described=described)
 
     @property
     def due(self) -> bool:
-        """Returns whether a checkpoint is asked for, or due by the steps."""
+        """Returns whether a checkpoint is asked for, or due by the number of steps."""
         return self.requests.save or self.saver.due(self.progress)
 
     def _asked_signal(self) -> int | None:
-        """The signal that asks the run to stop, if there is one."""
+        """Returns the signal that asks the run to stop, or None."""
         stop = self.requests.poll(self.saver.failed or bool(self.saver.run.problem))
         if self.requests.failed:
             self.requests.failed = False
+            # It raises the error on every rank, unless the run goes on without the checkpoint.
             self.saver.wait()
             self.problem = all_gather(self.saver.run.problem)[0]
         return stop
 
-    def conclude(self) -> None:
-        """Waits until all is written, at the end of the last epoch."""
+    def finish(self) -> None:
+        """Waits until everything is written, after the last epoch."""
         self.saver.wait(last=True)
         if problem := all_gather(self.saver.run.problem)[0]:
             raise RunError(f"{problem}; stopped {self._where()}", shared=True)

@@ -1,5 +1,7 @@
-"""What a run leaves behind: its folder with config.yaml, classes.json, logs, metrics.jsonl,
-result.json and more.
+"""A run's folder: config.yaml, classes.json, logs, metrics.jsonl, result.json, checkpoints and more.
+
+``Run`` writes these files and logs what happens. ``RunFolder`` chooses the folder, checks it and
+locks it.
 """
 
 import contextlib
@@ -19,18 +21,20 @@ from tqdm import tqdm
 
 from config import differences, resolved_yaml, with_values
 from errors import InputError, RunError, Unreadable, one_line, open_file, remedy
+from launch import signals
 from launch.files import leftovers, obstacle, open_lock, open_to_append, remove
 from launch.progress import keep_native_errors
 from settings.options import Configuration, notes, value_sources
 from training.command_line import CHECKPOINT
 from training.curves import records
-from training.environment import commit, device, versions
 from training.tracking import TrackerProcess
+from training.versions import commit, device, versions
 from utils import all_gather, get_loggers, num_cores, open_logs, rank, writing_whole
 
-LOCK = ".lock"  # in a run's folder
+# The files' names within a run's folder.
+LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
-# What a run's last line names.
+# The files that a run's last line names.
 FILES = (
     "config.yaml",
     "result.json",
@@ -39,31 +43,39 @@ FILES = (
     "predictions.csv",
     "confusion.csv",
     "report.html",
+    "checkpoints/best",
+    "checkpoints/best_ema.safetensors",
+    "checkpoints/last",
 )
-FILES += ("checkpoints/best", "checkpoints/best_ema.safetensors", "checkpoints/last")
+# The names of files that a run replaces as a whole.
 _REPLACED = {*FILES, "classes.json", "confusion.png"}
-# Names of what a run changes where it lies.
-_KEPT = re.compile(r"\.lock(_trackers)?|\.trackers|log(_[0-9]+|_trackers)?\.txt")
-_SIGNATURE = rb"process [0-9]+ on [^\n]{0,255}"  # what a lock holds, once its run has begun
-INPUT_BOUND = 0.2  # share of the training time that waits for data, from which on a run says so
+# The names of files that a run opens and changes where they are.
+_CHANGED = re.compile(r"\.lock(_trackers)?|\.trackers|log(_[0-9]+|_trackers)?\.txt")
+# The content of a lock whose run has begun.
+_SIGNATURE = rb"process [0-9]+ on [^\n]{0,255}"
+# The share of the training time spent waiting for data from which on a run calls itself input-bound.
+INPUT_BOUND = 0.2
 
 
 def is_own(name: str) -> bool:
     """Returns whether a run writes a file of this name into its folder."""
-    return name in _REPLACED or _KEPT.fullmatch(name) is not None
+    return name in _REPLACED or _CHANGED.fullmatch(name) is not None
 
 
 class Run:
-    """A run's folder and voice. Every process makes one; rank 0 alone writes shared files and
-    speaks on the console.
+    """A run's folder and its log. Every process makes one.
 
-    Nothing is written before ``begin``, not even the folder: a start that fails leaves none, and
+    Rank 0 alone writes the shared files and the console; every rank has a log of its own. Nothing
+    is written before ``begin``, not even the folder. So a start that fails leaves no folder, and
     changes none.
 
     Args:
-        config: the resolved configuration; OUTPUT is the folder, or
+        config: the resolved configuration. OUTPUT is the folder, or else
             SAVE/<train|eval>-<model>-<time>.
         classes: class names to keep with the run; empty: none are known.
+
+    Attributes:
+        problem: on rank 0, why metrics.jsonl can't be written: the run has to end, saved.
 
     Raises:
         InputError: on every rank, when the folder can't be written, already holds a training run,
@@ -74,45 +86,45 @@ class Run:
         self.config = config
         self.classes = classes
         self.local, self.main = get_loggers()
-        # One process chooses, so that the clocks of several machines can't disagree about the name.
+        # Rank 0 chooses the folder, because clocks of several machines may differ by a second.
         self.folder = RunFolder(config) if rank() == 0 else None
-        self._named = Path()
+        # The folder's path as it was last known, and a descriptor that stays open when it is moved.
+        self._known_path = Path()
         self._descriptor = -1
-        self._agree(self.folder.check if self.folder else None)
-        # why metrics.jsonl can't be written, on rank 0: the run has to end, saved
+        self._on_rank_0(self.folder.check if self.folder else None)
         self.problem = ""
         self.tracking = TrackerProcess([] if config.EVAL else config.TRACKERS or [])
-        self._agree(self.tracking.missing_packages if self.folder else None)
+        self._on_rank_0(self.tracking.missing_packages if self.folder else None)
         self.devices = all_gather(device())
         self.started = time.time()
         self.on_error = config.SAVE_ON_ERROR
         self.bar = tqdm(disable=True)
-        # steps in all, done at the beginning, and when that was
+        # The run's steps, those made when training began or went on, and the time of that.
         self.total = 0
         self.first = 0
         self.clock = 0.0
         self.workers = config.DATA.NUM_WORKERS
         self.epochs = config.TRAIN.NUM_EPOCHS
-        # epoch, its seconds of waiting, its seconds
-        self.awaited: tuple[int, float, float] | None = None
-        self.told_input_bound = False
+        # An epoch, the seconds in it so far, and how many of these it waited for data.
+        self.waiting: tuple[int, float, float] | None = None
+        self.logged_input_bound = False
         for note in notes(config):
             self.info(note)
-        changed = differences(config)
-        self.info(
-            "configuration, where it isn't the default:"
-            + "".join(f"\n  {line}" for line in changed)
-        )
+        lines = "".join(f"\n  {line}" for line in differences(config))
+        self.info(f"configuration, where it isn't the default:{lines}")
 
-    def _agree(self, action: Callable[[], str | None] | None) -> None:
-        """Lets rank 0 do ``action``, which returns what stands against it; all ranks learn of that,
-        and the folder.
+    def _on_rank_0(self, action: Callable[[], str | None] | None) -> None:
+        """Lets rank 0 do ``action``; then all ranks know the folder, or raise what went wrong.
+
+        Args:
+            action: returns what went wrong, or None; it is None on the other ranks.
         """
         problem = action() if action else None
-        problem, directory = all_gather((problem, self.folder and str(self.folder.path)))[0]
+        path = str(self.folder.path) if self.folder else ""
+        problem, path = all_gather((problem, path))[0]
         if problem:
             raise InputError(problem)
-        self._named = Path(directory)
+        self._known_path = Path(path)
 
     @property
     def directory(self) -> Path:
@@ -120,11 +132,11 @@ class Run:
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
                 folder = os.fstat(self._descriptor)
-                moved = os.readlink(f"/proc/self/fd/{self._descriptor}")
-                if not _is_at(folder, self._named) and _is_at(folder, Path(moved)):
-                    self._named = Path(moved)
-                    self.info(f"the run's folder was moved; the run goes on in {moved}")
-        return self._named
+                path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+                if not _is_at(folder, self._known_path) and _is_at(folder, path):
+                    self._known_path = path
+                    self.info(f"the run's folder was moved; the run goes on in {path}")
+        return self._known_path
 
     @property
     def checkpoints(self) -> Path:
@@ -132,19 +144,25 @@ class Run:
         return self.directory / CHECKPOINTS
 
     def begin(self) -> None:
-        """Makes the folder, with the lines so far; every rank calls it, once all that can be
-        checked was checked.
+        """Makes the folder and writes the lines that were logged so far.
+
+        Every rank calls it once everything that can be checked was checked. From here on there is
+        something to save: a signal asks the run to stop (``Requests``), and no longer ends the
+        process at once.
 
         Raises:
             InputError: on every rank, when the folder can't be made, or another run has taken it
                 meanwhile.
         """
-        all_gather(None)  # unless every rank came this far, there is no run
-        self._agree(self.folder.make if self.folder else None)
-        # on another machine, whose disk isn't shared
-        self._named.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(self._named, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        signals.begin()
+        # Unless every rank comes this far, there is no run and no folder.
+        all_gather(None)
+        self._on_rank_0(self.folder.make if self.folder else None)
+        # Rank 0 has made the folder, but other machines may have disks of their own.
+        self._known_path.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(self._known_path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         if rank() == 0:
+            # What a run that was killed had begun to write.
             for path, name in leftovers(self.directory):
                 if is_own(name) and obstacle(path) is None:
                     remove(path)
@@ -158,178 +176,210 @@ class Run:
         self.info(f"run: {self.directory}")
 
     def info(self, message: str) -> None:
-        """Tells the console and log.txt (rank 0)."""
+        """Logs a message to the console and log.txt, on rank 0."""
         self.main.info(message)
 
-    def start_bar(self, total: int, done: int) -> None:
-        """Begins the steps, or goes on after those in metrics.jsonl. From now on, on rank 0,
-        trackers follow that file, and a terminal shows a progress bar over ``total`` steps.
+    def start_steps(self, epochs: int, steps: int, done: int) -> None:
+        """Starts the trackers and, on a terminal, the progress bar: training is to begin.
+
+        Args:
+            epochs: the number of the run's epochs.
+            steps: the number of its steps.
+            done: the number of steps that were made before, which are in metrics.jsonl already.
         """
+        self.epochs = epochs
+        self.total = steps
+        self.first = done
+        # The trackers follow metrics.jsonl, which holds no lines after ``done`` now.
         if rank() == 0 and (problem := self.tracking.begin(self.directory)):
             self.info(problem)
-        self.total, self.first, self.clock = total, done, time.monotonic()
-        hidden = rank() != 0 or not sys.stderr.isatty()
+        self.clock = time.monotonic()
         self.bar = tqdm(
-            total=total,
+            total=steps,
             initial=done,
             unit="step",
             dynamic_ncols=True,
-            disable=hidden,
+            disable=rank() != 0 or not sys.stderr.isatty(),
             smoothing=0.1,
         )
 
     def set_length(self, epochs: int, steps: int) -> None:
-        """Notes how many epochs and steps the run has."""
-        self.epochs, self.total, self.bar.total = epochs, steps, steps
+        """Sets the number of the run's epochs and steps, when a budget of time shortens it."""
+        self.epochs = epochs
+        self.total = steps
+        self.bar.total = steps
 
     def report(self, split: str, shown: str, **values: Any) -> None:
-        """Adds a line to metrics.jsonl and shows the metrics, which are ``shown`` in the task's
-        words.
+        """Adds a line to metrics.jsonl and logs the metrics.
 
         Args:
             split: "train", "val", or "ema": the averaged weights.
+            shown: the metrics in the task's words.
+            values: the line's entries; "train" has ``lr``, ``images_per_s`` and more
+                (``Window.report``).
         """
         if rank() != 0:
             return
-        record = {
-            "split": split,
-            **{
-                k: round(v, 6) if isinstance(v, float) and k != "lr" else v
-                for k, v in values.items()
-            },
-        }
+        record: dict[str, Any] = {"split": split}
+        for name, value in values.items():
+            # A learning rate may have no digits but those after the sixth.
+            record[name] = round(value, 6) if isinstance(value, float) and name != "lr" else value
         self._append(json.dumps(record) + "\n")
-        if split == "train":
-            self.bar.set_postfix_str(f"epoch {values['epoch']}, {shown}")
-            parts = [shown]
-            parts += [f"grad_norm: {values['grad_norm']:.3g}"] if "grad_norm" in values else []
-            parts += [f"loss_scale: {values['loss_scale']:g}"] if "loss_scale" in values else []
-            parts += [
-                f"lr: {values['lr']:.3g}",
-                f"images/s: {values['images_per_s']:.0f}",
-                f"wait: {values['data_wait']:.0%}",
-            ]
-            parts += self._time_left(values["step"])
-            self.info(
-                f"epoch {values['epoch']}/{self.epochs} step {values['step']}: {', '.join(parts)}"
-            )
-            self._tell_input_bound(values)
-        else:
+        place = f"epoch {values['epoch']}/{self.epochs}"
+        if split != "train":
             kind = "validation" if split == "val" else "validation of the average"
-            self.info(f"epoch {values['epoch']}/{self.epochs} {kind}: {shown}")
+            self.info(f"{place} {kind}: {shown}")
+            return
 
-    def _time_left(self, step: int) -> list[str]:
-        """The time that is left, as if each step, with its share of evaluations and saves, took as
-        long as so far.
+        self.bar.set_postfix_str(f"epoch {values['epoch']}, {shown}")
+        entries = [shown]
+        if "grad_norm" in values:
+            entries.append(f"grad_norm: {values['grad_norm']:.3g}")
+        if "loss_scale" in values:
+            entries.append(f"loss_scale: {values['loss_scale']:g}")
+        entries.append(f"lr: {values['lr']:.3g}")
+        entries.append(f"images/s: {values['images_per_s']:.0f}")
+        entries.append(f"wait: {values['data_wait']:.0%}")
+        if left := self._time_left(values["step"]):
+            entries.append(f"left: {left}")
+        self.info(f"{place} step {values['step']}: {', '.join(entries)}")
+        self._warn_input_bound(values)
+
+    def _time_left(self, step: int) -> str:
+        """Returns the time that is left, in words; "": it isn't known.
+
+        Each step, with its share of evaluations and saves, is expected to take as long as so far.
         """
         if not self.first < step < self.total:
-            return []
+            return ""
         seconds = (time.monotonic() - self.clock) / (step - self.first) * (self.total - step)
         hours, minutes = divmod(round(seconds / 60), 60)
-        return [
-            f"left: {f'{hours} h {minutes} min' if hours else f'{minutes} min' if minutes else f'{seconds:.0f} s'}"
-        ]
+        if hours:
+            return f"{hours} h {minutes} min"
+        if minutes:
+            return f"{minutes} min"
+        return f"{seconds:.0f} s"
 
-    def _tell_input_bound(self, values: dict[str, Any]) -> None:
-        """Says once in a run that an epoch waits for its data; the run's first report, in which
-        workers start and compilers and caches warm up, doesn't count.
+    def _warn_input_bound(self, values: dict[str, Any]) -> None:
+        """Logs once in a run that an epoch waits for its data.
+
+        The run's first report doesn't count: workers start in it, and caches warm up.
         """
-        if self.awaited is None:
-            self.awaited = (values["epoch"], 0.0, 0.0)
+        if self.waiting is None:
+            self.waiting = values["epoch"], 0.0, 0.0
             return
-        epoch, waited, elapsed = self.awaited
+        epoch, elapsed, waited = self.waiting
         if epoch != values["epoch"]:
-            waited = elapsed = 0.0
+            elapsed = 0.0
+            waited = 0.0
         seconds = values["samples"] / values["images_per_s"]
-        self.awaited = values["epoch"], waited + values["data_wait"] * seconds, elapsed + seconds
-        share = self.awaited[1] / self.awaited[2]
-        if share > INPUT_BOUND and not self.told_input_bound:
-            self.told_input_bound = True
+        elapsed += seconds
+        waited += values["data_wait"] * seconds
+        self.waiting = values["epoch"], elapsed, waited
+        share = waited / elapsed
+        if share > INPUT_BOUND and not self.logged_input_bound:
+            self.logged_input_bound = True
             self.info(
-                f"input-bound: {share:.0%} of the time in epoch {values['epoch']} so far is spent waiting for data;"
-                f" DATA.NUM_WORKERS is {self.workers} per process on {num_cores()} cores: more of them,"
-                " or smaller images, make training faster"
+                f"input-bound: {share:.0%} of the time in epoch {values['epoch']} so far is spent"
+                f" waiting for data; DATA.NUM_WORKERS is {self.workers} per process on"
+                f" {num_cores()} cores: more of them, or smaller images, make training faster"
             )
 
     def _append(self, line: str) -> None:
+        """Adds a line to metrics.jsonl. On a full disk no half line is left there."""
         file = self.directory / "metrics.jsonl"
         size = None
         try:
             with open_to_append(file) as metrics:
                 size = os.fstat(metrics.fileno()).st_size
                 metrics.write(line)
-        except OSError as error:  # a full disk
+        except OSError as error:
             with contextlib.suppress(OSError):
-                if size is not None:  # no half line
+                if size is not None:
                     os.truncate(file, size)
-            if self.on_error == "stop":
-                self.problem = (
-                    self.problem or f"{file} can't be written ({error.strerror}): {remedy(error)}"
+            if self.on_error != "stop":
+                self.info(
+                    f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)"
                 )
-                return
-            self.info(f"{file}: a line is lost ({error.strerror}); the run goes on (SAVE_ON_ERROR)")
+            elif not self.problem:
+                self.problem = f"{file} can't be written ({error.strerror}): {remedy(error)}"
 
     def rewind(self, epoch: int, step: int) -> None:
-        """Takes out of metrics.jsonl what came after ``epoch``, but for the next one's training up
-        to ``step``. Steps of other epochs aren't compared: they may have been of another batch
-        size.
+        """Removes from metrics.jsonl what came after a checkpoint.
+
+        Steps of earlier epochs aren't compared, because they may have been of another batch size.
+
+        Args:
+            epoch: the epochs that the checkpoint's run had done.
+            step: the last step that is kept of the epoch after them.
         """
         file = self.directory / "metrics.jsonl"
-        if file.exists():
-            with writing_whole(file) as rewound:
-                for line, record in records(file):
-                    over = (
-                        epoch if record["split"] != "train" or record["step"] > step else epoch + 1
-                    )
-                    if record["epoch"] <= over:
-                        rewound.write(line)
+        if not file.exists():
+            return
+        with writing_whole(file) as rewound:
+            for line, record in records(file):
+                trained = record["split"] == "train" and record["step"] <= step
+                last_epoch = epoch + 1 if trained else epoch
+                if record["epoch"] <= last_epoch:
+                    rewound.write(line)
 
     def result(self, result: dict[str, Any], shown: str) -> None:
-        """Writes result.json, the last evaluation, and prints the summary, with its metrics as
-        ``shown``.
+        """Writes result.json and logs the summary.
+
+        Args:
+            result: the last evaluation; where and how long it was computed is added.
+            shown: the metrics in the task's words.
+
+        Raises:
+            RunError: the file can't be written.
         """
         self.bar.close()
         self.bar = tqdm(disable=True)
         if rank() != 0:
             return
-        environment = {
-            "devices": self.devices,
-            "cores": num_cores(),
-            "system": platform.platform(),
-            "commit": commit(),
-        }
         result |= {
             "seconds": round(time.time() - self.started, 1),
             "versions": versions(),
-            "environment": environment,
+            "environment": {
+                "devices": self.devices,
+                "cores": num_cores(),
+                "system": platform.platform(),
+                "commit": commit(),
+            },
         }
-        told = (
-            f"samples: {result['num_samples']}, time: {result['seconds']} s, run: {self.directory}"
+        self.info(
+            f"summary: {shown}; samples: {result['num_samples']}, time: {result['seconds']} s,"
+            f" run: {self.directory}"
         )
-        self.info(f"summary: {shown}; {told}")
         try:
             self._write_json("result.json", result)
         except OSError as error:
-            again = (
-                "the same command" if self.config.EVAL else f"-resume=auto -output={self.directory}"
-            )
             problem = f"{error.filename} isn't written ({error.strerror}: {remedy(error)})"
-            raise RunError(f"{problem}; {again} writes it again") from None
+            raise RunError(f"{problem}; {self._same_again()} writes it again") from None
         if problem := self.tracking.end():
             self.info(problem)
 
-    def tell_files(self) -> None:
-        """Names the files that the run has left."""
-        # A folder in the place of a file isn't one that the run has left; checkpoints are folders.
-        found = [name for name in FILES if (self.directory / name).is_file() or "/" in name]
-        self.info("files: " + ", ".join(name for name in found if (self.directory / name).exists()))
+    def log_files(self) -> None:
+        """Logs the names of the files that the run has left."""
+        names = []
+        for name in FILES:
+            path = self.directory / name
+            # A checkpoint is a folder. A folder in the place of another file isn't the run's.
+            if path.is_file() or (name.startswith(f"{CHECKPOINTS}/") and path.exists()):
+                names.append(name)
+        self.info("files: " + ", ".join(names))
+
+    def _same_again(self) -> str:
+        """Returns the flags, or the words, for a command that does this run's end anew."""
+        return "the same command" if self.config.EVAL else f"-resume=auto -output={self.directory}"
 
     @contextlib.contextmanager
     def logging_failure(self, what: str, command: str = "") -> Iterator[None]:
-        """Writes ``what`` within, which a run can do without: a failure becomes a line of the log.
+        """Logs a failure within instead of raising it: the run can do without what is written.
 
         Args:
-            command: makes it again; "": a start with -resume=auto does, or that of an evaluation.
+            what: the file that is written.
+            command: what writes it again; "": a start with -resume=auto, or the evaluation's own.
         """
         try:
             yield
@@ -338,8 +388,7 @@ class Run:
             if isinstance(error, OSError) and error.strerror:
                 why = f"{error.strerror}: {remedy(error)}"
                 what = os.path.basename(os.fsdecode(error.filename)) if error.filename else what
-            resume = f"-resume=auto -output={self.directory}"
-            again = command or ("the same command" if self.config.EVAL else resume)
+            again = command or self._same_again()
             self.info(one_line(f"{what} isn't written ({why}); {again} makes it again"))
 
     def _write_json(self, name: str, content: Any) -> None:
@@ -355,70 +404,88 @@ def _is_at(folder: os.stat_result, path: Path) -> bool:
 
 
 def for_others(config: Configuration) -> Configuration:
-    """Returns what a run's file says, by itself: where the run lies and what it went on from are
-    its command's.
+    """Returns the configuration that config.yaml holds, which means the same in another place.
+
+    Where the run lies and what it went on from belong to its command, and are left out.
     """
     config = with_values(config, BASE=[""], OUTPUT=None, MODEL__RESUME=None, DIST__MAX_RESTART=0)
-    found = config.origins.get("MODEL.PRETRAINED", ())
-    if len(found) > 1 and found[-1].first == CHECKPOINT:
-        config = with_values(config, found[-2].origin(), MODEL__PRETRAINED=found[-2].value)
-    for key in ("DATA_PATH", "CACHE"):  # found from another folder, too
-        if config.DATA[key] and not os.path.isabs(config.DATA[key]):
-            where = value_sources(config).get(f"DATA.{key}")
-            path = {f"DATA__{key}": os.path.abspath(config.DATA[key])}
-            config = with_values(config, where.origin() if where else "", **path)
+    # A resumed run takes its weights from the checkpoint. The file keeps those it began with.
+    origins = config.origins.get("MODEL.PRETRAINED", ())
+    if len(origins) > 1 and origins[-1].first == CHECKPOINT:
+        before = origins[-2]
+        config = with_values(config, before.origin(), MODEL__PRETRAINED=before.value)
+    # Relative paths are made absolute, to be found from another folder, too.
+    for key in ("DATA_PATH", "CACHE"):
+        path = config.DATA[key]
+        if path and not os.path.isabs(path):
+            source = value_sources(config).get(f"DATA.{key}")
+            origin = source.origin() if source else ""
+            config = with_values(config, origin, **{f"DATA__{key}": os.path.abspath(path)})
     return config
 
 
 class RunFolder:
-    """The folder of a run on rank 0: chosen and looked at by ``check``, made and locked by
-    ``make``.
+    """The choice of a run's folder, its check and its lock. Rank 0 alone has one.
+
+    ``check`` changes nothing. ``make`` makes the folder and locks it. Both return what is wrong, as
+    a line for the user, or None.
 
     Attributes:
         path: the folder.
     """
 
     def __init__(self, config: Configuration) -> None:
-        # which a stranger's config.yaml may have chosen
+        # A stranger's config.yaml may have chosen the model's name.
         model = re.sub(r"[^\w.-]", "_", config.MODEL.NAME)
-        name = f"{'eval' if config.EVAL else 'train'}-{model}-{time.strftime('%Y%m%d-%H-%M-%S')}"
-        self.named, self.resumes = bool(config.OUTPUT), bool(config.MODEL.RESUME)
-        self.path = self.base = Path(config.OUTPUT) if config.OUTPUT else Path(config.SAVE) / name
+        kind = "eval" if config.EVAL else "train"
+        name = f"{kind}-{model}-{time.strftime('%Y%m%d-%H-%M-%S')}"
+        self.named = bool(config.OUTPUT)
+        self.resumes = bool(config.MODEL.RESUME)
+        self.base = Path(config.OUTPUT) if config.OUTPUT else Path(config.SAVE) / name
+        self.path = self.base
+        # The descriptor of the lock, which is held as long as this process lives.
         self.lock: int | None = None
+        # Whether this run made the folder.
         self.new = False
 
     def check(self) -> str | None:
-        """Returns what stands against a run here; changes nothing. A run's folder is locked from
-        now on.
-        """
+        """Returns what is wrong with a run here. The folder of another run is locked from now on."""
         try:
-            there = next(
-                place for place in (self.path, *self.path.absolute().parents) if place.exists()
-            )
-            if not there.is_dir():
-                return self._cannot("make", f"{there} is a file")
-            if self.path.is_symlink() and not self.path.exists():
-                return self._cannot("make", "it is a link to what isn't there")
-            if not os.access(there, os.W_OK) and there == self.path:
-                return f"{self.path}: not writable; choose another folder with -output"
-            if not os.access(there, os.W_OK):
-                read_only = os.statvfs(there).f_flag & os.ST_RDONLY
-                return self._cannot("make", os.strerror(errno.EROFS if read_only else errno.EACCES))
-            problem = self._check_content() if self.path.is_dir() else None
-            if problem is None and os.path.lexists(self.path / LOCK):
-                problem = self._take_lock()
-            return problem or self._check_free()
+            return self._check_path() or self._check_files() or self._check_free()
         except OSError as error:
             return self._cannot("read", error.strerror)
 
+    def _check_path(self) -> str | None:
+        """Returns why the folder can't be made, or can't be written if it is there."""
+        parents = (self.path, *self.path.absolute().parents)
+        existing = next(place for place in parents if place.exists())
+        if not existing.is_dir():
+            return self._cannot("make", f"{existing} is a file")
+        if self.path.is_symlink() and not self.path.exists():
+            return self._cannot("make", "it is a link to what isn't there")
+        if os.access(existing, os.W_OK):
+            return None
+        if existing == self.path:
+            return f"{self.path}: not writable; choose another folder with -output"
+        read_only = os.statvfs(existing).f_flag & os.ST_RDONLY
+        return self._cannot("make", os.strerror(errno.EROFS if read_only else errno.EACCES))
+
+    def _check_files(self) -> str | None:
+        """Returns what is wrong with the files that are there, and locks another run's folder."""
+        problem = self._check_content() if self.path.is_dir() else None
+        if problem is None and os.path.lexists(self.path / LOCK):
+            problem = self._take_lock()
+        return problem
+
     def make(self) -> str | None:
-        """Makes the folder, if there is none, and locks it; returns what stands against it."""
-        attempt = 1
+        """Makes the folder, if there is none, and locks it."""
         self.new = not (self.named and self.path.exists())
+        attempt = 0
         try:
-            while not self.named and self.path.exists():  # two runs in one second
+            # Two runs may begin in one second.
+            while not self.named and self.path.exists():
+                attempt += 1
                 self.path = self.base.with_name(f"{self.base.name}-{attempt}")
-                attempt = attempt + 1
             self.path.mkdir(parents=True, exist_ok=self.named)
         except OSError as error:
             return self._cannot("make", error.strerror)
@@ -426,39 +493,44 @@ class RunFolder:
             locked = (self.path / LOCK).exists()
             if problem := self._take_lock() or self._check_free():
                 return problem
-            if locked:  # not when the checkpoints were looked at
+            if locked:
+                # The lock wasn't there when the checkpoints were read.
                 return f"{self.path}: another run was there meanwhile; give the command again"
         return self._sign()
 
     def _check_content(self) -> str | None:
-        """Returns what of the folder's content a run can't write, or would replace though no run
-        made it.
-        """
-        names = os.listdir(self.path)
-        own = sorted(filter(is_own, names))
+        """Returns which file a run couldn't write, or would replace though no run made it."""
+        own = sorted(filter(is_own, os.listdir(self.path)))
         for name in own:
-            problem = obstacle(self.path / name)
-            if (
-                problem is None
-                and _KEPT.fullmatch(name)
-                and not os.access(self.path / name, os.W_OK)
-            ):
+            path = self.path / name
+            problem = obstacle(path)
+            if problem is None and _CHANGED.fullmatch(name) and not os.access(path, os.W_OK):
                 problem = OSError(errno.EACCES, os.strerror(errno.EACCES))
             if problem:
-                return f"{self.path / name}: {problem.strerror}; {remedy(problem)}, or choose another -output"
+                return f"{path}: {problem.strerror}; {remedy(problem)}, or choose another -output"
         checkpoints = self.path / CHECKPOINTS
         if checkpoints.is_symlink():
-            return f"{checkpoints} is a link, expected a folder; move what it leads to here, or make -output the link"
+            return (
+                f"{checkpoints} is a link, expected a folder;"
+                " move what it leads to here, or make -output the link"
+            )
         if os.path.lexists(checkpoints) and not checkpoints.is_dir():
-            return f"{checkpoints} is a file, expected a folder; move it away, or choose another -output"
+            return (
+                f"{checkpoints} is a file, expected a folder;"
+                " move it away, or choose another -output"
+            )
         replaced = [name for name in own if name in _REPLACED]
-        if replaced and not self._is_runs():
-            return f"{self.path} holds {replaced[0]}, which no run made; move it away, or choose another -output"
+        if replaced and not self._is_run():
+            return (
+                f"{self.path} holds {replaced[0]}, which no run made;"
+                " move it away, or choose another -output"
+            )
         return None
 
-    def _is_runs(self) -> bool:
-        """Whether a run made what the folder holds: it signed the lock, or left checkpoints or
-        records.
+    def _is_run(self) -> bool:
+        """Returns whether the folder is a run's.
+
+        A run signs the lock, or has left checkpoints or records if its release had no lock.
         """
         if any((self.path / CHECKPOINTS).glob("epoch_*")):
             return True
@@ -473,31 +545,39 @@ class RunFolder:
         return False
 
     def _check_free(self) -> str | None:
-        if self.resumes or not any(
-            (self.path / name).exists() for name in ("checkpoints", "metrics.jsonl")
-        ):
+        """Returns that the folder holds a run already, unless this run resumes it."""
+        files = (self.path / CHECKPOINTS, self.path / "metrics.jsonl")
+        if self.resumes or not any(file.exists() for file in files):
             return None
-        return f"{self.path} already holds a run; go on from it with -resume, or choose another -output"
+        return (
+            f"{self.path} already holds a run;"
+            " go on from it with -resume, or choose another -output"
+        )
 
     def _cannot(self, what: str, why: str | None) -> str:
         return f"{self.path}: can't {what} the run's folder ({why}); choose another with -output"
 
     def _take_lock(self) -> str | None:
-        """Locks the folder as long as this process lives; returns what stands against it."""
+        """Locks the folder as long as this process lives."""
         try:
             lock = open_lock(self.path / LOCK, _SIGNATURE)
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):  # which of the two, systems differ
+            # Systems differ in which of the two they raise.
+            except (BlockingIOError, PermissionError):
                 owner = os.read(lock, 200).decode(errors="replace")
-                return f"{self.path}: another run writes there ({owner}); wait for it, or choose another -output"
-        except OSError as error:  # a full disk, or one that has no locks
+                return (
+                    f"{self.path}: another run writes there ({owner});"
+                    " wait for it, or choose another -output"
+                )
+        # The disk is full, or has no locks.
+        except OSError as error:
             return self._cannot_lock(error)
         self.lock = lock
         return None
 
     def _sign(self) -> str | None:
-        """Writes into the lock whose it is."""
+        """Writes this process and its machine into the lock."""
         assert self.lock is not None
         try:
             os.truncate(self.lock, 0)
@@ -507,6 +587,7 @@ class RunFolder:
         return None
 
     def _cannot_lock(self, error: OSError) -> str:
+        """Removes the folder if this run made it; returns why it can't be locked."""
         if self.new:
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink(missing_ok=True)

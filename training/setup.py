@@ -1,6 +1,4 @@
-"""What a training run is made of, built from its configuration, checked and logged: sizes, rates,
-what decays.
-"""
+"""Builds a training run from its configuration, checks it, and logs its sizes and rates."""
 
 import contextlib
 import functools
@@ -23,7 +21,6 @@ from models.pretrained import disagreements
 from ops.settings import float32_text
 from settings.options import Configuration, explicit_sources
 from training.checkpoint.description import classes_of
-from training.ending import Ending
 from training.equal_ranks import check_loaded
 from training.optim import LossScaler, ModelEma, build_optimizer, build_schedule, decayed_parameters
 from training.parallel import ShardedOptimizer, wrap_optimizer
@@ -33,15 +30,18 @@ from training.task import Task
 from utils import num_gpus, rank, world_size
 from weights import load_weights
 
-# what config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3)
+# The batch that config.py's own rates are for: ImageNet from scratch (arXiv:2010.11929, table 3).
 _DEFAULT_BATCH = 4096
-_FAR = 4  # a batch so many times larger or smaller than the recipe's asks for another rate
+# A batch so many times larger or smaller than the recipe's needs another learning rate.
+_FAR = 4
 
 
 @dataclass
 class Training:
-    """The parts of a training run; ``network`` is ``model``, or what ``parallel`` wrapped it in, as
-    the optimizer.
+    """The objects of a training run, and the predictions of its last evaluation by split.
+
+    ``network`` is ``model``, or what ``parallel.wrap_model`` made of it. ``optimizer`` is what
+    ``parallel.wrap_optimizer`` returned.
     """
 
     config: Configuration
@@ -50,34 +50,39 @@ class Training:
     network: nn.Layer
     ema: ModelEma | None
     optimizer: paddle.optimizer.Optimizer
-    schedule: Callable[[int], float]
-    ending: Ending
+    schedule: Callable[[float], float]
     scaler: LossScaler
     loader: Loader
     run: Run
-    # of the last evaluation, by split
     predictions: dict[str, Predictions] = field(default_factory=dict)
 
     @functools.cached_property
     def trained_parameters(self) -> list[paddle.Tensor]:
-        """Returns the parameters that aren't frozen; walking the model's layers takes as long as
-        measuring their gradients.
+        """Returns the parameters that aren't frozen.
+
+        They are found once: walking the model's layers takes as long as the norm of the gradients.
         """
         return [parameter for parameter in self.model.parameters() if not parameter.stop_gradient]
 
     @property
     def averaged_model(self) -> ImageModel | None:
-        """Returns the model of averaged weights, where there is one."""
+        """Returns the model of averaged weights (MODEL_EMA), or None."""
         return self.ema.model if self.ema else None
 
     @property
     def evaluated_models(self) -> dict[str, nn.Layer]:
         """Returns the models to evaluate, by the name of their split in metrics.jsonl."""
-        return {"val": self.model, **({"ema": self.ema.model} if self.ema else {})}
+        models: dict[str, nn.Layer] = {"val": self.model}
+        if self.ema:
+            models["ema"] = self.ema.model
+        return models
 
 
 def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Training:
-    """Builds what trains, loads MODEL.PRETRAINED, lets the task prepare, and tells what results.
+    """Builds a training run, loads MODEL.PRETRAINED, and logs what results.
+
+    Args:
+        network: what ``parallel.wrap_model`` returned.
 
     Raises:
         InputError: weights, batch, accumulation or what the task needs don't fit.
@@ -88,26 +93,30 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
     task.prepare(model, train, run)
     check_scales(config, model)
     loader = get_dataloader(config, train, "train", rank=rank(), ranks=world_size())
+
     steps = len(loader)
     accum = config.TRAIN.ACCUM_ITER
     if accum > steps:
         raise InputError(
-            f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps: it would end without an update"
+            f"TRAIN.ACCUM_ITER is {accum}, but an epoch has {steps} steps:"
+            " it would end without an update"
         )
-    schedule = build_schedule(
-        config, -(-steps // accum), config.DATA.BATCH_SIZE * world_size() * accum
-    )
-    ending = Ending(config, steps)
+    # The last update of an epoch may be of fewer steps.
+    updates = -(-steps // accum)
+    effective_batch = config.DATA.BATCH_SIZE * world_size() * accum
+    schedule = build_schedule(config, updates, effective_batch)
     scaler = LossScaler(enabled=precision(config) == "float16")
-    _tell_model(config, model, run)
-    _tell_steps(config, len(train), steps, schedule, run)
-    settings = (config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
-    # a copy, made before the model is traced
-    ema = ModelEma(model, *settings) if config.TRAIN.MODEL_EMA else None
+    _log_model(config, model, run)
+    _log_steps(config, len(train), steps, schedule, run)
+
+    # The average is a copy of the model, which has to be made before the model is traced.
+    ema = None
+    if config.TRAIN.MODEL_EMA:
+        ema = ModelEma(model, config.TRAIN.MODEL_EMA_DECAY, config.TRAIN.MODEL_EMA_WARMUP)
     if config.TO_STATIC:
         _trace(model)
     optimizer = wrap_optimizer(config, build_optimizer(config, model), model)
-    _tell_shares(network, optimizer, run)
+    _log_sharing(network, optimizer, run)
     return Training(
         config=config,
         task=task,
@@ -115,8 +124,7 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
         network=network,
         ema=ema,
         optimizer=optimizer,
-        schedule=ending.pace(schedule),
-        ending=ending,
+        schedule=schedule,
         scaler=scaler,
         loader=loader,
         run=run,
@@ -124,12 +132,13 @@ def prepare(task: Task, network: nn.Layer, train: ImageDataset, run: Run) -> Tra
 
 
 def _trace(model: nn.Layer) -> None:
-    """Makes the model's forward pass a graph, traced at its first batch of a shape. Its random
-    operators may draw in another order.
+    """Makes the model's forward pass a graph, which is traced at its first batch of a shape.
+
+    The graph's random operators may draw in another order.
     """
-    with contextlib.suppress(ValueError):  # Paddle 2.6 hasn't got it
-        # It takes two equal calls of a random operator for one: all drop paths of a rate would drop
-        # the same samples.
+    # Common subexpression elimination takes two equal calls of a random operator for one: all drop
+    # paths of a rate would drop the same samples. Paddle 2.6 doesn't have this flag.
+    with contextlib.suppress(ValueError):
         paddle.set_flags({"FLAGS_enable_cse_in_dy2st": False})
     paddle.jit.to_static(model, full_graph=True)
 
@@ -137,8 +146,10 @@ def _trace(model: nn.Layer) -> None:
 def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: bool) -> None:
     """Loads MODEL.PRETRAINED, if it is set.
 
-    Log lines say what was loaded, and where images are prepared in another way than the weights
-    were made for.
+    It logs what was loaded, and where images are prepared otherwise than the weights were made for.
+
+    Args:
+        strict: whether all of the model's tensors have to be there, as for an evaluation.
 
     Raises:
         InputError: the weights don't fit, or another rank has loaded other weights, or none.
@@ -147,22 +158,27 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
     if not settings.PRETRAINED:
         check_loaded("MODEL.PRETRAINED", "nothing", {})
         return
-    allow = settings.PRETRAINED_ALLOW
-    order = settings.PRETRAINED_CLASSES
     adapter = settings.PRETRAINED_ADAPTER
     report = load_weights(
-        model, settings.PRETRAINED, strict, allow, order, adapter, checksums=world_size() > 1
+        model,
+        settings.PRETRAINED,
+        strict,
+        settings.PRETRAINED_ALLOW,
+        settings.PRETRAINED_CLASSES,
+        adapter,
+        checksums=world_size() > 1,
     )
     files = f"{report.file} and {adapter}" if adapter else report.file
     check_loaded("MODEL.PRETRAINED", files, report.checksums)
     run.info(str(report))
     if report.warning:
         run.info(f"warning: {report.warning}")
-    theirs = classes_of(settings.PRETRAINED, adapter)
-    if theirs and run.classes and theirs != run.classes and not (strict or report.fresh):
+    classes = classes_of(settings.PRETRAINED, adapter)
+    keeps_classifier = not (strict or report.fresh)
+    if classes and run.classes and classes != run.classes and keeps_classifier:
         run.info(
-            f"the classifier was trained for the classes {some_of(theirs)}; the training goes on with it for"
-            f" {some_of(run.classes)}"
+            f"the classifier was trained for the classes {some_of(classes)};"
+            f" the training goes on with it for {some_of(run.classes)}"
         )
     for warning in disagreements(config, report.config):
         run.info(warning)
@@ -171,112 +187,127 @@ def load_pretrained(config: Configuration, model: ImageModel, run: Run, strict: 
 def precision(config: Configuration, evaluation: bool = False) -> str:
     """Returns the type of the forward pass's products: "float32", or with AMP "bfloat16".
 
-    On a GPU without bfloat16 that is "float16", on a CPU without it "float32".
+    A GPU without bfloat16 computes in "float16" with AMP, and a CPU without it in "float32".
 
     Args:
-        evaluation: of an evaluation, within a training as well: float32 unless AMP_EVAL is on.
+        evaluation: whether it is an evaluation's, within a training as well: it is in float32
+            unless AMP_EVAL is set.
     """
     if not config.AMP or (evaluation and not config.AMP_EVAL):
         return "float32"
     if not num_gpus():
-        return "float32" if _lacks_bfloat16(config) else "bfloat16"
+        return "float32" if _no_bfloat16_reason(config) else "bfloat16"
     return "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16"
 
 
 def precision_text(config: Configuration) -> str:
-    """Returns ``precision`` of a training, or with EVAL of an evaluation, with the reason where AMP
-    asks for more.
+    """Returns the precision of a training, or with EVAL of an evaluation, in words.
+
+    The text says why it is less than what AMP asks for.
     """
-    told = precision(config, config.EVAL)
-    reason = ""
-    if config.AMP and not num_gpus() and (lacks := _lacks_bfloat16(config)):
-        return f"float32 (-amp asks for bfloat16 products: {lacks})"
-    if told == "bfloat16" and not num_gpus():
-        told = "bfloat16 products in linear, MLP and attention layers, the rest in float32"
-    if config.AMP and not config.AMP_EVAL:
-        reason = " (-amp is for training; -o AMP_EVAL True for evaluations, too)"
-        reason = reason if config.EVAL else f", evaluations in {float32_text()}{reason}"
-    return told.replace("float32", float32_text()) + reason
+    on_cpu = not num_gpus()
+    if config.AMP and on_cpu and (reason := _no_bfloat16_reason(config)):
+        return f"{float32_text()} (-amp asks for bfloat16 products: {reason})"
+    text = precision(config, config.EVAL).replace("float32", float32_text())
+    if text == "bfloat16" and on_cpu:
+        text = (
+            f"bfloat16 products in linear, MLP and attention layers, the rest in {float32_text()}"
+        )
+    if not config.AMP or config.AMP_EVAL:
+        return text
+    advice = " (-amp is for training; -o AMP_EVAL True for evaluations, too)"
+    if config.EVAL:
+        return f"{text}{advice}"
+    return f"{text}, evaluations in {float32_text()}{advice}"
 
 
-def _lacks_bfloat16(config: Configuration) -> str:
+def _no_bfloat16_reason(config: Configuration) -> str:
     """Returns why a CPU computes in float32 with AMP, in words; "": it doesn't."""
-    return (
-        "a CPU has none in a traced graph (TO_STATIC)" if config.TO_STATIC else ops.bfloat16_lacks()
-    )
+    if config.TO_STATIC:
+        return "a CPU has none in a traced graph (TO_STATIC)"
+    return ops.bfloat16_lacks()
 
 
-def _tell_model(config: Configuration, model: nn.Layer, run: Run) -> None:
+def _log_model(config: Configuration, model: nn.Layer, run: Run) -> None:
+    """Logs the numbers of parameters, trained and frozen, and where weight decay is on."""
     trained = {name: p for name, p in model.named_parameters() if not p.stop_gradient}
-    decayed = len(set(decayed_parameters(config, model)) & trained.keys())
     frozen = [p.size for p in model.parameters() if p.stop_gradient]
+    decayed = len(set(decayed_parameters(config, model)) & trained.keys())
     count = sum(p.size for p in trained.values()) + sum(frozen)
-    run.info(
-        f"{config.MODEL.NAME}: {count:,} parameters, {precision_text(config)}; {config.TRAIN.OPTIMIZER.NAME},"
-        f" weight decay on {decayed} tensors, off on {len(trained) - decayed}"
-        + (f"; frozen: {len(frozen)} tensors ({sum(frozen):,} parameters)" if frozen else "")
+    line = (
+        f"{config.MODEL.NAME}: {count:,} parameters, {precision_text(config)};"
+        f" {config.TRAIN.OPTIMIZER.NAME}, weight decay on {decayed} tensors,"
+        f" off on {len(trained) - decayed}"
     )
+    if frozen:
+        line += f"; frozen: {len(frozen)} tensors ({sum(frozen):,} parameters)"
+    run.info(line)
 
 
-def _tell_shares(
+def _log_sharing(
     network: nn.Layer, optimizer: paddle.optimizer.Optimizer | ShardedOptimizer, run: Run
 ) -> None:
+    """Logs what the ranks share: memory for gradients, or the optimizer's state."""
     if getattr(network, "shared", None):
         run.info("gradients are averaged in memory that the ranks share")
     if isinstance(optimizer, ShardedOptimizer):
-        shares = ", ".join(f"{size:,}" for size in optimizer.sizes)
+        sizes = ", ".join(f"{size:,}" for size in optimizer.sizes)
         run.info(
-            f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {shares} parameters"
+            f"fleet, sharding stage {optimizer.stage}: the optimizer's state by rank is of {sizes}"
+            " parameters"
         )
 
 
 def share_batch(config: Configuration, ranks: int) -> Configuration:
-    """Returns the configuration whose DATA.BATCH_SIZE is one of ``ranks`` shares of
-    DATA.GLOBAL_BATCH, if that is set.
+    """Returns the configuration with each rank's share of DATA.GLOBAL_BATCH as DATA.BATCH_SIZE.
+
+    Without DATA.GLOBAL_BATCH it is returned as it is.
 
     Raises:
-        InputError: it can't be shared out equally.
+        InputError: the batch can't be divided by ``ranks``.
     """
     batch = config.DATA.GLOBAL_BATCH
     if batch is None:
         return config
     if batch % ranks:
         raise InputError(
-            f"DATA.GLOBAL_BATCH is {batch}, found {ranks} processes; make it a multiple of their number"
+            f"DATA.GLOBAL_BATCH is {batch}, found {ranks} processes;"
+            " make it a multiple of their number"
         )
-    return with_values(
-        config, f"DATA.GLOBAL_BATCH, shared by {ranks}", DATA__BATCH_SIZE=batch // ranks
-    )
+    origin = f"DATA.GLOBAL_BATCH, shared by {ranks}"
+    return with_values(config, origin, DATA__BATCH_SIZE=batch // ranks)
 
 
-def _tell_steps(
+def _log_steps(
     config: Configuration, images: int, steps: int, schedule: Callable[[int], float], run: Run
 ) -> None:
+    """Logs the sizes of an epoch and of a batch, the learning rates, and warnings about them."""
     train = config.TRAIN
-    accum = config.TRAIN.ACCUM_ITER
-    batch = config.DATA.BATCH_SIZE
+    accum = train.ACCUM_ITER
     updates = -(-steps // accum)
-    effective = batch * world_size() * accum
-    rates = [
+    batch = config.DATA.BATCH_SIZE
+    global_batch = batch * world_size()
+    effective = global_batch * accum
+    tail = "dropped" if config.DATA.DROP_LAST else "padded"
+    begin, warmed_up, end = (
         f"{schedule(epoch * updates):.3g}" for epoch in (0, train.WARMUP_EPOCHS, train.NUM_EPOCHS)
-    ]
+    )
     kept = "GLOBAL_BATCH" if config.DATA.GLOBAL_BATCH else "BATCH_SIZE"
-    how = {"linear": "linearly", "sqrt": "by the square root"}[train.LR_SCALING]
-    which = "the rates scale" if train.LR_SCALED == "all" else "BASE_LR scales"
-    scaled = (
-        f"{which} {how} from a batch of {train.LINEAR_SCALED_LR}"
-        if train.LINEAR_SCALED_LR
-        else "the rates stay"
-    )
+    scaling = "the rates stay"
+    if train.LINEAR_SCALED_LR:
+        how = {"linear": "linearly", "sqrt": "by the square root"}[train.LR_SCALING]
+        which = "the rates scale" if train.LR_SCALED == "all" else "BASE_LR scales"
+        scaling = f"{which} {how} from a batch of {train.LINEAR_SCALED_LR}"
     run.info(
-        f"{images:,} images, {steps} steps an epoch, the tail {'dropped' if config.DATA.DROP_LAST else 'padded'};"
-        f" global batch {batch} x {world_size()} = {batch * world_size()}, accumulation {accum},"
+        f"{images:,} images, {steps} steps an epoch, the tail {tail};"
+        f" global batch {batch} x {world_size()} = {global_batch}, accumulation {accum},"
         f" effective batch {effective};"
-        f" learning rate {rates[0]}, after warm-up {rates[1]}, at the end {rates[2]};"
-        f" on another number of processes DATA.{kept} is kept and {scaled}"
+        f" learning rate {begin}, after warm-up {warmed_up}, at the end {end};"
+        f" on another number of processes DATA.{kept} is kept and {scaling}"
     )
-    for warning in filter(None, (far_batch(config, effective), rising(config, effective))):
-        run.info(warning)
+    for warning in (far_batch(config, effective), rising(config, effective)):
+        if warning:
+            run.info(warning)
 
 
 def far_batch(config: Configuration, effective: int) -> str:
@@ -286,44 +317,42 @@ def far_batch(config: Configuration, effective: int) -> str:
     if batch is None or batch / _FAR <= effective <= batch * _FAR:
         return ""
     return (
-        f"warning: the recipe's rates are for a batch of {batch}, the effective batch is {effective}: BASE_LR {rate:g}"
-        f" would scale to {rate * effective / batch:.3g}; set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR {batch}, which"
-        " scales the rates"
+        f"warning: the recipe's rates are for a batch of {batch}, the effective batch is"
+        f" {effective}: BASE_LR {rate:g} would scale to {rate * effective / batch:.3g}; set"
+        f" TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR {batch}, which scales the rates"
     )
 
 
 def rising(config: Configuration, effective: int) -> str:
-    """Returns a warning if BASE_LR, which alone scales, is below END_LR for the effective batch,
-    else "".
-    """
+    """Returns a warning if the scaled BASE_LR is below END_LR, which doesn't scale, else ""."""
     train = config.TRAIN
-    if (
-        not train.LINEAR_SCALED_LR
-        or train.LR_SCALED == "all"
-        or train.LR_SCHEDULER.NAME == "constant"
-    ):
+    if not train.LINEAR_SCALED_LR or train.LR_SCALED == "all":
+        return ""
+    if train.LR_SCHEDULER.NAME == "constant":
         return ""
     ratio = effective / train.LINEAR_SCALED_LR
     rate = train.BASE_LR * (ratio**0.5 if train.LR_SCALING == "sqrt" else ratio)
+    # Equal but for rounding is no rise.
     if rate >= train.END_LR * (1 - 1e-9):
         return ""
     return (
-        f"warning: for the effective batch of {effective} BASE_LR scales to {rate:.3g}, below END_LR {train.END_LR:g},"
-        " which doesn't scale: the rate rises; take a larger batch, or set TRAIN.END_LR"
+        f"warning: for the effective batch of {effective} BASE_LR scales to {rate:.3g}, below"
+        f" END_LR {train.END_LR:g}, which doesn't scale: the rate rises; take a larger batch, or"
+        " set TRAIN.END_LR"
     )
 
 
 def recipe_batch(config: Configuration) -> int | None:
-    """Returns the batch that rates which don't scale are for; None where they do, or where nobody
-    said it.
+    """Returns the batch that the recipe's rates are for.
 
-    A rate that the user wrote is the user's: for the batch at hand.
+    It is None if the rates scale with the batch, or if no recipe says it. It is None, too, if the
+    user wrote the rate, which is for the batch at hand.
     """
     train = config.TRAIN
     if train.LINEAR_SCALED_LR or is_users(config, "TRAIN.BASE_LR"):
         return None
-    from_recipe = (
-        "TRAIN.BASE_LR" in explicit_sources(config)
-        or default_values()["TRAIN.BASE_LR"] != train.BASE_LR
-    )
-    return train.RECIPE_BATCH or (None if from_recipe else _DEFAULT_BATCH)
+    if train.RECIPE_BATCH:
+        return train.RECIPE_BATCH
+    written = "TRAIN.BASE_LR" in explicit_sources(config)
+    changed = default_values()["TRAIN.BASE_LR"] != train.BASE_LR
+    return None if written or changed else _DEFAULT_BATCH

@@ -1,11 +1,11 @@
-"""Weights that the ranks share out, too: stage 3 of ZeRO (Rajbhandari et al. 2020,
+"""Stage 3 of ZeRO: the ranks share out the weights, too (Rajbhandari et al. 2020,
 arXiv:1910.02054).
 
-Each weight of a block is with its owner alone, whose optimizer's state and gradient it has, too.
-Before a block computes, the owners send its weights to all ranks, which free them after it.
+Each weight of a block is held by its owner alone, with its gradient and the optimizer's state.
+Before a block computes, the owners send its weights to all ranks, which free them afterwards.
 MODEL.RECOMPUTE keeps nothing of a block: its backward pass computes it anew, with weights that are
-sent once more. What isn't in a block (the embedding, the last norm, the classifier) stays with
-every rank. ``GroupShardedStage3`` of Paddle does so, too, but not on CPUs.
+sent once more. What isn't in a block (the embedding, the last norm, the classifier) is on every
+rank. ``GroupShardedStage3`` of Paddle does this, too, but not on CPUs.
 """
 
 import contextlib
@@ -20,20 +20,23 @@ from utils import world_size
 
 
 class ShardedBlock:
-    """The weights of a block, of which each rank holds its own between two uses.
+    """The weights of a block. Each rank holds only its own ones between two uses.
 
     Args:
         layer: the block.
         buckets: its trained weights, by owner (``parallel._Bucket``).
-        owner: is told what happens to the block.
+        owner: the blocks of the model, which order their backward passes.
     """
 
     def __init__(self, layer: nn.Layer, buckets: list[Any], owner: "ShardedBlocks") -> None:
         self.buckets = buckets
         self.owner = owner
-        self.whole = True  # all weights are here
-        self.kept = True  # and stay so: in an evaluation, and until training begins
-        self.forwarded = False  # a backward pass is to come, which calls the block a second time
+        # Whether all weights are here.
+        self.whole = True
+        # Whether they stay here: in an evaluation, and until training begins.
+        self.kept = True
+        # Whether a backward pass is to come, which calls the block a second time.
+        self.forwarded = False
         begin: Any = self._begin
         end: Any = self._end
         layer.register_forward_pre_hook(begin)
@@ -49,12 +52,13 @@ class ShardedBlock:
     def _end(self, layer: nn.Layer, inputs: tuple, output: Any) -> None:
         if self.kept:
             return
-        if self.forwarded:  # the second call: its backward pass needs the weights
+        if self.forwarded:
+            # This is the second call: its backward pass needs the weights.
             self.forwarded = False
         elif not paddle.is_grad_enabled():
             self.free()
         elif all(tensor.stop_gradient for tensor in inputs):
-            # All before it is frozen: it isn't computed anew (models/layers/recompute.py).
+            # Everything before it is frozen, so it isn't recomputed (models/layers/recompute.py).
             self.owner.last.append(self)
         else:
             self.forwarded = True
@@ -82,7 +86,7 @@ class ShardedBlock:
 
     @paddle.no_grad()
     def reduce(self, scale: float) -> None:
-        """Gives the owners the sum of the ranks' gradients, times ``scale``, and frees the weights."""
+        """Sends the gradients' sum, times ``scale``, to the owners, and frees the weights."""
         for bucket in self.buckets:
             bucket.begin_reduce()
             bucket.end_reduce(scale)
@@ -90,8 +94,9 @@ class ShardedBlock:
 
 
 class ShardedBlocks:
-    """The blocks of a model. Their gradients are reduced in the order of the backward pass, the
-    same on every rank.
+    """The blocks of a model.
+
+    Their gradients are reduced in the order of the backward pass, which is the same on every rank.
 
     Args:
         blocks: layers and their buckets, in the order in which they are called.
@@ -99,14 +104,15 @@ class ShardedBlocks:
 
     def __init__(self, blocks: list[tuple[nn.Layer, list[Any]]]) -> None:
         self.blocks = [ShardedBlock(layer, buckets, self) for layer, buckets in blocks]
-        self.live: list[ShardedBlock] = []  # whose backward pass has begun
-        # whose weights stay from the forward pass to the end of the backward pass
+        # Blocks whose backward pass has begun.
+        self.live: list[ShardedBlock] = []
+        # Blocks whose weights stay from the forward pass to the end of the backward pass.
         self.last: list[ShardedBlock] = []
         self.scale = 1 / world_size()
 
     def begin_backward(self, block: ShardedBlock) -> None:
         """Reduces the gradients of blocks that are done, before one more is computed anew."""
-        # The block before the last may still be at work on its gradients; that one's is done.
+        # The last block may still be at work on its gradients. Those before it are done.
         while len(self.live) > 1:
             self.live.pop(0).reduce(self.scale)
         self.live.append(block)
@@ -117,37 +123,41 @@ class ShardedBlocks:
             block.reduce(scale)
         self.live = []
         self.last = []
-        for block in self.blocks:  # also one that the loss didn't depend on
+        # The loss may not have depended on a block.
+        for block in self.blocks:
             block.forwarded = False
 
-    def share_out(self) -> None:
-        """Frees the weights of others, from now on."""
+    def free_unowned_weights(self) -> None:
+        """Frees the weights that other ranks own, now and after each use."""
         for block in self.blocks:
             block.kept = False
             block.free()
 
     @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Within, every rank holds all weights."""
+    def gathered_weights(self) -> Iterator[None]:
+        """Returns a context in which every rank holds all weights."""
         for block in self.blocks:
             block.gather()
             block.kept = True
         yield
-        self.share_out()
+        self.free_unowned_weights()
 
     def arrays(self, keep: bool) -> dict[str, np.ndarray]:
-        """Returns the blocks' weights by Paddle's names, one block after the other. Every rank
-        calls it.
+        """Returns the blocks' weights by Paddle's names, one block after the other.
+
+        Every rank calls it.
 
         Args:
-            keep: this rank wants them; else it returns {}.
+            keep: whether this rank wants them; otherwise it gets {}.
         """
-        found = {}
+        arrays = {}
         for block in self.blocks:
-            there = block.whole
+            was_whole = block.whole
             block.gather()
             if keep:
-                found |= {p.name: p.numpy() for bucket in block.buckets for p in bucket.parameters}
-            if not there:
+                for bucket in block.buckets:
+                    for parameter in bucket.parameters:
+                        arrays[parameter.name] = parameter.numpy()
+            if not was_whole:
                 block.free()
-        return found
+        return arrays

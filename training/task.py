@@ -1,12 +1,14 @@
-"""What kinds of training differ in. The rest the loop (``engine``) knows: a loss, updates, windows,
-evaluations.
+"""The base class of a task, which is a kind of training.
 
-A task defines ``step`` and ``evaluate``; one with a loss alone (pre-training) needs no more.
+A task defines a step's loss and an evaluation's metrics. The loop (``engine``) does the rest:
+updates, reports, evaluations, checkpoints. A task with a loss alone (pre-training) needs no more
+than ``step`` and ``evaluate``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import paddle
 from paddle import nn
 
@@ -18,6 +20,9 @@ from training.run import Run
 Batch = dict[str, paddle.Tensor]
 Metrics = dict[str, Any]
 
+# Subtracted from a logit, it leaves a probability of 0. Infinity would make NaN of a sum.
+MASK = 1e30
+
 
 class Task:
     """A kind of training.
@@ -26,12 +31,11 @@ class Task:
         classes: names of the validation set's classes; empty: none are known.
 
     Attributes:
-        lines: how metrics are shown: "train" of a report, "val" of an evaluation within a run,
-            "best", "result".
-        curves: what curves.png draws over the steps, with the axis' label.
-        note: what a run tells at its beginning; "": nothing.
-        predictions: what the last ``evaluate`` kept of this rank's samples; None: the task keeps
-            nothing.
+        lines: the formats in which metrics are shown: "train" in a report, "val" for an evaluation
+            within a run, "best", and "result".
+        curves: the metrics that curves.png draws over the steps, with the labels of their axes.
+        note: a line that a run logs at its beginning; "": none.
+        predictions: what the last ``evaluate`` kept of this rank's samples; None: nothing.
     """
 
     lines: ClassVar[dict[str, str]] = dict.fromkeys(
@@ -46,43 +50,52 @@ class Task:
         self.predictions: Predictions | None = None
 
     def prepare(self, model: nn.Layer, train: ImageDataset, run: Run) -> None:
-        """Builds what a training needs besides: an evaluation does without."""
-
-    def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
-        """Returns what a batch gives, by name, each [B] float32. "loss" is what training makes
-        less; the means of the others over the samples are reported beside it. It is called within
-        autocast, and may not wait for the device.
+        """Builds what a training needs besides the model. An evaluation does without.
 
         Args:
+            model: not wrapped.
+            train: the training set.
+            run: logs what was built.
+        """
+
+    def step(self, network: nn.Layer, batch: Batch, epoch: int) -> Batch:
+        """Returns the values of a batch's samples by name, each [B] float32.
+
+        "loss" is the loss to minimise. The means of the other values over the samples are reported
+        beside it. The method is called within autocast, and may not wait for the device.
+
+        Args:
+            network: the wrapped model.
             batch: the loader's columns by name.
-            epoch: from 1.
+            epoch: the epoch, from 1.
         """
         raise NotImplementedError
 
     def evaluate(self, forward: Callable[..., Any], batches: Iterator[Batch]) -> Metrics:
-        """Returns what all ranks' batches give, among it ``loss`` (a mean) and ``num_samples``.
+        """Returns the metrics of all ranks' batches, with ``loss`` (a mean) and ``num_samples``.
 
-        What is a number is reported; the rest is for result.json alone.
+        Numbers are reported. Other values are for result.json alone.
 
         Args:
-            forward: the model, within autocast.
-            batches: this rank's; ranks may have different numbers of them: no collective before the
-                last.
+            forward: calls the model within autocast.
+            batches: this rank's. Ranks may have different numbers of them, so no collective may be
+                called before the last one.
         """
         raise NotImplementedError
 
     def score(self, metrics: Metrics) -> float:
-        """Returns how good metrics are: the best checkpoint has the highest."""
+        """Returns how good metrics are: the best checkpoint has the highest score."""
         return -metrics["loss"]
 
     def description_of(self, metrics: Metrics) -> dict[str, Any]:
-        """Returns what of an evaluation travels with the evaluated weights: entries of their
-        ``Description``.
+        """Returns the results of an evaluation that are stored with the evaluated weights.
+
+        They are entries of the weights' ``Description``.
         """
         return {}
 
     def line(self, place: str, metrics: Metrics) -> str:
-        """Returns what is shown of metrics at a place of ``lines``."""
+        """Returns metrics in one of the formats ``lines``."""
         return self.lines[place].format(**metrics)
 
 
@@ -94,3 +107,23 @@ def numbers(metrics: Metrics) -> dict[str, float]:
 def sum_of_each(values: Batch) -> paddle.Tensor:
     """Returns the sum of each of the values [B]: [len(values)] float64, on the device."""
     return paddle.stack(list(values.values())).astype("float64").sum(1)
+
+
+def mask_logits(
+    model: Callable[..., Any], outputs: np.ndarray, count: int
+) -> Callable[..., paddle.Tensor]:
+    """Returns ``model`` in evaluation mode, with the logits of all other classes masked.
+
+    Its answers are those of a model that has ``outputs`` alone (DATA.CLASSES): the other classes
+    are never chosen, and their probability is 0.
+
+    Args:
+        outputs: [k], the classes that the evaluated images may have.
+        count: the number of classes of the model, whose logits are [B, count] float32.
+    """
+    if isinstance(model, nn.Layer):
+        model.eval()
+    mask = np.full(count, -MASK, np.float32)
+    mask[outputs] = 0
+    added = paddle.to_tensor(mask)
+    return lambda *inputs: model(*inputs).astype("float32") + added

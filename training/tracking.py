@@ -32,8 +32,8 @@ from launch.verdict import how_it_ended
 from settings.documents import read_yaml
 from settings.plain import is_whole, parsed_json
 from settings.registry import ROOT, trackers
-from training.records import OFFLINE, Tracker, final_numbers
 from training.results import read_result
+from training.trackers import OFFLINE, Tracker, final_numbers
 
 # Files of a run's folder. LOG has the output of trackers, and the tracebacks of their errors.
 LOG = "log_trackers.txt"

@@ -1,5 +1,6 @@
-"""What the training loop reports: sums over the steps since the last report, reduced and divided
-once.
+"""The reports of training: sums over the steps since the last one, reduced over the ranks.
+
+The steps since the last report are a ``Window``. Their sums stay on the device until the report.
 """
 
 import itertools
@@ -25,56 +26,71 @@ class NotFinite(RunError):
 
 
 class Record:
-    """What a rank has summed up since the last report, by name: ``means`` as [sum, count],
-    ``totals`` as a sum.
+    """What a rank has summed up since the last report, by name.
 
-    The ranks' records add up: what is the same on all ranks (an update's gradients) is in rank 0's,
-    beside zeros.
+    ``means`` holds [sum, count] of what is reported as a mean, and ``totals`` holds sums that are
+    reported as they are. The ranks' records add up. So a number that all ranks have (the norm of an
+    update's gradients) is in rank 0's record alone.
 
     Args:
-        state: what ``state`` returned, or what a release of format 1 wrote.
+        state: what ``state`` returned, or what a release of format 1 wrote; None: an empty record.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
-        state = (
-            _record_by_name(state)
-            if state and "sums" in state
-            else state or {"means": {}, "totals": {}}
-        )
+        if state is None:
+            state = {"means": {}, "totals": {}}
+        elif "sums" in state:
+            state = _record_by_name(state)
         self.means = {name: tuple(pair) for name, pair in state["means"].items()}
         self.totals = dict(state["totals"])
 
     @classmethod
     def of_rank(cls, states: list[dict[str, Any]]) -> "Record":
-        """Returns the record that this rank goes on with, from those of all ranks. If their number
-        was another one, the sum goes on at rank 0.
+        """Returns the record that this rank goes on with after a resume.
+
+        If the number of ranks has changed, rank 0 goes on with the sum of all records.
+
+        Args:
+            states: the records of all ranks, as plain numbers, by rank.
         """
-        if states and "sums" in states[0]:  # format 1: each rank had the gradients'
-            states = [
-                states[0],
-                *({**own, "norm_sum": 0.0, "finite": 0, "updates": 0} for own in states[1:]),
-            ]
+        if states and "sums" in states[0]:
+            # In format 1 each rank had the norms of the gradients, which are the same on all.
+            first, *others = states
+            none = {"norm_sum": 0.0, "finite": 0, "updates": 0}
+            states = [first, *({**state, **none} for state in others)]
         records = [cls(state) for state in states]
         if len(records) == world_size():
             return records[rank()]
         whole = cls()
-        here = rank() == 0
-        for own in records:
-            for name, (total, count) in own.means.items():
-                whole.add_mean(name, [total * here], count * here)
-            for name, number in own.totals.items():
-                whole.add_total(name, number * here)
+        for record in records:
+            # On the other ranks the same names stand for zeros, as all ranks need the same ones.
+            share = 1 if rank() == 0 else 0
+            for name, (total, count) in record.means.items():
+                whole.add_mean(name, [total * share], count * share)
+            for name, number in record.totals.items():
+                whole.add_total(name, number * share)
         return whole
 
     def add_mean(self, name: str, numbers: Iterable[float], count: float) -> None:
-        """Takes in the sums of ``count`` things, one after the other: the same bits wherever that
-        was interrupted.
+        """Adds to a value that is reported as a mean: the sum of all numbers over all counts.
+
+        ``add_mean("loss", [sum of a step's losses], its samples)`` makes the report's "loss" the
+        mean over all samples. ``add_total`` is for a value that is reported as a sum. The numbers
+        are added one after the other, so that the bits don't depend on where a run was interrupted.
+
+        Args:
+            numbers: sums, each of some of the ``count`` values.
+            count: how many values the numbers are the sums of.
         """
-        total, before = self.means.get(name, (0.0, 0))
-        self.means[name] = float(np.cumsum([total, *numbers])[-1]), before + count
+        total, count_before = self.means.get(name, (0.0, 0))
+        total = float(np.cumsum([total, *numbers])[-1])
+        self.means[name] = total, count_before + count
 
     def add_total(self, name: str, number: float) -> None:
-        """Takes in a number of what is reported as a sum."""
+        """Adds to a value that is reported as a sum over steps and ranks, such as "samples".
+
+        ``add_mean`` is for a value that is reported as a mean.
+        """
         self.totals[name] = self.totals.get(name, 0) + number
 
     def state(self) -> dict[str, Any]:
@@ -82,35 +98,57 @@ class Record:
         return {"means": self.means, "totals": self.totals}
 
     def over_ranks(self, highest: dict[str, float]) -> dict[str, float]:
-        """Returns what all ranks' records come to, by one collective: means (of a count that isn't
-        0), totals, and the ranks' ``highest``.
+        """Returns the report of all ranks' records, by one collective.
+
+        Args:
+            highest: values of this rank, of which the report has the highest of all ranks.
+
+        Returns:
+            means (unless their count is 0), totals and the highest values, by name.
         """
-        own = [number for pair in self.means.values() for number in pair] + list(
-            self.totals.values()
-        )
-        # Each rank's has its own place among zeros: one collective serves sums and maxima.
-        own += [
-            high * (place == rank()) for high in highest.values() for place in range(world_size())
-        ]
-        reduced = iter(all_reduce_sum(paddle.to_tensor(own, dtype="float64")).numpy().tolist())
+        numbers = [number for pair in self.means.values() for number in pair]
+        numbers += self.totals.values()
+        # A sum is no maximum. So each rank's value has a place of its own among zeros, and the
+        # same collective serves both.
+        for value in highest.values():
+            numbers += [value if place == rank() else 0.0 for place in range(world_size())]
+        reduced = iter(all_reduce_sum(paddle.to_tensor(numbers, dtype="float64")).numpy().tolist())
         pairs = {name: (next(reduced), next(reduced)) for name in self.means}
-        found = {name: total / count for name, (total, count) in pairs.items() if count}
-        found |= {name: next(reduced) for name in self.totals}
-        return found | {name: max(itertools.islice(reduced, world_size())) for name in highest}
+        report = {name: total / count for name, (total, count) in pairs.items() if count}
+        for name in self.totals:
+            report[name] = next(reduced)
+        for name in highest:
+            report[name] = max(itertools.islice(reduced, world_size()))
+        return report
 
 
 def _record_by_name(state: dict[str, Any]) -> dict[str, Any]:
-    """A record of format 1, which knew classification alone, by position: with names."""
-    loss, first, five, samples = state["sums"]
-    means = {"loss": (loss, samples), "acc1": (100 * first, samples), "acc5": (100 * five, samples)}
-    means |= {"grad_norm": (state["norm_sum"], state["finite"])}
-    skipped = {"skipped": state["skips"], "skipped_updates": state["updates"] - state["finite"]}
-    return {"means": means, "totals": {"samples": samples, **skipped}}
+    """Returns a record of format 1, which had classification's values by position, with names."""
+    loss, top_1, top_5, samples = state["sums"]
+    return {
+        "means": {
+            "loss": (loss, samples),
+            "acc1": (100 * top_1, samples),
+            "acc5": (100 * top_5, samples),
+            "grad_norm": (state["norm_sum"], state["finite"]),
+        },
+        "totals": {
+            "samples": samples,
+            "skipped": state["skips"],
+            "skipped_updates": state["updates"] - state["finite"],
+        },
+    }
 
 
 class Step(NamedTuple):
-    """Holds what a step leaves on the device until the report. These are sums by name, the norm of
-    an update's gradients, and with SKIP_BROKEN which images were skipped.
+    """What a step leaves on the device until the report.
+
+    Args:
+        number: the step's number in the run, from 1.
+        samples: the number of its samples on this rank.
+        sums: of what ``Task.step`` returned, [values] float64.
+        norm: of the update's gradients; None: the step made no update.
+        skipped: with SKIP_BROKEN the indices of images that were skipped, -1 for the others.
     """
 
     number: int
@@ -121,12 +159,14 @@ class Step(NamedTuple):
 
 
 class Window:
-    """The steps since the last report. A value more to report is an entry more of what
-    ``Task.step`` returns, for each sample, or of ``_record``.
+    """The steps since the last report.
+
+    To report one more value, return it for each sample from ``Task.step``, or add it in
+    ``_record``: by ``Record.add_mean`` or ``Record.add_total``.
 
     Args:
-        epoch: the one that is trained.
-        step: where it begins.
+        epoch: the epoch that is trained.
+        step: the number of steps that were made before.
         states: what ``gather`` returned when the run was saved within a window.
     """
 
@@ -140,23 +180,31 @@ class Window:
         self.mark()
 
     def _restart(self, carried: Record) -> None:
-        """Begins anew, with what is carried over from before a resume."""
+        """Begins a new window.
+
+        Args:
+            carried: what was summed up before a resume; an empty record otherwise.
+        """
         self.carried = carried
-        self.steps = []
-        self.names = ()
-        self.wait, self.start = 0.0, time.perf_counter()
+        self.steps: list[Step] = []
+        self.names: tuple[str, ...] = ()
+        # Seconds of waiting for batches, and the time at which the window began.
+        self.wait = 0.0
+        self.start = time.perf_counter()
 
     def timed_batches(self, loader: Iterable, step: int) -> Iterator:
-        """Yields the loader's batches and keeps the time spent waiting for them; the first is of
-        ``step``.
+        """Yields the loader's batches, and measures the time spent waiting for them.
+
+        Args:
+            step: the number of the first batch's step.
         """
         source = iter(loader)
         while True:
-            asked = time.perf_counter()
+            began = time.perf_counter()
             beat(LOADING, step)
             batch = next(source, None)
             beat(COMPUTING, step)
-            self.wait += time.perf_counter() - asked
+            self.wait += time.perf_counter() - began
             if batch is None:
                 return
             yield batch
@@ -169,48 +217,61 @@ class Window:
         norm: paddle.Tensor | None = None,
         skipped: paddle.Tensor | None = None,
     ) -> None:
-        """Takes in a step: what ``Task.step`` returned, and what ``Step`` says."""
-        self.step, self.names = step, tuple(values)
+        """Adds a step.
+
+        Args:
+            step: its number in the run.
+            values: what ``Task.step`` returned.
+            norm, skipped: as in ``Step``.
+        """
+        self.step = step
+        self.names = tuple(values)
         self.steps.append(Step(step, len(values["loss"]), sum_of_each(values), norm, skipped))
 
     def mark(self) -> None:
-        """Remembers the window as it is, for ``gather``."""
+        """Remembers the window as it is at an update, for ``gather``."""
         self.marked = self.carried, self.names, self.steps, len(self.steps)
 
     def gather(self) -> list[dict[str, Any]]:
-        """Returns every rank's record at the last mark, as plain numbers, by rank; every rank calls
-        it.
+        """Returns the records of all ranks at the last mark, as plain numbers, by rank.
+
+        Every rank calls it.
 
         Raises:
             RunError: on every rank, when a loss is not finite.
         """
         carried, names, steps, count = self.marked
         states = all_gather(self._record(carried, names, steps[:count]).state())
-        if not all(math.isfinite(state["means"].get("loss", (0.0,))[0]) for state in states):
+        losses = [state["means"].get("loss", (0.0,))[0] for state in states]
+        if not all(map(math.isfinite, losses)):
             self._raise_not_finite()
         return states
 
     def _record(self, carried: Record, names: tuple[str, ...], steps: list[Step]) -> Record:
-        """What was carried over, and these steps."""
+        """Returns the record of these steps, added to what was carried over."""
         record = Record(carried.state())
         if steps:
             samples = sum(step.samples for step in steps)
-            for name, sums in zip(names, _fetch([step.sums for step in steps]).T, strict=True):
+            sums_by_step = _fetch([step.sums for step in steps])
+            for name, sums in zip(names, sums_by_step.T, strict=True):
                 record.add_mean(name, sums, samples)
             record.add_total("samples", samples)
-        norms = (
-            _fetch([step.norm for step in steps if step.norm is not None])
-            if rank() == 0
-            else np.zeros(0)
-        )
-        finite = norms[np.isfinite(norms)]  # those that float16 held
+        # The gradients of an update are the same on all ranks: rank 0 alone counts them.
+        norms = np.zeros(0)
+        if rank() == 0:
+            norms = _fetch([step.norm for step in steps if step.norm is not None])
+        # float16 skips an update whose gradients overflow.
+        finite = norms[np.isfinite(norms)]
         record.add_mean("grad_norm", finite, len(finite))
         record.add_total("skipped_updates", len(norms) - len(finite))
         record.add_total("skipped", len(_skipped_images(steps)))
         return record
 
     def report(self, lr: float) -> None:
-        """Reports what all ranks have summed up, and begins anew.
+        """Reports what all ranks have summed up, and begins a new window.
+
+        Args:
+            lr: the learning rate of the last update.
 
         Raises:
             RunError: on every rank, when a loss is not finite.
@@ -221,70 +282,74 @@ class Window:
         elapsed = time.perf_counter() - self.start
         record = self._record(self.carried, self.names, self.steps)
         record.add_mean("data_wait", [self.wait / elapsed], 1)
+        # Speed is measured on the samples of this process, without those from before a resume.
         record.add_total("fresh", sum(step.samples for step in self.steps))
-        found = record.over_ranks(_peaks())
-        if not math.isfinite(found["loss"]):
+        reduced = record.over_ranks(_peak_memories())
+        if not math.isfinite(reduced["loss"]):
             self._raise_not_finite()
         values = {
             "step": self.step,
             "epoch": self.epoch,
-            "samples": int(found.pop("samples")),
+            "samples": int(reduced.pop("samples")),
             "lr": lr,
         }
-        images, updates, fresh = (
-            found.pop(name) for name in ("skipped", "skipped_updates", "fresh")
-        )
-        values |= found | {"images_per_s": fresh / elapsed}
+        skipped_images = reduced.pop("skipped")
+        skipped_updates = reduced.pop("skipped_updates")
+        images_per_s = reduced.pop("fresh") / elapsed
+        values |= reduced
+        values["images_per_s"] = images_per_s
         if scaler.enabled:
-            values |= {"loss_scale": scaler.loss_scale, "skipped_updates": int(updates)}
+            values["loss_scale"] = scaler.loss_scale
+            values["skipped_updates"] = int(skipped_updates)
         run.report("train", task.line("train", values), **values)
-        if images:
-            were = "unreadable image was" if images == 1 else "unreadable images were"
-            run.info(f"{images:.0f} {were} skipped; log_<rank>.txt lists each rank's")
+        if skipped_images:
+            were = "unreadable image was" if skipped_images == 1 else "unreadable images were"
+            run.info(f"{skipped_images:.0f} {were} skipped; log_<rank>.txt lists each rank's")
         for index in _skipped_images(self.steps):
             name = self.training.loader.dataset.name(index)
             run.local.warning(f"epoch {self.epoch}: unreadable, replaced by the next image: {name}")
         self._restart(Record())
 
     def _raise_not_finite(self) -> None:
-        """Raises RunError that names the first step of this window whose loss isn't finite; every
-        rank calls it.
+        """Raises ``NotFinite``, which names the first step whose loss isn't finite on any rank.
+
+        Every rank calls it.
         """
         place = self.names.index("loss")
-        losses = [(step.number, rank(), float(step.sums[place])) for step in self.steps]
-        first = next((own for own in losses if not math.isfinite(own[-1])), None)
-        at, where, value = min(found for found in all_gather(first) if found)
+        losses = ((step.number, rank(), float(step.sums[place])) for step in self.steps)
+        first = next((loss for loss in losses if not math.isfinite(loss[-1])), None)
+        number, on_rank, value = min(loss for loss in all_gather(first) if loss)
         raise NotFinite(
-            f"the loss is {value} at step {at} (epoch {self.epoch}, rank {where});"
-            " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP, and go on from a checkpoint before it went wrong",
+            f"the loss is {value} at step {number} (epoch {self.epoch}, rank {on_rank});"
+            " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP,"
+            " and go on from a checkpoint before it went wrong",
             shared=True,
         )
 
 
 def peak_memory() -> float:
-    """The most memory that this process has held at a time, in MB, its loader workers not counted."""
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    """Returns the most memory that this process has held, in MB, without its loader's workers."""
+    # ru_maxrss is in bytes on macOS and in KiB on Linux.
+    unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 
 
-def _peaks() -> dict[str, float]:
-    """This rank's peak of memory in MB, and on a GPU its peak there."""
-    on_gpu = (
-        {"peak_memory_gpu": paddle.device.cuda.max_memory_allocated() / 1e6} if num_gpus() else {}
-    )
-    return {"peak_memory": peak_memory(), **on_gpu}
+def _peak_memories() -> dict[str, float]:
+    """Returns this rank's peak of memory in MB and, on a GPU, its peak there."""
+    peaks = {"peak_memory": peak_memory()}
+    if num_gpus():
+        peaks["peak_memory_gpu"] = paddle.device.cuda.max_memory_allocated() / 1e6
+    return peaks
 
 
 def _fetch(tensors: list[paddle.Tensor]) -> np.ndarray:
-    """The tensors' values in float64, all at once; none of an empty list."""
+    """Returns the tensors' values in float64, by one copy from the device."""
     return paddle.stack(tensors).numpy().astype(np.float64) if tensors else np.zeros(0)
 
 
 def _skipped_images(steps: list[Step]) -> list[int]:
-    """The images that were skipped, of all the steps at once."""
+    """Returns the indices of the images that were skipped in all the steps."""
     columns = [step.skipped for step in steps if step.skipped is not None]
-    return [
-        index
-        for index in (paddle.concat(columns).numpy().tolist() if columns else [])
-        if index >= 0
-    ]
+    if not columns:
+        return []
+    return [index for index in paddle.concat(columns).numpy().tolist() if index >= 0]

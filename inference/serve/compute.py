@@ -40,7 +40,7 @@ from loading.transforms.decode import readable
 from loading.transforms.formats import NPY, kind_of, opened_image
 from ops.settings import set_device_flags
 from training.checkpoint import describe
-from training.checkpoint.folder import sha256_of
+from training.checkpoint.storage import sha256_of
 from utils import num_gpus
 
 _OURS = "image 0: "  # what a Predictor calls an image without a path

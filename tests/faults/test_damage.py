@@ -18,7 +18,7 @@ from support.ranks import run_ranks
 from support.training_runs import assert_same_run, train
 
 from errors import InputError, RunError
-from training.checkpoint.folder import find_checkpoints, verify
+from training.checkpoint.storage import find_checkpoints, verify
 
 FILES = [
     "model.safetensors",

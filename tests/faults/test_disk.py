@@ -14,7 +14,7 @@ import pytest
 from support.fault_runs import RUN, assert_ends_like, assert_fails, finish
 from support.programs import descendants, ranks_of, start, wait_for
 
-from training.checkpoint.folder import find_checkpoints, verify
+from training.checkpoint.storage import find_checkpoints, verify
 
 LOGS_ALONE = 200_000  # bytes: a log fits, model.safetensors (549 kB) doesn't
 NOT_SAVED = r"epoch_\w+ wasn't saved \(\[Errno {}\] {}\): {}; the last whole checkpoint is {}"

@@ -26,7 +26,7 @@ from support.programs import (
 )
 from support.training_runs import assert_same_run, records
 
-from training.checkpoint import folder
+from training.checkpoint import storage
 from training.checkpoint.state import read_state
 
 RUN = [
@@ -97,9 +97,9 @@ def whole(tmp_path_factory):
 
 def newest(run):
     """(name, step) of the checkpoint to go on from; every one that has its name is whole."""
-    found = folder.find_checkpoints(run / "checkpoints")
+    found = storage.find_checkpoints(run / "checkpoints")
     for checkpoint in found:
-        folder.verify(checkpoint)
+        storage.verify(checkpoint)
     return (found[-1].name, read_state(found[-1])["step"]) if found else ("nothing", 0)
 
 

@@ -20,7 +20,7 @@ from support.programs import (
     wait_for_first_step,
 )
 
-from training.checkpoint.folder import find_checkpoints, verify
+from training.checkpoint.storage import find_checkpoints, verify
 
 IMAGES = [
     "-cfg=vit_digits", "-output=run", "-resume=auto", "-dataset=folder", "-data_path=data", "-o", "DATA.BATCH_SIZE",

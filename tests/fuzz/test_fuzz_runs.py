@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 from support.hostile_files import a_share, attempt, damaged, one_thread
 from support.training_runs import train
 
-from training.checkpoint import classes_of, folder
+from training.checkpoint import classes_of, storage
 from training.checkpoint.state import read_state
 from training.sweeps.points import Distribution, Sweep
 from training.sweeps.results import read_points, record, rows, table
@@ -197,7 +197,7 @@ def test_sums_of_any_lines_are_read_or_refused(checkpoint):
                 st.sampled_from([whole + text, text + whole, data.draw(damaged(whole))])
             )
         (checkpoint / "SHA256SUMS").write_bytes(text)
-        attempt("SHA256SUMS", size + len(text), lambda: folder.verify(checkpoint))
+        attempt("SHA256SUMS", size + len(text), lambda: storage.verify(checkpoint))
 
     try_one()
 

@@ -216,7 +216,7 @@ def start(config):
         raise SystemExit
 
     train = engine.train_one_epoch
-    engine.train_one_epoch = lambda training, progress, _: train(training, progress, step)
+    engine.train_one_epoch = lambda training, progress, *_: train(training, progress, step)
     try:
         with reporting_memory(lambda: "take less"):
             work(*get_datasets(config))

@@ -13,7 +13,7 @@ from support.stopped_runs import each, stop_at
 from support.training_runs import assert_same_run, records, train
 
 from errors import InputError
-from training.checkpoint import folder
+from training.checkpoint import storage
 
 RECIPE = [
     "DATA.BATCH_SIZE", "8", "TRAIN.NUM_EPOCHS", "3", "TRAIN.ACCUM_ITER", "3", "TRAIN.MIXUP_ALPHA", "0.8",
@@ -116,7 +116,7 @@ def test_the_best_that_was_damaged_leaves_no_link(tmp_path, tiny):
     (checkpoints / "epoch_0001" / "state.json").unlink()
     assert stop_at(1, options, tmp_path, 32)[1] == "epoch_0001_sample_000000032"
     assert not (checkpoints / "best").is_symlink()
-    folder.verify(checkpoints / "last")
+    storage.verify(checkpoints / "last")
 
 
 def test_a_command_that_goes_on_in_a_new_folder_may_be_given_again(tmp_path, tiny):

@@ -8,7 +8,7 @@ import utils
 from config import get_config
 from datasets import get_datasets
 from models import build_model
-from training.checkpoint import Saver, folder
+from training.checkpoint import Saver, storage
 from training.optim import LossScaler, ModelEma, build_optimizer
 from training.run import Run
 
@@ -41,9 +41,9 @@ class SmallTraining:
     def held(self):
         """The arrays of the model, its average and its optimizer by the file of a checkpoint."""
         return {
-            folder.MODEL: {k: v.numpy().copy() for k, v in self.model.state_dict().items()},
-            folder.EMA: {k: v.numpy().copy() for k, v in self.ema.model.state_dict().items()},
-            folder.OPTIMIZER: {
+            storage.MODEL: {k: v.numpy().copy() for k, v in self.model.state_dict().items()},
+            storage.EMA: {k: v.numpy().copy() for k, v in self.ema.model.state_dict().items()},
+            storage.OPTIMIZER: {
                 f"{name}/moment1_0": self.optimizer.state_dict()[f"{parameter.name}_moment1_0"]
                 .numpy()
                 .copy()

@@ -28,7 +28,7 @@ def stop_at(call, options, output, length, number=signal.SIGTERM):
         The exit status, and the name of the last checkpoint.
     """
     calls = itertools.count(1)
-    real_check = requests.Keeper._asked_signal
+    real_check = requests.Checkpointing._asked_signal
 
     def signalled(keeper):
         if next(calls) == call and rank() == world_size() - 1:
@@ -37,7 +37,7 @@ def stop_at(call, options, output, length, number=signal.SIGTERM):
 
     try:
         # Ranks meet at every step.
-        patched = mock.patch.object(requests.Keeper, "_asked_signal", signalled)
+        patched = mock.patch.object(requests.Checkpointing, "_asked_signal", signalled)
         with patched, mock.patch.object(requests.Requests, "MOST_STEPS", 1):
             train(options, output, length)
     except requests.Stopped as stopped:

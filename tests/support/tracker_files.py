@@ -5,7 +5,7 @@ import struct
 
 import yaml
 
-from training.records import Tracker
+from training.trackers import Tracker
 
 
 def of_tensorboard(file):

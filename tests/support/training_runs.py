@@ -15,7 +15,7 @@ from errors import InputError
 from models import build_model
 from settings.options import NAMED, Option, pairs
 from training import engine, parallel
-from training.checkpoint import folder
+from training.checkpoint import storage
 from training.classification import add_projection
 from training.equal_ranks import check_same
 from training.optim import freeze
@@ -131,10 +131,10 @@ def assert_same_run(one, two, without=()):
 def checkpoint_names(directory):
     """The names in a folder of checkpoints; what its links lead to is whole."""
     found = {entry.name for entry in directory.iterdir()}
-    for link in found & {folder.LAST, folder.BEST}:
-        folder.verify(directory / link)
-    if folder.BEST_EMA in found:
-        assert (directory / folder.BEST_EMA).is_file()
+    for link in found & {storage.LAST, storage.BEST}:
+        storage.verify(directory / link)
+    if storage.BEST_EMA in found:
+        assert (directory / storage.BEST_EMA).is_file()
     return found
 
 

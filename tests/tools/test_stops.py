@@ -125,7 +125,7 @@ def place(tmp_path_factory):
 
 def write_sharded(folder):
     """A checkpoint whose optimizer's state is in two shares, with as little as such a folder has."""
-    from training.checkpoint.folder import (
+    from training.checkpoint.storage import (
         INDEX,
         MODEL,
         STATE,

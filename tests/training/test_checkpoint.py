@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from support.training_runs import checkpoint_names
 
 from errors import InputError, RunError
-from training.checkpoint import classes_of, folder
+from training.checkpoint import classes_of, storage
 from training.checkpoint.state import read_state
 from weights.formats import write_weights
 
@@ -22,18 +22,18 @@ STATE = {
 
 
 def arrays(value=1.0):
-    names = (folder.MODEL, folder.EMA, folder.OPTIMIZER)
+    names = (storage.MODEL, storage.EMA, storage.OPTIMIZER)
     return {name: {"a": np.full((2, 3), value, np.float32), "b": np.arange(4)} for name in names}
 
 
 def write(directory, name="epoch_0001", value=1.0):
-    return folder.write_checkpoint(directory, name, arrays(value), STATE, {})
+    return storage.write_checkpoint(directory, name, arrays(value), STATE, {})
 
 
 @pytest.mark.smoke
 def test_what_is_written_is_found_whole(tmp_path):
     written = write(tmp_path, value=2.0)
-    folder.verify(written)
+    storage.verify(written)
     assert {file.name for file in written.iterdir()} == {*arrays(), "state.json", "SHA256SUMS"}
     assert read_state(written) == STATE
     assert classes_of(tmp_path / "last") == ["one", "two"]
@@ -63,14 +63,14 @@ def flip(file):
 
 
 @pytest.mark.parametrize("damage", [truncate, flip, os.unlink])
-@pytest.mark.parametrize("name", [folder.MODEL, folder.EMA, folder.OPTIMIZER, folder.STATE])
+@pytest.mark.parametrize("name", [storage.MODEL, storage.EMA, storage.OPTIMIZER, storage.STATE])
 def test_a_damaged_file_is_named(tmp_path, name, damage):
     written = write(tmp_path)
     damage(written / name)
     what = "can't be read as a file (FileNotFoundError: No such file"
     what = what if damage is os.unlink else "it isn't what was written (its SHA-256 differs)"
     with pytest.raises(InputError) as caught:
-        folder.verify(written)
+        storage.verify(written)
     assert f"{written}: damaged checkpoint: {name}: {what}" in str(caught.value)
 
 
@@ -117,13 +117,13 @@ def test_a_damaged_file_is_named(tmp_path, name, damage):
     ],
 )
 def test_damaged_sums_are_named(tmp_path, change, message):
-    sums = write(tmp_path) / folder.SUMS
+    sums = write(tmp_path) / storage.SUMS
     text = change(sums.read_text())
     sums.unlink()
     if text is not None:
         sums.write_text(text)
     with pytest.raises(InputError, match=f"damaged checkpoint: {message}"):
-        folder.verify(tmp_path / "epoch_0001")
+        storage.verify(tmp_path / "epoch_0001")
 
 
 def test_a_state_that_is_none_is_one_line(tmp_path):
@@ -139,7 +139,7 @@ def test_what_is_no_checkpoint_is_told_from_a_damaged_one(tmp_path):
         with pytest.raises(
             InputError, match=f"no checkpoint at {path}: expected a folder that holds state.json"
         ):
-            folder.verify(path)
+            storage.verify(path)
 
 
 @pytest.mark.parametrize(("name", "epoch"), [("MAE-Epoch-12-Loss-0.93", "12"), ("vit", "N")])
@@ -149,7 +149,7 @@ def test_weights_in_a_checkpoints_place_are_told_from_nothing(tmp_path, name, ep
     file.touch()
     for asked in (file, tmp_path / name):
         with pytest.raises(InputError) as caught:
-            folder.verify(asked)
+            storage.verify(asked)
         assert str(caught.value) == (
             f"no checkpoint at {asked}: expected a folder that holds state.json, such as <run>/checkpoints/last; {file}"
             f" is a file: -pretrained takes its weights, and -last_epoch={epoch} goes on with the schedule, without the"
@@ -183,11 +183,11 @@ def test_a_failing_disk_leaves_nothing_and_last_where_it_was(tmp_path, monkeypat
 def test_values_that_are_not_finite_are_not_saved(tmp_path, value):
     write(tmp_path)
     files = arrays()
-    files[folder.EMA]["a"][1, 2] = value
+    files[storage.EMA]["a"][1, 2] = value
     with pytest.raises(
         RunError, match=r"epoch_0002 isn't saved: a of ema.safetensors holds NaN or infinite values"
     ):
-        folder.write_checkpoint(tmp_path, "epoch_0002", files, STATE, {})
+        storage.write_checkpoint(tmp_path, "epoch_0002", files, STATE, {})
     assert checkpoint_names(tmp_path) == {"epoch_0001", "last"}
 
 
@@ -202,14 +202,14 @@ def test_checkpoints_are_found_in_the_order_of_training(tmp_path):
         (10, 12_800),
         (10_000, 0),
     ]
-    names = [folder.folder_name(*moment) for moment in moments]
+    names = [storage.checkpoint_name(*moment) for moment in moments]
     assert names[2:7] == [
         "epoch_0009", "epoch_0010_sample_999999999", "epoch_0010_sample_1000000000", "epoch_0010",
         "epoch_0011_sample_000012800",
     ]  # fmt: skip
     for name in [*reversed(names), ".epoch_0012.77", "damaged_epoch_0012", "epoch_0012.old"]:
         (tmp_path / name).mkdir()
-    assert [found.name for found in folder.find_checkpoints(tmp_path)] == names
+    assert [found.name for found in storage.find_checkpoints(tmp_path)] == names
 
 
 # (epoch, samples of the next, what is the best) as they are saved, and what stays in the end
@@ -232,32 +232,34 @@ def test_checkpoints_are_found_in_the_order_of_training(tmp_path):
 def test_the_last_the_best_and_every_nth_stay(tmp_path, keep_last, save_freq, saved, kept):
     found = []
     for epoch, samples, best in saved:
-        name = folder.folder_name(epoch, samples)
+        name = storage.checkpoint_name(epoch, samples)
         write(tmp_path, name)
         found.append(tmp_path / name)
         if "val" in best:
-            folder.point(tmp_path / folder.BEST, name)
+            storage.replace_link(tmp_path / storage.BEST, name)
         if "ema" in best:
-            folder.point(tmp_path / folder.BEST_EMA, f"{name}/{folder.EMA}")
+            storage.replace_link(tmp_path / storage.BEST_EMA, f"{name}/{storage.EMA}")
         checkpoint_names(tmp_path)
-        found, left = folder.remove_superseded(tmp_path, found, keep_last, save_freq)
+        found, left = storage.remove_superseded(tmp_path, found, keep_last, save_freq)
         assert not left
         assert len(found) <= keep_last + 2  # the best two
         assert os.readlink(tmp_path / "last") == name
-    links = {folder.LAST, folder.BEST, folder.BEST_EMA}
-    assert checkpoint_names(tmp_path) - links == {folder.folder_name(*moment) for moment in kept}
+    links = {storage.LAST, storage.BEST, storage.BEST_EMA}
+    assert checkpoint_names(tmp_path) - links == {
+        storage.checkpoint_name(*moment) for moment in kept
+    }
 
 
 def test_a_checkpoint_that_lost_a_file_while_it_was_written_gets_no_name(tmp_path, monkeypatch):
-    write_file = folder.write_file
+    write_file = storage.write_file
 
     def losing(file, *content):
         line = write_file(file, *content)
-        if file.name == folder.STATE:
-            (file.parent / folder.MODEL).unlink()
+        if file.name == storage.STATE:
+            (file.parent / storage.MODEL).unlink()
         return line
 
-    monkeypatch.setattr(folder, "write_file", losing)
-    with pytest.raises(FileNotFoundError, match=folder.MODEL):
+    monkeypatch.setattr(storage, "write_file", losing)
+    with pytest.raises(FileNotFoundError, match=storage.MODEL):
         write(tmp_path)
     assert not list(tmp_path.iterdir())

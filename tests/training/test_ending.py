@@ -30,7 +30,8 @@ def result(output):
 
 def judged(options, *evaluations):
     """After how many evaluations a run is over, or None."""
-    end = ending.Ending(get_config(None, ["TRAIN.NUM_EPOCHS", "99", *options]), steps=4)
+    config = get_config(None, ["TRAIN.NUM_EPOCHS", "99", *options])
+    end = ending.Ending(config, Progress(), types.SimpleNamespace(), steps=4, evaluation_cost=1)
     for epoch, scores in enumerate(evaluations, 1):
         end.progress.end_epoch(epoch)
         end.after_epoch(scores)

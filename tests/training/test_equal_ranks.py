@@ -26,7 +26,7 @@ from tools.make_shards import main as make_shards
 from training import equal_ranks
 from training.checkpoint import resume
 from training.command_line import config_from_arguments
-from training.environment import versions
+from training.versions import versions
 from utils import all_gather, rank
 from weights import save_weights
 from weights.formats import read_metadata, write_weights

@@ -36,7 +36,7 @@ OPTIONS += ["SAVE_MINUTES", "none"]
 def disturbed(fault, options, output, length, step):
     """Trains; ``fault`` happens to the run's folder on rank 0 after a step."""
     calls = itertools.count(1)
-    after_step = requests.Keeper.after_step
+    after_step = requests.Checkpointing.after_step
 
     def disturbing(keeper, *args):
         if next(calls) == step and rank() == 0:
@@ -44,7 +44,7 @@ def disturbed(fault, options, output, length, step):
         return after_step(keeper, *args)
 
     # Ranks meet at every step.
-    patched = mock.patch.object(requests.Keeper, "after_step", disturbing)
+    patched = mock.patch.object(requests.Checkpointing, "after_step", disturbing)
     with patched, mock.patch.object(requests.Requests, "MOST_STEPS", 1):
         return train(options, output, length)
 

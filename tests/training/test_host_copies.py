@@ -9,7 +9,7 @@ import paddle
 import pytest
 from support.small_training import SmallTraining
 
-from training.checkpoint import Progress, folder, saver
+from training.checkpoint import Progress, saver, storage
 
 Tensor = paddle.base.core.eager.Tensor
 
@@ -64,7 +64,7 @@ def test_the_training_goes_on_while_the_copy_is_under_way(tmp_path, tiny, stream
     training.update(0)
     expected = training.held()
     training.saver.save(Progress(samples=8, step=1))
-    assert stream.recorded == stream.taken > 2 * len(expected[folder.MODEL])
+    assert stream.recorded == stream.taken > 2 * len(expected[storage.MODEL])
     training.update(1)
     training.saver.thread.join(0.2)
     assert training.saver.thread.is_alive()

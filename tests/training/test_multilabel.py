@@ -97,7 +97,7 @@ def evaluated(count, batch, thresholds=None):
         }
         for r in rows
     )
-    with mock.patch.object(multilabel, "_PIECE", 2 * count):  # two classes at a time
+    with mock.patch.object(multilabel, "_MOST_SCORES", 2 * count):  # two classes at a time
         return task.evaluate(lambda pixels: pixels, batches)
 
 

@@ -26,7 +26,7 @@ from datasets import ArrayDataset, get_datasets
 from loading import samplers
 from models import build_model
 from training.checkpoint import saver
-from training.checkpoint.resume import train_otherwise
+from training.checkpoint.resume import changes_of_behaviour
 from training.command_line import config_from_arguments
 
 RECIPE = [
@@ -344,8 +344,8 @@ BEIT = [
 def test_what_an_older_release_trained_otherwise_is_told(options, lines):
     config = get_config(None, [*options, "MODEL.NUM_CLASSES", "2"])
     model = build_model(config)
-    assert list(train_otherwise(config, model, 1)) == lines
-    assert list(train_otherwise(config, model, 2)) == []
+    assert list(changes_of_behaviour(config, model, 1)) == lines
+    assert list(changes_of_behaviour(config, model, 2)) == []
 
 
 def test_a_run_of_an_older_release_tells_it_when_it_goes_on(tmp_path, tiny, capsys, monkeypatch):

@@ -15,7 +15,7 @@ from errors import InputError
 from models import build_model
 from models.layers.batch_norm import BatchNorm2D
 from settings.options import option_keys
-from training.checkpoint import folder
+from training.checkpoint import storage
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.command_line import FLAGS, config_from_arguments
 from training.optim import build_optimizer
@@ -285,8 +285,8 @@ def test_auto_sets_aside_what_has_another_epochs_name(tmp_path, tiny, capsys):
 )
 def test_moments_that_are_not_the_models_are_refused(tmp_path, tiny, key, value, message):
     model = build_model(get_config(None, tiny))
-    save_weights(model, tmp_path / folder.MODEL)
-    save_file({key: value}, tmp_path / folder.OPTIMIZER)
+    save_weights(model, tmp_path / storage.MODEL)
+    save_file({key: value}, tmp_path / storage.OPTIMIZER)
     with pytest.raises(InputError, match=message):
         load_checkpoint(tmp_path, model, build_optimizer(get_config(), model))
 
@@ -302,13 +302,13 @@ def test_moments_that_are_not_the_models_are_refused(tmp_path, tiny, key, value,
 def test_statistics_that_are_not_the_models_are_refused(tmp_path, found, told):
     layer = BatchNorm2D(3)
     whole = {"0/val/_mean": np.float32([1, 2, 3]), "0/val/_variance": np.float32([4, 5, 6])}
-    save_file(whole, tmp_path / folder.STATISTICS)
+    save_file(whole, tmp_path / storage.STATISTICS)
     restore_statistics(tmp_path, {"val": layer})
     assert (layer._mean.tolist(), layer._variance.tolist()) == ([1, 2, 3], [4, 5, 6])
     del whole["0/val/_mean"]
     save_file(
         whole | {f"0/val/_{name}": value for name, value in found.items()},
-        tmp_path / folder.STATISTICS,
+        tmp_path / storage.STATISTICS,
     )
     with pytest.raises(
         InputError, match=rf"0/val/_mean is {told}, expected \[3\] and finite numbers"

@@ -21,8 +21,8 @@ from errors import InputError
 from launch.spawned import without_current_folder
 from tools import compare_runs
 from training import tracking
-from training.checkpoint import folder
-from training.checkpoint.folder import remove_checkpoint, remove_leftovers, remove_superseded
+from training.checkpoint import storage
+from training.checkpoint.storage import remove_checkpoint, remove_leftovers, remove_superseded
 from training.command_line import config_from_arguments
 from training.run import FILES, Run
 from training.tracking import MADE, Follower
@@ -197,7 +197,7 @@ def test_a_run_that_goes_on_removes_what_killed_runs_began_and_nothing_else(tmp_
 
 def checkpoint(path):
     path.mkdir()
-    for name in (folder.MODEL, folder.OPTIMIZER, folder.STATE, folder.SUMS):
+    for name in (storage.MODEL, storage.OPTIMIZER, storage.STATE, storage.SUMS):
         (path / name).touch()
     return path
 
@@ -206,9 +206,9 @@ def test_a_checkpoint_that_holds_something_else_stays(tmp_path):
     for epoch in range(1, 6):
         checkpoint(tmp_path / f"epoch_{epoch:04}")
     (tmp_path / "epoch_0002" / "notes.txt").write_text("mine")
-    (tmp_path / "epoch_0003" / folder.EMA).mkdir()
+    (tmp_path / "epoch_0003" / storage.EMA).mkdir()
     (tmp_path / "last").symlink_to("epoch_0005")
-    found = folder.find_checkpoints(tmp_path)
+    found = storage.find_checkpoints(tmp_path)
     later, left = remove_superseded(tmp_path, found, 1, 0)
     assert left == ["epoch_0002", "epoch_0003"]
     assert later == [found[1], found[2], found[4]]
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_holds_something_else_stays(tmp_path):
     assert len(os.listdir(tmp_path / "epoch_0002")) == 5
     (tmp_path / "link").symlink_to("epoch_0005")
     assert not remove_checkpoint(tmp_path / "link")
-    assert (tmp_path / "epoch_0005" / folder.MODEL).exists()
+    assert (tmp_path / "epoch_0005" / storage.MODEL).exists()
     assert remove_leftovers(tmp_path) == []
 
 
@@ -244,7 +244,7 @@ def test_damaged_checkpoints_are_set_aside_beside_those_of_before(tmp_path, tiny
     assert found == ["1", "2"]
 
 
-@pytest.mark.parametrize("link", folder.LINKS)
+@pytest.mark.parametrize("link", storage.LINKS)
 def test_a_file_in_the_place_of_a_link_is_not_replaced(link, tmp_path, tiny):
     options = [*tiny, "DATA.BATCH_SIZE", "16", "MODEL.RESUME", "auto"]
     (tmp_path / "checkpoints").mkdir()
@@ -253,7 +253,7 @@ def test_a_file_in_the_place_of_a_link_is_not_replaced(link, tmp_path, tiny):
     refused(expected, options, tmp_path, 32)
     assert (tmp_path / "checkpoints" / link).read_text() == "mine"
     with pytest.raises(FileExistsError, match="it is no link to a checkpoint"):
-        folder.point(tmp_path / "checkpoints" / link, "epoch_0001")
+        storage.replace_link(tmp_path / "checkpoints" / link, "epoch_0001")
 
 
 def test_a_trackers_folder_that_no_run_made_stays(tmp_path, monkeypatch):
@@ -448,5 +448,5 @@ def test_a_checkpoints_folder_that_became_a_link_is_not_written_through(tmp_path
     elsewhere.mkdir()
     (tmp_path / "checkpoints").symlink_to(elsewhere)
     with pytest.raises(OSError, match="it is a link, expected a folder"):
-        folder.write_checkpoint(tmp_path / "checkpoints", "epoch_0001", {}, {}, {})
+        storage.write_checkpoint(tmp_path / "checkpoints", "epoch_0001", {}, {}, {})
     assert not any(elsewhere.iterdir())

@@ -12,7 +12,7 @@ from support.training_runs import checkpoint_names
 from config import get_config
 from errors import RunError
 from training import engine
-from training.checkpoint import Progress, Saver, folder
+from training.checkpoint import Progress, Saver, storage
 from training.checkpoint.state import read_state
 from training.classification import Classification
 from training.optim import LossScaler
@@ -22,7 +22,7 @@ from training.optim import LossScaler
 def held_writing(monkeypatch):
     """Holds writing until it is set; ``begun`` lists the names of what was begun."""
     may = threading.Event()
-    written = folder.write_checkpoint
+    written = storage.write_checkpoint
     may.begun = []
 
     def writing(directory, name, *rest):
@@ -30,7 +30,7 @@ def held_writing(monkeypatch):
         assert may.wait(60)
         return written(directory, name, *rest)
 
-    monkeypatch.setattr(folder, "write_checkpoint", writing)
+    monkeypatch.setattr(storage, "write_checkpoint", writing)
     yield may
     may.set()
 
@@ -80,13 +80,13 @@ def test_one_checkpoint_is_written_at_a_time(tmp_path, tiny, held_writing):
 def test_a_save_looks_at_as_few_checkpoints_however_many_are_kept(tmp_path, tiny, monkeypatch):
     listings = []
     looked_at = []
-    listed = folder.find_checkpoints
-    placed = folder.position
+    listed = storage.find_checkpoints
+    placed = storage.position
     monkeypatch.setattr(
-        folder, "find_checkpoints", lambda *args: listings.append(1) or listed(*args)
+        storage, "find_checkpoints", lambda *args: listings.append(1) or listed(*args)
     )
     saver = SmallTraining(tmp_path, [*tiny, "SAVE_FREQ", "2", "KEEP_LAST", "3"]).saver
-    monkeypatch.setattr(folder, "position", lambda *args: looked_at.append(1) or placed(*args))
+    monkeypatch.setattr(storage, "position", lambda *args: looked_at.append(1) or placed(*args))
     counts = []
     for epoch in range(1, 25):
         looked_at.clear()
@@ -108,7 +108,7 @@ def test_a_run_that_goes_on_removes_what_it_finds_superseded(tmp_path, tiny):
         first.saver.save(Progress(epoch=epoch, step=8 * epoch))
         first.saver.wait()
     again = Saver(
-        first.config, first.run, first.saver.parts, first.optimizer, LossScaler(False), first.train
+        first.config, first.run, first.saver.models, first.optimizer, LossScaler(False), first.train
     )
     for epoch in (3, 4, 5):
         again.save(Progress(epoch=epoch, step=8 * epoch))
@@ -151,7 +151,7 @@ def told_by(output, options, error):
     training.saver.save(Progress(epoch=1, step=8))
     wait()
     for epoch in (2, 3):
-        fail_once(folder, error)
+        fail_once(storage, error)
         training.saver.save(Progress(epoch=epoch, step=8 * epoch))
         wait(last=epoch == 3)
         if "stop" in options:
@@ -201,7 +201,7 @@ def each(calls):
 )
 def test_save_steps_counts_multiples_passed(tmp_path, tiny, every, saved, step, due):
     saver = SmallTraining(tmp_path, [*tiny, "SAVE_STEPS", str(every)]).saver
-    saver.begin(Progress(step=saved))
+    saver.saved_step = saved
     assert saver.due(Progress(step=step)) == due
 
 

@@ -33,7 +33,7 @@ from errors import InputError, RunError
 from models import build_model
 from tools import merge_checkpoint
 from training import parallel
-from training.checkpoint import folder, saver
+from training.checkpoint import saver, storage
 from training.checkpoint.restore import load_checkpoint
 from training.checkpoint.state import newest_whole
 from training.optim import build_optimizer
@@ -86,7 +86,7 @@ def test_each_rank_writes_its_share_and_an_index_says_what_is_where(trained):
         "ema.safetensors",
         "state.json",
         "SHA256SUMS",
-        folder.INDEX,
+        storage.INDEX,
         *SHARES,
     }
     assert {file.name for file in last.iterdir()} == names
@@ -99,7 +99,7 @@ def test_each_rank_writes_its_share_and_an_index_says_what_is_where(trained):
     assert {line.split()[1] for line in (last / "SHA256SUMS").read_text().splitlines()} == names - {
         "SHA256SUMS"
     }
-    index = json.loads((last / folder.INDEX).read_text())
+    index = json.loads((last / storage.INDEX).read_text())
     held = [load_file(last / share) for share in SHARES]
     assert index["weight_map"] == {
         key: share for share, own in zip(SHARES, held, strict=True) for key in own
@@ -117,7 +117,7 @@ def test_each_rank_writes_its_share_and_an_index_says_what_is_where(trained):
     }
     assert [
         file.name for file in (trained / "plain" / "checkpoints" / "last").glob("optimizer*")
-    ] == [folder.OPTIMIZER]
+    ] == [storage.OPTIMIZER]
     assert_same_run(trained / "plain", trained / "sharded")
     assert "saved epoch_0001: " in (trained / "sharded" / "log_1.txt").read_text()
 
@@ -187,7 +187,7 @@ def test_any_number_of_ranks_goes_on_from_any_other(tmp_path, tiny):
             )
             shares = sorted(file.name for file in last.glob("optimizer-*"))
             assert shares == (
-                [folder.share_name(owner, ranks) for owner in range(ranks)] if ranks > 1 else []
+                [storage.share_name(owner, ranks) for owner in range(ranks)] if ranks > 1 else []
             )
 
 
@@ -196,7 +196,7 @@ def test_any_number_of_ranks_goes_on_from_any_other(tmp_path, tiny):
 
 def train_where_rank_1_fails(error, runs):
     """What this rank is told by each run, where rank 1 can't write the second checkpoint."""
-    written = folder.write_share
+    written = storage.write_share
     told = []
     for options, output in runs:
         count = []
@@ -211,7 +211,7 @@ def train_where_rank_1_fails(error, runs):
                     raise error
             written(begun, name, arrays)
 
-        folder.write_share = failing
+        storage.write_share = failing
         try:
             train(options, output, 64)
             told.append("")
@@ -231,7 +231,7 @@ def test_a_share_that_a_rank_may_not_write_is_saved_beside_the_run(tmp_path, tin
         f"{name} wasn't saved ([Errno 13] Permission denied): give this user the right to it; it is saved in {saved},"
         " from where -resume goes on with a new -output"
     ]
-    assert set(folder.verify(saved)) == {file.name for file in saved.iterdir()}
+    assert set(storage.verify(saved)) == {file.name for file in saved.iterdir()}
     assert checkpoint_names(tmp_path / "run" / "checkpoints") == {
         "epoch_0001_sample_000000016",
         "last",
@@ -304,13 +304,13 @@ def test_what_a_killed_run_had_begun_is_no_checkpoint_and_is_removed(trained, tm
     shutil.copytree(trained / "sharded" / "checkpoints", checkpoints, symlinks=True)
     begun = checkpoints / ".epoch_0002.4194304.0123abcd"  # of a process that is no more
     begun.mkdir()
-    for name in (folder.MODEL, *SHARES, f"{SHARES[1]}.sum"):
+    for name in (storage.MODEL, *SHARES, f"{SHARES[1]}.sum"):
         (begun / name).write_bytes(b"half")
     strange = checkpoints / ".epoch_0003.4194304.0123abcd"
     strange.mkdir()
     (strange / "optimizer-1-of-2.safetensors").write_bytes(b"a user's own")
     assert newest_whole(checkpoints).name == "epoch_0001"
-    assert folder.remove_leftovers(checkpoints) == [strange.name]
+    assert storage.remove_leftovers(checkpoints) == [strange.name]
     assert not begun.exists()
 
 
@@ -344,9 +344,9 @@ def changed_index(change):
     """Changes the index of a checkpoint by a function of its content."""
 
     def act(checkpoint):
-        index = json.loads((checkpoint / folder.INDEX).read_text())
+        index = json.loads((checkpoint / storage.INDEX).read_text())
         change(index)
-        (checkpoint / folder.INDEX).write_text(json.dumps(index))
+        (checkpoint / storage.INDEX).write_text(json.dumps(index))
 
     return act
 
@@ -408,22 +408,22 @@ LIES = {
         "weight_map is .*, expected tensors",
     ),
     "a name twice": (
-        lambda c: (c / folder.INDEX).write_text('{"metadata": {}, "metadata": {}}'),
-        f"{folder.INDEX}: ",
+        lambda c: (c / storage.INDEX).write_text('{"metadata": {}, "metadata": {}}'),
+        f"{storage.INDEX}: ",
     ),
     "tensors elsewhere": (
         changed_index(moved),
-        f"{SHARES[0]} holds .*, which {folder.INDEX} doesn't have there",
+        f"{SHARES[0]} holds .*, which {storage.INDEX} doesn't have there",
     ),
     "a tensor that isn't there": (
         changed_index(
             lambda index: index["weight_map"].update({"norm.weight/moment9_0": SHARES[0]})
         ),
-        f"{SHARES[0]} has no norm.weight/moment9_0, which {folder.INDEX} has there",
+        f"{SHARES[0]} has no norm.weight/moment9_0, which {storage.INDEX} has there",
     ),
     "a tensor twice": (
         changed_share(lambda held, other: held.update({some_key(other): other[some_key(other)]})),
-        f"{SHARES[1]} holds .*/moment1_0, which {folder.INDEX} doesn't have there",
+        f"{SHARES[1]} holds .*/moment1_0, which {storage.INDEX} doesn't have there",
     ),
     "a tensor of another shape": (
         changed_share(
@@ -443,7 +443,7 @@ LIES = {
     "a link to nothing": (link("/nowhere"), f"{SHARES[1]}: can't be read as a file"),
     "a link to a text": (link("/etc/hostname"), f"{SHARES[1]}: can't be read as tensors"),
     "both kinds": (
-        lambda c: save_file(optimizer_state(c), c / folder.OPTIMIZER),
+        lambda c: save_file(optimizer_state(c), c / storage.OPTIMIZER),
         "it has a line for optimizer.safetensors, which isn't a share of this checkpoint",
     ),
     "a share of another number": (
@@ -461,18 +461,18 @@ def test_shares_that_lie_are_one_line(trained, tmp_path, tiny, name):
     shutil.copytree(trained / "sharded" / "checkpoints" / "epoch_0001", checkpoint)
     lie(checkpoint)
     lines = [
-        f"{folder.sha256_of(file)}  {file.name}\n"
+        f"{storage.sha256_of(file)}  {file.name}\n"
         for file in sorted(checkpoint.iterdir())
-        if file.name != folder.SUMS and file.is_file()
+        if file.name != storage.SUMS and file.is_file()
     ]
     for share in SHARES:
         if not any(share in line for line in lines):
             lines.append(f"{'0' * 64}  {share}\n")
-    (checkpoint / folder.SUMS).write_text("".join(lines))
+    (checkpoint / storage.SUMS).write_text("".join(lines))
     config = get_config(None, [*tiny, "TRAIN.MODEL_EMA", "True"])
     model = build_model(config)
     with pytest.raises(InputError, match=message) as caught:
-        folder.verify(checkpoint)
+        storage.verify(checkpoint)
         load_checkpoint(checkpoint, model, build_optimizer(config, model))
     assert "\n" not in str(caught.value)
     assert (Path("/etc/hostname").read_text().strip() or "-") not in str(caught.value).replace(
@@ -480,20 +480,20 @@ def test_shares_that_lie_are_one_line(trained, tmp_path, tiny, name):
     )
 
 
-@pytest.mark.parametrize("missing", [folder.INDEX, SHARES[0], SHARES[1]])
+@pytest.mark.parametrize("missing", [storage.INDEX, SHARES[0], SHARES[1]])
 def test_sums_have_a_line_for_each_share(trained, tmp_path, missing):
     checkpoint = tmp_path / "epoch_0001"
     shutil.copytree(trained / "sharded" / "checkpoints" / "epoch_0001", checkpoint)
-    lines = (checkpoint / folder.SUMS).read_text().splitlines(keepends=True)
-    (checkpoint / folder.SUMS).write_text(
+    lines = (checkpoint / storage.SUMS).read_text().splitlines(keepends=True)
+    (checkpoint / storage.SUMS).write_text(
         "".join(line for line in lines if f" {missing}\n" not in line)
     )
-    expected = folder.OPTIMIZER if missing == folder.INDEX else missing
+    expected = storage.OPTIMIZER if missing == storage.INDEX else missing
     with pytest.raises(InputError, match=f"SHA256SUMS: it has no line for {expected}"):
-        folder.verify(checkpoint)
+        storage.verify(checkpoint)
 
 
-@pytest.mark.parametrize("damaged", [folder.INDEX, *SHARES])
+@pytest.mark.parametrize("damaged", [storage.INDEX, *SHARES])
 def test_a_damaged_share_isnt_gone_on_from(trained, tmp_path, tiny, damaged):
     run = tmp_path / "run"
     shutil.copytree(trained / "sharded", run, symlinks=True)
@@ -519,18 +519,18 @@ def test_a_sharded_checkpoint_is_written_anew_as_one(trained, tmp_path, tiny, mo
     assert capsys.readouterr().out == (
         f"{merged}: {len(expected)} tensors of 2 shares in optimizer.safetensors; from {last}\n"
     )
-    folder.verify(merged)
+    storage.verify(merged)
     assert {file.name for file in merged.iterdir()} == {file.name for file in last.iterdir()} - {
-        folder.INDEX,
+        storage.INDEX,
         *SHARES,
-    } | {folder.OPTIMIZER}
-    assert_close(load_file(merged / folder.OPTIMIZER), expected, atol=0)
+    } | {storage.OPTIMIZER}
+    assert_close(load_file(merged / storage.OPTIMIZER), expected, atol=0)
     told = merge_checkpoint.merge(trained / "sharded", tmp_path / "of the run")
     assert told.endswith(f"from {newest_whole(trained / 'sharded' / 'checkpoints')}")
-    assert (tmp_path / "of the run" / folder.SUMS).read_bytes() == (
-        merged / folder.SUMS
+    assert (tmp_path / "of the run" / storage.SUMS).read_bytes() == (
+        merged / storage.SUMS
     ).read_bytes()
-    assert (merged / folder.MODEL).read_bytes() == (last / folder.MODEL).read_bytes()
+    assert (merged / storage.MODEL).read_bytes() == (last / storage.MODEL).read_bytes()
     for output, resumed in (("one", merged), ("shares", last)):
         resume = ["MODEL.RESUME", str(resumed), "TRAIN.NUM_EPOCHS", "2"]
         train([*tiny, *RECIPE], tmp_path / output, 64, named=resume)
@@ -546,21 +546,21 @@ def test_a_merge_holds_one_tensor_at_a_time(tmp_path):
         {f"{name}{rank}": random.standard_normal((1 << 20,), np.float32) for name in "abcde"}
         for rank in range(4)
     ]
-    files = {folder.share_name(rank, 4): own for rank, own in enumerate(held)}
-    files[folder.MODEL] = {"weight": random.standard_normal((8 << 20,), np.float32)}
-    contents = {**files, folder.STATE: b"{}", folder.INDEX: folder.index_of(held)}
-    sums = [folder.write_file(source / name, content) for name, content in contents.items()]
-    folder.write_file(source / folder.SUMS, "".join(sums).encode())
+    files = {storage.share_name(rank, 4): own for rank, own in enumerate(held)}
+    files[storage.MODEL] = {"weight": random.standard_normal((8 << 20,), np.float32)}
+    contents = {**files, storage.STATE: b"{}", storage.INDEX: storage.index_of(held)}
+    sums = [storage.write_file(source / name, content) for name, content in contents.items()]
+    storage.write_file(source / storage.SUMS, "".join(sums).encode())
     tracemalloc.start()
     merge_checkpoint.merge(source, target)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 << 20  # of 112 MiB; the buffer in which the index is read has 16
-    folder.write_file(
+    storage.write_file(
         tmp_path / "expected", {name: array for own in held for name, array in own.items()}
     )
-    assert (target / folder.OPTIMIZER).read_bytes() == (tmp_path / "expected").read_bytes()
-    assert (target / folder.MODEL).read_bytes() == (source / folder.MODEL).read_bytes()
+    assert (target / storage.OPTIMIZER).read_bytes() == (tmp_path / "expected").read_bytes()
+    assert (target / storage.MODEL).read_bytes() == (source / storage.MODEL).read_bytes()
 
 
 def test_what_cant_be_merged_is_one_line_and_leaves_nothing(trained, tmp_path):

@@ -20,7 +20,7 @@ from datasets import get_datasets
 from errors import RunError
 from models import build_model
 from training import parallel
-from training.checkpoint import Progress, Saver, folder
+from training.checkpoint import Progress, Saver, storage
 from training.checkpoint.state import newest_whole, read_state
 from training.optim import LossScaler, build_optimizer
 from training.run import Run
@@ -114,9 +114,9 @@ def save_at_each_moment(options, output, fault, faulty, slow):
 
 def assert_whole(checkpoint, ranks):
     assert checkpoint.name == "epoch_0003"
-    names = set(folder.verify(checkpoint))
+    names = set(storage.verify(checkpoint))
     assert {file.name for file in checkpoint.iterdir()} == names
-    assert {folder.share_name(owner, ranks) for owner in range(ranks)} <= names or ranks == 1
+    assert {storage.share_name(owner, ranks) for owner in range(ranks)} <= names or ranks == 1
     assert read_state(checkpoint)["epoch"] == 3
 
 
@@ -167,7 +167,7 @@ def assert_nothing_lost(output, fault, first, ranks):
         if fault is checkpoints_moved and not kept.exists():
             kept = place / "run" / "moved"  # all was written
         assert_whole(newest_whole(kept), ranks)
-        assert [(kept / link).resolve().name for link in (folder.LAST, folder.BEST)] == [
+        assert [(kept / link).resolve().name for link in (storage.LAST, storage.BEST)] == [
             "epoch_0003"
         ] * 2
         assert not list(kept.glob(".*"))

@@ -130,7 +130,7 @@ def test_more_ranks_train_to_the_same_weights(tmp_path, tiny, ranks):
 
 def held_between_updates(options):
     """Bytes of weights, gradients and moments that this rank holds once a step is done; whether all
-    are there within ``gathered``.
+    are there within ``gathered_weights``.
     """
     config = get_config("vit_digits", [*options, "TRAIN.OPTIMIZER.NAME", "AdamW"])
     parallel.init(config)
@@ -139,13 +139,13 @@ def held_between_updates(options):
     model.train()
     optimizer = parallel.wrap_optimizer(config, build_optimizer(config, model), model)
     before = {name: parameter.numpy() for name, parameter in model.named_parameters()}
-    parallel.share_out(optimizer)
+    parallel.free_unowned_weights(optimizer)
 
     model(paddle.ones([2, 1, 8, 8])).square().sum().backward()
     parallel.reduce_gradients(model, optimizer)
     gradients = sum(4 * p.size for p in model.parameters() if p.grad is not None)
     weights_held = sum(4 * p.size for p in model.parameters() if p._is_initialized())
-    with parallel.gathered(optimizer):
+    with parallel.gathered_weights(optimizer):
         same = all(np.array_equal(p.numpy(), before[name]) for name, p in model.named_parameters())
     optimizer.step()
     moments = sum(

@@ -21,7 +21,7 @@ from errors import InputError, install
 from settings.options import equivalent_key
 from settings.registry import trackers
 from training import tracking
-from training.records import final_numbers
+from training.trackers import final_numbers
 from training.tracking import Follower, TrackerProcess
 
 CONFIG = {
@@ -285,7 +285,7 @@ def test_trackers_are_chosen_by_names_that_are_there():
 
 
 def test_neither_a_run_nor_the_process_beside_it_imports_what_it_does_not_use():
-    code = "import sys, training.tracking, training.records; print(*sys.modules)"
+    code = "import sys, training.tracking, training.trackers; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ)
     )

@@ -98,7 +98,7 @@ def of_steps(transfers, options, output, steps=7):
     freeze(config, model)
     training = setup.prepare(Classification(config), model, data, run)
     run.begin()
-    run.start_bar(steps, 0)
+    run.start_steps(1, steps, 0)
     counts = []
     engine.train_one_epoch(training, Progress(), lambda *_: counts.append(Counter(transfers)))
     return [by_file(after - before) for before, after in itertools.pairwise(counts[1:])]

@@ -7,7 +7,7 @@ from conftest import ROOT
 from support.training_runs import train
 
 from training.checkpoint import resume, saver
-from training.environment import versions
+from training.versions import versions
 
 HERE = versions()
 # what earlier runs wrote

@@ -94,7 +94,7 @@ def epoch_end(size: int, folder: Path) -> Callable[[], object]:
     from datasets import get_dataset
     from models import build_model
     from training.checkpoint import Progress, Saver
-    from training.checkpoint.folder import FILES, folder_name
+    from training.checkpoint.storage import FILES, checkpoint_name
     from training.classification import Classification
     from training.optim import LossScaler, build_optimizer
     from training.run import Run
@@ -106,7 +106,7 @@ def epoch_end(size: int, folder: Path) -> Callable[[], object]:
     task = Classification(config)
     run.begin()
     for epoch in range(1, size + 1):
-        earlier = run.checkpoints / folder_name(epoch, 0)
+        earlier = run.checkpoints / checkpoint_name(epoch, 0)
         earlier.mkdir(parents=True)
         for name in FILES:
             (earlier / name).touch()

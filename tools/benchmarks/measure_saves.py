@@ -26,8 +26,8 @@ from errors import reporting
 from models import build_model
 from ops.settings import tune_cpu
 from training.checkpoint import Progress, Saver
-from training.checkpoint.folder import verify
 from training.checkpoint.restore import load_checkpoint
+from training.checkpoint.storage import verify
 from training.classification import Classification
 from training.engine import train_one_epoch
 from training.optim import freeze

@@ -121,7 +121,7 @@ def main() -> None:
     from training.checkpoint import Progress, Saver
     from training.classification import Classification
     from training.optim import freeze
-    from training.requests import Keeper, Requests
+    from training.requests import Checkpointing, Requests
     from training.run import Run
     from training.setup import prepare
     from utils import seed_everything
@@ -141,11 +141,10 @@ def main() -> None:
     saver = Saver(
         config, run, training.evaluated_models, training.optimizer, training.scaler, dataset
     )
-    keeper = Keeper(progress, saver, Requests(config.SAVE_MINUTES))
+    checkpointing = Checkpointing(progress, saver, Requests(config.SAVE_MINUTES))
     watch(training, stopwatch)
-    saver.begin(progress)
     engine.train_one_epoch(
-        training, progress, stopwatch.wrap("checking signals and clock", keeper.after_step)
+        training, progress, stopwatch.wrap("checking signals and clock", checkpointing.after_step)
     )
     steps = stopwatch.steps[request["warm_up"] : -1]
     print(

@@ -1,4 +1,4 @@
-"""A run's state: saved, verified, found again, and gone on from."""
+"""Checkpoints: saving a run's state, verifying it, finding it, and resuming from it."""
 
 from training.checkpoint.description import (
     Description,

@@ -1,5 +1,6 @@
-"""What weights are of: their model, its classes, how its images are prepared. It travels within
-their own file.
+"""Descriptions of weights: their model, its classes, and how its images are prepared.
+
+A description is stored in the metadata of the weights' own file.
 """
 
 import json
@@ -35,6 +36,7 @@ from weights.transformers import read_transformers
 from weights.transformers import task_of as transformers_task
 
 TASKS = tasks.names()
+# The keys of DATA that say how images are prepared.
 _IMAGES = (
     "IMAGE_SIZE",
     "IMAGE_CHANNELS",
@@ -43,10 +45,12 @@ _IMAGES = (
     "INTERPOLATION",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
+    "FAST_EVAL",
+    "EXIF_ORIENTATION",
+    "IMAGE_DTYPE",
 )
-_IMAGES += ("FAST_EVAL", "EXIF_ORIENTATION", "IMAGE_DTYPE")
 _ADAPTER = "MODEL.PRETRAINED_ADAPTER"
-# MODEL's keys that build nothing.
+# The keys of MODEL that don't build the model.
 _OF_A_RUN = ("RESUME", "PRETRAINED", "PRETRAINED_ALLOW", "PRETRAINED_CLASSES", "PRETRAINED_ADAPTER")
 _CLASS = Rule("a list of names that can be printed", lambda value: is_list(value, _is_class))
 _VALUES = Rule("a dictionary of keys and their values", lambda v: type(v) is dict and len(v) < 500)
@@ -71,16 +75,17 @@ _FORM: Form = {
 
 @dataclass(frozen=True)
 class Description:
-    """What weights are of.
+    """The model that weights belong to, its classes and its images.
 
     Attributes:
-        model: its name.
-        task: "classification" (one class per image) or "multilabel" (any number of them); TASK.
-        classes: the outputs' names, in their order; empty: they aren't known.
+        model: the model's name.
+        task: the TASK it was trained for: "classification" (one class for each image), "multilabel"
+            (any number of them) or another one.
+        classes: the names of the outputs, in their order; empty: they aren't known.
         values: the keys that build the model and prepare its images, with their dots:
             ``{"MODEL.TYPE": "ViT", ...}``.
-        thresholds: multilabel: the probability from which on an output is a yes, by output; empty:
-            none were chosen.
+        thresholds: with multilabel, the probability from which on an output is a yes, by output;
+            empty: none were chosen.
     """
 
     model: str
@@ -90,11 +95,13 @@ class Description:
     thresholds: list[float] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """Returns it as JSON; ``read_description`` takes it."""
+        """Returns the description as JSON, which ``read_description`` reads."""
         return json.dumps(vars(self), ensure_ascii=False)
 
     def to_config(self, options: Sequence[str] = ()) -> Configuration:
-        """Returns the frozen configuration of the model and its images; all else is at its default.
+        """Returns the frozen configuration of the model and its images.
+
+        All other keys have their defaults.
 
         Args:
             options: words as after ``-o``.
@@ -102,13 +109,11 @@ class Description:
         Raises:
             InputError: a key or a value that this release doesn't take.
         """
-        kind = [
-            word
-            for key in ("MODEL.TYPE", "MODEL.NAME")
-            if key in self.values
-            for word in (key, self.values[key])
-        ]
-        config = get_config(None, kind)
+        words = []
+        for key in ("MODEL.TYPE", "MODEL.NAME"):
+            if key in self.values:
+                words += [key, self.values[key]]
+        config = get_config(None, words)
         if unknown := sorted(self.values.keys() - default_values(config).keys()):
             raise InputError(
                 f"it has the key {printable(unknown[0])}, which {config.MODEL.TYPE} doesn't take"
@@ -124,7 +129,7 @@ def describe(
     task: str = "classification",
     thresholds: Sequence[float] = (),
 ) -> Description:
-    """Returns what a model of ``config`` is, whose outputs are ``classes``."""
+    """Returns the description of a model of ``config`` whose outputs are ``classes``."""
     values = {key: value for key, value in leaves(config) if _describes(key)}
     return Description(config.MODEL.NAME, task, list(classes), values, list(thresholds))
 
@@ -135,105 +140,111 @@ def _describes(key: str) -> bool:
 
 
 def read_description(text: bytes) -> Description:
-    """Returns what ``Description.to_json`` wrote.
+    """Returns the description that ``Description.to_json`` wrote.
+
+    Call it within ``errors.reading``, which makes an InputError of what it raises.
 
     Raises:
-        Unreadable, Exception: it is something else: within ``errors.reading``.
+        Unreadable, Exception: the text is something else.
     """
-    found = parsed_json(text)
-    # which earlier releases lack
-    check_form(found, _FORM, tuple(name for name in _FORM if name != "thresholds"))
-    return Description(**{name: found[name] for name in _FORM if name in found})
+    entries = parsed_json(text)
+    # Earlier releases wrote no thresholds.
+    check_form(entries, _FORM, tuple(name for name in _FORM if name != "thresholds"))
+    return Description(**{name: entries[name] for name in _FORM if name in entries})
 
 
 def description_of(path: str | Path, options: Sequence[str] = ()) -> Description | None:
-    """Returns what weights are of, as they tell it themselves, or None.
+    """Returns the description of weights, or None if nothing describes them.
 
-    A .safetensors file that this toolkit wrote has it in its metadata; earlier releases left a
-    checkpoint's state.json; beside timm's weights there is its config.json. An adapter tells of
-    itself with its base.
+    A .safetensors file that this toolkit wrote has it in its metadata. For earlier releases it is
+    made from the checkpoint's state.json, and for timm's and transformers' weights from the
+    config.json beside them. The description of an adapter comes before that of its base.
 
     Args:
         path: what ``find_weights`` takes.
-        options: words as after ``-o``; where they set a key, timm's config.json isn't asked for it.
-            MODEL.PRETRAINED_ADAPTER is asked first.
+        options: words as after ``-o``. A key that they set isn't taken from config.json. An adapter
+            is named here, by MODEL.PRETRAINED_ADAPTER.
 
     Raises:
         InputError: there are no weights, or what describes them can't be read.
     """
     file = find_weights(path)
     adapter = dict(pairs(options, ())).get(_ADAPTER)
-    told = _own(file, adapter) or _of_state(file)
-    if told is None:
+    description = _stored(file, adapter) or _of_state(file)
+    if description is None:
         return _of_timm(path, options)
     try:
-        told.to_config()
+        description.to_config()
     except InputError as error:
         raise InputError(f"{file}: what it says of its model: {error}; give -cfg") from None
-    return told
+    return description
 
 
 def classes_of(path: str | Path, adapter: str | None = None) -> list[str] | None:
-    """Returns the class names of the run that saved ``path``, or an adapter of it; None where no
-    checkpoint tells.
+    """Returns the class names of the run that saved ``path``, or an adapter of it.
+
+    It is None if neither the weights nor a checkpoint say them.
 
     Raises:
         InputError: as ``description_of``.
     """
     file = find_weights(path)
-    if own := _own(file, adapter):
-        return own.classes
+    if description := _stored(file, adapter):
+        return description.classes
     state = state_beside(file, "classes")
     return _printable(state["classes"], file) if state else None
 
 
 def task_of(path: str | Path, adapter: str | None = None) -> str | None:
-    """Returns what the weights, or an adapter of them, are trained for: one of TASKS.
+    """Returns the TASK that weights, or an adapter of them, were trained for.
 
-    Their own description tells it, or transformers' config.json beside them. It is None if neither
+    Their own description says it, or transformers' config.json beside them. It is None if neither
     does.
 
     Raises:
         InputError: as ``description_of``.
     """
-    own = _own(find_weights(path), adapter)
-    return own.task if own else transformers_task(path)
+    description = _stored(find_weights(path), adapter)
+    return description.task if description else transformers_task(path)
 
 
 def check_task(path: str | Path, task: str, adapter: str | None = None) -> None:
-    """Raises InputError where weights, or an adapter of them, tell that they were trained for
-    another task; also as ``description_of``.
+    """Raises InputError if weights, or an adapter of them, were trained for another task.
+
+    It also raises what ``description_of`` does.
     """
-    told = task_of(path, adapter)
-    if told not in (None, task):
+    trained_for = task_of(path, adapter)
+    if trained_for not in (None, task):
         raise InputError(
-            f"{adapter or path}: weights of TASK {told}, found TASK {task}; give -o TASK {told}"
+            f"{adapter or path}: weights of TASK {trained_for}, found TASK {task};"
+            f" give -o TASK {trained_for}"
         )
 
 
 def thresholds_of(path: str | Path, adapter: str | None = None) -> list[float]:
-    """Returns the thresholds that the weights tell, by output; none where they tell none.
+    """Returns the thresholds that are stored with weights, by output; [] if there are none.
 
     Args:
-        adapter: as ``classes_of``.
+        adapter: as in ``classes_of``.
 
     Raises:
         InputError: as ``description_of``.
     """
-    own = _own(find_weights(path), adapter)
-    return own.thresholds if own else []
+    description = _stored(find_weights(path), adapter)
+    return description.thresholds if description else []
 
 
-def _own(file: Path, adapter: str | None = None) -> Description | None:
-    if adapter and (told := _own(find_adapter(adapter))):
-        return told
+def _stored(file: Path, adapter: str | None = None) -> Description | None:
+    """Returns the description in the metadata of an adapter's file, or else of the weights' own."""
+    if adapter and (description := _stored(find_adapter(adapter))):
+        return description
     with reading(file, "weights that describe themselves"):
         text = read_metadata(file).get(METADATA)
         return None if text is None else read_description(text.encode())
 
 
 def _of_state(file: Path) -> Description | None:
-    """What the state.json beside a checkpoint's file tells."""
+    """Returns the description that the state.json beside a checkpoint's file makes."""
     state = state_beside(file, "classes", "config")
     if state is None:
         return None
@@ -247,37 +258,38 @@ def _of_state(file: Path) -> Description | None:
 
 
 def _printable(classes: list[str], file: Path | str) -> list[str]:
-    """Returns the names of classes; raises InputError where one can't be printed, as training and
-    -classes do.
-    """
+    """Returns the names of classes, or raises InputError if one can't be printed."""
     if bad := [name for name in classes if not _is_class(name)]:
         raise InputError(
-            f"{file}: the name of its class '{printable(bad[0], 60)}' can't be printed; rename it there"
+            f"{file}: the name of its class '{printable(bad[0], 60)}' can't be printed;"
+            " rename it there"
         )
     return classes
 
 
 def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | None:
-    """What transformers' config.json beside weights tells."""
-    found = settings(path)
+    """Returns the description that transformers' config.json beside weights makes."""
+    kind_and_values = settings(path)
     stored = read_transformers(path)
-    if found is None:
+    if kind_and_values is None:
         return None
-    kind, values = found
+    kind, values = kind_and_values
     words = ["MODEL.PRETRAINED", str(path), "MODEL.TYPE", kind, "MODEL.NAME", stored["model_type"]]
     words += ["MODEL.NUM_CLASSES", stored["outputs"]]
-    words += [word for key, value in values.items() for word in (f"MODEL.{key}", value)]
+    for key, value in values.items():
+        words += [f"MODEL.{key}", value]
     config = with_preprocessing(get_config(None, [*words, *options]), alone=True)
     classes = _printable(stored["label_names"], f"the config.json of {path}")
     return describe(config, classes, transformers_task(path) or config.TASK)
 
 
 def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
-    """What timm's config.json beside weights tells.
+    """Returns the description that timm's config.json beside weights makes.
 
-    Outputs without names there are ImageNet-1k's where they are 1,000, their tag ends in a training
-    on it (``augreg_in21k_ft_in1k``), and nobody asked for so many: timm keeps the tag and no names
-    of what is fine-tuned, but writes the arguments that it was built with.
+    Outputs without names there are ImageNet-1k's if there are 1,000, if the tag ends in a training
+    on it (``augreg_in21k_ft_in1k``), and if the model wasn't built with a number of classes. timm
+    keeps the tag and stores no names when a model is fine-tuned, but it stores the arguments that
+    the model was built with.
     """
     stored = read_config(path)
     if "architecture" not in stored:
@@ -288,13 +300,12 @@ def _of_timm(path: str | Path, options: Sequence[str]) -> Description | None:
         raise InputError(
             f"{path}: its config.json names {name}, which is no model here{instead(name, shipped)}"
         )
-    outputs = stored.get("num_classes")
-    asked = (stored.get("model_args") or {}).get("num_classes")
-    words = ["MODEL.PRETRAINED", str(path)] + (
-        [] if outputs is None else ["MODEL.NUM_CLASSES", outputs]
-    )
+    words = ["MODEL.PRETRAINED", str(path)]
+    if (outputs := stored.get("num_classes")) is not None:
+        words += ["MODEL.NUM_CLASSES", outputs]
     config = with_preprocessing(get_config(name, [*words, *options]), alone=True)
     trained = re.findall(r"in\d+k", stored.get("tag") or "")
-    imagenet = config.MODEL.NUM_CLASSES == 1000 and asked is None and trained[-1:] == ["in1k"]
+    built_with = (stored.get("model_args") or {}).get("num_classes")
+    imagenet = config.MODEL.NUM_CLASSES == 1000 and built_with is None and trained[-1:] == ["in1k"]
     classes = stored.get("label_names") or (imagenet_names() if imagenet else [])
     return describe(config, _printable(classes, f"the config.json of {path}"), config.TASK)

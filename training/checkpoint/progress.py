@@ -1,31 +1,31 @@
-"""How far a run is: written here alone, by what has happened."""
+"""How far a run is. The methods of ``Progress`` record what has happened."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from loading.workers import Loader
-from training.checkpoint import folder
+from training.checkpoint import storage
 
 
 @dataclass
 class Progress:
-    """How far a run is.
+    """How far a run is. A checkpoint's state.json holds it.
 
     Attributes:
-        epoch: epochs done, their evaluation included.
-        samples: of the epoch after it that all processes together have taken; all of them: the
-            evaluation is to come.
-        step: steps done.
-        best: the best evaluation of each split, and the checkpoint's name.
-        stale: evaluations since the last one that gained (TRAIN.EARLY_STOP).
-        marks: by split, how good that one was.
-        seconds: that training took, evaluations among it, until ``length`` is fixed
+        epoch: the number of epochs that are done, their evaluation included.
+        samples: how many samples of the next epoch all processes together have taken. If it is all
+            of them, the epoch's evaluation is to come.
+        step: the number of steps that are done.
+        best: by split, the metrics of the best evaluation and the name of its checkpoint.
+        stale: the number of evaluations since the last one that was better (TRAIN.EARLY_STOP).
+        marks: by split, the score of that evaluation.
+        seconds: how long training and evaluations took, until ``length`` is fixed
             (TRAIN.MAX_MINUTES).
-        length: [epochs after which the run's length was fixed, its length in epochs]; empty: it
-            isn't shortened.
+        length: [epochs after which the run's length was fixed, its length in epochs]; empty: the
+            run isn't shortened.
         window: by rank, what a checkpoint holds of the steps since the last report, until
-            ``take_window``.
+            ``take_window`` is called.
     """
 
     epoch: int = 0
@@ -40,24 +40,30 @@ class Progress:
 
     @property
     def name(self) -> str:
-        """Returns the name of its checkpoint's folder."""
-        return folder.folder_name(self.epoch, self.samples)
+        """Returns the name of the folder of its checkpoint."""
+        return storage.checkpoint_name(self.epoch, self.samples)
 
     def count_steps(self, loader: Loader) -> None:
-        """Counts the steps anew, of ``loader``'s batches: before, they may have been of another
-        size.
+        """Sets ``step`` to the number of today's batches that were trained on.
+
+        Earlier ones may have been of another size.
         """
         loader.batch_sampler.set_epoch(self.epoch + 1, self.samples)
         self.step = len(loader) * self.epoch + loader.batch_sampler.first()
 
     def take_window(self) -> list[dict[str, Any]]:
-        """Returns ``window``, which nobody gets a second time."""
+        """Returns ``window`` and empties it."""
         window = self.window
         self.window = []
         return window
 
     def record_update(self, step: int, samples: int) -> None:
-        """Records that an update was made at ``step``, after ``samples`` of its epoch."""
+        """Records an update.
+
+        Args:
+            step: the number of steps that are done.
+            samples: how many samples of the epoch all processes together have taken.
+        """
         self.step = step
         self.samples = samples
 
@@ -69,19 +75,26 @@ class Progress:
     def keep_best(
         self, metrics: dict[str, dict[str, Any]], score: Callable[[dict[str, Any]], float]
     ) -> tuple[str, ...]:
-        """Keeps the best of each split's metrics, at an epoch's end; returns the splits that are
-        better than before.
+        """Keeps the best evaluation of each split, at an epoch's end.
+
+        Args:
+            metrics: by split.
+            score: returns how good a split's metrics are.
+
+        Returns:
+            The splits whose evaluation is the best so far.
         """
         improved = []
-        for split, found in metrics.items():
-            if split not in self.best or score(found) > score(self.best[split]):
-                self.best[split] = {"epoch": self.epoch, "checkpoint": self.name, **found}
+        for split, values in metrics.items():
+            if split not in self.best or score(values) > score(self.best[split]):
+                self.best[split] = {"epoch": self.epoch, "checkpoint": self.name, **values}
                 improved.append(split)
         return tuple(improved)
 
     def forget_best(self, splits: Iterable[str]) -> None:
-        """Notes that the best checkpoints of these splits are lost: the next ones take their
-        places.
+        """Records that the best checkpoints of these splits are lost.
+
+        Their next evaluations take the places.
         """
         for split in splits:
             del self.best[split]

@@ -1,10 +1,8 @@
-"""What a checkpoint gives back: a model, its average, an optimizer's moments, each rank's
-statistics.
-"""
+"""Restores from a checkpoint: the model, its average, the optimizer's state, each rank's statistics."""
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,7 +11,7 @@ import paddle
 
 from errors import InputError, reading
 from models.base import ImageModel
-from training.checkpoint import folder
+from training.checkpoint import storage
 from training.checkpoint.saver import own_statistics
 from training.equal_ranks import check_loaded
 from utils import rank, world_size
@@ -30,6 +28,12 @@ def load_checkpoint(
 ) -> None:
     """Restores the model, the optimizer and the averaged model from a verified checkpoint.
 
+    Args:
+        chosen: the checkpoint's folder.
+        model: not wrapped.
+        optimizer: what ``parallel.wrap_optimizer`` returned.
+        ema: the averaged model, or None.
+
     Raises:
         InputError: it is another model's, or another checkpoint on another rank.
     """
@@ -37,24 +41,33 @@ def load_checkpoint(
     compared = world_size() > 1
     checksums: dict[str, int | str] = {}
     if compared:
-        names = (folder.SUMS, folder.STATE, folder.INDEX, folder.STATISTICS, folder.UNMERGED)
-        checksums |= {
-            name: folder.sha256_of(chosen / name) for name in names if (chosen / name).exists()
-        }
-    files = [(model, folder.MODEL)] if ema is None else [(model, folder.MODEL), (ema, folder.EMA)]
-    for layer, name in files:
-        report = load_weights(layer, chosen / name, checksums=compared)
-        checksums |= {f"{name}: {tensor}": value for tensor, value in report.checksums.items()}
+        for name in (
+            storage.SUMS,
+            storage.STATE,
+            storage.INDEX,
+            storage.STATISTICS,
+            storage.UNMERGED,
+        ):
+            if (chosen / name).exists():
+                checksums[name] = storage.sha256_of(chosen / name)
+    models = {"val": model} if ema is None else {"val": model, "ema": ema}
+    for split, layer in models.items():
+        file = storage.MODEL if split == "val" else storage.EMA
+        report = load_weights(layer, chosen / file, checksums=compared)
+        for tensor, value in report.checksums.items():
+            checksums[f"{file}: {tensor}"] = value
         if report.changes:
             raise InputError(f"{chosen}: can't go on with another model ({report.changes[0]})")
-    _restore_unmerged(chosen, {"val": model} if ema is None else {"val": model, "ema": ema})
+    _restore_unmerged(chosen, models)
+
     parameters = dict(model.named_parameters())
-    moments = {}
-    known = set()
-    own = {parameter.name for parameter in optimizer._parameter_list}  # sharded: this rank's share
+    # Of a sharded optimizer these are this rank's share of the parameters.
+    updated_here = {parameter.name for parameter in optimizer._parameter_list}
+    accumulators = {}
+    restored = set()
     for file, key, value in read_optimizer(chosen):
         if compared:
-            checksums[f"{folder.OPTIMIZER}: {key}"] = checksum(value)
+            checksums[f"{storage.OPTIMIZER}: {key}"] = checksum(value)
         if not np.isfinite(value).all():
             raise InputError(
                 f"{chosen}: {file}: {key} holds NaN or infinite values; take an earlier one"
@@ -62,41 +75,44 @@ def load_checkpoint(
         name, _, kind = key.partition("/")
         if name not in parameters:
             raise InputError(f"{chosen}: its optimizer state belongs to another model ({name})")
-        shape = list(parameters[name].shape)
-        # a power is one number
-        if (list(value.shape) != shape and value.size != 1) or value.dtype != np.float32:
+        parameter = parameters[name]
+        shape = list(parameter.shape)
+        # An accumulator has its parameter's shape, or is one number, as a power of beta.
+        fits = list(value.shape) == shape or value.size == 1
+        if not fits or value.dtype != np.float32:
             raise InputError(
-                f"{chosen}: {file}: {key} is {value.dtype} {list(value.shape)}, expected float32 {shape};"
-                " take another checkpoint"
+                f"{chosen}: {file}: {key} is {value.dtype} {list(value.shape)},"
+                f" expected float32 {shape}; take another checkpoint"
             )
-        known.add(name)
-        if parameters[name].name in own:
-            moments[f"{parameters[name].name}_{kind}"] = paddle.to_tensor(value)
-    new = [
+        restored.add(name)
+        if parameter.name in updated_here:
+            accumulators[f"{parameter.name}_{kind}"] = paddle.to_tensor(value)
+    missing = [
         name
         for name, parameter in parameters.items()
-        if parameter.name in own and name not in known
+        if parameter.name in updated_here and name not in restored
     ]
-    if known and new:  # Paddle takes the state of all parameters, or of none
+    # Paddle takes the state of all parameters, or of none.
+    if restored and missing:
         raise InputError(
-            f"{chosen}: {new[0]} didn't train in its run, and has no optimizer state ({len(new)} such parameters);"
-            " leave TRAIN.FREEZE as it was, or start from its weights with -pretrained"
+            f"{chosen}: {missing[0]} didn't train in its run, and has no optimizer state"
+            f" ({len(missing)} such parameters); leave TRAIN.FREEZE as it was,"
+            " or start from its weights with -pretrained"
         )
     check_loaded("MODEL.RESUME", chosen, checksums)
-    with reading(chosen / folder.OPTIMIZER, "this optimizer's state"):
-        optimizer.set_state_dict(moments)
+    with reading(chosen / storage.OPTIMIZER, "this optimizer's state"):
+        optimizer.set_state_dict(accumulators)
 
 
 def read_optimizer(chosen: Path) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yields (file, name, array) of a verified checkpoint's optimizer state, one read after the
-    other.
+    """Yields (file, name, array) of a verified checkpoint's optimizer state, one after the other.
 
     It is in one file or, if it was sharded, in the shares that an index names.
 
     Raises:
         InputError: a file can't be read, or a share doesn't hold what the index says.
     """
-    for file, keys in folder.shares_of(chosen).items() or [(folder.OPTIMIZER, None)]:
+    for file, keys in storage.shares_of(chosen).items() or [(storage.OPTIMIZER, None)]:
         with open_share(chosen, file, keys) as arrays:
             for key, array in arrays.items():
                 yield file, key, np.asarray(array)
@@ -104,8 +120,9 @@ def read_optimizer(chosen: Path) -> Iterator[tuple[str, str, np.ndarray]]:
 
 @contextlib.contextmanager
 def open_share(chosen: Path, file: str, keys: set[str] | None) -> Iterator[dict[str, Any]]:
-    """Opens a file of a verified checkpoint's optimizer state; its arrays are read where their
-    values are needed.
+    """Opens a file of a verified checkpoint's optimizer state.
+
+    An array is read when its values are needed.
 
     Args:
         keys: the tensors that the index has in this share; None: there is no index.
@@ -117,53 +134,57 @@ def open_share(chosen: Path, file: str, keys: set[str] | None) -> Iterator[dict[
         expected = arrays.keys() if keys is None else keys
         if added := arrays.keys() - expected:
             raise InputError(
-                f"{chosen}: {file} holds {min(added)}, which {folder.INDEX} doesn't have there; {_OTHER}"
+                f"{chosen}: {file} holds {min(added)}, which {storage.INDEX} doesn't have there;"
+                f" {_OTHER}"
             )
-        if left := expected - arrays.keys():
+        if missing := expected - arrays.keys():
             raise InputError(
-                f"{chosen}: {file} has no {min(left)}, which {folder.INDEX} has there; {_OTHER}"
+                f"{chosen}: {file} has no {min(missing)}, which {storage.INDEX} has there; {_OTHER}"
             )
         yield arrays
 
 
-def _restore_unmerged(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
-    """Restores what the models' files have merged or left out: adapters, the weights beside them, a
-    projection.
+def _restore_unmerged(chosen: Path, models: Mapping[str, paddle.nn.Layer]) -> None:
+    """Restores what the models' files have merged or left out.
+
+    That is adapters, the weights beside them, and a projection (``weights.adapters``).
     """
     wanted: dict[str, list[paddle.Tensor]] = {}
     for split, model in models.items():
         for name, tensor in unmerged_tensors(model.state_dict()).items():
             # The base is the same in both models, and stored once.
             wanted.setdefault(f"{split if is_added(name) else 'val'}/{name}", []).append(tensor)
-    _set_all(wanted, chosen / folder.UNMERGED)
+    _set_all(wanted, chosen / storage.UNMERGED)
 
 
 def restore_statistics(chosen: Path, models: dict[str, paddle.nn.Layer]) -> None:
     """Restores this rank's own statistics of batch norm, if the checkpoint has them."""
-    file = chosen / folder.STATISTICS
+    file = chosen / storage.STATISTICS
     if os.path.lexists(file):
-        own = {split: own_statistics(model) for split, model in models.items()}
-        _set_all(
-            {f"{rank()}/{split}/{name}": [t] for split in own for name, t in own[split].items()},
-            file,
-        )
+        wanted = {
+            f"{rank()}/{split}/{name}": [tensor]
+            for split, model in models.items()
+            for name, tensor in own_statistics(model).items()
+        }
+        _set_all(wanted, file)
 
 
 def _set_all(wanted: dict[str, list[paddle.Tensor]], file: Path) -> None:
-    """Gives tensors the values that ``file`` has under their names, read one after the other.
+    """Sets tensors to the values that ``file`` has under their names, one after the other.
 
     Raises:
         InputError: a name is missing, or its values don't fit.
     """
     missing = dict(wanted)
-    for key, found in read_arrays(file) if wanted and os.path.lexists(file) else ():
-        for tensor in missing.pop(key, ()):
-            if list(found.shape) != list(tensor.shape) or not np.isfinite(found).all():
-                _refuse(file, key, f"{list(found.shape)}", tensor)
-            tensor.set_value(found.astype(numpy_dtype(tensor), copy=False))
+    if wanted and os.path.lexists(file):
+        for key, values in read_arrays(file):
+            for tensor in missing.pop(key, ()):
+                if list(values.shape) != list(tensor.shape) or not np.isfinite(values).all():
+                    _refuse(file, key, f"{list(values.shape)}", tensor)
+                tensor.set_value(values.astype(numpy_dtype(tensor), copy=False))
     for key, (tensor, *_) in missing.items():
         _refuse(file, key, "missing", tensor)
 
 
-def _refuse(file: Path, key: str, found: str, tensor: paddle.Tensor) -> NoReturn:
-    raise InputError(f"{file}: {key} is {found}, expected {list(tensor.shape)} and finite numbers")
+def _refuse(file: Path, key: str, stored: str, tensor: paddle.Tensor) -> NoReturn:
+    raise InputError(f"{file}: {key} is {stored}, expected {list(tensor.shape)} and finite numbers")

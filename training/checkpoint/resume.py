@@ -1,6 +1,4 @@
-"""How a run goes on from a checkpoint: which one, whether it belongs to this configuration, and
-what it restores.
-"""
+"""Resumes a run: finds the checkpoint, checks that it belongs to this configuration, restores it."""
 
 import itertools
 import os
@@ -20,76 +18,101 @@ from models.layers.batch_norm import BATCH_NORMS
 from settings.architectures import kept_values
 from settings.options import COMMAND_LINE, Configuration, leaves, option_keys, plain, value_sources
 from settings.plain import value_text, whole_file
-from training.checkpoint import folder
+from training.checkpoint import storage
 from training.checkpoint.progress import Progress
 from training.checkpoint.restore import load_checkpoint, restore_statistics
 from training.checkpoint.state import read_state
-from training.environment import versions
 from training.optim.groups import decayed_parameters
 from training.setup import Training
+from training.versions import versions
 from utils import all_gather, rank, world_size
 from weights.fit import TABLE
 
 AUTO = "auto"
-# What may change without being named: where things lie, how the work is shared out, what a resume
-# replaces.
+# Keys that may change without being named: where things lie, how the work is shared, and what a
+# resume replaces.
 _FREE = (
-    "DATA.BATCH_SIZE", "DATA.GLOBAL_BATCH", "DATA.BATCH_SIZE_EVAL", "DATA.NUM_WORKERS", "DATA.PREFETCH",
-    "DATA.DATA_PATH", "DATA.CACHE", "MODEL.RESUME", "MODEL.PRETRAINED", "MODEL.PRETRAINED_ALLOW",
-    "MODEL.PRETRAINED_CLASSES", "MODEL.PRETRAINED_ADAPTER", "MODEL.RECOMPUTE", "TRAIN.ACCUM_ITER", "TRAIN.LAST_EPOCH",
-    "TRAIN.RECIPE_BATCH", "AMP_EVAL",
-)  # fmt: skip
-_SAME_STATE = ("AdamW", "Adam", "LAMB")  # optimizers that keep the same moments
+    "DATA.BATCH_SIZE",
+    "DATA.GLOBAL_BATCH",
+    "DATA.BATCH_SIZE_EVAL",
+    "DATA.NUM_WORKERS",
+    "DATA.PREFETCH",
+    "DATA.DATA_PATH",
+    "DATA.CACHE",
+    "MODEL.RESUME",
+    "MODEL.PRETRAINED",
+    "MODEL.PRETRAINED_ALLOW",
+    "MODEL.PRETRAINED_CLASSES",
+    "MODEL.PRETRAINED_ADAPTER",
+    "MODEL.RECOMPUTE",
+    "TRAIN.ACCUM_ITER",
+    "TRAIN.LAST_EPOCH",
+    "TRAIN.RECIPE_BATCH",
+    "AMP_EVAL",
+)
+# Optimizers that keep the same moments, so that one can go on with another's state.
+_SAME_STATE = ("AdamW", "Adam", "LAMB")
+# The beginnings of keys that are compared with those of the checkpoint's run.
 _COMPARED = ("TASK", "DATA.", "MODEL.", "TRAIN.", "SEED", "AMP")
 
 
 def resume(training: Training) -> tuple[Progress, Path | None]:
-    """Restores what MODEL.RESUME names into ``training``; nothing on the disk changes.
+    """Restores the checkpoint that MODEL.RESUME names. Nothing on the disk changes.
 
     Returns:
-        (how far the run is: nowhere, without a checkpoint; the checkpoint).
+        (how far the run is; the checkpoint, or None without one: the run starts afresh).
 
     Raises:
-        InputError: on every rank: no checkpoint, a damaged one, of other settings, of another model
-            or training set.
+        InputError: on every rank, when there is no checkpoint, it is damaged, or it is of other
+            settings, another model or another training set.
     """
     config = training.config
     run = training.run
     notes = []
     problem = None
     chosen = None
-    if rank() == 0:  # one reads the hashes and sees the folder as it is
+    # Rank 0 alone reads the hashes, and sees the folder as it is.
+    if rank() == 0:
         try:
             chosen = _choose(config, run.checkpoints, notes)
         except InputError as error:
             problem = str(error)
-    notes, problem, chosen = all_gather((notes, problem, chosen and str(chosen)))[0]
+    notes, problem, path = all_gather((notes, problem, chosen and str(chosen)))[0]
     if problem:
         raise InputError(problem)
     for note in notes:
         run.info(note)
-    chosen = Path(chosen) if chosen else None
+    chosen = Path(path) if path else None
     progress = _restore(training, chosen) if chosen else Progress(epoch=config.TRAIN.LAST_EPOCH)
-    # A job that is started again and again finds a run done, perhaps without its result.
-    if progress.epoch >= config.TRAIN.NUM_EPOCHS + (config.MODEL.RESUME == AUTO):
+    epochs = config.TRAIN.NUM_EPOCHS
+    # A job that is started again and again with "auto" finds its run done, perhaps without a
+    # result, which it then writes.
+    may_be_done = config.MODEL.RESUME == AUTO and progress.epoch == epochs
+    if progress.epoch >= epochs and not may_be_done:
         raise InputError(
-            f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {config.TRAIN.NUM_EPOCHS};"
+            f"epoch {progress.epoch} is done already and TRAIN.NUM_EPOCHS is {epochs};"
             " raise it with -o TRAIN.NUM_EPOCHS N"
         )
     return progress, chosen
 
 
-def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
-    """Makes the run's folder what it was at ``chosen``. Later lines are removed from metrics.jsonl;
-    a folder of its own gets the checkpoint's best.
+def rewind_folder(training: Training, progress: Progress, chosen: Path | None) -> None:
+    """Restores the run's folder to its state at ``chosen``.
+
+    Later checkpoints, which are damaged, get another name, and later lines are removed from
+    metrics.jsonl. A new folder gets a copy of the best checkpoint.
+
+    Args:
+        chosen: the checkpoint that was restored; None: the run starts afresh.
     """
     run = training.run
     lost = {}
     if rank() == 0:
-        lost = _settle(run.checkpoints, chosen, progress)
-        if left := folder.remove_leftovers(run.checkpoints):
+        lost = _rewind_checkpoints(run.checkpoints, chosen, progress)
+        if others := storage.remove_leftovers(run.checkpoints):
             run.info(
-                f"{run.checkpoints} also holds {some_of(left)}, which no run made: left as they are"
+                f"{run.checkpoints} also holds {some_of(others)}, which no run made:"
+                " left as they are"
             )
         for name in dict.fromkeys(lost.values()):
             run.info(f"the best so far, {name}, isn't whole; the best from now on takes its place")
@@ -97,261 +120,317 @@ def settle(training: Training, progress: Progress, chosen: Path | None) -> None:
     progress.forget_best(all_gather(lost)[0])
 
 
-def _choose(config: Configuration, own: Path, notes: list[str]) -> Path | None:
-    """The checkpoint to go on from, verified."""
+def _choose(config: Configuration, directory: Path, notes: list[str]) -> Path | None:
+    """Returns the verified checkpoint to go on from; None: the run starts afresh.
+
+    Args:
+        directory: the folder of the run's own checkpoints.
+        notes: gets lines for the log.
+    """
     asked = config.MODEL.RESUME
     if asked is None:
         return None
     with reading(asked, "the path of a checkpoint"):
-        # which goes round no loop of links
-        own, chosen = (Path(os.path.realpath(path)) for path in (own, asked))
-    for link in folder.LINKS:  # a copy may have followed them
-        if os.path.lexists(own / link) and not (own / link).is_symlink():
-            kind = "folder" if (own / link).is_dir() else "file"
+        # Unlike Path.resolve, realpath does not fail at a loop of links.
+        directory = Path(os.path.realpath(directory))
+        chosen = Path(os.path.realpath(asked))
+    for name in storage.LINKS:
+        link = directory / name
+        # A copy of the folder may have followed the links.
+        if os.path.lexists(link) and not link.is_symlink():
+            kind = "folder" if link.is_dir() else "file"
             raise InputError(
-                f"{own / link} is a {kind}, expected a link to one of its checkpoints; remove it"
+                f"{link} is a {kind}, expected a link to one of its checkpoints; remove it"
             )
-    found = folder.find_checkpoints(own)
+    if asked == AUTO:
+        newest = _newest(directory, notes)
+        if newest is None:
+            notes.append(f"-resume=auto: no checkpoint in {directory}; the run starts afresh")
+        return newest
+
     # A run's folder stands for its newest checkpoint.
-    if asked != AUTO and os.path.isdir(chosen / "checkpoints"):
+    if os.path.isdir(chosen / "checkpoints"):
         newest = _newest(chosen / "checkpoints", notes)
         if newest is None:
             raise InputError(
                 f"-resume={asked}: {chosen / 'checkpoints'} holds no checkpoint to go on from"
             )
-        # In this run's own folder, damaged later checkpoints are set aside, as for auto.
-        if newest.parent == own:
+        # In this run's own folder, later ones that are damaged don't count, as for auto.
+        if newest.parent == directory:
             return newest
         chosen = newest
-    if asked != AUTO:
-        folder.verify(chosen)
-        read_state(chosen)
-        if (found or chosen.parent == own) and not folder.is_name(chosen.name):
-            raise InputError(
-                f"{chosen}: a checkpoint of a run is called epoch_<number>; give it its name back"
-            )
-        # the best may be
-        if not all(_is_copy(own_one, chosen.parent / own_one.name) for own_one in found):
-            raise InputError(
-                f"{own} holds another run than {chosen}; go on from its own, or choose another -output"
-            )
-        if later := [
-            own_one for own_one in found if folder.position(own_one) > folder.position(chosen)
-        ]:
-            raise InputError(
-                f"{chosen}: later checkpoints are in the same folder ({', '.join(f.name for f in later)});"
-                " remove them, or choose another -output"
-            )
-        return chosen
-    newest = _newest(own, notes)
-    if newest is None:
-        notes.append(f"-resume=auto: no checkpoint in {own}; the run starts afresh")
-    return newest
+    storage.verify(chosen)
+    read_state(chosen)
+    existing = storage.find_checkpoints(directory)
+    if (existing or chosen.parent == directory) and not storage.is_name(chosen.name):
+        raise InputError(
+            f"{chosen}: a checkpoint of a run is called epoch_<number>; give it its name back"
+        )
+    # What is in the folder may be copies of the chosen run's: its best checkpoint.
+    if not all(_is_copy(own, chosen.parent / own.name) for own in existing):
+        raise InputError(
+            f"{directory} holds another run than {chosen};"
+            " go on from its own, or choose another -output"
+        )
+    position = storage.position(chosen)
+    if later := [own.name for own in existing if storage.position(own) > position]:
+        raise InputError(
+            f"{chosen}: later checkpoints are in the same folder ({', '.join(later)});"
+            " remove them, or choose another -output"
+        )
+    return chosen
 
 
-def _newest(checkpoints: Path, notes: list[str]) -> Path | None:
-    """Returns the newest whole checkpoint in a folder, or None if there is no checkpoint. Damaged
-    ones are noted.
+def _newest(directory: Path, notes: list[str]) -> Path | None:
+    """Returns the newest whole checkpoint in a folder, or None if there is no checkpoint.
+
+    Args:
+        notes: gets a line for each damaged one.
 
     Raises:
         InputError: all are damaged.
     """
-    found = folder.find_checkpoints(checkpoints)
-    for candidate in reversed(found):
+    checkpoints = storage.find_checkpoints(directory)
+    for checkpoint in reversed(checkpoints):
         try:
-            folder.verify(candidate)
-            read_state(candidate)
-            return candidate
+            storage.verify(checkpoint)
+            read_state(checkpoint)
+            return checkpoint
         except InputError as error:
             notes.append(str(error).partition("; take an earlier one")[0])
-    if found:
+    if checkpoints:
         raise InputError(
-            f"{checkpoints}: none of its {len(found)} checkpoints is whole ({notes[0]}); remove them to start afresh"
+            f"{directory}: none of its {len(checkpoints)} checkpoints is whole ({notes[0]});"
+            " remove them to start afresh"
         )
     return None
 
 
 def _is_copy(one: Path, other: Path) -> bool:
+    """Returns whether two checkpoints are the same, by their SHA256SUMS."""
     if one == other:
         return True
     try:
-        sums = [whole_file(place / folder.SUMS, folder.LONGEST_SUMS) for place in (one, other)]
+        sums = [whole_file(path / storage.SUMS, storage.LONGEST_SUMS) for path in (one, other)]
     except (OSError, Unreadable):
         return False
     return sums[0] == sums[1]
 
 
 def _restore(training: Training, chosen: Path) -> Progress:
+    """Restores ``training`` from a checkpoint, once it is checked that it belongs to it.
+
+    Returns:
+        How far the checkpoint's run was.
+    """
     if not chosen.is_dir():
         raise InputError(
             f"{chosen} isn't seen by rank {rank()}; all machines need the same folder", shared=False
         )
     config = training.config
+    run = training.run
     state = read_state(chosen)
-    then = _settings(config, state, chosen)
-    with folder.whole(chosen, folder.STATE, "the state of a run of this task"):
-        for found in state["best"].values():
-            training.task.score(found)
-            training.task.line("best", found)
-    for change in _compare(config, then, chosen):
-        training.run.info(f"changed, as the command line names it: {change}")
-    if state.get("length"):  # it was measured for these
-        for key in ("TRAIN.MAX_MINUTES", "TRAIN.NUM_EPOCHS"):
-            if then[key] != (now := dict(leaves(config))[key]):
-                before = printable(str(then[key]))
-                raise InputError(
-                    f"{chosen}: TRAIN.MAX_MINUTES fixed its run's length, {state['length'][1]:.4g} epochs; {key} is"
-                    f" {now} and was {before}: leave it so, or start from the weights with -pretrained"
-                )
-    images = len(training.loader.dataset)
-    if state["images"] != images:
-        raise InputError(
-            f"{chosen}: its run had {state['images']} training images, the data has {images};"
-            " give its own data, or start from its weights with -pretrained"
-        )
-    classes = training.run.classes
-    theirs = state.get("classes")
-    if classes and theirs and classes != theirs:
-        raise InputError(
-            f"{chosen}: its run had the classes {some_of(theirs)}, the data has {some_of(classes)};"
-            " give its own data, or start from its weights with -pretrained"
-        )
-    epoch = state["epoch"]
-    if config.DATA.SHUFFLE_MODE == "shard" and state["samples"] and state["ranks"] != world_size():
-        raise InputError(
-            f"{chosen} is within an epoch of {state['ranks']} processes' own parts (DATA.SHUFFLE_MODE shard), found"
-            f" {world_size()}; go on with {state['ranks']}, or from a checkpoint at an epoch's end"
-        )
-    # in the run's own file it says where the run began
-    asked = value_sources(config).get("TRAIN.LAST_EPOCH")
-    if config.TRAIN.LAST_EPOCH not in (0, epoch) and asked and asked.source == COMMAND_LINE:
-        raise InputError(
-            f"TRAIN.LAST_EPOCH is {config.TRAIN.LAST_EPOCH}, the checkpoint's last epoch is {epoch}; leave it out"
-        )
+    before = _settings(config, state, chosen)
+    _check_state(training, state, before, chosen)
+
     load_checkpoint(chosen, training.model, training.optimizer, training.averaged_model)
     training.scaler.load_state_dict(state["scaler"])
     training.optimizer.set_lr(state["lr"])
     if state["ranks"] == world_size():
         restore_statistics(chosen, training.evaluated_models)
-    # once no toolkit's
+
+    # Earlier releases stored no version of the toolkit.
     here = {name: version for name, version in versions().items() if name in state["versions"]}
     if state["versions"] != here:
-        training.run.info(
-            f"saved under {state['versions']}, this is {here}: last digits may differ"
-        )
-    for line in train_otherwise(config, training.model, state.get("behaviour", 1)):
-        training.run.info(line)
+        run.info(f"saved under {state['versions']}, this is {here}: last digits may differ")
+    for line in changes_of_behaviour(config, training.model, state.get("behaviour", 1)):
+        run.info(line)
     within = f", {state['samples']} samples into the next" if state["samples"] else ""
-    training.run.info(f"resumed after epoch {epoch}{within}, from {chosen}")
-    return Progress(
-        **{part.name: state[part.name] for part in fields(Progress) if part.name in state}
-    )
+    run.info(f"resumed after epoch {state['epoch']}{within}, from {chosen}")
+    names = [field.name for field in fields(Progress)]
+    return Progress(**{name: state[name] for name in names if name in state})
+
+
+def _check_state(
+    training: Training, state: dict[str, Any], before: dict[str, Any], chosen: Path
+) -> None:
+    """Raises InputError if a checkpoint doesn't belong to this training; logs changed settings.
+
+    Args:
+        state: the checkpoint's state.json.
+        before: the settings of its run, by dotted key.
+    """
+    config = training.config
+    with storage.reading_checkpoint(chosen, storage.STATE, "the state of a run of this task"):
+        for metrics in state["best"].values():
+            training.task.score(metrics)
+            training.task.line("best", metrics)
+    for change in _compare(config, before, chosen):
+        training.run.info(f"changed, as the command line names it: {change}")
+    if state.get("length"):
+        # The length was measured for these two settings.
+        now = dict(leaves(config))
+        for key in ("TRAIN.MAX_MINUTES", "TRAIN.NUM_EPOCHS"):
+            if before[key] != now[key]:
+                raise InputError(
+                    f"{chosen}: TRAIN.MAX_MINUTES fixed its run's length,"
+                    f" {state['length'][1]:.4g} epochs; {key} is {now[key]} and was"
+                    f" {printable(str(before[key]))}: leave it so, or start from the weights with"
+                    " -pretrained"
+                )
+    advice = "give its own data, or start from its weights with -pretrained"
+    images = len(training.loader.dataset)
+    if state["images"] != images:
+        raise InputError(
+            f"{chosen}: its run had {state['images']} training images, the data has {images};"
+            f" {advice}"
+        )
+    classes = training.run.classes
+    stored_classes = state.get("classes")
+    if classes and stored_classes and classes != stored_classes:
+        raise InputError(
+            f"{chosen}: its run had the classes {some_of(stored_classes)}, the data has"
+            f" {some_of(classes)}; {advice}"
+        )
+    within_epoch = bool(state["samples"])
+    if config.DATA.SHUFFLE_MODE == "shard" and within_epoch and state["ranks"] != world_size():
+        raise InputError(
+            f"{chosen} is within an epoch of {state['ranks']} processes' own parts"
+            f" (DATA.SHUFFLE_MODE shard), found {world_size()}; go on with {state['ranks']},"
+            " or from a checkpoint at an epoch's end"
+        )
+    # In the run's own file TRAIN.LAST_EPOCH says where the run began, which isn't compared.
+    source = value_sources(config).get("TRAIN.LAST_EPOCH")
+    named = source is not None and source.source == COMMAND_LINE
+    last_epoch = config.TRAIN.LAST_EPOCH
+    if named and last_epoch not in (0, state["epoch"]):
+        raise InputError(
+            f"TRAIN.LAST_EPOCH is {last_epoch}, the checkpoint's last epoch is {state['epoch']};"
+            " leave it out"
+        )
 
 
 def _settings(config: Configuration, state: dict[str, Any], chosen: Path) -> dict[str, Any]:
-    """Returns the settings that the checkpoint's run had, by dotted key, with today's keys."""
-    with folder.whole(chosen, folder.STATE, "a run's state"):
+    """Returns the settings of the checkpoint's run by dotted key, with today's keys."""
+    with storage.reading_checkpoint(chosen, storage.STATE, "a run's state"):
         try:
-            then = default_values(config) | kept_values(state["config"])
+            settings = default_values(config) | kept_values(state["config"])
         except InputError as error:
             raise Unreadable(f"its configuration can't be one: {error}") from None
-        if type(name := then["TRAIN.OPTIMIZER.NAME"]) is not str:
+        if type(name := settings["TRAIN.OPTIMIZER.NAME"]) is not str:
             raise Unreadable(f"its TRAIN.OPTIMIZER.NAME is {value_text(name)}, expected a text")
-        return then
+        return settings
 
 
-def _compare(config: Configuration, then: dict[str, Any], chosen: Path) -> list[str]:
-    """Returns the settings that differ from those that the run was trained with: "KEY before ->
-    now".
+def _compare(config: Configuration, before: dict[str, Any], chosen: Path) -> list[str]:
+    """Returns the settings that differ from those of the checkpoint's run: "KEY before -> now".
 
     Raises:
         InputError: settings differ that the command line doesn't name; the line lists them.
     """
     now = dict(leaves(plain(config)))
-    names = [settings["TRAIN.OPTIMIZER.NAME"] for settings in (then, now)]
-    if names[0] != names[1] and not set(names) <= set(_SAME_STATE):
+    optimizer_before = before["TRAIN.OPTIMIZER.NAME"]
+    optimizer = now["TRAIN.OPTIMIZER.NAME"]
+    if optimizer_before != optimizer and not {optimizer_before, optimizer} <= set(_SAME_STATE):
         raise InputError(
-            f"{chosen} holds the state of {names[0]}, with which {names[1]} can't go on; leave TRAIN.OPTIMIZER.NAME as"
-            " it was, or start from its weights with -pretrained"
+            f"{chosen} holds the state of {optimizer_before}, with which {optimizer} can't go on;"
+            " leave TRAIN.OPTIMIZER.NAME as it was, or start from its weights with -pretrained"
         )
-    changed = {
-        key: f"{key} {printable(str(then.get(key)))} -> {value}"
-        for key, value in now.items()
-        if key.startswith(_COMPARED) and key not in _FREE and then.get(key) != value
-    }
+    changes = {}
+    for key, value in now.items():
+        compared = key.startswith(_COMPARED) and key not in _FREE
+        if compared and before.get(key) != value:
+            changes[key] = f"{key} {printable(str(before.get(key)))} -> {value}"
     named = option_keys(config)
-    if unnamed := [change for key, change in changed.items() if key not in named]:
+    if unnamed := [change for key, change in changes.items() if key not in named]:
         raise InputError(
-            f"{chosen} was trained with other settings: {', '.join(unnamed)}; leave them as they were, or name what is"
-            " meant to change with a flag or -o KEY VALUE"
+            f"{chosen} was trained with other settings: {', '.join(unnamed)};"
+            " leave them as they were, or name what is meant to change with a flag or -o KEY VALUE"
         )
-    return list(changed.values())
+    return list(changes.values())
 
 
-def train_otherwise(config: Configuration, model: paddle.nn.Layer, behaviour: int) -> Iterator[str]:
-    """Yields a line for each thing that a run of an older ``saver.BEHAVIOUR`` did otherwise with
-    the same settings.
+def changes_of_behaviour(
+    config: Configuration, model: paddle.nn.Layer, behaviour: int
+) -> Iterator[str]:
+    """Yields a line for each thing that earlier releases did otherwise with the same settings.
+
+    Args:
+        behaviour: the ``saver.BEHAVIOUR`` of the checkpoint's release.
     """
-    if behaviour < 2:
-        if any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers()):
-            yield "its batch norms took in variances over n values; from here on, over n - 1, as PyTorch's"
-        tables = [name for name in decayed_parameters(config, model) if name.endswith(TABLE)]
-        if tables and config.TRAIN.WEIGHT_DECAY and not config.TRAIN.DECAY_ALL:
-            yield "its tables of relative positions had no weight decay; from here on they have, as BEiT's authors'"
+    if behaviour >= 2:
+        return
+    if any(isinstance(layer, BATCH_NORMS) for layer in model.sublayers()):
+        yield (
+            "its batch norms took in variances over n values;"
+            " from here on, over n - 1, as PyTorch's"
+        )
+    tables = [name for name in decayed_parameters(config, model) if name.endswith(TABLE)]
+    if tables and config.TRAIN.WEIGHT_DECAY and not config.TRAIN.DECAY_ALL:
+        yield (
+            "its tables of relative positions had no weight decay;"
+            " from here on they have, as BEiT's authors'"
+        )
 
 
-def _settle(own: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:
-    """Makes the run's folder what it was when ``chosen`` was written: no later ones, which are
-    damaged; links in place.
+def _rewind_checkpoints(directory: Path, chosen: Path | None, progress: Progress) -> dict[str, str]:
+    """Restores the folder of checkpoints to its state when ``chosen`` was written.
 
     Returns:
-        by split, the best checkpoints that aren't whole.
+        By split, the best checkpoints that aren't whole.
     """
-    own = own.resolve()
-    own.mkdir(parents=True, exist_ok=True)
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
     if chosen is None:
         return {}
+    if chosen.parent == directory:
+        # Those after the newest whole one are damaged.
+        checkpoints = storage.find_checkpoints(directory)
+        for damaged in checkpoints[checkpoints.index(chosen) + 1 :]:
+            os.rename(damaged, _unused_name(damaged))
+        storage.replace_link(directory / storage.LAST, chosen.name)
     lost = {}
-    if chosen.parent == own:
-        found = folder.find_checkpoints(own)
-        for damaged in found[found.index(chosen) + 1 :]:
-            os.rename(damaged, _aside(damaged))
-        folder.point(own / folder.LAST, chosen.name)
-    for split, link, file in (("val", folder.BEST, ""), ("ema", folder.BEST_EMA, f"/{folder.EMA}")):
+    links = {"val": directory / storage.BEST, "ema": directory / storage.BEST_EMA}
+    for split, link in links.items():
         if split not in progress.best:
-            (own / link).unlink(missing_ok=True)
+            link.unlink(missing_ok=True)
             continue
         name = progress.best[split]["checkpoint"]
-        if _bring_checkpoint(chosen.parent / name, own):
-            folder.point(own / link, name + file)
-        else:  # the best there is from now on
-            (own / link).unlink(missing_ok=True)
+        if _bring_checkpoint(chosen.parent / name, directory):
+            storage.replace_link(link, name if split == "val" else f"{name}/{storage.EMA}")
+        else:
+            # The best evaluation from now on takes the place.
+            link.unlink(missing_ok=True)
             lost[split] = name
     return lost
 
 
-def _aside(damaged: Path) -> Path:
+def _unused_name(damaged: Path) -> Path:
     """Returns a path beside a damaged checkpoint at which nothing lies yet."""
-    names = itertools.chain(
-        [f"damaged_{damaged.name}"], (f"damaged_{damaged.name}-{n}" for n in itertools.count(2))
-    )
-    return next(path for path in map(damaged.with_name, names) if not os.path.lexists(path))
+    path = damaged.with_name(f"damaged_{damaged.name}")
+    numbers = itertools.count(2)
+    while os.path.lexists(path):
+        path = damaged.with_name(f"damaged_{damaged.name}-{next(numbers)}")
+    return path
 
 
-def _bring_checkpoint(best: Path, own: Path) -> bool:
-    """Copies a whole checkpoint into the run's folder, unless it lies there; returns whether it is
-    there now.
+def _bring_checkpoint(best: Path, directory: Path) -> bool:
+    """Copies a checkpoint into the run's folder, unless it lies there already.
+
+    Returns:
+        Whether it is there now: one that isn't whole isn't copied.
     """
     try:
-        names = folder.verify(best)
+        names = storage.verify(best)
     except InputError:
         return False
-    target = own / best.name
-    if not target.exists():
-        with making_folder(target) as temporary:
-            for name in names:
-                with open_file(best / name) as source, open(temporary / name, "xb") as file:
-                    shutil.copyfileobj(source, file)
-                    file.flush()
-                    os.fsync(file.fileno())
+    target = directory / best.name
+    if target.exists():
+        return True
+    with making_folder(target) as temporary:
+        for name in names:
+            with open_file(best / name) as source, open(temporary / name, "xb") as file:
+                shutil.copyfileobj(source, file)
+                file.flush()
+                os.fsync(file.fileno())
     return True

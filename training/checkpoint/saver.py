@@ -1,6 +1,4 @@
-"""When a run saves, and how it goes on meanwhile: the copy is begun at the step, a thread writes
-it.
-"""
+"""Saves checkpoints beside the training: the state is copied at the step, and a thread writes it."""
 
 import contextlib
 import errno
@@ -20,33 +18,36 @@ from datasets import ImageDataset
 from errors import RunError, remedy
 from launch.files import remove, unfinished_path, unused_path
 from settings.options import Configuration, plain
-from training.checkpoint import folder
+from training.checkpoint import storage
 from training.checkpoint.description import METADATA, describe
-from training.checkpoint.folder import Arrays
 from training.checkpoint.progress import Progress
 from training.checkpoint.state import FORMATS, newest_whole
-from training.environment import versions
+from training.checkpoint.storage import Arrays
 from training.parallel import ShardedOptimizer, block_weights
 from training.run import Run
+from training.versions import versions
 from utils import all_gather, num_gpus, rank, world_size
 from weights import file_arrays
 from weights.adapters import adapter_arrays, adapter_metadata, is_added, of_base, unmerged_tensors
 
-# raised when the same settings train otherwise than before; ``resume.train_otherwise`` says how
+# Raised when the same settings train otherwise than before (``resume.changes_of_behaviour``).
 BEHAVIOUR = 2
-_NAMES = {"val": folder.MODEL, "ema": folder.EMA}
+_NAMES = {"val": storage.MODEL, "ema": storage.EMA}
+# The status of a rank that is still writing.
 BUSY = "busy"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # another folder is as full
+# Errors of a full disk or quota: another folder there is as full.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Problem(NamedTuple):
     """Why a checkpoint wasn't written.
 
     Args:
-        fatal: the run has to end.
-        elsewhere: another folder may take it.
-        missing: a file or a folder isn't there.
-        instead: what there is in its place.
+        text: the line for the user.
+        fatal: whether the run has to end.
+        elsewhere: whether another folder may take the checkpoint.
+        missing: whether a file or a folder isn't there.
+        instead: which checkpoint there is instead, in words.
     """
 
     text: str
@@ -57,8 +58,9 @@ class _Problem(NamedTuple):
 
 
 def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Returns what a rank holds by itself: batch norm's running statistics, which no gradient
-    brings together.
+    """Returns the tensors of which each rank has its own: batch norm's running statistics.
+
+    Gradients don't make them equal, as they do for parameters.
     """
     parameters = {name for name, _ in model.named_parameters()}
     return {
@@ -69,71 +71,74 @@ def own_statistics(model: nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 class Saver:
-    """Saves checkpoints of a run; every rank calls its methods. Rank 0 writes, and where the
-    optimizer's state is sharded, each other rank writes its share.
+    """Saves checkpoints of a run. Every rank calls its methods.
+
+    Rank 0 writes. If the optimizer's state is sharded, each other rank writes its share.
 
     Args:
-        parts: the model as "val", with MODEL_EMA the averaged one as "ema".
+        models: the model as "val" and, with MODEL_EMA, the averaged one as "ema".
         train: the training set; a run can't go on with another number of images.
+        progress: where the run begins: its checkpoint is there, or there is nothing to save yet.
 
     Attributes:
         path: the newest checkpoint's folder.
-        saved_step: the step of the last save, or that the run began with.
+        saved_step: the step of the last save, or the one that the run began with.
     """
 
     def __init__(
         self,
         config: Configuration,
         run: Run,
-        parts: dict[str, nn.Layer],
+        models: dict[str, nn.Layer],
         optimizer: paddle.optimizer.Optimizer,
         scaler: Any,
         train: ImageDataset,
+        progress: Progress | None = None,
     ) -> None:
         self.config = config
         self.run = run
-        self.parts = parts
+        self.models = models
         self.optimizer = optimizer
         self.scaler = scaler
+        # The entries of state.json that are the same in each checkpoint.
         self.constant = {
             "format": FORMATS[-1],
             "behaviour": BEHAVIOUR,
             "versions": versions(),
             "ranks": world_size(),
-        }
-        self.constant["images"] = len(train)
-        self.constant |= {
+            "images": len(train),
             "classes": train.classes,
             "model": config.MODEL.NAME,
             "config": plain(config),
         }
-        self.trained = {name for name, p in parts["val"].named_parameters() if not p.stop_gradient}
-        self.base: dict[str, Any] = {}  # what tells an adapter's base, from the first save on
+        named_parameters = models["val"].named_parameters()
+        self.trained = {name for name, p in named_parameters if not p.stop_gradient}
+        # What identifies the base of an adapter, from the first save on.
+        self.base: dict[str, Any] = {}
         self.sharded = isinstance(optimizer, ShardedOptimizer)
-        self.abandoned = threading.Event()  # another rank failed: rank 0 doesn't wait for its share
+        # Set when another rank failed, so that rank 0 doesn't wait for its share.
+        self.abandoned = threading.Event()
         self.thread: threading.Thread | None = None
         self.failure: Exception | None = None
-        self.instead = ""  # what there is where a checkpoint couldn't be written
-        # the folder of the checkpoint that is being written, where it was begun
+        # Which checkpoint there is if this one couldn't be written, in words.
+        self.instead = ""
+        # The unfinished folder of the checkpoint that is being written.
         self.begun: Path | None = None
-        # what this rank writes of it: rank 0's files and more, another rank's share
+        # What this rank writes into it: rank 0's files and more, or another rank's share.
         self.content: Any = None
-        # superseded checkpoints that stay, because they hold something else, too
+        # Names of superseded checkpoints that stay, because they hold something else, too.
         self.kept: set[str] = set()
-        # checkpoints that a save may have to remove; None: not listed yet
+        # Checkpoints that a later save may have to remove; None: they aren't listed yet.
         self.removable: list[Path] | None = None
-        self.begin(Progress())
+        self._set_saved(progress or Progress())
 
-    def begin(self, progress: Progress) -> None:
-        """Says where the saver begins: there is a checkpoint of ``progress``, or nothing that one
-        would hold.
-        """
+    def _set_saved(self, progress: Progress) -> None:
         self.path = self.run.checkpoints / progress.name
         self.saved_step = progress.step
 
     @property
     def failed(self) -> bool:
-        """Returns whether the background writing failed, which ``wait`` is to tell."""
+        """Returns whether the thread failed on this rank, which ``wait`` will report."""
         return self.failure is not None
 
     def due(self, progress: Progress) -> bool:
@@ -145,19 +150,23 @@ class Saver:
         """Waits until nothing is being written.
 
         Args:
-            last: nothing will be saved after this.
+            last: whether nothing will be saved after this.
 
         Raises:
-            RunError: on every rank, when the writing failed, unless there is more to come and
-                SAVE_ON_ERROR goes on.
+            RunError: on every rank, when the writing failed, unless SAVE_ON_ERROR goes on and there
+                will be another save.
         """
         problem = self._end_writing()
         if problem is None:
             self.content = None
             return
         if rank() == 0 and self.begun:
-            remove(self._begun_now())  # another rank may have written there when it was removed
-        instead = (problem.elsewhere and self._save_elsewhere()) or problem.instead
+            # Another rank may have written there after the folder was removed.
+            remove(self._begun_now())
+        instead = ""
+        if problem.elsewhere:
+            instead = self._save_elsewhere()
+        instead = instead or problem.instead
         self.content = None
         text = f"{problem.text}; {instead}" if instead else problem.text
         if problem.fatal or last:
@@ -167,20 +176,21 @@ class Saver:
 
     def _end_writing(self) -> "_Problem | None":
         """Waits until no rank writes; returns what went wrong, the same on every rank."""
-        # The ranks meet again and again: in one long wait gloo would lose patience after 30 s.
+        # The ranks meet again and again: in one long wait gloo would give up after 30 s.
         while True:
-            told = all_gather(self._status())
-            failed = [status for status in told if status not in (None, BUSY)]
-            if failed:
+            statuses = all_gather(self._status())
+            problems = [status for status in statuses if status not in (None, BUSY)]
+            if problems:
                 self.abandoned.set()
-            if BUSY not in told:
+            if BUSY not in statuses:
                 break
         self.abandoned.clear()
-        # Where one rank fails, rank 0 removes the folder, which others may then miss.
-        return min(failed, key=lambda problem: problem.missing, default=None)
+        # Where one rank fails, rank 0 removes the folder, and others may then miss it. So a missing
+        # file is reported only if no rank has another problem.
+        return min(problems, key=lambda problem: problem.missing, default=None)
 
     def _status(self) -> "str | _Problem | None":
-        """On each rank: BUSY, None, or what went wrong."""
+        """Returns this rank's status: BUSY, a problem, or None if nothing is being written."""
         if self.thread is not None:
             self.thread.join(0.2 if world_size() > 1 else None)
             if self.thread.is_alive():
@@ -192,33 +202,30 @@ class Saver:
         if not isinstance(error, OSError):
             return _Problem(str(error), fatal=True)
         stop = self.config.SAVE_ON_ERROR == "stop"
+        is_there = (self.run.checkpoints / self.path.name).exists()
         return _Problem(
             f"{self.path.name} wasn't saved ({error}): {remedy(error)}",
             fatal=stop,
-            elsewhere=stop
-            and error.errno not in _FULL
-            and not (self.run.checkpoints / self.path.name).exists(),
+            elsewhere=stop and error.errno not in _FULL and not is_there,
             missing=error.errno == errno.ENOENT,
             instead=self.instead,
         )
 
     def _save_elsewhere(self) -> str:
-        """Writes a checkpoint beside the run's folder, or into the current folder, since the run's
-        own takes none.
+        """Writes a checkpoint beside the run's folder, which takes none, or into the current folder.
 
         Returns:
             Words that say where it is, or "".
         """
         run = self.run.directory
         # Rank 0 says where: other ranks may be in another folder.
-        for parent in all_gather(
-            [str(parent) for parent in dict.fromkeys((run.parent, Path.cwd()))]
-        )[0]:
+        parents = [str(parent) for parent in dict.fromkeys((run.parent, Path.cwd()))]
+        for parent in all_gather(parents)[0]:
             begun = None
             if rank() == 0 and self.content:
                 target = unused_path(Path(parent) / f"{run.name}-saved") / self.run.checkpoints.name
                 with contextlib.suppress(OSError):
-                    begun = str(folder.begin_checkpoint(target, self.path.name))
+                    begun = str(storage.begin_checkpoint(target, self.path.name))
             begun = all_gather(begun)[0]
             if begun is None:
                 continue
@@ -232,12 +239,14 @@ class Saver:
                 remove(Path(begun))
         return ""
 
-    def _earlier(self) -> str:
+    def _last_whole(self) -> str:
+        """Returns which checkpoint there is though this one wasn't written, in words."""
         with contextlib.suppress(OSError):
             if last := newest_whole(self.run.checkpoints):
-                if last.resolve().name == self.path.name:
-                    return f"but {last.resolve()} is whole"
-                return f"the last whole checkpoint is {last.resolve()}"
+                path = last.resolve()
+                if path.name == self.path.name:
+                    return f"but {path} is whole"
+                return f"the last whole checkpoint is {path}"
         return "there is none before it"
 
     def save(
@@ -248,54 +257,67 @@ class Saver:
         improved: tuple[str, ...] = (),
         described: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
-        """Takes a copy of the state and begins to write it; before that, the writing of the last
-        one has to end.
+        """Copies the state and begins to write it, once the writing of the last one has ended.
 
         Args:
-            progress: at an update: what came of the steps since isn't in the state.
+            progress: how far the run was at its last update. What came of the steps since isn't in
+                the state.
             statistics: this rank's, within an epoch; None: they are the same on every rank.
-            windows: within an epoch: what each rank has summed up since the last report
+            windows: within an epoch, what each rank has summed up since the last report
                 (``Window.gather``).
             improved: which of "val" (the model) and "ema" is the best so far: its link moves, too.
             described: by split, what its evaluation adds to the description of its weights.
         """
-        asked = time.perf_counter()
+        asked_at = time.perf_counter()
         self.wait()
-        self.begin(progress)
-        own = optimizer_state(self.parts["val"], self.optimizer)
+        self._set_saved(progress)
+        optimizer = optimizer_state(self.models["val"], self.optimizer)
         arrays = {key: t.numpy() for key, t in statistics.items()} if statistics else {}
         begun, problem = self._begin_folder()
-        told = all_gather((arrays, sorted(own) if self.sharded else [], begun))
-        ranks, keys, (begun, *_) = zip(*told, strict=True)
+        gathered = all_gather((arrays, sorted(optimizer) if self.sharded else [], begun))
+        statistics_by_rank, keys, (begun, *_) = zip(*gathered, strict=True)
         self.begun = Path(begun) if begun else None
+        # Every rank sends its blocks' weights (stage 3 of sharding), and rank 0 keeps them.
         blocks = block_weights(self.optimizer, keep=rank() == 0)
         if rank() and begun:
-            self._start(asked, self._write_share, host_copies(own))
-        # The same step may be asked for once more.
+            self._start(asked_at, self._write_share, host_copies(optimizer))
+        # The same step may be saved twice.
         if rank() or self.path.exists():
             return
-        parts = {split: model.state_dict() for split, model in self.parts.items()} | {
-            folder.OPTIMIZER: own
-        }
-        tensors = {(part, key): t for part, tensors in parts.items() for key, t in tensors.items()}
+        dicts = {split: model.state_dict() for split, model in self.models.items()}
+        dicts[storage.OPTIMIZER] = optimizer
+        tensors = {(part, key): t for part, state in dicts.items() for key, t in state.items()}
         received = {place: blocks[t.name] for place, t in tensors.items() if t.name in blocks}
         copies = host_copies({place: t for place, t in tensors.items() if place not in received})
 
         def copied() -> dict[tuple[str, str], np.ndarray]:
             return copies() | received
 
-        state = asdict(progress) | {"window": list(windows), "lr": self.optimizer.get_lr()}
-        state |= {"scaler": self.scaler.state_dict()} | self.constant
-        metadata = self._metadata(described or {})
+        state = {
+            **asdict(progress),
+            "window": list(windows),
+            "lr": self.optimizer.get_lr(),
+            "scaler": self.scaler.state_dict(),
+            **self.constant,
+        }
         self._start(
-            asked, self._write, copied, ranks, state, improved, metadata, list(keys), problem
+            asked_at,
+            self._write,
+            copied,
+            statistics_by_rank,
+            state,
+            improved,
+            self._metadata(described or {}),
+            list(keys),
+            problem,
         )
 
     def _begin_folder(self) -> tuple[str | None, OSError | None]:
-        """On rank 0, begins the folder into which all ranks write.
+        """Begins the folder into which all ranks write, on rank 0 of a sharded run.
 
         Returns:
-            (the folder; None: one rank writes, or there is nothing to do; why it couldn't be made).
+            (the folder, or None if rank 0 writes alone or the checkpoint is there already; why the
+            folder couldn't be made).
         """
         if rank() or not self.sharded or self.path.exists():
             return None, None
@@ -305,25 +327,25 @@ class Saver:
             return str(unfinished_path(self.path)), error
 
     def _begin_checkpoint(self) -> Path:
-        """Makes the folder of a checkpoint until it is whole, where the run is."""
+        """Makes the unfinished folder of a checkpoint, where the run's folder is now."""
         while True:
             directory = self.run.checkpoints
-            begun = folder.begin_checkpoint(directory, self.path.name)
+            begun = storage.begin_checkpoint(directory, self.path.name)
             if self.run.checkpoints == directory:
                 return begun
-            # The run's folder was moved meanwhile, and what was made is in its old place.
+            # The run's folder was moved meanwhile: the new folders are in its old place.
             with contextlib.suppress(OSError):
                 for made in (begun, directory, directory.parent):
                     made.rmdir()
 
-    def _start(self, asked: float, write: Callable[..., dict[str, Arrays]], *args: Any) -> None:
+    def _start(self, asked_at: float, write: Callable[..., dict[str, Arrays]], *args: Any) -> None:
         """Lets a thread write.
 
         Args:
-            asked: when the save was asked for.
+            asked_at: when the save was asked for.
             write: returns what it has written, by file.
         """
-        stall = time.perf_counter() - asked
+        waited = time.perf_counter() - asked_at
         name = self.path.name
         self.instead = ""
 
@@ -331,89 +353,98 @@ class Saver:
             started = time.perf_counter()
             try:
                 files = write(*args)
-            except folder.Abandoned:  # the rank that failed tells why
+            except storage.Abandoned:
+                # The rank that failed reports why.
                 return
             except Exception as error:
-                self.instead = self.instead or self._earlier()
+                self.instead = self.instead or self._last_whole()
                 self.failure = error
                 return
             size = sum(array.nbytes for arrays in files.values() for array in arrays.values())
             took = time.perf_counter() - started
             self.run.local.info(
-                f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s; the training waited {stall:.3f} s"
+                f"saved {name}: {size / 1e6:.1f} MB, written in {took:.2f} s;"
+                f" the training waited {waited:.3f} s"
             )
 
         self.thread = threading.Thread(target=work, daemon=True)
         self.thread.start()
 
     def _metadata(self, described: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
-        """What each file of weights says of itself."""
+        """Returns the metadata of each file of weights: the description of its weights."""
         config = self.config
         classes = self.constant["classes"]
-        said = {
-            split: describe(config, classes, config.TASK, **described.get(split, {}))
-            for split in self.parts
-        }
-        return {_NAMES[split]: {METADATA: own.to_json()} for split, own in said.items()}
+        metadata = {}
+        for split in self.models:
+            description = describe(config, classes, config.TASK, **described.get(split, {}))
+            metadata[_NAMES[split]] = {METADATA: description.to_json()}
+        return metadata
 
     def _files(self, copied: Callable[[], dict], statistics: Sequence[Arrays]) -> dict[str, Arrays]:
-        """The arrays of each file that rank 0 writes."""
-        parts = {split: {} for split in (*self.parts, folder.OPTIMIZER)}
+        """Returns the arrays of each file that rank 0 writes.
+
+        Args:
+            copied: returns the copies of the tensors by (split or OPTIMIZER, name).
+            statistics: by rank, its own statistics by "split/name".
+        """
+        arrays = {part: {} for part in (*self.models, storage.OPTIMIZER)}
         for (part, key), array in copied().items():
-            parts[part][key] = array
-        # A checkpoint serves for evaluation as well: it gets the ranks' mean, as at an epoch's end.
+            arrays[part][key] = array
+        # A checkpoint is evaluated, too: it gets the ranks' mean, as at an epoch's end.
         for key, own in statistics[0].items():
             split, name = key.split("/", 1)
-            mean = np.mean([arrays[key] for arrays in statistics], axis=0, dtype=np.float64)
-            parts[split][name] = mean.astype(own.dtype)
+            mean = np.mean([each[key] for each in statistics], axis=0, dtype=np.float64)
+            arrays[split][name] = mean.astype(own.dtype)
         files = {
-            _NAMES[split]: file_arrays(model, parts[split]) for split, model in self.parts.items()
+            _NAMES[split]: file_arrays(model, arrays[split]) for split, model in self.models.items()
         }
-        files |= self._adapter(parts)
-        optimizer = folder.share_name(0, world_size()) if self.sharded else folder.OPTIMIZER
-        files[optimizer] = parts[folder.OPTIMIZER]
+        files |= self._adapter_files(arrays)
+        file = storage.share_name(0, world_size()) if self.sharded else storage.OPTIMIZER
+        files[file] = arrays[storage.OPTIMIZER]
         if statistics[0] and len(statistics) > 1:
-            by_rank = {
-                f"{place}/{key}": a
-                for place, arrays in enumerate(statistics)
-                for key, a in arrays.items()
+            files[storage.STATISTICS] = {
+                f"{place}/{key}": array
+                for place, each in enumerate(statistics)
+                for key, array in each.items()
             }
-            files[folder.STATISTICS] = by_rank
         return files
 
-    def _adapter(self, parts: dict[str, Arrays]) -> dict[str, Arrays]:
-        """The files of what a training added to a model (``weights.adapters``), none where it added
-        nothing.
+    def _adapter_files(self, arrays: dict[str, Arrays]) -> dict[str, Arrays]:
+        """Returns the files of what a training added to a model (``weights.adapters``).
+
+        There are none if it added nothing.
         """
         files = {}
-        left = {}
+        unmerged = {}
         model: Any
-        for split, model in self.parts.items():
-            left |= {
-                f"{split}/{n}": a
-                for n, a in unmerged_tensors(parts[split]).items()
-                if split == "val" or is_added(n)
-            }
+        for split, model in self.models.items():
+            for name, array in unmerged_tensors(arrays[split]).items():
+                # The base is the same in both models, and stored once.
+                if split == "val" or is_added(name):
+                    unmerged[f"{split}/{name}"] = array
             if self.config.TRAIN.ADAPTER.NAME:
-                file = folder.ADAPTER if split == "val" else folder.ADAPTER_EMA
-                files[file] = adapter_arrays(model, parts[split], self.trained)
+                file = storage.ADAPTER if split == "val" else storage.ADAPTER_EMA
+                files[file] = adapter_arrays(model, arrays[split], self.trained)
         if files and not self.base:
-            self.base = of_base(model, parts["val"], self.trained)
-        return files | ({folder.UNMERGED: left} if left else {})
+            self.base = of_base(model, arrays["val"], self.trained)
+        if unmerged:
+            files[storage.UNMERGED] = unmerged
+        return files
 
     def _with_adapters(
         self, metadata: dict[str, dict[str, str]], files: dict[str, Arrays]
     ) -> dict[str, dict[str, str]]:
-        """The metadata of the files of weights, and of those of adapters, which say more."""
+        """Returns the metadata of all files of weights, with those of adapters, which say more."""
         adapter = self.config.TRAIN.ADAPTER
-        rank = adapter.RANK if adapter.NAME == "lora" else None
+        lora_rank = adapter.RANK if adapter.NAME == "lora" else None
         scale = adapter.ALPHA / adapter.RANK
-        models = {folder.ADAPTER: folder.MODEL, folder.ADAPTER_EMA: folder.EMA}
-        return metadata | {
-            file: metadata[of] | adapter_metadata(adapter.NAME, scale, self.base, rank, files[file])
-            for file, of in models.items()
-            if file in files
-        }
+        metadata = dict(metadata)
+        models = {storage.ADAPTER: storage.MODEL, storage.ADAPTER_EMA: storage.EMA}
+        for file, model in models.items():
+            if file in files:
+                more = adapter_metadata(adapter.NAME, scale, self.base, lora_rank, files[file])
+                metadata[file] = metadata[model] | more
+        return metadata
 
     def _write(
         self,
@@ -428,6 +459,10 @@ class Saver:
         """Writes rank 0's part of a checkpoint, and makes it the last one.
 
         Args:
+            copied, statistics: as in ``_files``.
+            state: the content of state.json.
+            improved: as in ``save``.
+            metadata: by file.
             keys: by rank, the tensors in its share, if the optimizer's state is sharded.
             problem: why no folder could be begun.
         """
@@ -437,23 +472,25 @@ class Saver:
             raise problem
         self.begun = self.begun or self._begin_checkpoint()
         taken: dict[int, str] = {}
-        self._where_the_run_is(lambda begun: self._write_and_link(begun, taken, improved))
-        if self.path.parent != self.begun.parent:  # the move may have cut something short
+        self._following_the_run(lambda begun: self._write_and_link(begun, taken, improved))
+        if self.path.parent != self.begun.parent:
+            # The run's folder was moved, which may have interrupted the removal of something.
             with contextlib.suppress(OSError):
-                folder.remove_leftovers(self.path.parent)
+                storage.remove_leftovers(self.path.parent)
         self.content = None
         return files
 
     def _write_share(self, copied: Callable[[], dict]) -> dict[str, Arrays]:
-        """Writes what another rank than 0 has of a checkpoint."""
-        # Kept until the next save: only then this rank knows that rank 0 has made the checkpoint
-        # whole.
+        """Writes the share of another rank than 0."""
+        # It is kept until the next save: only then this rank knows that rank 0 has made the
+        # checkpoint whole.
         self.content = copied()
-        return self._where_the_run_is(self._write_content)
+        return self._following_the_run(self._write_content)
 
-    def _where_the_run_is(self, write: Callable[[Path], Any]) -> Any:
-        """Calls ``write`` with the folder that was begun; anew, if the run's folder is moved
-        meanwhile.
+    def _following_the_run(self, write: Callable[[Path], Any]) -> Any:
+        """Calls ``write`` with the unfinished folder.
+
+        If the run's folder is moved meanwhile, ``write`` is called again with the new place.
         """
         while True:
             begun = self._begun_now()
@@ -464,7 +501,7 @@ class Saver:
                     raise
 
     def _begun_now(self) -> Path:
-        """Returns where the folder that was begun is now, as the run's folder may have been moved."""
+        """Returns where the unfinished folder is now, as the run's folder may have been moved."""
         begun = self.begun
         assert begun is not None
         moved = self.run.checkpoints / begun.name
@@ -474,44 +511,43 @@ class Saver:
         """Writes this rank's part of a checkpoint; returns its arrays, by file.
 
         Args:
-            begun: the checkpoint's folder until it is whole.
-            taken: what ``folder.Sharing`` takes.
+            begun: the checkpoint's unfinished folder.
+            taken: what ``storage.Sharing`` takes.
         """
         name = self.path.name
         if rank():
-            folder.write_share(begun, name, self.content)
-            return {folder.OPTIMIZER: self.content}
+            storage.write_share(begun, name, self.content)
+            return {storage.OPTIMIZER: self.content}
         files, state, metadata, keys = self.content
-        sharing = (
-            folder.Sharing(keys, self.abandoned, {} if taken is None else taken)
-            if self.sharded
-            else None
-        )
-        folder.write_checkpoint(begun.parent, name, files, state, metadata, begun, sharing)
+        sharing = None
+        if self.sharded:
+            sharing = storage.Sharing(keys, self.abandoned, {} if taken is None else taken)
+        storage.write_checkpoint(begun.parent, name, files, state, metadata, begun, sharing)
         return files
 
     def _write_and_link(
         self, begun: Path, taken: dict[int, str], improved: tuple[str, ...]
     ) -> None:
-        """Writes rank 0's part of a checkpoint, moves the links to it, and removes what it
-        supersedes.
-        """
+        """Writes rank 0's part of a checkpoint, moves the links, and removes superseded ones."""
         directory = begun.parent
         name = self.path.name
         self._write_content(begun, taken)
         self.path = directory / name
         if self.removable is None:
-            found = folder.find_checkpoints(directory)
+            checkpoints = storage.find_checkpoints(directory)
         else:
             # The run's folder may have been moved meanwhile.
-            found = [directory / other.name for other in self.removable] + [self.path]
+            checkpoints = [directory / other.name for other in self.removable]
+            checkpoints.append(self.path)
         if "val" in improved:
-            folder.point(directory / folder.BEST, name)
+            storage.replace_link(directory / storage.BEST, name)
         if "ema" in improved:
-            folder.point(directory / folder.BEST_EMA, f"{name}/{folder.EMA}")
+            storage.replace_link(directory / storage.BEST_EMA, f"{name}/{storage.EMA}")
         keep_last = self.config.KEEP_LAST
         save_freq = self.config.SAVE_FREQ
-        self.removable, kept = folder.remove_superseded(directory, found, keep_last, save_freq)
+        self.removable, kept = storage.remove_superseded(
+            directory, checkpoints, keep_last, save_freq
+        )
         for other in set(kept) - self.kept:
             why = "it holds what no run made, or is another user's"
             self.run.info(f"{directory / other} isn't removed (KEEP_LAST): {why}")
@@ -519,12 +555,14 @@ class Saver:
 
 
 def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, np.ndarray]]:
-    """Begins a copy of what ``tensors`` hold now; returns what waits for it and gives the arrays,
-    in any thread.
+    """Begins a copy of what ``tensors`` hold now.
 
     On a GPU it goes to pinned memory, in its turn on the stream that computes. So what changes the
     tensors comes after it, and this process goes on. (A stream of its own would save the GPU the
     time of the copy. But Paddle chooses the stream only for the whole process.)
+
+    Returns:
+        A function that waits for the copy, in any thread, and returns the arrays.
     """
     if not num_gpus():
         arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
@@ -534,7 +572,7 @@ def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, 
     done.record()
 
     def arrived() -> dict[Any, np.ndarray]:
-        # which, unlike synchronize, leaves the interpreter's lock to the training
+        # Unlike synchronize, this leaves the interpreter's lock to the training.
         while not done.query():
             time.sleep(0.005)
         return {key: pinned.pop(key).numpy() for key in tensors}
@@ -545,18 +583,20 @@ def host_copies(tensors: Mapping[Any, paddle.Tensor]) -> Callable[[], dict[Any, 
 def optimizer_state(
     model: nn.Layer, optimizer: paddle.optimizer.Optimizer
 ) -> dict[str, paddle.Tensor]:
-    """Returns this rank's accumulators by structured name (``blocks.0.norm1.weight/moment1_0``):
-    Paddle's own names count the layers made in a process, and another process may count
-    differently.
+    """Returns this rank's accumulators by structured name: ``blocks.0.norm1.weight/moment1_0``.
+
+    Paddle's own names count the layers that were made in a process, and another process may count
+    otherwise.
     """
     structured = {parameter.name: name for name, parameter in model.named_parameters()}
-    own = {}
-    # Until a step, Paddle 2.6 holds what was restored apart.
-    state = {**optimizer._accumulators_holder, **optimizer.state_dict()}
-    for key, value in state.items():
-        # A name may have "_", too: of the beginnings that end before one, the first that is a name.
-        beginnings = (key[: found.start()] for found in re.finditer("_", key))
+    # Until its first step, Paddle 2.6 holds restored accumulators apart.
+    accumulators = {**optimizer._accumulators_holder, **optimizer.state_dict()}
+    state = {}
+    for key, value in accumulators.items():
+        # The key is <parameter>_<accumulator>, and either may have "_" in it: the first beginning
+        # that is a parameter's name counts.
+        beginnings = (key[: underscore.start()] for underscore in re.finditer("_", key))
         owner = next((name for name in beginnings if name in structured), None)
         if owner is not None:
-            own[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value
-    return own
+            state[f"{structured[owner]}/{key[len(owner) + 1 :]}"] = value
+    return state

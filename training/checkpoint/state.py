@@ -1,8 +1,9 @@
-"""What a checkpoint's state.json says, held to a declared form before anything takes a value of it."""
+"""state.json of a checkpoint. Each value is checked before it is used."""
 
 import contextlib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from settings.plain import (
     parsed_json,
     whole_file,
 )
-from training.checkpoint import folder
+from training.checkpoint import storage
 
-FORMATS = (1, 2)  # the last one is written; in 1, ``window.Record`` had no names
-LONGEST = 16 << 20  # bytes; a run's state has some 5,000, and a line for each class
+# The formats that are read; the last one is written. In format 1 ``window.Record`` had no names.
+FORMATS = (1, 2)
+# The largest size in bytes. A run's state has some 5,000, and a line for each class.
+LONGEST = 16 << 20
 
 
 def _count(what: str, high: int = 1 << 48) -> Rule:
@@ -35,12 +38,12 @@ def _is_version(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Of a metric, which may be NaN or infinite in a run that goes wrong."""
+    """Returns whether a value may be a metric, which can be NaN or infinite in a failing run."""
     return type(value) is float or is_whole(value, -(1 << 53), 1 << 53)
 
 
 def _is_setting(value: Any, depth: int = 6) -> bool:
-    """Whether a value is one of a configuration: plain, a list of such, or a dictionary of such."""
+    """Returns whether a value may be in a configuration: a plain one, or a list or dict of them."""
     if type(value) is dict:
         return depth > 0 and all(_is_setting(inner, depth - 1) for inner in value.values())
     if type(value) is list:
@@ -49,11 +52,9 @@ def _is_setting(value: Any, depth: int = 6) -> bool:
 
 
 def _is_best(value: Any) -> bool:
-    if (
-        type(value) is not dict
-        or not is_whole(value.get("epoch"))
-        or not folder.is_name(value.get("checkpoint"))
-    ):
+    if type(value) is not dict:
+        return False
+    if not is_whole(value.get("epoch")) or not storage.is_name(value.get("checkpoint")):
         return False
     return all(
         _is_number(metric) for name, metric in value.items() if name not in ("epoch", "checkpoint")
@@ -61,7 +62,7 @@ def _is_best(value: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether a value is a rank's ``window.Record``, of either format."""
+    """Returns whether a value may be a rank's ``window.Record``, of either format."""
     if type(value) is not dict or len(value) > 64:
         return False
     if "sums" in value:
@@ -71,21 +72,29 @@ def _is_record(value: Any) -> bool:
         )
     means = value.get("means")
     totals = value.get("totals")
-    if (
-        type(means) is not dict
-        or type(totals) is not dict
-        or not all(map(is_name, (*means, *totals)))
-    ):
+    if type(means) is not dict or type(totals) is not dict:
         return False
-    return all(is_list(pair, _is_number, 2, 2) for pair in means.values()) and all(
-        map(_is_number, totals.values())
-    )
+    if not all(map(is_name, (*means, *totals))) or not all(map(_is_number, totals.values())):
+        return False
+    return all(is_list(pair, _is_number, 2, 2) for pair in means.values())
 
 
 def _is_length(value: Any) -> bool:
-    return value == [] or (
-        is_list(value, lambda v: is_real(v, 0, 1e6), 2, 2) and value[0] < value[1]
-    )
+    if value == []:
+        return True
+    return is_list(value, lambda v: is_real(v, 0, 1e6), 2, 2) and value[0] < value[1]
+
+
+def _is_by_split(value: Any, is_valid: Callable[[Any], bool]) -> bool:
+    if type(value) is not dict or not value.keys() <= {"val", "ema"}:
+        return False
+    return all(map(is_valid, value.values()))
+
+
+def _are_versions(value: Any) -> bool:
+    if type(value) is not dict or len(value) >= 16:
+        return False
+    return all(map(_is_version, (*value, *value.values())))
 
 
 _CLASSES = Rule("a list of names", lambda value: is_list(value, lambda name: type(name) is str))
@@ -100,26 +109,16 @@ _FORM: Form = {
     "ranks": Rule("a number of processes", lambda value: is_whole(value, 1, 1 << 20)),
     "lr": Rule("a learning rate", lambda value: is_real(value, 0, 1e30)),
     "scaler": _TREE,
-    "versions": Rule(
-        "a dictionary of versions",
-        lambda v: type(v) is dict and len(v) < 16 and all(map(_is_version, (*v, *v.values()))),
-    ),
+    "versions": Rule("a dictionary of versions", _are_versions),
     "classes": optional(_CLASSES),
     "model": NAME,
     "config": Rule("a configuration", lambda value: type(value) is dict and _is_setting(value)),
     "best": Rule(
         "a dictionary of a split's epoch, checkpoint and metrics",
-        lambda value: type(value) is dict
-        and value.keys() <= {"val", "ema"}
-        and all(map(_is_best, value.values())),
+        lambda value: _is_by_split(value, _is_best),
     ),
     "stale": _count("a number of evaluations"),
-    "marks": Rule(
-        "a number for each split",
-        lambda value: type(value) is dict
-        and value.keys() <= {"val", "ema"}
-        and all(map(_is_number, value.values())),
-    ),
+    "marks": Rule("a number for each split", lambda value: _is_by_split(value, _is_number)),
     "seconds": Rule("a number of seconds", lambda value: is_real(value, 0, 1e12)),
     "length": Rule("no number of epochs, or two", _is_length),
     "window": Rule("a list of each process's sums", lambda value: is_list(value, _is_record)),
@@ -128,63 +127,66 @@ _SCALER: Form = {
     "loss_scale": Rule("a loss scale", lambda value: is_real(value, 1e-5, 2.0**127)),
     "good_updates": _count("a number of updates"),
 }
-# earlier releases wrote none
+# Earlier releases didn't write these.
 _OPTIONAL = ("behaviour", "classes", "model", "stale", "marks", "seconds", "length")
 
 
 def read_state(chosen: Path) -> dict[str, Any]:
-    """Returns a verified checkpoint's state.json.
+    """Returns the state.json of a verified checkpoint.
 
     Raises:
-        InputError: it can't be read, is another release's, or a value isn't what a run writes.
+        InputError: it can't be read, is of another release's format, or holds a value that no run
+            writes.
     """
-    with folder.whole(chosen, folder.STATE, "a run's state"):
+    with storage.reading_checkpoint(chosen, storage.STATE, "a run's state"):
         state = _content(chosen)
         check_form(state, {"format": _FORM["format"]}, ("format",))
         if state["format"] not in FORMATS:
-            read = " and ".join(map(str, FORMATS))
+            formats = " and ".join(map(str, FORMATS))
             raise InputError(
-                f"{chosen} has the format {state['format']}, this release reads {read}"
+                f"{chosen} has the format {state['format']}, this release reads {formats}"
             )
         check_form(state, _FORM, tuple(name for name in _FORM if name not in _OPTIONAL))
         check_form(state["scaler"], _SCALER, tuple(_SCALER), "scaler.")
-        if state["samples"] > state["images"] + state["ranks"]:  # which share what is left over
+        # The ranks take equally many samples: some may be taken twice at an epoch's end.
+        if state["samples"] > state["images"] + state["ranks"]:
             raise Unreadable(
-                f"its samples are {state['samples']}, expected no more than its {state['images']} images"
+                f"its samples are {state['samples']},"
+                f" expected no more than its {state['images']} images"
             )
         if len(state["window"]) not in (0, state["ranks"]):
             raise Unreadable(
                 f"its window is of {len(state['window'])} processes, expected {state['ranks']}"
             )
-        name = folder.folder_name(state["epoch"], state["samples"])
-        if folder.is_name(chosen.name) and chosen.name != name:
+        name = storage.checkpoint_name(state["epoch"], state["samples"])
+        if storage.is_name(chosen.name) and chosen.name != name:
             raise Unreadable(f"it is of {name}: the folder has another's name")
     return state
 
 
 def newest_whole(directory: Path) -> Path | None:
-    """Returns the newest checkpoint under ``directory`` that isn't damaged, which ``-resume=auto``
-    takes.
-    """
-    for found in reversed(folder.find_checkpoints(directory)):
+    """Returns the newest undamaged checkpoint under ``directory``, as -resume=auto takes it."""
+    for checkpoint in reversed(storage.find_checkpoints(directory)):
         with contextlib.suppress(InputError):
-            folder.verify(found)
-            read_state(found)
-            return found
+            storage.verify(checkpoint)
+            read_state(checkpoint)
+            return checkpoint
     return None
 
 
 def state_beside(weights: Path, *names: str) -> dict[str, Any] | None:
-    """Returns the state.json of the run that saved the file ``weights``, or None; its entries
-    ``names`` are sound.
+    """Returns the state.json beside the file ``weights``, or None if it isn't a checkpoint's.
+
+    Args:
+        names: the entries that are used. These are checked.
 
     Raises:
         InputError: it can't be read, or isn't a run's.
     """
     beside = Path(os.path.realpath(weights)).parent
-    if not os.path.lexists(beside / folder.STATE):
+    if not os.path.lexists(beside / storage.STATE):
         return None
-    with folder.whole(beside, folder.STATE, "a run's state"):
+    with storage.reading_checkpoint(beside, storage.STATE, "a run's state"):
         state = _content(beside)
         form = {**_FORM, "classes": _CLASSES}
         check_form(state, {name: form[name] for name in names}, names)
@@ -192,4 +194,4 @@ def state_beside(weights: Path, *names: str) -> dict[str, Any] | None:
 
 
 def _content(chosen: Path) -> Any:
-    return parsed_json(whole_file(chosen / folder.STATE, LONGEST), finite=False)
+    return parsed_json(whole_file(chosen / storage.STATE, LONGEST), finite=False)

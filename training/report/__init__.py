@@ -14,7 +14,7 @@ from training.pages import page
 from training.report import mistakes, plots
 from training.report.run_files import SPEED, FinishedRun, PredictionTable, read_run
 from training.report.statistics import BINS, Confusions, calibration, confusions, scores, wilson
-from training.results import FIGURES
+from training.results import METRIC_TITLES
 from utils import writing_whole
 
 PAGE = "report.html"
@@ -97,7 +97,7 @@ def _summary(run: FinishedRun) -> str:
     evaluations = run.evaluated.values()
     best = [evaluation.get("best", {}) for evaluation in evaluations]
     rows: list[list[Any]] = []
-    for key, label in FIGURES.items():
+    for key, label in METRIC_TITLES.items():
         if key in run.result:
             rows.append([label, *(number(one.get(key), key) for one in evaluations)])
             if run.predictions and key in ("acc1", "mAP"):
@@ -126,7 +126,7 @@ def _best_text(best: Mapping[str, Any]) -> str:
     if not best:
         return ""
     values = ", ".join(
-        f"{label} {number(best[key], key)}" for key, label in FIGURES.items() if key in best
+        f"{label} {number(best[key], key)}" for key, label in METRIC_TITLES.items() if key in best
     )
     where = f", in checkpoints/{best['checkpoint']}" if "checkpoint" in best else ""
     return f"after epoch {best['epoch']}{where}: {values}"

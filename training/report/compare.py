@@ -13,7 +13,7 @@ from training.pages.plotting import shorten
 from training.report import interval, number, plots
 from training.report.run_files import FinishedRun, read_run
 from training.report.statistics import mcnemar, welch
-from training.results import FIGURES
+from training.results import METRIC_TITLES
 
 # Letters of a name, and of a value on a screen.
 _CELL = 60
@@ -60,7 +60,9 @@ class Compared(NamedTuple):
 
         It has a row for each run, and one for a run's averaged weights.
         """
-        keys = [key for key in FIGURES if any(key in run.result for run in self.runs.values())]
+        keys = [
+            key for key in METRIC_TITLES if any(key in run.result for run in self.runs.values())
+        ]
         rows = []
         for name, run in self.runs.items():
             for split, evaluation in run.evaluated.items():

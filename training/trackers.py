@@ -1,8 +1,7 @@
-"""Where a run's records can be shown: VisualDL, TensorBoard, Weights & Biases and MLflow, behind
-one interface.
+"""Trackers: VisualDL, TensorBoard, Weights & Biases and MLflow, which show a run's records.
 
-None of them is needed, and none is imported but by ``training.tracking``, the process that follows
-a run's metrics.jsonl. All of them are offline: what they write lies in the run's folder.
+None of these packages is needed. They are imported only in the process that follows a run's
+metrics.jsonl (``training.tracking``). All of them work offline: their files lie in the run's folder.
 """
 
 import os
@@ -14,28 +13,28 @@ from typing import Any
 from settings.options import leaves
 from settings.registry import trackers
 
-# Before any of them is imported: nothing is sent anywhere, and nothing is printed.
+# Variables that are set before a package is imported: it sends nothing and prints nothing.
 OFFLINE = {
     "WANDB_MODE": "offline",
     "WANDB_SILENT": "true",
     "WANDB_ERROR_REPORTING": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # which later releases ask for
+    # Later releases of MLflow need it for the store of files.
+    "MLFLOW_ALLOW_FILE_STORE": "true",
     "DO_NOT_TRACK": "true",
 }
 
 
 class Tracker:
-    """A place where records are shown. Whatever a method raises turns this tracker off, and nothing
-    else.
+    """A tracker of one run. If a method raises, this tracker is turned off, and the run goes on.
 
     Args:
-        folder: the tracker's own, in the run's.
+        folder: the tracker's own folder, within the run's.
         config: the run's configuration, as nested dicts.
 
     Attributes:
-        written: a pattern of the names that it gives to what it writes there. Those entries are
-            removed where a run goes on.
+        written: a pattern of the names of what the tracker writes into its folder. These entries
+            are removed when a run is resumed.
     """
 
     written = ".*"
@@ -44,19 +43,28 @@ class Tracker:
         raise NotImplementedError
 
     def add(self, split: str, step: int, values: Mapping[str, float]) -> None:
-        """Takes in one record of metrics.jsonl: numbers by name."""
+        """Adds one record of metrics.jsonl.
+
+        Args:
+            split: "train", "val" or "ema".
+            step: the run's step.
+            values: the record's numbers by name.
+        """
         raise NotImplementedError
 
     def end(self, final: Mapping[str, float]) -> None:
-        """Ends, with the numbers of result.json by name; none, where the run didn't come to its
-        end.
+        """Ends the tracker's run.
+
+        Args:
+            final: the numbers of result.json by name; empty if the run didn't come to its end.
         """
         raise NotImplementedError
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a configuration by dotted key: single numbers and texts, as all of them take
-    hyper-parameters.
+    """Returns a configuration's values by dotted key, as numbers and texts.
+
+    Trackers take these alone as hyperparameters.
     """
     return {
         key: value if type(value) in (int, float) else str(value)
@@ -66,22 +74,25 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def final_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numbers of result.json by name: acc1, best/acc1, ema/acc1, ema/best/acc1."""
-    found = leaves(
-        {key: value for key, value in result.items() if key not in ("config", "versions")}
-    )
-    return {key.replace(".", "/"): value for key, value in found if type(value) in (int, float)}
+    results = {key: value for key, value in result.items() if key not in ("config", "versions")}
+    return {
+        key.replace(".", "/"): value
+        for key, value in leaves(results)
+        if type(value) in (int, float)
+    }
 
 
 @trackers.register("visualdl", package="visualdl", extra="visualdl")
 class VisualDL(Tracker):
-    """Paddle's own."""
+    """VisualDL, which is Paddle's own tracker."""
 
     written = r"vdlrecords\..*"
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from visualdl import LogWriter  # pyright: ignore[reportMissingImports]: an extra
 
-        self.writer, self.config = LogWriter(logdir=str(folder), flush_secs=10), flat(config)
+        self.writer = LogWriter(logdir=str(folder), flush_secs=10)
+        self.config = flat(config)
 
     def add(self, split: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -96,14 +107,15 @@ class VisualDL(Tracker):
 
 @trackers.register("tensorboard", package="tensorboardX", extra="tensorboard")
 class TensorBoard(Tracker):
-    """Its files, by tensorboardX, which needs neither TensorFlow nor torch."""
+    """TensorBoard. tensorboardX writes its files, and needs neither TensorFlow nor torch."""
 
     written = r"events\.out\.tfevents\..*"
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]: an extra
 
-        self.writer, self.config = SummaryWriter(str(folder), flush_secs=10), flat(config)
+        self.writer = SummaryWriter(str(folder), flush_secs=10)
+        self.config = flat(config)
 
     def add(self, split: str, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -116,8 +128,9 @@ class TensorBoard(Tracker):
         for name, value in results.items():
             self.writer.add_scalar(name, value, 0)
         file = self.writer.file_writer
-        assert file is not None  # it is open
-        # not add_hparams, which makes a second run of it
+        # It is open.
+        assert file is not None
+        # add_hparams would write them as a second run.
         for summary in hparams(self.config, results):
             file.add_summary(summary)
         self.writer.close()
@@ -143,7 +156,7 @@ class WeightsAndBiases(Tracker):
             config=dict(config),
             settings=settings,
         )
-        # its own steps may not go back; ours, of other batches, may
+        # W&B's own steps can't go back. A resumed run's may, if its batch size is another one.
         self.run.define_metric("*", step_metric="step")
 
     def add(self, split: str, step: int, values: Mapping[str, float]) -> None:
@@ -156,8 +169,9 @@ class WeightsAndBiases(Tracker):
 
 @trackers.register("mlflow", package="mlflow", extra="mlflow")
 class MLflow(Tracker):
-    """MLflow's file store: ``mlflow ui --backend-store-uri RUN/mlflow`` shows it.
-    MLFLOW_EXPERIMENT_NAME names it.
+    """MLflow, with a store of files: ``mlflow ui --backend-store-uri RUN/mlflow`` shows it.
+
+    The environment variable MLFLOW_EXPERIMENT_NAME names the experiment.
     """
 
     written = r"[0-9]+|\.trash|models"
@@ -166,20 +180,21 @@ class MLflow(Tracker):
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]: an extra
         from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]: an extra
 
-        self.metric, self.client = Metric, MlflowClient(tracking_uri=folder.absolute().as_uri())
-        experiment = self.client.create_experiment(
-            os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runs"
-        )
+        self.metric = Metric
+        self.client = MlflowClient(tracking_uri=folder.absolute().as_uri())
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "runs"
+        experiment = self.client.create_experiment(name)
         self.run = self.client.create_run(experiment, run_name=folder.parent.name).info.run_id
-        self.client.log_batch(
-            self.run, params=[Param(key, str(value)[:500]) for key, value in flat(config).items()]
-        )
+        # MLflow takes values of up to 500 characters.
+        parameters = [Param(key, str(value)[:500]) for key, value in flat(config).items()]
+        self.client.log_batch(self.run, params=parameters)
 
     def add(self, split: str, step: int, values: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
-        self.client.log_batch(
-            self.run, [self.metric(f"{split}/{name}", v, now, step) for name, v in values.items()]
-        )
+        metrics = [
+            self.metric(f"{split}/{name}", value, now, step) for name, value in values.items()
+        ]
+        self.client.log_batch(self.run, metrics)
 
     def end(self, final: Mapping[str, float]) -> None:
         self.add("result", 0, final)

@@ -1,21 +1,25 @@
-"""A checkpoint on disk: a folder that is whole or absent, with a SHA-256 of every file.
+"""Checkpoints on the disk: folders that are whole or absent, with a SHA-256 of every file.
 
-``epoch_0010`` is the state after epoch 10. ``epoch_0011_sample_000012800`` is one within epoch 11,
-when all processes together had taken 12,800 of its samples. A checkpoint holds
-``model.safetensors`` (timm's names and layout), with MODEL_EMA ``ema.safetensors``, and
-``optimizer.safetensors`` (moments by parameter). Within an epoch of several ranks it may hold
-``statistics.safetensors``: each rank's own batch norm statistics. It also holds ``state.json`` and
-``SHA256SUMS``, which ``sha256sum -c`` reads.
+``epoch_0010`` is the state after epoch 10. ``epoch_0011_sample_000012800`` is the state within
+epoch 11, when all processes together had taken 12,800 of its samples. A checkpoint holds:
 
-Where the optimizer's state is sharded, each rank writes its share,
-``optimizer-00001-of-00004.safetensors`` and so on. ``optimizer.safetensors.index.json`` says which
-tensor is in which of them.
+- ``model.safetensors``: the weights, in timm's names and layout. With MODEL_EMA there is
+  ``ema.safetensors``, too.
+- ``optimizer.safetensors``: the moments by parameter.
+- ``statistics.safetensors``: each rank's own batch norm statistics, within an epoch of several
+  ranks.
+- ``state.json``: how far the run is, and its configuration.
+- ``SHA256SUMS``: which ``sha256sum -c`` reads.
+
+If the optimizer's state is sharded, each rank writes its share,
+``optimizer-00001-of-00004.safetensors`` and so on, and ``optimizer.safetensors.index.json`` says
+which tensor is in which of them.
 
 With TRAIN.ADAPTER ``adapter.safetensors`` (and ``adapter_ema.safetensors``) hold only what trains.
 ``unmerged.safetensors`` holds what a model's file has merged or left out.
 
-``last`` and ``best`` are links to such folders, ``best_ema.safetensors`` to the file of the best
-average.
+``last`` and ``best`` are links to such folders, and ``best_ema.safetensors`` is one to the file of
+the best average.
 """
 
 import contextlib
@@ -50,33 +54,40 @@ from weights.hub import BEST, LAST
 
 SUMS = "SHA256SUMS"
 STATE = "state.json"
-MODEL, EMA, OPTIMIZER, STATISTICS = (
-    f"{part}.safetensors" for part in ("model", "ema", "optimizer", "statistics")
-)
-ADAPTER, ADAPTER_EMA, UNMERGED = (
-    f"{part}.safetensors" for part in ("adapter", "adapter_ema", "unmerged")
-)
-INDEX = OPTIMIZER + hub.INDEX  # of a sharded optimizer's state: which tensor is in which share
-# besides shares
+MODEL = "model.safetensors"
+EMA = "ema.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+STATISTICS = "statistics.safetensors"
+ADAPTER = "adapter.safetensors"
+ADAPTER_EMA = "adapter_ema.safetensors"
+UNMERGED = "unmerged.safetensors"
+# The index of a sharded optimizer's state: which tensor is in which share.
+INDEX = OPTIMIZER + hub.INDEX
+# All names of a checkpoint's files but those of shares.
 FILES = (SUMS, STATE, MODEL, EMA, OPTIMIZER, INDEX, STATISTICS, ADAPTER, ADAPTER_EMA, UNMERGED)
 BEST_EMA = "best_ema.safetensors"
 LINKS = (LAST, BEST, BEST_EMA)
 _NAME = re.compile(r"epoch_([0-9]+)(?:_sample_([0-9]+))?")
 _SHARE = re.compile(r"optimizer-[0-9]{5}-of-[0-9]{5}\.safetensors")
-# ends the name of a file with a share's line of SHA256SUMS, which rank 0 takes from there
+# The ending of a file with a share's line of SHA256SUMS, by which its rank hands it to rank 0.
 _SUM = ".sum"
 _LINE = re.compile(r"([0-9a-f]{64})  (\w[\w.-]*)\n?", re.ASCII)
 _MOST_SHARES = 1 << 13
-LONGEST_SUMS = 1 << 20  # bytes; a checkpoint has ten files at most, and its shares
-_LONGEST_INDEX = 16 << 20  # bytes; ViT-B's has 50,000
+# The largest sizes in bytes. SHA256SUMS has a line for each file: ten, and those of shares.
+LONGEST_SUMS = 1 << 20
+# The index of ViT-B's state has 50,000 bytes.
+_LONGEST_INDEX = 16 << 20
 _ADVICE = "; take an earlier one, or -resume=auto, which takes the newest whole one"
 
 Arrays = dict[str, np.ndarray]
 
 
-def folder_name(epoch: int, samples: int) -> str:
-    """Returns the name of the checkpoint after ``epoch`` epochs and ``samples`` samples of the
-    next.
+def checkpoint_name(epoch: int, samples: int) -> str:
+    """Returns a checkpoint's name.
+
+    Args:
+        epoch: the number of epochs that are done.
+        samples: the samples of the next epoch that were taken; 0 at an epoch's end.
     """
     return f"epoch_{epoch + 1:04d}_sample_{samples:09d}" if samples else f"epoch_{epoch:04d}"
 
@@ -86,32 +97,33 @@ def is_name(value: Any) -> bool:
     return type(value) is str and _NAME.fullmatch(value) is not None
 
 
-def check_shared(directory: Path) -> None:
-    """Raises InputError, on every rank, where a rank doesn't see the folder that rank 0 makes as
-    ``directory``.
+def check_visible(directory: Path) -> None:
+    """Raises InputError, on every rank, if a rank doesn't see the folder that rank 0 will make.
 
-    A file is made for it beside that folder, and removed.
+    Rank 0 makes a file for this beside the folder, and removes it.
     """
-    mark = problem = None
+    mark = None
+    problem = None
     with contextlib.ExitStack() as stack:
         if rank() == 0:
-            there = next(place for place in (directory, *directory.parents) if place.is_dir())
+            existing = next(path for path in (directory, *directory.parents) if path.is_dir())
             try:
-                mark = str(stack.enter_context(making_mark(there)))
+                mark = str(stack.enter_context(making_mark(existing)))
             except OSError as error:
-                problem = f"{directory}: can't make the run's folder ({error.strerror}); choose another with -output"
+                problem = (
+                    f"{directory}: can't make the run's folder ({error.strerror});"
+                    " choose another with -output"
+                )
         mark, problem = all_gather((mark, problem))[0]
-        unseen = [
-            str(place)
-            for place, sees in enumerate(all_gather(mark and os.path.exists(mark)))
-            if not sees
-        ]
+        sees_it = all_gather(bool(mark) and os.path.exists(mark))
     if problem:
         raise InputError(problem)
-    if unseen:
+    if not all(sees_it):
+        ranks = ", ".join(str(place) for place, sees in enumerate(sees_it) if not sees)
         raise InputError(
-            f"{directory} isn't seen by rank {', '.join(unseen)}, which has to write its share of the optimizer's state"
-            " there (DIST.STRATEGY.sharding); give an -output that all machines see"
+            f"{directory} isn't seen by rank {ranks}, which has to write its share of the"
+            " optimizer's state there (DIST.STRATEGY.sharding);"
+            " give an -output that all machines see"
         )
 
 
@@ -123,18 +135,19 @@ def find_checkpoints(directory: Path) -> list[Path]:
 
 def position(folder: Path) -> tuple[int, float]:
     """Returns what orders checkpoints: (epoch, samples of it; infinity at its end)."""
-    found = _NAME.fullmatch(folder.name)
-    assert found is not None
-    epoch, samples = found.groups()
+    match = _NAME.fullmatch(folder.name)
+    assert match is not None
+    epoch, samples = match.groups()
     return int(epoch), int(samples) if samples else float("inf")
 
 
 def begin_checkpoint(directory: Path, name: str) -> Path:
-    """Makes the hidden folder in which ``write_checkpoint`` writes; ranks may add their shares to
-    it meanwhile.
+    """Makes the hidden folder in which a checkpoint is written until it is whole.
+
+    Other ranks may write their shares into it before ``write_checkpoint`` is called.
 
     Raises:
-        OSError: ``directory`` is a link (it was a folder at the start), or the disk is full, say.
+        OSError: the disk is full, say, or ``directory``, which was a folder at the start, is a link.
     """
     if directory.is_symlink():
         raise OSError(errno.ELOOP, "it is a link, expected a folder", str(directory))
@@ -150,14 +163,17 @@ def write_checkpoint(
     begun: Path | None = None,
     sharing: "Sharing | None" = None,
 ) -> Path:
-    """Writes the folder ``name`` under ``directory`` and moves ``last`` to it. If the folder is
-    whole already, only the link is moved.
+    """Writes the checkpoint ``name`` under ``directory``, and moves the link ``last`` to it.
+
+    If the checkpoint is whole already, only the link is moved.
 
     Args:
+        files: the arrays of each .safetensors file.
+        state: the content of state.json.
         metadata: by file.
-        begun: what ``begin_checkpoint`` has made. Own files that an earlier try has left there are
-            written anew.
-        sharing: other ranks write files into ``begun``, too; they are waited for.
+        begun: what ``begin_checkpoint`` has made. Rank 0's files that an earlier try has left there
+            are written anew.
+        sharing: with it other ranks write files into ``begun``, too, and this waits for them.
 
     Raises:
         RunError: a value is NaN or infinite; nothing is written.
@@ -179,10 +195,10 @@ def write_checkpoint(
                 sums.append(write_file(temporary / INDEX, index_of(sharing.keys)))
                 sums += sharing.take_sums(temporary)
             write_file(temporary / SUMS, "".join(sums).encode())
-            # Somebody may be removing the folder, file by file.
+            # If somebody is removing the folder, file by file, this raises an error.
             for line in sums:
                 os.stat(temporary / line.split()[1])
-    point(directory / LAST, name)
+    replace_link(directory / LAST, name)
     return target
 
 
@@ -191,22 +207,23 @@ def _check_finite(name: str, files: dict[str, Arrays]) -> None:
         for key, array in arrays.items():
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 raise RunError(
-                    f"{name} isn't saved: {key} of {file} holds NaN or infinite values; lower TRAIN.BASE_LR, or set"
-                    " TRAIN.GRAD_CLIP, and go on from a checkpoint before it went wrong"
+                    f"{name} isn't saved: {key} of {file} holds NaN or infinite values;"
+                    " lower TRAIN.BASE_LR, or set TRAIN.GRAD_CLIP,"
+                    " and go on from a checkpoint before it went wrong"
                 )
 
 
 class Abandoned(Exception):
-    """A checkpoint isn't written, because another rank failed to write its share."""
+    """A checkpoint can't be written, because another rank failed to write its share."""
 
 
 class Sharing(NamedTuple):
-    """What rank 0 knows of a checkpoint whose optimizer's state all ranks write.
+    """A checkpoint whose optimizer's state all ranks write, as rank 0 sees it.
 
     Args:
         keys: by rank, the names of the tensors in its share.
         abandoned: set when another rank has failed.
-        taken: by rank, the lines of SHA256SUMS that were taken already.
+        taken: by rank, its line of SHA256SUMS, once it was received.
     """
 
     keys: list[list[str]]
@@ -224,21 +241,24 @@ class Sharing(NamedTuple):
             OSError: the folder was moved or removed meanwhile.
         """
         ranks = len(self.keys)
-        others = range(1, ranks)
-        for owner in others:
+        for owner in range(1, ranks):
             if owner not in self.taken:
                 self.taken[owner] = self._take_sum(begun, f"{share_name(owner, ranks)}{_SUM}")
-        return [self.taken[owner] for owner in others]
+        return [self.taken[owner] for owner in range(1, ranks)]
 
     def _take_sum(self, begun: Path, name: str) -> str:
+        """Waits for the file that holds a share's line; returns the line and removes the file."""
         file = begun / name
         while True:
-            # A line without an end is still being written.
-            if file.exists() and _LINE.fullmatch(line := file.read_text()) and line.endswith("\n"):
-                file.unlink()
-                return line
+            if file.exists():
+                line = file.read_text()
+                # A line without an end is still being written.
+                if _LINE.fullmatch(line) and line.endswith("\n"):
+                    file.unlink()
+                    return line
             if self.abandoned.wait(0.02):
                 raise Abandoned
+            # It raises an error if the folder is gone.
             os.stat(begun)
 
 
@@ -248,13 +268,14 @@ def share_name(owner: int, ranks: int) -> str:
 
 
 def write_share(begun: Path, name: str, arrays: Arrays) -> None:
-    """Writes and syncs this rank's share of the optimizer's state, and then tells rank 0 its
-    checksum.
+    """Writes and syncs this rank's share of the optimizer's state, and then its checksum.
+
+    Rank 0 takes the checksum (``Sharing``).
 
     Args:
-        begun: the checkpoint's folder until it is whole, which rank 0 has begun. A share that an
-            earlier try has left there is written anew.
-        name: of the checkpoint.
+        begun: the checkpoint's unfinished folder, which rank 0 has made. A share that an earlier
+            try has left there is written anew.
+        name: the checkpoint's name.
 
     Raises:
         RunError: a value is NaN or infinite.
@@ -269,15 +290,24 @@ def write_share(begun: Path, name: str, arrays: Arrays) -> None:
 
 
 def index_of(keys: Iterable[Iterable[str]]) -> bytes:
-    """Returns the content of the index of shares, given the names of the tensors in each of them."""
+    """Returns the content of the index of shares.
+
+    Args:
+        keys: by rank, the names of the tensors in its share.
+    """
     keys = list(keys)
-    owners = {
-        key: share_name(owner, len(keys)) for owner, share in enumerate(keys) for key in share
-    }
-    return (
-        json.dumps({"metadata": {"shares": len(keys)}, "weight_map": owners}, indent=2).encode()
-        + b"\n"
-    )
+    owners = {}
+    for owner, share in enumerate(keys):
+        for key in share:
+            owners[key] = share_name(owner, len(keys))
+    index = {"metadata": {"shares": len(keys)}, "weight_map": owners}
+    return json.dumps(index, indent=2).encode() + b"\n"
+
+
+def _is_weight_map(value: Any) -> bool:
+    if type(value) is not dict:
+        return False
+    return all(is_text(key) and type(share) is str for key, share in value.items())
 
 
 _INDEX_FORM: Form = {
@@ -287,22 +317,22 @@ _INDEX_FORM: Form = {
     ),
     "weight_map": Rule(
         "tensors and the share of each",
-        lambda value: type(value) is dict
-        and all(is_text(key) and type(share) is str for key, share in value.items()),
+        _is_weight_map,
     ),
 }
 
 
 def shares_of(folder: Path) -> dict[str, set[str]]:
-    """Returns the names of a checkpoint's shares of the optimizer's state, each with its tensors;
-    {}: it has no index.
+    """Returns the tensors in each of a checkpoint's shares, by the share's name.
+
+    It is {} if the optimizer's state isn't sharded.
 
     Raises:
-        InputError: its index can't be read, or says what no run writes.
+        InputError: the index can't be read, or says what no run writes.
     """
     if not os.path.lexists(folder / INDEX):
         return {}
-    with whole(folder, INDEX, "an index of shares"):
+    with reading_checkpoint(folder, INDEX, "an index of shares"):
         index = parsed_json(whole_file(folder / INDEX, _LONGEST_INDEX))
         check_form(index, _INDEX_FORM, tuple(_INDEX_FORM))
         ranks = index["metadata"]["shares"]
@@ -310,7 +340,8 @@ def shares_of(folder: Path) -> dict[str, set[str]]:
         for key, share in index["weight_map"].items():
             if share not in shares:
                 raise Unreadable(
-                    f"it has {printable(key)} in {printable(share)}, which is none of its {ranks} shares"
+                    f"it has {printable(key)} in {printable(share)},"
+                    f" which is none of its {ranks} shares"
                 )
             shares[share].add(key)
     return shares
@@ -322,9 +353,9 @@ def write_file(
     """Writes and syncs a new file; returns its line of SHA256SUMS.
 
     Args:
-        content: bytes, an open file to copy, or the arrays of a .safetensors file; of lazy ones,
-            one is in memory.
-        metadata: of that file.
+        content: bytes, an open file to copy, or the arrays of a .safetensors file. Lazy arrays are
+            read one after the other.
+        metadata: of a .safetensors file.
     """
     with open(file, "xb") as raw:
         hashed = _Hashed(raw)
@@ -343,15 +374,16 @@ class _Hashed:
     """A file that is hashed as it is written."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self.file, self.sha256 = file, hashlib.sha256()
+        self.file = file
+        self.sha256 = hashlib.sha256()
 
     def write(self, data: bytes | memoryview) -> None:
         self.sha256.update(data)
         self.file.write(data)
 
 
-def point(link: Path, to: str) -> None:
-    """Makes ``link`` name ``to``; at every moment it names what it did before or that.
+def replace_link(link: Path, to: str) -> None:
+    """Makes ``link`` point to ``to``. At every moment it points to its old or its new target.
 
     Raises:
         OSError: a file or a folder lies in its place.
@@ -365,56 +397,59 @@ def point(link: Path, to: str) -> None:
 
 
 def remove_superseded(
-    directory: Path, found: list[Path], keep_last: int, save_freq: int
+    directory: Path, checkpoints: list[Path], keep_last: int, save_freq: int
 ) -> tuple[list[Path], list[str]]:
-    """Removes what is neither among the last ``keep_last``, nor a best one, nor of every
-    ``save_freq``-th epoch.
+    """Removes the checkpoints that needn't be kept.
+
+    The last ``keep_last`` are kept, the best ones, and those of every ``save_freq``-th epoch. The
+    last kind isn't in the first list that is returned. So a run that hands on that list, with its
+    next checkpoint, does the same work at each save, however many checkpoints it keeps.
 
     Args:
-        found: checkpoints under ``directory``, the oldest first.
+        checkpoints: those under ``directory`` to look at, the oldest first.
 
     Returns:
-        (those of ``found`` that a later call has to look at, the names of those that couldn't be
+        (the checkpoints that a later call has to look at, the names of those that couldn't be
         removed).
-
-    Checkpoints that stay for good are not among the first. So a run that hands on that list, with
-    its next checkpoint, does the same work at each save, however many checkpoints it keeps.
     """
     kept = {(directory / link).resolve().name for link in (LAST, BEST)}
-    kept |= {(directory / BEST_EMA).resolve().parent.name} | {
-        folder.name for folder in found[-keep_last:]
-    }
+    kept.add((directory / BEST_EMA).resolve().parent.name)
+    kept.update(checkpoint.name for checkpoint in checkpoints[-keep_last:])
     later = []
-    left = []
-    for folder in found:
-        epoch, samples = position(folder)
-        freely = save_freq and samples == float("inf") and epoch % save_freq == 0
-        if folder.name in kept:
-            later.append(folder)
-        elif not freely and os.path.lexists(folder) and not remove_checkpoint(folder):
-            later.append(folder)
-            left.append(folder.name)
-    return later, left
+    not_removed = []
+    for checkpoint in checkpoints:
+        epoch, samples = position(checkpoint)
+        if checkpoint.name in kept:
+            later.append(checkpoint)
+            continue
+        at_epochs_end = samples == float("inf")
+        if save_freq and at_epochs_end and epoch % save_freq == 0:
+            continue
+        if os.path.lexists(checkpoint) and not remove_checkpoint(checkpoint):
+            later.append(checkpoint)
+            not_removed.append(checkpoint.name)
+    return later, not_removed
 
 
 def remove_checkpoint(folder: Path) -> bool:
-    """Removes a checkpoint, whole or not. One that holds something else, or is somebody else's, is
-    left as it is.
+    """Removes a checkpoint, whole or not.
+
+    A folder that holds something else, or that another user owns, is left as it is.
 
     Returns:
         Whether it is gone.
     """
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK) or not holds_checkpoint_alone(folder):
         return False
-    # If this is cut short, what is left isn't taken for a damaged checkpoint.
-    gone = unfinished_path(folder)
-    os.rename(folder, gone)
-    _empty(gone)
+    # It gets a hidden name first, so that what is left by a kill isn't taken for a checkpoint.
+    hidden = unfinished_path(folder)
+    os.rename(folder, hidden)
+    _empty(hidden)
     return True
 
 
 def holds_checkpoint_alone(folder: Path) -> bool:
-    """Returns whether a path is a folder, no link to one, with no other files than a checkpoint's."""
+    """Returns whether a path is a folder (no link) that holds a checkpoint's files and nothing else."""
     if folder.is_symlink() or not folder.is_dir():
         return False
     with os.scandir(folder) as entries:
@@ -425,25 +460,25 @@ def holds_checkpoint_alone(folder: Path) -> bool:
 
 
 def _is_file_name(name: str) -> bool:
-    """Whether a checkpoint has a file of this name, or has it while it is written."""
+    """Returns whether a checkpoint has a file of this name, perhaps only while it is written."""
     return name in FILES or _SHARE.fullmatch(name.removesuffix(_SUM)) is not None
 
 
 def _empty(folder: Path) -> None:
-    """Removes a folder with a checkpoint's files."""
+    """Removes a checkpoint's files, and the folder if nothing else is there."""
     for name in filter(_is_file_name, os.listdir(folder)):
         (folder / name).unlink(missing_ok=True)
     folder.rmdir()
 
 
 def remove_leftovers(directory: Path) -> list[str]:
-    """Removes what runs that were killed had begun to write.
+    """Removes what runs that were killed have left unfinished.
 
     Returns:
-        The names of the other hidden entries, which are somebody else's and stay.
+        The names of the other hidden entries, which no run made. They stay.
     """
     for path, name in leftovers(directory, earlier=True):
-        # One that this user may not remove stays, and is named.
+        # An entry that this user may not remove stays, and is returned.
         with contextlib.suppress(PermissionError):
             if is_name(name) and holds_checkpoint_alone(path):
                 _empty(path)
@@ -453,15 +488,15 @@ def remove_leftovers(directory: Path) -> list[str]:
 
 
 def verify(folder: Path) -> list[str]:
-    """Returns the names of a checkpoint's files.
+    """Checks the files of a checkpoint; returns their names.
 
     Raises:
-        InputError: one isn't what was written; it is named.
+        InputError: a file isn't what was written; the line names it.
     """
-    if not os.path.isdir(folder) or not any(
-        os.path.lexists(folder / name) for name in (SUMS, STATE, MODEL)
-    ):
+    known = any(os.path.lexists(folder / name) for name in (SUMS, STATE, MODEL))
+    if not os.path.isdir(folder) or not known:
         expected = "expected a folder that holds state.json, such as <run>/checkpoints/last"
+        # PaddleViT's -resume takes a file of weights.
         with contextlib.suppress(InputError):
             expected += (
                 f"; {find_weights(folder)} is a file: -pretrained takes its weights, "
@@ -469,50 +504,61 @@ def verify(folder: Path) -> list[str]:
                 "without the optimizer's state"
             )
         raise InputError(f"no checkpoint at {folder}: {expected}")
-    with whole(folder, SUMS, "a list of files"):
-        lines = whole_file(folder / SUMS, LONGEST_SUMS).decode("ascii").splitlines()
-        found = [_LINE.fullmatch(line) for line in lines]
-        if None in found:
-            raise Unreadable(
-                f"its line {found.index(None) + 1} isn't a SHA-256 and the name of a file beside it"
-            )
-        sums = {line[2]: line[1] for line in found if line}
-        if len(sums) != len(lines):
-            raise Unreadable("it names a file twice")
-        for name in (MODEL, INDEX if INDEX in sums else OPTIMIZER, STATE):
-            if name not in sums:
-                raise Unreadable(f"it has no line for {name}")
+    with reading_checkpoint(folder, SUMS, "a list of files"):
+        sums = _read_sums(folder)
     for name, digest in sums.items():
-        with whole(folder, name, "a file"):
+        with reading_checkpoint(folder, name, "a file"):
             if sha256_of(folder / name) != digest:
                 raise Unreadable("it isn't what was written (its SHA-256 differs)")
-    with whole(folder, SUMS, "a list of files"):
+    # The index is verified by now: it says which shares there have to be.
+    with reading_checkpoint(folder, SUMS, "a list of files"):
         expected = {INDEX, *shares_of(folder)} if INDEX in sums else {OPTIMIZER}
-        found = {name for name in sums if name in (OPTIMIZER, INDEX) or _SHARE.fullmatch(name)}
-        if missing := sorted(expected - found):
+        listed = {name for name in sums if name in (OPTIMIZER, INDEX) or _SHARE.fullmatch(name)}
+        if missing := sorted(expected - listed):
             raise Unreadable(f"it has no line for {missing[0]}")
-        if added := sorted(found - expected):
+        if added := sorted(listed - expected):
             raise Unreadable(
                 f"it has a line for {added[0]}, which isn't a share of this checkpoint"
             )
     return [SUMS, *sums]
 
 
+def _read_sums(folder: Path) -> dict[str, str]:
+    """Returns the SHA-256 of each file that SHA256SUMS lists, by its name."""
+    lines = whole_file(folder / SUMS, LONGEST_SUMS).decode("ascii").splitlines()
+    sums = {}
+    for number, line in enumerate(lines, 1):
+        match = _LINE.fullmatch(line)
+        if match is None:
+            raise Unreadable(f"its line {number} isn't a SHA-256 and the name of a file beside it")
+        digest, name = match.groups()
+        sums[name] = digest
+    if len(sums) != len(lines):
+        raise Unreadable("it names a file twice")
+    for name in (MODEL, INDEX if INDEX in sums else OPTIMIZER, STATE):
+        if name not in sums:
+            raise Unreadable(f"it has no line for {name}")
+    return sums
+
+
 def _epoch(file: Path) -> str:
-    """The epoch in a name of PaddleViT's, Epoch-12-Loss-2.3.pdparams, or N."""
-    found = re.search(r"Epoch-(\d+)", file.name)
-    return found[1] if found else "N"
+    """Returns the epoch in a name of PaddleViT's, Epoch-12-Loss-2.3.pdparams, or "N"."""
+    match = re.search(r"Epoch-(\d+)", file.name)
+    return match[1] if match else "N"
 
 
-def whole(folder: Path, file: str, what: str) -> contextlib.AbstractContextManager[None]:
-    """Says of what goes wrong while a checkpoint's file is read that it is damaged, and what to do
-    (``reading``).
+def reading_checkpoint(
+    folder: Path, file: str, what: str
+) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which a checkpoint's file is read (``errors.reading``).
+
+    An error within says that the checkpoint is damaged, and what to do.
     """
     return reading(f"{folder}: damaged checkpoint: {file}", what, _ADVICE)
 
 
 def sha256_of(*files: Path) -> str:
-    """Returns the SHA-256 of the bytes of files, one after the other, in hexadecimal digits."""
+    """Returns the SHA-256 of files, one after the other, in hexadecimal digits."""
     sha256 = hashlib.sha256()
     block = memoryview(bytearray(1 << 20))
     for file in files:
