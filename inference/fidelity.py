@@ -15,8 +15,8 @@ from PIL import Image
 from errors import RunError, reading
 from inference.backends import Runner
 from loading.transforms import EvalTransform, Normalize, image_of, pixel_mode
-from models.inference import TOLERANCE, quiet, refusing
-from ops.settings import exact_float32
+from models.paddle_inference import TOLERANCE, quiet, refusing
+from ops.device import exact_float32
 from settings.options import Configuration
 
 # share of pictures on which a half precision's or int8's best class is the model's

@@ -9,8 +9,8 @@ from typing import Any
 from config import default_values, get_config, model_files, shipped_model, with_values
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
-from models.timm_arguments import renamed, with_arguments
-from models.transformers_settings import with_settings
+from models.timm_arguments import from_timm_names, with_timm_arguments
+from models.transformers_arguments import with_transformers_arguments
 from settings.names import hub_weights, instead, matches, matching_file
 from settings.options import Configuration, add_note, explicit_sources
 from utils import within_memory
@@ -68,7 +68,7 @@ def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
 
 def with_switches(config: Configuration, path: str | Path) -> Configuration:
     """Returns ``config`` with the keys of MODEL that the weights tell, unless somebody set them.
-    Their config.json tells some (``with_arguments`` for timm's, ``with_settings`` for
+    Their config.json tells some (``with_timm_arguments`` for timm's, ``with_transformers_arguments`` for
     transformers'), the names of their tensors others.
 
     These are keys that change what a model computes, but none of its tensors' shapes
@@ -81,7 +81,10 @@ def with_switches(config: Configuration, path: str | Path) -> Configuration:
     Raises:
         InputError: the weights can't be read, or config.json tells what no model here computes.
     """
-    config, kind = with_settings(with_arguments(config, path), path), architecture(config)
+    config, kind = (
+        with_transformers_arguments(with_timm_arguments(config, path), path),
+        architecture(config),
+    )
     if not has_switches(kind.weight_names):
         return config
     default = default_values(config)
@@ -128,7 +131,7 @@ def create_model(
         path = hub_weights(name, matching_file(name, model_files()))
     elif pretrained:
         path = str(pretrained)
-    overrides = renamed(get_config(name).MODEL.TYPE, overrides)
+    overrides = from_timm_names(get_config(name).MODEL.TYPE, overrides)
     # timm's default, which asks for nothing.
     if overrides.get("num_classes", 0) is None:
         del overrides["num_classes"]

@@ -35,7 +35,7 @@ class Memory(NamedTuple):
     activations: int
 
 
-class Planned:
+class TrainingMemory:
     """A model of which memory is computed.
 
     Args:
@@ -64,7 +64,7 @@ class Planned:
             else STAGES[:-1]
         )
 
-    def memory(self, stage: int, ranks: int, batch_size: int) -> Memory:
+    def per_process(self, stage: int, ranks: int, batch_size: int) -> Memory:
         """Returns what each of ``ranks`` processes takes for a batch of ``batch_size`` images of
         its own.
         """

@@ -19,7 +19,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.activations import ReLU
-from models.layers.attention import attend_heads, in_one
+from models.layers.attention import attend_heads, can_fuse
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.block import Block
 from models.layers.conv import Conv2D
@@ -95,7 +95,7 @@ class OutlookAttention(nn.Layer):
         mean = x.reshape([-1, rows, 2, columns, 2, dim]).mean(axis=[2, 4])
         v = self.v(x)
         attn = self.attn(mean)
-        if in_one(v, self.drop):
+        if can_fuse(v, self.drop):
             return self.proj(ops.outlook(v, attn, self.num_heads, self.scale))
         v = neighbours(neighbours(v, 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
         # [B, heads, h w, 9, head_dim]

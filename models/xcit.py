@@ -19,7 +19,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
 from models.layers.activations import GELU, gelu
-from models.layers.attention import in_one, unit
+from models.layers.attention import can_fuse, l2_normalize
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.class_attention import ClassAttention
 from models.layers.conv import Conv2D
@@ -123,13 +123,14 @@ class CrossCovarianceAttention(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, length, dim = x.shape
         qkv = self.qkv(x)
-        if in_one(qkv, self.weight_drop):
+        if can_fuse(qkv, self.weight_drop):
             x = ops.attention([qkv], self.num_heads, self.head_dim, self.temperature, across=True)
             return self.proj_drop(self.proj(x))
         qkv = qkv.reshape([-1, length, 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
         scores = (
-            paddle.matmul(unit(q, axis=2), unit(k, axis=2), transpose_x=True) * self.temperature
+            paddle.matmul(l2_normalize(q, axis=2), l2_normalize(k, axis=2), transpose_x=True)
+            * self.temperature
         )
         attn = self.weight_drop(F.softmax(scores, axis=-1))  # [B, H, head_dim, head_dim]
         x = paddle.matmul(v, attn, transpose_y=True).transpose([0, 2, 1, 3])

@@ -20,7 +20,7 @@ from loading.scales import check_scales
 from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
-from ops.settings import float32_text
+from ops.device import float32_text
 from settings.options import Configuration, explicit_sources
 from training.checkpoint.description import classes_of
 from training.ending import Ending
@@ -202,7 +202,9 @@ def precision_text(config: Configuration) -> str:
 def _lacks_bfloat16(config: Configuration) -> str:
     """Returns why a CPU computes in float32 with AMP, in words; "": it doesn't."""
     return (
-        "a CPU has none in a traced graph (TO_STATIC)" if config.TO_STATIC else ops.bfloat16_lacks()
+        "a CPU has none in a traced graph (TO_STATIC)"
+        if config.TO_STATIC
+        else ops.why_no_bfloat16()
     )
 
 

@@ -174,7 +174,7 @@ def read_transformers(path: str | Path) -> dict[str, Any]:
 
     Of CLIP and SigLIP it is the image tower's. Added are ``outputs``: of its classifier, 0: it has
     none; ``label_names``: the classes in order; ``images``: how they are prepared, in timm's keys.
-    Whether models here compute what it says, ``models.transformers_settings`` checks.
+    Whether models here compute what it says, ``models.transformers_arguments`` checks.
 
     Args:
         path: what ``find_weights`` takes.

@@ -32,7 +32,7 @@ def attend_heads(
         parts: [q, k, v in one], [q, k and v], or [q, k, v]: each [B, tokens, channels].
         heads, width: heads H; channels of a head's queries and keys.
         scale: a number; or [H, 1, 1], of the cosines of queries and keys.
-        drop: dropout of the weights; where it drops some, or a hook reads them (``kept_weights``),
+        drop: dropout of the weights; where it drops some, or a hook reads them (``attention_weights``),
             it gets them.
         bias: [H, N, M]; or each item's own: [B, H, N, M].
         mask: [windows, N, M], for items that are the windows of one image after the other.
@@ -43,7 +43,7 @@ def attend_heads(
     Returns:
         [B, N, H * channels of a value].
     """
-    if in_one(parts[0], drop):
+    if can_fuse(parts[0], drop):
         all_biases = bias if bias is None or bias.ndim == 4 else bias.unsqueeze(0)
         return ops.attention(
             parts, heads, width, scale, all_biases, mask, by_head, turns=turns, halves=halves
@@ -71,7 +71,7 @@ def attend_heads(
     return x.transpose([0, 2, 1, 3]).reshape([-1, length, heads * x.shape[3]])
 
 
-def in_one(x: paddle.Tensor, drop: nn.Layer | None) -> bool:
+def can_fuse(x: paddle.Tensor, drop: nn.Layer | None) -> bool:
     """Returns whether one operator may compute with ``x``, and nothing asks for the weights: see
     ``attend_heads``.
     """
@@ -126,8 +126,8 @@ def _scores(
     """q, k [B, H, N, d] -> [B, H, N, M]; with a mask [images, windows, H, N, M]."""
     # Scaling q costs N * d products per head, scaling the scores N * M.
     if isinstance(scale, paddle.Tensor):
-        q = unit(q)
-        k = unit(k)
+        q = l2_normalize(q)
+        k = l2_normalize(k)
     scores = paddle.matmul(q * scale, k, transpose_y=True)
     if mask is not None:
         # One addition over all images, of what is the same for each.
@@ -207,7 +207,7 @@ class Attention(Heads):
         return self.proj_drop(self.proj(self.attend(self.qkv(x))))
 
 
-def unit(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
+def l2_normalize(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
     """Returns vectors along ``axis`` of length 1; zeros stay zeros.
 
     Keys of padding are zeros. Their gradient is 0 here. PyTorch's is 1e12 times the output's, which
@@ -228,7 +228,9 @@ def attention_layers(model: nn.Layer) -> dict[str, nn.Layer]:
 
 
 @contextlib.contextmanager
-def kept_weights(model: nn.Layer, names: Collection[str]) -> Iterator[dict[str, paddle.Tensor]]:
+def attention_weights(
+    model: nn.Layer, names: Collection[str]
+) -> Iterator[dict[str, paddle.Tensor]]:
     """Yields a dictionary that fills with the attention weights [B, H, queries, keys] of ``names``
     as the model runs.
 

@@ -21,8 +21,7 @@ from inference.exporting import write_export
 from inference.fidelity import crops
 from inference.folder import read_export
 from models import build_model
-from models.inference import Predictor as Program
-from models.inference import inputs_of
+from models.paddle_inference import Program, inputs_of
 from weights import save_weights
 
 onnx = pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")

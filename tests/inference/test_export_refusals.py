@@ -27,7 +27,7 @@ from inference.exporting import check_combination, write_export
 from inference.fidelity import compare_with_eager, in_batches
 from inference.folder import read_export
 from models import build_model
-from models.inference import Predictor as Program
+from models.paddle_inference import Program
 
 onnx = pytest.importorskip("onnx", reason="requirements-export.txt isn't installed")
 # fixtures

@@ -13,7 +13,7 @@ from test_parallel import STAGE_1
 from config import get_config
 from errors import InputError
 from models import build_model
-from models.memory import Planned, largest_share
+from models.memory import TrainingMemory, largest_share
 from training import parallel
 from training.checkpoint.saver import optimizer_state as own_state
 from training.optim import build_optimizer
@@ -157,8 +157,8 @@ def held_between_updates(options):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_holds_its_share_of_the_weights(ranks):
-    planned = Planned(get_config("vit_digits", AGAIN))
-    memory = planned.memory(3, ranks, 1)
+    planned = TrainingMemory(get_config("vit_digits", AGAIN))
+    memory = planned.per_process(3, ranks, 1)
     found = run_ranks(held_between_updates, [*STAGE_3, *AGAIN], ranks=ranks)
     held = [own[0] for own in found]
     everywhere = 4 * planned.everywhere

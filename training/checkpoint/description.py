@@ -21,7 +21,7 @@ from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
 from models.pretrained import with_preprocessing
-from models.transformers_settings import settings
+from models.transformers_arguments import described_model
 from settings.names import instead
 from settings.options import Configuration, leaves, pairs
 from settings.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
@@ -259,7 +259,7 @@ def _printable(classes: list[str], file: Path | str) -> list[str]:
 
 def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | None:
     """What transformers' config.json beside weights tells."""
-    found = settings(path)
+    found = described_model(path)
     stored = read_transformers(path)
     if found is None:
         return None

@@ -23,7 +23,7 @@ import ops
 from errors import InputError, RunError, Unreadable
 from launch.files import temporary_folder
 from models.base import ImageModel
-from ops.settings import exact_float32
+from ops.device import exact_float32
 from settings.options import Configuration
 from utils import num_gpus
 
@@ -31,7 +31,7 @@ TOLERANCE = 1e-4  # largest difference from eager logits, over their range, in f
 PROGRAM = "inference"  # the files' name, without their endings
 
 
-class Predictor:
+class Program:
     """Runs an exported program: images [B, C, S, S] float32 -> logits [B, K] float32, of any B.
 
     Args:
@@ -45,7 +45,7 @@ class Predictor:
 
     def __init__(self, folder: Path, bfloat16: bool = False, name: str = PROGRAM) -> None:
         self.bfloat16 = bfloat16
-        ops.give_signals_a_stack()
+        ops.install_signal_stack()
         program = program_in(folder, name)
         settings = paddle.inference.Config(str(program), str(folder / f"{name}.pdiparams"))
         settings.disable_gpu()
@@ -77,7 +77,7 @@ class Predictor:
 
 
 def num_threads() -> int:
-    """Returns how many threads this process computes with, as ``ops.settings.tune_cpu`` or
+    """Returns how many threads this process computes with, as ``ops.device.tune_cpu`` or
     OMP_NUM_THREADS set it.
     """
     return max(
@@ -147,7 +147,7 @@ def program_in(folder: Path, name: str = PROGRAM) -> Path:
         raise Unreadable(f"it holds neither {found[0].name} nor {found[1].name}") from None
 
 
-def difference(model: ImageModel, predictor: Predictor) -> float:
+def difference(model: ImageModel, program: Program) -> float:
     """Returns the largest difference of the program's logits from the model's, over their range, on
     random images.
 
@@ -159,12 +159,12 @@ def difference(model: ImageModel, predictor: Predictor) -> float:
     images = paddle.to_tensor(np.random.default_rng(0).normal(size=shape).astype(np.float32))
     with paddle.no_grad(), exact_float32():
         expected = model(images).numpy()
-    with refusing("run by Paddle Inference" + " in bfloat16" * predictor.bfloat16), quiet():
-        found = predictor(images).numpy()
+    with refusing("run by Paddle Inference" + " in bfloat16" * program.bfloat16), quiet():
+        found = program(images).numpy()
     if not np.isfinite(expected).all():
         raise RunError("the weights give no finite logits", shared=True)
     differs = float(np.abs(found - expected).max() / (np.ptp(expected) or 1))
-    if not (predictor.bfloat16 or differs <= TOLERANCE):
+    if not (program.bfloat16 or differs <= TOLERANCE):
         raise RunError(
             f"the exported model's logits differ from eager by {differs:.1e} of their range",
             shared=True,
@@ -174,8 +174,8 @@ def difference(model: ImageModel, predictor: Predictor) -> float:
 
 def inference_engine(
     config: Configuration, model: ImageModel, tell: Callable[[str], None]
-) -> Predictor:
-    """Returns the predictor for EVAL_ENGINE inference, checked against ``model``; tells what that
+) -> Program:
+    """Returns the program for EVAL_ENGINE inference, checked against ``model``; tells what that
     took.
 
     Raises:
@@ -193,14 +193,14 @@ def inference_engine(
     start = time.monotonic()
     with temporary_folder() as folder:
         export(model, folder)
-        predictor = Predictor(folder, config.AMP)
+        program = Program(folder, config.AMP)
     seconds = time.monotonic() - start
-    differs = difference(model, predictor)
+    differs = difference(model, program)
     tell(
         f"{'bfloat16' if config.AMP else 'float32'} by Paddle Inference, exported in {seconds:.1f} s;"
         f" on random images, logits differ from the eager ones by {differs:.1e} of their range"
     )
-    return predictor
+    return program
 
 
 @contextlib.contextmanager
