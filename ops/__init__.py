@@ -410,15 +410,15 @@ def response_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) 
 
 
 def neighbour_means(x: paddle.Tensor, reach: int) -> paddle.Tensor:
-    """The mean of each place of x [B, C, H, W] and its neighbours up to ``reach`` rows and columns
-    away, without what lies outside: [B, C, H, W].
+    """The mean of each place and its neighbours up to ``reach`` rows and columns away: [B, C, H, W]
+    -> the same shape. Places outside the map aren't counted.
     """
     return _run("vit_neighbour_means", x, reach)[0]
 
 
 def halo_windows(x: paddle.Tensor, size: int, halo: int) -> paddle.Tensor:
-    """The blocks of size x size places of maps [B, C, H, W], each with ``halo`` more places on every
-    side, which are zeros beyond the map.
+    """The blocks of size x size places of maps [B, C, H, W]. Each has ``halo`` more places on every
+    side; those beyond the map are zeros.
 
     Returns [B, blocks, (size + 2 halo) ** 2, C].
     """
