@@ -161,8 +161,8 @@ def test_a_rank_holds_its_share_of_the_weights(ranks):
     memory = planned.per_process(3, ranks, 1)
     found = run_ranks(held_between_updates, [*STAGE_3, *AGAIN], ranks=ranks)
     held = [own[0] for own in found]
-    everywhere = 4 * planned.everywhere
-    assert sum(own - everywhere for own in held) == 4 * (planned.parameters - planned.everywhere)
+    everywhere = 4 * planned.unsharded
+    assert sum(own - everywhere for own in held) == 4 * (planned.parameters - planned.unsharded)
     assert max(held) <= everywhere + 4 * largest_share(planned.sizes, ranks)
     assert max(own[1] for own in found) == memory.gradients
     assert max(own[2] for own in found) == memory.moments
