@@ -105,9 +105,9 @@ class MultiScaleBlock(nn.Layer):
         )
 
     def forward(self, *branches: paddle.Tensor) -> list[paddle.Tensor]:
-        branches = [self.blocks[i](branches[i]) for i in (0, 1)]
+        tokens = [self.blocks[i](branches[i]) for i in (0, 1)]
         # Of each branch: its class token, its patches.
-        parts = [split(x, [1, x.shape[1] - 1], axis=1) for x in branches]
+        parts = [split(x, [1, x.shape[1] - 1], axis=1) for x in tokens]
         outputs = []
         for i in (0, 1):
             token, patches = parts[i]

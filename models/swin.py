@@ -289,7 +289,8 @@ class SwinTransformer(ImageModel):
         self.layers = nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             if i:
-                resolution = tuple((side + 1) // 2 for side in resolution)
+                height, width = resolution
+                resolution = ((height + 1) // 2, (width + 1) // 2)
             stage_block = partial(
                 block,
                 num_heads=num_heads[i],

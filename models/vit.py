@@ -63,7 +63,7 @@ class VisionTransformer(ImageModel):
         qk_norm: whether each head's queries and keys are normalised.
         init_values: initial value of layer scale; None: no layer scale.
         global_pool: what the head reads. "token": the class token; "avg": the mean of the patch
-            tokens; "token_avg": both, concatenated (DINOv2); "map": the output of
+            tokens; "token_avg": both, concatenated (DINOv2). "map": the output of
             ``AttentionPool`` over the patch tokens and prompts (SigLIP).
         fc_norm: whether the last norm comes after the pooling; None: only for "avg".
         final_norm: whether there is a last norm.
