@@ -59,7 +59,7 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
 
     import utils
     from models import build_model
-    from ops.settings import set_device_flags
+    from ops.device import set_device_flags
     from training import engine, parallel
     from training.classification import add_projection
     from training.equal_ranks import check_same

@@ -65,7 +65,7 @@ def worker(config: Configuration, dataset: Any, file: Path) -> None:
     """Runs in each process."""
     import utils
     from models import build_model
-    from ops.settings import set_device_flags
+    from ops.device import set_device_flags
     from training import parallel
     from weights import load_weights
 

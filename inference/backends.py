@@ -16,8 +16,7 @@ import paddle
 from errors import InputError, Unreadable, install, reading
 from inference.export_manifest import Export, read_export
 from launch import progress
-from models.inference import Predictor as Program
-from models.inference import num_threads, quiet
+from models.paddle_inference import Program, num_threads, quiet
 from settings.options import pair
 
 Runner = Callable[[np.ndarray], np.ndarray]

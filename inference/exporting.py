@@ -31,7 +31,7 @@ from inference.quantise import check_calibration, quantise
 from launch.files import making_folder
 from loading.transforms import pixel_dtype
 from models.base import ImageModel
-from models.inference import PROGRAM, inputs_of, save_program
+from models.paddle_inference import PROGRAM, inputs_of, save_program
 from settings.options import Configuration
 from training.checkpoint import describe
 from training.checkpoint.storage import sha256_of

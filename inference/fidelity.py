@@ -13,8 +13,8 @@ from PIL import Image
 from errors import RunError, reading
 from inference.backends import Runner
 from loading.transforms import EvalTransform, Normalize, image_of, pixel_mode
-from models.inference import TOLERANCE, quiet, refusing
-from ops.settings import exact_float32
+from models.paddle_inference import TOLERANCE, quiet, refusing
+from ops.device import exact_float32
 from settings.options import Configuration
 
 # Below float32, the share of pictures on which the most probable class has to be the model's.

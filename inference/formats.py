@@ -10,7 +10,7 @@ from paddle import nn
 
 from errors import InputError
 from inference.backends import import_extra
-from models.inference import program_in, quiet, refusing, save_program
+from models.paddle_inference import program_in, quiet, refusing, save_program
 
 OPSET = 17  # of ONNX: the first with LayerNormalization
 _LARGEST = 2**31 - 1  # bytes of a protobuf file

@@ -24,7 +24,7 @@ from loading.transforms import Normalize
 from models import build_model
 from models.base import ImageModel
 from models.pretrained import build_described, with_preprocessing
-from ops.settings import set_device_flags
+from ops.device import set_device_flags
 from settings.options import Configuration, explicit_sources, leaves
 from training.checkpoint import (
     Description,

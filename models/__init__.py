@@ -1,4 +1,6 @@
-"""Models by name: a YAML file under configs/ is the variant, a class here the architecture."""
+"""Builds models by name. A YAML file of configs/ is a variant, a class of this package an
+architecture.
+"""
 
 import inspect
 import warnings
@@ -9,8 +11,8 @@ from typing import Any
 from config import default_values, get_config, model_files, shipped_model, with_values
 from errors import InputError, reading
 from models.base import ARCHITECTURES, ImageModel
-from models.timm_arguments import renamed, with_arguments
-from models.transformers_settings import with_settings
+from models.timm_arguments import from_timm_names, with_timm_arguments
+from models.transformers_arguments import with_transformers_arguments
 from settings.names import hub_weights, instead, matches, matching_file
 from settings.options import Configuration, add_note, explicit_sources
 from utils import within_memory
@@ -24,27 +26,25 @@ def build_model(config: Configuration, **arguments: Any) -> ImageModel:
     """Builds the model of a configuration, with fresh weights.
 
     Args:
-        arguments: of the constructor, instead of the configuration's: ``image_size=(224, 160)``.
+        arguments: arguments of the constructor that replace those of the configuration:
+            ``image_size=(224, 160)``.
 
     Raises:
         InputError: sizes that don't fit together, or an unresolved NUM_CLASSES.
-        MemoryError: the machine hasn't got the memory.
+        MemoryError: the machine doesn't have the memory.
     """
-    model = config.MODEL
-    kind = architecture(config)
-    if model.NUM_CLASSES == "auto":
+    model_class = architecture(config)
+    if config.MODEL.NUM_CLASSES == "auto":
         raise InputError("MODEL.NUM_CLASSES is 'auto' where no dataset tells it; give a number")
     values: dict[str, Any] = {
         "image_size": config.DATA.IMAGE_SIZE,
         "in_channels": config.DATA.IMAGE_CHANNELS,
     }
-    values |= {
-        name: model[name.upper()]
-        for name in inspect.signature(kind).parameters
-        if name not in values
-    }
+    for name in inspect.signature(model_class).parameters:
+        if name not in values:
+            values[name] = config.MODEL[name.upper()]
     with within_memory():
-        return kind(**values | arguments)
+        return model_class(**values | arguments)
 
 
 def architecture(config: Configuration) -> type[ImageModel]:
@@ -53,43 +53,48 @@ def architecture(config: Configuration) -> type[ImageModel]:
 
 
 def list_models(pattern: str | Sequence[str] = "*") -> list[str]:
-    """Returns the names of the shipped models, sorted, that match a shell pattern, or one of
-    several, in any case.
+    """Returns the sorted names of the shipped models that match a shell pattern, or one of several.
 
-    What timm or PaddleViT calls a model may match, too. Files of configs/recipes/ train these
-    models; they are no models of their own.
+    Case doesn't matter. The names of timm and PaddleViT for a model match, too. The files of
+    configs/recipes/ train these models and aren't models of their own.
 
     Args:
-        pattern: ``vit_*_384``, ``["deit_*", "*beit*"]``.
+        pattern: ``"vit_*_384"``, ``["deit_*", "*beit*"]``.
     """
     patterns = [pattern] if isinstance(pattern, str) else pattern
-    return [file.stem for file in model_files() if any(matches(file, one) for one in patterns)]
+    return [
+        file.stem for file in model_files() if any(matches(file, pattern) for pattern in patterns)
+    ]
 
 
 def with_switches(config: Configuration, path: str | Path) -> Configuration:
-    """Returns ``config`` with the keys of MODEL that the weights tell, unless somebody set them.
-    Their config.json tells some (``with_arguments`` for timm's, ``with_settings`` for
-    transformers'), the names of their tensors others.
+    """Returns ``config`` with the keys of MODEL that the weights determine, unless somebody set them.
 
-    These are keys that change what a model computes, but none of its tensors' shapes
-    (``weights.names.switches``). A note tells of each. Where the configuration has another value,
-    ``load_weights`` refuses or tells it.
+    These are keys that change what a model computes, but no shape of its tensors
+    (``weights.names.switches``). Some are in the config.json beside the weights
+    (``with_timm_arguments``, ``with_transformers_arguments``). Others follow from the names of the
+    tensors. A note tells of each. If somebody set another value, ``load_weights`` refuses the
+    weights or reports the difference.
 
     Args:
-        path: what ``find_weights`` takes.
+        path: the weights, as ``find_weights`` takes them.
 
     Raises:
-        InputError: the weights can't be read, or config.json tells what no model here computes.
+        InputError: the weights can't be read, or config.json describes a model that can't be built
+            here.
     """
-    config, kind = with_settings(with_arguments(config, path), path), architecture(config)
-    if not has_switches(kind.weight_names):
+    config = with_timm_arguments(config, path)
+    config = with_transformers_arguments(config, path)
+    names = architecture(config).weight_names
+    if not has_switches(names):
         return config
     default = default_values(config)
-    found = explicit_sources(config)
+    explicit = explicit_sources(config)
     with open_weights(path) as stored, reading(stored.path, "weights of this model"):
-        told = switches(kind.weight_names, stored.arrays)
-    for key, value in told.items():
-        if f"MODEL.{key}" not in found and config.MODEL[key] == default[f"MODEL.{key}"] != value:
+        values = switches(names, stored.arrays)
+    for key, value in values.items():
+        dotted = f"MODEL.{key}"
+        if dotted not in explicit and config.MODEL[key] == default[dotted] != value:
             config = with_values(config, "the names in the weights", **{f"MODEL__{key}": value})
             add_note(config, f"MODEL.{key} {value}, as the names in {path} tell")
     return config
@@ -101,17 +106,16 @@ def create_model(
     """Builds a shipped model by name.
 
     Args:
-        name: one of ``list_models()``, or what timm or PaddleViT calls it.
+        name: one of ``list_models()``, or the model's name in timm or PaddleViT.
         pretrained: weights to load, which have to fit. True: timm's weights of this name and tag,
-            from the Hugging Face Hub or its cache (HF_HOME). If ``num_classes`` isn't their number,
-            the classifier is new, and a warning says so.
+            from the Hugging Face Hub or its cache (HF_HOME). If ``num_classes`` differs from their
+            number of classes, the classifier is new, and a warning says so.
         overrides: keys of MODEL, or IMAGE_SIZE and IMAGE_CHANNELS of DATA, in lower case:
-            ``num_classes=10``. An image_size may be (height, width) here. timm's names are taken
-            where they mean the same: ``in_chans``, ``img_size``, ``drop_path_rate``,
-            ``checkpoint_path``.
+            ``num_classes=10``. An image_size may be (height, width) here. timm's names are accepted
+            for the same thing: ``in_chans``, ``img_size``, ``drop_path_rate``, ``checkpoint_path``.
 
     Raises:
-        InputError: an unknown name or key, or weights that can't be had or don't fit.
+        InputError: an unknown name or key, or weights that can't be read or don't fit.
     """
     if not isinstance(name, str):
         raise InputError(f"the model's name is {name!r}, expected a string")
@@ -128,13 +132,15 @@ def create_model(
         path = hub_weights(name, matching_file(name, model_files()))
     elif pretrained:
         path = str(pretrained)
-    overrides = renamed(get_config(name).MODEL.TYPE, overrides)
-    # timm's default, which asks for nothing.
+    overrides = from_timm_names(get_config(name).MODEL.TYPE, overrides)
+    # None is timm's default and leaves the number as it is.
     if overrides.get("num_classes", 0) is None:
         del overrides["num_classes"]
     classes_named = "num_classes" in overrides
-    if pretrained is True and not classes_named and "num_classes" in (told := read_config(path)):
-        overrides["num_classes"] = told["num_classes"]
+    if pretrained is True and not classes_named:
+        timm_config = read_config(path)
+        if "num_classes" in timm_config:
+            overrides["num_classes"] = timm_config["num_classes"]
     arguments = {}
     if "image_channels" in overrides:
         channels = overrides.pop("image_channels")
@@ -144,17 +150,16 @@ def create_model(
     options = []
     for key, value in overrides.items():
         section = "DATA" if key == "image_size" else "MODEL"
-        options += [f"{section}.{key.upper()}", list(value) if isinstance(value, tuple) else value]
+        value = list(value) if isinstance(value, tuple) else value
+        options += [f"{section}.{key.upper()}", value]
     config = get_config(name, options)
     if not path:
         return build_model(config, **arguments)
     model = build_model(with_switches(config, path), **arguments)
-    # A model for features has no classifier, so the file's is left out.
-    allow = (
-        [f"{layer}.*" for layer in model.classifier_names()]
-        if config.MODEL.NUM_CLASSES == 0
-        else None
-    )
+    allow = None
+    if config.MODEL.NUM_CLASSES == 0:
+        # The model has no classifier, so the file's is left out.
+        allow = [f"{layer}.*" for layer in model.classifier_names()]
     report = load_weights(
         model, path, strict=not classes_named, allow=allow, classes=config.MODEL.PRETRAINED_CLASSES
     )

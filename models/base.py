@@ -1,4 +1,4 @@
-"""What every architecture is: a classifier of images with exchangeable classifier layers."""
+"""``ImageModel``, the base class of all architectures, and the registry of their names."""
 
 import importlib
 import inspect
@@ -23,8 +23,9 @@ _Kind = TypeVar("_Kind", bound="type[ImageModel]")
 
 
 class _Architectures(Mapping[str, "type[ImageModel]"]):
-    """The classes by what ``register`` called them, in lower case; a file is imported when its
-    class is asked for.
+    """The architectures' classes by their registered names, in lower case.
+
+    A class's file is imported at the first access to it.
     """
 
     def __init__(self) -> None:
@@ -46,12 +47,12 @@ ARCHITECTURES = _Architectures()
 
 
 def register(*names: str) -> Callable[[_Kind], _Kind]:
-    """Makes a class an architecture: MODEL.TYPE takes ``names``, MODEL the arguments of its
-    constructor, in capitals.
+    """Registers a class as an architecture.
 
-    Each argument has a default, and a type of ``settings.architectures``; the docstring's Args
-    describe it. A class of any file may be registered: files of models/ are found by themselves,
-    another has to be imported first.
+    MODEL.TYPE takes ``names`` then, and MODEL takes the arguments of the class's constructor, in
+    capitals. Each argument has a default and a type of ``settings.signatures``, and the Args of the
+    class's docstring describe it. The files of models/ are found without an import. A class in any
+    other file has to be imported before it is used.
     """
 
     def registered(kind: _Kind) -> _Kind:
@@ -65,35 +66,37 @@ def register(*names: str) -> Callable[[_Kind], _Kind]:
 class ImageModel(nn.Layer):
     """A classifier of normalised images [B, C, H, W] into logits [B, num_classes].
 
-    An architecture adds its layers, then calls ``_finish``; it defines ``num_features`` (channels
-    that its classifiers read), ``feature_info``, ``_embed``, ``forward_head`` and ``layer_groups``,
-    and ``_stages`` and ``_stage`` where it has more than ``blocks``.
+    The constructor of an architecture adds its layers, then calls ``_finish``. An architecture
+    defines ``num_features``, ``feature_info``, ``_embed``, ``forward_head`` and ``layer_groups``. It
+    also defines ``_stages`` and ``_stage`` if its stages are something else than ``blocks``.
 
     Args:
         image_size: pixels, H = W, or (H, W).
         in_channels: C.
-        num_classes: outputs; 0: no classifier, the pooled features [B, num_features] are returned.
-        head_init_scale: factor on a fresh classifier's weight and bias.
-        recompute: training computes each block's activations again in the backward pass, to save
-            memory.
+        num_classes: number of outputs; 0: there is no classifier, and the pooled features [B,
+            num_features] are returned.
+        head_init_scale: factor of the weight and bias of a fresh classifier.
+        recompute: whether training computes each block's activations again in the backward pass,
+            to save memory.
 
     Attributes:
-        head_init_bias: what a fresh classifier's bias starts at, besides its own initialisation.
-        head_batch_norm: a batch norm without scale and shift before each classifier, and frozen as
-            it is. "head" is then "head.0", the norm, and "head.1", the Linear (the linear probe of
-            MAE, arXiv:2111.06377).
-        head_widths: channels that a classifier of this name reads, where they aren't num_features.
-        weight_names: the module of ``weights.names`` that knows other toolkits' names of its
-            tensors, if there are any.
+        head_init_bias: number that is added to the bias of a fresh classifier.
+        head_batch_norm: whether a batch norm without scale and shift comes before each classifier,
+            as in the linear probe of MAE (arXiv:2111.06377). "head" is then "head.0", the norm, and
+            "head.1", the Linear.
+        head_widths: input channels of the classifiers that don't read num_features, by name.
+        weight_names: the module of ``weights.names`` that maps other toolkits' names of the
+            tensors, if there is one.
         first_conv: name of the convolution that reads the image.
-        beside_first_conv: names of others that read it, too.
-        min_image_size: least H and W of an architecture that takes images of any size; None: it
+        beside_first_conv: names of other convolutions that read the image.
+        min_image_size: least H and W, for an architecture that takes images of any size; None: it
             takes image_size only.
-        feature_info: of each intermediate: ``module`` (the layer that gives it), ``num_chs``
-            (channels), ``reduction`` (pixels along a side that make one place), as timm's.
-        layout: axes of what a stage gives: "NCHW", "NHWC", or "NLC": tokens, row by row.
-        pos_embed_layout: axes of ``pos_embed``, where there is one.
-        num_prefix_tokens: tokens before those of the places.
+        feature_info: for each intermediate, as in timm: ``module``, the layer that outputs it;
+            ``num_chs``, its channels; ``reduction``, how many pixels along a side make one place.
+        layout: axes of a stage's output: "NCHW", "NHWC", or "NLC": tokens, row by row.
+        pos_embed_layout: axes of ``pos_embed``, if there is one.
+        num_prefix_tokens: number of tokens before those of the places.
+        num_features: channels of the pooled features.
 
     Raises:
         InputError: images that are too small.
@@ -127,14 +130,14 @@ class ImageModel(nn.Layer):
         self.head_init_scale = head_init_scale
         self.recompute = recompute
         if self.min_image_size and min(self.image_size) < self.min_image_size:
-            found = f"IMAGE_SIZE is {size_text(image_size)}"
+            size = f"IMAGE_SIZE is {size_text(image_size)}"
             raise InputError(
-                f"{found}, {type(self).__name__} takes {self.input_sizes}; choose a larger one"
+                f"{size}, {type(self).__name__} takes {self.input_sizes}; choose a larger one"
             )
 
     @property
     def input_sizes(self) -> str:
-        """Returns the images that the model takes, in words."""
+        """The sizes of images that the model takes, in words."""
         if self.min_image_size:
             return f"images of at least {self.min_image_size} x {self.min_image_size}"
         return "images of {} x {}".format(*self.image_size)
@@ -143,14 +146,14 @@ class ImageModel(nn.Layer):
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns what the last block makes of the images, normalised where the architecture does
-        so before pooling.
+        """Returns the features: the last block's output, normalised if the architecture does so
+        before the pooling.
         """
         x = self._embed(x)
         shared = self._shared()
         for stage in self._stages():
             x = self._stage(stage, x, shared)
-        return self._features(x, last=True)
+        return self._head_input(x, last=True)
 
     def forward_intermediates(
         self,
@@ -165,24 +168,25 @@ class ImageModel(nn.Layer):
         output_dict: bool = False,
         output_fmt: Literal["NCHW", "NLC"] | None = None,
     ) -> Any:
-        """Returns what ``forward_features`` does, and the intermediates that ``feature_info``
-        lists: timm's.
+        """Returns the features and the intermediates that ``feature_info`` lists, as in timm.
 
         Args:
             images: [B, C, H, W], normalised.
-            indices: which intermediates, in the order of depth whatever theirs: a number: so many
-                of the last; numbers: those, from the end if negative; None: all.
-            norm: the last norm is applied to each that it fits: to all where all have one shape,
-                else to the last one.
-            stop_early: nothing is computed beyond the last of ``indices``; the features are of that
-                one, then.
+            indices: which intermediates are returned; they come in the order of depth. A number:
+                so many of the last ones; several numbers: these, negative ones counted from the
+                end; None: all.
+            norm: whether the last norm is applied to the intermediates that it fits: to all if
+                they have one shape, else to the last one.
+            stop_early: whether nothing is computed beyond the last of ``indices``. The features are
+                then that intermediate's.
             output_format: "NCHW": maps [B, channels, rows, columns]; "NLC": [B, rows * columns,
                 channels].
-            intermediates_only: the list of intermediates alone is returned.
-            return_prefix_tokens: where there are such tokens, each intermediate is (map, prefix
-                tokens [B, num_prefix_tokens, channels]).
-            output_dict: a dictionary is returned: ``image_features``, ``image_intermediates``, and
-                with ``return_prefix_tokens`` ``image_intermediates_prefix``.
+            intermediates_only: whether only the list of intermediates is returned.
+            return_prefix_tokens: whether each intermediate is (map, prefix tokens [B,
+                num_prefix_tokens, channels]), for models that have such tokens.
+            output_dict: whether a dictionary is returned: ``image_features``,
+                ``image_intermediates``, and with ``return_prefix_tokens``
+                ``image_intermediates_prefix``.
             output_fmt: timm's name of ``output_format``.
 
         Raises:
@@ -192,81 +196,91 @@ class ImageModel(nn.Layer):
         output_format = output_fmt or output_format
         if output_format not in ("NCHW", "NLC"):
             raise InputError(f"output_format is {output_format!r}, expected 'NCHW' or 'NLC'")
-        features, found = self._collect(images, taken, norm, stop_early)
-        answer: dict[str, Any] = {
-            "image_intermediates": [self._as_map(one, output_format) for one in found]
-        }
+        features, outputs = self._collect(images, taken, norm, stop_early)
+        intermediates: list[Any] = [self._as_map(output, output_format) for output in outputs]
+        prefixes = None
         if return_prefix_tokens and self.num_prefix_tokens:
-            answer["image_intermediates_prefix"] = [
-                one[:, : self.num_prefix_tokens] for one in found
-            ]
-        if not intermediates_only:
-            answer["image_features"] = features
+            prefixes = [output[:, : self.num_prefix_tokens] for output in outputs]
         if output_dict:
+            answer: dict[str, Any] = {"image_intermediates": intermediates}
+            if prefixes is not None:
+                answer["image_intermediates_prefix"] = prefixes
+            if not intermediates_only:
+                answer["image_features"] = features
             return answer
-        maps, *prefixes = (answer[key] for key in answer if key != "image_features")
-        given = list(zip(maps, *prefixes, strict=True)) if prefixes else maps
-        return given if intermediates_only else (answer["image_features"], given)
+        if prefixes is not None:
+            intermediates = list(zip(intermediates, prefixes, strict=True))
+        return intermediates if intermediates_only else (features, intermediates)
 
     def _collect(
         self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool
     ) -> Any:
-        """Returns the features, and the intermediates ``taken``; see ``forward_intermediates``."""
+        """Returns the features, and the outputs of the intermediates ``taken``
+        (``forward_intermediates``).
+        """
         stages = list(self._stages())
         last = len(self.feature_info) - 1
         x = self._embed(images)
         shared = self._shared()
-        # 0 where the first intermediate is what the first stage reads, else -1
+        # 0 if the first intermediate is the input of the first stage, else -1.
         index = last - len(stages)
-        found = [x] if index in taken else []
+        outputs = [x] if index in taken else []
         for stage in stages[: taken[-1] - index if stop_early else None]:
             x = self._stage(stage, x, shared)
             index = index + 1
             if index in taken:
-                found.append(self._last_norm(x) if norm and self._fits_last_norm(index) else x)
-        return self._features(x, last=self._uniform() or index == last), found
+                normed = norm and self._fits_last_norm(index)
+                outputs.append(self._last_norm(x) if normed else x)
+        return self._head_input(x, last=self._uniform() or index == last), outputs
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Returns what the first stage reads."""
+        """Returns the input of the first stage for the images x."""
         raise NotImplementedError
 
     def _stages(self) -> Iterable[Any]:
-        """Returns what gives the intermediates, in order; a first one more in ``feature_info`` is
-        ``_embed``'s.
+        """Returns the stages, each of which outputs one intermediate, in order.
+
+        If ``feature_info`` lists one intermediate more, the first is the output of ``_embed``.
         """
         return self.blocks
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
-        """Returns what one of ``_stages`` makes of the last one's output; ``shared``: what
-        ``_shared`` returned.
+        """Returns the output of one of ``_stages`` for the output x of the one before.
+
+        Args:
+            shared: the value that ``_shared`` returned.
         """
         return self._run(stage, x)
 
     def _shared(self) -> Any:
-        """Returns what is computed once for all stages."""
+        """Returns a value that is computed once for all stages, if there is one."""
         return None
 
     def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.norm(x) if "norm" in self._sub_layers else x
 
     def _uniform(self) -> bool:
-        """Whether all intermediates have one shape."""
-        return len({(one["num_chs"], one["reduction"]) for one in self.feature_info}) == 1
+        """Returns whether all intermediates have one shape."""
+        return len({(info["num_chs"], info["reduction"]) for info in self.feature_info}) == 1
 
     def _fits_last_norm(self, index: int) -> bool:
-        """Whether the last norm is for this intermediate, of ``feature_info``, too."""
+        """Returns whether the last norm fits the intermediate with this index in ``feature_info``."""
         return self._uniform() or index == len(self.feature_info) - 1
 
-    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
-        """Returns what ``forward_head`` reads of a stage's output; ``last``: the last norm fits it."""
+    def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+        """Returns the input of ``forward_head`` for a stage's output x.
+
+        Args:
+            last: whether the last norm fits it.
+        """
         return self._last_norm(x) if last else x
 
     def grid(self, places: int) -> tuple[int, int]:
-        """Returns the rows and columns of so many tokens of places, where ``layout`` is "NLC"."""
+        """Returns the rows and columns of so many tokens of places, if ``layout`` is "NLC"."""
         return sublayer(self, self.first_conv.rpartition(".")[0]).grid_size
 
     def _places_of(self, indices: int | Sequence[int] | None) -> list[int]:
-        """Returns the places in ``feature_info`` that ``indices`` mean, from the first to the last."""
+        """Returns the indices into ``feature_info`` that ``indices`` stands for, in rising order."""
         name = type(self).__name__
         count = len(self.feature_info)
         if not count:
@@ -292,11 +306,14 @@ class ImageModel(nn.Layer):
         return sorted({index % count for index in chosen})
 
     def cam_layer(self) -> Any:
-        """Returns the layer whose output class maps are of, where a class token is read: the norm
-        after which places matter for that token alone. None: they are of what ``forward_head``
-        reads.
+        """Returns the layer whose output is used for class activation maps.
+
+        If the head reads a class token, it is the norm before the last attention: after it, places
+        no longer reach that token. None: the maps use the input of ``forward_head``.
         """
-        return self.blocks[-1].norm1 if getattr(self, "global_pool", None) == "token" else None
+        if getattr(self, "global_pool", None) == "token":
+            return self.blocks[-1].norm1
+        return None
 
     def _as_map(self, x: paddle.Tensor, output_format: str) -> paddle.Tensor:
         if self.layout == "NLC":
@@ -305,40 +322,42 @@ class ImageModel(nn.Layer):
                 return x
             rows, columns = self.grid(x.shape[1])
             if x.shape[1] != rows * columns:
-                found = f"{x.shape[1]} tokens make no map of {rows} x {columns}"
+                problem = f"{x.shape[1]} tokens make no map of {rows} x {columns}"
                 raise InputError(
-                    f"{found}: PATCH_DROP leaves some out in training; call model.eval() before"
+                    f"{problem}: PATCH_DROP leaves some out in training; call model.eval() before"
                 )
             x = x.reshape([-1, rows, columns, x.shape[-1]])
+        channels_last = self.layout != "NCHW"
         if output_format == "NLC":
-            return (x.transpose([0, 2, 3, 1]) if self.layout == "NCHW" else x).flatten(1, 2)
-        return x if self.layout == "NCHW" else x.transpose([0, 3, 1, 2])
+            x = x if channels_last else x.transpose([0, 2, 3, 1])
+            return x.flatten(1, 2)
+        return x.transpose([0, 3, 1, 2]) if channels_last else x
 
     def inference_model(self) -> "ImageModel":
-        """Returns an equal model for inference, faster where some layers can be folded; itself
-        otherwise.
+        """Returns an equivalent model for inference. It is a faster one if layers can be folded, else
+        the model itself.
         """
         return self
 
     def classifier_names(self) -> tuple[str, ...]:
-        """Names of the layers that depend on the number of classes."""
+        """Returns the names of the layers that depend on the number of classes."""
         return ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Prefixes of parameter names, from the input to the output: one group per step of a
-        layer-wise decay.
+        """Returns groups of prefixes of parameter names, from the input to the output. Layer-wise
+        learning rate decay has one step per group.
 
-        A name belongs to a prefix that it equals, or starts with followed by a dot; every name
-        belongs to one group.
+        A name belongs to a prefix if it equals it, or starts with it and a dot. Every parameter
+        belongs to exactly one group.
         """
         raise NotImplementedError
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups that timm's ``param_groups_layer_decay`` makes, as ``layer_groups``
-        tells the authors'.
+        """Returns the groups of timm's ``param_groups_layer_decay``, where ``layer_groups`` returns
+        the authors'.
 
-        Here: the authors', but ``norm``, the last one, is in the last block's group. Others define
-        their own.
+        In this base class they differ by the last norm, which belongs to the last block. Other
+        architectures define their own.
         """
         *groups, last = self.layer_groups()
         if "norm" in last:
@@ -346,11 +365,11 @@ class ImageModel(nn.Layer):
         return [*groups, tuple(name for name in last if name != "norm")]
 
     def no_weight_decay(self) -> set[str]:
-        """Names of parameters that weight decay leaves alone, besides biases and norms."""
+        """Returns the names of parameters without weight decay, besides biases and norms."""
         return set()
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Replaces every classifier by a fresh one of ``num_classes`` outputs (0: none)."""
+        """Replaces every classifier by a fresh one with ``num_classes`` outputs (0: none)."""
         self.num_classes = num_classes
         self._add_classifiers()
         for name in self.classifier_names():
@@ -358,13 +377,13 @@ class ImageModel(nn.Layer):
         self._scale_classifiers()
 
     def _finish(self) -> None:
-        """Adds the classifiers, and initialises all layers: a constructor's end."""
+        """Adds the classifiers and initialises all layers; the last step of a constructor."""
         self._add_classifiers()
         self.apply(self._init_weights)
         self._scale_classifiers()
 
     def _init_weights(self, layer: nn.Layer) -> None:
-        """Initialises one layer as the architecture's authors do; Paddle's defaults otherwise."""
+        """Initialises one layer as the architecture's authors do. Here it keeps Paddle's defaults."""
 
     def _add_classifiers(self) -> None:
         for name in self.classifier_names():
@@ -377,7 +396,7 @@ class ImageModel(nn.Layer):
 
     @paddle.no_grad()
     def _scale_classifiers(self) -> None:
-        # a graph's parameters have no values yet (tools/list_models.py)
+        # The parameters of a static graph have no values yet (tools/list_models.py).
         if not paddle.in_dynamic_mode():
             return
         for name in self.classifier_names():
@@ -392,7 +411,7 @@ class ImageModel(nn.Layer):
         return x
 
     def _run(self, block: nn.Layer, x: paddle.Tensor, *others: Any) -> Any:
-        """Returns ``block(x, ...)``, in training with RECOMPUTE without keeping its activations."""
+        """Returns ``block(x, ...)``. In training with RECOMPUTE its activations aren't kept."""
         if not (self.recompute and self.training):
             return block(x, *others)
         return recompute(block, x, *others, again=lambda: keeping_statistics(block))

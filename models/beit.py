@@ -1,8 +1,7 @@
-"""BEiT (Bao et al. 2021, arXiv:2106.08254): a Vision Transformer whose attention knows relative
-positions.
+"""BEiT (Bao et al. 2021, arXiv:2106.08254): a Vision Transformer with relative positions.
 
-Parameter names, order of operations and initialisation are those of timm's ``Beit``; a Linear's
-weight is [in, out] here and [out, in] there.
+Parameter names, the order of operations and the initialisation are those of timm's ``Beit``. The
+weight of a Linear is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Sequence
@@ -21,22 +20,23 @@ from models.layers.layout import concat
 from models.layers.mlp import hidden_width
 from models.layers.relative import RelativePositionBias
 from models.layers.scale import add_to_all, scale_channels
-from models.layers.stages import feature_info
+from models.layers.stages import drop_path_rates, feature_info
 from settings.keys import Depth, Epsilon, Factor, InTraining, Positive, Rate, Size
 from weights.names import beit as names
 
 
 class Attention(RelativePositionBias):
-    """Multi-head self-attention with a bias by relative position; of queries, keys and values, keys
-    have no bias.
+    """Multi-head self-attention with a bias by relative position; keys have no bias.
 
     Args:
-        dim, num_heads: channels D, heads H.
-        window_size: (height, width) of the patches; None: no relative positions.
+        dim: channels D of the tokens.
+        num_heads: heads H.
+        window_size: (height, width) of the grid of patches; None: no relative positions.
         qkv_bias: whether queries and values have a bias.
-        attn_drop, proj_drop: dropout of the attention weights and of the output.
+        attn_drop: dropout of the attention weights.
+        proj_drop: dropout of the output.
 
-    Shape: [B, N, D] -> the same; ``shared_bias``: [H, N, N], added to the scores.
+    Shape: [B, N, D] -> the same. ``shared_bias`` is [H, N, N] and added to the scores.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class Attention(RelativePositionBias):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
-        bias = (
-            paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias])
-            if self.qkv_bias
-            else None
-        )
-        qkv = self.qkv(x, bias)
+        qkv_bias = None
+        if self.qkv_bias:
+            qkv_bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias])
+        qkv = self.qkv(x, qkv_bias)
+        bias = shared_bias
         if self.window_size is not None:
-            own = self.position_bias()
-            shared_bias = own if shared_bias is None else own + shared_bias
+            bias = self.position_bias()
+            if shared_bias is not None:
+                bias = bias + shared_bias
         x = attend_heads(
-            [qkv], self.num_heads, self.head_dim, self.scale, self.attn_drop, shared_bias
+            [qkv], self.num_heads, self.head_dim, self.scale, drop=self.attn_drop, bias=bias
         )
         return self.proj_drop(self.proj(x))
 
@@ -80,7 +80,7 @@ class Attention(RelativePositionBias):
 class Block(nn.Layer):
     """x + gamma_1 * attn(norm1(x)), then x + gamma_2 * mlp(norm2(x)), each branch with drop path.
 
-    Shape: [B, N, D] -> the same; ``shared_bias``: see ``Attention``.
+    Shape: [B, N, D] -> the same; for ``shared_bias`` see ``Attention``.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class Block(nn.Layer):
 
     def forward(self, x: paddle.Tensor, shared_bias: paddle.Tensor | None = None) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), shared_bias)
-        x = self.drop_path1(
-            branch if self.gamma_1 is None else scale_channels(branch, self.gamma_1), onto=x
-        )
+        if self.gamma_1 is not None:
+            branch = scale_channels(branch, self.gamma_1)
+        x = self.drop_path1(branch, onto=x)
         branch = self.mlp(self.norm2(x))
-        return self.drop_path2(
-            branch if self.gamma_2 is None else scale_channels(branch, self.gamma_2), onto=x
-        )
+        if self.gamma_2 is not None:
+            branch = scale_channels(branch, self.gamma_2)
+        return self.drop_path2(branch, onto=x)
 
 
 @register("beit")
@@ -198,29 +198,37 @@ class Beit(ImageModel):
             positions = [1, self.patch_embed.num_patches + self.pos_embed_prefix, embed_dim]
             self.pos_embed = self.create_parameter(positions, default_initializer=Normal(std=0.02))
         self.pos_drop = nn.Dropout(dropout)
-        self.rel_pos_bias = (
-            RelativePositionBias(grid, num_heads, class_token=True)
-            if use_shared_rel_pos_bias
-            else None
-        )
-        heads = (
-            num_heads,
-            grid if use_rel_pos_bias else None,
-            qkv_bias,
-            attention_dropout,
-            dropout,
-        )
-        rates = [droppath * i / max(1, depth - 1) for i in range(depth)]
-        self.blocks = nn.LayerList(
-            Block(embed_dim, Attention(embed_dim, *heads), mlp_ratio, init_values, dropout, rate)
-            for rate in rates
-        )
+        self.rel_pos_bias = None
+        if use_shared_rel_pos_bias:
+            self.rel_pos_bias = RelativePositionBias(grid, num_heads, class_token=True)
+        [drop_paths] = drop_path_rates(droppath, [depth])
+        self.blocks = nn.LayerList()
+        for drop_path in drop_paths:
+            attn = Attention(
+                embed_dim,
+                num_heads,
+                window_size=grid if use_rel_pos_bias else None,
+                qkv_bias=qkv_bias,
+                attn_drop=attention_dropout,
+                proj_drop=dropout,
+            )
+            block = Block(
+                embed_dim,
+                attn,
+                mlp_ratio=mlp_ratio,
+                init_values=init_values,
+                drop=dropout,
+                drop_path=drop_path,
+            )
+            self.blocks.append(block)
         self.feature_info = feature_info(
             [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
         )
-        after = global_pool == "avg" if fc_norm is None else fc_norm
-        self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=1e-6)
-        self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if after else nn.Identity()
+        # The last norm stands before the pooling or after it.
+        if fc_norm is None:
+            fc_norm = global_pool == "avg"
+        self.norm = nn.Identity() if fc_norm else LayerNorm(embed_dim, epsilon=1e-6)
+        self.fc_norm = LayerNorm(embed_dim, epsilon=1e-6) if fc_norm else nn.Identity()
         set_norm_eps(self, norm_eps)
         self._add_classifiers()
         self.apply(self._init_weights)
@@ -245,8 +253,8 @@ class Beit(ImageModel):
         return self.head(self.fc_norm(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the classifier with its norm and the
-        shared bias: the authors'.
+        """Returns the authors' groups: the embedding, each block, and the classifier with its norm
+        and the shared bias.
         """
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         return [
@@ -256,18 +264,15 @@ class Beit(ImageModel):
         ]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the shared bias is in the embedding's group, the last norm in the
-        last block's.
+        """Returns timm's groups: the shared bias belongs to the embedding, the last norm to the
+        last block.
         """
         first, *blocks, last = super().timm_layer_groups()
-        return [
-            (*first, "rel_pos_bias"),
-            *blocks,
-            tuple(name for name in last if name != "rel_pos_bias"),
-        ]
+        classifier = tuple(name for name in last if name != "rel_pos_bias")
+        return [(*first, "rel_pos_bias"), *blocks, classifier]
 
     def no_weight_decay(self) -> set[str]:
-        """Returns the authors'; timm leaves the tables of relative positions out, too."""
+        """Returns the authors' choice; timm adds the tables of relative positions."""
         return {"pos_embed", "cls_token"}
 
     def _init_weights(self, layer: nn.Layer) -> None:

@@ -67,9 +67,9 @@ class TalkingHeadAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         batch, length, dim = x.shape
-        # each channel's tokens side by side
-        parts = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)
-        q, k, v = [part.reshape([batch, self.num_heads, self.head_dim, length]) for part in parts]
+        # A channel's tokens lie side by side: queries, keys and values are [B, D, N].
+        qkv = split(swap_axes(self.qkv(x)), [dim] * 3, axis=1)
+        q, k, v = [part.reshape([batch, self.num_heads, self.head_dim, length]) for part in qkv]
         attn = self.proj_l(matmul(q, k, transpose_x=True, scale=self.scale))
         attn = self.attn_drop(self.proj_w(softmax(attn)))
         x = matmul(v, attn, transpose_y=True).reshape([batch, dim, length])
@@ -106,8 +106,8 @@ class Block(nn.Layer):
 
 
 class ClassBlock(Block):
-    """``Block`` of the class token [B, 1, D], which attends to itself and to the patches [B, N, D],
-    as they are.
+    """``Block`` of the class token [B, 1, D]. It attends to itself and to the patches [B, N, D],
+    which don't change.
     """
 
     def forward(self, x: paddle.Tensor, patches: paddle.Tensor) -> paddle.Tensor:
@@ -181,25 +181,33 @@ class Cait(ImageModel):
         positions = [1, self.patch_embed.num_patches, embed_dim]
         self.pos_embed = self.create_parameter(positions, default_initializer=Normal(std=0.02))
         self.pos_drop = nn.Dropout(dropout)
-        heads = (num_heads, qkv_bias, attention_dropout, dropout)
-        self.blocks = nn.LayerList(
-            Block(
+        self.blocks = nn.LayerList()
+        for _ in range(depth):
+            attn = TalkingHeadAttention(
                 embed_dim,
-                TalkingHeadAttention(embed_dim, *heads),
-                mlp_ratio,
-                init_values,
-                dropout,
-                droppath,
+                num_heads,
+                qkv_bias=qkv_bias,
+                attn_drop=attention_dropout,
+                proj_drop=dropout,
             )
-            for _ in range(depth)
-        )
+            block = Block(
+                embed_dim,
+                attn,
+                mlp_ratio=mlp_ratio,
+                init_values=init_values,
+                drop=dropout,
+                drop_path=droppath,
+            )
+            self.blocks.append(block)
         self.feature_info = feature_info(
             [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
         )
-        ratio = mlp_ratio_token_only or mlp_ratio
         self.blocks_token_only = nn.LayerList(
             ClassBlock(
-                embed_dim, ClassAttention(embed_dim, num_heads, qkv_bias), ratio, init_values
+                embed_dim,
+                ClassAttention(embed_dim, num_heads, qkv_bias),
+                mlp_ratio=mlp_ratio_token_only or mlp_ratio,
+                init_values=init_values,
             )
             for _ in range(depth_token_only)
         )
@@ -209,8 +217,8 @@ class Cait(ImageModel):
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         return self.pos_drop(add_to_all(self.patch_embed(x), self.pos_embed))
 
-    # all intermediates have one shape
-    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+    def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+        # ``last`` doesn't matter: all intermediates have one shape.
         token = self.cls_token.expand([x.shape[0], -1, -1])
         for block in self.blocks_token_only:
             token = self._run(block, token, x)
@@ -220,8 +228,8 @@ class Cait(ImageModel):
         return self.head(x[:, 0] if self.global_pool == "token" else x[:, 1:].mean(axis=1))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (the class token's last), the classifier
-        with its norm.
+        """Returns the groups: the embedding, each block (those of the class token last), and the
+        classifier with its norm.
         """
         blocks = [
             (f"{name}.{i}",)
@@ -231,8 +239,8 @@ class Cait(ImageModel):
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Lets the class token's blocks share the groups of as many last blocks of the patches, the
-        norm the last one's.
+        """Returns timm's groups: each block of the class token shares the group of one of the last
+        blocks of the patches. The norm belongs to the last of them.
         """
         count = len(self.blocks)
         last = len(self.blocks_token_only)

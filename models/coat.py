@@ -111,29 +111,29 @@ class ParallelBlock(nn.Layer):
         self.drop_path = DropPath(drop_path)
 
     def forward(self, *scales: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-        # Paddle traces no zip with strict, and no sum of a generator.
-        moved = []
-        given = []
+        # Plain loops: Paddle can't trace zip with strict, nor the sum of a generator.
+        encoded = []
+        tokens = []
         maps = []
         for i, x in enumerate(scales):
             cpe, crpe = self.encodings[i]
-            moved.append(cpe(x))
-            found = getattr(self, f"factoratt_crpe{i + 2}")(
-                getattr(self, f"norm1{i + 2}")(moved[i]), crpe
-            )
-            token, places = as_map(found, crpe.grid)
-            given.append(token)
+            encoded.append(cpe(x))
+            norm1 = getattr(self, f"norm1{i + 2}")
+            attention = getattr(self, f"factoratt_crpe{i + 2}")
+            token, places = as_map(attention(norm1(encoded[i]), crpe), crpe.grid)
+            tokens.append(token)
             maps.append(places)
-        token = given[0] + given[1] + given[2]
-        answers = []
-        for i, x in enumerate(moved):
+        token = tokens[0] + tokens[1] + tokens[2]
+        outputs = []
+        for i, x in enumerate(encoded):
             grid = self.encodings[i][1].grid
             others = [
                 resize_evenly(maps[j], self.encodings[j][1].grid, grid) for j in range(3) if j != i
             ]
             x = self.drop_path(as_tokens(token, maps[i] + others[0] + others[1]), onto=x)
-            answers.append(self.drop_path(self.mlp2(getattr(self, f"norm2{i + 2}")(x)), onto=x))
-        return tuple(answers)
+            norm2 = getattr(self, f"norm2{i + 2}")
+            outputs.append(self.drop_path(self.mlp2(norm2(x)), onto=x))
+        return tuple(outputs)
 
 
 class Aggregation(nn.Layer):
@@ -212,7 +212,7 @@ class CoaT(ImageModel):
         )
         self.num_features = embed_dims[-1]
         hidden = [hidden_width(dim, ratio) for dim, ratio in zip(embed_dims, ratios, strict=True)]
-        others = {
+        block_options: dict[str, Any] = {
             "num_heads": num_heads,
             "qkv_bias": qkv_bias,
             "drop": dropout,
@@ -220,27 +220,28 @@ class CoaT(ImageModel):
         }
         encodings: list[tuple[ConvPosEnc, ConvRelPosEnc]] = []
         for i, (depth, dim) in enumerate(zip(stage_depths, embed_dims, strict=True)):
-            side = 4 if i == 0 else 2
-            size = [pixels // (1 if i == 0 else 2 ** (i + 1)) for pixels in self.image_size]
-            embed = NormedPatches(size, side, embed_dims[i - 1] if i else in_channels, dim)
+            if i == 0:
+                size = list(self.image_size)
+                embed = NormedPatches(size, 4, in_channels, dim)
+            else:
+                # The last scale's map, of which 2 x 2 places make one.
+                size = [pixels // 2 ** (i + 1) for pixels in self.image_size]
+                embed = NormedPatches(size, 2, embed_dims[i - 1], dim)
             token = self.create_parameter([1, 1, dim], default_initializer=Normal(std=0.02))
             encodings.append(
                 (ConvPosEnc(dim, embed.grid_size), ConvRelPosEnc(dim, crpe_window, embed.grid_size))
             )
             blocks = nn.LayerList(
-                SerialBlock(encodings[i], dim, hidden[i], **others) for _ in range(depth)
+                SerialBlock(encodings[i], dim, hidden[i], **block_options) for _ in range(depth)
             )
-            layers = {
-                "patch_embed": embed,
-                "cls_token": token,
-                "cpe": encodings[i][0],
-                "crpe": encodings[i][1],
-            }
-            for name, layer in (layers | {"serial_blocks": blocks}).items():
-                setattr(self, f"{name}{i + 1}", layer)
-        last = (embed_dims[-1], hidden[-1])
+            setattr(self, f"patch_embed{i + 1}", embed)
+            setattr(self, f"cls_token{i + 1}", token)
+            setattr(self, f"cpe{i + 1}", encodings[i][0])
+            setattr(self, f"crpe{i + 1}", encodings[i][1])
+            setattr(self, f"serial_blocks{i + 1}", blocks)
         self.parallel_blocks = nn.LayerList(
-            ParallelBlock(encodings[1:], *last, **others) for _ in range(parallel_depth)
+            ParallelBlock(encodings[1:], embed_dims[-1], hidden[-1], **block_options)
+            for _ in range(parallel_depth)
         )
         for i in (2, 3, 4) if parallel_depth else (4,):
             setattr(self, f"norm{i}", LayerNorm(self.num_features, epsilon=1e-6))
@@ -267,7 +268,7 @@ class CoaT(ImageModel):
         if stage > 1:
             _, x = as_map(x, getattr(self, f"cpe{stage - 1}").grid)
         x = getattr(self, f"patch_embed{stage}")(x)
-        # expand would export a batch of 1
+        # A sum with zeros: expand would be exported with a batch of 1.
         token = getattr(self, f"cls_token{stage}") + paddle.zeros_like(x[:, :1])
         return self._run_all(getattr(self, f"serial_blocks{stage}"), concat([token, x], axis=1))
 
@@ -295,24 +296,22 @@ class CoaT(ImageModel):
     def _collect(
         self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool
     ) -> Any:
-        # the parallel blocks need all scales
+        # The parallel blocks need all scales, so stopping early saves nothing after the first.
         if not self.parallel_blocks or (stop_early and taken[-1] == 0):
             return ImageModel._collect(self, images, taken, norm, stop_early)
         scales = self._parallel(images)
         features = self._norm_scales(scales)
-        found = [scales[0], *features] if norm else scales
-        return features, [found[i] for i in taken]
+        intermediates = [scales[0], *features] if norm else scales
+        return features, [intermediates[i] for i in taken]
 
     def grid(self, places: int) -> tuple[int, int]:
         grids = (getattr(self, f"cpe{i}").grid for i in self._stages())
         return next(grid for grid in grids if grid[0] * grid[1] == places)
 
     def cam_layer(self) -> nn.Layer:
-        return (
-            self.parallel_blocks[-1].norm14
-            if self.parallel_blocks
-            else self.serial_blocks4[-1].norm1
-        )
+        if self.parallel_blocks:
+            return self.parallel_blocks[-1].norm14
+        return self.serial_blocks4[-1].norm1
 
     def forward_head(self, x: Any) -> paddle.Tensor:
         if not self.parallel_blocks:
@@ -323,9 +322,11 @@ class CoaT(ImageModel):
         return {f"cls_token{i}" for i in (1, 2, 3, 4)}
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups of parameters from the input to the classifier. They are the first
-        scale's embedding, its class token and positions; then each serial block, a scale's first
-        with what comes before it. Then come each parallel block and the norms with the classifier.
+        """Returns the groups of parameters from the input to the classifier.
+
+        The first is the first scale's embedding with its class token and positions. Then comes each
+        serial block; the first one of a further scale has that scale's embedding. Each parallel
+        block follows, and last the norms with the classifier.
         """
         *groups, head = self.timm_layer_groups()
         for i in (2, 3, 4):
@@ -336,9 +337,10 @@ class CoaT(ImageModel):
         return [*groups, (*norms, *head)]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups. Of each scale: the embedding, its class token and positions, then
-        each serial block. Each parallel block; the norms are in the last block's group. The
-        classifier.
+        """Returns timm's groups.
+
+        For each scale, they are the embedding with its class token and positions, then each serial
+        block. Each parallel block follows, the last one with the norms. The classifier comes last.
         """
         groups: list[tuple[str, ...]] = []
         for i in (1, 2, 3, 4):
@@ -347,9 +349,10 @@ class CoaT(ImageModel):
                 (f"serial_blocks{i}.{j}",) for j in range(len(getattr(self, f"serial_blocks{i}")))
             ]
         groups += [(f"parallel_blocks.{j}",) for j in range(len(self.parallel_blocks))]
-        groups[-1] += (
-            ("norm2", "norm3", "norm4", "aggregate") if self.parallel_blocks else ("norm4",)
-        )
+        if self.parallel_blocks:
+            groups[-1] += ("norm2", "norm3", "norm4", "aggregate")
+        else:
+            groups[-1] += ("norm4",)
         return [*groups, ("head",)]
 
     def _init_weights(self, layer: nn.Layer) -> None:
@@ -370,9 +373,9 @@ def _check_sizes(
     if len(ratios) != 4:
         raise InputError(f"MLP_RATIO is {ratios}, expected four numbers: one per scale")
     if parallel and (len(set(dims[1:])) > 1 or len(set(ratios[1:])) > 1):
-        found = f"EMBED_DIMS is {list(dims)}, MLP_RATIO {ratios}"
+        values = f"EMBED_DIMS is {list(dims)}, MLP_RATIO {ratios}"
         raise InputError(
-            f"{found}: with PARALLEL_DEPTH the last three scales have one number of each"
+            f"{values}: with PARALLEL_DEPTH the last three scales have one number of each"
         )
     if any(dim % heads for dim in dims):
         raise InputError(f"EMBED_DIMS is {list(dims)}, expected multiples of NUM_HEADS {heads}")

@@ -49,17 +49,21 @@ class Block(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         branch = self.mlp(self.norm(self.conv_dw(x, last=not self.conv_mlp)))
         if self.gamma is not None:
-            scale = scale_planes if self.conv_mlp else scale_channels
-            branch = scale(branch, self.gamma.reshape([-1, 1, 1]) if self.conv_mlp else self.gamma)
+            if self.conv_mlp:
+                branch = scale_planes(branch, self.gamma.reshape([-1, 1, 1]))
+            else:
+                branch = scale_channels(branch, self.gamma)
         return self.drop_path(branch, onto=x)
 
 
 class Stage(nn.Layer):
-    """Blocks of one width; ``downsample`` halves height and width before them, but in the first
-    stage.
+    """Blocks of one width. But for the first stage, ``downsample`` halves height and width before
+    them.
 
     Args:
-        options: of the blocks: ``conv_mlp``, ``use_grn``.
+        in_dim: channels of the stage before; 0: this is the first stage.
+        rates: each block's rate of stochastic depth.
+        options: ``conv_mlp`` and ``use_grn`` of the blocks.
     """
 
     def __init__(
@@ -80,21 +84,24 @@ class Stage(nn.Layer):
 
 
 def stem(in_channels: int, dim: int, kind: str) -> nn.Sequential:
-    """Returns what makes a place of 4 x 4 pixels, [B, in_channels, H, W] -> [B, dim, H / 4, W / 4],
-    then the norm.
+    """Returns the convolutions that make one place of 4 x 4 pixels, and their norm.
+
+    Shape: [B, in_channels, H, W] -> [B, dim, H / 4, W / 4].
     """
     if kind == "patch":
-        layers = [Conv2D(in_channels, dim, 4, stride=4)]
-    else:
-        between = dim
-        if kind == "overlap_tiered":  # half of them, as a multiple of 8
-            between = max(8, (dim // 2 + 4) // 8 * 8)
-            between += 8 if between < 0.9 * (dim // 2) else 0
-        layers = [
-            Conv2D(*sizes, 3, stride=2, padding=1)
-            for sizes in ((in_channels, between), (between, dim))
-        ]
-    return nn.Sequential(*layers, ChannelNorm(dim, epsilon=1e-6))
+        convolution = Conv2D(in_channels, dim, 4, stride=4)
+        return nn.Sequential(convolution, ChannelNorm(dim, epsilon=1e-6))
+    hidden_dim = dim
+    if kind == "overlap_tiered":
+        # Half the channels, rounded to a multiple of 8, but not down by more than 10 %.
+        hidden_dim = max(8, (dim // 2 + 4) // 8 * 8)
+        if hidden_dim < 0.9 * (dim // 2):
+            hidden_dim += 8
+    return nn.Sequential(
+        Conv2D(in_channels, hidden_dim, 3, stride=2, padding=1),
+        Conv2D(hidden_dim, dim, 3, stride=2, padding=1),
+        ChannelNorm(dim, epsilon=1e-6),
+    )
 
 
 @register("convnext")

@@ -13,6 +13,7 @@ for its weights.
 """
 
 import contextlib
+import dataclasses
 import math
 import warnings
 from collections.abc import Iterator
@@ -98,42 +99,52 @@ def model_of(config: Configuration) -> ImageModel:
         unique_name.switch(*names)
 
 
+@dataclasses.dataclass
+class _Count:
+    """The counts of one layer's call."""
+
+    output: tuple[int, ...] = ()
+    macs: int = 0
+    activations: int = 0
+
+
 class _Counter(contextlib.ExitStack):
-    """Counts what is called meanwhile for the layer that calls it."""
+    """Counts the operations within this context, for the layers that call them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.within: list[int] = []  # the layers that are being called
-        # by a layer's id: output's shape, multiply-adds, activations
-        self.found: dict[int, list[Any]] = {}
+        # The ids of the layers that are being called, the innermost last.
+        self.stack: list[int] = []
+        # By a layer's id.
+        self.counts: dict[int, _Count] = {}
 
     def __enter__(self) -> "_Counter":
         call = nn.Layer.__call__
         linear = nn.functional.linear
         matmul = paddle.matmul
 
-        def count_layer(layer: Any, *inputs: Any, **named: Any) -> Any:
-            self.within.append(id(layer))
-            found = self.found.setdefault(id(layer), [(), 0, 0])
-            output = call(layer, *inputs, **named)
-            self.within.pop()
-            found[0] = tuple(getattr(output, "shape", ()))
+        def count_layer(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            self.stack.append(id(layer))
+            count = self.counts.setdefault(id(layer), _Count())
+            output = call(layer, *args, **kwargs)
+            self.stack.pop()
+            count.output = tuple(getattr(output, "shape", ()))
             if isinstance(layer, nn.Conv1D | nn.Conv2D | BlurPool):
-                found[1] += math.prod(output.shape) * math.prod(layer.weight.shape[1:])
-                found[2] += math.prod(output.shape)
+                count.macs += math.prod(output.shape) * math.prod(layer.weight.shape[1:])
+                count.activations += math.prod(output.shape)
             elif isinstance(layer, _NORMS):
-                found[1] += math.prod(output.shape) * (2 if isinstance(layer, _BATCH_NORMS) else 5)
+                per_element = 2 if isinstance(layer, _BATCH_NORMS) else 5
+                count.macs += math.prod(output.shape) * per_element
             return output
 
-        def count_linear(x: Any, weight: Any, *others: Any, **named: Any) -> Any:
-            return self._product(linear(x, weight, *others, **named), weight.shape[0])
+        def count_linear(x: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._product(linear(x, weight, *args, **kwargs), weight.shape[0])
 
         def count_product(
             x: Any, y: Any, transpose_x: bool = False, transpose_y: bool = False
         ) -> Any:
-            return self._product(
-                matmul(x, y, transpose_x, transpose_y), x.shape[-2 if transpose_x else -1]
-            )
+            length = x.shape[-2 if transpose_x else -1]
+            return self._product(matmul(x, y, transpose_x, transpose_y), length)
 
         self.enter_context(mock.patch.object(nn.Layer, "__call__", count_layer))
         self.enter_context(mock.patch("paddle.nn.functional.linear", count_linear))
@@ -141,46 +152,55 @@ class _Counter(contextlib.ExitStack):
         return self
 
     def _product(self, output: Any, length: int) -> Any:
-        found = self.found[self.within[-1]]
-        found[1] += math.prod(output.shape) * length
-        found[2] += math.prod(output.shape)
+        """Counts a matrix product of rows of ``length`` for the innermost layer."""
+        count = self.counts[self.stack[-1]]
+        count.macs += math.prod(output.shape) * length
+        count.activations += math.prod(output.shape)
         return output
 
     def layers(self, model: nn.Layer) -> Iterator[Layer]:
-        """Yields the layers of ``Cost``: a parameter counts once, for the first layer that holds
+        """Yields the layers of ``Cost``. A parameter counts once, for the first layer that holds
         it.
         """
         counted: set[int] = set()
         for name, layer in model.named_sublayers(include_self=True):
-            own = {
+            sizes = {
                 id(parameter): math.prod(parameter.shape)
                 for parameter in layer._parameters.values()
                 if parameter is not None
             }
-            parameters = sum(size for parameter, size in own.items() if parameter not in counted)
-            counted |= own.keys()
-            output, macs, activations = self.found.get(id(layer), ((), 0, 0))
-            if parameters or macs:
-                yield Layer(name, type(layer).__name__, output, parameters, macs, activations)
+            parameters = sum(size for parameter, size in sizes.items() if parameter not in counted)
+            counted |= sizes.keys()
+            count = self.counts.get(id(layer), _Count())
+            if parameters or count.macs:
+                yield Layer(
+                    name,
+                    type(layer).__name__,
+                    count.output,
+                    parameters,
+                    count.macs,
+                    count.activations,
+                )
 
 
 @contextlib.contextmanager
 def _tracing() -> Iterator[None]:
-    """Models that are built and called meanwhile become a static graph, which computes nothing and
+    """Within this context, models are built and called as a static graph, which computes nothing and
     has no weights.
     """
     to_tensor = paddle.to_tensor
 
     def keep_buffer(layer: Any, name: str, tensor: Any, persistable: bool = True) -> None:
-        object.__setattr__(layer, name, tensor)  # a graph's tensors aren't taken as buffers
+        # Paddle refuses a graph's tensors as buffers.
+        object.__setattr__(layer, name, tensor)
 
-    def constant(data: Any, *others: Any, **named: Any) -> Any:
+    def constant(data: Any, *args: Any, **kwargs: Any) -> Any:
         # Paddle 2.6 refuses more than 2 ** 20 values in a graph, and Swin's masks at 384 have more.
-        # Shapes are enough.
+        # Zeros of the same shape are enough.
         array = np.asarray(data)
         if array.size > 1 << 20:
             return paddle.zeros(array.shape, array.dtype)
-        return to_tensor(data, *others, **named)
+        return to_tensor(data, *args, **kwargs)
 
     paddle.enable_static()
     try:
@@ -190,7 +210,8 @@ def _tracing() -> Iterator[None]:
             mock.patch.object(paddle.nn.Layer, "register_buffer", keep_buffer),
             warnings.catch_warnings(),
         ):
-            warnings.simplefilter("ignore")  # that a graph's tensors are nowhere
+            # Paddle warns that a graph's tensors have no place.
+            warnings.simplefilter("ignore")
             yield
     finally:
         paddle.disable_static()

@@ -80,13 +80,12 @@ class Projection(nn.Sequential):
 
 
 class MultiScaleBlock(nn.Layer):
-    """Blocks of each branch; then each class token, in the other branch's width, attends to the
-    other's patches.
+    """Blocks of each branch; then each class token attends to the patches of the other branch.
 
     Args:
         dims: channels of both branches.
-        blocks: of both branches.
-        fusion: the attention of each branch's token: in the other's width.
+        blocks: the blocks of both branches.
+        fusion: for each branch the attention of its token, in the other branch's width.
 
     Shape: two of [B, 1 + N, D] -> the same.
     """
@@ -106,14 +105,16 @@ class MultiScaleBlock(nn.Layer):
         )
 
     def forward(self, *branches: paddle.Tensor) -> list[paddle.Tensor]:
-        found = [self.blocks[i](branches[i]) for i in (0, 1)]
-        answers = []
-        parts = [split(x, [1, x.shape[1] - 1], axis=1) for x in found]
+        tokens = [self.blocks[i](branches[i]) for i in (0, 1)]
+        # Of each branch: its class token, its patches.
+        parts = [split(x, [1, x.shape[1] - 1], axis=1) for x in tokens]
+        outputs = []
         for i in (0, 1):
-            (token, own), (_, other) = parts[i], parts[1 - i]
-            token = self.fusion[i](concat([self.projs[i](token), other], axis=1))
-            answers.append(concat([self.revert_projs[i](token), own], axis=1))
-        return answers
+            token, patches = parts[i]
+            other_patches = parts[1 - i][1]
+            token = self.fusion[i](concat([self.projs[i](token), other_patches], axis=1))
+            outputs.append(concat([self.revert_projs[i](token), patches], axis=1))
+        return outputs
 
 
 @register("crossvit")
@@ -174,8 +175,14 @@ class CrossViT(ImageModel):
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        _check_pairs(IMAGE_SCALES=image_scales, PATCH_SIZE=patch_size, EMBED_DIMS=embed_dims, NUM_HEADS=num_heads,
-                     BRANCH_DEPTHS=branch_depths, MLP_RATIO=mlp_ratio)  # fmt: skip
+        _check_pairs(
+            IMAGE_SCALES=image_scales,
+            PATCH_SIZE=patch_size,
+            EMBED_DIMS=embed_dims,
+            NUM_HEADS=num_heads,
+            BRANCH_DEPTHS=branch_depths,
+            MLP_RATIO=mlp_ratio,
+        )
         for dim, heads in zip(embed_dims, num_heads, strict=True):
             if dim % heads:
                 raise InputError(
@@ -191,30 +198,33 @@ class CrossViT(ImageModel):
         for scale, side, dim in zip(image_scales, patch_size, embed_dims, strict=True):
             size = [round(pixels * scale) for pixels in self.image_size]
             self._add_embedding(kind(size, side, in_channels, dim), dim)
-        self.first_conv, *others = (f"patch_embed.{i}.proj" + ".0" * multi_conv for i in (0, 1))
-        self.beside_first_conv = tuple(others)
+        first = "proj.0" if multi_conv else "proj"
+        self.first_conv = f"patch_embed.0.{first}"
+        self.beside_first_conv = (f"patch_embed.1.{first}",)
         self.pos_drop = nn.Dropout(dropout)
-        drops = (qkv_bias, attention_dropout, dropout)
+        attention_options: dict[str, Any] = {
+            "qkv_bias": qkv_bias,
+            "attn_drop": attention_dropout,
+            "proj_drop": dropout,
+        }
         self.blocks = nn.LayerList()
         for rates in drop_path_rates(droppath, [max(branch_depths)] * depth):
-            blocks = [
-                [
-                    Block(
+            blocks: list[list[nn.Layer]] = [[], []]
+            for i, dim in enumerate(embed_dims):
+                for rate in rates[: branch_depths[i]]:
+                    attn = Attention(dim, num_heads[i], **attention_options)
+                    block = Block(
                         dim,
-                        Attention(dim, heads, None, qkv_bias, False, *drops[1:]),
-                        ratio,
-                        None,
-                        dropout,
-                        rate,
+                        attn,
+                        mlp_ratio=mlp_ratio[i],
+                        init_values=None,
+                        drop=dropout,
+                        drop_path=rate,
                     )
-                    for rate in rates[:count]
-                ]
-                for dim, heads, ratio, count in zip(
-                    embed_dims, num_heads, mlp_ratio, branch_depths, strict=True
-                )
-            ]
+                    blocks[i].append(block)
+            # A branch's token attends in the other branch's width.
             fusion = [
-                CrossAttentionBlock(dim, CrossAttention(dim, heads, *drops), rates[-1])
+                CrossAttentionBlock(dim, CrossAttention(dim, heads, **attention_options), rates[-1])
                 for dim, heads in zip(embed_dims[::-1], num_heads[::-1], strict=True)
             ]
             self.blocks.append(MultiScaleBlock(embed_dims, blocks, fusion))
@@ -265,9 +275,10 @@ class CrossViT(ImageModel):
         return branches
 
     def _resize_image(self, x: paddle.Tensor, size: tuple[int, int]) -> paddle.Tensor:
-        (height, width), (rows, columns) = self.image_size, size
-        if (height, width) == size:
+        if self.image_size == size:
             return x
+        height, width = self.image_size
+        rows, columns = size
         if self.crop_scale and rows <= height and columns <= width:
             above = round((height - rows) / 2)
             left = round((width - columns) / 2)
@@ -277,39 +288,43 @@ class CrossViT(ImageModel):
     def _stage(self, stage: Any, x: Any, shared: Any) -> Any:
         return self._run(stage, *x)
 
-    def _features(self, x: Any, last: bool) -> Any:
+    def _head_input(self, x: Any, last: bool) -> Any:
         return [self.norm[i](x[i]) for i in (0, 1)]
 
     def _collect(
         self, images: paddle.Tensor, taken: Sequence[int], norm: bool, stop_early: bool
     ) -> Any:
-        """As the base's; the intermediates are the fine branch's of each block, then the coarse
-        one's: timm's order.
+        """As the base class's. The intermediates are those of the fine branch, block by block, then
+        those of the coarse one: timm's order.
         """
         count = len(self.blocks)
         x = self._embed(images)
         deepest = max(index % count for index in taken)
-        found: dict[int, paddle.Tensor] = {}
+        intermediates: dict[int, paddle.Tensor] = {}
         for i, block in enumerate(list(self.blocks)[: deepest + 1 if stop_early else None]):
             x = self._stage(block, x, None)
             for branch in (0, 1):
                 if (index := branch * count + i) in taken:
-                    found[index] = self.norm[branch](x[branch]) if norm else x[branch]
-        return self._features(x, last=True), [found[index] for index in taken]
+                    intermediates[index] = self.norm[branch](x[branch]) if norm else x[branch]
+        return self._head_input(x, last=True), [intermediates[index] for index in taken]
 
     def grid(self, places: int) -> tuple[int, int]:
         return next(embed.grid_size for embed in self.patch_embed if embed.num_patches == places)
 
     def cam_layer(self) -> Any:
-        """Returns the norm of the coarse patches where the fine branch's class token last meets
-        them, or else the last one.
+        """Returns the norm before the fine branch's class token attends to the coarse patches for
+        the last time. Without class tokens it is the last norm.
         """
         return self.blocks[-1].fusion[0].norm1 if self.global_pool == "token" else self.norm[1]
 
     def forward_head(self, x: Any) -> paddle.Tensor:
-        token = self.global_pool == "token"
-        pooled = [self.head[i](x[i][:, 0] if token else x[i][:, 1:].mean(axis=1)) for i in (0, 1)]
-        return (pooled[0] + pooled[1]) / 2 if self.num_classes else paddle.concat(pooled, axis=1)
+        outputs = []
+        for i in (0, 1):
+            pooled = x[i][:, 0] if self.global_pool == "token" else x[i][:, 1:].mean(axis=1)
+            outputs.append(self.head[i](pooled))
+        if self.num_classes:
+            return (outputs[0] + outputs[1]) / 2
+        return paddle.concat(outputs, axis=1)
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head.0", "head.1")

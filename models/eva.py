@@ -29,18 +29,20 @@ from weights.names import eva as names
 
 
 class Attention(nn.Layer):
-    """Multi-head self-attention with queries and keys turned by their places; keys have no bias.
+    """Multi-head self-attention with rotary position embeddings; keys have no bias.
 
     Args:
-        dim, num_heads: channels D, heads H.
+        dim: channels D of the tokens.
+        num_heads: heads H.
         qkv_bias: whether queries and values have a bias.
-        qkv_fused: one projection gives queries, keys and values.
-        halves: see ``rotate``.
-        epsilon: of a norm before the last projection; None: no norm.
-        attn_drop, proj_drop: dropout of the attention weights and of the output.
+        qkv_fused: whether one projection computes queries, keys and values.
+        halves: which channels make a pair (``rotate``).
+        epsilon: epsilon of a norm before the last projection; None: no norm.
+        attn_drop: dropout of the attention weights.
+        proj_drop: dropout of the output.
 
-    Shape: [B, N, D] -> the same; ``cosines``, ``sines``: what ``RotaryEmbedding`` gives for N
-    tokens.
+    Shape: [B, N, D] -> the same. ``cosines`` and ``sines`` are the output of ``RotaryEmbedding``
+    for N tokens.
     """
 
     def __init__(
@@ -78,28 +80,32 @@ class Attention(nn.Layer):
     def forward(
         self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor
     ) -> paddle.Tensor:
-        heads = (self.num_heads, self.head_dim, self.scale, self.attn_drop)
         x = attend_heads(
-            self._project(x), *heads, turns=(cosines, sines), halves=self.halves, flash=True
+            self._project(x),
+            self.num_heads,
+            self.head_dim,
+            self.scale,
+            drop=self.attn_drop,
+            turns=(cosines, sines),
+            halves=self.halves,
+            flash=True,
         )
         return self.proj_drop(self.proj(self.norm(x)))
 
     def _project(self, x: paddle.Tensor) -> list[paddle.Tensor]:
-        """Returns queries, keys and values [B, N, D], or all three in one."""
+        """Returns queries, keys and values, three of [B, N, D] or one of [B, N, 3 D]."""
         if not self.qkv_fused:
             return [projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj)]
-        bias = (
-            paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias])
-            if self.qkv_bias
-            else None
-        )
+        bias = None
+        if self.qkv_bias:
+            bias = paddle.concat([self.q_bias, paddle.zeros_like(self.q_bias), self.v_bias])
         return [self.qkv(x, bias)]
 
 
 class Block(nn.Layer):
     """x + gamma_1 * attn(norm1(x)), then x + gamma_2 * mlp(norm2(x)), each branch with drop path.
 
-    Shape: [B, N, D] -> the same; ``cosines``, ``sines``: see ``Attention``.
+    Shape: [B, N, D] -> the same; for ``cosines`` and ``sines`` see ``Attention``.
     """
 
     def __init__(
@@ -127,13 +133,13 @@ class Block(nn.Layer):
         self, x: paddle.Tensor, cosines: paddle.Tensor, sines: paddle.Tensor
     ) -> paddle.Tensor:
         branch = self.attn(self.norm1(x), cosines, sines)
-        x = self.drop_path1(
-            branch if self.gamma_1 is None else scale_channels(branch, self.gamma_1), onto=x
-        )
+        if self.gamma_1 is not None:
+            branch = scale_channels(branch, self.gamma_1)
+        x = self.drop_path1(branch, onto=x)
         branch = self.mlp(self.norm2(x))
-        return self.drop_path2(
-            branch if self.gamma_2 is None else scale_channels(branch, self.gamma_2), onto=x
-        )
+        if self.gamma_2 is not None:
+            branch = scale_channels(branch, self.gamma_2)
+        return self.drop_path2(branch, onto=x)
 
 
 @register("eva")
@@ -239,35 +245,65 @@ class Eva(ImageModel):
         self.patch_embed = PatchEmbed(
             self.image_size, patch_size, in_channels, embed_dim, any_size=dynamic_img_size
         )
-        self._add_tokens(class_token, reg_tokens, use_abs_pos_emb)
+        if class_token:
+            self.cls_token = self._make_tokens(1)
+        if reg_tokens:
+            self.reg_token = self._make_tokens(reg_tokens)
+        self.pos_embed = None
+        if use_abs_pos_emb:
+            self.pos_embed = self._make_tokens(
+                self.patch_embed.num_patches + self.num_prefix_tokens
+            )
         self.pos_drop = nn.Dropout(dropout)
-        angles = (rope_temperature, ref_feat_shape, self.num_prefix_tokens, rope_bfloat16)
         self.rope = RotaryEmbedding(
-            rope_type, self.patch_embed.grid_size, embed_dim // num_heads, *angles
+            rope_type,
+            self.patch_embed.grid_size,
+            embed_dim // num_heads,
+            temperature=rope_temperature,
+            reference=ref_feat_shape,
+            prefix=self.num_prefix_tokens,
+            bfloat16=rope_bfloat16,
         )
-        inner = norm_eps if scale_attn_inner else None
-        heads = (
-            num_heads,
-            qkv_bias,
-            qkv_fused,
-            rope_type == "dinov3",
-            inner,
-            attention_dropout,
-            dropout,
-        )
-        gated = (swiglu_mlp, swiglu_align_to, norm_eps if scale_mlp else None)
-        [rates] = drop_path_rates(droppath, [depth])
-        self.blocks = nn.LayerList(
-            Block(embed_dim, Attention(embed_dim, *heads), mlp, init_values, norm_eps, rate)
-            for rate in rates
-            for mlp in [_mlp(embed_dim, hidden_width(embed_dim, mlp_ratio), *gated, dropout)]
-        )
+
+        hidden_dim = hidden_width(embed_dim, mlp_ratio)
+        [drop_paths] = drop_path_rates(droppath, [depth])
+        self.blocks = nn.LayerList()
+        for drop_path in drop_paths:
+            mlp = _make_mlp(
+                embed_dim,
+                hidden_dim,
+                gated=swiglu_mlp,
+                align_to=swiglu_align_to,
+                epsilon=norm_eps if scale_mlp else None,
+                drop=dropout,
+            )
+            attn = Attention(
+                embed_dim,
+                num_heads,
+                qkv_bias=qkv_bias,
+                qkv_fused=qkv_fused,
+                halves=rope_type == "dinov3",
+                epsilon=norm_eps if scale_attn_inner else None,
+                attn_drop=attention_dropout,
+                proj_drop=dropout,
+            )
+            block = Block(
+                embed_dim,
+                attn,
+                mlp,
+                init_values=init_values,
+                epsilon=norm_eps,
+                drop_path=drop_path,
+            )
+            self.blocks.append(block)
         self.feature_info = feature_info(
             [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
         )
-        after = global_pool == "avg" if fc_norm is None else fc_norm
-        self.norm = nn.Identity() if after else LayerNorm(embed_dim, epsilon=norm_eps)
-        self.fc_norm = LayerNorm(embed_dim, epsilon=norm_eps) if after else nn.Identity()
+        # The last norm stands before the pooling or after it.
+        if fc_norm is None:
+            fc_norm = global_pool == "avg"
+        self.norm = nn.Identity() if fc_norm else LayerNorm(embed_dim, epsilon=norm_eps)
+        self.fc_norm = LayerNorm(embed_dim, epsilon=norm_eps) if fc_norm else nn.Identity()
         self._add_classifiers()
         self.apply(self._init_weights)
         init_branches(self.blocks)
@@ -276,20 +312,16 @@ class Eva(ImageModel):
     @property
     def input_sizes(self) -> str:
         side = self.patch_embed.patch_size
-        return (
-            f"images of multiples of {side} pixels"
-            if self.patch_embed.any_size
-            else super().input_sizes
-        )
+        if self.patch_embed.any_size:
+            return f"images of multiples of {side} pixels"
+        return super().input_sizes
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         patches = in_float32(self.patch_embed(x))
-        tokens = [
-            getattr(self, name) for name in ("cls_token", "reg_token") if name in self._parameters
-        ]
-        x = concat(
-            [*(token.expand([patches.shape[0], -1, -1]) for token in tokens), patches], axis=1
-        )
+        names = ("cls_token", "reg_token")
+        prefix = [getattr(self, name) for name in names if name in self._parameters]
+        prefix = [token.expand([patches.shape[0], -1, -1]) for token in prefix]
+        x = concat([*prefix, patches], axis=1)
         if self.pos_embed is not None:
             x = add_to_all(x, self.pos_embed)
         return self.pos_drop(x)
@@ -307,8 +339,8 @@ class Eva(ImageModel):
         return self.head(self.fc_norm(x))
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the classifier with its norm: the authors'
-        of both (optim_factory.py in baaivision/EVA's EVA-02/asuka, param_groups.py in
+        """Returns the groups of both authors: the embedding, each block, and the classifier with
+        its norm (optim_factory.py in baaivision/EVA's EVA-02/asuka, param_groups.py in
         facebookresearch/dinov3).
         """
         blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
@@ -321,18 +353,11 @@ class Eva(ImageModel):
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token", "reg_token"}
 
-    def _add_tokens(self, class_token: bool, reg_tokens: int, positions: bool) -> None:
-        counts = {"cls_token": int(class_token), "reg_token": reg_tokens}
-        counts["pos_embed"] = (
-            self.patch_embed.num_patches + self.num_prefix_tokens if positions else 0
+    def _make_tokens(self, count: int) -> paddle.Tensor:
+        """Returns a parameter of ``count`` tokens, the same for all images: [1, count, embed_dim]."""
+        return self.create_parameter(
+            [1, count, self.num_features], default_initializer=Normal(std=0.02)
         )
-        self.pos_embed = None
-        for name, count in counts.items():
-            if count:
-                shape = [1, count, self.num_features]
-                setattr(
-                    self, name, self.create_parameter(shape, default_initializer=Normal(std=0.02))
-                )
 
     def _init_weights(self, layer: nn.Layer) -> None:
         init_linear(layer)
@@ -349,16 +374,25 @@ def _check(embed_dim: int, num_heads: int, one_size: bool) -> None:
         )
 
 
-def _mlp(
-    dim: int, hidden: int, gated: bool, align: int, epsilon: float | None, drop: float
+def _make_mlp(
+    dim: int, hidden_dim: int, gated: bool, align_to: int, epsilon: float | None, drop: float
 ) -> nn.Layer:
-    """Returns a block's MLP: timm packs the gate's layer with the other's where nothing forbids it."""
+    """Returns a block's MLP.
+
+    Args:
+        gated: whether it is a SwiGLU.
+        align_to: its hidden width is rounded up to a multiple of this; 0: it isn't rounded.
+        epsilon: epsilon of a norm within it; None: no norm.
+    """
     if not gated:
-        if align or epsilon is not None:
+        if align_to or epsilon is not None:
             raise InputError(
                 "SWIGLU_MLP is False, but SWIGLU_ALIGN_TO and SCALE_MLP are for such an MLP; set it True"
             )
-        return Mlp(dim, hidden, drop)
-    if not align and epsilon is None:
-        return PackedSwiGLU(dim, hidden, drop)
-    return SwiGLU(dim, hidden + (-hidden % align if align else 0), epsilon, drop)
+        return Mlp(dim, hidden_dim, drop)
+    # timm has both first layers in one tensor where neither option is used.
+    if not align_to and epsilon is None:
+        return PackedSwiGLU(dim, hidden_dim, drop)
+    if align_to:
+        hidden_dim += -hidden_dim % align_to
+    return SwiGLU(dim, hidden_dim, epsilon, drop)

@@ -18,7 +18,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath
 from models.layers.activations import relu, silu
-from models.layers.attention import in_one
+from models.layers.attention import can_fuse
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.conv import Conv2D, MaxPool2D
 from models.layers.conv_norm import ConvNorm
@@ -80,7 +80,9 @@ class RelativePositions(nn.Layer):
         if ops.usable(q):
             vectors = paddle.concat([self.height_rel, self.width_rel])
             products = matmul(q.reshape([-1, dim]), vectors, transpose_y=True)
-            return ops.distances(products, side, window).reshape([-1, blocks, length, window**2])
+            return ops.relative_bias(products, side, window).reshape(
+                [-1, blocks, length, window**2]
+            )
         q = q.reshape([-1, side, side, dim])
         columns = self._scores(q, self.width_rel).reshape([-1, side, side, 1, window])
         # by column, row, and the key's row
@@ -145,7 +147,7 @@ class HaloAttention(nn.Layer):
         q = q.reshape([-1, rows * columns, side**2, dim])  # [B * heads, blocks, queries, head_dim]
         kv = self._windows(self.kv(x).reshape([-1, 2 * dim, *x.shape[2:]]))
         positions = self.pos_embed(q)
-        if in_one(q, self.attn_drop):  # to it, blocks are items of the batch
+        if can_fuse(q, self.attn_drop):  # to it, blocks are items of the batch
             parts = [q.flatten(0, 1), kv.flatten(0, 1)]
             positions = positions.flatten(0, 1).unsqueeze(1)
             x = ops.attention(parts, 1, dim, dim**-0.5, positions)
@@ -164,7 +166,7 @@ class HaloAttention(nn.Layer):
         kind of export has.
         """
         if ops.usable(x):
-            return ops.windows(x, self.block_size, self.halo_size)
+            return ops.halo_windows(x, self.block_size, self.halo_size)
         (dim, height, width), size, window = x.shape[1:], self.block_size, self.window_size
         x = self._with_halo(x.reshape([-1, dim, height // size, size, width]), 2)
         x = self._with_halo(x.reshape([-1, dim, height // size, window, width // size, size]), 4)

@@ -161,32 +161,50 @@ class Hiera(ImageModel):
         check_counts(stages, MASK_UNIT_ATTN=mask_unit_attn)
         self.unit_side = 2 ** (stages - 1)
         self._check_sizes(embed_dim, num_heads, stages, q_pool)
-        # how often a stage's tokens were pooled
+        # How often the tokens of each stage were pooled.
         self.pools = [min(stage, q_pool) for stage in range(stages)]
         self.patch_embed = PatchEmbed(self.image_size, in_channels, embed_dim)
         rows, columns = self.patch_embed.grid_size
         self.units = (rows // self.unit_side, columns // self.unit_side)
         self._add_positions(embed_dim, global_pos_size)
-        self.blocks, ends = (
-            nn.LayerList(),
-            [sum(stage_depths[:stage]) for stage in range(stages + 1)],
-        )
-        # of the blocks, by stage
+        ends = [sum(stage_depths[:stage]) for stage in range(stages + 1)]
+        # The blocks of each stage, as a slice of all.
         self.spans = [slice(*ends[stage : stage + 2]) for stage in range(stages)]
         dims = [embed_dim << stage for stage in range(stages)]
-        for stage, rates in enumerate(drop_path_rates(droppath, stage_depths)):
-            for i, rate in enumerate(rates):
-                before = stage - (stage > 0 and i == 0)  # the stage whose tokens are read
-                places = (self.unit_side >> self.pools[before]) ** 2
-                pools = self.pools[before] < self.pools[stage]
-                widths = (dims[before], dims[stage])
-                heads = num_heads << stage
-                attn = MaskUnitAttention(*widths, heads, places, mask_unit_attn[before], pools)
-                sizes = (attn, mlp_ratio, init_values)
-                widening = (
-                    Widening(*widths, *sizes, rate, use_expand_proj) if before < stage else None
+        self.blocks = nn.LayerList()
+        for stage, drop_paths in enumerate(drop_path_rates(droppath, stage_depths)):
+            for i, drop_path in enumerate(drop_paths):
+                # The first block of a further stage reads the tokens of the stage before.
+                widens = stage > 0 and i == 0
+                source = stage - 1 if widens else stage
+                attn = MaskUnitAttention(
+                    dims[source],
+                    dims[stage],
+                    num_heads << stage,
+                    places=(self.unit_side >> self.pools[source]) ** 2,
+                    within=mask_unit_attn[source],
+                    pools=self.pools[source] < self.pools[stage],
                 )
-                self.blocks.append(widening or Block(dims[stage], *sizes, 0.0, rate))
+                if widens:
+                    block = Widening(
+                        dims[source],
+                        dims[stage],
+                        attn,
+                        mlp_ratio=mlp_ratio,
+                        init_values=init_values,
+                        drop_path=drop_path,
+                        use_expand_proj=use_expand_proj,
+                    )
+                else:
+                    block = Block(
+                        dims[stage],
+                        attn,
+                        mlp_ratio=mlp_ratio,
+                        init_values=init_values,
+                        drop=0.0,
+                        drop_path=drop_path,
+                    )
+                self.blocks.append(block)
         modules = [f"blocks.{end - 1}" for end in ends[1:]]
         self.feature_info = feature_info(modules, dims, [STRIDE << pools for pools in self.pools])
         self.num_features = dims[-1]
@@ -228,14 +246,16 @@ class Hiera(ImageModel):
             self.register_buffer(name, matrix, persistable=False)
 
     def _positions(self) -> paddle.Tensor:
-        """The positions of all places: [1, rows, columns, D], float32."""
+        """Returns the position embedding of all places: [1, rows, columns, D], float32."""
         rows, columns = self.patch_embed.grid_size
         if self.pos_embed_win is None:
             return self.pos_embed.reshape([1, rows, columns, -1])
-        # Sums of products, not matrix products, which autocast would compute in half.
+        # Sums of products instead of matrix products, which autocast would compute in half
+        # precision.
         x = (self.pos_embed.unsqueeze(2) * self.stretch_rows.unsqueeze(2)).sum(axis=3)
         x = (x.unsqueeze(3) * self.stretch_columns).sum(axis=4)
-        (down, across), side = self.units, self.unit_side
+        down, across = self.units
+        side = self.unit_side
         x = x.reshape([1, -1, down, side, across, side]) + self.pos_embed_win.unsqueeze([2, 4])
         return x.reshape([1, -1, rows, columns]).transpose([0, 2, 3, 1])
 
@@ -249,29 +269,29 @@ class Hiera(ImageModel):
 
         Args:
             x: [B, C, H, W], normalised.
-            mask: [B, mask units], boolean, units row by row; those that are False are left out, as
-                if they weren't there. Each image keeps as many, which has to be waited for. Or the
-                numbers of those that are kept, [B, kept] int64. None: all are kept, but for
-                PATCH_DROP in training.
-            return_intermediates: returned is (features, what each stage gives): maps [B, rows,
-                columns, channels], or where units may be left out maps of those that are kept: [B,
-                units, rows, columns, channels].
+            mask: [B, mask units], boolean, units row by row. Units that are False are left out, as
+                if they weren't there; every image keeps equally many. Counting them waits for the
+                device. Or the indices of the units that are kept, [B, kept] int64. None: all are
+                kept, apart from PATCH_DROP in training.
+            return_intermediates: whether (features, the output of each stage) is returned. An
+                output is maps [B, rows, columns, channels]. Where units may be left out, it has a
+                map of each that is kept: [B, units, rows, columns, channels].
 
         Raises:
             InputError: a mask that doesn't fit the images, or besides PATCH_DROP.
         """
-        found = []
+        outputs = []
         x = self._embed(x, mask)
         for stage in self._stages():
             x = self._stage(stage, x, None)
-            found.append(x)
-        features = self._features(x, last=True)
+            outputs.append(x)
+        features = self._head_input(x, last=True)
         if not return_intermediates:
             return features
         if mask is None and self._whole(x):
-            return features, [self.by_rows(one) for one in found]
+            return features, [self.by_rows(output) for output in outputs]
         return features, [
-            unit_maps(one, self.unit_side >> self.pools[i]) for i, one in enumerate(found)
+            unit_maps(output, self.unit_side >> self.pools[i]) for i, output in enumerate(outputs)
         ]
 
     def _embed(self, x: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -280,27 +300,28 @@ class Hiera(ImageModel):
                 f"the model takes {self.input_sizes}, found {x.shape[2]} x {x.shape[3]}"
             )
         kept = self._kept_units(x.shape[0], mask)
-        # a convolution across a unit's border reads zeros, not what is left out
+        # Convolutions cross the borders of units: they read zeros there, not what is left out.
         if kept is not None:
             x = self._masked_images(x, kept)
         x = to_units(add_to_all(self.patch_embed(x), self._positions()), self.unit_side)
         if kept is None:
             return x
-        count, (_, length, dim) = self.units[0] * self.units[1], x.shape
+        count = self.units[0] * self.units[1]
+        _, length, dim = x.shape
+        # Gathers whole units: a row of the reshaped tokens is one unit of one image.
         rows = kept + count * paddle.arange(kept.shape[0]).unsqueeze(1)
-        x = paddle.gather(x.reshape([-1, length // count * dim]), rows.flatten())  # whole units
+        x = paddle.gather(x.reshape([-1, length // count * dim]), rows.flatten())
         return x.reshape([kept.shape[0], -1, dim])
 
     def _kept_units(self, batch: int, mask: paddle.Tensor | None) -> paddle.Tensor | None:
-        """The numbers of the units that each image keeps, [B, kept] int64; None: all."""
+        """Returns the indices of the units that each image keeps, [B, kept] int64; None: all."""
         count = self.units[0] * self.units[1]
         drops = self.training and self.patch_drop > 0
         if mask is None:
             if not drops:
                 return None
-            return paddle.rand([batch, count]).argsort(axis=1)[
-                :, : max(1, int(count * (1 - self.patch_drop)))
-            ]
+            kept = max(1, int(count * (1 - self.patch_drop)))
+            return paddle.rand([batch, count]).argsort(axis=1)[:, :kept]
         if drops:
             raise InputError(
                 "a mask was given, and PATCH_DROP leaves out units by itself; set it to 0"
@@ -319,18 +340,15 @@ class Hiera(ImageModel):
         return paddle.nonzero(mask)[:, 1].reshape([batch, -1])
 
     def _masked_images(self, x: paddle.Tensor, kept: paddle.Tensor) -> paddle.Tensor:
-        """Images whose pixels are 0 in the units that aren't kept."""
-        (rows, columns), (height, width), channels = self.units, self.image_size, x.shape[1]
-        seen = (
-            F.one_hot(kept, rows * columns)
-            .sum(axis=1)
-            .astype(x.dtype)
-            .reshape([-1, 1, rows, 1, columns, 1])
-        )
+        """Returns the images with zeros in the units that aren't kept."""
+        rows, columns = self.units
+        height, width = self.image_size
+        channels = x.shape[1]
         side = STRIDE * self.unit_side
-        return (x.reshape([-1, channels, rows, side, columns, side]) * seen).reshape(
-            [-1, channels, height, width]
-        )
+        mask = F.one_hot(kept, rows * columns).sum(axis=1).astype(x.dtype)
+        mask = mask.reshape([-1, 1, rows, 1, columns, 1])
+        x = x.reshape([-1, channels, rows, side, columns, side]) * mask
+        return x.reshape([-1, channels, height, width])
 
     def _stages(self) -> Iterable[Any]:
         blocks = list(self.blocks)
@@ -340,11 +358,14 @@ class Hiera(ImageModel):
         return self._run_all(stage, x)
 
     def _whole(self, x: paddle.Tensor) -> bool:
-        """Whether no units of a stage's tokens were left out; its channels tell which stage it is."""
-        dims = [one["num_chs"] for one in self.feature_info]
-        return self.patch_embed.num_patches >> 2 * self.pools[dims.index(x.shape[2])] == x.shape[1]
+        """Returns whether no units were left out of a stage's tokens; their channels tell which
+        stage it is.
+        """
+        dims = [info["num_chs"] for info in self.feature_info]
+        stage = dims.index(x.shape[2])
+        return self.patch_embed.num_patches >> 2 * self.pools[stage] == x.shape[1]
 
-    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+    def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
         return self.by_rows(x).flatten(1, 2) if self._whole(x) else x
 
     def by_rows(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -372,8 +393,8 @@ class Hiera(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the last with the head: the authors'
-        (hiera/hiera.py in dbolya/hiera, v0.2.0).
+        """Returns the authors' groups (hiera/hiera.py in dbolya/hiera, v0.2.0): the embedding and
+        each block, the last one with the head.
         """
         *groups, last, head = self.timm_layer_groups()
         return [*groups, last + head]

@@ -85,16 +85,20 @@ class Attention(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         return self._attend([self.qkv(x)])
 
-    def _attend(self, parts: list[paddle.Tensor]) -> paddle.Tensor:
+    def _attend(self, qkv: list[paddle.Tensor]) -> paddle.Tensor:
+        """Attends with queries, keys and values in one tensor, or with queries, and keys and values
+        in one.
+        """
         bias = gather_columns(self.attention_biases, self.attention_bias_idxs)
         return self.proj(
-            attend_heads(parts, self.num_heads, self.key_dim, self.scale, bias=bias, by_head=True)
+            attend_heads(qkv, self.num_heads, self.key_dim, self.scale, bias=bias, by_head=True)
         )
 
 
 class AttentionDownsample(Attention):
-    """Attention whose queries are every second row and column. [B, rows x columns, dim] -> [B, a
-    quarter, out_dim].
+    """Attention whose queries are those of every second row and column.
+
+    Shape: [B, rows * columns, dim] -> [B, a quarter of them, out_dim].
     """
 
     stride = 2
@@ -102,7 +106,8 @@ class AttentionDownsample(Attention):
     def __init__(
         self, dim: int, out_dim: int, key_dim: int, grid: tuple[int, int], act: str
     ) -> None:
-        self.out_dim = out_dim  # before the projections are added
+        # ``_add_projections`` reads it.
+        self.out_dim = out_dim
         super().__init__(dim, key_dim, dim // key_dim, DOWN_ATTN_RATIO, grid, act)
 
     def _add_projections(self, dim: int) -> None:
@@ -111,10 +116,9 @@ class AttentionDownsample(Attention):
         self._add_output(self.out_dim, start=1.0)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        kept = x.reshape([-1, *self.grid, x.shape[2]])[:, :: self.stride, :: self.stride].flatten(
-            1, 2
-        )
-        return self._attend([self.q(kept), self.kv(x)])
+        maps = x.reshape([-1, *self.grid, x.shape[2]])
+        queried = maps[:, :: self.stride, :: self.stride].flatten(1, 2)
+        return self._attend([self.q(queried), self.kv(x)])
 
 
 def distances(grid: tuple[int, int], stride: int) -> np.ndarray:
@@ -180,7 +184,7 @@ class Downsample(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width; ``downsample`` quarters the tokens before them, but in the first stage."""
+    """Blocks of one width. But for the first stage, ``downsample`` quarters the tokens before them."""
 
     def __init__(self, downsample: nn.Layer, blocks: Iterable[Block]) -> None:
         super().__init__()

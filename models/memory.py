@@ -1,78 +1,75 @@
-"""What training takes of each process's memory, by arithmetic: no weights are made, and nothing is
-computed.
+"""Estimates the memory of each training process from a model's sizes, without building the model.
 
-Optimizers are taken to keep two moments of each parameter, as AdamW does. Weights, gradients and
-moments are float32; AMP computes from copies of the weights. What a GPU's libraries take, and a
-step's passing buffers, isn't counted.
+The optimizer is assumed to keep two moments of each parameter, as AdamW does. Weights, gradients
+and moments are float32, and AMP computes with copies of the weights. The memory of a GPU's
+libraries and temporary buffers of a step aren't counted.
 """
 
 import math
 import re
 from typing import NamedTuple
 
-from models.costs import Cost, cost
+from models.costs import Cost
+from models.costs import cost as cost_of
 from settings.options import Configuration
 
 STAGES = (0, 1, 2, 3)  # of DIST.STRATEGY.sharding_configs; 0: no sharding
 # bytes
 FLOAT = 4
 HALF = 2
-# What training keeps of a layer for its backward pass, over what ``costs`` counts as its
-# activations: inputs of norms and outputs of activation functions are kept, too. It is 1.5 for a
-# ViT's block, whose formulas say what is kept. On a CPU, the compiled operators keep less: 1.2 was
-# measured for ViT-S (tools/model_info.py, two batch sizes).
+# Elements that training keeps for the backward pass per element of the activations that ``costs``
+# counts: inputs of norms and outputs of activation functions are kept, too. 1.5 follows from the
+# formulas of a ViT's block. On a CPU the compiled operators keep less: 1.2 was measured for ViT-S
+# (tools/model_info.py, two batch sizes).
 KEPT = 1.5
 _BLOCK = re.compile(r"(.*\bblocks\.\d+|layer\d+\.\d+)\.")
 
 
 class Memory(NamedTuple):
-    """Bytes of one process, the one that has most of them."""
+    """Bytes of one process: the one that needs most."""
 
     weights: int
-    copies: int  # of the weights, in bfloat16
+    # of the weights in bfloat16
+    copies: int
     gradients: int
     moments: int
     activations: int
 
 
-class Planned:
-    """A model of which memory is computed.
+class TrainingMemory:
+    """Estimates the memory that training a model takes.
 
     Args:
-        config: its configuration; MODEL.RECOMPUTE and AMP count.
+        config: the model's configuration, of which MODEL.RECOMPUTE and AMP count, too.
     """
 
     def __init__(self, config: Configuration) -> None:
-        self.cost = cost(config)
+        self.cost = cost_of(config)
         self.sizes = self.cost.sizes
         self.parameters = sum(self.sizes)
         self.half = config.AMP
         blocks = _by_block(self.cost, "parameters")
-        # of stage 3, which shares out blocks alone
-        self.everywhere = self.parameters - sum(blocks.values())
-        self.block = max(blocks.values(), default=0)
+        # Stage 3 shards the blocks alone: each process has all other parameters.
+        self.unsharded = self.parameters - sum(blocks.values())
+        self.largest_block = max(blocks.values(), default=0)
         self.activations = self._activations(bool(config.MODEL.get("RECOMPUTE")))
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """Returns the stages of sharding that the model can be trained with: the third needs one
-        sequence of blocks.
+        """The stages of sharding that the model can be trained with. Stage 3 needs one sequence of
+        blocks.
         """
-        return (
-            STAGES
-            if any(layer.name.startswith("blocks.") for layer in self.cost.layers)
-            else STAGES[:-1]
-        )
+        if any(layer.name.startswith("blocks.") for layer in self.cost.layers):
+            return STAGES
+        return STAGES[:-1]
 
-    def memory(self, stage: int, ranks: int, batch_size: int) -> Memory:
-        """Returns what each of ``ranks`` processes takes for a batch of ``batch_size`` images of
-        its own.
-        """
+    def per_process(self, stage: int, ranks: int, batch_size: int) -> Memory:
+        """Returns the memory of each of ``ranks`` processes with ``batch_size`` images each."""
         share = largest_share(self.sizes, ranks)
         weights = self.parameters
         if stage == 3:
-            # In a backward pass, two blocks are there as a whole.
-            weights = min(weights, self.everywhere + share + 2 * self.block)
+            # In a backward pass, two blocks are gathered at a time.
+            weights = min(weights, self.unsharded + share + 2 * self.largest_block)
         return Memory(
             weights=FLOAT * weights,
             copies=HALF * weights if self.half else 0,
@@ -83,21 +80,19 @@ class Planned:
 
     def _activations(self, recompute: bool) -> int:
         """Returns the bytes that are kept of one image."""
-        each = KEPT * (HALF if self.half else FLOAT)
+        element = KEPT * (HALF if self.half else FLOAT)
         if not recompute:
-            return round(each * self.cost.activations)
+            return round(element * self.cost.activations)
+        # Each block's input is kept, and the activations of one block at a time.
         blocks = _by_block(self.cost, "activations")
         inputs = {_block_of(layer.name): math.prod(layer.output) for layer in self.cost.layers}
         kept = FLOAT * sum(inputs[name] for name in blocks)
-        return round(
-            kept
-            + each
-            * (self.cost.activations - sum(blocks.values()) + max(blocks.values(), default=0))
-        )
+        others = self.cost.activations - sum(blocks.values())
+        return round(kept + element * (others + max(blocks.values(), default=0)))
 
 
 def largest_share(sizes: list[int], ranks: int) -> int:
-    """Returns how many elements the rank has that gets most of them: fleet gives each parameter,
+    """Returns the number of elements of the rank with most of them. Fleet assigns each parameter,
     the largest first, to the rank that has least.
     """
     shares = [0] * ranks
@@ -106,10 +101,10 @@ def largest_share(sizes: list[int], ranks: int) -> int:
     return max(shares)
 
 
-def _by_block(found: Cost, field: str) -> dict[str, int]:
+def _by_block(cost: Cost, field: str) -> dict[str, int]:
     """Returns the sum of a field of ``costs.Layer`` over the layers of each block."""
     blocks: dict[str, int] = {}
-    for layer in found.layers:
+    for layer in cost.layers:
         if name := _block_of(layer.name):
             blocks[name] = blocks.get(name, 0) + getattr(layer, field)
     return blocks

@@ -68,15 +68,17 @@ class Block(nn.Layer):
             ConvNorm(in_dim, dim, kernel_size, stride=stride, groups=groups)
             for _ in range(branches)
         )
-        self.conv_scale = (
-            ConvNorm(in_dim, dim, 1, stride=stride, groups=groups) if kernel_size > 1 else None
-        )
+        self.conv_scale = None
+        if kernel_size > 1:
+            self.conv_scale = ConvNorm(in_dim, dim, 1, stride=stride, groups=groups)
         self.drop_path = DropPath(drop_path if self.identity is not None else 0.0)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if self.reparam_conv is not None:
             return relu(self.attn(self.reparam_conv(x)))
-        branches = [*([] if self.conv_scale is None else [self.conv_scale]), *self.conv_kxk]
+        branches = list(self.conv_kxk)
+        if self.conv_scale is not None:
+            branches.insert(0, self.conv_scale)
         out = branches[0](x)
         for branch in branches[1:]:
             out = add_branch(out, branch(x))
@@ -85,8 +87,8 @@ class Block(nn.Layer):
         return relu(self.attn(out))
 
     def fold(self) -> None:
-        """Puts one convolution in the place of the branches, by the statistics that their norms
-        hold.
+        """Replaces the branches by one convolution, computed with the running statistics of their
+        norms.
         """
         if self.reparam_conv is not None:
             return
@@ -95,10 +97,8 @@ class Block(nn.Layer):
         bias = np.zeros([dim])
         channels = np.arange(dim)
         middle = side // 2
-        branches = [
-            *self.conv_kxk,
-            *(one for one in (self.conv_scale, self.identity) if one is not None),
-        ]
+        optional = [branch for branch in (self.conv_scale, self.identity) if branch is not None]
+        branches = [*self.conv_kxk, *optional]
         for branch in branches:
             norm = branch.bn if isinstance(branch, ConvNorm) else branch
             mean, variance, weight, shift = (
@@ -107,7 +107,8 @@ class Block(nn.Layer):
             )
             scale = weight / np.sqrt(variance + norm._epsilon)
             bias += shift - mean * scale
-            if branch is norm:  # the input itself: of each group's channels its own
+            if branch is norm:
+                # The input itself is a convolution that reads each channel in its middle.
                 kernel[channels, channels % group_dim, middle, middle] += scale
             else:
                 added = branch.conv.weight.numpy() * scale.reshape([-1, 1, 1, 1])
@@ -166,26 +167,41 @@ class MobileOne(ImageModel):
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         check_stages(stage_depths, embed_dims)
-        self.deploy, self.num_features, in_dim = deploy, embed_dims[-1], min(64, embed_dims[0])
+        self.deploy = deploy
+        self.num_features = embed_dims[-1]
+        in_dim = min(64, embed_dims[0])
         if deploy:
             self._only_one_reads_images()
         self.stem = Block(in_channels, in_dim, 3, stride=2, deploy=deploy)
         self.feature_info = feature_info(
             ["stem", *(f"stages.{i}" for i in range(4))], [in_dim, *embed_dims], (2, 4, 8, 16, 32)
         )
-        # pairs, at a stage's end
+        # How many pairs of blocks at each stage's end have squeeze and excitation.
         squeezed = [0, 0, stage_depths[2] // 2, stage_depths[3]] if use_se else [0] * 4
         rates = drop_path_rates(droppath, [2 * depth for depth in stage_depths])
         self.stages = nn.LayerList()
-        for dim, depth, last, own in zip(embed_dims, stage_depths, squeezed, rates, strict=True):
+        for stage, dim in enumerate(embed_dims):
+            depth = stage_depths[stage]
             blocks: list[Block] = []
             for i in range(depth):
-                shared = {"branches": num_branches, "squeeze": i >= depth - last, "deploy": deploy}
-                stride = 1 if i else 2
-                blocks.append(
-                    Block(in_dim, in_dim, 3, stride, groups=in_dim, drop_path=own[2 * i], **shared)
+                options: dict[str, Any] = {
+                    "branches": num_branches,
+                    "squeeze": i >= depth - squeezed[stage],
+                    "deploy": deploy,
+                }
+                depthwise = Block(
+                    in_dim,
+                    in_dim,
+                    kernel_size=3,
+                    stride=1 if i else 2,
+                    groups=in_dim,
+                    drop_path=rates[stage][2 * i],
+                    **options,
                 )
-                blocks.append(Block(in_dim, dim, 1, drop_path=own[2 * i + 1], **shared))
+                pointwise = Block(
+                    in_dim, dim, kernel_size=1, drop_path=rates[stage][2 * i + 1], **options
+                )
+                blocks += [depthwise, pointwise]
                 in_dim = dim
             self.stages.append(nn.Sequential(*blocks))
         self.head = nn.Sequential(("drop", nn.Dropout(dropout)), ("fc", nn.Identity()))

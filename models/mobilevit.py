@@ -66,16 +66,22 @@ class InvertedResidual(nn.Layer):
 
 
 class MobileViTBlock(nn.Layer):
-    """What convolutions and attention make of a map, beside the map itself.
+    """Convolutions and attention of a map, whose output is fused with the map itself.
 
-    A place attends to those that have its place within other patches of 2 x 2. A map of odd sides
-    is stretched meanwhile. Shape: [B, dim, H, W] -> the same.
+    A place attends to the places at the same position within other patches of 2 x 2. A map of odd
+    sides is stretched meanwhile. Shape: [B, dim, H, W] -> the same.
 
     Args:
-        hidden_dim, num_heads: channels and heads of the attention.
-        layers: of attention.
-        hidden_norm: a batch norm and SiLU follow the convolution to ``hidden_dim``.
-        rates: (dropout, attention dropout, drop path).
+        dim: channels of the map.
+        hidden_dim: channels of the attention.
+        num_heads: heads of the attention.
+        layers: number of transformer blocks.
+        mlp_ratio: hidden width of their MLPs over hidden_dim.
+        epsilon: epsilon of the norm after them.
+        hidden_norm: whether a batch norm and SiLU follow the convolution to ``hidden_dim``.
+        drop: dropout after the attention's projection and in the MLPs.
+        attn_drop: dropout of the attention weights.
+        drop_path: rate of stochastic depth of each transformer block.
     """
 
     def __init__(
@@ -87,19 +93,28 @@ class MobileViTBlock(nn.Layer):
         mlp_ratio: float,
         epsilon: float,
         hidden_norm: bool,
-        rates: tuple[float, float, float],
+        drop: float,
+        attn_drop: float,
+        drop_path: float,
     ) -> None:
         super().__init__()
-        drop, attn_drop, drop_path = rates
         self.conv_kxk = ConvNorm(dim, dim, 3, silu)
         to_hidden = Conv2D(dim, hidden_dim, 1, bias_attr=False)
         self.conv_1x1 = ConvNorm(dim, hidden_dim, 1, silu) if hidden_norm else to_hidden
         self.transformer = nn.LayerList()
         for _ in range(layers):
             attn = Attention(hidden_dim, num_heads, attn_drop=attn_drop, proj_drop=drop)
-            self.transformer.append(
-                Block(hidden_dim, attn, mlp_ratio, None, drop, drop_path, 1e-5, "silu")
+            block = Block(
+                hidden_dim,
+                attn,
+                mlp_ratio=mlp_ratio,
+                init_values=None,
+                drop=drop,
+                drop_path=drop_path,
+                epsilon=1e-5,
+                act="silu",
             )
+            self.transformer.append(block)
         self.norm = LayerNorm(hidden_dim, epsilon=epsilon)
         self.conv_proj = ConvNorm(hidden_dim, dim, 1, silu)
         self.conv_fusion = ConvNorm(2 * dim, dim, 3, silu)
@@ -107,31 +122,27 @@ class MobileViTBlock(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         hidden = self.conv_1x1(self.conv_kxk(x))
         _, dim, height, width = hidden.shape
-        rows, columns = -(-height // PATCH), -(-width // PATCH)
+        # Patches, rounded up: a map of odd sides is stretched to whole ones.
+        rows = -(-height // PATCH)
+        columns = -(-width // PATCH)
         hidden = in_float32(interpolate(hidden, (rows * PATCH, columns * PATCH)))
-        hidden = hidden.reshape([-1, dim, rows, PATCH, columns, PATCH]).transpose(
-            [0, 3, 5, 2, 4, 1]
-        )
-        hidden = hidden.reshape([-1, rows * columns, dim])
+        # The batch counts positions within a patch, and the tokens are the patches.
+        hidden = hidden.reshape([-1, dim, rows, PATCH, columns, PATCH])
+        hidden = hidden.transpose([0, 3, 5, 2, 4, 1]).reshape([-1, rows * columns, dim])
         for block in self.transformer:
             hidden = block(hidden)
-        hidden = (
-            self.norm(hidden)
-            .reshape([-1, PATCH, PATCH, rows, columns, dim])
-            .transpose([0, 5, 3, 1, 4, 2])
-        )
-        hidden = interpolate(
-            hidden.reshape([-1, dim, rows * PATCH, columns * PATCH]), (height, width)
-        )
-        hidden = self.conv_proj(hidden)
+        hidden = self.norm(hidden).reshape([-1, PATCH, PATCH, rows, columns, dim])
+        hidden = hidden.transpose([0, 5, 3, 1, 4, 2])
+        hidden = hidden.reshape([-1, dim, rows * PATCH, columns * PATCH])
+        hidden = self.conv_proj(interpolate(hidden, (height, width)))
         return self.conv_fusion(paddle.concat([x.astype(hidden.dtype), hidden], axis=1))
 
 
 @register("mobilevit")
 class MobileViT(ImageModel):
-    """MobileViT: images of any size; sides of 64's multiples are stretched nowhere.
+    """MobileViT. It takes images of any size; sides that are multiples of 64 are never stretched.
 
-    Features: [B, embed_dims[8], H / 32, W / 32], rounded up.
+    Its features are [B, embed_dims[8], H / 32, W / 32], rounded up.
 
     Args:
         embed_dims: channels of the stem, of each of seven inverted residuals, of which the second
@@ -194,32 +205,33 @@ class MobileViT(ImageModel):
         self.expand_ratio = expand_ratio
         self.last_norm_eps = last_norm_eps
         self.hidden_norm = hidden_norm
-        self.stem, self.stages = (
-            ConvNorm(in_channels, embed_dims[0], 3, silu, stride=2),
-            nn.LayerList(),
-        )
-        residuals = itertools.pairwise(embed_dims[:-1])
+        self.stem = ConvNorm(in_channels, embed_dims[0], 3, silu, stride=2)
+        # (in, out) channels of one inverted residual after the other.
+        residual_dims = itertools.pairwise(embed_dims[:-1])
         rates = drop_path_rates(droppath, [count + (i > 1) for i, count in enumerate(RESIDUALS)])
+        self.stages = nn.LayerList()
         for i, count in enumerate(RESIDUALS):
             stage = nn.Sequential()
             for j in range(count):
+                in_dim, dim = next(residual_dims)
                 stride = 2 if i and not j else 1
-                stage.add_sublayer(
-                    str(j), InvertedResidual(*next(residuals), stride, expand_ratio, rates[i][j])
-                )
+                residual = InvertedResidual(in_dim, dim, stride, expand_ratio, rates[i][j])
+                stage.add_sublayer(str(j), residual)
+            # The last three stages have attention.
             if i > 1:
-                sizes = (
+                attention = MobileViTBlock(
                     embed_dims[3 + i],
                     hidden_dims[i - 2],
                     num_heads,
-                    stage_depths[i - 2],
-                    mlp_ratio,
-                    last_norm_eps,
-                    hidden_norm,
+                    layers=stage_depths[i - 2],
+                    mlp_ratio=mlp_ratio,
+                    epsilon=last_norm_eps,
+                    hidden_norm=hidden_norm,
+                    drop=dropout,
+                    attn_drop=attention_dropout,
+                    drop_path=rates[i][1],
                 )
-                stage.add_sublayer(
-                    "1", MobileViTBlock(*sizes, (dropout, attention_dropout, rates[i][1]))
-                )
+                stage.add_sublayer("1", attention)
             self.stages.append(stage)
         self.final_conv = ConvNorm(embed_dims[-2], embed_dims[-1], 1, silu)
         modules = [*(f"stages.{i}" for i in range(4)), "final_conv"]
@@ -229,11 +241,12 @@ class MobileViT(ImageModel):
         self.head = nn.Sequential(("drop", nn.Dropout(head_dropout)), ("fc", nn.Identity()))
         self._finish()
         for block in self.sublayers():
-            if isinstance(block, InvertedResidual) and block.residual:  # the identity at first
+            # A residual block starts as the identity.
+            if isinstance(block, InvertedResidual) and block.residual:
                 Constant(0.0)(block.conv3_1x1.bn.weight)
 
     def grid(self, places: int) -> tuple[int, int]:
-        """Returns the grid of the stage that has so many patches, in images of image_size."""
+        """Returns the grid of the stage with so many patches, for images of image_size."""
         height, width = (-(-side // (8 * PATCH)) for side in self.image_size)
         while height * width > places:
             height, width = (height + 1) // 2, (width + 1) // 2
@@ -256,8 +269,8 @@ class MobileViT(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block, the last with the last convolution, the
-        classifier: timm's, the authors have none.
+        """Returns timm's groups, as the authors have none: the stem, each block, the classifier.
+        The last block has the last convolution.
         """
         blocks = [
             (f"stages.{i}.{j}",)

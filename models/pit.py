@@ -6,7 +6,6 @@ Parameter names, order of operations and initialisation are those of timm's
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -170,10 +169,20 @@ class PoolingVisionTransformer(ImageModel):
                 pool = Pooling(dims[i - 1], dims[i], self.num_prefix_tokens, self.grids[-1])
                 rows, columns = self.grids[-1]
                 self.grids.append(((rows + 1) // 2, (columns + 1) // 2))
-            attention = partial(
-                Attention, dims[i], num_heads[i], attn_drop=attention_dropout, proj_drop=dropout
-            )
-            blocks = (Block(dims[i], attention(), mlp_ratio, None, dropout, rate) for rate in rates)
+            blocks = []
+            for rate in rates:
+                attn = Attention(
+                    dims[i], num_heads[i], attn_drop=attention_dropout, proj_drop=dropout
+                )
+                block = Block(
+                    dims[i],
+                    attn,
+                    mlp_ratio=mlp_ratio,
+                    init_values=None,
+                    drop=dropout,
+                    drop_path=rate,
+                )
+                blocks.append(block)
             self.transformers.append(Transformer(pool, blocks))
         stages = range(len(dims))
         self.feature_info = feature_info(
@@ -198,9 +207,10 @@ class PoolingVisionTransformer(ImageModel):
         return self._run_all(stage.blocks, stage.pool(x))
 
     def _last_norm(self, x: paddle.Tensor) -> paddle.Tensor:
-        return x  # it is for the tokens in front alone
+        # The norm is for the class and distillation tokens only.
+        return x
 
-    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+    def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
         tokens = x[:, : self.num_prefix_tokens]
         return self.norm(tokens) if last else tokens
 
@@ -208,29 +218,28 @@ class PoolingVisionTransformer(ImageModel):
         return next(grid for grid in self.grids if grid[0] * grid[1] == places)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
-        if not self.distilled:
-            return self.head(x[:, 0])
         logits = self.head(x[:, 0])
-        distilled = self.head_dist(x[:, 1])
-        return (
-            (logits, distilled)
-            if self.distilled_training and self.training
-            else (logits + distilled) / 2
-        )
+        if not self.distilled:
+            return logits
+        distilled_logits = self.head_dist(x[:, 1])
+        if self.distilled_training and self.training:
+            return logits, distilled_logits
+        return (logits + distilled_logits) / 2
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head", "head_dist") if self.distilled else ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (the first of a stage with the pooling
-        before it), the heads with their norm.
+        """Returns the groups: the embedding, each block, and the heads with their norm. The first
+        block of a stage has the pooling before it.
         """
         groups: list[tuple[str, ...]] = [("cls_token", "pos_embed", "patch_embed")]
         for i, stage in enumerate(self.transformers):
             blocks: list[tuple[str, ...]] = [
                 (f"transformers.{i}.blocks.{j}",) for j in range(len(stage.blocks))
             ]
-            blocks[0] += (f"transformers.{i}.pool",) if i else ()
+            if i:
+                blocks[0] += (f"transformers.{i}.pool",)
             groups += blocks
         return [*groups, ("norm", "head", "head_dist")]
 

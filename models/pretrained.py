@@ -1,5 +1,5 @@
-"""What weights tell a configuration. timm's config.json beside them tells how images have to be
-prepared and the model was built. The names of their tensors tell how their model computes.
+"""Takes settings from weights into a configuration: how images are prepared, and how the model was
+built. They are in timm's config.json beside the weights, or follow from the tensors' names.
 """
 
 import math
@@ -24,9 +24,10 @@ from weights.formats import METADATA, files_of, read_metadata
 from weights.hub import read_config
 from weights.transformers import read_transformers
 
-_SPARE = 16 << 20  # parameters; what is resized for larger images may have more than the file
+# Parameters that a model may have beyond those of its file: some are resized for larger images.
+_SPARE = 16 << 20
 _IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-# timm's: ours, and what timm 1.0.31 takes where a file has none, null or 0
+# By timm's key: our key, and the value of timm 1.0.31 for a file that has none, null or 0.
 _KEYS: dict[str, tuple[str, Any]] = {
     "crop_pct": ("DATA.CROP_PCT", 0.875),
     "crop_mode": ("DATA.CROP_MODE", "center"),
@@ -34,36 +35,40 @@ _KEYS: dict[str, tuple[str, Any]] = {
     "mean": ("DATA.IMAGENET_MEAN", _IMAGENET[0]),
     "std": ("DATA.IMAGENET_STD", _IMAGENET[1]),
 }
-_COUNTED = threading.Lock()
+# Held while ``nn.Layer.create_parameter`` is replaced.
+_patch_lock = threading.Lock()
 _create_parameter = nn.Layer.create_parameter
 
 
 def build_described(config: Configuration, path: str | Path) -> ImageModel:
-    """Builds the model of which the weights ``path`` tell by themselves, as ``build_model`` does.
+    """Builds the model that the weights ``path`` describe, as ``build_model`` does.
 
     A few numbers in a small file could describe a model that takes all memory, and minutes to
-    build.
+    build. The parameters are therefore counted as they are created.
 
     Raises:
         InputError: as ``build_model``, or the file is too small for so many parameters.
     """
     file = find_weights(path)
     total = 0
-    own = threading.get_ident()
+    thread = threading.get_ident()
     # A parameter takes a byte or more, in a file that may be compressed.
-    most = _SPARE + 2 * sum(one.stat().st_size for one in files_of(path))
+    limit = _SPARE + 2 * sum(part.stat().st_size for part in files_of(path))
 
-    def counted(layer: nn.Layer, shape: Sequence[int], *rest: Any, **named: Any) -> paddle.Tensor:
+    def create_counted(
+        layer: nn.Layer, shape: Sequence[int], *args: Any, **kwargs: Any
+    ) -> paddle.Tensor:
         nonlocal total
-        total += math.prod(shape) if threading.get_ident() == own else 0
-        if total > most:
+        if threading.get_ident() == thread:
+            total += math.prod(shape)
+        if total > limit:
             raise InputError(
-                f"{file}: it describes a model of more than {most:,} parameters, more than it holds"
+                f"{file}: it describes a model of more than {limit:,} parameters, more than it holds"
             )
-        return _create_parameter(layer, shape, *rest, **named)
+        return _create_parameter(layer, shape, *args, **kwargs)
 
-    with _COUNTED:
-        nn.Layer.create_parameter = counted  # pyright: ignore[reportAttributeAccessIssue]
+    with _patch_lock:
+        nn.Layer.create_parameter = create_counted  # pyright: ignore[reportAttributeAccessIssue]
         try:
             return build_model(config)
         finally:
@@ -71,16 +76,17 @@ def build_described(config: Configuration, path: str | Path) -> ImageModel:
 
 
 def with_preprocessing(config: Configuration, alone: bool = False) -> Configuration:
-    """Returns ``config`` with the crop, interpolation and normalisation of MODEL.PRETRAINED, where
-    it sets none itself, and with what ``with_switches`` adds.
+    """Returns ``config`` with the crop, interpolation and normalisation of MODEL.PRETRAINED, unless
+    it sets them itself, and with the keys that ``with_switches`` adds.
 
     Args:
-        alone: the weights alone say what they are of. Their images' size and channels are taken as
-            well. Shipped YAML files count for less than they, the user's options for more.
+        alone: whether nothing but the weights describes the model. The size and channels of their
+            images are then taken as well. The weights take precedence over shipped YAML files, and
+            the user's options over the weights.
 
     Raises:
-        InputError: the weights can't be read, or their config.json, or it holds what a
-            configuration can't.
+        InputError: the weights or their config.json can't be read, or hold values that a
+            configuration can't have.
     """
     path = config.MODEL.PRETRAINED
     if not path:
@@ -88,27 +94,25 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
     config = _with_orientation(with_switches(config, path), path)
     stored = read_config(path) or read_transformers(path).get("images", {})
     try:
-        told = {
-            key: value
-            for key, value in _images(stored).items()
-            if alone and not is_users(config, key)
-        }
-        told |= preprocessing(stored, told.get("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS))
-        size = told.get("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)
-        built = (stored.get("model_args") or {}).get("img_size") or size
-        if (
-            alone
-            and "WINDOW_SIZE" in config.MODEL
-            and "DATA.IMAGE_SIZE" in told
-            and pair(size) != pair(built)
-        ):
-            stay = f"its windows stay those of {size_text(built)} pixels (DATA.IMAGE_SIZE)"
+        values: dict[str, Any] = {}
+        if alone:
+            images = _images(stored)
+            values = {key: images[key] for key in images if not is_users(config, key)}
+        channels = values.get("DATA.IMAGE_CHANNELS", config.DATA.IMAGE_CHANNELS)
+        values |= preprocessing(stored, channels)
+        size = values.get("DATA.IMAGE_SIZE", config.DATA.IMAGE_SIZE)
+        built_size = (stored.get("model_args") or {}).get("img_size") or size
+        takes_size = alone and "DATA.IMAGE_SIZE" in values
+        if takes_size and "WINDOW_SIZE" in config.MODEL and pair(size) != pair(built_size):
+            stay = f"its windows stay those of {size_text(built_size)} pixels (DATA.IMAGE_SIZE)"
             raise InputError(f"input_size is {size_text(size)}, but {stay}")
-        has = is_users if alone else is_given
-        values = {
-            key.replace(".", "__"): value for key, value in told.items() if not has(config, key)
+        is_set = is_users if alone else is_given
+        arguments = {
+            key.replace(".", "__"): value
+            for key, value in values.items()
+            if not is_set(config, key)
         }
-        return with_values(config, "the weights' config.json", **values)
+        return with_values(config, "the weights' config.json", **arguments)
     except InputError as error:
         raise InputError(
             f"the config.json of {path}: {error}; with -o KEY VALUE yours is taken"
@@ -116,8 +120,8 @@ def with_preprocessing(config: Configuration, alone: bool = False) -> Configurat
 
 
 def _with_orientation(config: Configuration, path: str) -> Configuration:
-    """Returns ``config`` with the DATA.EXIF_ORIENTATION of the run that saved the weights, if it
-    was one of ours.
+    """Returns ``config`` with the DATA.EXIF_ORIENTATION of the run of this toolkit that saved the
+    weights, if one did.
     """
     key = "DATA.EXIF_ORIENTATION"
     # DALI rotates no image.
@@ -129,13 +133,13 @@ def _with_orientation(config: Configuration, path: str) -> Configuration:
         for file in [*files, find_weights(path)]:
             with reading(file, "weights that describe themselves"):
                 text = read_metadata(file).get(METADATA)
-                told = parsed_json(text.encode())["values"].get(key) if text else None
-            if told is not None:
+                value = parsed_json(text.encode())["values"].get(key) if text else None
+            if value is not None:
                 return with_values(
-                    config, "the weights' description", DATA__EXIF_ORIENTATION=told is True
+                    config, "the weights' description", DATA__EXIF_ORIENTATION=value is True
                 )
     except InputError:
-        # Loading the weights says what is wrong with them.
+        # Loading the weights will report the problem.
         return config
     return config
 
@@ -145,40 +149,43 @@ def disagreements(config: Configuration, stored: dict[str, Any]) -> Iterator[str
     (``stored``) differ.
     """
     for key, value in preprocessing(stored, config.DATA.IMAGE_CHANNELS).items():
-        own = config[key.partition(".")[0]][key.partition(".")[2]]
-        if own != value if isinstance(own, str) else not _is_close(own, value):
-            yield f"warning: {key} is {own}, the weights were made for {value}"
+        section, _, name = key.partition(".")
+        current = config[section][name]
+        same = current == value if isinstance(current, str) else _is_close(current, value)
+        if not same:
+            yield f"warning: {key} is {current}, the weights were made for {value}"
 
 
-def _is_close(own: Any, value: Any) -> bool:
-    """Whether numbers agree; one serves all channels."""
-    own = np.atleast_1d(own)
-    value = np.atleast_1d(value)
-    return len({len(own), len(value), 1}) <= 2 and np.allclose(own, value, atol=1e-6)
+def _is_close(first: Any, second: Any) -> bool:
+    """Returns whether numbers agree; a single number stands for all channels."""
+    first = np.atleast_1d(first)
+    second = np.atleast_1d(second)
+    return len({len(first), len(second), 1}) <= 2 and np.allclose(first, second, atol=1e-6)
 
 
 def preprocessing(stored: dict[str, Any], channels: int) -> dict[str, Any]:
-    """Returns the keys of a configuration that the weights' config.json (``stored``) tells, by
-    their dotted names.
+    """Returns the preprocessing in the weights' config.json (``stored``), by dotted keys.
 
     Args:
-        channels: of the images.
+        channels: channels of the images.
     """
-    file = "architecture" in stored
-    wanted = {
-        key: stored.get(name) or (default if file else None)
-        for name, (key, default) in _KEYS.items()
-    }
-    wanted = {key: value for key, value in wanted.items() if value is not None}
-    if channels == 1:  # grey is what the colours are on average
+    # timm's defaults hold only for a config.json of timm.
+    is_timm = "architecture" in stored
+    values: dict[str, Any] = {}
+    for name, (key, default) in _KEYS.items():
+        value = stored.get(name) or (default if is_timm else None)
+        if value is not None:
+            values[key] = value
+    if channels == 1:
+        # A grey image is normalised by the average of the colours.
         for key in ("DATA.IMAGENET_MEAN", "DATA.IMAGENET_STD"):
-            if key in wanted:
-                wanted[key] = [float(np.mean(wanted[key]))]
-    return wanted
+            if key in values:
+                values[key] = [float(np.mean(values[key]))]
+    return values
 
 
 def _images(stored: dict[str, Any]) -> dict[str, Any]:
-    """The images that config.json tells of, if it does; of other sides than a square's both."""
+    """Returns the keys of the images' channels and size in config.json, if it has them."""
     if not stored.get("input_size"):
         return {}
     channels, height, width = stored["input_size"]

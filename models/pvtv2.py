@@ -43,12 +43,14 @@ class Attention(nn.Layer):
     """Multi-head attention of all tokens to a smaller map of keys and values.
 
     Args:
-        dim, num_heads: channels D, heads.
+        dim: channels D of the tokens.
+        num_heads: attention heads.
         sr_ratio: side of the patches that each make one key and value; 1: every token does. Tokens
             that fill no patch make none.
-        linear: average the map to 7 x 7 keys and values instead, whatever its size.
+        linear: whether the map is averaged to 7 x 7 keys and values instead, whatever its size.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop, proj_drop: dropout of the attention weights and of the output.
+        attn_drop: dropout of the attention weights.
+        proj_drop: dropout of the output.
 
     Shape: [B, H, W, D] -> the same.
     """
@@ -143,8 +145,8 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width and a norm; ``downsample`` halves height and width before them, but in
-    the first stage.
+    """Blocks of one width and a norm. But for the first stage, ``downsample`` halves height and
+    width before them.
     """
 
     def __init__(
@@ -158,10 +160,10 @@ class Stage(nn.Layer):
 
 @register("pvtv2")
 class PyramidVisionTransformerV2(ImageModel):
-    """PVTv2: images of any size from that at which the first keys fill a patch, 29 x 29 for
-    sr_ratio (8, 4, 2, 1).
+    """PVTv2. It takes images of any size from that at which the first keys fill a patch: 29 x 29
+    for sr_ratio (8, 4, 2, 1).
 
-    Features: the last stage's channels, normalised: [B, embed_dims[3], ceil(H / 32), ceil(W / 32)].
+    Its features are the last stage's channels, normalised: [B, embed_dims[3], ceil(H / 32), ceil(W / 32)].
 
     Args:
         stage_depths: blocks of each of four stages.
@@ -217,9 +219,10 @@ class PyramidVisionTransformerV2(ImageModel):
                 raise InputError(
                     f"NUM_HEADS has {heads} where EMBED_DIMS has {dim}, no multiple of it"
                 )
-        # Stage i's map is ceil(side / (4 * 2**i)). Before ImageModel checks image_size.
-        least = max(4 * 2**i * (ratio - 1) + 1 for i, ratio in enumerate(sr_ratio))
-        self.min_image_size = 1 if linear else least
+        # The map of stage i has ceil(side / (4 * 2**i)) places along a side, and at least one patch
+        # of sr_ratio. ``ImageModel`` reads min_image_size as it checks image_size.
+        smallest = max(4 * 2**i * (ratio - 1) + 1 for i, ratio in enumerate(sr_ratio))
+        self.min_image_size = 1 if linear else smallest
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         self.num_features = embed_dims[-1]
         self.norm_eps = norm_eps
@@ -232,9 +235,11 @@ class PyramidVisionTransformerV2(ImageModel):
         )
         self.stages = nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
-            sizes = {"num_heads": num_heads[i], "sr_ratio": sr_ratio[i], "mlp_ratio": mlp_ratio[i]}
+            stage_block = partial(
+                block, num_heads=num_heads[i], sr_ratio=sr_ratio[i], mlp_ratio=mlp_ratio[i]
+            )
             in_dim = embed_dims[i - 1] if i else 0
-            self.stages.append(Stage(in_dim, embed_dims[i], rates, partial(block, **sizes)))
+            self.stages.append(Stage(in_dim, embed_dims[i], rates, stage_block))
         self._add_classifiers()
         set_norm_eps(self, norm_eps)
         self.apply(self._init_weights)

@@ -36,8 +36,8 @@ class Affine(nn.Layer):
 
 
 class ResBlock(nn.Layer):
-    """A Linear over places, then an MLP over channels, each after an ``Affine``, scaled by channel
-    and added.
+    """A Linear over places, then an MLP over channels. Each follows an ``Affine``, and is scaled by
+    channel and added to its input.
 
     Shape: [B, N, D] -> [B, N, D].
     """
@@ -68,7 +68,7 @@ class ResBlock(nn.Layer):
 
 @register("resmlp")
 class ResMlp(MlpMixer):
-    """``MlpMixer`` with residual blocks that know no statistics.
+    """``MlpMixer`` with residual blocks that have no normalisation, only affine layers.
 
     Args:
         init_values: layer scale's initial value.
@@ -93,10 +93,21 @@ class ResMlp(MlpMixer):
             InTraining[Literal["linear", "constant"]], above_zero("MODEL.DROPPATH")
         ] = "constant",
     ) -> None:
-        self.init_values = init_values  # before MlpMixer builds the blocks
-        sizes = (image_size, patch_size, in_channels, num_classes, embed_dim, depth, mlp_ratio)
+        # ``MlpMixer`` builds the blocks, which read it.
+        self.init_values = init_values
         super().__init__(
-            *sizes, dropout, droppath, head_init_scale, recompute, droppath_shape=droppath_shape
+            image_size=image_size,
+            patch_size=patch_size,
+            in_channels=in_channels,
+            num_classes=num_classes,
+            embed_dim=embed_dim,
+            depth=depth,
+            mlp_ratio=mlp_ratio,
+            dropout=dropout,
+            droppath=droppath,
+            head_init_scale=head_init_scale,
+            recompute=recompute,
+            droppath_shape=droppath_shape,
         )
 
     def _block(
@@ -108,13 +119,15 @@ class ResMlp(MlpMixer):
         return Affine(dim)
 
     def _init_weights(self, layer: nn.Layer) -> None:
-        """The authors': PyTorch's own for the stem, N(0, 0.02) for the classifier too."""
+        """Initialises as the authors do: the stem as PyTorch does, Linears (the classifier as well)
+        by N(0, 0.02).
+        """
         if isinstance(layer, nn.Conv2D):
             init_as_torch(layer)
         init_linear(layer)
 
     def no_weight_decay(self) -> set[str]:
-        """Returns alpha and beta: the authors have them as vectors and leave them alone; timm's
+        """Returns alpha and beta. They are vectors in the authors' program and don't decay; timm's
         have three axes and decay.
         """
         return {name for name, _ in self.named_parameters() if name.endswith((".alpha", ".beta"))}

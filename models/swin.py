@@ -29,12 +29,15 @@ class WindowAttention(RelativePositionBias):
     """Multi-head self-attention within each window, with a bias by relative position.
 
     Args:
-        dim, num_heads, window_size: channels D, heads H, (height, width) of a window.
+        dim: channels D of the tokens.
+        num_heads: heads H.
+        window_size: (height, width) of a window.
         qkv_bias: whether the fused projection has a bias.
-        attn_drop, proj_drop: dropout of the attention weights and of the output.
+        attn_drop: dropout of the attention weights.
+        proj_drop: dropout of the output.
 
-    Shape: [B * windows, N, D] -> the same, N = height * width; ``mask``: [windows, N, N], added to
-    the scores.
+    Shape: [B * windows, N, D] -> the same, N = height * width. ``mask`` is [windows, N, N] and
+    added to the scores.
     """
 
     def __init__(
@@ -55,18 +58,24 @@ class WindowAttention(RelativePositionBias):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: paddle.Tensor, mask: paddle.Tensor | None) -> paddle.Tensor:
-        heads = (self.num_heads, self.head_dim, self._scale(), self.attn_drop)
-        return self.proj_drop(
-            self.proj(attend_heads([self._project(x)], *heads, self.position_bias(), mask))
+        x = attend_heads(
+            [self._project(x)],
+            self.num_heads,
+            self.head_dim,
+            self._scale(),
+            drop=self.attn_drop,
+            bias=self.position_bias(),
+            mask=mask,
         )
+        return self.proj_drop(self.proj(x))
 
     def _project(self, x: paddle.Tensor) -> paddle.Tensor:
         """Returns queries, keys and values: [..., D] -> [..., 3 D]."""
         return self.qkv(x)
 
     def _scale(self) -> float | paddle.Tensor:
-        """Returns what the products of queries and keys are multiplied by, as ``attend_heads``
-        takes it.
+        """Returns the factor of the products of queries and keys, in the form that
+        ``attend_heads`` takes.
         """
         return self.head_dim**-0.5
 
@@ -74,21 +83,24 @@ class WindowAttention(RelativePositionBias):
 class Block(nn.Layer):
     """x + attention(norm1(x)) within windows, then x + mlp(norm2(x)), each branch with drop path.
 
-    Windows are no larger than the feature map, and shifted by half their side where there is more
-    than one. A map that isn't a multiple of them is padded by zeros, which are attended to, as in
-    timm and the original.
+    Windows are no larger than the feature map. They are shifted by half their side where there is
+    more than one. A map that isn't a multiple of them is padded by zeros. As in timm and the
+    original, tokens attend to these, too.
 
     Args:
-        dim, num_heads: channels D, heads.
+        dim: channels D of the tokens.
+        num_heads: attention heads.
         resolution: (height, width) of the feature map.
         window_size: tokens along a window's side.
         shift: whether windows are shifted.
-        mlp_ratio, qkv_bias: see ``SwinTransformer``.
-        drop, attn_drop, drop_path: its dropout, attention_dropout, and the block's rate of
-            stochastic depth.
+        mlp_ratio: hidden width of the MLP over D.
+        drop: dropout after the attention's projection and in the MLP.
+        drop_path: rate of stochastic depth.
+        qkv_bias: whether the queries, keys and values have a bias.
+        attn_drop: dropout of the attention weights.
 
     Attributes:
-        attention: the class of ``attn``.
+        attention: the class of the attention layer, which a subclass may replace.
 
     Shape: [B, height, width, D] -> the same.
     """
@@ -141,8 +153,10 @@ class Block(nn.Layer):
 def shift_mask(
     resolution: Sequence[int], window_size: Sequence[int], shift_size: Sequence[int]
 ) -> np.ndarray:
-    """Returns what shifted windows add to their scores, [windows, N, N]. It is -100 between tokens
-    that the shift brought together from different borders of the (padded) map, 0 elsewhere.
+    """Returns the mask that is added to the scores of shifted windows: [windows, N, N].
+
+    It is -100 between tokens that come from different borders of the (padded) map and meet only
+    because of the shift, and 0 elsewhere.
     """
     labels = []
     for side, window, shift in zip(resolution, window_size, shift_size, strict=True):
@@ -159,7 +173,7 @@ def shift_mask(
 
 
 class PatchMerging(nn.Layer):
-    """Joins 2 x 2 neighbours to one token of twice the channels; an odd side is padded by zeros.
+    """Merges 2 x 2 neighbours into one token of twice the channels; an odd side is padded by zeros.
 
     Shape: [B, H, W, D] -> [B, ceil(H / 2), ceil(W / 2), 2 D].
     """
@@ -174,10 +188,8 @@ class PatchMerging(nn.Layer):
 
 
 def neighbours(x: paddle.Tensor) -> paddle.Tensor:
-    """Puts each 2 x 2 places of maps [B, H, W, D] side by side, column by column: [B, ceil(H / 2),
-    ceil(W / 2), 4 D].
-
-    An odd side is padded by zeros.
+    """Concatenates the channels of 2 x 2 places of maps, column by column: [B, H, W, D] -> [B,
+    ceil(H / 2), ceil(W / 2), 4 D]. An odd side is padded by zeros.
     """
     height, width, dim = x.shape[1:]
     x = pad_maps(x, height % 2, width % 2)
@@ -187,9 +199,7 @@ def neighbours(x: paddle.Tensor) -> paddle.Tensor:
 
 
 class Stage(nn.Layer):
-    """Blocks of one resolution, every second with shifted windows; ``downsample`` comes before
-    them.
-    """
+    """``downsample``, then blocks of one resolution, every second one with shifted windows."""
 
     def __init__(
         self, dim: int, rates: Sequence[float], downsample: nn.Layer, block: Callable[..., Block]
@@ -203,9 +213,9 @@ class Stage(nn.Layer):
 
 @register("swin")
 class SwinTransformer(ImageModel):
-    """Swin Transformer; images of other sizes than image_size aren't taken.
+    """Swin Transformer. It takes images of image_size only.
 
-    Features: the last stage's tokens, normalised: [B, height, width, num_features].
+    Its features are the last stage's tokens, normalised: [B, height, width, num_features].
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
@@ -216,12 +226,14 @@ class SwinTransformer(ImageModel):
         window_size: patches along a window's side; one number, or one per stage.
         mlp_ratio: hidden width of the MLP over its input's; one number, or one per stage.
         qkv_bias: whether the queries, keys and values have a bias.
-        dropout: after the attention's projection and in the MLP.
-        attention_dropout: of the attention weights.
-        droppath: rate of stochastic depth at the last block; linear from 0 at the first.
+        dropout: rate after the attention's projection and in the MLP.
+        attention_dropout: dropout of the attention weights.
+        droppath: rate of stochastic depth at the last block; rates grow linearly from 0 at the
+            first.
 
     Attributes:
-        block, merging: the classes of its blocks, and of what joins neighbours.
+        block: the class of the blocks.
+        merging: the class of the layers that merge neighbours between stages.
 
     Raises:
         InputError: sizes that don't fit together.
@@ -277,11 +289,17 @@ class SwinTransformer(ImageModel):
         self.layers = nn.LayerList()
         for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
             if i:
-                resolution = tuple((side + 1) // 2 for side in resolution)
-            sizes = {"resolution": resolution, "num_heads": num_heads[i], "mlp_ratio": mlp_ratio[i]}
-            sizes["window_size"] = windows[i]
+                height, width = resolution
+                resolution = ((height + 1) // 2, (width + 1) // 2)
+            stage_block = partial(
+                block,
+                num_heads=num_heads[i],
+                resolution=resolution,
+                window_size=windows[i],
+                mlp_ratio=mlp_ratio[i],
+            )
             downsample = self.merging(dims[i - 1]) if i else nn.Identity()
-            self.layers.append(Stage(dims[i], rates, downsample, partial(block, **sizes)))
+            self.layers.append(Stage(dims[i], rates, downsample, stage_block))
         modules = [f"layers.{i}" for i in range(stages)]
         self.feature_info = feature_info(modules, dims, [patch_size * 2**i for i in range(stages)])
         self.norm = LayerNorm(self.num_features)
@@ -305,8 +323,8 @@ class SwinTransformer(ImageModel):
         return ("head.fc",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (the last of a stage with the merging after
-        it), the head with its norm. They are SimMIM's (arXiv:2111.09886), by Swin's authors.
+        """Returns the groups of SimMIM (arXiv:2111.09886), by Swin's authors: the embedding, each
+        block, and the head with its norm. The last block of a stage has the merging after it.
         """
         groups: list[tuple[str, ...]] = [("patch_embed",)]
         for i, stage in enumerate(self.layers):
@@ -316,8 +334,8 @@ class SwinTransformer(ImageModel):
         return [*groups, ("norm", "head")]
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the head. A stage's first block has the
-        merging before it, the last of all the last norm.
+        """Returns timm's groups: the embedding, each block, the head. The first block of a stage
+        has the merging before it, the last block of all has the last norm.
         """
         groups = groups_by_block("patch_embed", "layers", self.layers)
         groups[-1] += ("norm",)

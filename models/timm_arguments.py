@@ -76,7 +76,7 @@ _ANTI_ALIAS = {"avg": "avg", "avgpool": "avg", "blur": "blur", "blurpool": "blur
 _RESNET = ("aa_layer", "block_args", "replace_stem_pool", "stem_type")
 
 
-def with_arguments(config: Configuration, path: str | Path) -> Configuration:
+def with_timm_arguments(config: Configuration, path: str | Path) -> Configuration:
     """Returns ``config`` with the keys of MODEL that ``model_args`` in the weights' config.json
     tell.
 
@@ -161,7 +161,7 @@ _INSTEAD = {
 }
 
 
-def renamed(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def from_timm_names(kind: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments of timm's ``create_model`` by the names that they have here.
 
     An argument that is None asks for nothing. So does one without a counterpart that is False.

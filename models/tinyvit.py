@@ -5,6 +5,7 @@ Parameter names, order of operations and initialisation are those of timm's ``Ti
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import paddle
@@ -61,8 +62,8 @@ class PatchEmbed(nn.Layer):
 
 
 class Convolutions(nn.Layer):
-    """Three convolutions, to ``mid_dim`` channels, within each of these, and to ``dim``:
-    MobileNetV2's.
+    """The three convolutions of MobileNetV2: to ``mid_dim`` channels, a depthwise one of 3 x 3, and
+    to ``dim``.
 
     Shape: [B, in_dim, H, W] -> [B, dim, H / stride, W / stride], rounded up.
     """
@@ -90,11 +91,13 @@ class MBConv(Convolutions):
 
 
 class Attention(nn.Layer):
-    """Multi-head self-attention within a window, normalised before, with a learnt bias of each
+    """A layer norm, then multi-head self-attention within a window, with a learnt bias of each
     distance.
 
     Args:
-        dim, num_heads, window_size: channels D, heads H, tokens along a window's side.
+        dim: channels D of the tokens.
+        num_heads: heads H.
+        window_size: tokens along a window's side.
 
     Shape: [B * windows, N, D] -> the same, N = window_size ** 2.
     """
@@ -113,14 +116,19 @@ class Attention(nn.Layer):
         self.register_buffer("attention_bias_idxs", index, persistable=False)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        heads = (self.num_heads, self.head_dim)
-        bias = gather_columns(self.attention_biases, self.attention_bias_idxs)
-        qkv = self.qkv(self.norm(x))
-        return self.proj(attend_heads([qkv], *heads, self.head_dim**-0.5, bias=bias, by_head=True))
+        x = attend_heads(
+            [self.qkv(self.norm(x))],
+            self.num_heads,
+            self.head_dim,
+            self.head_dim**-0.5,
+            bias=gather_columns(self.attention_biases, self.attention_bias_idxs),
+            by_head=True,
+        )
+        return self.proj(x)
 
 
 class NormMlp(Mlp):
-    """``Mlp`` of what is normalised."""
+    """A layer norm, then ``Mlp``."""
 
     def __init__(self, dim: int, hidden_dim: int, drop: float) -> None:
         super().__init__(dim, hidden_dim, drop)
@@ -131,10 +139,10 @@ class NormMlp(Mlp):
 
 
 class Block(nn.Layer):
-    """x + attention(x) within windows, a convolution of 3 x 3 within each channel, then x + mlp(x).
+    """x + attention(x) within windows, a depthwise convolution of 3 x 3, then x + mlp(x).
 
-    Both branches have drop path. A map that isn't a multiple of the windows is padded by zeros,
-    which are attended to.
+    Both branches have drop path. A map that isn't a multiple of the windows is padded by zeros, to
+    which tokens attend, too.
 
     Shape: [B, H, W, D] -> the same.
     """
@@ -162,8 +170,8 @@ class Block(nn.Layer):
 
 
 class Stage(nn.Layer):
-    """Blocks of one width; ``downsample`` halves height and width before them, but in the first
-    stage.
+    """Blocks of one width. But for the first stage, ``downsample`` halves height and width before
+    them.
     """
 
     def __init__(self, in_dim: int, dim: int, blocks: Iterable[nn.Layer]) -> None:
@@ -224,14 +232,21 @@ class TinyViT(ImageModel):
                 )
         self.num_features = embed_dims[-1]
         self.patch_embed = PatchEmbed(in_channels, embed_dims[0])
-        first, *others = drop_path_rates(droppath, stage_depths)
+        rates = drop_path_rates(droppath, stage_depths)
         dim = embed_dims[0]
-        self.stages = nn.LayerList([Stage(0, dim, (MBConv(dim, 4 * dim, rate) for rate in first))])
-        for i, rates in enumerate(others, 1):
-            sizes = (embed_dims[i], num_heads[i], window_sizes[i], mlp_ratio, dropout)
-            self.stages.append(
-                Stage(embed_dims[i - 1], embed_dims[i], (Block(*sizes, rate) for rate in rates))
+        convolutions = (MBConv(dim, 4 * dim, rate) for rate in rates[0])
+        self.stages = nn.LayerList([Stage(0, dim, convolutions)])
+        for i in (1, 2, 3):
+            block = partial(
+                Block,
+                embed_dims[i],
+                num_heads[i],
+                window_size=window_sizes[i],
+                mlp_ratio=mlp_ratio,
+                drop=dropout,
             )
+            blocks = (block(drop_path=rate) for rate in rates[i])
+            self.stages.append(Stage(embed_dims[i - 1], embed_dims[i], blocks))
         self.feature_info = feature_info(
             [f"stages.{i}" for i in range(4)], embed_dims, (4, 8, 16, 32)
         )
@@ -259,8 +274,9 @@ class TinyViT(ImageModel):
 
     def layer_groups(self) -> list[tuple[str, ...]]:
         """Returns the authors' groups (models/tiny_vit.py in microsoft/Cream), one for each block.
-        The first has the stem, the last of a stage what downsamples after it, the last of all the
-        head.
+
+        The first block has the stem. The last of a stage has the downsampling after it, and the last
+        of all has the head.
         """
         groups: list[tuple[str, ...]] = []
         for i, stage in enumerate(self.stages):
@@ -272,8 +288,8 @@ class TinyViT(ImageModel):
         return groups
 
     def timm_layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the stem, each block (the first of a stage with what downsamples
-        before it), the head with its norm.
+        """Returns timm's groups: the stem, each block, and the head with its norm. The first block
+        of a stage has the downsampling before it.
         """
         return [*groups_by_block("patch_embed", "stages", self.stages), ("head",)]
 
@@ -284,5 +300,6 @@ class TinyViT(ImageModel):
         init_linear(layer)
         if isinstance(layer, nn.Conv2D):
             init_as_torch(layer)
-        elif isinstance(layer, MBConv):  # gelu(x) at first
+        elif isinstance(layer, MBConv):
+            # The block starts as gelu(x).
             Constant(0.0)(layer.conv3.bn.weight)

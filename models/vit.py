@@ -1,11 +1,13 @@
-"""Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), with what later papers add. DeiT
-(arXiv:2012.12877) and DeiT-III (arXiv:2204.07118): a distillation token, layer scale, a position
-embedding of the patches alone. "Better plain ViT baselines" (arXiv:2205.01580): fixed positions.
-Also what DINOv2 and the image towers of CLIP and SigLIP have (arXiv:2304.07193, 2103.00020,
-2303.15343).
+"""Vision Transformer (Dosovitskiy et al. 2020, arXiv:2010.11929), with what later papers add to it.
 
-Parameter names, order of operations and initialisation are those of timm's ``VisionTransformer``
-and ``VisionTransformerDistilled``; a Linear's weight is [in, out] here and [out, in] there.
+DeiT (arXiv:2012.12877) and DeiT-III (arXiv:2204.07118) bring a distillation token, layer scale and
+a position embedding of the patches alone. "Better plain ViT baselines" (arXiv:2205.01580) has fixed
+positions. Other options are those of DINOv2 (arXiv:2304.07193) and of the image towers of CLIP and
+SigLIP (arXiv:2103.00020, 2303.15343).
+
+Parameter names, the order of operations and the initialisation are those of timm's
+``VisionTransformer`` and ``VisionTransformerDistilled``. The weight of a Linear is [in, out] here
+and [out, in] there.
 """
 
 import functools
@@ -15,7 +17,7 @@ from typing import Annotated, Any, Literal
 
 import paddle
 from paddle import nn
-from paddle.nn.initializer import Constant, Normal, Uniform
+from paddle.nn.initializer import Constant, Initializer, Normal, Uniform
 
 from errors import InputError
 from models.base import ImageModel, register
@@ -40,60 +42,62 @@ from weights.names import vit as names
 
 @register("vit", "deit")
 class VisionTransformer(ImageModel):
-    """The Vision Transformer and its variants; images of other sizes than image_size aren't taken.
+    """The Vision Transformer and its variants. It takes images of image_size only.
 
-    Features: all tokens [B, prefix + patches, embed_dim], normalised unless that comes after the
-    pooling.
+    Its features are all tokens [B, prefix + patches, embed_dim]. They are normalised, unless the
+    last norm comes after the pooling.
 
     Args:
         image_size: pixels, or (height, width): multiples of patch_size.
         patch_size: pixels along a patch's side.
         embed_dim: channels of a token.
         depth: blocks.
-        num_heads: heads of each block.
+        num_heads: attention heads of each block.
         attn_head_size: channels of a head; None: embed_dim / num_heads.
         attention: "softmax", or "differential" (``DifferentialHeads``).
         block: "serial": attention, then the MLP; "parallel": both at once (``ParallelBlock``).
-        mlp_ratio: hidden width of the MLP over embed_dim, of a gated one both halves'.
-        act: of the MLP: "gelu", SigLIP 2's "gelu_tanh", OpenAI's "quick_gelu" (``Mlp``), or
-            "swiglu" (``GatedMlp``).
-        norm_eps: the layer norms' epsilon; None: 1e-6, with pre_norm 1e-5 (CLIP's).
+        mlp_ratio: hidden width of the MLP over embed_dim; a gated MLP's counts both halves.
+        act: activation of the MLP: "gelu", SigLIP 2's "gelu_tanh", OpenAI's "quick_gelu"
+            (``Mlp``), or "swiglu" (``GatedMlp``).
+        norm_eps: epsilon of the layer norms; None: 1e-6, with pre_norm 1e-5 (CLIP's).
         qkv_bias: whether the queries, keys and values have a bias.
-        qk_norm: normalise each head's queries and keys.
-        init_values: layer scale's initial value; None: no layer scale.
-        global_pool: what the head reads: "token": the class token; "avg": the mean of the patch
-            tokens; "map": what ``AttentionPool`` makes of them, and of prompts (SigLIP). With
-            "token_avg" it reads the class token and the mean (DINOv2).
-        fc_norm: whether the last norm comes after the pooling; None: for "avg".
+        qk_norm: whether each head's queries and keys are normalised.
+        init_values: initial value of layer scale; None: no layer scale.
+        global_pool: what the head reads. "token": the class token; "avg": the mean of the patch
+            tokens; "token_avg": both, concatenated (DINOv2). "map": the output of
+            ``AttentionPool`` over the patch tokens and prompts (SigLIP).
+        fc_norm: whether the last norm comes after the pooling; None: only for "avg".
         final_norm: whether there is a last norm.
         class_token: whether there is a class token.
         reg_tokens: number of register tokens, after the class token (Darcet et al. 2023,
             arXiv:2309.16588).
-        no_embed_class: the position embedding has patches only.
-        pos_embed: "learn", or "sincos2d": fixed (``sincos_2d``), of patches only, and in no weight
-            file.
-        weight_init: how fresh weights are drawn: "timm"; "deit": the class token as the positions,
-            with a deviation of 0.02 instead of 1e-6; or "big_vision" (``init_as_big_vision``).
-        pre_norm: a norm before the first block, and patches without a bias (CLIP,
+        no_embed_class: whether the position embedding covers the patches only.
+        pos_embed: "learn", or "sincos2d": fixed (``sincos_2d``), for patches only, and in no
+            weight file.
+        weight_init: how fresh weights are drawn. "timm"; "deit": as timm's, but the class token
+            with the deviation of the positions, 0.02 instead of 1e-6; "big_vision"
+            (``init_as_big_vision``).
+        pre_norm: whether there is a norm before the first block, and patches have no bias (CLIP,
             arXiv:2103.00020).
-        cut_images: image_size may be no multiple of patch_size; the pixels after the last patch are
-            left out.
-        distilled: a distillation token with a head of its own; the output is the mean of both
-            heads.
-        dropout: after the position embedding, after the attention's projection and in the MLP.
-        attention_dropout: of the attention weights.
-        prompt_tokens: tokens without positions, after all others that come before the patches
+        cut_images: whether image_size may be no multiple of patch_size; the pixels after the last
+            patch are ignored.
+        distilled: whether there is a distillation token with a head of its own; the output is the
+            mean of both heads.
+        dropout: rate after the position embedding, after the attention's projection and in the
+            MLP.
+        attention_dropout: dropout of the attention weights.
+        prompt_tokens: number of learnt tokens without positions, right before the patches
             (arXiv:2203.12119).
-        prompt_deep: each block gets its own in the place of the last one's.
+        prompt_deep: whether each block has its own prompts, which replace the last block's.
         patch_drop: share of the patch tokens that training leaves out.
         droppath: rate of stochastic depth at the last block.
-        droppath_shape: "linear": from 0 at the first block; "constant": all blocks have the last
-            one's rate.
+        droppath_shape: "linear": rates grow from 0 at the first block; "constant": all blocks have
+            the last one's rate.
 
     Attributes:
-        num_prefix_tokens: tokens before the patches.
-        pos_embed_prefix: how many of them ``pos_embed`` has.
-        distilled_training: of a distilled model; True: train mode returns (logits, distillation
+        num_prefix_tokens: number of tokens before the patches.
+        pos_embed_prefix: number of prefix tokens that ``pos_embed`` covers.
+        distilled_training: for a distilled model. True: train mode returns (logits, distillation
             logits).
 
     Raises:
@@ -148,7 +152,11 @@ class VisionTransformer(ImageModel):
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        _check_heads(embed_dim, num_heads, attn_head_size, global_pool)
+        if fc_norm is None:
+            fc_norm = global_pool == "avg"
+        _check_heads(embed_dim, num_heads, attn_head_size, attention, global_pool)
+        _check_tokens(global_pool, class_token, reg_tokens, distilled)
+        _check_layers(block, act, global_pool, fc_norm)
         self.num_features = embed_dim
         self.global_pool = global_pool
         self.head_init_bias = head_init_bias
@@ -156,47 +164,115 @@ class VisionTransformer(ImageModel):
         self.weight_init = weight_init
         self.distilled = distilled
         self.act = act
-        self.num_prefix_tokens = (prefix := class_token + distilled + reg_tokens) + prompt_tokens
-        epsilon = norm_eps or (1e-5 if pre_norm else 1e-6)
-        norm = functools.partial(LayerNorm, embed_dim, epsilon=epsilon)
+        norm_eps = norm_eps or (1e-5 if pre_norm else 1e-6)
+        norm_layer = functools.partial(LayerNorm, embed_dim, epsilon=norm_eps)
+
         self.patch_embed = PatchEmbed(
-            self.image_size, patch_size, in_channels, embed_dim, not pre_norm, cut_images
-        )
-        self._add_tokens(class_token, reg_tokens, prompt_tokens, prompt_deep * depth)
-        self._add_positions(pos_embed, no_embed_class)
-        self.pos_drop, self.patch_drop = nn.Dropout(dropout), PatchDropout(patch_drop, prefix)
-        self.norm_pre = norm() if pre_norm else nn.Identity()
-        heads = (
+            self.image_size,
+            patch_size,
+            in_channels,
             embed_dim,
-            num_heads,
-            attn_head_size,
-            qkv_bias,
-            qk_norm,
-            attention_dropout,
-            dropout,
+            bias=not pre_norm,
+            cut=cut_images,
         )
-        [rates] = drop_path_rates(droppath, [depth], droppath_shape)
-        self.blocks = _make_blocks(
-            block, attention, heads, (mlp_ratio, init_values, dropout), rates, (epsilon, act)
-        )
+
+        # Tokens before the patches, in this order: the class token, the distillation token,
+        # registers, prompts.
+        if class_token:
+            initializers = {
+                "timm": Normal(std=1e-6),
+                "deit": Normal(std=0.02),
+                "big_vision": Constant(0.0),
+            }
+            self.cls_token = self._make_tokens(1, initializers[weight_init])
+        if distilled:
+            self.dist_token = self._make_tokens(1, Normal(std=0.02))
+        if reg_tokens:
+            self.reg_token = self._make_tokens(reg_tokens, Normal(std=1e-6))
+        if prompt_tokens:
+            # Xavier's bound over a patch's values and the channels, as in the authors' program.
+            fan_in = math.prod(self.patch_embed.proj.weight.shape[1:])
+            bound = (6 / (fan_in + embed_dim)) ** 0.5
+            self.prompt_tokens = self.create_parameter(
+                [depth if prompt_deep else 1, prompt_tokens, embed_dim],
+                default_initializer=Uniform(-bound, bound),
+            )
+        positioned_prefix = class_token + distilled + reg_tokens
+        self.num_prompts = prompt_tokens
+        self.num_prefix_tokens = positioned_prefix + prompt_tokens
+
+        # Positions. Prompts never have one.
+        self.no_embed_class = no_embed_class or pos_embed == "sincos2d"
+        self.pos_embed_prefix = 0 if self.no_embed_class else positioned_prefix
+        if pos_embed == "sincos2d":
+            table = sincos_2d(*self.patch_embed.grid_size, embed_dim)
+            self.register_buffer("pos_embed", paddle.to_tensor(table), persistable=False)
+        else:
+            positions = self.pos_embed_prefix + self.patch_embed.num_patches
+            std = embed_dim**-0.5 if weight_init == "big_vision" else 0.02
+            self.pos_embed = self._make_tokens(positions, Normal(std=std))
+        self.pos_drop = nn.Dropout(dropout)
+        self.patch_drop = PatchDropout(patch_drop, positioned_prefix)
+        self.norm_pre = norm_layer() if pre_norm else nn.Identity()
+
+        attention_options: dict[str, Any] = {
+            "num_heads": num_heads,
+            "head_dim": attn_head_size,
+            "qkv_bias": qkv_bias,
+            "qk_norm": qk_norm,
+            "attn_drop": attention_dropout,
+        }
+        block_options: dict[str, Any] = {
+            "mlp_ratio": mlp_ratio,
+            "init_values": init_values,
+            "drop": dropout,
+            "epsilon": norm_eps,
+            "act": act,
+        }
+        differential = attention == "differential"
+        attention_layer = DifferentialAttention if differential else Attention
+        parallel_block = DifferentialParallelBlock if differential else ParallelBlock
+        [drop_paths] = drop_path_rates(droppath, [depth], droppath_shape)
+        self.blocks = nn.LayerList()
+        for index, drop_path in enumerate(drop_paths):
+            if block == "parallel":
+                layer = parallel_block(
+                    embed_dim, **attention_options, **block_options, drop_path=drop_path
+                )
+                attn = layer
+            else:
+                attn = attention_layer(embed_dim, **attention_options, proj_drop=dropout)
+                layer = Block(embed_dim, attn, **block_options, drop_path=drop_path)
+            if isinstance(attn, DifferentialHeads):
+                attn.add_lambdas(index)
+            self.blocks.append(layer)
         self.feature_info = feature_info(
             [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
         )
-        after = global_pool == "avg" if fc_norm is None else fc_norm
-        if after and global_pool == "token_avg":
-            raise InputError(
-                "FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens"
+
+        # The last norm stands before the pooling or after it.
+        self.norm = norm_layer() if final_norm and not fc_norm else nn.Identity()
+        self.fc_norm = norm_layer() if final_norm and fc_norm else nn.Identity()
+        if global_pool == "map":
+            self.attn_pool = AttentionPool(
+                embed_dim, num_heads, mlp_ratio=mlp_ratio, epsilon=norm_eps, act=act
             )
-        self.norm = norm() if final_norm and not after else nn.Identity()
-        self.fc_norm = norm() if final_norm and after else nn.Identity()
+        else:
+            self.attn_pool = None
         if global_pool == "token_avg":
+            # The class token and the mean, side by side.
             self.head_widths = {"head": 2 * embed_dim}
-        self.attn_pool = (
-            AttentionPool(embed_dim, num_heads, mlp_ratio, epsilon, act)
-            if global_pool == "map"
-            else None
-        )
         self._finish()
+
+    def _make_tokens(self, count: int, initializer: Initializer) -> paddle.Tensor:
+        """Returns a parameter of ``count`` tokens, the same for all images: [1, count, embed_dim]."""
+        return self.create_parameter([1, count, self.num_features], default_initializer=initializer)
+
+    def _init_weights(self, layer: nn.Layer) -> None:
+        if self.weight_init == "big_vision":
+            init_as_big_vision(layer)
+        else:
+            init_linear(layer)
 
     def _embed(self, x: paddle.Tensor) -> paddle.Tensor:
         x = self.patch_embed(x)
@@ -208,60 +284,62 @@ class VisionTransformer(ImageModel):
         if not self.no_embed_class:
             x = add_to_all(x, self.pos_embed)
         x = self.norm_pre(self.patch_drop(self.pos_drop(x)))
-        return self._insert_prompts(x, self.prompt_tokens[0], before=0) if self.num_prompts else x
+        if self.num_prompts:
+            x = self._insert_prompts(x, self.prompt_tokens[0], replaced=0)
+        return x
 
     def _stages(self) -> Iterable[Any]:
-        """Returns each block, with the prompts that it gets in the place of the last one's."""
-        own: list[Any] = [None] * len(self.blocks)
+        """Returns (block, prompts) for each block; the prompts are None where those of the last
+        block stay.
+        """
+        prompts: list[Any] = [None] * len(self.blocks)
         if self.num_prompts and self.prompt_tokens.shape[0] > 1:
-            own[1:] = self.prompt_tokens.unbind(0)[1:]
-        return [(block, own[place]) for place, block in enumerate(self.blocks)]
+            # ``_embed`` inserts those of the first block.
+            prompts[1:] = self.prompt_tokens.unbind(0)[1:]
+        return [(block, prompts[index]) for index, block in enumerate(self.blocks)]
 
     def _stage(self, stage: Any, x: paddle.Tensor, shared: Any) -> paddle.Tensor:
         block, prompts = stage
-        return self._run(
-            block,
-            x if prompts is None else self._insert_prompts(x, prompts, before=self.num_prompts),
-        )
+        if prompts is not None:
+            x = self._insert_prompts(x, prompts, replaced=self.num_prompts)
+        return self._run(block, x)
 
     def _insert_prompts(
-        self, x: paddle.Tensor, prompts: paddle.Tensor, before: int
+        self, x: paddle.Tensor, prompts: paddle.Tensor, replaced: int
     ) -> paddle.Tensor:
-        """Returns the tokens x with ``prompts`` before the patches, in the place of ``before``
-        others.
+        """Inserts prompts [P, D] into the tokens x [B, N, D], right before the patches.
+
+        Args:
+            replaced: how many tokens there give way to them: the last block's prompts.
         """
-        place = self.num_prefix_tokens - self.num_prompts
-        rows = prompts.astype(x.dtype).unsqueeze(0)
-        return paddle.concat(
-            [x[:, :place], rows.expand([x.shape[0], -1, -1]), x[:, place + before :]], axis=1
-        )
+        start = self.num_prefix_tokens - self.num_prompts
+        prompts = prompts.astype(x.dtype).unsqueeze(0).expand([x.shape[0], -1, -1])
+        return paddle.concat([x[:, :start], prompts, x[:, start + replaced :]], axis=1)
 
     def forward_head(self, x: paddle.Tensor) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
         if self.distilled:
             logits = self.head(x[:, 0])
-            distilled = self.head_dist(x[:, 1])
-            return (
-                (logits, distilled)
-                if self.distilled_training and self.training
-                else (logits + distilled) / 2
-            )
+            distilled_logits = self.head_dist(x[:, 1])
+            if self.distilled_training and self.training:
+                return logits, distilled_logits
+            return (logits + distilled_logits) / 2
         if self.attn_pool is not None:
             x = self.attn_pool(x[:, self.num_prefix_tokens - self.num_prompts :])
         elif self.global_pool == "token":
             x = x[:, 0]
+        elif self.global_pool == "avg":
+            x = x[:, self.num_prefix_tokens :].mean(axis=1)
         else:
-            mean = x[:, self.num_prefix_tokens :].mean(axis=1)
-            x = concat([x[:, 0], mean], axis=1) if self.global_pool == "token_avg" else mean
+            x = concat([x[:, 0], x[:, self.num_prefix_tokens :].mean(axis=1)], axis=1)
         return self.head(self.fc_norm(x))
 
     def classifier_names(self) -> tuple[str, ...]:
         return ("head", "head_dist") if self.distilled else ("head",)
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block, the classifier with its norm: BEiT's and
-        MAE's (arXiv:2106.08254, 2111.06377).
+        """Returns the groups of BEiT and MAE (arXiv:2106.08254, 2111.06377): the embedding, each
+        block, and the classifier with its norm.
         """
-        blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         embedding = (
             "cls_token",
             "dist_token",
@@ -271,104 +349,29 @@ class VisionTransformer(ImageModel):
             "norm_pre",
             "prompt_tokens",
         )
+        blocks = [(f"blocks.{i}",) for i in range(len(self.blocks))]
         return [embedding, *blocks, ("norm", "attn_pool", "fc_norm", "head", "head_dist")]
 
     def no_weight_decay(self) -> set[str]:
         return {"pos_embed", "cls_token", "dist_token", "reg_token", "prompt_tokens"}
 
-    def _add_tokens(self, class_token: bool, reg_tokens: int, prompts: int, prompted: int) -> None:
-        _check_tokens(self.global_pool, class_token, reg_tokens, self.distilled)
-        starts = {"timm": Normal(std=1e-6), "deit": Normal(std=0.02), "big_vision": Constant(0.0)}
-        for name, count, start in (
-            ("cls_token", int(class_token), starts[self.weight_init]),
-            ("dist_token", int(self.distilled), Normal(std=0.02)),
-            ("reg_token", reg_tokens, Normal(std=1e-6)),
-        ):
-            if count:
-                token = self.create_parameter(
-                    [1, count, self.num_features], default_initializer=start
-                )
-                self.add_parameter(name, token)
-        self.num_prompts = prompts
-        if prompts:  # drawn as the authors' program does
-            bound = (
-                6 / (math.prod(self.patch_embed.proj.weight.shape[1:]) + self.num_features)
-            ) ** 0.5
-            shape = [prompted or 1, prompts, self.num_features]
-            start = Uniform(-bound, bound)
-            self.prompt_tokens = self.create_parameter(shape, default_initializer=start)
-
-    def _add_positions(self, kind: str, no_embed_class: bool) -> None:
-        self.no_embed_class = no_embed_class or kind == "sincos2d"
-        self.pos_embed_prefix = (
-            0 if self.no_embed_class else self.num_prefix_tokens - self.num_prompts
-        )
-        if kind == "sincos2d":
-            values = paddle.to_tensor(sincos_2d(*self.patch_embed.grid_size, self.num_features))
-            self.register_buffer("pos_embed", values, persistable=False)
-        else:
-            shape = [1, self.patch_embed.num_patches + self.pos_embed_prefix, self.num_features]
-            std = self.num_features**-0.5 if self.weight_init == "big_vision" else 0.02
-            self.pos_embed = self.create_parameter(shape, default_initializer=Normal(std=std))
-
-    def _init_weights(self, layer: nn.Layer) -> None:
-        if self.weight_init == "big_vision":
-            init_as_big_vision(layer)
-        else:
-            init_linear(layer)
-
-
-def _make_blocks(
-    kind: str,
-    attention: str,
-    heads: tuple[Any, ...],
-    sizes: tuple,
-    rates: Sequence[float],
-    others: tuple,
-) -> nn.LayerList:
-    """Returns a block for each rate of drop path. ``heads`` is what ``Attention`` takes, and
-    ``sizes``, a rate and ``others`` what a block takes besides.
-
-    Raises:
-        InputError: options that don't fit together.
-    """
-    head_size = heads[2] or heads[0] // heads[1]
-    act = others[-1]
-    if attention == "differential" and head_size % 2:
-        raise InputError(
-            f"a head has {head_size} channels, ATTENTION differential takes an even number"
-        )
-    if kind == "parallel" and act == "swiglu":
-        raise InputError(
-            "ACT is 'swiglu', which BLOCK parallel doesn't take; expected gelu, gelu_tanh or quick_gelu"
-        )
-    differential = attention == "differential"
-    blocks = nn.LayerList()
-    for place, rate in enumerate(rates):
-        rest: tuple[Any, ...] = (*sizes, rate, *others)
-        if kind == "parallel":
-            block = attn = (DifferentialParallelBlock if differential else ParallelBlock)(
-                *heads[:-1], *rest
-            )
-        else:
-            attn = (DifferentialAttention if differential else Attention)(*heads)
-            block = Block(heads[0], attn, *rest)
-        if isinstance(attn, DifferentialHeads):
-            attn.begin(place)
-        blocks.append(block)
-    return blocks
-
 
 def _check_heads(
-    embed_dim: int, num_heads: int, attn_head_size: int | None, global_pool: str
+    embed_dim: int, num_heads: int, attn_head_size: int | None, attention: str, global_pool: str
 ) -> None:
-    if embed_dim % num_heads and attn_head_size is None:
+    divides = embed_dim % num_heads == 0
+    if not divides and attn_head_size is None:
         raise InputError(
             f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}; or set ATTN_HEAD_SIZE"
         )
-    if embed_dim % num_heads and global_pool == "map":
+    if not divides and global_pool == "map":
         raise InputError(
             f"EMBED_DIM {embed_dim} is not a multiple of NUM_HEADS {num_heads}, as GLOBAL_POOL map needs"
+        )
+    head_size = attn_head_size or embed_dim // num_heads
+    if attention == "differential" and head_size % 2:
+        raise InputError(
+            f"a head has {head_size} channels, ATTENTION differential takes an even number"
         )
 
 
@@ -382,3 +385,14 @@ def _check_tokens(global_pool: str, class_token: bool, reg_tokens: int, distille
         raise InputError(f"GLOBAL_POOL is {global_pool!r}, {expected}")
     if distilled and reg_tokens:
         raise InputError(f"REG_TOKENS is {reg_tokens}, expected 0: DISTILLED models have none")
+
+
+def _check_layers(block: str, act: str, global_pool: str, fc_norm: bool) -> None:
+    if block == "parallel" and act == "swiglu":
+        raise InputError(
+            "ACT is 'swiglu', which BLOCK parallel doesn't take; expected gelu, gelu_tanh or quick_gelu"
+        )
+    if fc_norm and global_pool == "token_avg":
+        raise InputError(
+            "FC_NORM is True, expected False: GLOBAL_POOL token_avg is of normalised tokens"
+        )

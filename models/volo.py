@@ -6,7 +6,6 @@ weight is [in, out] here and [out, in] there.
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import paddle
@@ -19,7 +18,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import Attention, LayerNorm, Linear, init_linear, set_norm_eps
 from models.layers.activations import ReLU
-from models.layers.attention import attend_heads, in_one
+from models.layers.attention import attend_heads, can_fuse
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.block import Block
 from models.layers.conv import Conv2D
@@ -70,8 +69,8 @@ def _part(x: paddle.Tensor, axis: int, start: int, end: int | None) -> paddle.Te
 
 
 class OutlookAttention(nn.Layer):
-    """Each 2 x 2 places weigh the 3 x 3 around them by a Linear of their mean. A place adds up what
-    it receives.
+    """Every 2 x 2 places weigh the 3 x 3 places around them by a Linear of their mean. The output
+    of a place is the sum of what all windows give to it.
 
     Shape: [B, 2 h, 2 w, D] -> the same.
     """
@@ -87,27 +86,21 @@ class OutlookAttention(nn.Layer):
         self.proj = Linear(dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        (rows, columns), dim, heads = (
-            [side // 2 for side in x.shape[1:3]],
-            x.shape[3],
-            (self.num_heads, self.head_dim),
-        )
+        rows, columns = [side // 2 for side in x.shape[1:3]]
+        dim = x.shape[3]
         mean = x.reshape([-1, rows, 2, columns, 2, dim]).mean(axis=[2, 4])
         v = self.v(x)
         attn = self.attn(mean)
-        if in_one(v, self.drop):
+        if can_fuse(v, self.drop):
             return self.proj(ops.outlook(v, attn, self.num_heads, self.scale))
         v = neighbours(neighbours(v, 1), 3).transpose([0, 1, 3, 2, 4, 5])  # [B, h, w, 3, 3, D]
-        # [B, heads, h w, 9, head_dim]
-        v = v.reshape([-1, rows * columns, 9, *heads]).transpose([0, 3, 1, 2, 4])
+        v = v.reshape([-1, rows * columns, 9, self.num_heads, self.head_dim])
+        v = v.transpose([0, 3, 1, 2, 4])  # [B, heads, h w, 9, head_dim]
         attn = attn.reshape([-1, rows * columns, self.num_heads, 9, 9]).transpose([0, 2, 1, 3, 4])
         attn = self.drop(F.softmax(attn * self.scale, axis=-1))
-        x = (
-            paddle.matmul(attn, v)
-            .transpose([0, 2, 3, 1, 4])
-            .reshape([-1, rows, columns, 3, 3, dim])
-        )
-        return self.proj(sum_windows(sum_windows(x.transpose([0, 1, 3, 2, 4, 5]), 3), 1))
+        x = paddle.matmul(attn, v).transpose([0, 2, 3, 1, 4])
+        x = x.reshape([-1, rows, columns, 3, 3, dim]).transpose([0, 1, 3, 2, 4, 5])
+        return self.proj(sum_windows(sum_windows(x, 3), 1))
 
 
 class ClassAttention(nn.Layer):
@@ -124,8 +117,10 @@ class ClassAttention(nn.Layer):
         self.proj = Linear(dim, dim)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        heads = (self.num_heads, self.head_dim, self.scale, self.attn_drop)
-        return self.proj(attend_heads([self.q(x[:, :1]), self.kv(x)], *heads))
+        q = self.q(x[:, :1])
+        kv = self.kv(x)
+        x = attend_heads([q, kv], self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        return self.proj(x)
 
 
 class ClassBlock(Block):
@@ -185,10 +180,10 @@ class Downsample(nn.Layer):
 
 @register("volo")
 class VOLO(ImageModel):
-    """VOLO; images of other sizes than image_size aren't taken.
+    """VOLO. It takes images of image_size only.
 
-    The logits are the class token's, plus half the largest of the patches' logits. Features: the
-    class token, then the patches, normalised: [B, 1 + patches, num_features].
+    The logits are those of the class token plus half the largest of the patches' logits. Its
+    features are the class token, then the patches, normalised: [B, 1 + patches, num_features].
 
     Args:
         image_size: pixels, or (height, width): multiples of 2 patch_size.
@@ -242,8 +237,8 @@ class VOLO(ImageModel):
         recompute: InTraining[bool] = False,
     ) -> None:
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
-        ratios = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio
-        _check(self.image_size, patch_size, stage_depths, embed_dims, num_heads, ratios)
+        mlp_ratios = [mlp_ratio] * 4 if isinstance(mlp_ratio, int | float) else mlp_ratio
+        _check(self.image_size, patch_size, stage_depths, embed_dims, num_heads, mlp_ratios)
         self.num_features = embed_dims[-1]
         self.patch_embed = PatchEmbed(
             self.image_size, in_channels, stem_hidden_dim, embed_dims[0], patch_size
@@ -256,26 +251,39 @@ class VOLO(ImageModel):
         self.cls_token = self.create_parameter([1, 1, self.num_features], default_initializer=start)
         self.pos_drop = nn.Dropout(dropout)
         self.network = nn.LayerList()
-        for i, rates in enumerate(drop_path_rates(droppath, stage_depths)):
-            kind = partial(Attention, qk_norm=False) if i else OutlookAttention
-            attn = partial(
-                kind, embed_dims[i], num_heads[i], qkv_bias=qkv_bias, attn_drop=attention_dropout
-            )
-            sizes = (ratios[i], None, 0.0)
-            self.network.append(
-                nn.LayerList(
-                    Block(embed_dims[i], attn(), *sizes, rate if i else 0.0) for rate in rates
+        for i, drop_paths in enumerate(drop_path_rates(droppath, stage_depths)):
+            dim = embed_dims[i]
+            blocks = nn.LayerList()
+            for drop_path in drop_paths:
+                # The first stage has outlookers, without drop path.
+                attention = Attention if i else OutlookAttention
+                attn = attention(dim, num_heads[i], qkv_bias=qkv_bias, attn_drop=attention_dropout)
+                block = Block(
+                    dim,
+                    attn,
+                    mlp_ratio=mlp_ratios[i],
+                    init_values=None,
+                    drop=0.0,
+                    drop_path=drop_path if i else 0.0,
                 )
-            )
-            if not i:
+                blocks.append(block)
+            self.network.append(blocks)
+            if i == 0:
                 self.network.append(Downsample(embed_dims[0], embed_dims[1]))
-        attn = partial(
-            ClassAttention, self.num_features, num_heads[-1], qkv_bias, attention_dropout
-        )
-        self.post_network = nn.LayerList(
-            ClassBlock(self.num_features, attn(), ratios[-1], None, 0.0, 0.0) for _ in range(2)
-        )
-        self.ends = (0, 2, 3, 4)  # each stage's place in ``network``
+        self.post_network = nn.LayerList()
+        for _ in range(2):
+            attn = ClassAttention(self.num_features, num_heads[-1], qkv_bias, attention_dropout)
+            block = ClassBlock(
+                self.num_features,
+                attn,
+                mlp_ratio=mlp_ratios[-1],
+                init_values=None,
+                drop=0.0,
+                drop_path=0.0,
+            )
+            self.post_network.append(block)
+        # The index of each stage in ``network``; index 1 is the downsampling.
+        self.ends = (0, 2, 3, 4)
         reductions = (patch_size, *[2 * patch_size] * 3)
         self.feature_info = feature_info(
             [f"network.{end}" for end in self.ends], embed_dims, reductions
@@ -289,11 +297,8 @@ class VOLO(ImageModel):
     @property
     def blocks(self) -> list[Any]:
         """Returns all blocks, from the first to the last."""
-        return [
-            block
-            for stage in (*(self._blocks(end) for end in self.ends), self.post_network)
-            for block in stage
-        ]
+        stages = [*(self._blocks(end) for end in self.ends), self.post_network]
+        return [block for stage in stages for block in stage]
 
     def _blocks(self, end: int) -> Any:
         return self.network[end]
@@ -306,36 +311,32 @@ class VOLO(ImageModel):
         x = self._embed(x)
         swapped = self._rectangle() if self.mix_token else paddle.zeros(self.pos_embed.shape[:3])
         if self.mix_token:
-            places = (
-                swapped.unsqueeze(-1)
-                .repeat_interleave(2, 1)
-                .repeat_interleave(2, 2)
-                .astype(x.dtype)
-            )
-            x = x + (x.flip([0]) - x) * places
+            # The first stage has twice as many places along each side.
+            places = swapped.unsqueeze(-1).repeat_interleave(2, 1).repeat_interleave(2, 2)
+            x = x + (x.flip([0]) - x) * places.astype(x.dtype)
         for stage in self._stages():
             x = self._stage(stage, x, None)
-        x = self._features(x, last=True)
+        x = self._head_input(x, last=True)
         logits = self.head(x[:, 0])
         dense = self.aux_head(x[:, 1:])
         if self.mix_token:
-            dense = dense + (dense.flip([0]) - dense) * swapped.flatten(1).unsqueeze(-1).astype(
-                dense.dtype
-            )
+            places = swapped.flatten(1).unsqueeze(-1).astype(dense.dtype)
+            dense = dense + (dense.flip([0]) - dense) * places
         return logits, dense, swapped.mean()
 
     def _rectangle(self) -> paddle.Tensor:
         """Returns a random rectangle of ones in zeros [1, rows, columns] (CutMix's,
         arXiv:1905.04899).
         """
-        # lambda is uniform: sqrt(1 - lambda) is distributed alike
+        # CutMix's sqrt(1 - lambda) with a uniform lambda is distributed as sqrt(lambda).
         side = paddle.rand([]).sqrt()
         within = []
         for count in self.pos_embed.shape[1:3]:
             length = (side * count).floor()
             middle = (paddle.rand([]) * count).floor()
             place = paddle.arange(count, dtype="float32")
-            first, last = middle - (length / 2).floor(), middle + ((length + 1) / 2).floor()
+            first = middle - (length / 2).floor()
+            last = middle + ((length + 1) / 2).floor()
             within.append(((place >= first) & (place < last)).astype("float32"))
         return (within[0].unsqueeze(-1) * within[1]).unsqueeze(0)
 
@@ -357,7 +358,7 @@ class VOLO(ImageModel):
     def _fits_last_norm(self, index: int) -> bool:
         return index > 0
 
-    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+    def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
         if not last:
             return x
         x = paddle.concat([self.cls_token.expand([x.shape[0], -1, -1]), x.flatten(1, 2)], axis=1)
@@ -371,7 +372,7 @@ class VOLO(ImageModel):
         logits = self.head(x[:, 0])
         if not self.num_classes:
             return logits
-        # not every build has a half gradient of the maximum
+        # In float32: not every build of Paddle has a gradient of the maximum in half precision.
         values = in_float32(self.aux_head(x[:, 1:]))
         # As in PyTorch, the first of equal values gets the gradient. The gradient of paddle.max
         # takes seconds on a CPU, and in Paddle 2.6 each of equal values gets all of it.
@@ -394,7 +395,8 @@ class VOLO(ImageModel):
             blocks: list[tuple[str, ...]] = [
                 (f"network.{end}.{i}",) for i in range(len(self._blocks(end)))
             ]
-            blocks[0] += ("network.1", "pos_embed") if end == 2 else ()
+            if end == 2:
+                blocks[0] += ("network.1", "pos_embed")
             groups += blocks
         groups += [("post_network.0", "cls_token"), ("post_network.1",)]
         return [*groups, ("norm", "head", "aux_head")]

@@ -7,7 +7,7 @@ weight is [in, out] here and [out, in] there.
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import paddle
 from paddle import nn
@@ -19,7 +19,7 @@ from errors import InputError
 from models.base import ImageModel, register
 from models.layers import DropPath, LayerNorm, Linear, Mlp, init_linear
 from models.layers.activations import GELU, gelu
-from models.layers.attention import in_one, unit
+from models.layers.attention import can_fuse, l2_normalize
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.class_attention import ClassAttention
 from models.layers.conv import Conv2D
@@ -98,9 +98,11 @@ class CrossCovarianceAttention(nn.Layer):
     """Attention of each head's channels to each other, over all tokens (timm's ``XCA``).
 
     Args:
-        dim, num_heads: channels D, heads.
+        dim: channels D of the tokens.
+        num_heads: attention heads.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop, proj_drop: dropout of the attention weights and of the output.
+        attn_drop: dropout of the attention weights.
+        proj_drop: dropout of the output.
 
     Shape: [B, N, D] -> the same.
     """
@@ -115,7 +117,8 @@ class CrossCovarianceAttention(nn.Layer):
             [num_heads, 1, 1], default_initializer=Constant(1.0)
         )
         self.qkv = Linear(dim, 3 * dim, bias_attr=None if qkv_bias else False)
-        # no ``attn_drop``: these weights have no place in the image
+        # It isn't called ``attn_drop``, by which ``attention_layers`` finds attention maps: these
+        # weights belong to no place of the image.
         self.weight_drop = nn.Dropout(attn_drop)
         self.proj = Linear(dim, dim)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -123,13 +126,14 @@ class CrossCovarianceAttention(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         _, length, dim = x.shape
         qkv = self.qkv(x)
-        if in_one(qkv, self.weight_drop):
+        if can_fuse(qkv, self.weight_drop):
             x = ops.attention([qkv], self.num_heads, self.head_dim, self.temperature, across=True)
             return self.proj_drop(self.proj(x))
         qkv = qkv.reshape([-1, length, 3, self.num_heads, self.head_dim])
         q, k, v = qkv.transpose([2, 0, 3, 1, 4]).unbind(0)  # each [B, H, N, head_dim]
         scores = (
-            paddle.matmul(unit(q, axis=2), unit(k, axis=2), transpose_x=True) * self.temperature
+            paddle.matmul(l2_normalize(q, axis=2), l2_normalize(k, axis=2), transpose_x=True)
+            * self.temperature
         )
         attn = self.weight_drop(F.softmax(scores, axis=-1))  # [B, H, head_dim, head_dim]
         x = paddle.matmul(v, attn, transpose_y=True).transpose([0, 2, 1, 3])
@@ -137,8 +141,9 @@ class CrossCovarianceAttention(nn.Layer):
 
 
 class LocalPatchInteraction(nn.Layer):
-    """Two convolutions of 3 x 3 within each channel, GELU and batch norm between. Shape: [B, H, W,
-    D] -> the same.
+    """Two depthwise convolutions of 3 x 3, with GELU and batch norm between them.
+
+    Shape: [B, H, W, D] -> the same.
     """
 
     def __init__(self, dim: int) -> None:
@@ -153,9 +158,7 @@ class LocalPatchInteraction(nn.Layer):
 
 
 class Branches(nn.Layer):
-    """What both kinds of blocks have: two branches, their norms, and a factor of each channel that
-    they give.
-    """
+    """Base of both kinds of blocks: attention and an MLP, their norms, and layer scale for both."""
 
     def __init__(
         self, dim: int, attn: nn.Layer, mlp_ratio: float, init_values: float, drop: float
@@ -200,12 +203,13 @@ class Block(Branches):
 
 
 class ClassBlock(Branches):
-    """A class token attends to itself and the patches, then has an MLP. The patches change too,
-    each by itself: their norm is added, and at the end they are doubled, as the authors' weights
-    expect.
+    """Lets the class token attend to itself and the patches, then applies an MLP to it.
+
+    The patches change, too, as the authors' weights expect: their norm is added to them, and in the
+    end they are doubled.
 
     Args:
-        tokens_norm: ``norm2`` is of the patches, too.
+        tokens_norm: whether ``norm2`` normalises the patches as well.
 
     Shape: [B, 1 + N, D], the class token first -> the same.
     """
@@ -285,7 +289,8 @@ class XCiT(ImageModel):
         head_init_scale: InTraining[Factor] = 1.0,
         recompute: InTraining[bool] = False,
     ) -> None:
-        self.min_image_size = patch_size  # before ImageModel checks image_size
+        # ``ImageModel`` reads it as it checks image_size.
+        self.min_image_size = patch_size
         super().__init__(image_size, in_channels, num_classes, head_init_scale, recompute)
         _check(patch_size, embed_dim, num_heads)
         self.num_features = embed_dim
@@ -296,16 +301,26 @@ class XCiT(ImageModel):
         )
         self.pos_embed = FourierPositions(embed_dim)
         self.pos_drop = nn.Dropout(dropout)
-        attention = (embed_dim, num_heads, qkv_bias, attention_dropout, dropout)
-        scaled = (mlp_ratio, init_values)
-        self.blocks = nn.LayerList(
-            Block(embed_dim, CrossCovarianceAttention(*attention), *scaled, dropout, droppath)
-            for _ in range(depth)
-        )
-        self.cls_attn_blocks = nn.LayerList(
-            ClassBlock(embed_dim, ClassAttention(*attention), *scaled, dropout, tokens_norm)
-            for _ in range(depth_token_only)
-        )
+        attention_options: dict[str, Any] = {
+            "qkv_bias": qkv_bias,
+            "attn_drop": attention_dropout,
+            "proj_drop": dropout,
+        }
+        block_options: dict[str, Any] = {
+            "mlp_ratio": mlp_ratio,
+            "init_values": init_values,
+            "drop": dropout,
+        }
+        self.blocks = nn.LayerList()
+        for _ in range(depth):
+            attn = CrossCovarianceAttention(embed_dim, num_heads, **attention_options)
+            self.blocks.append(Block(embed_dim, attn, **block_options, drop_path=droppath))
+        self.cls_attn_blocks = nn.LayerList()
+        for _ in range(depth_token_only):
+            attn = ClassAttention(embed_dim, num_heads, **attention_options)
+            self.cls_attn_blocks.append(
+                ClassBlock(embed_dim, attn, **block_options, tokens_norm=tokens_norm)
+            )
         self.feature_info = feature_info(
             [f"blocks.{i}" for i in range(depth)], embed_dim, patch_size
         )
@@ -317,8 +332,8 @@ class XCiT(ImageModel):
         x = in_float32(x + self.pos_embed(x.shape[2], x.shape[3]))
         return self.pos_drop(channels_last(x))
 
-    # all intermediates have one shape
-    def _features(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+    def _head_input(self, x: paddle.Tensor, last: bool) -> paddle.Tensor:
+        # ``last`` doesn't matter: all intermediates have one shape.
         token = self.cls_token.expand([x.shape[0], -1, -1])
         x = self._run_all(self.cls_attn_blocks, paddle.concat([token, x.flatten(1, 2)], axis=1))
         return self.norm(x)
@@ -333,8 +348,8 @@ class XCiT(ImageModel):
         return self.cls_attn_blocks[-1].norm1 if self.global_pool == "token" else None
 
     def layer_groups(self) -> list[tuple[str, ...]]:
-        """Returns the groups: the embedding, each block (the class token's last), the classifier
-        with its norm.
+        """Returns the groups: the embedding, each block (those of the class token last), and the
+        classifier with its norm.
         """
         blocks = [
             (f"{name}.{i}",)
@@ -344,7 +359,7 @@ class XCiT(ImageModel):
         return [("cls_token", "pos_embed", "patch_embed"), *blocks, ("norm", "head")]
 
     def no_weight_decay(self) -> set[str]:
-        """Returns the authors'; timm leaves the positions' convolution alone, too."""
+        """Returns the authors' choice; timm adds the convolution of the positions."""
         return {"cls_token"}
 
     def _init_weights(self, layer: nn.Layer) -> None:

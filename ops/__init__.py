@@ -1,123 +1,170 @@
-"""Compiled operators of the transformer for CPUs: products by oneDNN, memory-bound work in fused
-passes, float32.
+"""Compiled operators of the transformer for CPUs, in float32.
 
-They are optional: ``make ops`` compiles *.cc for the Paddle at hand (``ops.build``) and ``load``
-finds the result. Where ``usable`` says no, layers compute the same with Paddle's own operators, to
-rounding. On other devices they aren't loaded. docs/performance.md has what they bring.
+Matrix products and convolutions are oneDNN's. What is bound by memory is computed in fused passes.
+The operators are optional: ``make ops`` compiles the .cc files for the installed Paddle
+(``ops.build``), and ``load`` finds the result. Where ``usable`` returns False, layers compute the
+same with Paddle's own operators, up to rounding. On other devices than CPUs they aren't loaded.
+docs/performance.md shows what they gain.
+
+Every function of a tensor below expects that ``usable`` returned True for its operands.
 """
 
 import contextlib
+import ctypes
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import paddle
+from paddle import _C_ops
 from paddle.autograd import PyLayer
 from paddle.base import core
 
-from ops.calls import absent
-from ops.calls import run as _run
 from ops.paths import library
-from ops.stack import give_signals_a_stack
 
-_REGISTERED = "_vit_ops"  # an attribute of Paddle's: all copies of this module find it
+# Where Paddle's module ``core`` remembers which build of the operators was registered. All copies
+# of this module in a process read it there.
+_REGISTERED = "_vit_ops"
 _loaded = False
 _enabled = True
-_half = ContextVar("_half", default=False)  # products by bfloat16
+_bfloat16 = ContextVar("_bfloat16", default=False)
+_signal_stack = ctypes.create_string_buffer(1 << 16)
+# Paddle 2.6 has it in another place.
+_run_custom_op = getattr(_C_ops, "_run_custom_op", None) or core.eager._run_custom_op
 
 
 def load() -> bool:
-    """Loads the compiled operators into this process; returns whether there are any.
+    """Loads the compiled operators into this process; returns whether they can be used.
 
-    Paddle ends a process that registers a name twice. Of two copies of the toolkit in one
-    (hubconf.py) the first does; the second uses them, if they are made of the same sources.
+    Paddle ends a process that registers an operator's name twice. If a process has two copies of
+    the toolkit (hubconf.py), the first one registers them. The second uses the same operators if
+    its own were built from the same sources.
     """
     global _loaded
     if not _loaded and library().is_file():
-        give_signals_a_stack()
-        here = library().parent.name
+        install_signal_stack()
+        build_name = library().parent.name
         if not hasattr(core, _REGISTERED):
             paddle.utils.cpp_extension.load_op_meta_info_and_register_op(str(library()))
-            setattr(core, _REGISTERED, here)
-        _loaded = getattr(core, _REGISTERED) == here
+            setattr(core, _REGISTERED, build_name)
+        _loaded = getattr(core, _REGISTERED) == build_name
     return _loaded
 
 
+class _StackT(ctypes.Structure):
+    """The C structure stack_t of sigaltstack(2)."""
+
+    _fields_ = (("memory", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+
+def install_signal_stack() -> None:
+    """Gives this thread, the main one, a separate stack on which Python's signal handlers run.
+
+    Some matrix products of oneDNN (sgemm, until uxlfoundation/oneDNN#4855) keep another pointer in
+    the stack register. A signal that arrives meanwhile would overwrite what lies before that
+    address in the heap.
+    """
+    if sys.platform == "linux":
+        stack = _StackT(ctypes.addressof(_signal_stack), 0, len(_signal_stack))
+        ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None)
+
+
 def enable(enabled: bool) -> None:
-    """Lets layers use the compiled operators, or not."""
+    """Switches the compiled operators on or off for all layers of this process."""
     global _enabled
     _enabled = enabled
 
 
-def bfloat16_lacks() -> str:
-    """Returns why there are no bfloat16 products on this CPU, in words; "": there are.
-
-    Paddle's autocast does nothing on a CPU. oneDNN multiplies in bfloat16 without such
-    instructions, too, but slower than in float32.
-    """
-    if not (_loaded and _enabled):
-        return "a CPU's are the compiled operators', which aren't there"
-    return (
-        "" if core.supports_bfloat16_fast_performance() else "this CPU has none (avx512_bf16, AMX)"
-    )
-
-
-@contextlib.contextmanager
-def multiplying(half: bool) -> Iterator[None]:
-    """Within it the operators round what they multiply to bfloat16, or not; a gradient goes by its
-    forward pass.
-
-    What they read and return, sums, norms and softmax stay float32.
-    """
-    before = _half.set(half)
-    try:
-        yield
-    finally:
-        _half.reset(before)
-
-
-def multiplies_half() -> bool:
-    """Returns whether the operators round what they multiply to bfloat16 here."""
-    return _half.get()
-
-
 @paddle.jit.not_to_static
 def usable(x: paddle.Tensor) -> bool:
-    """Returns whether the operators below can compute with ``x``: loaded, enabled, float32, not in
-    a traced graph.
+    """Returns whether the operators below can compute with ``x``: they are loaded and enabled, x is
+    float32, and it isn't part of a traced graph.
     """
     return _loaded and _enabled and paddle.in_dynamic_mode() and x.dtype == paddle.float32
 
 
+def why_no_bfloat16() -> str:
+    """Returns the reason why there are no bfloat16 products on this CPU; "" if there are.
+
+    Paddle's autocast does nothing on a CPU. Without bfloat16 instructions oneDNN could still
+    multiply in bfloat16, but slower than in float32.
+    """
+    if not (_loaded and _enabled):
+        return "bfloat16 on a CPU needs the compiled operators; run make ops"
+    if not core.supports_bfloat16_fast_performance():
+        return "this CPU has no bfloat16 instructions (avx512_bf16, AMX)"
+    return ""
+
+
+@contextlib.contextmanager
+def bfloat16_products(enabled: bool) -> Iterator[None]:
+    """Within this context the operators round the factors of their products to bfloat16, or don't.
+
+    Their inputs and outputs, sums, norms and softmax stay float32. A backward pass follows the
+    setting of its forward pass.
+    """
+    token = _bfloat16.set(enabled)
+    try:
+        yield
+    finally:
+        _bfloat16.reset(token)
+
+
+def bfloat16_products_enabled() -> bool:
+    """Returns whether the operators round the factors of their products to bfloat16 here."""
+    return _bfloat16.get()
+
+
 @paddle.jit.not_to_static
 def flash_attention_takes(x: paddle.Tensor, width: int) -> bool:
-    """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads of this type,
-    width and device.
+    """Returns whether ``F.scaled_dot_product_attention`` is flash attention for heads of the type of
+    ``x`` and of ``width`` channels, on this device.
 
-    Not run on a GPU. Paddle 2.6 doesn't look at the device itself: before compute capability 8.0
-    its kernel fails. Wider heads than 256 would go to another kernel, which 2.6 hands them in any
-    type.
+    Not run on a GPU. Paddle 2.6 doesn't check the device itself: its kernel fails below compute
+    capability 8.0. Heads wider than 256 would go to another kernel, which 2.6 calls with any type.
     """
-    half = x.dtype in (paddle.float16, paddle.bfloat16)
-    return half and width % 8 == 0 and width <= 256 and _capability() >= 8
+    is_half = x.dtype in (paddle.float16, paddle.bfloat16)
+    return is_half and width % 8 == 0 and width <= 256 and _compute_capability() >= 8
 
 
 @functools.cache
-def _capability() -> int:
-    """The major compute capability of this process's device; 0: it isn't a GPU."""
-    on_gpu = paddle.get_device().startswith("gpu")  # a traced graph's tensors have no place
-    return paddle.device.cuda.get_device_capability()[0] if on_gpu else 0
+def _compute_capability() -> int:
+    """The major compute capability of this process's GPU; 0 if its device isn't a GPU."""
+    # The device is asked for, not x.place: tensors of a traced graph have no place.
+    if not paddle.get_device().startswith("gpu"):
+        return 0
+    return paddle.device.cuda.get_device_capability()[0]
+
+
+def _run(name: str, *operands: Any) -> list[paddle.Tensor]:
+    """Runs the operator ``name``; returns its outputs.
+
+    Paddle 3.3.1 records a custom operator for a backward pass under ``no_grad`` as well, if an
+    operand needs a gradient. A forward pass would then keep all that its layers compute until its
+    end. Operands are therefore detached there.
+    """
+    if not paddle.is_grad_enabled():
+        operands = tuple(
+            operand.detach() if isinstance(operand, paddle.Tensor) else operand
+            for operand in operands
+        )
+    return _run_custom_op(name, *operands)
+
+
+@functools.cache
+def _absent(axes: int = 1) -> paddle.Tensor:
+    """Returns the placeholder of an operand that isn't given. The operators recognise it by the
+    number of its axes, which is another one than the operand's.
+    """
+    return paddle.zeros([1] * axes)
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-    """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
-    return _run(
-        "vit_linear_bf16" if _half.get() else "vit_linear",
-        x,
-        weight,
-        absent(2) if bias is None else bias,
-    )[0]
+    """x [..., K] @ weight [K, N] + bias [N] -> [..., N]."""
+    name = "vit_linear_bf16" if _bfloat16.get() else "vit_linear"
+    return _run(name, x, weight, _absent(2) if bias is None else bias)[0]
 
 
 def matmul(
@@ -128,26 +175,25 @@ def matmul(
     scale: float = 1.0,
     bias: paddle.Tensor | None = None,
 ) -> paddle.Tensor:
-    """Products of matrices, as ``paddle.matmul``: of [..., M, K] and [..., K, N], or of one [M, K]
-    with all of y.
+    """Matrix products as ``paddle.matmul``'s: of [..., M, K] and [..., K, N], or of one [M, K] and
+    all of y.
 
-    They are multiplied by ``scale``. The bias [M] is added to their rows.
+    The products are multiplied by ``scale``, then the bias [M] is added to their rows.
     """
-    return _run(
-        "vit_matmul", x, y, absent(2) if bias is None else bias, transpose_x, transpose_y, scale
-    )[0]
+    bias = _absent(2) if bias is None else bias
+    return _run("vit_matmul", x, y, bias, transpose_x, transpose_y, scale)[0]
 
 
 def scale_channels(
     x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None
 ) -> paddle.Tensor:
     """x [..., N] times factors [N], plus shift [N]."""
-    return _run("vit_scaled", x, factors, absent(2) if shift is None else shift)[0]
+    return _run("vit_scaled", x, factors, _absent(2) if shift is None else shift)[0]
 
 
 def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
-    """x [B, C, H, W] times a factor of each channel, or of each image's channels: of [C] or [B, C]
-    elements.
+    """x [B, C, H, W] times ``factors`` of C elements, one for each channel, or of B * C, one for
+    each channel of each image.
     """
     return _run("vit_scaled_planes", x, factors)[0]
 
@@ -155,52 +201,55 @@ def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
 def residual(
     x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """x + branch, both [B, ...], or branch times a factor of each sample [B], which gets no
-    gradient.
+    """x + branch, both [B, ...]. With ``factors`` [B], which get no gradient, each sample's branch
+    is multiplied by its factor first.
     """
-    return _run("vit_residual", x, branch, absent(2) if factors is None else factors)[0]
+    return _run("vit_residual", x, branch, _absent(2) if factors is None else factors)[0]
 
 
 def add_to_all(x: paddle.Tensor, one: paddle.Tensor) -> paddle.Tensor:
-    """x [B, ...] + one [1, ...]."""
+    """x [B, ...] + one [1, ...], the same for all of the batch."""
     return _run("vit_shared", x, one)[0]
 
 
 def multiply(x: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
-    """x * y, element by element, of one shape."""
+    """x * y, element by element; both have the same shape."""
     return _run("vit_times", x, y)[0]
 
 
 def swiglu(gate: paddle.Tensor, x: paddle.Tensor | None = None) -> paddle.Tensor:
-    """silu(gate) * x, both [..., N]; without x, gate [..., 2 N] has both, the gate first."""
-    return _run("vit_gated", gate, absent() if x is None else x)[0]
+    """silu(gate) * x, both [..., N]. Without x, ``gate`` is [..., 2 N] and holds both, the gate
+    first.
+    """
+    return _run("vit_gated", gate, _absent() if x is None else x)[0]
 
 
 class _FrozenLinear(PyLayer):
-    """``linear`` by a weight and a bias that need no gradients: x isn't kept, and the weight's
-    isn't computed.
+    """``linear`` with a weight and a bias that need no gradients. x isn't kept for the backward
+    pass, and the weight's gradient isn't computed.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor
     ) -> paddle.Tensor:
-        ctx.weight, ctx.half = weight, _half.get()
+        ctx.weight = weight
+        ctx.bfloat16 = _bfloat16.get()
         return linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: paddle.Tensor) -> Any:
-        with multiplying(ctx.half):
+        with bfloat16_products(ctx.bfloat16):
             return linear(grad, ctx.weight.t().contiguous(), None), None, None
 
 
 def frozen_linear(
     x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None
 ) -> paddle.Tensor:
-    """``linear``, of which x alone needs a gradient."""
-    # A tensor in any case: Paddle counts the tensors that it is given, and expects as many
-    # gradients.
-    return _FrozenLinear.apply(x, weight, absent(2) if bias is None else bias)
+    """``linear`` where only x needs a gradient."""
+    # A missing bias is a tensor, too: ``backward`` has to return as many gradients as ``forward``
+    # gets tensors.
+    return _FrozenLinear.apply(x, weight, _absent(2) if bias is None else bias)
 
 
 def mlp(
@@ -210,23 +259,23 @@ def mlp(
     weight2: paddle.Tensor,
     bias2: paddle.Tensor,
 ) -> paddle.Tensor:
-    """gelu(x [..., K] weight1 [K, M] + bias1) weight2 [M, N] + bias2 -> [..., N], by the exact
-    GELU, to 2e-7.
+    """gelu(x [..., K] @ weight1 [K, M] + bias1) @ weight2 [M, N] + bias2 -> [..., N], with the exact
+    GELU (to 2e-7).
     """
-    return _run("vit_mlp_bf16" if _half.get() else "vit_mlp", x, weight1, bias1, weight2, bias2)[0]
+    name = "vit_mlp_bf16" if _bfloat16.get() else "vit_mlp"
+    return _run(name, x, weight1, bias1, weight2, bias2)[0]
 
 
 def layer_norm(
     x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None, epsilon: float
 ) -> paddle.Tensor:
     """x [..., N], normalised over its last axis, times weight [N], plus bias [N]."""
-    return _run(
-        "vit_layer_norm", x, weight, paddle.zeros(weight.shape) if bias is None else bias, epsilon
-    )[0]
+    bias = paddle.zeros(weight.shape) if bias is None else bias
+    return _run("vit_layer_norm", x, weight, bias, epsilon)[0]
 
 
 def attention(
-    parts: Sequence[paddle.Tensor],
+    qkv: Sequence[paddle.Tensor],
     heads: int,
     width: int,
     scale: float | paddle.Tensor,
@@ -237,54 +286,49 @@ def attention(
     turns: tuple[paddle.Tensor, paddle.Tensor] | None = None,
     halves: bool = False,
 ) -> paddle.Tensor:
-    """softmax(q k^T scale + bias + mask) v of each head; the weights [B, heads, N, M] aren't kept.
+    """softmax(q k^T scale + bias + mask) v of each head. The weights [B, heads, N, M] aren't kept.
 
     Args:
-        parts: [q, k, v in one tensor], [q, k and v], or [q, k, v]: each [B, tokens, channels], read
-            where it lies.
-        heads, width: heads H; channels of a head's queries and keys. Its values have what is left.
-        scale: a number; or one for each head [H], and queries and keys are made vectors of length 1
-            before.
+        qkv: one tensor of q, k and v; or q, and one tensor of k and v; or q, k and v: each [B,
+            tokens, channels]. They are read where they lie, without copies.
+        heads: the number of heads H.
+        width: channels of a head's queries and keys. Its values have the channels that are left.
+        scale: a number; or one for each head [H], in which case queries and keys are normalised to
+            length 1 first.
         bias: [G, H, N, M]; item b of the batch has that of b mod G.
-        mask: [G, N, M], likewise, for all heads; it gets no gradient.
-        by_head: a tensor has its parts head by head, instead of part by part all heads.
-        across: channels attend to each other, by what they have over the tokens.
-        turns: cosines and sines [N, ..., width / 2] by which pairs of queries' and keys' channels
-            are turned before.
-        halves: a pair is of both halves of the channels, not neighbours.
+        mask: [G, N, M], likewise, the same for all heads; it gets no gradient.
+        by_head: a tensor of several parts holds all parts of the first head, then those of the
+            second one, and so on. Otherwise it holds the queries of all heads, then all keys.
+        across: channels attend to each other instead of tokens, by their values over the tokens.
+        turns: cosines and sines [N, ..., width / 2], by which pairs of channels of queries and keys
+            are rotated first.
+        halves: a pair takes one channel of each half. Otherwise it is two neighbours.
 
     Returns:
         [B, N, H * channels of a value].
     """
-    none = absent()
-    q, k, v = (*parts, *[none] * (3 - len(parts)))
-    factor = scale.reshape([-1, 1]) if isinstance(scale, paddle.Tensor) else none
-    scale = 1.0 if isinstance(scale, paddle.Tensor) else scale
-    extra = (bias, mask, factor, *(turns or (None, None)))
-    operands = [none if one is None else one for one in extra]
-    return _run(
-        "vit_attention",
-        q,
-        k,
-        v,
-        *operands,
-        heads,
-        width,
-        scale,
-        by_head,
-        across,
-        halves,
-        _half.get(),
-    )[0]
+    placeholder = _absent()
+    q, k, v = (*qkv, *[placeholder] * (3 - len(qkv)))
+    cosines, sines = turns or (None, None)
+    head_scales = None
+    if isinstance(scale, paddle.Tensor):
+        head_scales = scale.reshape([-1, 1])
+        scale = 1.0
+    optional = [
+        placeholder if operand is None else operand
+        for operand in (bias, mask, head_scales, cosines, sines)
+    ]
+    options = [heads, width, scale, by_head, across, halves, _bfloat16.get()]
+    return _run("vit_attention", q, k, v, *optional, *options)[0]
 
 
 def outlook(
     values: paddle.Tensor, scores: paddle.Tensor, heads: int, scale: float
 ) -> paddle.Tensor:
-    """What VOLO's outlook attention adds up at each place: values [B, 2 h, 2 w, D] -> the same.
+    """The sums of VOLO's outlook attention at each place: values [B, 2 h, 2 w, D] -> the same shape.
 
-    Each 2 x 2 places weigh the 3 x 3 around them by the softmax of ``scores`` [B, h, w, heads x 9 x
-    9] times ``scale``.
+    Every 2 x 2 places weigh the 3 x 3 places around them by the softmax of ``scores`` [B, h, w,
+    heads * 9 * 9] times ``scale``.
     """
     return _run("vit_outlook", values, scores, heads, scale)[0]
 
@@ -299,33 +343,27 @@ def convolution(
     groups: int,
     channels_last: bool = False,
 ) -> paddle.Tensor:
-    """``F.conv2d`` of x [B, C, H, W] by weight [D, C / groups, h, w] + bias [D]: [B, D, H', W'].
+    """``F.conv2d`` of x [B, C, H, W] with weight [D, C / groups, h, w] and bias [D]: [B, D, H', W'].
 
-    With ``channels_last`` x is [B, H, W, C], and the output [B, H', W', D]. Sequences have an item
-    for height and one for width. Gradients that nobody wants aren't computed.
+    With ``channels_last`` x is [B, H, W, C] and the output [B, H', W', D]. Stride, padding and
+    dilation have an item for the height and one for the width. Gradients that aren't needed aren't
+    computed.
     """
-    wanted = (
-        not x.stop_gradient,
-        not weight.stop_gradient or (bias is not None and not bias.stop_gradient),
-    )
-    form = stride, padding, dilation, groups, channels_last
-    return _run(
-        "vit_convolution",
-        x,
-        weight,
-        absent() if bias is None else bias,
-        *form,
-        bias is not None,
-        *wanted,
-    )[0]
+    has_bias = bias is not None
+    x_grad = not x.stop_gradient
+    weight_grad = not weight.stop_gradient or (bias is not None and not bias.stop_gradient)
+    options = [stride, padding, dilation, groups, channels_last, has_bias, x_grad, weight_grad]
+    return _run("vit_convolution", x, weight, _absent() if bias is None else bias, *options)[0]
 
 
 def activation(x: paddle.Tensor, name: str) -> paddle.Tensor:
-    """x by relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu, hardswish; by (log_)softmax
-    over its last axis.
+    """The activation ``name`` of x: relu, gelu (exact, to 2e-7), gelu_tanh, quick_gelu, silu or
+    hardswish; or softmax or log_softmax over its last axis.
     """
-    own = name in ("relu", "softmax", "log_softmax")
-    return _run(f"vit_{name}", x)[0] if own else _run("vit_activation", x, name)[0]
+    # These three are operators of their own.
+    if name in ("relu", "softmax", "log_softmax"):
+        return _run(f"vit_{name}", x)[0]
+    return _run("vit_activation", x, name)[0]
 
 
 def star_relu(x: paddle.Tensor, scale: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
@@ -344,63 +382,99 @@ def batch_norm(
     epsilon: float,
     act: str = "",
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Batch norm of x [B, C, ...] by channel, as PyTorch's; returns it, and the running mean and
-    variance [C] after it.
+    """Batch norm of x [B, C, ...] by channel, as PyTorch's; returns the output, and the running mean
+    and variance [C] after it.
 
-    In training x is normalised by its own statistics. The running ones keep ``share`` of what they
-    were; the variance that they take in is that of n - 1. ``act`` names the activation that
-    follows; "": none does. What it reads isn't kept for the gradient, but computed again.
+    In training x is normalised by its own statistics. The running statistics keep ``share`` of
+    their values and take in the batch's, whose variance is divided by n - 1. ``act`` names the
+    activation that follows; "" stands for none. The activation's input isn't kept for the gradient,
+    but computed again.
     """
-    options = training, share, epsilon, act
-    out, _, _, mean, variance = _run("vit_batch_norm", x, weight, bias, mean, variance, *options)
+    operands = [x, weight, bias, mean, variance, training, share, epsilon, act]
+    out, _, _, mean, variance = _run("vit_batch_norm", *operands)
     return out, mean, variance
 
 
 def group_norm(
     x: paddle.Tensor, groups: int, weight: paddle.Tensor, bias: paddle.Tensor, epsilon: float
 ) -> paddle.Tensor:
-    """x [B, C, ...], each group of an image's channels normalised, times weight [C], plus bias [C]."""
+    """Group norm of x [B, C, ...]: each group of an image's channels is normalised, then multiplied
+    by weight [C], and bias [C] is added.
+    """
     return _run("vit_group_norm", x, weight, bias, groups, epsilon)[0]
 
 
 def response_norm(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
-    """Global response norm of x [B, ..., C]: see ``models.layers.grn``."""
+    """Global response norm of x [B, ..., C] (``models.layers.grn``)."""
     return _run("vit_response_norm", x, weight, bias)[0]
 
 
 def neighbour_means(x: paddle.Tensor, reach: int) -> paddle.Tensor:
-    """The mean of each place of x [B, C, H, W] and of those within ``reach`` of it that are inside:
-    [B, C, H, W].
+    """The mean of each place and its neighbours up to ``reach`` rows and columns away: [B, C, H, W]
+    -> the same shape. Places outside the map aren't counted.
     """
     return _run("vit_neighbour_means", x, reach)[0]
 
 
-def windows(x: paddle.Tensor, size: int, halo: int) -> paddle.Tensor:
-    """The blocks of size x size places of maps [B, C, H, W], each with a halo around it, of zeros
-    beyond the map.
+def halo_windows(x: paddle.Tensor, size: int, halo: int) -> paddle.Tensor:
+    """The blocks of size x size places of maps [B, C, H, W]. Each has ``halo`` more places on every
+    side; those beyond the map are zeros.
 
     Returns [B, blocks, (size + 2 halo) ** 2, C].
     """
     return _run("vit_windows", x, size, halo, x.shape)[0]
 
 
-def distances(products: paddle.Tensor, side: int, window: int) -> paddle.Tensor:
-    """What HaloNet's relative positions add to the scores: [items, side ** 2, window ** 2].
+def relative_bias(products: paddle.Tensor, side: int, window: int) -> paddle.Tensor:
+    """The bias that HaloNet's relative positions add to the scores: [items, side ** 2, window ** 2].
 
-    ``products`` [items, side ** 2, 2 (2 window - 1)]: of each query with the vectors of all
-    distances of rows, then of columns. Query i and key j of an axis have distance j - i + window -
-    1.
+    ``products`` [items, side ** 2, 2 (2 window - 1)] are those of each query with the vectors of
+    all distances of rows, then of columns. Query i and key j of an axis have the distance j - i +
+    window - 1.
     """
     return _run("vit_distances", products, side, window)[0]
 
 
-def swap(x: paddle.Tensor, m: int, shape: Sequence[int]) -> paddle.Tensor:
-    """x [B, ...], read as [B, m, n], as [B, n, m] in ``shape``."""
-    return _run("vit_swap", x, m, x.size // x.shape[0] // m, x.shape, shape)[0]
+def transpose(x: paddle.Tensor, rows: int, shape: Sequence[int]) -> paddle.Tensor:
+    """Transposes x [B, ...], read as [B, rows, columns]; returns it in ``shape``."""
+    columns = x.size // x.shape[0] // rows
+    return _run("vit_swap", x, rows, columns, x.shape, shape)[0]
 
 
 def look_up(pixels: paddle.Tensor, table: paddle.Tensor) -> paddle.Tensor:
-    """What table [C, 256], or [1, 256], has of pixels [B, H, W, C] uint8, channel by channel: [B,
-    C, H, W].
+    """The values that table [C, 256], or [1, 256] for all channels, has for pixels [B, H, W, C]
+    uint8: [B, C, H, W].
     """
     return _run("vit_looked_up", pixels, table)[0]
+
+
+def split(x: paddle.Tensor, sizes: Sequence[int], axis: int) -> list[paddle.Tensor]:
+    """Splits x along an axis into two or three parts of these sizes."""
+    return _run("vit_parts", x, axis % x.ndim, sizes)[: len(sizes)]
+
+
+def concat(tensors: Sequence[paddle.Tensor], axis: int) -> paddle.Tensor:
+    """Concatenates two or three tensors along an axis."""
+    placeholders = [_absent()] * (3 - len(tensors))
+    return _run("vit_joined", *tensors, *placeholders, axis % tensors[0].ndim)[0]
+
+
+def amax(x: paddle.Tensor) -> paddle.Tensor:
+    """The maximum over the second axis: [B, N, ...] -> [B, ...]. Equal values share the gradient."""
+    return _run("vit_largest", x)[0]
+
+
+def into_windows(x: paddle.Tensor, window: Sequence[int], shift: Sequence[int]) -> paddle.Tensor:
+    """The windows (height, width) of maps [B, H, W, C]: [B * windows, height * width, C].
+
+    The maps are rolled up and to the left by ``shift`` rows and columns first. H and W are
+    multiples of the window's sides.
+    """
+    return _run("vit_blocks", x, x.shape, window, shift, False)[0]
+
+
+def from_windows(
+    x: paddle.Tensor, shape: Sequence[int], window: Sequence[int], shift: Sequence[int]
+) -> paddle.Tensor:
+    """The inverse of ``into_windows``, for maps of ``shape``."""
+    return _run("vit_blocks", x, shape, window, shift, True)[0]

@@ -102,7 +102,7 @@ def test_another_program_and_ours_keep_their_modules(theirs, tmp_path):
             from paddle_vit_toolkit.datasets import get_dataloader, get_dataset
             from paddle_vit_toolkit.models import create_model
             from paddle_vit_toolkit.models.base import ImageModel
-            from paddle_vit_toolkit.ops.settings import tune_cpu
+            from paddle_vit_toolkit.ops.device import tune_cpu
             from paddle_vit_toolkit.weights import load_weights
             theirs()
             assert isinstance(model, ImageModel)
@@ -226,8 +226,8 @@ def test_two_copies_serve_one_program(theirs, tmp_path):
             paddle.seed(0)
             model = load(name, folder, head_init_scale=1.0)
             package = type(model).__module__.partition(".")[0]
-            __import__(f"{package}.ops.settings")
-            sys.modules[f"{package}.ops.settings"].tune_cpu(1)
+            __import__(f"{package}.ops.device")
+            sys.modules[f"{package}.ops.device"].tune_cpu(1)
             found.append([package, model(paddle.ones([1, 1, 8, 8])).numpy().tolist()])
         theirs()
         print(json.dumps(found))
@@ -255,7 +255,7 @@ def test_what_isnt_installed_is_named_by_paddle_hub(theirs, tmp_path):
 def test_the_dependencies_are_what_the_models_import():
     import hubconf
 
-    optional = {"huggingface_hub", "threadpoolctl"}  # of hf-hub:... and of models.inference
+    optional = {"huggingface_hub", "threadpoolctl"}  # of hf-hub:... and of models.paddle_inference
     needed = set()
     new = {name for name in imports() if name.startswith(("models/", "weights/"))}
     while new:

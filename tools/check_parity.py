@@ -168,7 +168,7 @@ def main() -> None:
     import paddle
 
     from models import list_models
-    from ops.settings import set_tf32, tune_cpu
+    from ops.device import set_tf32, tune_cpu
 
     names = list_models(arguments.pattern)
     if not names:

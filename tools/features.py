@@ -94,7 +94,7 @@ def main() -> int:
 
     from inference.feature_store import FeatureExtractor, write_features
     from inference.inputs import paths_of, standard_input
-    from ops.settings import tune_cpu
+    from ops.device import tune_cpu
 
     tune_cpu(1)
     images = paths_of(arguments.inputs, standard_input())

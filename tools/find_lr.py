@@ -75,7 +75,7 @@ def main() -> None:
             raise InputError(f"{file} is there already; choose another -output")
     import utils
     from datasets import get_datasets
-    from ops.settings import set_device_flags
+    from ops.device import set_device_flags
     from training.optim.schedule import rate_scale
     from training.rate_range import range_test, write
     from training.setup import share_batch

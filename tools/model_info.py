@@ -57,7 +57,7 @@ def peak(name: str, options: list[str], batch_size: int, training: bool) -> int:
 
     from config import get_config
     from models import build_model
-    from ops.settings import tune_cpu
+    from ops.device import tune_cpu
     from utils import num_gpus, within_memory
 
     config = get_config(name, options)
@@ -132,22 +132,24 @@ def plan(name: str, options: list[str], batch_size: int, ranks: int) -> list[dic
         InputError: there are more ranks than parameters.
     """
     from config import get_config
-    from models.memory import Planned
+    from models.memory import TrainingMemory
 
-    planned = Planned(get_config(name, options))
+    planned = TrainingMemory(get_config(name, options))
     if ranks > len(planned.sizes):
         raise InputError(
             f"-ranks is {ranks}, but {name} has {len(planned.sizes)} parameters to share out; lower -ranks"
         )
     stages = []
     for stage in planned.stages:
-        parts = planned.memory(stage, ranks, batch_size)._asdict()
+        parts = planned.per_process(stage, ranks, batch_size)._asdict()
         needed = {}
         for size in GPUS:
             most = USABLE * size * 1024 * MIB
             counts = [count for count in COUNTS if count <= len(planned.sizes)]
             fits = (
-                count for count in counts if sum(planned.memory(stage, count, batch_size)) <= most
+                count
+                for count in counts
+                if sum(planned.per_process(stage, count, batch_size)) <= most
             )
             needed[f"{size} GB"] = next(fits, None)
         stages.append({"stage": stage, **parts, "sum": sum(parts.values()), "gpus": needed})

@@ -48,7 +48,7 @@ def main() -> int:
         raise InputError(f"{arguments.grid}: the grid is a PNG; give it the ending .png")
     from inference.inputs import check_output
     from inference.search import write_grid
-    from ops.settings import tune_cpu
+    from ops.device import tune_cpu
 
     check_output(arguments.grid, (arguments.query, arguments.where))
     tune_cpu(1)

@@ -22,9 +22,9 @@ from errors import InputError, RunError
 from launch.progress import EVALUATING, beat
 from loading.workers import Loader
 from models.base import ImageModel
-from models.inference import inference_engine
 from models.layers.batch_norm import hold_frozen_statistics
-from ops.settings import trim_buffers
+from models.paddle_inference import inference_engine
+from ops.device import trim_buffers
 from settings.options import Configuration, plain
 from settings.registry import tasks
 from training import predictions
@@ -460,7 +460,7 @@ def autocast(config: Configuration, evaluation: bool = False) -> contextlib.Abst
     """
     dtype: Any = precision(config, evaluation)
     if not num_gpus():
-        return ops.multiplying(half=dtype == "bfloat16")
+        return ops.bfloat16_products(enabled=dtype == "bfloat16")
     if dtype == "float32":
         return contextlib.nullcontext()
     return paddle.amp.auto_cast(dtype=dtype, level="O1")

@@ -18,7 +18,7 @@ from loading.scales import check_scales
 from loading.workers import Loader
 from models.base import ImageModel
 from models.pretrained import disagreements
-from ops.settings import float32_text
+from ops.device import float32_text
 from settings.options import Configuration, explicit_sources
 from training.checkpoint.description import classes_of
 from training.equal_ranks import check_loaded
@@ -225,7 +225,7 @@ def _no_bfloat16_reason(config: Configuration) -> str:
     """Returns why a CPU computes in float32 with AMP, in words; "": it doesn't."""
     if config.TO_STATIC:
         return "a CPU has none in a traced graph (TO_STATIC)"
-    return ops.bfloat16_lacks()
+    return ops.why_no_bfloat16()
 
 
 def _log_model(config: Configuration, model: nn.Layer, run: Run) -> None:

@@ -177,7 +177,7 @@ def read_transformers(path: str | Path) -> dict[str, Any]:
 
     For CLIP and SigLIP it is that of the image tower. These entries are added: ``outputs``, the
     number of the classifier's outputs, 0 if there is none; ``label_names``, the classes in order;
-    ``images``, how images are prepared, in timm's keys. ``models.transformers_settings`` checks
+    ``images``, how images are prepared, in timm's keys. ``models.transformers_arguments`` checks
     whether models here compute what the configuration describes.
 
     Args:

@@ -38,7 +38,7 @@ from inference.serve.settings import LARGEST
 from loading.transforms.bands import pixel_mode
 from loading.transforms.decode import readable
 from loading.transforms.formats import NPY, kind_of, opened_image
-from ops.settings import set_device_flags
+from ops.device import set_device_flags
 from training.checkpoint import describe
 from training.checkpoint.storage import sha256_of
 from utils import num_gpus

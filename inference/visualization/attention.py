@@ -9,7 +9,7 @@ from paddle import nn
 from errors import InputError
 from models.base import ImageModel
 from models.halonet import HaloAttention
-from models.layers.attention import attention_layers, kept_weights
+from models.layers.attention import attention_layers, attention_weights
 from models.layers.class_attention import ClassAttention
 from models.layers.units import MaskUnitAttention
 from models.mobilevit import PATCH, MobileViT
@@ -124,7 +124,7 @@ def _weights(
         for name in names
     ]
     try:
-        with paddle.no_grad(), kept_weights(model, names) as kept:
+        with paddle.no_grad(), attention_weights(model, names) as kept:
             model(image)
         return {name: tensor.numpy() for name, tensor in kept.items()}, shapes
     finally:

@@ -1,6 +1,7 @@
-"""Multi-head self-attention, and the weights of every kind of attention, to be looked at."""
+"""Multi-head self-attention, and access to the attention weights of any model."""
 
 import contextlib
+import functools
 from collections.abc import Collection, Iterator, Sequence
 
 import paddle
@@ -13,7 +14,7 @@ from models.layers.rotary import Table, rotate
 
 
 def attend_heads(
-    parts: Sequence[paddle.Tensor],
+    qkv: Sequence[paddle.Tensor],
     heads: int,
     width: int,
     scale: float | paddle.Tensor,
@@ -25,45 +26,48 @@ def attend_heads(
     halves: bool = False,
     flash: bool = False,
 ) -> paddle.Tensor:
-    """Returns softmax(q k^T scale + bias + mask) v of each head, by one operator where there is
-    one.
+    """Returns softmax(q k^T scale + bias + mask) v of each head, by one fused operator if possible.
 
     Args:
-        parts: [q, k, v in one], [q, k and v], or [q, k, v]: each [B, tokens, channels].
-        heads, width: heads H; channels of a head's queries and keys.
-        scale: a number; or [H, 1, 1], of the cosines of queries and keys.
-        drop: dropout of the weights; where it drops some, or a hook reads them (``kept_weights``),
-            it gets them.
-        bias: [H, N, M]; or each item's own: [B, H, N, M].
-        mask: [windows, N, M], for items that are the windows of one image after the other.
-        by_head: a tensor has its parts head by head, instead of part by part all heads.
-        turns, halves: what turns queries and keys, and how: see ``rotate``.
-        flash: half types may go to flash attention, where there is one.
+        qkv: one tensor of q, k and v; or q, and one tensor of k and v; or q, k and v: each [B,
+            tokens, channels].
+        heads: the number of heads H.
+        width: channels of a head's queries and keys.
+        scale: a number; or [H, 1, 1], in which case scores are cosines of queries and keys.
+        drop: dropout of the attention weights. Where it drops some, or a hook reads them
+            (``attention_weights``), it is called with them.
+        bias: [H, N, M], or one for each item: [B, H, N, M].
+        mask: [windows, N, M], if the items are the windows of one image after the other.
+        by_head: a tensor of several parts holds all parts of the first head, then those of the
+            second one, and so on. Otherwise it holds the queries of all heads, then all keys.
+        turns: cosines and sines by which queries and keys are rotated (``rotate``).
+        halves: which channels make a pair there.
+        flash: whether tensors of half precision may go to flash attention, if there is one.
 
     Returns:
         [B, N, H * channels of a value].
     """
-    if in_one(parts[0], drop):
-        all_biases = bias if bias is None or bias.ndim == 4 else bias.unsqueeze(0)
+    if can_fuse(qkv[0], drop):
+        if bias is not None and bias.ndim == 3:
+            bias = bias.unsqueeze(0)
         return ops.attention(
-            parts, heads, width, scale, all_biases, mask, by_head, turns=turns, halves=halves
+            qkv, heads, width, scale, bias, mask, by_head, turns=turns, halves=halves
         )
-    length = parts[0].shape[1]
-    if flash and not _has_hooks(drop) and ops.flash_attention_takes(parts[-1], width):
-        q, k, v = _rotate_parts(_heads(parts, heads, width, by_head, first=False), turns, halves)
-        # layer norms give float32 under autocast, which it refuses
+    length = qkv[0].shape[1]
+    if flash and not _has_hooks(drop) and ops.flash_attention_takes(qkv[-1], width):
+        q, k, v = _rotate_qk(_split_heads(qkv, heads, width, by_head), turns, halves)
+        # Under autocast layer norms return float32, which flash attention refuses.
         q = q.astype(v.dtype)
         k = k.astype(v.dtype)
-        dropped = _drop_rate(drop)  # 0 in evaluation: Paddle 2.6 forgets ``training``
-        x = F.scaled_dot_product_attention(q, k, v, dropout_p=dropped, training=bool(dropped))
+        # The rate is 0 in evaluation, since Paddle 2.6 ignores ``training``.
+        rate = _drop_rate(drop)
+        x = F.scaled_dot_product_attention(q, k, v, dropout_p=rate, training=bool(rate))
         return x.reshape([-1, length, heads * x.shape[3]])
     if turns is None:
-        q, k, v = _heads(parts, heads, width, by_head, first=True)
+        q, k, v = _split_heads(qkv, heads, width, by_head, heads_first=True)
     else:
-        tokens_first = _rotate_parts(
-            _heads(parts, heads, width, by_head, first=False), turns, halves
-        )
-        q, k, v = [part.transpose([0, 2, 1, 3]) for part in tokens_first]
+        rotated = _rotate_qk(_split_heads(qkv, heads, width, by_head), turns, halves)
+        q, k, v = [tensor.transpose([0, 2, 1, 3]) for tensor in rotated]
     weights = F.softmax(_scores(q, k, scale, bias, mask), axis=-1)
     if mask is not None:
         weights = weights.reshape([-1, *weights.shape[2:]])
@@ -71,9 +75,9 @@ def attend_heads(
     return x.transpose([0, 2, 1, 3]).reshape([-1, length, heads * x.shape[3]])
 
 
-def in_one(x: paddle.Tensor, drop: nn.Layer | None) -> bool:
-    """Returns whether one operator may compute with ``x``, and nothing asks for the weights: see
-    ``attend_heads``.
+def can_fuse(x: paddle.Tensor, drop: nn.Layer | None) -> bool:
+    """Returns whether one operator may compute the attention of x: nothing needs the weights, as
+    dropout or a hook of ``drop`` would.
     """
     return ops.usable(x) and not _has_hooks(drop) and not _drop_rate(drop)
 
@@ -86,34 +90,44 @@ def _drop_rate(drop: nn.Layer | None) -> float:
     return drop.p if isinstance(drop, nn.Dropout) and drop.training else 0.0
 
 
-def _heads(
-    parts: Sequence[paddle.Tensor], heads: int, width: int, by_head: bool, first: bool
+def _split_heads(
+    qkv: Sequence[paddle.Tensor], heads: int, width: int, by_head: bool, heads_first: bool = False
 ) -> Sequence[paddle.Tensor]:
-    """Returns queries, keys and values, each [B, N, H, channels], or with ``first`` [B, H, N,
+    """Returns queries, keys and values: each [B, N, H, channels], or with ``heads_first`` [B, H, N,
     channels].
     """
-    found: list[paddle.Tensor] = []
-    for i, part in enumerate(parts):
-        length = part.shape[1]
-        channels = part.shape[2] // heads
-        # the last tensor has what the others haven't
-        count = 4 - len(parts) if i == len(parts) - 1 else 1
+    split: list[paddle.Tensor] = []
+    for i, tensor in enumerate(qkv):
+        length = tensor.shape[1]
+        channels = tensor.shape[2] // heads
+        # The last tensor holds all parts that the others don't.
+        count = 4 - len(qkv) if i == len(qkv) - 1 else 1
         if count > 1 and not by_head:
-            part = part.reshape([-1, length, count, heads, width])
-            found += part.transpose([2, 0, 3, 1, 4]).unbind(0) if first else part.unbind(2)
+            tensor = tensor.reshape([-1, length, count, heads, width])
+            if heads_first:
+                split += tensor.transpose([2, 0, 3, 1, 4]).unbind(0)
+            else:
+                split += tensor.unbind(2)
             continue
-        part = part.reshape([-1, length, heads, channels])
-        part = part.transpose([0, 2, 1, 3]) if first else part
-        sizes = [*[width] * (count - 1), channels - (count - 1) * width]
-        found += part.split(sizes, axis=3) if count > 1 else [part]
-    return found
+        tensor = tensor.reshape([-1, length, heads, channels])
+        if heads_first:
+            tensor = tensor.transpose([0, 2, 1, 3])
+        if count > 1:
+            value_width = channels - (count - 1) * width
+            split += tensor.split([*[width] * (count - 1), value_width], axis=3)
+        else:
+            split.append(tensor)
+    return split
 
 
-def _rotate_parts(
+def _rotate_qk(
     qkv: Sequence[paddle.Tensor], turns: Table | None, halves: bool
 ) -> Sequence[paddle.Tensor]:
+    """Rotates the queries and keys of [q, k, v], each [B, N, H, d]."""
+    if turns is None:
+        return qkv
     q, k, v = qkv
-    return qkv if turns is None else (rotate(q, turns, halves), rotate(k, turns, halves), v)
+    return rotate(q, turns, halves), rotate(k, turns, halves), v
 
 
 def _scores(
@@ -124,20 +138,20 @@ def _scores(
     mask: paddle.Tensor | None,
 ) -> paddle.Tensor:
     """q, k [B, H, N, d] -> [B, H, N, M]; with a mask [images, windows, H, N, M]."""
-    # Scaling q costs N * d products per head, scaling the scores N * M.
     if isinstance(scale, paddle.Tensor):
-        q = unit(q)
-        k = unit(k)
+        q = l2_normalize(q)
+        k = l2_normalize(k)
+    # Scaling q costs N * d products per head, scaling the scores N * M.
     scores = paddle.matmul(q * scale, k, transpose_y=True)
     if mask is not None:
-        # One addition over all images, of what is the same for each.
+        # One addition for all images: bias and mask are the same for each.
         bias = mask.unsqueeze(1) if bias is None else bias + mask.unsqueeze(1)
         scores = scores.reshape([-1, mask.shape[0], *scores.shape[1:]])
     return scores if bias is None else scores + bias
 
 
 class Heads(nn.Layer):
-    """What heads make of their queries, keys and values: softmax(q k^T / sqrt(head_dim)) v.
+    """Heads of attention without projections: softmax(q k^T / sqrt(head_dim)) v.
 
     Args:
         num_heads: heads H.
@@ -147,7 +161,7 @@ class Heads(nn.Layer):
         attn_drop: dropout of the attention weights.
 
     Attributes:
-        maps: attention maps of a head; its queries and keys are cut into as many.
+        maps: number of attention maps of a head, among which its queries and keys are divided.
     """
 
     maps = 1
@@ -164,25 +178,29 @@ class Heads(nn.Layer):
         self.attn_drop = nn.Dropout(attn_drop)
 
     def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
-        """[B, N, 3 H d], part by part -> [B, N, H d]."""
-        parts = [qkv]
+        """[B, N, 3 H d], all queries first, then all keys and all values -> [B, N, H d]."""
+        tensors = [qkv]
         if self.qk_norm:
             q, k, v = qkv.reshape([-1, qkv.shape[1], 3, self.num_heads, self.head_dim]).unbind(2)
-            parts = [part.flatten(2) for part in (self.q_norm(q), self.k_norm(k), v)]
+            tensors = [tensor.flatten(2) for tensor in (self.q_norm(q), self.k_norm(k), v)]
         return attend_heads(
-            parts, self.num_heads, self.head_dim, self.scale, self.attn_drop, flash=True
+            tensors, self.num_heads, self.head_dim, self.scale, self.attn_drop, flash=True
         )
 
 
 class Attention(Heads):
-    """Multi-head self-attention (Vaswani et al. 2017) with one fused projection, as in timm's
+    """Multi-head self-attention (Vaswani et al. 2017) with one fused projection, as timm's
     ``Attention``.
 
     Args:
         dim: channels D of the tokens.
-        num_heads, head_dim, qk_norm, attn_drop: as ``Heads`` has them; head_dim None: D / H.
-        qkv_bias, proj_bias: whether the fused projection and the output's have a bias.
+        num_heads: heads H.
+        head_dim: channels of a head; None: D / H.
+        qkv_bias: whether the projection of queries, keys and values has a bias.
+        qk_norm: whether each head's queries and keys are normalised.
+        attn_drop: dropout of the attention weights.
         proj_drop: dropout of the output.
+        proj_bias: whether the projection of the output has a bias.
 
     Shape: [B, N, D] -> [B, N, D].
     """
@@ -207,46 +225,48 @@ class Attention(Heads):
         return self.proj_drop(self.proj(self.attend(self.qkv(x))))
 
 
-def unit(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
-    """Returns vectors along ``axis`` of length 1; zeros stay zeros.
+def l2_normalize(x: paddle.Tensor, axis: int = -1) -> paddle.Tensor:
+    """Returns x with vectors of length 1 along ``axis``; zero vectors stay zeros.
 
-    Keys of padding are zeros. Their gradient is 0 here. PyTorch's is 1e12 times the output's, which
-    float16 can't hold; it meets zeros alone.
+    Keys of padding are zeros. Their gradient is 0 here. PyTorch's is 1e12 times that of the output,
+    which float16 can't hold; as it is multiplied by zeros alone, the results are the same.
     """
     x = in_float32(x)
     square = (x * x).sum(axis=axis, keepdim=True)
-    return x * (paddle.rsqrt(square.clip(min=1e-24)) * (square > 1e-24).astype(x.dtype))
+    not_zero = (square > 1e-24).astype(x.dtype)
+    return x * (paddle.rsqrt(square.clip(min=1e-24)) * not_zero)
 
 
 def attention_layers(model: nn.Layer) -> dict[str, nn.Layer]:
-    """Returns the layers that attend, by name, in the order of depth: those that have an
-    ``attn_drop``.
-    """
+    """Returns the attention layers by name, in the order of depth: those that have an ``attn_drop``."""
     return {
         name: layer for name, layer in model.named_sublayers() if "attn_drop" in layer._sub_layers
     }
 
 
 @contextlib.contextmanager
-def kept_weights(model: nn.Layer, names: Collection[str]) -> Iterator[dict[str, paddle.Tensor]]:
-    """Yields a dictionary that fills with the attention weights [B, H, queries, keys] of ``names``
-    as the model runs.
+def attention_weights(
+    model: nn.Layer, names: Collection[str]
+) -> Iterator[dict[str, paddle.Tensor]]:
+    """Yields a dictionary that receives the attention weights [B, H, queries, keys] of the layers
+    ``names`` as the model runs.
 
-    They are what weighs the values: the softmax's output before dropout; in CaiT mixed between
-    heads. Swin's B counts the windows of each image, HaloNet's its heads and H its blocks; a class
-    token by itself is one query. Every kind of attention hands them to its ``attn_drop``, where a
-    hook reads them. Without this context nothing is kept.
+    They are the weights of the values: the softmax's output before dropout, in CaiT after the heads
+    are mixed. For Swin B counts the windows of all images, for HaloNet B counts heads and H blocks.
+    A class token that attends by itself is a single query. Every kind of attention passes its
+    weights to its ``attn_drop``, where a hook reads them. Without this context no weights are kept.
     """
     kept: dict[str, paddle.Tensor] = {}
     layers = {name: layer for name, layer in attention_layers(model).items() if name in names}
     hooks = []
+
+    def keep(name: str, _: nn.Layer, inputs: tuple[paddle.Tensor, ...]) -> None:
+        kept[name] = inputs[0]
+
     try:
         for name, layer in layers.items():
-            hooks.append(
-                layer.attn_drop.register_forward_pre_hook(
-                    lambda _, x, name=name: kept.update({name: x[0]})
-                )
-            )
+            hook = functools.partial(keep, name)
+            hooks.append(layer.attn_drop.register_forward_pre_hook(hook))
         yield kept
     finally:
         for hook in hooks:

@@ -10,16 +10,17 @@ from models.layers.mlp import hidden_width, make_mlp
 
 
 class AttentionPool(nn.Layer):
-    """A learnt query attends to all tokens, then x + mlp(norm(x)) (Lee et al. 2019,
-    arXiv:1810.00825, as SigLIP's).
+    """Attention of one learnt query to all tokens, then x + mlp(norm(x)), as in SigLIP (Lee et al.
+    2019, arXiv:1810.00825).
 
     It is timm's ``AttentionPoolLatent`` with one latent. Shape: [B, N, D] -> [B, D].
 
     Args:
         dim: channels D.
         num_heads: heads of the attention.
-        mlp_ratio, act: of the MLP.
-        epsilon: of the norm.
+        mlp_ratio: hidden width of the MLP over D.
+        epsilon: epsilon of the norm.
+        act: activation of the MLP.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class AttentionPool(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         q = self.q(self.latent.expand([x.shape[0], -1, -1]))
-        x = self.proj(
-            attend_heads([q, self.kv(x)], self.num_heads, self.head_dim, self.head_dim**-0.5)[:, 0]
-        )
+        kv = self.kv(x)
+        x = attend_heads([q, kv], self.num_heads, self.head_dim, self.head_dim**-0.5)[:, 0]
+        x = self.proj(x)
         return x + self.mlp(self.norm(x))

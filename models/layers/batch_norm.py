@@ -1,9 +1,9 @@
-"""Batch norm as PyTorch's: its statistics are buffers, and the running variance takes in n / (n -
-1) of the batch's.
+"""Batch norm as in PyTorch: the running statistics are buffers, and the running variance takes in
+the batch's variance divided by n - 1.
 
-Paddle's layers hold the statistics as parameters that want no gradient: they would be counted,
-frozen and averaged as such. And they take in the batch's variance over n values as it is, a smaller
-one than PyTorch's.
+Paddle's layers hold the statistics as parameters without a gradient, so they would be counted,
+frozen and averaged as parameters. They also divide the batch's variance by n, which gives a smaller
+running variance than PyTorch's.
 """
 
 import math
@@ -23,13 +23,13 @@ from models.layers.classifier_norm import ClassifierNorm
 from utils import num_gpus, world_size
 
 BATCH_NORMS = (nn.BatchNorm2D, nn.SyncBatchNorm, ClassifierNorm)
-# what a compiled batch norm computes after itself
+# The activations that the compiled batch norm can apply to its output, by their functions.
 FUSED = {None: "", relu: "relu", gelu: "gelu", silu: "silu"}
 Act = Callable[[paddle.Tensor], paddle.Tensor]
 
 
 class _Statistics(_BatchNormBase):
-    """What makes a batch norm of Paddle's PyTorch's."""
+    """Mixin that gives Paddle's batch norms the statistics of PyTorch's."""
 
     weight: paddle.Tensor
     bias: paddle.Tensor
@@ -40,22 +40,23 @@ class _Statistics(_BatchNormBase):
             self.register_buffer(name, self._parameters.pop(name).detach())
 
     def forward(self, x: paddle.Tensor, act: Act | None = None) -> paddle.Tensor:
-        """Returns ``act`` of x [B, C, H, W] normalised by channel; in training by its statistics,
-        which are taken in.
+        """Returns x [B, C, H, W] normalised by channel, with ``act`` applied to it.
+
+        In training x is normalised by its own statistics, which update the running ones.
 
         Raises:
-            InputError: in training, when a channel has one value.
+            InputError: in training, if a channel has a single value.
         """
-        out = self._normalise_and_take_in(x)
+        out = self._normalise_and_update(x)
         return out if act is None else act(out)
 
-    def _normalise_and_take_in(self, x: paddle.Tensor) -> paddle.Tensor:
+    def _normalise_and_update(self, x: paddle.Tensor) -> paddle.Tensor:
         if not self.training or self._momentum == 1.0:
             return self._normalise(x, self._variance)
         count = _values_of_a_channel(x, self._processes())
-        # Paddle adds (1 - momentum) x the variance over n to momentum x v. With v (n - 1) / n in
-        # v's place, n / (n - 1) of the sum is PyTorch's. The gradient keeps what was handed in, and
-        # fails if that is changed: it gets a copy.
+        # Paddle's new running variance is momentum * v + (1 - momentum) * (the variance over n).
+        # With v (n - 1) / n in the place of v, n / (n - 1) times the result is PyTorch's. The
+        # scaled v is a copy, since the backward pass fails if its input has been changed.
         with paddle.no_grad():
             scaled = self._variance * ((count - 1) / count)
         out = self._normalise(x, scaled)
@@ -64,55 +65,61 @@ class _Statistics(_BatchNormBase):
         return out
 
     def _parameters_alike(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Returns weight and bias. Paddle gives neither a gradient unless both want one
-        (TRAIN.ADAPTER.NAME bitfit: the bias alone does), so beside one that does, a copy of the
-        other wants one, too.
+        """Returns weight and bias, both with or both without a gradient.
+
+        Paddle computes neither's gradient unless both need one. If only one does (only the bias
+        with TRAIN.ADAPTER.NAME bitfit), a copy that needs a gradient stands for the other.
         """
-        if self.weight.stop_gradient == self.bias.stop_gradient:
-            return self.weight, self.bias
-        weight, bias = (
-            each.detach() if each.stop_gradient else each for each in (self.weight, self.bias)
-        )
-        weight.stop_gradient = bias.stop_gradient = False
+        weight = self.weight
+        bias = self.bias
+        if weight.stop_gradient == bias.stop_gradient:
+            return weight, bias
+        if weight.stop_gradient:
+            weight = weight.detach()
+            weight.stop_gradient = False
+        else:
+            bias = bias.detach()
+            bias.stop_gradient = False
         return weight, bias
 
     def _processes(self) -> int:
-        """Whose images the statistics are of."""
+        """Returns the number of processes whose images the statistics cover."""
         raise NotImplementedError
 
     def _normalise(self, x: paddle.Tensor, variance: paddle.Tensor) -> paddle.Tensor:
-        """Returns x normalised by its own statistics in training, else by the mean held and
+        """Returns x normalised by its own statistics in training, else by the running mean and
         ``variance``.
         """
         raise NotImplementedError
 
 
 class BatchNorm2D(_Statistics, nn.BatchNorm2D):
-    """Batch norm over the images of one process, by the compiled operators (ops/) where there are
-    any.
+    """Batch norm over the images of one process, by the compiled operators (ops/) if they can be
+    used.
     """
 
     def forward(self, x: paddle.Tensor, act: Act | None = None) -> paddle.Tensor:
         if not ops.usable(x) or act not in FUSED:
             return _Statistics.forward(self, x, act)  # (Paddle 2.6 traces no super())
-        takes_in = self.training and self._momentum < 1
-        if takes_in:
+        updates = self.training and self._momentum < 1
+        if updates:
+            # Refuses a batch with a single value of a channel.
             _values_of_a_channel(x, 1)
-        statistics = self._mean, self._variance
-        out, *taken_in = ops.batch_norm(
+        out, mean, variance = ops.batch_norm(
             x,
             self.weight,
             self.bias,
-            *statistics,
+            self._mean,
+            self._variance,
             self.training,
             self._momentum,
             self._epsilon,
             FUSED[act],
         )
-        if takes_in:
+        if updates:
             with paddle.no_grad():
-                for new, own in zip(taken_in, statistics, strict=True):
-                    paddle.assign(new, own)
+                paddle.assign(mean, self._mean)
+                paddle.assign(variance, self._variance)
         return out
 
     def _processes(self) -> int:
@@ -132,17 +139,18 @@ class SyncBatchNorm(_Statistics, nn.SyncBatchNorm):
         return world_size()
 
     def _normalise(self, x: paddle.Tensor, variance: paddle.Tensor) -> paddle.Tensor:
-        shown = copy(self)  # the layer reads its own variance alone
-        shown._buffers = {**self._buffers, "_variance": variance}
+        # Paddle's layer takes no variance: a shallow copy of this one holds it.
+        layer = copy(self)
+        layer._buffers = {**self._buffers, "_variance": variance}
         weight, bias = self._parameters_alike()
-        shown._parameters = {"weight": weight, "bias": bias}
-        return nn.SyncBatchNorm.forward(shown, x)
+        layer._parameters = {"weight": weight, "bias": bias}
+        return nn.SyncBatchNorm.forward(layer, x)
 
 
 @paddle.jit.not_to_static  # there shapes would become tensors
 def _values_of_a_channel(x: paddle.Tensor, processes: int) -> int | paddle.Tensor:
-    """Returns how many values x [B, C, ...] has by channel on all processes: a tensor in a graph
-    for any size.
+    """Returns the number of values that x [B, C, ...] has of each channel on all processes. In a
+    graph for any image size it is a tensor.
     """
     if -1 in x.shape:
         return paddle.numel(x).astype("float32") * (processes / x.shape[1])
@@ -157,8 +165,8 @@ def _values_of_a_channel(x: paddle.Tensor, processes: int) -> int | paddle.Tenso
 
 @contextmanager
 def keeping_statistics(layer: nn.Layer) -> Iterator[None]:
-    """While it lasts, the batch norms of ``layer`` normalise by their batch without taking it into
-    their statistics.
+    """Within this context the batch norms of ``layer`` normalise by their batch without updating
+    their running statistics.
     """
     norms = [norm for norm in layer.sublayers(include_self=True) if isinstance(norm, BATCH_NORMS)]
     momenta = [norm._momentum for norm in norms]
@@ -172,25 +180,26 @@ def keeping_statistics(layer: nn.Layer) -> Iterator[None]:
 
 
 def hold_frozen_statistics(model: nn.Layer) -> None:
-    """Lets the batch norms of ``model`` whose parameters are frozen (TRAIN.FREEZE) normalise as in
-    evaluation, by statistics that stay as they are. One without parameters is frozen with the
-    layers beside it, the classifier.
+    """Puts the batch norms of ``model`` with frozen parameters (TRAIN.FREEZE) into evaluation mode,
+    so that their statistics stay as they are.
+
+    A batch norm without parameters is frozen if the layers beside it are, which are the classifier.
     """
     for parent in model.sublayers(include_self=True):
         for layer in parent.children():
+            if not isinstance(layer, BATCH_NORMS):
+                continue
             parameters = layer.parameters() or parent.parameters()
-            if isinstance(layer, BATCH_NORMS) and all(
-                parameter.stop_gradient for parameter in parameters
-            ):
+            if all(parameter.stop_gradient for parameter in parameters):
                 layer.eval()
 
 
 def synchronise(model: nn.Layer) -> None:
-    """Makes every batch norm of ``model`` a ``SyncBatchNorm``, whose statistics are of all
-    processes' images, with the same parameters and names.
+    """Replaces every batch norm of ``model`` by a ``SyncBatchNorm`` with the same parameters and
+    names. Its statistics cover the images of all processes.
 
     Raises:
-        InputError: there is no batch norm, or no GPU: Paddle's kernel runs on GPUs alone.
+        InputError: there is no batch norm, or no GPU: Paddle's kernel runs on GPUs only.
     """
     if not any(isinstance(layer, BatchNorm2D) for layer in model.sublayers()):
         raise InputError(
@@ -201,14 +210,14 @@ def synchronise(model: nn.Layer) -> None:
             "TRAIN.SYNC_BN is True, but no GPU is visible and Paddle's SyncBatchNorm runs on GPUs alone; set it False:"
             " each process then normalises by its own images, and their statistics are averaged at an epoch's end"
         )
-    # Not convert_sync_batchnorm, which takes the statistics for parameters, as Paddle's own layers
-    # hold them.
+    # Paddle's convert_sync_batchnorm expects the statistics among the parameters, as its own layers
+    # have them.
     for parent in model.sublayers(include_self=True):
         for name, norm in parent.named_children():
             if isinstance(norm, BatchNorm2D):
-                ours = SyncBatchNorm(norm._num_features, norm._momentum, norm._epsilon)
-                ours.weight = norm.weight
-                ours.bias = norm.bias
-                ours._mean = norm._mean
-                ours._variance = norm._variance
-                setattr(parent, name, ours)
+                sync = SyncBatchNorm(norm._num_features, norm._momentum, norm._epsilon)
+                sync.weight = norm.weight
+                sync.bias = norm.bias
+                sync._mean = norm._mean
+                sync._variance = norm._variance
+                setattr(parent, name, sync)

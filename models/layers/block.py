@@ -13,6 +13,16 @@ class Block(nn.Layer):
     """A pre-norm transformer block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x))), each
     branch with drop path.
 
+    Args:
+        dim: channels D of the tokens.
+        attn: the attention layer.
+        mlp_ratio: hidden width of the MLP over D.
+        init_values: initial value of layer scale; None: no layer scale.
+        drop: dropout in the MLP.
+        drop_path: rate of stochastic depth.
+        epsilon: epsilon of the layer norms.
+        act: activation of the MLP (``make_mlp``).
+
     Shape: [B, N, D] -> [B, N, D].
     """
 

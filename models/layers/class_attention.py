@@ -12,12 +12,14 @@ class ClassAttention(nn.Layer):
     ``ClassAttn``).
 
     Args:
-        dim, num_heads: channels D, heads.
+        dim: channels D of the tokens.
+        num_heads: attention heads.
         qkv_bias: whether the queries, keys and values have a bias.
-        attn_drop, proj_drop: dropout of the attention weights and of the output.
+        attn_drop: dropout of the attention weights.
+        proj_drop: dropout of the output.
 
     Attributes:
-        projections: names of the Linears that give queries, keys and values.
+        projections: names of the Linears of queries, keys and values.
 
     Shape: [B, 1 + N, D], the class token first -> [B, 1, D].
     """
@@ -45,9 +47,6 @@ class ClassAttention(nn.Layer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         query, key, value = [getattr(self, name) for name in self.projections]
-        parts = [query(x[:, :1]), key(x), value(x)]
-        return self.proj_drop(
-            self.proj(
-                attend_heads(parts, self.num_heads, self.head_dim, self.scale, self.attn_drop)
-            )
-        )
+        qkv = [query(x[:, :1]), key(x), value(x)]
+        x = attend_heads(qkv, self.num_heads, self.head_dim, self.scale, self.attn_drop)
+        return self.proj_drop(self.proj(x))

@@ -1,5 +1,5 @@
-"""Differential attention (Ye et al. 2024, arXiv:2410.05258): what two attention maps have in common
-is noise, and one is taken from the other.
+"""Differential attention (Ye et al. 2024, arXiv:2410.05258): the difference of two attention maps
+cancels the noise that both have.
 """
 
 import math
@@ -32,24 +32,26 @@ class RMSNorm(nn.Layer):
 
 
 class DifferentialHeads(Heads):
-    """Each head weighs its values by one map less a share of another; the share is learnt. Then
-    comes an RMS norm.
+    """Heads that weigh their values by one map minus a learnt share of another, before an RMS norm.
 
-    It stands before another class of Heads. ``begin`` is called once, after the constructor.
+    It is the first base of a class whose second one is a subclass of ``Heads``. ``add_lambdas`` has
+    to be called once, after the constructor.
     """
 
     maps = 2
 
-    def begin(self, block: int) -> None:
-        """Adds the parameters. The share begins at 0.8 - 0.6 exp(-0.3 block), the blocks counted
-        from 0.
+    def add_lambdas(self, block: int) -> None:
+        """Adds the parameters of the share, which starts at 0.8 - 0.6 exp(-0.3 block).
+
+        Args:
+            block: the index of this layer's block, from 0.
         """
         self.first_share = 0.8 - 0.6 * math.exp(-0.3 * block)
         for name in _LAMBDAS:
-            width = [self.head_dim // self.maps]
-            self.add_parameter(
-                name, self.create_parameter(width, default_initializer=Normal(std=0.1))
+            vector = self.create_parameter(
+                [self.head_dim // self.maps], default_initializer=Normal(std=0.1)
             )
+            self.add_parameter(name, vector)
         self.sub_norm = RMSNorm(self.head_dim, 1e-5)
 
     def attend(self, qkv: paddle.Tensor) -> paddle.Tensor:
@@ -57,15 +59,14 @@ class DifferentialHeads(Heads):
         heads = self.num_heads
         width = self.head_dim
         qkv = qkv.reshape([-1, length, 3, heads, width])
-        halves = (
-            qkv[:, :, :2].reshape([-1, length, 2, 2 * heads, width // 2]).transpose([2, 0, 3, 1, 4])
-        )
-        weights = self._weights(halves[0], halves[1]).reshape([-1, heads, 2, length, length])
+        # Queries and keys of twice as many heads, two for each map: [2, B, 2 H, N, d / 2].
+        qk = qkv[:, :, :2].reshape([-1, length, 2, 2 * heads, width // 2])
+        qk = qk.transpose([2, 0, 3, 1, 4])
+        weights = self._weights(qk[0], qk[1]).reshape([-1, heads, 2, length, length])
         q1, k1, q2, k2 = (getattr(self, name) for name in _LAMBDAS)
         share = paddle.exp((q1 * k1).sum()) - paddle.exp((q2 * k2).sum()) + self.first_share
-        x = paddle.matmul(
-            weights[:, :, 0] - share * weights[:, :, 1], qkv[:, :, 2].transpose([0, 2, 1, 3])
-        )
+        v = qkv[:, :, 2].transpose([0, 2, 1, 3])
+        x = paddle.matmul(weights[:, :, 0] - share * weights[:, :, 1], v)
         x = self.sub_norm(x) * (1 - self.first_share)
         return x.transpose([0, 2, 1, 3]).reshape([-1, length, heads * width])
 

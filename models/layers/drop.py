@@ -7,8 +7,8 @@ from models.layers.scale import add_branch, times_samples
 
 
 class DropPath(nn.Layer):
-    """Drops a residual branch per sample with probability ``drop_prob`` (Huang et al. 2016) and
-    rescales the rest.
+    """Stochastic depth: drops a residual branch for each sample with probability ``drop_prob``, and
+    scales up the branches that stay (Huang et al. 2016).
     """
 
     def __init__(self, drop_prob: float = 0.0) -> None:
@@ -16,8 +16,8 @@ class DropPath(nn.Layer):
         self.drop_prob = drop_prob
 
     def forward(self, x: paddle.Tensor, onto: paddle.Tensor | None = None) -> paddle.Tensor:
-        """[B, ...] -> the same; with ``onto``, of the same shape, their sum: a residual connection
-        in one pass.
+        """Returns the branch x [B, ...], or with ``onto`` of the same shape the sum of both: a
+        residual connection in one pass.
         """
         factors = self._factors(x)
         if onto is not None:
@@ -25,7 +25,7 @@ class DropPath(nn.Layer):
         return x if factors is None else times_samples(x, factors)
 
     def _factors(self, x: paddle.Tensor) -> paddle.Tensor | None:
-        """Returns what each sample of x is multiplied by, float32 [B]; None: nothing is dropped."""
+        """Returns the factor of each sample of x, float32 [B]; None: nothing is dropped."""
         if self.drop_prob == 0.0 or not self.training:
             return None
         keep = 1.0 - self.drop_prob
@@ -55,6 +55,6 @@ class PatchDropout(nn.Layer):
         kept = max(1, int(patches * (1.0 - self.drop_prob)))
         chosen = paddle.rand([batch, patches]).argsort(axis=1)[:, :kept] + self.num_prefix_tokens
         prefix = paddle.arange(self.num_prefix_tokens).expand([batch, -1])
-        # One gather of whole rows of [B * N, D].
+        # One gather of whole rows of [B * N, D] for all samples.
         rows = paddle.concat([prefix, chosen], axis=1) + length * paddle.arange(batch).unsqueeze(1)
         return paddle.gather(x.reshape([-1, dim]), rows.flatten()).reshape([batch, -1, dim])

@@ -1,5 +1,4 @@
-"""Layers that fold for inference. A batch norm and the layer beside it are one product and one sum
-then.
+"""Layers whose batch norm is folded into the layer beside it for inference.
 
 Parameter names are those of timm's LeViT.
 """
@@ -19,27 +18,23 @@ _Layer = TypeVar("_Layer", bound="nn.Conv2D | nn.Linear")
 
 
 def fold(model: _Model) -> _Model:
-    """Returns a copy of ``model`` for evaluation, where each layer that has ``fold()`` is what that
-    returns.
-
-    A model without such layers is returned itself.
+    """Returns a copy of ``model`` for evaluation, in which every layer with a method ``fold`` is
+    replaced by its result. A model without such layers is returned itself.
     """
     if not any(hasattr(layer, "fold") for layer in model.sublayers()):
         return model
-    found = copy.deepcopy(model)
-    found.eval()
-    for parent in found.sublayers(include_self=True):
+    folded = copy.deepcopy(model)
+    folded.eval()
+    for parent in folded.sublayers(include_self=True):
         for name, layer in list(parent.named_children()):
             if hasattr(layer, "fold"):
                 setattr(parent, name, layer.fold())
-    return found
+    return folded
 
 
 @paddle.no_grad()
 def scale_and_shift(norm: BatchNorm2D) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Returns what a batch norm multiplies a channel by in evaluation, and what it adds then: each
-    [C].
-    """
+    """Returns the factors and addends of a batch norm in evaluation, each [C]."""
     scale = norm.weight / (norm._variance + norm._epsilon).sqrt()
     return scale, norm.bias - norm._mean * scale
 
@@ -77,7 +72,7 @@ class LinearNorm(nn.Layer):
     """Linear without a bias, then batch norm over all tokens. [B, N, in_dim] -> [B, N, dim].
 
     Attributes:
-        start: what the norm's weights start at.
+        start: initial value of the norm's weights.
     """
 
     def __init__(self, in_dim: int, dim: int, start: float = 1.0) -> None:
@@ -112,6 +107,5 @@ class NormLinear(nn.Layer):
     def fold(self) -> nn.Layer:
         scale, shift = scale_and_shift(self.bn)
         weight = self.linear.weight
-        return fill(
-            Linear(*weight.shape), weight * scale.unsqueeze(1), shift @ weight + self.linear.bias
-        )
+        bias = shift @ weight + self.linear.bias
+        return fill(Linear(*weight.shape), weight * scale.unsqueeze(1), bias)

@@ -1,5 +1,5 @@
-"""The order of a map's axes, and parts along one, by the compiled operators (ops/) where there are
-any.
+"""Changes of a map's layout, splits and concatenations, by the compiled operators (ops/) if they can
+be used.
 """
 
 from collections.abc import Sequence
@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import paddle
 
 import ops
-from ops import parts
 
 
 def swap_axes(x: paddle.Tensor) -> paddle.Tensor:
     """[B, M, N] -> [B, N, M]."""
     if ops.usable(x):
         batch, m, n = x.shape
-        return ops.swap(x, m, [batch, n, m])
+        return ops.transpose(x, m, [batch, n, m])
     return x.transpose([0, 2, 1])
 
 
@@ -22,7 +21,7 @@ def channels_last(x: paddle.Tensor) -> paddle.Tensor:
     """[B, C, H, W] -> [B, H, W, C]."""
     if ops.usable(x):
         batch, channels, height, width = x.shape
-        return ops.swap(x, channels, [batch, height, width, channels])
+        return ops.transpose(x, channels, [batch, height, width, channels])
     return x.transpose([0, 2, 3, 1])
 
 
@@ -30,27 +29,27 @@ def channels_first(x: paddle.Tensor) -> paddle.Tensor:
     """[B, H, W, C] -> [B, C, H, W]."""
     if ops.usable(x):
         batch, height, width, channels = x.shape
-        return ops.swap(x, height * width, [batch, channels, height, width])
+        return ops.transpose(x, height * width, [batch, channels, height, width])
     return x.transpose([0, 3, 1, 2])
 
 
 def split(x: paddle.Tensor, sizes: Sequence[int], axis: int) -> list[paddle.Tensor]:
-    """Returns the parts of x along an axis, of these sizes."""
-    return (
-        parts.split(x, sizes, axis)
-        if ops.usable(x) and 2 <= len(sizes) <= 3
-        else x.split(sizes, axis)
-    )
+    """Splits x along an axis into parts of these sizes."""
+    if ops.usable(x) and 2 <= len(sizes) <= 3:
+        return ops.split(x, sizes, axis)
+    return x.split(sizes, axis)
 
 
 def concat(tensors: Sequence[paddle.Tensor], axis: int) -> paddle.Tensor:
-    """Returns tensors side by side along an axis."""
+    """Concatenates tensors along an axis."""
     usable = 2 <= len(tensors) <= 3 and all(ops.usable(tensor) for tensor in tensors)
-    return parts.concat(tensors, axis) if usable else paddle.concat(tensors, axis)
+    return ops.concat(tensors, axis) if usable else paddle.concat(tensors, axis)
 
 
 def mean_of_places(x: paddle.Tensor) -> paddle.Tensor:
-    """The mean of each channel: [B, C, H, W] -> [B, C]. Paddle's gradient of a mean over two axes
-    takes forty times as long on a CPU.
+    """The mean of each channel over all places: [B, C, H, W] -> [B, C].
+
+    Places are flattened first: Paddle's gradient of a mean over two axes takes forty times as long
+    on a CPU.
     """
     return x.flatten(2).mean(axis=-1)

@@ -1,5 +1,6 @@
-"""The transformer's MLP, and its gated form."""
+"""The MLPs of transformers, plain and gated."""
 
+import functools
 from collections.abc import Callable
 
 import paddle
@@ -26,7 +27,7 @@ class StarReLU(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if ops.usable(x):
             return ops.star_relu(x, self.scale, self.bias)
-        # in float32 under autocast: squares outgrow float16
+        # Under autocast this is float32: squares would overflow float16.
         return self.scale * relu(x).square() + self.bias
 
 
@@ -40,7 +41,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Layer]] = {
 
 
 def hidden_width(dim: int, ratio: float) -> int:
-    """Returns the channels between an MLP's two layers; raises InputError where there are none."""
+    """Returns the channels between the two layers of an MLP; raises InputError if it is 0."""
     width = int(dim * ratio)
     if not width:
         raise InputError(
@@ -53,13 +54,14 @@ class Mlp(nn.Layer):
     """Linear, activation, Linear, as timm's ``Mlp`` and ``GlobalResponseNormMlp``.
 
     Args:
-        dim, hidden_dim: channels outside and between.
+        dim: channels of input and output.
+        hidden_dim: channels between both layers.
         drop: dropout after each Linear.
-        act: "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu": ``QuickGELU``;
-            "silu"; "star_relu": ``StarReLU``.
-        conv: both are 1 x 1 convolutions instead of Linears.
-        grn: a global response norm follows the activation; x is [B, H, W, dim] then.
-        bias: whether both layers have one.
+        act: the activation. "gelu": exact; "gelu_tanh": its approximation by tanh; "quick_gelu":
+            ``QuickGELU``; "silu"; "star_relu": ``StarReLU``.
+        conv: whether both layers are 1 x 1 convolutions instead of Linears.
+        grn: whether a global response norm follows the activation; x is [B, H, W, dim] then.
+        bias: whether both layers have a bias.
 
     Shape: [..., dim] -> [..., dim]; with ``conv`` [B, dim, H, W] -> the same.
     """
@@ -76,20 +78,13 @@ class Mlp(nn.Layer):
     ) -> None:
         super().__init__()
         self.fused = act == "gelu" and not conv and not grn and bias
-        has = None if bias else False
-        self.fc1 = (
-            Conv2D(dim, hidden_dim, 1, bias_attr=has)
-            if conv
-            else Linear(dim, hidden_dim, bias_attr=has)
-        )
+        layer = functools.partial(Conv2D, kernel_size=1) if conv else Linear
+        bias_attr = None if bias else False
+        self.fc1 = layer(dim, hidden_dim, bias_attr=bias_attr)
         self.act = ACTIVATIONS[act]()
         self.drop = nn.Dropout(drop)
         self.grn = GlobalResponseNorm(hidden_dim, channels_first=conv) if grn else nn.Identity()
-        self.fc2 = (
-            Conv2D(hidden_dim, dim, 1, bias_attr=has)
-            if conv
-            else Linear(hidden_dim, dim, bias_attr=has)
-        )
+        self.fc2 = layer(hidden_dim, dim, bias_attr=bias_attr)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         if self.fused and ops.usable(x) and not (self.training and self.drop.p):
@@ -98,13 +93,14 @@ class Mlp(nn.Layer):
 
 
 class GatedMlp(nn.Layer):
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202): ``fc1`` gives two halves, of which SiLU of the first
+    """SwiGLU (Shazeer 2020, arXiv:2002.05202): ``fc1`` outputs two halves, and the SiLU of the first
     scales the second.
 
     It is timm's ``SwiGLUPacked``. Shape: [..., dim] -> [..., dim].
 
     Args:
-        dim, hidden_dim: channels outside, and of both halves.
+        dim: channels of input and output.
+        hidden_dim: channels of both halves.
         drop: dropout before and after the last Linear.
 
     Raises:
@@ -127,4 +123,6 @@ class GatedMlp(nn.Layer):
 
 def make_mlp(dim: int, hidden_dim: int, drop: float = 0.0, act: str = "gelu") -> Mlp | GatedMlp:
     """Returns ``GatedMlp`` for the activation "swiglu", else ``Mlp``."""
-    return GatedMlp(dim, hidden_dim, drop) if act == "swiglu" else Mlp(dim, hidden_dim, drop, act)
+    if act == "swiglu":
+        return GatedMlp(dim, hidden_dim, drop)
+    return Mlp(dim, hidden_dim, drop, act)

@@ -14,18 +14,26 @@ from models.layers.scale import LayerScale
 
 
 class ParallelBlock(Heads):
-    """x + ls(attention + mlp), both of in_norm(x), as timm's ``ParallelScalingBlock``; their first
-    layers are one.
+    """x + ls(attention + mlp), both of in_norm(x), as timm's ``ParallelScalingBlock``.
+
+    One Linear is the first layer of both branches.
 
     Args:
         dim: channels D of the tokens.
-        num_heads, head_dim, qk_norm, attn_drop: as ``Heads`` has them; head_dim None: D / H.
+        num_heads: heads H.
+        head_dim: channels of a head; None: D / H.
         qkv_bias: whether the queries, keys and values have a bias; the MLP always has one.
-        mlp_ratio, init_values, drop_path, epsilon, act: as ``Block`` has them.
+        qk_norm: whether each head's queries and keys are normalised.
+        attn_drop: dropout of the attention weights.
+        mlp_ratio: hidden width of the MLP over D.
+        init_values: initial value of layer scale; None: no layer scale.
         drop: dropout within the MLP.
+        drop_path: rate of stochastic depth.
+        epsilon: epsilon of the layer norm.
+        act: activation of the MLP.
 
     Attributes:
-        joined: both branches end in one projection, too.
+        joined: whether one Linear is the last layer of both branches, too.
 
     Shape: [B, N, D] -> [B, N, D].
     """
@@ -54,17 +62,19 @@ class ParallelBlock(Heads):
         self.in_proj = Linear(dim, self.hidden + 3 * inner, bias_attr=None if qkv_bias else False)
         if not qkv_bias:
             self.mlp_bias = self.create_parameter([self.hidden], default_initializer=Constant(0.0))
-        self.mlp_act, self.mlp_drop = ACTIVATIONS[act](), nn.Dropout(drop)
+        self.mlp_act = ACTIVATIONS[act]()
+        self.mlp_drop = nn.Dropout(drop)
         if self.joined:
             self.out_proj = Linear(inner + self.hidden, dim)
         else:
-            self.attn_out_proj, self.mlp_out_proj = Linear(inner, dim), Linear(self.hidden, dim)
+            self.attn_out_proj = Linear(inner, dim)
+            self.mlp_out_proj = Linear(self.hidden, dim)
         self.ls = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path = DropPath(drop_path)
 
     @property
     def norm1(self) -> LayerNorm:
-        """What attention reads, by ``Block``'s name for it."""
+        """The norm before the attention, by its name in ``Block``."""
         return self.in_norm
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -1,4 +1,4 @@
-"""Image to tokens."""
+"""Patch embedding: images to tokens."""
 
 from collections.abc import Sequence
 
@@ -21,13 +21,15 @@ class PatchEmbed(nn.Layer):
     Args:
         image_size: (H, W).
         patch_size: pixels along a patch's side.
-        in_channels, embed_dim: of the image and of a token.
-        bias: whether the projection has one.
-        cut: of H and W that aren't multiples of patch_size, the last pixels are left out.
-        any_size: images of other sizes than ``image_size`` are taken, too.
+        in_channels: channels of the image.
+        embed_dim: channels of a token.
+        bias: whether the projection has a bias.
+        cut: whether H and W may be no multiples of patch_size; the pixels after the last patch are
+            ignored.
+        any_size: whether images of other sizes than ``image_size`` are taken.
 
     Attributes:
-        grid_size: (H / patch_size, W / patch_size); with ``any_size`` of the last images.
+        grid_size: (H / patch_size, W / patch_size); with ``any_size`` that of the last images.
 
     Raises:
         InputError: an image size that isn't a multiple of the patch size, or isn't the model's.
@@ -51,7 +53,7 @@ class PatchEmbed(nn.Layer):
         self.patch_size = patch_size
         self.grid_size = (height // patch_size, width // patch_size)
         self.num_patches = self.grid_size[0] * self.grid_size[1]
-        # PyTorch's default for a convolution, which timm leaves as it is
+        # PyTorch's default initialisation of a convolution, which timm keeps.
         bound = (in_channels * patch_size**2) ** -0.5
         uniform = paddle.ParamAttr(initializer=Uniform(-bound, bound))
         self.proj = Conv2D(
@@ -64,7 +66,8 @@ class PatchEmbed(nn.Layer):
         )
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        (height, width), size, channels = x.shape[2:], self.patch_size, x.shape[1]
+        channels, height, width = x.shape[1:]
+        size = self.patch_size
         if self.any_size:
             if not (height and width) or height % size or width % size:
                 raise InputError(
@@ -75,17 +78,10 @@ class PatchEmbed(nn.Layer):
             takes = "{} x {}".format(*self.image_size)
             raise InputError(f"the model takes images of {takes}, found {height} x {width}")
         rows, columns = self.grid_size
-        x = (
-            x[:, :, : rows * size, : columns * size]
-            if (rows * size, columns * size) != (height, width)
-            else x
-        )
-        patches = x.reshape([x.shape[0], channels, rows, size, columns, size]).transpose(
-            [0, 2, 4, 1, 3, 5]
-        )
-        weight = self.proj.weight.flatten(1).t()
-        return linear(
-            patches.reshape([x.shape[0], rows * columns, channels * size**2]),
-            weight,
-            self.proj.bias,
-        )
+        if (rows * size, columns * size) != (height, width):
+            x = x[:, :, : rows * size, : columns * size]
+        # One matrix product over the pixels of each patch equals the strided convolution.
+        patches = x.reshape([x.shape[0], channels, rows, size, columns, size])
+        patches = patches.transpose([0, 2, 4, 1, 3, 5])
+        patches = patches.reshape([x.shape[0], rows * columns, channels * size**2])
+        return linear(patches, self.proj.weight.flatten(1).t(), self.proj.bias)

@@ -24,7 +24,7 @@ def recompute(
     if all(tensor.stop_gradient for tensor in args):  # Paddle would warn at each step
         return function(*args)
     first: list[Any] = []  # the generators' state at the first call
-    half = ops.multiplies_half()
+    bfloat16 = ops.bfloat16_products_enabled()
 
     def replayed(*args: paddle.Tensor) -> Any:
         state = paddle.get_rng_state()
@@ -33,7 +33,7 @@ def recompute(
             return function(*args)
         paddle.set_rng_state(first)
         try:
-            with again(), ops.multiplying(half):
+            with again(), ops.bfloat16_products(bfloat16):
                 return function(*args)
         finally:
             paddle.set_rng_state(state)

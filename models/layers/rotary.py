@@ -1,5 +1,5 @@
-"""Rotary position embeddings of a grid (RoPE: Su et al. 2021, arXiv:2104.09864): places turn
-queries and keys.
+"""Rotary position embeddings of a grid (RoPE; Su et al. 2021, arXiv:2104.09864): queries and keys
+are rotated by angles that depend on their places.
 """
 
 from typing import Literal
@@ -17,24 +17,23 @@ Table = tuple[paddle.Tensor, paddle.Tensor]
 
 
 class RotaryEmbedding(nn.Layer):
-    """Cosines and sines of the angles by which the places of a grid turn the pairs of a head's
-    channels.
+    """Computes cosines and sines of the angles by which pairs of a head's channels are rotated.
 
-    Half of the pairs turn by the row, half by the column. Tokens before the places aren't turned.
-    Nothing is learnt, and weight files have nothing of it.
+    Half of the pairs rotate by the row, half by the column. Tokens before the places aren't
+    rotated. There are no parameters, and weight files hold nothing of it.
 
     Args:
-        kind: "cat": angles by the number of rows and columns (EVA-02, arXiv:2303.11331, timm's
-            ``RotaryEmbeddingCat``). "dinov3": by the share of the image, from -1 to 1 (DINOv3,
-            arXiv:2508.10104, timm's ``RotaryEmbeddingDinoV3``).
-        grid_size: (rows, columns) whose table is kept; that of another grid is made anew at each
+        kind: "cat": angles follow the index of row and column (EVA-02, arXiv:2303.11331, timm's
+            ``RotaryEmbeddingCat``). "dinov3": they follow the position in the image, from -1 to 1
+            (DINOv3, arXiv:2508.10104, timm's ``RotaryEmbeddingDinoV3``).
+        grid_size: (rows, columns) whose table is kept; that of another grid is computed at each
             call.
         head_dim: channels d of a head.
         temperature: frequencies or periods are powers of it.
-        reference: rows and columns that another grid's are scaled to (kind "cat"); None: they
+        reference: rows and columns to which another grid is scaled (kind "cat"); None: grids
             aren't scaled.
-        prefix: tokens before the places.
-        bfloat16: the periods are rounded to bfloat16 (kind "dinov3").
+        prefix: number of tokens before the places.
+        bfloat16: whether the periods are rounded to bfloat16 (kind "dinov3").
 
     Raises:
         InputError: channels that don't make two halves of pairs.
@@ -76,8 +75,9 @@ class RotaryEmbedding(nn.Layer):
         return paddle.to_tensor(cosines), paddle.to_tensor(sines)
 
     def _table(self, grid_size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """As ``forward``. Each step is rounded to float32, as in timm: its angles are large
-        numbers.
+        """Returns the output of ``forward`` as arrays.
+
+        Every step is rounded to float32 as in timm, because the rounding of large angles shows.
         """
         quarter = self.head_dim // 4
         one = np.float32(1)
@@ -103,19 +103,19 @@ class RotaryEmbedding(nn.Layer):
 
 
 def rotate(x: paddle.Tensor, table: Table, halves: bool) -> paddle.Tensor:
-    """Returns queries or keys, each pair of channels turned by its token's angle, in their type.
+    """Rotates each pair of channels of queries or keys by its token's angle; keeps their type.
 
     Args:
         x: [B, N, H, d].
-        table: what ``RotaryEmbedding`` gives for N tokens.
-        halves: a pair is a channel of the first half and its counterpart in the second; else two
-            neighbours.
+        table: the output of ``RotaryEmbedding`` for N tokens.
+        halves: whether a pair is a channel of the first half and its counterpart in the second.
+            Otherwise it is two neighbours.
     """
-    (length, heads, channels), axis = x.shape[1:], -2 if halves else -1
+    length, heads, channels = x.shape[1:]
+    cosines, sines = table
+    # The axis of the two channels of a pair.
+    axis = -2 if halves else -1
     pairs = [2, channels // 2] if halves else [channels // 2, 2]
-    (one, other), (cosines, sines) = (
-        in_float32(x).reshape([-1, length, heads, *pairs]).unbind(axis),
-        table,
-    )
-    turned = paddle.stack([one * cosines - other * sines, other * cosines + one * sines], axis)
-    return turned.reshape([-1, length, heads, channels]).astype(x.dtype)
+    first, second = in_float32(x).reshape([-1, length, heads, *pairs]).unbind(axis)
+    rotated = [first * cosines - second * sines, second * cosines + first * sines]
+    return paddle.stack(rotated, axis).reshape([-1, length, heads, channels]).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Factors and sums, element by element; layer scale."""
+"""Layer scale, and element-wise factors and sums, by the compiled operators (ops/) if they can be used."""
 
 import paddle
 from paddle import nn
@@ -10,18 +10,14 @@ import ops
 def scale_channels(
     x: paddle.Tensor, factors: paddle.Tensor, shift: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Returns x [..., N] times factors [N], plus shift [N], by the compiled operator where there is
-    one.
-    """
+    """Returns x [..., N] times factors [N], plus shift [N] if given."""
     if ops.usable(x):
         return ops.scale_channels(x, factors, shift)
     return x * factors if shift is None else x * factors + shift
 
 
 def scale_planes(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
-    """Returns x [B, C, H, W] times factors [C, 1, 1] or [B, C, 1, 1], by the compiled operator
-    where there is one.
-    """
+    """Returns x [B, C, H, W] times factors [C, 1, 1] or [B, C, 1, 1]."""
     return ops.scale_planes(x, factors) if ops.usable(x) and ops.usable(factors) else x * factors
 
 
@@ -33,27 +29,29 @@ def times_samples(x: paddle.Tensor, factors: paddle.Tensor) -> paddle.Tensor:
 def add_branch(
     x: paddle.Tensor, branch: paddle.Tensor, factors: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Returns x + branch, both [B, ...]; branch is multiplied by a factor of each sample [B]
-    before, if given.
+    """Returns x + branch, both [B, ...]. If ``factors`` [B] are given, each sample's branch is
+    multiplied by its factor first.
     """
     if ops.usable(x) and ops.usable(branch):
         return ops.residual(x, branch, factors)
-    return x + (branch if factors is None else times_samples(branch, factors))
+    if factors is not None:
+        branch = times_samples(branch, factors)
+    return x + branch
 
 
 def add_to_all(x: paddle.Tensor, one: paddle.Tensor) -> paddle.Tensor:
-    """Returns x [B, ...] + one [1, ...], by the compiled operator where there is one."""
+    """Returns x [B, ...] + one [1, ...], which is the same for all of the batch."""
     return ops.add_to_all(x, one) if ops.usable(x) and ops.usable(one) else x + one
 
 
 def multiply(x: paddle.Tensor, y: paddle.Tensor) -> paddle.Tensor:
-    """Returns x * y, element by element, of one shape, by the compiled operator where there is one."""
+    """Returns x * y, element by element; both have the same shape."""
     return ops.multiply(x, y) if ops.usable(x) and ops.usable(y) else x * y
 
 
 class LayerScale(nn.Layer):
-    """Multiplies each channel by a learnt factor (Touvron et al. 2021, CaiT). Shape: [..., dim] ->
-    [..., dim].
+    """Multiplies each channel by a learnt factor (CaiT; Touvron et al. 2021). Shape: [..., dim] ->
+    the same.
     """
 
     def __init__(self, dim: int, init_value: float) -> None:

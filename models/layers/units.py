@@ -12,7 +12,6 @@ import ops
 from models.layers.attention import Attention, attend_heads
 from models.layers.layout import split
 from models.layers.linear import Linear
-from ops import parts
 
 
 def to_units(x: paddle.Tensor, side: int) -> paddle.Tensor:
@@ -68,7 +67,7 @@ def pool_units(x: paddle.Tensor, places: int) -> paddle.Tensor:
     """
     if ops.usable(x):
         length, dim = x.shape[1:]
-        return parts.largest(x.reshape([-1, 4, places // 4, dim])).reshape([-1, length // 4, dim])
+        return ops.amax(x.reshape([-1, 4, places // 4, dim])).reshape([-1, length // 4, dim])
     one, two, three, four = quarters(x, places)
     return paddle.maximum(paddle.maximum(one, two), paddle.maximum(three, four))
 

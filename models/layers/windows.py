@@ -6,7 +6,6 @@ import paddle
 
 import ops
 from models.layers.layout import concat
-from ops import parts
 
 
 def in_windows(
@@ -28,8 +27,8 @@ def in_windows(
     below = -height % window_height
     right = -width % window_width
     if ops.usable(x) and not (below or right):
-        windows = layer(parts.into_windows(x, window_size, shift))
-        return parts.from_windows(windows, x.shape, window_size, shift)
+        windows = layer(ops.into_windows(x, window_size, shift))
+        return ops.from_windows(windows, x.shape, window_size, shift)
     if any(shift):
         x = paddle.roll(x, [-step for step in shift], axis=[1, 2])
     x = pad_maps(x, below, right)

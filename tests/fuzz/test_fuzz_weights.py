@@ -29,7 +29,7 @@ from support.weight_files import (
     tensor,
 )
 
-from models.transformers_settings import settings
+from models.transformers_arguments import described_model
 from models.vit import VisionTransformer
 from weights import file_arrays, load_weights
 from weights.arrays import item_size
@@ -487,7 +487,11 @@ def test_any_config_of_transformers_is_read_or_refused(tmp_path):
             text = data.draw(damaged(text))
         (tmp_path / "config.json").write_bytes(text)
         (tmp_path / "preprocessor_config.json").write_bytes(others)
-        attempt("config.json of transformers", len(text) + len(others), lambda: settings(tmp_path))
+        attempt(
+            "config.json of transformers",
+            len(text) + len(others),
+            lambda: described_model(tmp_path),
+        )
 
     try_one()
 

@@ -22,8 +22,7 @@ from inference.export_manifest import read_export
 from inference.exporting import write_export
 from inference.fidelity import crops
 from models import build_model
-from models.inference import Predictor as Program
-from models.inference import inputs_of
+from models.paddle_inference import Program, inputs_of
 from weights import save_weights
 
 onnx = pytest.importorskip("onnx", reason="the extra export isn't installed")

@@ -25,7 +25,7 @@ from inference.export_manifest import read_export
 from inference.exporting import check_combination, write_export
 from inference.fidelity import compare_with_eager, in_batches
 from models import build_model
-from models.inference import Predictor as Program
+from models.paddle_inference import Program
 
 onnx = pytest.importorskip("onnx", reason="the extra export isn't installed")
 temporary = exports.temporary

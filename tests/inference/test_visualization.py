@@ -19,7 +19,7 @@ from errors import InputError
 from inference.visualization.attention import attention, rollout, rollout_matrix
 from inference.visualization.cam import METHODS, cam
 from models.convmixer import ConvMixer
-from models.layers.attention import attention_layers, kept_weights
+from models.layers.attention import attention_layers, attention_weights
 from models.resnet import ResNet
 from models.vit import VisionTransformer
 
@@ -61,7 +61,7 @@ def test_attention_weights_are_timms(tmp_path, name):
     expected = {
         key.split("/")[2]: GOLDEN[key] for key in GOLDEN if key.startswith(f"attention/{name}/")
     }
-    with paddle.no_grad(), kept_weights(model, list(attention_layers(model))) as kept:
+    with paddle.no_grad(), attention_weights(model, list(attention_layers(model))) as kept:
         model(image)
     assert list(kept) == list(expected)
     for key, weights in expected.items():
@@ -73,7 +73,7 @@ def test_weights_are_kept_while_asked_for_alone():
     model, image = drawn("vit")
     with paddle.no_grad():
         before = model(image).numpy()
-        with pytest.raises(KeyError), kept_weights(model, ["blocks.1.attn"]) as kept:
+        with pytest.raises(KeyError), attention_weights(model, ["blocks.1.attn"]) as kept:
             asked = model(image).numpy()
             raise KeyError
         assert list(kept) == ["blocks.1.attn"]
@@ -97,7 +97,7 @@ def test_a_map_is_what_the_tokens_that_the_classifier_reads_attend_to(tmp_path):
         attention(model, image, 0), weights[:, 1:, 1:].mean(1).reshape(3, 3, 5), atol=2e-6
     )
     model, image = drawn("vit", distilled=True)
-    with kept_weights(model, ["blocks.2.attn"]) as kept:
+    with attention_weights(model, ["blocks.2.attn"]) as kept:
         model(image)
     weights = kept["blocks.2.attn"].numpy()[0]
     expected = (weights[:, 0, 2:] + weights[:, 1, 2:]).reshape(3, 4, 4) / 2
@@ -113,7 +113,7 @@ def test_the_class_tokens_blocks_show_its_queries_and_those_before_the_patches()
         "blocks.2.attn",
         *(f"blocks_token_only.{i}.attn" for i in (0, 1)),
     ]
-    with paddle.no_grad(), kept_weights(model, names) as kept:
+    with paddle.no_grad(), attention_weights(model, names) as kept:
         model(image)
     first, last = kept[names[0]].numpy()[0], kept[names[-1]].numpy()[0]
     np.testing.assert_allclose(attention(model, image), last[:, 0, 1:].reshape(4, 4, 4), atol=2e-6)
@@ -143,7 +143,7 @@ def test_windows_come_to_their_places(tmp_path, name, block):
 def test_mask_units_come_to_their_places(block):
     model, image = drawn("hiera")
     name = list(attention_layers(model))[block]
-    with paddle.no_grad(), kept_weights(model, [name]) as kept:
+    with paddle.no_grad(), attention_weights(model, [name]) as kept:
         model(image)
     # [units or 1, heads, keys]
     weights = kept[name].numpy().mean(2)
@@ -176,7 +176,7 @@ def test_a_key_of_several_places_gives_its_weight_to_each(tmp_path):
         assert found[0, y, x] == pytest.approx(weights[0, y // 5 * 3 + x // 5], abs=2e-6)
     assert not found[:, :, 15:].any()  # these make no key
     model, image = drawn("pvtv2", case="pvtv2_linear")
-    with kept_weights(model, ["stages.0.blocks.0.attn"]) as kept:  # 13 x 16 places, 7 x 7 keys
+    with attention_weights(model, ["stages.0.blocks.0.attn"]) as kept:  # 13 x 16 places, 7 x 7 keys
         found = attention(model, image, 0)
         model(image)
     weights = kept["stages.0.blocks.0.attn"].numpy()[0].mean(1).reshape(-1, 7, 7)
@@ -189,7 +189,7 @@ def test_a_key_of_several_places_gives_its_weight_to_each(tmp_path):
 def test_rollout_is_its_formula(kind):
     model, image = drawn(kind)
     names = list(attention_layers(model))
-    with paddle.no_grad(), kept_weights(model, names) as kept:
+    with paddle.no_grad(), attention_weights(model, names) as kept:
         model(image)
     product = np.eye(17)
     for name in names:

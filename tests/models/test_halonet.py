@@ -15,7 +15,7 @@ from inference.visualization.attention import attention, has_rollout
 from inference.visualization.cam import cam
 from models import build_model
 from models.halonet import HaloAttention, HaloNet, RelativePositions
-from models.layers.attention import kept_weights
+from models.layers.attention import attention_weights
 
 
 @pytest.mark.smoke
@@ -139,7 +139,7 @@ def test_overlapping_windows_are_added_where_it_looks(tmp_path):
         (2, 4, 8),
         (3, 4, 8),
     ]
-    with kept_weights(model, ["stages.2.1.self_attn"]) as kept, paddle.no_grad():
+    with attention_weights(model, ["stages.2.1.self_attn"]) as kept, paddle.no_grad():
         model(image)
     weights = kept["stages.2.1.self_attn"].numpy()  # heads, 2 x 4 blocks, 2 x 2 queries, 4 x 4 keys
     assert weights.shape == (2, 8, 4, 16)

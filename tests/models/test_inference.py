@@ -15,7 +15,7 @@ from config import get_config
 from datasets import get_datasets
 from errors import InputError
 from models import build_model
-from models.inference import Predictor, difference, export, inference_engine, num_threads
+from models.paddle_inference import Program, difference, export, inference_engine, num_threads
 from training import engine
 from training.run import Run
 from weights import save_weights
@@ -32,7 +32,7 @@ def test_every_architecture_gives_the_eager_logits(kind, tmp_path):
     span = np.ptp(expected)
     assert np.abs(np.diff(expected, axis=0)).max() > 1e-3 * span  # the images matter
     export(model, tmp_path)
-    predictor = Predictor(tmp_path)
+    predictor = Program(tmp_path)
     for count in (3, 1):
         np.testing.assert_allclose(
             predictor(images[:count]).numpy(), expected[:count], atol=1e-5 * span, rtol=0
@@ -63,8 +63,8 @@ def test_every_architecture_runs_with_paddles_default_passes(kind, tmp_path):
 def test_bfloat16_is_near_float32_and_isnt_it(tmp_path):
     model = small_model("vit")
     export(model, tmp_path)
-    assert 1e-5 < difference(model, Predictor(tmp_path, bfloat16=True)) < 0.03
-    assert difference(model, Predictor(tmp_path)) < 1e-5
+    assert 1e-5 < difference(model, Program(tmp_path, bfloat16=True)) < 0.03
+    assert difference(model, Program(tmp_path)) < 1e-5
 
 
 def test_the_predictor_computes_with_this_processs_threads():
@@ -95,9 +95,9 @@ def test_one_process_and_two_give_the_result_of_the_eager_engine(
     weights, tiny, program, tmp_path, monkeypatch
 ):
     calls = []
-    run = Predictor.__call__
+    run = Program.__call__
     monkeypatch.setattr(
-        Predictor, "__call__", lambda self, images: calls.append(len(images)) or run(self, images)
+        Program, "__call__", lambda self, images: calls.append(len(images)) or run(self, images)
     )
     options = [*without(tiny, "TRAIN."), "EVAL", "True", "MODEL.PRETRAINED", str(weights)]
     options += ["DATA.BATCH_SIZE_EVAL", "7"]
@@ -132,7 +132,7 @@ def test_what_it_cant_do_is_refused(monkeypatch, tmp_path):
         InputError, match="-amp with EVAL_ENGINE inference needs a CPU with bfloat16"
     ):
         inference_engine(config, None, print)
-    monkeypatch.setattr("models.inference.num_gpus", lambda: 2)
+    monkeypatch.setattr("models.paddle_inference.num_gpus", lambda: 2)
     with pytest.raises(InputError, match="EVAL_ENGINE inference runs on the CPU, found 2 GPUs"):
         inference_engine(config, None, print)
 
@@ -143,7 +143,7 @@ def test_exporting_leaves_the_model_as_it_was_and_prints_nothing(tmp_path, capfd
     images = images_for(model)
     expected = model(images).numpy()
     export(model, tmp_path)
-    difference(model, Predictor(tmp_path))
+    difference(model, Program(tmp_path))
     assert capfd.readouterr() == ("", "")  # Paddle's C++ would tell of ReduceMean
     assert (model(images).numpy() == expected).all()
     assert {

@@ -14,7 +14,7 @@ from errors import InputError
 from inference.visualization.attention import attention
 from models import build_model, create_model
 from models.layers import Attention, LayerNorm
-from models.layers.attention import kept_weights
+from models.layers.attention import attention_weights
 from models.layers.mlp import StarReLU
 
 
@@ -195,7 +195,7 @@ def test_attention_is_at_the_places_of_its_stage():
     model = small_metaformer()
     model.eval()
     image = paddle.to_tensor(array("image", (1, 3, 59, 74)))
-    with kept_weights(model, ["stages.2.blocks.0.token_mixer"]) as kept:
+    with attention_weights(model, ["stages.2.blocks.0.token_mixer"]) as kept:
         model(image)
     [weights] = kept.values()
     found = attention(model, image, 0)

@@ -12,7 +12,7 @@ from errors import InputError
 from inference.visualization.attention import attention
 from models import build_model, create_model
 from models.layers import LayerNorm
-from models.layers.attention import kept_weights
+from models.layers.attention import attention_weights
 from models.layers.resize import interpolate
 from models.mobilevit import InvertedResidual, expanded_channels
 
@@ -164,7 +164,7 @@ def test_attention_of_each_place_within_patches_is_put_together():
     model = small_mobilevit("mobilevit_odd")
     model.eval()
     image = paddle.to_tensor(array("image", (1, 3, 80, 33)))
-    with kept_weights(model, ["stages.2.1.transformer.0.attn"]) as kept:
+    with attention_weights(model, ["stages.2.1.transformer.0.attn"]) as kept:
         model(image)
     [weights] = kept.values()
     # places within a patch, heads, 5 x 3 patches of a map of 10 x 5

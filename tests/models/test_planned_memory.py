@@ -7,7 +7,7 @@ from support.sharding import STAGE_1, STAGE_2
 
 from config import get_config
 from models import build_model
-from models.memory import Planned, largest_share
+from models.memory import TrainingMemory, largest_share
 from training import parallel
 from training.checkpoint.saver import optimizer_state
 from training.optim import build_optimizer
@@ -47,7 +47,7 @@ def held():
 def test_weights_gradients_and_moments_are_what_two_processes_hold():
     ranks = run_ranks(held)
     for name, stage in ranks[0]:
-        planned = Planned(get_config(name)).memory(stage, 2, 1)
+        planned = TrainingMemory(get_config(name)).per_process(stage, 2, 1)
         weights, gradients, moments = np.max([own[name, stage] for own in ranks], axis=0)
         assert weights == planned.weights
         assert moments == planned.moments
@@ -63,18 +63,18 @@ def test_the_largest_share_is_that_of_parameters_given_to_who_has_least(ranks, s
 
 def test_what_changes_a_part_changes_it_alone():
     name = "vit_digits"
-    plain = Planned(get_config(name))
-    half = Planned(get_config(name, ["AMP", "True"])).memory(0, 1, 4)
-    again = Planned(get_config(name, ["MODEL.RECOMPUTE", "True"])).memory(0, 1, 4)
-    whole = plain.memory(0, 1, 4)
+    plain = TrainingMemory(get_config(name))
+    half = TrainingMemory(get_config(name, ["AMP", "True"])).per_process(0, 1, 4)
+    again = TrainingMemory(get_config(name, ["MODEL.RECOMPUTE", "True"])).per_process(0, 1, 4)
+    whole = plain.per_process(0, 1, 4)
     assert whole[:4] == (4 * 136138, 0, 4 * 136138, 8 * 136138)
-    assert plain.memory(0, 1, 8).activations == 2 * whole.activations
+    assert plain.per_process(0, 1, 8).activations == 2 * whole.activations
     assert half == whole._replace(copies=2 * 136138, activations=half.activations)
     assert half.activations == pytest.approx(whole.activations / 2, abs=4)
     assert again == whole._replace(activations=again.activations)
     # The inputs of 4 blocks of 17 tokens, and what one block keeps.
     assert again.activations < whole.activations / 2
-    assert plain.memory(3, 8, 4) == plain.memory(2, 8, 4)._replace(
-        weights=plain.memory(3, 8, 4).weights
+    assert plain.per_process(3, 8, 4) == plain.per_process(2, 8, 4)._replace(
+        weights=plain.per_process(3, 8, 4).weights
     )
-    assert plain.memory(3, 8, 4).weights < 0.7 * whole.weights
+    assert plain.per_process(3, 8, 4).weights < 0.7 * whole.weights

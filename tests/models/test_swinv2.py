@@ -12,7 +12,7 @@ from support.small_models import small_swinv2
 from config import get_config
 from errors import InputError
 from models import build_model
-from models.layers.attention import unit
+from models.layers.attention import l2_normalize
 from models.swinv2 import SwinTransformerV2, relative_coords_table
 
 
@@ -44,12 +44,12 @@ def test_offsets_are_measured_by_the_window_of_the_pre_training():
 
 def test_a_vector_of_padding_gives_no_gradient():
     x = paddle.to_tensor([[3.0, 4.0], [0.0, 0.0]], stop_gradient=False)
-    y = unit(x)
+    y = l2_normalize(x)
     y.sum().backward()
     np.testing.assert_allclose(y.numpy(), [[0.6, 0.8], [0, 0]], rtol=1e-6)
     np.testing.assert_allclose(x.grad.numpy(), [[4 / 125, -3 / 125], [0, 0]], rtol=1e-5, atol=1e-7)
     half = paddle.to_tensor(np.full((1, 3), 300, np.float16))  # its square is beyond float16
-    np.testing.assert_allclose(unit(half).numpy(), np.full((1, 3), 3**-0.5), rtol=1e-6)
+    np.testing.assert_allclose(l2_normalize(half).numpy(), np.full((1, 3), 3**-0.5), rtol=1e-6)
 
 
 def test_the_bias_lies_between_0_and_16_and_keys_have_none():

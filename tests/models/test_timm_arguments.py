@@ -14,7 +14,7 @@ from errors import InputError
 from inference import Predictor
 from models import build_model, create_model
 from models.pretrained import with_preprocessing
-from models.timm_arguments import renamed, with_arguments
+from models.timm_arguments import from_timm_names, with_timm_arguments
 from settings.names import hub_weights, matching_file, names, tags
 from settings.options import notes
 from training.checkpoint import describe, description_of
@@ -209,21 +209,23 @@ def test_what_no_model_here_computes_is_refused(tmp_path, name, arguments, messa
 
 def test_the_users_value_counts_and_another_models_isnt_guessed(tmp_path):
     stored(tmp_path, arguments={"num_heads": 6})
-    taken = with_arguments(get_config("vit_tiny_patch16_224"), tmp_path)
+    taken = with_timm_arguments(get_config("vit_tiny_patch16_224"), tmp_path)
     assert (taken.MODEL.NUM_HEADS, notes(taken)) == (
         6,
         [f"MODEL.NUM_HEADS 6, as the config.json of {tmp_path} tells"],
     )
-    mine = with_arguments(get_config("vit_tiny_patch16_224", ["MODEL.NUM_HEADS", "3"]), tmp_path)
+    mine = with_timm_arguments(
+        get_config("vit_tiny_patch16_224", ["MODEL.NUM_HEADS", "3"]), tmp_path
+    )
     assert mine.MODEL.NUM_HEADS == 3
     assert notes(mine) == [f"the config.json of {tmp_path}: model_args.num_heads is 6, yours 3"]
     with pytest.raises(
         InputError,
         match="num_heads is 6, but vit_base_patch16_224 has MODEL.NUM_HEADS 12; say by -o",
     ):
-        with_arguments(get_config("vit_base_patch16_224"), tmp_path)
+        with_timm_arguments(get_config("vit_base_patch16_224"), tmp_path)
     other = get_config("vit_base_patch16_224", ["MODEL.NUM_HEADS", "12"])
-    assert with_arguments(other, tmp_path).MODEL.NUM_HEADS == 12
+    assert with_timm_arguments(other, tmp_path).MODEL.NUM_HEADS == 12
 
 
 def test_arguments_have_their_names_here(tmp_path):
@@ -232,7 +234,7 @@ def test_arguments_have_their_names_here(tmp_path):
         name="xcit_nano_12_p16_224",
         arguments={"eta": 0.1, "cls_attn_layers": 3, "use_pos_embed": True},
     )
-    model = with_arguments(get_config("xcit_nano_12_p16_224"), tmp_path).MODEL
+    model = with_timm_arguments(get_config("xcit_nano_12_p16_224"), tmp_path).MODEL
     assert (model.INIT_VALUES, model.DEPTH_TOKEN_ONLY) == (0.1, 3)
 
 
@@ -277,10 +279,12 @@ def test_arguments_have_their_names_here(tmp_path):
 )
 def test_resnets_arguments_have_other_values_here(tmp_path, name, arguments, keys):
     stored(tmp_path, name=name, arguments=arguments)
-    model = with_arguments(get_config(name), tmp_path).MODEL
+    model = with_timm_arguments(get_config(name), tmp_path).MODEL
     assert {key: model[key] for key in keys} == keys
     if "stem_type" not in arguments and None not in arguments.values():
-        assert renamed("ResNet", arguments) == {key.lower(): value for key, value in keys.items()}
+        assert from_timm_names("ResNet", arguments) == {
+            key.lower(): value for key, value in keys.items()
+        }
 
 
 @pytest.mark.parametrize(
@@ -294,7 +298,7 @@ def test_resnets_arguments_have_other_values_here(tmp_path, name, arguments, key
 def test_what_a_model_is_anyway_may_be_named(tmp_path, name, arguments):
     stored(tmp_path, name=name, arguments=arguments)
     config = get_config(name)
-    assert with_arguments(config, tmp_path).MODEL == config.MODEL
+    assert with_timm_arguments(config, tmp_path).MODEL == config.MODEL
 
 
 def test_hieras_arguments_are_taken(tmp_path):
@@ -306,7 +310,7 @@ def test_hieras_arguments_are_taken(tmp_path):
         "dim_mul": 2.0,
     }
     stored(tmp_path, name="hiera_tiny_224", arguments=made)
-    model = with_arguments(get_config("hiera_tiny_224"), tmp_path).MODEL
+    model = with_timm_arguments(get_config("hiera_tiny_224"), tmp_path).MODEL
     assert (model.STAGE_DEPTHS, model.GLOBAL_POS_SIZE, model.Q_POOL) == ([1, 1, 1, 1], [5, 5], 2)
 
 

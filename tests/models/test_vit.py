@@ -18,7 +18,7 @@ import utils
 from config import get_config
 from errors import InputError
 from models import build_model, create_model
-from models.layers.attention import attention_layers, kept_weights
+from models.layers.attention import attention_layers, attention_weights
 from weights import load_weights, save_weights
 
 OPTIONS = [
@@ -67,7 +67,7 @@ def test_a_differential_heads_share_begins_as_published(block):
     assert [one.first_share for one in heads] == pytest.approx(expected)
     drawn = paddle.concat([one.lambda_q1 for one in heads]).numpy()
     assert 0.08 < drawn.std() < 0.12
-    with kept_weights(model, attention_layers(model)) as kept:
+    with attention_weights(model, attention_layers(model)) as kept:
         model(paddle.randn([2, 3, 16, 16]))
     # two maps of three heads
     assert [tuple(weights.shape) for weights in kept.values()] == [(2, 6, 17, 17)] * 4

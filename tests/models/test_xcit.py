@@ -14,7 +14,7 @@ from errors import InputError
 from inference.visualization.attention import attention, describe_queries
 from inference.visualization.positions import similarities
 from models import build_model
-from models.layers.attention import attention_layers, kept_weights
+from models.layers.attention import attention_layers, attention_weights
 from models.xcit import CrossCovarianceAttention, FourierPositions
 from training.losses import SoftTargetCrossEntropy, TrainingLoss
 
@@ -122,7 +122,7 @@ def test_attention_is_shown_of_the_class_tokens_blocks_alone():
     assert list(attention_layers(model)) == ["cls_attn_blocks.0.attn", "cls_attn_blocks.1.attn"]
     # another size than the model's: 6 x 4 patches
     image = paddle.to_tensor(array("image", (1, 3, 48, 32)))
-    with paddle.no_grad(), kept_weights(model, ["cls_attn_blocks.0.attn"]) as kept:
+    with paddle.no_grad(), attention_weights(model, ["cls_attn_blocks.0.attn"]) as kept:
         model(image)
     weights = kept["cls_attn_blocks.0.attn"].numpy()[0]
     np.testing.assert_allclose(

@@ -20,7 +20,7 @@ from models.layers import Linear
 
 @pytest.fixture(autouse=True)
 def _compiled(compiled_operators):
-    if ops.bfloat16_lacks():
+    if ops.why_no_bfloat16():
         pytest.skip("this CPU has no bfloat16")
 
 
@@ -94,7 +94,7 @@ def test_values_and_gradients_are_numpys_of_rounded_factors(case):
     compiled, plain, arrays = CASES[case]
     arrays = [array.astype(np.float32) for array in arrays]
     inputs = [paddle.to_tensor(array, stop_gradient=False) for array in arrays]
-    with ops.multiplying(half=True):
+    with ops.bfloat16_products(enabled=True):
         output = compiled(*inputs)
     grad = normal(*output.shape).astype(np.float32)
     found = [output, *paddle.grad([output], inputs, [paddle.to_tensor(grad)])]
@@ -140,12 +140,12 @@ def test_ties_go_to_even_and_what_is_no_number_stays():
     }
     cases |= {np.inf: np.inf, -np.inf: -np.inf, np.nan: np.nan}
     x = paddle.to_tensor(np.array(list(cases), np.float32)[:, None])
-    with ops.multiplying(half=True):
+    with ops.bfloat16_products(enabled=True):
         found = ops.linear(x, paddle.ones([1, 1]), None)
     np.testing.assert_array_equal(found.numpy()[:, 0], np.array(list(cases.values()), np.float32))
     # whose upper half would carry over into -0
     payload = np.array([[0x7FFFFFFF]], np.uint32).view(np.float32)
-    with ops.multiplying(half=True):
+    with ops.bfloat16_products(enabled=True):
         assert np.isnan(ops.linear(paddle.to_tensor(payload), paddle.ones([1, 1]), None).item())
 
 
@@ -158,9 +158,9 @@ def test_a_gradient_is_of_its_forward_passs_kind():
         x.stop_gradient = False
         grads = []
         for forward, backward in ((True, True), (True, False), (False, True), (False, False)):
-            with ops.multiplying(forward):
+            with ops.bfloat16_products(forward):
                 output = layer(x).sum()
-            with ops.multiplying(backward):
+            with ops.bfloat16_products(backward):
                 grads.append(paddle.grad([output], [x])[0].numpy().tobytes())
         assert grads[0] == grads[1] != grads[2] == grads[3]
     losses = []
@@ -168,7 +168,7 @@ def test_a_gradient_is_of_its_forward_passs_kind():
     for recompute in (False, True):
         paddle.seed(0)
         model = create_model("vit_tiny_patch16_224", **settings, recompute=recompute)
-        with ops.multiplying(half=True):
+        with ops.bfloat16_products(enabled=True):
             loss = model(paddle.ones([2, 3, 32, 32])).square().sum()
         loss.backward()
         losses.append(
@@ -179,6 +179,6 @@ def test_a_gradient_is_of_its_forward_passs_kind():
 
 def test_what_a_cpu_lacks_is_told(monkeypatch):
     monkeypatch.setattr(ops.core, "supports_bfloat16_fast_performance", lambda: False)
-    assert ops.bfloat16_lacks() == "this CPU has none (avx512_bf16, AMX)"
+    assert ops.why_no_bfloat16() == "this CPU has no bfloat16 instructions (avx512_bf16, AMX)"
     monkeypatch.setattr(ops, "_enabled", False)
-    assert ops.bfloat16_lacks() == "a CPU's are the compiled operators', which aren't there"
+    assert ops.why_no_bfloat16() == "bfloat16 on a CPU needs the compiled operators; run make ops"

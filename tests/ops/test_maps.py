@@ -199,10 +199,10 @@ def test_an_activation_that_there_is_not_is_refused():
         lambda: ops.response_norm(paddle.ones([2, 3, 4]), paddle.ones([3]), paddle.ones([3])),
         lambda: ops.star_relu(paddle.ones([2, 3]), paddle.ones([3]), paddle.ones([1])),
         lambda: ops.neighbour_means(paddle.ones([2, 3, 4]), 1),
-        lambda: ops.windows(paddle.ones([2, 3, 8, 6]), 4, 1),
-        lambda: ops.distances(paddle.ones([2, 4, 9]), 2, 3),
-        lambda: ops.swap(paddle.ones([2, 3, 4]), 5, [2, 4, 3]),
-        lambda: ops.swap(paddle.ones([2, 3, 4]), 3, [2, 4, 4]),
+        lambda: ops.halo_windows(paddle.ones([2, 3, 8, 6]), 4, 1),
+        lambda: ops.relative_bias(paddle.ones([2, 4, 9]), 2, 3),
+        lambda: ops.transpose(paddle.ones([2, 3, 4]), 5, [2, 4, 3]),
+        lambda: ops.transpose(paddle.ones([2, 3, 4]), 3, [2, 4, 4]),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(call):

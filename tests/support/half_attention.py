@@ -18,7 +18,7 @@ def normal(*shape):
 def attention_with_gradient():
     """The output of attention and its gradient, in one row. No side is a multiple of a tile's."""
     qkv = paddle.to_tensor(normal(2, 83, 3 * 5 * 40).astype(np.float32), stop_gradient=False)
-    with ops.multiplying(half=True):
+    with ops.bfloat16_products(enabled=True):
         output = ops.attention([qkv], 5, 40, 0.15)
     grad = paddle.to_tensor(normal(*output.shape).astype(np.float32))
     return np.concatenate(

@@ -113,7 +113,7 @@ def test_memory_that_isnt_there_is_told_and_the_rest_as_well(monkeypatch):
 def test_memory_that_a_process_is_refused_is_told(monkeypatch):
     """Eight thousand images of 44 MB each."""
     # this process has other tests to run
-    monkeypatch.setattr("ops.settings.tune_cpu", lambda processes: "")
+    monkeypatch.setattr("ops.device.tune_cpu", lambda processes: "")
     options = ["DATA.IMAGE_SIZE", "1920"]
     with pytest.raises(
         RunError, match=r"^out of memory: .*; a smaller -batch_size or -image_size takes less$"

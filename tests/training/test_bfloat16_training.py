@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler
 def train_all(runs):
     build()
     assert ops.load()
-    if ops.bfloat16_lacks():
+    if ops.why_no_bfloat16():
         pytest.skip("this CPU has no bfloat16")
     for run in runs:
         train(*run)

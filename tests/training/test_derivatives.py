@@ -28,7 +28,7 @@ from models.layers.activations import (
     silu,
     softmax,
 )
-from models.layers.attention import attend_heads, unit
+from models.layers.attention import attend_heads, l2_normalize
 from models.layers.batch_norm import BatchNorm2D
 from models.layers.classifier_norm import ClassifierNorm
 from models.layers.conv import MaxPool2D

@@ -15,9 +15,9 @@ from config import get_config
 from datasets import get_datasets
 from errors import InputError
 from models import build_model, create_model
-from models.inference import Predictor, export
 from models.layers.batch_norm import hold_frozen_statistics, synchronise
 from models.layers.classifier_norm import ClassifierNorm
+from models.paddle_inference import Program, export
 from training.optim import freeze
 from training.setup import share_batch
 from utils import seed_everything
@@ -170,7 +170,7 @@ def test_an_exported_program_gives_its_logits(tmp_path):
     export(model, tmp_path)
     expected = model(images).numpy()
     np.testing.assert_allclose(
-        Predictor(tmp_path)(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0
+        Program(tmp_path)(images).numpy(), expected, atol=1e-5 * np.ptp(expected), rtol=0
     )
 
 

@@ -12,7 +12,7 @@ from support.training_runs import assert_close, assert_same_run, optimizer_state
 from config import get_config
 from errors import InputError
 from models import build_model
-from models.memory import Planned, largest_share
+from models.memory import TrainingMemory, largest_share
 from training import parallel
 from training.checkpoint.saver import optimizer_state as own_state
 from training.optim import build_optimizer
@@ -156,12 +156,12 @@ def held_between_updates(options):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_holds_its_share_of_the_weights(ranks):
-    planned = Planned(get_config("vit_digits", AGAIN))
-    memory = planned.memory(3, ranks, 1)
+    planned = TrainingMemory(get_config("vit_digits", AGAIN))
+    memory = planned.per_process(3, ranks, 1)
     found = run_ranks(held_between_updates, [*STAGE_3, *AGAIN], ranks=ranks)
     held = [own[0] for own in found]
-    everywhere = 4 * planned.everywhere
-    assert sum(own - everywhere for own in held) == 4 * (planned.parameters - planned.everywhere)
+    everywhere = 4 * planned.unsharded
+    assert sum(own - everywhere for own in held) == 4 * (planned.parameters - planned.unsharded)
     assert max(held) <= everywhere + 4 * largest_share(planned.sizes, ranks)
     assert max(own[1] for own in found) == memory.gradients
     assert max(own[2] for own in found) == memory.moments

@@ -18,7 +18,7 @@ from config import get_config
 from errors import InputError
 from inference import Predictor
 from models import build_model, create_model, with_switches
-from models.transformers_settings import settings
+from models.transformers_arguments import described_model
 from training.checkpoint import check_task, description_of, task_of
 from weights import load_weights
 from weights.formats import write_weights
@@ -93,7 +93,7 @@ def written(folder, config):
 def told(path):
     """All that config.json tells: the architecture, its keys, the outputs, the images."""
     config = read_transformers(path)
-    return settings(path), config["outputs"], config["images"]
+    return described_model(path), config["outputs"], config["images"]
 
 
 @pytest.fixture
@@ -163,13 +163,13 @@ def test_every_other_class_is_refused_by_its_name(kind, tmp_path):
             InputError,
             match=rf"its class \(architectures\) is {name}, which isn't read; expected one",
         ):
-            settings(path)
+            described_model(path)
     for several in ([], None, [*HEADS[kind]][:1] * 2):
         path = written(
             tmp_path, KINDS[kind]["keys"] | {"model_type": kind, "architectures": several}
         )
         with pytest.raises(InputError, match="which isn't read; expected one of"):
-            settings(path)
+            described_model(path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -353,7 +353,7 @@ def test_labels_may_stand_in_any_order_and_have_equal_names(tmp_path):
 )
 def test_a_resnet_of_any_depth_here_is_read(folder, kind, depths, depth):
     path = folder("resnet", layer_type=kind, depths=depths)
-    read = settings(path)
+    read = described_model(path)
     assert read is not None
     assert read[1]["DEPTH"] == depth
 
@@ -386,16 +386,16 @@ def test_a_resnet_of_any_depth_here_is_read(folder, kind, depths, depth):
 )
 def test_settings_without_tensors_of_their_own_are_refused(kind, changes, message, folder):
     with pytest.raises(InputError, match=re.escape(message)):
-        settings(folder(kind, **changes))
+        described_model(folder(kind, **changes))
 
 
 def test_a_levit_may_have_been_built_and_saved_again(folder):
     """transformers appends an empty entry to down_ops whenever it builds the model."""
     own = GOLDEN["levit"]["config"]["down_ops"]
     assert own[-1] == [""]
-    expected = settings(folder("levit"))
-    assert settings(folder("levit", down_ops=[*own, [""], [""]])) == expected
-    assert settings(folder("levit", down_ops=own[:-1])) == expected
+    expected = described_model(folder("levit"))
+    assert described_model(folder("levit", down_ops=[*own, [""], [""]])) == expected
+    assert described_model(folder("levit", down_ops=own[:-1])) == expected
 
 
 def test_an_encoder_leaves_the_pooling_to_the_model(folder):

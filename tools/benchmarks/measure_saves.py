@@ -24,7 +24,7 @@ from config import get_config
 from datasets import ImageDataset, get_dataset
 from errors import reporting
 from models import build_model
-from ops.settings import tune_cpu
+from ops.device import tune_cpu
 from training.checkpoint import Progress, Saver
 from training.checkpoint.restore import load_checkpoint
 from training.checkpoint.storage import verify

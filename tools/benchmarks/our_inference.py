@@ -21,7 +21,7 @@ from inference.backends import open_export
 from inference.exporting import write_export
 from inference.fidelity import photographs
 from models import build_model
-from ops.settings import set_device_flags
+from ops.device import set_device_flags
 from settings.options import pair
 from tools.benchmarks.rates import calls_rate
 

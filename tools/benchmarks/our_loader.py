@@ -20,7 +20,7 @@ from rates import images_per_second, workers_cpu
 import datasets
 import errors
 from config import get_config
-from ops.settings import keep_buffers
+from ops.device import keep_buffers
 
 
 def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:

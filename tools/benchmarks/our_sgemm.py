@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import paddle
 
 import ops
-from ops.settings import tune_cpu
+from ops.device import tune_cpu
 from tools.benchmarks.rates import calls_rate
 
 SIDE = 2048

@@ -22,7 +22,7 @@ from errors import InputError, printable, reading
 from loading.class_names import UNPRINTABLE
 from loading.label_spaces import imagenet_names
 from models.pretrained import with_preprocessing
-from models.transformers_settings import settings
+from models.transformers_arguments import described_model
 from settings.names import instead
 from settings.options import Configuration, leaves, pairs
 from settings.plain import NAME, Form, Rule, check_form, is_list, is_real, parsed_json
@@ -269,7 +269,7 @@ def _printable(classes: list[str], file: Path | str) -> list[str]:
 
 def _of_transformers(path: str | Path, options: Sequence[str]) -> Description | None:
     """Returns the description that transformers' config.json beside weights makes."""
-    kind_and_values = settings(path)
+    kind_and_values = described_model(path)
     stored = read_transformers(path)
     if kind_and_values is None:
         return None

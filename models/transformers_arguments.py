@@ -455,7 +455,7 @@ _SHAPED = {
 _SHAPED |= {"USE_GRN", "HIDDEN_DIMS", "EXPAND_RATIO"}
 
 
-def settings(path: str | Path) -> tuple[str, dict[str, Any]] | None:
+def described_model(path: str | Path) -> tuple[str, dict[str, Any]] | None:
     """Returns MODEL.TYPE and the keys of MODEL that transformers' config.json beside weights tells,
     or None.
 
@@ -485,7 +485,7 @@ def settings(path: str | Path) -> tuple[str, dict[str, Any]] | None:
             raise InputError(f"the config.json of {path}: {error}") from None
 
 
-def with_settings(config: Configuration, path: str | Path) -> Configuration:
+def with_transformers_arguments(config: Configuration, path: str | Path) -> Configuration:
     """Returns ``config`` with the keys of MODEL that change no shapes, as transformers' config.json
     tells them.
 
@@ -495,9 +495,9 @@ def with_settings(config: Configuration, path: str | Path) -> Configuration:
         path: what ``find_weights`` takes.
 
     Raises:
-        InputError: as ``settings``, or they are of another architecture.
+        InputError: as ``described_model``, or they are of another architecture.
     """
-    found = settings(path)
+    found = described_model(path)
     if found is None:
         return config
     kind, values = found
