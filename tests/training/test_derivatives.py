@@ -156,7 +156,7 @@ OPERATORS = {
     "rms_norm": RMSNorm(4, 1e-5),
     "response_norm": lambda x: response_norm(x, channels_first=False),
     "response_norm, channels first": lambda x: response_norm(x, channels_first=True),
-    "unit": unit,
+    "unit": l2_normalize,
     "attention": attention(),
     "attention, masked": attention(mask=MASK),
     "attention, cosine": attention(scale=paddle.full([1, 1, 1], 10.0)),
@@ -208,7 +208,7 @@ def test_equal_largest_ones_of_a_mask_unit_have_one_gradient_together():
 @pytest.mark.smoke
 @pytest.mark.usefixtures("operators")
 def test_queries_of_zeros_have_a_cosine_of_0_and_no_gradient():
-    """PyTorch's gradient is 1e12 times the output's: see ``models.layers.attention.unit``."""
+    """PyTorch's gradient is 1e12 times the output's: see ``models.layers.attention.l2_normalize``."""
     x = paddle.to_tensor([[[0.0, 0, 0, 0], [1, 2, 3, 4]]], stop_gradient=False)
     attend_heads([x, x, x.detach()], 1, 4, paddle.full([1, 1, 1], 10.0)).sum().backward()
     assert (x.grad.numpy()[0, 0] == 0).all()
