@@ -14,7 +14,6 @@ from typing import NoReturn, overload
 import numpy as np
 import paddle
 
-from config import with_values
 from errors import InputError, RunError, Unreadable, printable
 from loading.cache import Decoded, Labels, MappedImages, Sources, cached_images
 from loading.files import Paths, contents
@@ -33,7 +32,7 @@ from loading.samplers import EvalBatchSampler
 from loading.scales import train_sampler
 from loading.shards import Shards
 from loading.sources import Arrays, Drawn, Files, Split
-from loading.subsets import fold_name, read_split, with_subset_note
+from loading.subsets import fold_name, note_subset, read_split
 from loading.transforms import (
     Broken,
     Encoded,
@@ -452,20 +451,27 @@ def get_datasets(
     skipped: list[str] = []
     if config.EVAL:
         val = get_dataset(config, "val", skipped=skipped)
-        config = with_subset_note(check_evaluation(config, val, trained), len(val))
+        config = check_evaluation(config, val, trained)
         set_outputs(config, val)
         check_pretrained_classes(config, val)
-        return _with_note(config, _skipped_note(skipped)), None, val
+        note_subset(config, len(val))
+        _add_notes(config, [_skipped_note(skipped)])
+        return config, None, val
     train = get_dataset(config, "train", skipped=skipped)
     val = get_dataset(config, "val", skipped=skipped)
     _check_several_classes(config, train, val)
     config = check_training(config, train, val)
     set_outputs(config, train, val)
     check_pretrained_classes(config, train)
-    if not isinstance(train, SyntheticDataset):
-        config = _with_note(config, absent_classes(train, val))
-    config = _with_note(config, _nested_note(config, train))
-    return _with_note(config, _skipped_note(skipped)), train, val
+    absent = "" if isinstance(train, SyntheticDataset) else absent_classes(train, val)
+    _add_notes(config, [absent, _nested_note(config, train), _skipped_note(skipped)])
+    return config, train, val
+
+
+def _add_notes(config: Configuration, notes: Sequence[str]) -> None:
+    """Adds the notes that aren't empty."""
+    for note in filter(None, notes):
+        add_note(config, note)
 
 
 def _nested_note(config: Configuration, train: ImageDataset) -> str:
@@ -482,17 +488,6 @@ def _skipped_note(skipped: list[str]) -> str:
     """Returns a note about entries that aren't data; "" if there are none."""
     # With DATA.VAL_SPLIT the same folder is read for both sets.
     return skipped_text(sorted(set(skipped))) if skipped else ""
-
-
-def _with_note(config: Configuration, note: str) -> Configuration:
-    """Returns a copy of the configuration with a note for this start, or ``config`` itself if the
-    note is empty.
-    """
-    if not note:
-        return config
-    config = with_values(config)
-    add_note(config, note)
-    return config
 
 
 def _check_several_classes(config: Configuration, train: ImageDataset, val: ImageDataset) -> None:

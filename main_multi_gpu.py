@@ -65,7 +65,6 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
     from training.equal_ranks import check_same
     from training.optim import freeze
     from training.run import Run
-    from training.setup import share_batch
 
     run = None
     with reporting_memory(lambda: less_memory(config, run and run.directory)):
@@ -79,7 +78,6 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
         # Calls init_parallel_env, unless this is the only process.
         parallel.init(config)
         check_same(config, dataset_train, dataset_val)
-        config = share_batch(config, ranks)
         run = Run(config, dataset_val.classes)
         processes = f"{ranks} processes over {dist.get_backend()}" if ranks > 1 else "1 process"
         run.info(f"{processes} on {', '.join(run.devices)}: {settings}")
@@ -178,10 +176,11 @@ def watched_worker(failed, beats, given):
         if isinstance(given, spawned.SharedObjects):
             config, dataset_train, dataset_val = given.open()
         else:
+            import utils
             from launch import launched, sharing
 
             config, dataset_train, dataset_val = sharing.read_once(
-                lambda: read_datasets(given), what_is_read(given)
+                lambda: read_datasets(given, utils.world_size()), what_is_read(given)
             )
             launched.wait_for_all()
         main_worker(config, dataset_train, dataset_val, failed=failed)
@@ -210,20 +209,23 @@ def spawn(worker, count, failed, beats, *objects):
         return dist.spawn(worker, args=arguments, nprocs=count, join=False, start_method="spawn")
 
 
-def read_datasets(config):
+def read_datasets(config, ranks=1):
     """Returns (configuration, training set, validation set).
 
-    The configuration has the preprocessing that pretrained weights bring along. An evaluation's
-    classes are those of the weights.
+    From here on the configuration is final. It has what pretrained weights tell of their model and
+    of its images, the number of the data's classes, and each rank's share of DATA.GLOBAL_BATCH. An
+    evaluation's classes are those of the weights.
     """
     import datasets
     from models.pretrained import with_preprocessing
     from training.checkpoint import classes_of
+    from training.setup import share_batch
 
     classes = None
     if config.EVAL and config.MODEL.PRETRAINED:
         classes = classes_of(config.MODEL.PRETRAINED, config.MODEL.PRETRAINED_ADAPTER)
-    return datasets.get_datasets(with_preprocessing(config), classes)
+    config = share_batch(with_preprocessing(config), ranks)
+    return datasets.get_datasets(config, classes)
 
 
 def what_is_read(config):
@@ -242,6 +244,7 @@ def next_start(config, count):
     """
     from config import with_values
     from training.checkpoint import newest_whole
+    from training.setup import share_batch
 
     ranks = devices_now()
     if config.NGPUS != -1:
@@ -250,7 +253,7 @@ def next_start(config, count):
     if ranks < count:
         processes += f" instead of {count}, as many as there are devices now,"
     checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints") or "the beginning"
-    config = with_values(config, "a restart", MODEL__RESUME="auto")
+    config = share_batch(with_values(config, "a restart", MODEL__RESUME="auto"), ranks)
     return config, ranks, f"with {processes} from {checkpoint}"
 
 
@@ -288,7 +291,7 @@ def main():
     ranks = utils.num_processes(config.NGPUS)
     if ranks > 1:
         spawned.prepare_spawn()
-    config, dataset_train, dataset_val = read_datasets(config)
+    config, dataset_train, dataset_val = read_datasets(config, ranks)
 
     def start(config, ranks, failed, beats):
         return spawn(watched_worker, ranks, failed, beats, config, dataset_train, dataset_val)

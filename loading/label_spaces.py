@@ -60,13 +60,13 @@ def check_training(config: Configuration, train: Labelled, val: Labelled) -> Con
         )
         if not isinstance(train.labels, LabelSets):
             raise InputError(problem)
-        config = _with_note(config, problem)
+        add_note(config, problem)
     outputs = config.MODEL.NUM_CLASSES
     classes = max(_count(train), _count(val))
     # The labels of a list of files are the numbers of outputs.
     if not (train.classes or outputs == "auto"):
         if classes < outputs and not is_users(config, "MODEL.NUM_CLASSES"):
-            config = _with_note(
+            add_note(
                 config,
                 f"the labels are 0..{classes - 1}, but the model has {outputs} outputs;"
                 " check MODEL.NUM_CLASSES",
@@ -92,13 +92,6 @@ def absent_classes(train: Labelled, val: Labelled) -> str:
             more = ", ..." if len(absent) > len(names) else ""
             remarks.append(f"{len(absent):,} have no {kind} image ({', '.join(names)}{more})")
     return f"of {count:,} classes {' and '.join(remarks)}" if remarks else ""
-
-
-def _with_note(config: Configuration, note: str) -> Configuration:
-    """Returns a copy of ``config`` with a note, which belongs to this start alone."""
-    config = with_values(config)
-    add_note(config, note)
-    return config
 
 
 def check_evaluation(
@@ -127,9 +120,8 @@ def check_evaluation(
         config, compared = _map_outputs(config, val, trained)
     val.compared = compared
     outputs = config.MODEL.NUM_CLASSES
-    return _with_note(
-        config, f"DATA.CLASSES: {len(compared)} of the model's {outputs} outputs are compared"
-    )
+    add_note(config, f"DATA.CLASSES: {len(compared)} of the model's {outputs} outputs are compared")
+    return config
 
 
 def _match_names(
@@ -153,11 +145,13 @@ def _match_names(
                 f"{lookalike(unknown, trained)};"
                 " name its folders as the weights' classes are, or leave the others out"
             )
-        return _with_outputs(config, val, places, list(trained), "the weights' classes")
+        _map_to_outputs(config, val, places, list(trained), "the weights' classes")
+        return config
     if config.MODEL.NUM_CLASSES == 1000:
         places, problem = imagenet_places(_present(val))
         if not problem:
-            return _with_outputs(config, val, places, imagenet_synsets(), "ImageNet-1k's classes")
+            _map_to_outputs(config, val, places, imagenet_synsets(), "ImageNet-1k's classes")
+            return config
         if 2 * len(places) > len(_present(val)) and not is_users(config, "MODEL.NUM_CLASSES"):
             raise InputError(f"most of the data's classes are ImageNet-1k's, but {problem}")
     if config.DATA.LABELS or config.DATA.CLASSES:
@@ -370,10 +364,10 @@ def _simplified_name(name: str) -> str:
     return " ".join(name.replace("_", " ").replace("-", " ").casefold().split())
 
 
-def _with_outputs(
+def _map_to_outputs(
     config: Configuration, val: Labelled, places: dict[str, int], names: list[str], whose: str
-) -> Configuration:
-    """Maps the labels of ``val`` to outputs; returns ``config`` with a note about it.
+) -> None:
+    """Maps the labels of ``val`` to outputs, and adds a note about it.
 
     Args:
         places: the output of each class of the data.
@@ -392,7 +386,7 @@ def _with_outputs(
     else:
         val.labels = lookup[val.labels]
     val.classes = names
-    return _with_note(config, note)
+    add_note(config, note)
 
 
 def _with_num_classes(config: Configuration, classes: int, who_has: str) -> Configuration:

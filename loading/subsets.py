@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from config import default_values, with_values
+from config import default_values
 from errors import InputError
 from loading.files import Paths
 from loading.folds import folds
@@ -65,8 +65,8 @@ def read_split(data: Any, split: Split, reader: Callable[[Split], Source]) -> So
             return source
 
 
-def with_subset_note(config: Configuration, count: int) -> Configuration:
-    """Returns an evaluation's configuration, with a note if only a subset of the data is evaluated.
+def note_subset(config: Configuration, count: int) -> None:
+    """Adds a note to an evaluation's configuration if only a subset of the data is evaluated.
 
     A run's keys are stored with its weights. So an evaluation of these weights on other data takes
     a subset of it, too, unless the keys are reset.
@@ -77,15 +77,12 @@ def with_subset_note(config: Configuration, count: int) -> Configuration:
     key = "DATA.VAL_SPLIT" if config.DATA.VAL_SPLIT is not None else "DATA.FOLDS"
     value = dict(leaves(config))[key]
     if value is None:
-        return config
-    # The note belongs to this start, so it goes to a copy.
-    config = with_values(config)
+        return
     add_note(
         config,
         f"only a part of the data is evaluated, {count} images ({key} {value});"
         f" set {key} null for all",
     )
-    return config
 
 
 def fold_name(data: Any) -> str:

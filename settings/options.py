@@ -494,10 +494,9 @@ def option_keys(config: Configuration) -> set[str]:
 
 
 def add_note(config: Configuration, note: str) -> None:
-    """Adds a line that the run is to tell once, when it starts, about how its configuration was
-    read.
-    """
-    config.notes.append(note)
+    """Adds a line on how the configuration was read, which the run logs once when it starts."""
+    if note not in config.notes:
+        config.notes.append(note)
 
 
 def notes(config: Configuration) -> list[str]:
