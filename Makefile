@@ -21,7 +21,7 @@ endif
 FOR_2.6 := $(findstring 2.6.,$(PADDLE))
 VERSIONS := $(if $(PADDLE),-e '/^paddlepaddle==/d') $(if $(FOR_2.6),-e 's/^.*\# Paddle 2\.6: //')
 
-.PHONY: install ops train check test test-long test-faults fuzz campaign test-paddle26 lint docs clean
+.PHONY: install ops train check house test test-long test-faults fuzz campaign test-paddle26 lint docs clean
 
 install: ops
 
@@ -58,6 +58,10 @@ check: $(VENV)/installed-test ops lint
 test: $(VENV)/installed-test ops lint
 	$(RUN) $(PYTEST)
 	$(RUN) -m pytest $(ALONE)
+
+# What can be counted of how the code reads.
+house: $(VENV)/installed
+	$(RUN) tests/support/house.py
 
 # What takes a core for five seconds and more: most of these are whole runs.
 test-long: $(VENV)/installed-test ops

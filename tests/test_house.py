@@ -10,9 +10,9 @@ import yaml
 from support.imports import HOUSE, MODULES, NAMES, imported, imports, tree_of
 from support.programs import ROOT
 
-PAGE = (ROOT / "docs/CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/design.md").read_text(encoding="utf-8")
 ROOMS = re.findall(
-    r"^([\w/.]+)(?: |$)", re.search(r"## Where things are.*?```\n(.*?)```", PAGE, re.S)[1], re.M
+    r"^([\w/.]+)(?: |$)", re.search(r"## The packages.*?```\n(.*?)```", PAGE, re.S)[1], re.M
 )
 
 
