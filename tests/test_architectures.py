@@ -106,7 +106,9 @@ def test_what_a_docstring_says_is_found_in_the_class_and_above_it():
     assert said["MODEL.MLP_RATIO"].text == "hidden width over embed_dim, of the MLP over channels."
     assert said["MODEL.DROPOUT"].text == "in the MLPs."  # MlpMixer's
     # ImageModel's
-    assert said["MODEL.HEAD_INIT_SCALE"].text == "factor on a fresh classifier's weight and bias."
+    assert (
+        said["MODEL.HEAD_INIT_SCALE"].text == "factor of the weight and bias of a fresh classifier."
+    )
     lines = architecture("PoolFormer").arguments["MODEL.FC_NORM"].text
     assert "``head.norm``, a layer norm, as in timm. False: before it" in lines
 
@@ -345,7 +347,7 @@ def test_the_keys_of_a_model_are_listed_without_importing_paddle():
     }
     assert found["MODEL.DROPPATH"][1:] == [
         "float, 0 <= value < 1", "0.0", "0.2",
-        "rate of stochastic depth at the last block; linear from 0 at the first.",
+        "rate of stochastic depth at the last block; rates grow linearly from 0 at the first.",
     ]  # fmt: skip
     assert found["MODEL.NUM_HEADS"][1:4] == [
         "list of ints, 1 to 1000000",

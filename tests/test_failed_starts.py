@@ -343,7 +343,7 @@ def test_a_folder_that_can_not_be_is_refused_at_once(tmp_path, monkeypatch, outp
 def test_a_single_process_that_was_launched_several_times_is_refused(monkeypatch, tiny):
     """Each would train by itself, and write into the same folder."""
     monkeypatch.setattr("sys.argv", ["main_single_gpu.py", "-o", *tiny])
-    monkeypatch.setattr(main_single_gpu.environment, "is_launched", lambda: True)
+    monkeypatch.setattr(main_single_gpu.launchers, "is_launched", lambda: True)
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     with pytest.raises(
         InputError, match="is one process, but a launcher started several; launch main_multi_gpu.py"

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.photographs import write_weights
 from support.programs import ROOT
 from support.servers import serving, wait_until
 
@@ -79,7 +80,7 @@ def test_what_cant_be_served_is_told_in_one_line(tmp_path, words, line):
 def test_a_classifier_that_tells_nothing_apart_is_warned_of_once(tmp_path, photographs):
     """However many workers load it. Of equal classes the first is the best one."""
     zeros = {"head.weight": np.zeros((2, 16), np.float32), "head.bias": np.zeros(2, np.float32)}
-    weights = photographs.write_weights(tmp_path / "blind.safetensors", changes=zeros)
+    weights = write_weights(tmp_path / "blind.safetensors", changes=zeros)
     with serving(weights, "-workers=2", folder=tmp_path) as server:
         server.ready()
         wait_until(lambda: server.metric("paddle_vit_workers_ready") == 2)

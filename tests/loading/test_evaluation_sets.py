@@ -354,7 +354,7 @@ def test_a_package_that_isnt_there_is_told_in_a_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "imagecorruptions", None)
     with pytest.raises(
         InputError,
-        match=r"^DATA.CORRUPTION needs imagecorruptions-imaug \(.*\); pip install -r req",
+        match=r"^DATA.CORRUPTION needs imagecorruptions-imaug \(.*\); pip install imagecorruptions-imaug==",
     ):
         Corruption(asked("DATA.CORRUPTION", "fog"))
 

@@ -94,7 +94,10 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
     assert type(build_model(get_config("tiny_blue"))) is module.Tiny
     for options, message in (
         (["MODEL.HUEE", "red"], "unknown key MODEL.HUEE; did you mean MODEL.HUE?"),
-        (["MODEL.HUE", "green"], "MODEL.HUE is 'green', expected one of red, blue"),
+        (
+            ["MODEL.HUE", "green"],
+            "MODEL.HUE is 'green', expected one of red, blue; did you mean red?",
+        ),
         (["MODEL.DEPTHS", "[0]"], "MODEL.DEPTHS is [0], expected 1 to 1000000"),
         (["MODEL.DROPPATH", "1"], "MODEL.DROPPATH is 1.0, expected 0 <= value < 1"),
         (

@@ -56,7 +56,7 @@ def test_settings_that_changed_are_listed_unless_they_are_named(tmp_path, tiny):
     resumed = ["MODEL.RESUME", str(tmp_path / "run" / "checkpoints" / "epoch_0001")]
     changed = ["TRAIN.BASE_LR", "0.5", "SEED", "3", "TRAIN.HFLIP", "0.0"]
     message = (
-        "epoch_0001 was trained with other settings: TRAIN.BASE_LR 0.003 -> 0.5, TRAIN.HFLIP 0.5 -> 0.0, SEED 0 -> 3;"
+        "epoch_0001 was trained with other settings: SEED 0 -> 3, TRAIN.BASE_LR 0.003 -> 0.5, TRAIN.HFLIP 0.5 -> 0.0;"
         " leave them as they were, or name what is meant to change with a flag or -o KEY VALUE"
     )
     refused(message, [*options, *resumed, *changed], tmp_path / "a")
