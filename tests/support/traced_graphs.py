@@ -142,7 +142,7 @@ def graph(variant, flash=True):
     replaced = []
     with (
         mock.patch.multiple(_C_ops, **_stand_ins(replaced)),
-        mock.patch.object(ops, "_capability", return_value=8 if flash else 0),
+        mock.patch.object(ops, "_compute_capability", return_value=8 if flash else 0),
         mock.patch.object(sdpa, "select_sdp_for_sdpa", return_value="flash_attn"),
         mock.patch.object(nn.Layer, "register_buffer", _keep),
         warnings.catch_warnings(),
