@@ -5,8 +5,8 @@ takes (``settings/keys.py``), and ``key(default, ...)`` what it needs to have an
 (``settings/needs.py``). Architectures, optimizers, schedules, losses, datasets and adapters declare
 keys of their own where they are defined.
 
-Precedence, lowest first: the defaults, the YAML file (its BASE files before it), flags, and ``-o KEY
-VALUE KEY=VALUE``. The names of keys are PaddleViT's. This module doesn't import Paddle, so that
+Precedence, lowest first: the defaults, the YAML file (its BASE files before it), flags, and ``-o
+KEY VALUE KEY=VALUE``. The names of keys are PaddleViT's. This module doesn't import Paddle, so that
 ``-h`` and a mistyped key are answered at once.
 """
 
@@ -91,12 +91,12 @@ __all__ = [
     "update_config", "with_options", "with_values",
 ]  # fmt: skip
 
-# An installed copy has another name (tools/package). It leaves the imports of the program that uses it alone.
+# Within another program (tools/package) this module has another name, and imports aren't changed.
 if __name__ == "config":
     explain_missing_modules()
 
 
-class Run(Section):
+class Root(Section):
     # YAML files that are merged before this one, the first lowest. Paths are relative to the file
     # that names them. WITHOUT: [TRAIN, MODEL.DROPOUT] beside BASE drops what those files set for
     # these keys and sections.
@@ -443,8 +443,8 @@ class TRAIN(Section):
 
     class LR_SCHEDULER(Section):
         # Also cosine (the same), linear, poly, step, multistep (or multi-step), onecycle, wsd and
-        # constant. Each begins with WARMUP_EPOCHS. PaddleViT's cosine and multi-step don't: set
-        # them to 0.
+        # constant. Each begins with WARMUP_EPOCHS epochs of warm-up. PaddleViT's cosine and
+        # multi-step have none: set WARMUP_EPOCHS 0 for them.
         NAME: str = key("warmupcosine", TRAINING)
 
         # It begins after warm-up. False: at epoch 0, where warm-up replaces it.
@@ -466,7 +466,7 @@ class TRAIN(Section):
         # Added to the denominator of the update.
         EPS: Annotated[float, between(1e-30, 1)] = key(1e-08, TRAINING)
 
-        # What its two moving averages keep at an update. Lion's paper uses [0.9, 0.99].
+        # Decay rates of the two moving averages. Lion's paper uses [0.9, 0.99].
         BETAS: tuple[Rate, Rate] = key([0.9, 0.999], TRAINING)
 
         # SGD, LARS and Muon: the share of the old momentum that an update keeps.
@@ -625,7 +625,7 @@ class DIST(Section):
         )
 
 
-_KEYS = Keys((Run, DATA, MODEL, TRAIN, DIST))
+_KEYS = Keys((Root, DATA, MODEL, TRAIN, DIST))
 _C = _KEYS.tree()
 
 
@@ -812,4 +812,4 @@ def _check(config: Configuration, effective: Collection[str] | None = None) -> N
     given = explicit_sources(config)
     if effective is not None:
         given = {key: source for key, source in given.items() if key in effective}
-    refuse_idle(values, given, _KEYS.needs)
+    refuse_idle(values, given, _KEYS.needs_of(config))

@@ -1,8 +1,8 @@
 """Datasets and their loaders.
 
 ``get_datasets`` reads and checks the data before a model is built. ``get_dataloader`` returns the
-batches of a rank. A dataset holds its paths and labels in a few arrays, which the ranks of a machine
-share. For ImageNet's 1.3 million files they take 65 MB.
+batches of a rank. A dataset holds its paths and labels in a few arrays, which the ranks of a
+machine share. For ImageNet's 1.3 million files they take 65 MB.
 """
 
 import functools
@@ -302,7 +302,7 @@ class SyntheticDataset(ImageDataset):
     Sample i is of class i modulo the number of classes.
 
     Args:
-        size: images.
+        size: the number of images.
     """
 
     def __init__(self, config: Configuration, mode: str, size: int) -> None:
@@ -380,8 +380,8 @@ def get_dataset(
 def _make_dataset(
     config: Configuration, mode: str, source: Files | Shards | Arrays | Drawn
 ) -> ImageDataset:
-    """Returns the dataset of what a reader returned. With DATA.CACHE its images are decoded once, and
-    then read from the cache.
+    """Returns the dataset of what a reader returned. With DATA.CACHE its images are decoded once,
+    and then read from the cache.
     """
     annotation = datasets.components[config.DATA.DATASET].returns
     if annotation != type(source).__name__:
@@ -476,7 +476,7 @@ def _add_notes(config: Configuration, notes: Sequence[str]) -> None:
 
 def _nested_note(config: Configuration, train: ImageDataset) -> str:
     """Returns a note about folders that may be several classes; "" if there are none."""
-    # With DATA.CACHE the images of a folder are an ArrayDataset, whose paths aren't known.
+    # Only files are checked; a dataset from DATA.CACHE isn't one of files.
     if config.DATA.DATASET != "folder" or not isinstance(train, FileDataset):
         return ""
     if isinstance(train.labels, LabelSets):

@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 import warnings
-import zlib  # noqa: F401  (before Paddle: see below)
+import zlib  # noqa: F401  (before Paddle 2.6, whose own zlib would crash Python's)
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -42,9 +42,8 @@ NEEDED = (
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _FOLDER, _PROGRAM = os.path.split(os.path.realpath(getattr(sys, "argv", [""])[0]))
 
-# Paddle 2.6 contains a zlib of its own, which crashes Python's unless Python's is loaded first (above).
-# For CUDA, -1 means no GPU. If Paddle asks CUDA for the number of GPUs then, it gets an error. With ""
-# it doesn't ask.
+# -1 means no GPU. Paddle would still ask CUDA for the number of GPUs, and get an error; with "" it
+# doesn't ask.
 if os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() == "-1":
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
@@ -77,8 +76,8 @@ if __name__ == "errors":
 
 
 def missing(error: BaseException) -> str:
-    """Returns the line that says which packages aren't installed; "" if that isn't why ``error`` was
-    raised.
+    """Returns the line that says which packages aren't installed; "" if that isn't why ``error``
+    was raised.
     """
     if not isinstance(error, ModuleNotFoundError) or error.name not in NEEDED:
         return ""
@@ -124,8 +123,8 @@ def install(extra: str) -> str:
 def _report_import(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Reports an error of a program's imports, which are outside of ``reporting``: Python's hook for
-    uncaught exceptions.
+    """Reports an error of a program's imports, which are outside of ``reporting``: Python's hook
+    for uncaught exceptions.
     """
     if line := missing(error):
         print(line, file=sys.stderr, flush=True)
@@ -206,8 +205,8 @@ class Allowance:
     """Limits what a reader may take for a file of ``size`` bytes that somebody else wrote.
 
     It may take 64 MiB of memory and three times the file's size, and 10 s and 1 s per 100 MB. Each
-    reader counts the memory that it is about to use. The time is this thread's CPU time: a slow disk
-    is no attack.
+    reader counts the memory that it is about to use. The time is this thread's CPU time: a slow
+    disk is no attack.
 
     Attributes:
         left: bytes of memory that may still be used.
@@ -237,8 +236,8 @@ class Allowance:
             raise Unreadable(f"reading its {self.size} bytes takes too long")
 
     def resume(self) -> None:
-        """Leaves out the time since the last ``take``, in which this thread did something else. Call
-        it before the reading goes on.
+        """Leaves out the time since the last ``take``, in which this thread did something else.
+        Call it before the reading goes on.
         """
         self.until += time.thread_time() - self.counted
 
@@ -283,8 +282,8 @@ def open_file(path: str | os.PathLike[str]) -> io.BufferedReader:
 def reading(
     file: Any, what: str, advice: str = "", kind: type[RunError] = InputError
 ) -> Iterator[None]:
-    """Turns any exception of the body, which reads a file that somebody else wrote, into an error of
-    one line.
+    """Turns any exception of the body, which reads a file that somebody else wrote, into an error
+    of one line.
 
     The line may quote the file's content. If the file was reached through a link that leads out of
     its folder, the line quotes nothing. Such a link may lead to a secret of the user.
@@ -383,9 +382,8 @@ def unusable_path(error: BaseException) -> str:
     return ""
 
 
-# The words of Paddle's errors when memory runs out. Its allocators raise a MemoryError; CUDA, cuBLAS
-# and cuDNN raise an OSError.
-# A plugin's device is "npu:0", for example.
+# The words of Paddle's errors when memory runs out. Its allocators raise a MemoryError; CUDA,
+# cuBLAS and cuDNN raise an OSError. A plugin's device is "npu:0", for example.
 _DEVICE = r"(GPU \d+|[\w-]+:\d+)"
 _GPU_MEMORY = re.compile(
     rf"Out of memory error on {_DEVICE}|CUDA error\(2\), out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED"
@@ -424,8 +422,8 @@ def gpu_failure(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> str:
-    """Returns which memory ran out, with the sizes that ``error`` names; "" if that isn't why it was
-    raised.
+    """Returns which memory ran out, with the sizes that ``error`` names; "" if that isn't why it
+    was raised.
     """
     text = str(error)
     # An OSError with a number is about a file.
@@ -491,8 +489,8 @@ def reporting(failed: Any = None) -> Iterator[None]:
 
     Args:
         failed: shared bytes (an ``Array`` of FAILURE) in which a watched rank leaves its failure.
-            The process that watches it reports the failure and ends all ranks at once. Otherwise the
-            other ranks would see this one go, and abort with messages of their own.
+            The process that watches it reports the failure and ends all ranks at once. Otherwise
+            the other ranks would see this one go, and abort with messages of their own.
     """
     try:
         yield

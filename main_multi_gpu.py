@@ -244,7 +244,6 @@ def next_start(config, count):
     """
     from config import with_values
     from training.checkpoint import newest_whole
-    from training.setup import share_batch
 
     ranks = devices_now()
     if config.NGPUS != -1:
@@ -253,7 +252,7 @@ def next_start(config, count):
     if ranks < count:
         processes += f" instead of {count}, as many as there are devices now,"
     checkpoint = newest_whole(Path(config.OUTPUT) / "checkpoints") or "the beginning"
-    config = share_batch(with_values(config, "a restart", MODEL__RESUME="auto"), ranks)
+    config = with_values(config, "a restart", MODEL__RESUME="auto")
     return config, ranks, f"with {processes} from {checkpoint}"
 
 
@@ -287,6 +286,7 @@ def main():
     import_paddle()
     import utils
     from launch import spawned
+    from training.setup import share_batch
 
     ranks = utils.num_processes(config.NGPUS)
     if ranks > 1:
@@ -294,6 +294,8 @@ def main():
     config, dataset_train, dataset_val = read_datasets(config, ranks)
 
     def start(config, ranks, failed, beats):
+        # A restart may have fewer ranks.
+        config = share_batch(config, ranks)
         return spawn(watched_worker, ranks, failed, beats, config, dataset_train, dataset_val)
 
     # Waits for the ranks, and starts them again if some are lost (DIST.MAX_RESTART).

@@ -102,7 +102,8 @@ def train_by_hand(params: Params, batches: list[Batch], lr: float, rank: int, ra
         p.stop_gradient = False
     for batch in batches:
         images, labels = split_batch(batch, rank, ranks)
-        # The sum over all ranks has to be the mean over the whole batch, even if parts differ in size.
+        # The sum over all ranks has to be the mean over the whole batch, even if parts differ in
+        # size.
         loss = F.cross_entropy(lenet(images, params), labels, reduction="sum") / len(batch[0])
         loss.backward()
         with paddle.no_grad():
@@ -181,6 +182,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if args.processes < 2:
         parser.error(
-            f"--processes is {args.processes}, expected at least 2: one has nobody to be compared with"
+            f"--processes is {args.processes}, expected at least 2: a single process has nothing to compare with"
         )
     dist.spawn(worker, (args.batch_size, args.steps, args.lr), nprocs=args.processes)

@@ -1,10 +1,10 @@
-"""What prepares images, as a graph: pixels [B, H, W, C] of any size -> a model's input [B, C, h, w]
-float32.
+"""The preparation of images as a graph: pixels [B, H, W, C] of any size -> a model's input
+[B, C, h, w] float32.
 
 A resize is two products with matrices of Pillow's weights, made in the graph from the image's size.
-So every format runs the same few operations, and none is left to a runtime's own idea of "bicubic".
-Pillow rounds to whole grey levels after each of its two passes, and so does this. Floats
-(DATA.IMAGE_DTYPE) stay what they are, in both.
+So every format runs the same few operations, and the result doesn't depend on how a runtime
+implements "bicubic". Pillow rounds to whole grey levels after each of its two passes; so does this
+graph. Float images (DATA.IMAGE_DTYPE) are rounded by neither.
 """
 
 import numpy as np

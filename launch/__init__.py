@@ -1,12 +1,12 @@
-"""Starts, stops and watches the processes of a run. It imports no Paddle, and ``errors`` alone of the
-other rooms.
+"""Starts, stops and watches the processes of a run. It imports no Paddle, and ``errors`` alone of
+the other rooms.
 
-A run of one process uses the first four lines of this list, which follows the order of a start:
+A run of one process uses the first four entries of this list, which follows the order of a start:
 
 - ``startup`` handles signals before any other import. ``streams`` keeps programs alive when their
   output is closed. ``files`` opens whatever is written.
-- ``launchers`` reads what a launcher told this process. ``devices`` finds the GPUs and cores that it
-  may use.
+- ``launchers`` reads what a launcher told this process. ``devices`` finds the GPUs and cores that
+  it may use.
 - ``signals`` records the signals that a rank receives. ``progress`` reports how far a rank is.
 - ``stall`` names an image whose reading takes too long.
 - ``spawned`` starts ranks and watches them. ``launched`` watches a rank that a launcher started:

@@ -1,7 +1,7 @@
 """Runs the ranks that this process spawns, and watches them.
 
 It sends signals on to the ranks, ends all of them if one fails or stalls, and starts them again
-(DIST.MAX_RESTART). ``Ranks`` is also what watches a rank that a launcher started (``launched``).
+(DIST.MAX_RESTART). ``Ranks`` also watches a rank that a launcher started (``launched``).
 """
 
 import contextlib
@@ -142,9 +142,9 @@ class SharedObjects:
 
 
 def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:
-    """Returns (failed, beats), the shared memory through which ``count`` ranks report to the process
-    that watches them. ``failed`` has bytes for a failure, ``beats`` has ``progress.FIELDS`` numbers
-    for each rank.
+    """Returns (failed, beats), the shared memory through which ``count`` ranks report to the
+    process that watches them. ``failed`` has bytes for a failure, ``beats`` has ``progress.FIELDS``
+    numbers for each rank.
 
     Raises:
         InputError: /dev/shm doesn't have enough space for them and for Python's locks. Python would
@@ -170,8 +170,8 @@ class Ranks:
     """Watches ranks of this machine, which are child processes of this one.
 
     Args:
-        context: the return value of ``paddle.distributed.spawn(join=False)``. It has to live as long
-            as the ranks do.
+        context: the return value of ``paddle.distributed.spawn(join=False)``. It has to live as
+            long as the ranks do.
         failed, beats: of ``shared_arrays``.
         timeout: the run ends after this many seconds without progress of any rank.
         saves: whether a rank that has begun is asked to stop by a signal, so that it can save.
@@ -307,8 +307,8 @@ def run(
     again, at most DIST.MAX_RESTART times.
 
     Each time they resume from the newest complete checkpoint, with as many processes as there are
-    devices now. If two starts in a row completed no step, the run ends, because a third one wouldn't
-    either.
+    devices now. If two starts in a row completed no step, the run ends, because a third one
+    wouldn't either.
 
     Args:
         count: the number of ranks.
@@ -349,9 +349,9 @@ def run(
 
 
 def forget_lost_tracker() -> None:
-    """Keeps Python from starting another resource tracker at its end if the first one was killed. The
-    new one would warn of each name that it doesn't know. This process removes its shared memory by
-    itself.
+    """Keeps Python from starting another resource tracker at its end if the first one was killed.
+    The new one would warn of each name that it doesn't know. This process removes its shared memory
+    by itself.
     """
     tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
     if tracker._fd is not None and not tracker._check_alive():

@@ -121,7 +121,9 @@ class TrainBatchSampler(paddle.io.DistributedBatchSampler):
         return max(0, -((consumed - len(self.dataset)) // self.ranks))
 
     def samples_taken(self, batches: int) -> int:
-        """Returns how many samples all ranks have taken after the epoch's first ``batches`` batches."""
+        """Returns how many samples all ranks have taken after the epoch's first ``batches``
+        batches.
+        """
         taken = self.consumed + (batches - self.first()) * self.batch_size * self.ranks
         return min(taken, self.consumed + self._samples_left(self.consumed) * self.ranks)
 
@@ -249,5 +251,5 @@ class EvalBatchSampler(paddle.io.DistributedBatchSampler):
         return 0
 
     def passes(self) -> Iterator["EvalBatchSampler"]:
-        """Yields the sampler for each pass, without end."""
+        """Returns an endless iterator of this sampler, one for each pass."""
         return itertools.repeat(self)

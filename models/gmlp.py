@@ -103,7 +103,9 @@ class GMlp(MlpMixer):
         return SpatialGatingBlock(dim, num_patches, mlp_ratio, drop, drop_path)
 
     def _init_weights(self, layer: nn.Layer) -> None:
-        """timm's, the authors' code being unpublished; the gate's is the paper's."""
+        """Initialises as timm does, because the authors' code is unpublished. The gate starts as
+        the paper says.
+        """
         if isinstance(layer, nn.Conv2D):
             init_lecun(layer)
         elif layer is self.head:

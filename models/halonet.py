@@ -167,7 +167,9 @@ class HaloAttention(nn.Layer):
         """
         if ops.usable(x):
             return ops.halo_windows(x, self.block_size, self.halo_size)
-        (dim, height, width), size, window = x.shape[1:], self.block_size, self.window_size
+        dim, height, width = x.shape[1:]
+        size = self.block_size
+        window = self.window_size
         x = self._with_halo(x.reshape([-1, dim, height // size, size, width]), 2)
         x = self._with_halo(x.reshape([-1, dim, height // size, window, width // size, size]), 4)
         return x.transpose([0, 2, 4, 3, 5, 1]).reshape(

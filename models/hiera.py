@@ -278,7 +278,7 @@ class Hiera(ImageModel):
                 map of each that is kept: [B, units, rows, columns, channels].
 
         Raises:
-            InputError: a mask that doesn't fit the images, or besides PATCH_DROP.
+            InputError: a mask that doesn't fit the images, or one together with PATCH_DROP.
         """
         outputs = []
         x = self._embed(x, mask)

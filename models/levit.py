@@ -29,16 +29,16 @@ from models.layers.stages import feature_info
 from settings.keys import Depth, Factor, InTraining, Positive, Rate, Size
 from weights.names import levit as names
 
-STRIDES = {"s16": 16, "s8": 8}  # of the stem
+# The stem's stride.
+STRIDES = {"s16": 16, "s8": 8}
 ACTIVATIONS = {"hardswish": Hardswish, "silu": SiLU}
-# of what comes between two stages
+# Ratios of the downsampling between two stages.
 DOWN_ATTN_RATIO = 4.0
 DOWN_MLP_RATIO = 2.0
 
 
 class Attention(nn.Layer):
-    """Attention with a learnt addend by how many rows and columns query and key are apart, whatever
-    the direction.
+    """Attention with a learnt bias for each distance in rows and columns between query and key.
 
     Args:
         dim: channels that are read.
@@ -49,7 +49,8 @@ class Attention(nn.Layer):
     Shape: [B, N, dim] -> the same.
     """
 
-    stride = 1  # every so many rows and columns a token asks
+    # Only tokens of every stride-th row and column are queries.
+    stride = 1
 
     def __init__(
         self,

@@ -126,8 +126,9 @@ def tune_cpu(local_processes: int) -> str:
 
 
 def keep_buffers() -> str:
-    """Makes glibc keep large buffers instead of mapping and faulting them in anew, unless the user's
-    environment tunes the allocator. Returns a description of the setting, or "" if it wasn't made.
+    """Makes glibc keep large buffers instead of mapping and faulting them in anew, unless the
+    user's environment tunes the allocator. Returns a description of the setting, or "" if it wasn't
+    made.
     """
     tuned_by_user = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not tuned_by_user:
@@ -144,8 +145,8 @@ def keep_buffers() -> str:
 
 
 def trim_buffers() -> None:
-    """Returns free memory between the buffers that ``keep_buffers`` keeps to the system, in some of
-    the first steps; called once per step.
+    """Gives the free memory between the buffers that ``keep_buffers`` keeps back to the system, in
+    some of the first steps. It is called once per step.
 
     The first steps leave gaps that the tensors of later steps don't fit into. Trimming lowers the
     peak memory of a training by up to a fifth (docs/performance.md). Mapping the memory again takes

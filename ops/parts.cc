@@ -1,5 +1,5 @@
 // Parts of tensors along an axis, and windows of maps, in float32 on a CPU, as Paddle custom operators: see
-// ops/parts.py. Paddle's own take one thread.
+// ops/__init__.py. Paddle's own take one thread.
 #include <cstring>
 #include <numeric>
 

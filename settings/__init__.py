@@ -1,3 +1,1 @@
-"""YAML files, and what reads those of other toolkits: a package, so that no other of this name is
-found first.
-"""
+"""Declares, merges, checks and explains the keys of a configuration; parses command lines."""

@@ -56,8 +56,8 @@ def architecture(kind: str, by: str = "") -> Architecture:
 
 @functools.cache
 def all_keys() -> dict[str, Key]:
-    """Returns the keys of all architectures, by dotted key. Of a key that several take, it is the
-    last one's.
+    """Returns the keys of all architectures, by dotted key. If several architectures take a key,
+    the declaration of the last one is returned.
     """
     keys: dict[str, Key] = {}
     for chosen in architectures().values():

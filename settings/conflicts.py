@@ -18,7 +18,8 @@ from settings.values import quoted
 # A key, and what is expected of it instead of its value.
 Conflict = tuple[str, str]
 
-_LEAST_CORRUPTED = 32  # pixels of a side, which the corruptions' blurs need
+# The shortest side in pixels that the blurs of the corruptions work on.
+_LEAST_CORRUPTED = 32
 
 
 def check_conflicts(config: Configuration, values: Mapping[str, Any]) -> None:

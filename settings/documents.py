@@ -1,4 +1,4 @@
-"""YAML files of strangers, read: plain values by text keys, each key once, within bounds.
+"""Reads YAML files that somebody else wrote: plain values, each key once, within limits.
 
 Anchors may be used; what they stand for counts wherever it is used, so that a short file can't
 become a long one.
@@ -18,11 +18,15 @@ from errors import Allowance, InputError, Unreadable, leads_out, open_file, prin
 from settings.options import leaves
 from settings.values import LONGEST_TEXT, quoted
 
-RUN_CONFIG = "config.yaml"  # of a run's folder
-MOST_BYTES = 1 << 20  # of a file
-_MOST_VALUES = 50_000  # in one; CLASS_WEIGHTS may have one per class
+# The configuration in a run's folder.
+RUN_CONFIG = "config.yaml"
+# The largest file that is read, in bytes.
+MOST_BYTES = 1 << 20
+# The most values in a file. CLASS_WEIGHTS may have one per class.
+_MOST_VALUES = 50_000
 _DEEPEST = 20
-_LONGEST_NUMBER = 100  # letters
+# The longest number, in characters.
+_LONGEST_NUMBER = 100
 _TAG = "tag:yaml.org,2002:"
 _SCALARS = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "timestamp", "str")}
 
@@ -58,7 +62,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """What the file holds; no more is read than a configuration has."""
+    """Returns the file's text. Reads at most MOST_BYTES + 1 bytes."""
     with open_file(path) as file:
         data = file.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
@@ -68,11 +72,9 @@ def _text(path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        found = (
-            "UTF-16"
-            if data[:2] in (b"\xff\xfe", b"\xfe\xff")
-            else f"the byte {data[error.start]:#04x}"
-        )
+        found = f"the byte {data[error.start]:#04x}"
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            found = "UTF-16"
         raise Unreadable(
             f"isn't text in UTF-8: found {found} at {error.start}; save it as UTF-8"
         ) from None
@@ -141,12 +143,10 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
             )
         name = self._scalar(node) if isinstance(node, yaml.ScalarNode) else node
         if not isinstance(name, str):
-            told = (
-                f"{quoted(name)} ({type(name).__name__})"
-                if name is not node
-                else "a list or a mapping"
-            )
-            raise Unreadable(f"{_place(node)}found the key {told}, expected text")
+            shown = "a list or a mapping"
+            if name is not node:
+                shown = f"{quoted(name)} ({type(name).__name__})"
+            raise Unreadable(f"{_place(node)}found the key {shown}, expected text")
         return name
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
@@ -163,15 +163,12 @@ class _Reader(Composer, CParser, SafeConstructor, Resolver):
         try:
             return self.construct_object(node)
         except (ValueError, LookupError, OverflowError, AttributeError) as error:
-            # What PyYAML raises of its own accord where a tag and its text don't fit: !!int '',
-            # !!timestamp abc.
-            said = (
-                f"{quoted(node.value)}: {error}"
-                if isinstance(error, ValueError)
-                else quoted(node.value)
-            )
+            # PyYAML raises these itself if a text doesn't fit its tag: !!int '', !!timestamp abc.
+            shown = quoted(node.value)
+            if isinstance(error, ValueError):
+                shown += f": {error}"
             kind = node.tag.removeprefix(_TAG)
-            raise Unreadable(f"not valid YAML ({_place(node)}found no {kind} in {said})") from None
+            raise Unreadable(f"not valid YAML ({_place(node)}found no {kind} in {shown})") from None
 
 
 def _place(node: Any) -> str:

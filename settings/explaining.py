@@ -31,6 +31,7 @@ def explanation(config: Configuration, names: Sequence[str], keys: Keys) -> str:
     texts |= meanings((CONFIG_DIR.parent / "config.py").read_text(encoding="utf-8"))
     values = dict(leaves(config))
     defaults = keys.defaults_of(config)
+    needs = keys.needs_of(config)
     matching = dict.fromkeys(key for name in names for key in _matching(name, values))
     paragraphs = []
     for key in matching:
@@ -43,7 +44,7 @@ def explanation(config: Configuration, names: Sequence[str], keys: Keys) -> str:
         if texts.get(key):
             lines.append(f"means    {texts[key]}")
         lines.append(f"default  {defaults[key]}")
-        lines += _effect(keys.needs.get(key, ()), values)
+        lines += _effect(needs.get(key, ()), values)
         paragraphs.append("\n  ".join(lines))
     return "\n\n".join(paragraphs)
 

@@ -82,7 +82,8 @@ class Key(NamedTuple):
         if value in self.words or (value is None and self.optional):
             return ""
         if self.choices and value not in self.choices:
-            known = list(map(str, (None,) * self.optional + self.choices))
+            choices = (None, *self.choices) if self.optional else self.choices
+            known = list(map(str, choices))
             return f"one of {', '.join(known)}{nearest(str(value), known)}"
         numbers = value if isinstance(value, list) else [value]
         if self.range and not (numbers and all(map(self.range.holds, numbers))):
@@ -121,31 +122,37 @@ def _is_path(value: str) -> bool:
     return len(path) <= _LONGEST_PATH and max(map(len, path.split(b"/"))) <= _LONGEST_NAME
 
 
-# Ranges end where nobody means it any more, and before a run fails of it, or never ends, without
-# naming the key.
+# Ranges exclude values that can't be meant, and those with which a run would fail or never end
+# without naming the key.
 Size = Annotated[int, between(1, 1_000_000)]
-Depth = Annotated[int, between(1, 200)]  # layers; to build one takes time
-Blocks = Annotated[int, between(0, 200)]  # as Depth, or none
-Kernel = Annotated[int, between(1, 99)]  # a convolution's side
-Epsilon = Annotated[float, between(1e-12, 0.001)]  # of a norm; Paddle takes no larger one
+# A number of layers. Each takes time to build.
+Depth = Annotated[int, between(1, 200)]
+# As Depth, or 0.
+Blocks = Annotated[int, between(0, 200)]
+# The side of a convolution's kernel.
+Kernel = Annotated[int, between(1, 99)]
+# The epsilon of a norm; Paddle takes no larger one.
+Epsilon = Annotated[float, between(1e-12, 0.001)]
 Count = Annotated[int, between(0, 1_000_000)]
 Factor = Annotated[float, between(0, 1_000_000)]
 Positive = Annotated[float, between(1e-12, 1_000_000)]
 Share = Annotated[float, between(0, 1)]
 Rate = Annotated[float, Range("0 <= value < 1", lambda value: 0 <= value < 1)]
 Part = Annotated[float, Range("0 < value < 1", lambda value: 0 < value < 1)]
-Any_ = TypeVar("Any_")
+KeyType = TypeVar("KeyType")
 # InTraining[bool]: a key that has an effect in training alone
-InTraining = Annotated[Any_, TRAINING]
+InTraining = Annotated[KeyType, TRAINING]
 # Those of config.py alone.
 Batch = Annotated[int, between(1, 10_000_000)]
 Few = Annotated[int, between(1, 1000)]
 Number = Annotated[int, between(0, LARGEST_INT)]
-Every = Annotated[int, between(1, LARGEST_INT)]  # how often something is done; so rarely is never
+# How often something is done: at every n-th step, epoch, ...
+Every = Annotated[int, between(1, LARGEST_INT)]
 Epochs = Annotated[float, between(0, 1_000_000)]
 WholeEpochs = Annotated[int, between(0, 1_000_000)]
 Seconds = Annotated[float, Range("above 0, at most 1000000", lambda value: 0.001 <= value <= 1e6)]
-Side = Annotated[int, between(1, 10_000)]  # of an image, in pixels
+# A side of an image, in pixels.
+Side = Annotated[int, between(1, 10_000)]
 CropShare = Annotated[
     float,
     Range(
@@ -274,7 +281,7 @@ def declared(section: type[Section], prefix: str = "") -> Iterator[Key]:
             yield made._replace(choices=one.choices) if one.choices else made
 
 
-def meanings(source: str, root: str = "Run") -> dict[str, str]:
+def meanings(source: str, root: str = "Root") -> dict[str, str]:
     """Returns what the comments above the keys of a source say, by dotted key.
 
     Args:

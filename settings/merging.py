@@ -37,7 +37,8 @@ from settings.values import quoted
 
 # The source that a run's file names for a value that nobody set.
 DEFAULT = "the defaults"
-SIZE = "DATA.IMAGE_SIZE"  # a number, or [height, width]
+# A number, or [height, width].
+SIZE = "DATA.IMAGE_SIZE"
 # Keys of earlier releases with their defaults. Runs wrote them into their config.yaml whether
 # anybody had set them or not, so a file may still have them at these values.
 REMOVED = {
@@ -51,8 +52,10 @@ REMOVED = {
     "DIST.STRATEGY.amp": False,
     "DIST.STRATEGY.last_comm_group_size_MB": 1.0,
 }
-_LONGEST = 5000  # letters of a source: a path has 4,096 at most
-_MOST_FILES = 100  # of one configuration
+# The longest source of a value, in characters. A path has 4,096 at most.
+_LONGEST = 5000
+# The most files that one configuration may be read from.
+_MOST_FILES = 100
 
 
 def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
@@ -70,8 +73,11 @@ def find_config(cfg_file: str | os.PathLike, by: str = "") -> Path:
     """
     path = Path(cfg_file)
     places = [path, CONFIG_DIR / path, CONFIG_DIR / f"{path}.yaml"]
+    # A bare name means a model, whatever the current folder holds.
     is_bare = path.name == os.fspath(cfg_file) and path.suffix not in (".yaml", ".yml")
-    for place in places[is_bare:]:
+    if is_bare:
+        places.remove(path)
+    for place in places:
         # Path.is_file would raise for a name that is too long.
         if os.path.isfile(place):
             return place
@@ -187,6 +193,11 @@ class Keys:
         """Returns what each key needs to have an effect, by dotted key."""
         return self._of_all_keys()[1]
 
+    def needs_of(self, config: Configuration) -> dict[str, tuple[Need, ...]]:
+        """Returns what each key of a configuration needs: of MODEL's, what its architecture says."""
+        own = architecture(config.MODEL.TYPE).arguments
+        return self.needs | {name: key.needs for name, key in own.items()}
+
     @property
     def defaults(self) -> dict[str, Any]:
         """Returns every key's default; of a key that several architectures take, one's."""
@@ -198,7 +209,7 @@ class Keys:
         # It is another dictionary once a program has added an architecture.
         if self._architectures is not architectures:
             self._architectures = architectures
-            keys = architectures | self.shared
+            keys = self.shared | architectures
             self._defaults = {name: key.default for name, key in keys.items()}
             self._needs = all_needs(keys)
         return self._defaults, self._needs
@@ -227,10 +238,10 @@ class Keys:
             config.put(key, value, where)
             return
         if key not in self.shared:
-            instead = (
-                "; " + reading.PLACE if reading.has_key(key) else nearest_key(key, self.defaults)
-            )
-            raise InputError(f"{where.source}: unknown key {printable(key)}{instead}")
+            advice = nearest_key(key, self.defaults)
+            if reading.has_key(key):
+                advice = f"; {reading.PLACE}"
+            raise InputError(f"{where.source}: unknown key {printable(key)}{advice}")
         value = self.shared[key].coerced(value, where.source)
         if key == SIZE and isinstance(value, list) and 0 < len(value) < 3 and len({*value}) == 1:
             # A square has one form, so that configurations can be compared.
@@ -383,8 +394,8 @@ class Keys:
         return {key: (level, source) for key, (level, source) in sources.items()}, WRITTEN_OUT
 
     def to_yaml(self, config: Configuration) -> str:
-        """Returns the YAML of every key, and below it GIVEN: where the values came from that somebody
-        set.
+        """Returns the YAML of every key, and below it GIVEN: where the values came from that
+        somebody set.
         """
         values = dict(leaves(config))
         defaults = self.defaults_of(config)

@@ -1,5 +1,5 @@
-"""Whose the shipped models' names are: a model's file is called by PaddleViT's name, else timm's,
-and tells both.
+"""The names of shipped models here, in timm and in PaddleViT. A model's file has PaddleViT's name,
+or timm's if PaddleViT lacks the model. NAMES in it gives both:
 
 ``NAMES: {timm: pvt_v2_b1, PaddleViT: pvtv2_b1}`` stands in a model's file. timm's name may have the
 tag of its weights, where several files are of one architecture:

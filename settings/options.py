@@ -1,5 +1,5 @@
-"""How options are named: their words on the command line, what others call them, where their values
-come from.
+"""Command lines and configurations: the parser, other toolkits' names of keys, and the tree of
+values, which knows where each came from.
 """
 
 import argparse
@@ -87,7 +87,8 @@ CONFIG_DIR = Path(__file__).resolve().parents[1] / "configs"
     (CONFIG_DIR.parent / "pyproject.toml").read_text(encoding="utf-8"),
     re.MULTILINE,
 )
-_LONGEST_NAME = 200  # letters that are compared; to compare takes the square of that
+# The longest name that is compared with others; the time grows with its square.
+_LONGEST_NAME = 200
 # From the names of models in timm, PaddleViT and PaddleClas to those here.
 _MODEL_NAMES = (
     (r"^swintransformer_", "swin_"),
@@ -222,7 +223,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 # ------------------------------------------------- the command line
 
-_MOST_PROBLEMS = 8  # of a command line, in its error
+# The most problems that the error about a command line lists.
+_MOST_PROBLEMS = 8
 
 
 class Parser(argparse.ArgumentParser):
@@ -309,11 +311,11 @@ class Parser(argparse.ArgumentParser):
         return f"; did you mean {' or '.join(longer)}?" if longer else nearest(f"-{name}", flags)
 
     def _flags(self) -> dict[str, str]:
-        """The flags as argparse spells them, by their names without dashes in front."""
+        """Returns argparse's spelling of each flag, by its name without leading dashes."""
         return {plain_flag(option): option for option in self._option_string_actions}
 
     def _spelled(self, words: Sequence[str]) -> list[str]:
-        """The words with each flag as argparse spells it."""
+        """Returns the words, with each flag in argparse's spelling."""
         known = self._flags()
         taken: list[str] = []
         problems: list[str] = []
@@ -360,7 +362,8 @@ class Option(NamedTuple):
     by: str = ""  # a flag, or -o
 
 
-WRITTEN_OUT = -1  # the level of what a resolved configuration holds only because it holds every key
+# The level of a value that nobody set, which a resolved configuration has because it has every key.
+WRITTEN_OUT = -1
 # sources that are no files
 COMMAND_LINE = "command line"
 WITH_VALUES = "with_values"

@@ -49,8 +49,8 @@ def parsed_json(text: bytes, allowance: Allowance | None = None, finite: bool = 
         Unreadable: it says something else, or would take too much.
         ValueError, RecursionError: it is no JSON, or nested too deep.
     """
-    # An object takes 250 bytes at most, and so does each of its entries; what is in a list 160; a
-    # character up to 4.
+    # An object and each of its entries take at most 250 bytes, an item of a list 160, a character
+    # 4.
     cost = (
         5 * len(text)
         + 160 * (text.count(b",") + text.count(b"["))
@@ -147,7 +147,7 @@ def is_name(value: Any, most: int = 256) -> bool:
 
 
 def is_list(value: Any, holds: Callable[[Any], bool], low: int = 0, high: int = 1 << 20) -> bool:
-    """Returns whether a value is a list of so many of what ``holds``."""
+    """Returns whether a value is a list of ``low`` to ``high`` items for which ``holds`` is true."""
     return type(value) is list and low <= len(value) <= high and all(map(holds, value))
 
 

@@ -166,6 +166,7 @@ losses = Registry("losses", "TRAIN.LOSS", "training")
 tasks = Registry("tasks", "TASK", "training")
 adapters = Registry("adapters", "TRAIN.ADAPTER.NAME", "training", optional=True)
 trackers = Registry("trackers", "TRACKERS", "training", optional=True)
+# The kinds whose components read keys. Operations and trackers read none.
 KINDS = (tasks, datasets, optimizers, schedules, losses, adapters)
 
 

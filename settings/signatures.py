@@ -26,13 +26,12 @@ def argument(
         InputError: the argument has no default, or no type that a key can have.
     """
     if default is None or word.annotation is None:
-        raise InputError(
-            f"{where} has no {'type' if default else 'default'}; as a key it needs one"
-        )
+        missing = "default" if default is None else "type"
+        raise InputError(f"{where} has no {missing}; as a key it needs one")
     annotation = ast.unparse(word.annotation)
     try:
         key = _of_annotation(annotation)
-    except (NameError, TypeError, SyntaxError):
+    except (AttributeError, NameError, TypeError, SyntaxError):
         raise InputError(f"{where} is {annotation}; a key takes {', '.join(VOCABULARY)}") from None
     key = key._replace(name=name, text=meanings.get(word.arg, ""))
     value = ast.literal_eval(default)
@@ -46,8 +45,8 @@ def _of_annotation(annotation: str) -> Key:
 
 
 def descriptions(docstring: str) -> dict[str, str]:
-    """Returns the text of each name in the sections Attributes and Args of a docstring, on one line.
-    Args count for more.
+    """Returns the text of each name in the sections Attributes and Args of a docstring, on one
+    line. Args count for more.
     """
     sections = re.findall(r"^(Args|Attributes):\n((?: +.*\n?)+)", docstring, re.M)
     meanings = {}

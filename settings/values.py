@@ -1,5 +1,4 @@
-"""Turns a word of a command line, or the text of a YAML file, into a value of its key's type; and
-shows values.
+"""Parses the value of a key from a command line or a YAML file, and formats values for messages.
 
 None of this recurses into what a stranger wrote, and none of it grows out of proportion to that.
 """
@@ -13,16 +12,21 @@ from typing import Any
 
 from errors import InputError
 
-LARGEST_INT = 2**31 - 1  # what every library takes, and Paddle's kernels count with
+# The largest number that every library takes, and that Paddle's kernels count with.
+LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 1e9
-LONGEST_TEXT = 10_000  # letters of a value: a path has 4,096 at most
-_DEEPEST = 5  # lists within lists
+# The longest text of a value, in characters. A path has 4,096 at most.
+LONGEST_TEXT = 10_000
+# The depth of lists within lists.
+_DEEPEST = 5
 _LONGEST_NUMBER = 40
 _INT = re.compile(r"[-+]?\d[\dA-Za-z_]*")
 _FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
-_SIDES = re.compile(r"[1-9]\d{0,9}x[1-9]\d{0,9}")  # 224x160
+# Two sides, such as 224x160.
+_SIDES = re.compile(r"[1-9]\d{0,9}x[1-9]\d{0,9}")
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
-_STRANGE = ("Cc", "Cs", "Zl", "Zp")  # control characters, halves of characters, ends of lines
+# Control characters, halves of characters, ends of lines.
+_STRANGE = ("Cc", "Cs", "Zl", "Zp")
 _BRACKETS = {"[": "]", "(": ")"}
 
 
@@ -83,8 +87,8 @@ def _number(text: str) -> int | float | None:
 
 
 def _items(text: str) -> Iterator[str]:
-    """What stands between the commas that aren't within brackets or quotes; the last may be empty:
-    [1, 2, ].
+    """Yields the items of a list's text. Commas within brackets or quotes don't separate, and a
+    trailing comma adds no item: [1, 2, ].
     """
     depth = 0
     begun = 0

@@ -149,6 +149,10 @@ def test_a_declaration_is_read_in_each_of_its_forms(tmp_path, monkeypatch):
             "two.py, line 2: b is Any; a key takes bool, int, float, str",
         ),
         (
+            '@losses.register("a")\ndef a(of, *, b: int.one = 1): ...\n',
+            "two.py, line 2: b is int.one; a key takes bool, int, float, str",
+        ),
+        (
             '@losses.register("known")\ndef a(of): ...\n',
             "two.py, line 2: room.one registers known, too",
         ),

@@ -212,6 +212,8 @@ def test_batch_size_with_eval_alone_is_the_evaluation_batch():
         ),
         (["TF32", "1"], "command line: TF32 takes bool, found 1 (int)"),
         (["SEED"], "'SEED' has no value; write SEED VALUE or SEED=VALUE"),
+        # Not an architecture's MODEL.CROP_SCALE, which few configurations have.
+        (["CROP_SCALE", "1"], "unknown key CROP_SCALE; did you mean TRAIN.CROP_SCALE?"),
     ],
 )
 def test_wrong_options_are_named(options, message):

@@ -1,12 +1,12 @@
 """Draws the images that a model is trained and evaluated with: augmented, mixed, with their labels.
 
-    python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers \
+    python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers \\
         -output batch.png
 
 The images come from the run's own loader and transforms: the first batch of an epoch, in one
 process, turned back into colours. With -cfg=RUN/config.yaml they are the images that the run saw.
-Mixed labels are shown with their shares, without smoothing. All other flags are main_multi_gpu.py's,
-with -o.
+Mixed labels are shown with their shares, without smoothing. All other flags are
+main_multi_gpu.py's, with -o.
 """
 
 import sys

@@ -42,7 +42,7 @@ class _ClassMetrics(NamedTuple):
     Args:
         precision: its average precision; None: no image has the class.
         threshold: the probability from which on the answer is a yes.
-        answers: what ``figures.count_predictions`` returns at the threshold.
+        answers: what ``multilabel_metrics.count_predictions`` returns at the threshold.
         answers_at_half: the same at 0.5.
     """
 

@@ -25,12 +25,12 @@ class ShardedBlock:
     Args:
         layer: the block.
         buckets: its trained weights, by owner (``parallel._Bucket``).
-        owner: the blocks of the model, which order their backward passes.
+        siblings: all blocks of the model, which order their backward passes.
     """
 
-    def __init__(self, layer: nn.Layer, buckets: list[Any], owner: "ShardedBlocks") -> None:
+    def __init__(self, layer: nn.Layer, buckets: list[Any], siblings: "ShardedBlocks") -> None:
         self.buckets = buckets
-        self.owner = owner
+        self.siblings = siblings
         # Whether all weights are here.
         self.whole = True
         # Whether they stay here: in an evaluation, and until training begins.
@@ -46,7 +46,7 @@ class ShardedBlock:
         if self.kept:
             return
         if self.forwarded:
-            self.owner.begin_backward(self)
+            self.siblings.begin_backward(self)
         self.gather()
 
     def _end(self, layer: nn.Layer, inputs: tuple, output: Any) -> None:
@@ -59,7 +59,7 @@ class ShardedBlock:
             self.free()
         elif all(tensor.stop_gradient for tensor in inputs):
             # Everything before it is frozen, so it isn't recomputed (models/layers/recompute.py).
-            self.owner.last.append(self)
+            self.siblings.last.append(self)
         else:
             self.forwarded = True
             self.free()

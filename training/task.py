@@ -78,8 +78,8 @@ class Task:
 
         Args:
             forward: calls the model within autocast.
-            batches: this rank's. Ranks may have different numbers of them, so no collective may be
-                called before the last one.
+            batches: this rank's. Ranks may have different numbers of batches, so call a collective
+                only after all of them.
         """
         raise NotImplementedError
 

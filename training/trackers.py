@@ -1,7 +1,8 @@
 """Trackers: VisualDL, TensorBoard, Weights & Biases and MLflow, which show a run's records.
 
 None of these packages is needed. They are imported only in the process that follows a run's
-metrics.jsonl (``training.tracking``). All of them work offline: their files lie in the run's folder.
+metrics.jsonl (``training.tracking``). All of them work offline: their files lie in the run's
+folder.
 """
 
 import os
@@ -72,9 +73,17 @@ def flat(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# Entries of result.json, and of an evaluation in it, that aren't results.
+_NO_RESULTS = ("config", "versions", "environment")
+
+
 def final_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numbers of result.json by name: acc1, best/acc1, ema/acc1, ema/best/acc1."""
-    results = {key: value for key, value in result.items() if key not in ("config", "versions")}
+    results = {key: value for key, value in result.items() if key not in _NO_RESULTS}
+    if "ema" in results:
+        # The evaluation of the averaged weights repeats the configuration.
+        average = results["ema"].items()
+        results["ema"] = {key: value for key, value in average if key not in _NO_RESULTS}
     return {
         key.replace(".", "/"): value
         for key, value in leaves(results)

@@ -13,6 +13,7 @@ In the HTTP process:
 - ``bodies``: the images of a request. ``image_formats``: which formats are accepted.
 - ``batching``: the queue of images, and batches of them.
 - ``workers``: starts the workers, gives them batches, and replaces them.
+- ``settings``: the settings of a server. ``metrics``: the counts that Prometheus reads.
 
 Between both: ``messages`` over a socket, and ``progress`` in shared memory. In a worker:
 ``compute``, and ``overlay``, which draws where a model looks. ``memory`` returns memory to the

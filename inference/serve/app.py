@@ -141,7 +141,7 @@ def _description(app: FastAPI, token: bool) -> dict[str, Any]:
 def _answering(
     app: FastAPI, settings: Settings, batcher: Batcher, pool: Pool, metrics: Metrics
 ) -> None:
-    """What images are sent to (``gate.WORK``)."""
+    """Adds the paths that images are sent to (``gate.WORK``)."""
 
     async def asked(
         request: Request, kind: str, top: int | None, threshold: float | None
@@ -206,7 +206,7 @@ def _telling(
     measured: Metrics,
     draining: Callable[[], bool],
 ) -> None:
-    """What tells of the server, and the pages."""
+    """Adds the paths that report on the server, and the pages."""
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -277,7 +277,7 @@ def _unreadable(predictions: list[dict[str, Any]]) -> tuple[int, str]:
 
 
 def _problems(app: FastAPI) -> None:
-    """Gives every answer that isn't what was wished for the form of Problem."""
+    """Gives every error response the form of ``Problem``."""
 
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> Response:

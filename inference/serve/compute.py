@@ -1,8 +1,8 @@
-"""What a computing process does: it loads the model, decodes images, computes batches, and answers.
+"""The program of a worker process: it loads the model, decodes images, computes batches, and answers.
 
-A thread decodes the next batch while this one computes. The server starts it by its path, with two
-words: the number of its end of a socket, and what to load, in JSON. It ends with the server,
-however that ends, and by no other signal: the server has blocked those to stop before it started
+A thread decodes the next batch while this one computes. The server starts the program by its path,
+with two arguments: its socket's file descriptor, and what to load, in JSON. It ends when the server
+ends, for whatever reason. Signals to stop don't reach it: the server blocks them before it starts
 this process.
 """
 
@@ -106,8 +106,8 @@ def _send(end: socket.socket, data: bytes) -> None:
 
 
 def fingerprint(predictor: Predictor, path: str) -> str:
-    """Returns a sum of all that answers depend on: who answers beside others has to have loaded the
-    same.
+    """Returns a hash of everything that the answers depend on. All workers of a server have to have
+    the same one.
     """
     told = describe(predictor.config, predictor.classes, predictor.task, predictor.thresholds)
     total = hashlib.sha256(told.to_json().encode())

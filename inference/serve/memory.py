@@ -18,6 +18,6 @@ def hold_little() -> None:
 
 
 def give_back() -> None:
-    """Returns the memory that is free now."""
+    """Gives free memory back to the operating system."""
     if _GLIBC:
         ctypes.CDLL(None).malloc_trim(0)

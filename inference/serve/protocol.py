@@ -15,12 +15,12 @@ from inference.serve.metrics import Metrics
 _HEAD = 10.0  # seconds that a request's head may take, and an answer to be read; twice that at most
 _LARGEST_HEAD = 16 << 10  # bytes
 _AT_ONCE = 1 << 14  # bytes of a connection that are read before others have their turn
-# of a body: so many, and one more for each so many bytes
+# A body may have _CHUNKS chunks, and one more for each _LEAST_CHUNK bytes.
 _CHUNKS = 256
 _LEAST_CHUNK = 256
 _CHUNK_LINE = 256  # bytes of the line before a chunk, with its extensions
-# What no line of a head, a chunk or a trailer has in it: a line that doesn't end in CRLF, one that
-# goes on in the next line (obs-fold), and control characters. h11 takes all of them.
+# Forms that are refused in a head, a chunk's line or a trailer, though h11 accepts them: a line that
+# doesn't end in CRLF, one that goes on in the next line (obs-fold), and control characters.
 _LOOSE = re.compile(rb"(?<!\r)\n|\r[^\n]|\n[ \t]|[\0-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _LENGTH = re.compile(rb"content-length:[ \t]*[0-9]{1,20}[ \t]*", re.I)
 

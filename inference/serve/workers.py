@@ -24,12 +24,14 @@ from launch.startup import STOP_SIGNALS
 from launch.verdict import START_UP
 
 _PROGRAM = Path(__file__).with_name("compute.py")
-_AHEAD = 2  # batches that a worker has: it decodes one while it computes another
-_LASTING = 60.0  # seconds after which an end isn't one of a row any more
+# The batches that a worker has: it decodes one while it computes another.
+_AHEAD = 2
+# A worker that lived this many seconds doesn't count as one of several failures in a row.
+_LASTING = 60.0
 
 
 class Worker:
-    """A process that computes, of one life."""
+    """A worker process, from its start to its end. The worker that replaces it is a new object."""
 
     def __init__(
         self,
@@ -42,12 +44,18 @@ class Worker:
         self.progress = progress
         self.reader = reader
         self.writer = writer
-        self.ready, self.unfit, self.born = False, False, time.monotonic()
-        self.stuck = False  # it was killed, as it read one image for too long
+        self.born = time.monotonic()
+        self.ready = False
+        # The model couldn't be loaded, or another one was.
+        self.unfit = False
+        # Killed because it read one image for too long.
+        self.stuck = False
         self.slots = asyncio.Semaphore(_AHEAD)
         self.pending: dict[int, tuple[float, list[Item]]] = {}
-        self.heard = self.born  # when it last answered, or was given something after it had nothing
-        self.usual = 0.0  # seconds that its last batch took
+        # When it last answered, or last got work while it had none.
+        self.heard = self.born
+        # The seconds that its last batch took.
+        self.usual = 0.0
 
     def send(self, number: int, items: list[Item]) -> None:
         if not self.pending:

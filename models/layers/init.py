@@ -48,11 +48,11 @@ def init_lecun(layer: nn.Layer) -> None:
 
 
 def init_branches(blocks: Iterable[Any], flax: bool = False) -> None:
-    """Draws what the i-th block adds to its input smaller by sqrt(2 i), i from 1 (BEiT,
-    arXiv:2106.08254).
+    """Redraws the last layer of each branch with a deviation divided by sqrt(2 i) in block i, from 1
+    (BEiT, arXiv:2106.08254).
 
     Args:
-        flax: of ``init_as_flax``'s weights; else of those that are N(0, 0.02).
+        flax: whether to draw as ``init_as_flax`` does; otherwise from N(0, 0.02).
     """
     for i, block in enumerate(blocks, start=1):
         for layer in (block.attn.proj, block.mlp.fc2):

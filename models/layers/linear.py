@@ -11,7 +11,7 @@ from models.layers.layout import channels_first, channels_last
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-    """x [..., K] weight [K, N] + bias [N] -> [..., N]."""
+    """Returns x [..., K] @ weight [K, N] + bias [N]: [..., N]."""
     if not ops.usable(x):
         return plain_linear(x, weight, bias)
     frozen = not x.stop_gradient and weight.stop_gradient and (bias is None or bias.stop_gradient)

@@ -57,8 +57,8 @@ def feature_info(
 
 
 def groups_by_block(stem: str, name: str, stages: Iterable[Any]) -> list[tuple[str, ...]]:
-    """Returns the stem, then each block of each stage, the first with what downsamples before it:
-    timm's layers of a rate, without the head.
+    """Returns timm's groups for layer-wise learning rate decay, without the head: the stem, then each
+    block. A stage's first block has its downsampling.
 
     Args:
         name: of the list of stages in the model.
@@ -74,8 +74,8 @@ def groups_by_block(stem: str, name: str, stages: Iterable[Any]) -> list[tuple[s
 
 
 def groups_of_twelve(model: nn.Layer, classifier: str) -> list[tuple[str, ...]]:
-    """Returns twelve parameters after twelve, whatever they belong to, then the classifier: timm's
-    layers of a rate where it has no groups for an architecture.
+    """Returns groups of twelve consecutive parameters, then the classifier: timm's layer-wise decay
+    for architectures without groups of their own.
 
     Args:
         classifier: name of the layer that timm calls so.

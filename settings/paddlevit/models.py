@@ -1,4 +1,6 @@
-"""Models of PaddleViT whose keys have no counterpart each: several together come to this toolkit's."""
+"""Translates models of PaddleViT whose keys have no one-to-one counterpart: several keys together
+give one of this toolkit's.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +12,10 @@ _Settings = dict[str, Any]
 
 
 def of_models(settings: _Settings, own: _Settings, path: Path) -> _Settings:
-    """Takes such keys of MODEL out of ``settings``; returns this toolkit's keys that they come to.
+    """Removes such keys of MODEL from ``settings``, and returns this toolkit's keys for them.
 
     Args:
-        own: what a file itself says, and not its family; none: it is the family's.
+        own: the keys that the file itself sets; empty: ``settings`` are the family's defaults.
 
     Raises:
         InputError: values that no model here has.
@@ -29,7 +31,7 @@ def of_models(settings: _Settings, own: _Settings, path: Path) -> _Settings:
 
 
 def _of_mobileone(settings: _Settings, path: Path) -> _Settings:
-    """Its first stage is the stem there."""
+    """Translates MobileOne. In PaddleViT, its first stage is the stem."""
     blocks, channels, factors, branches = (
         settings.pop(f"MODEL.{name}")
         for name in ("NUM_BLOCKS", "CHANNELS", "EXPANSIONS", "NUM_BRANCHES")
@@ -39,11 +41,9 @@ def _of_mobileone(settings: _Settings, path: Path) -> _Settings:
         and all(isinstance(number, int | float) and abs(number) < 1e6 for number in one)
         for one in (blocks, channels, factors, branches)
     )
-    dims = (
-        [int(number * factor) for number, factor in zip(channels, factors, strict=True)]
-        if numbers
-        else []
-    )
+    dims = []
+    if numbers:
+        dims = [int(number * factor) for number, factor in zip(channels, factors, strict=True)]
     if not numbers or blocks[0] != 1 or dims[0] != min(64, dims[1]) or len(set(branches[1:])) > 1:
         found = f"NUM_BLOCKS {blocks}, CHANNELS {channels} x EXPANSIONS {factors}, NUM_BRANCHES {branches}"
         raise InputError(
@@ -58,8 +58,8 @@ def _of_mobileone(settings: _Settings, path: Path) -> _Settings:
 
 
 def _of_crossvit(settings: _Settings, path: Path) -> _Settings:
-    """Its blocks are given by stage, and its images' sizes in pixels, whatever the image that comes
-    in.
+    """Translates CrossViT. Its blocks are given by stage, and its images' sizes in pixels, whatever
+    the image that comes in.
     """
     group = "MODEL.TRANS" if "MODEL.TRANS.IMG_SIZE" in settings else "MODEL"
     sizes, depth, ratios = (
@@ -84,8 +84,8 @@ def _of_crossvit(settings: _Settings, path: Path) -> _Settings:
 
 
 def _of_halonet(settings: _Settings, path: Path) -> _Settings:
-    """Its blocks are listed. HIDDEN_CHANNEL is what a stage's first block reads, where that
-    attends.
+    """Translates HaloNet. Its blocks are listed. HIDDEN_CHANNEL is what a stage's first block
+    reads, where that attends.
     """
     stages = [settings.pop(f"MODEL.STAGE{stage}_BLOCK") for stage in (1, 2, 3, 4)]
     depths, channels, heads, hidden = (

@@ -12,6 +12,7 @@ import pytest
 from conftest import ROOT
 from support import dummy_ranks
 
+import main_multi_gpu
 from config import get_config
 from errors import InputError
 from launch import signals, spawned
@@ -139,6 +140,15 @@ def test_a_restart_before_the_run_began_makes_no_folder(tmp_path, capsys):
     spawned._print_and_log(get_config(None, ["OUTPUT", str(tmp_path / "run")]), "restart 1 of 3")
     assert capsys.readouterr().err == "restart 1 of 3\n"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_that_fewer_devices_cannot_share_is_reported_after_the_cause(monkeypatch, tmp_path):
+    """``next_start`` goes through, so that the reason of the restart is printed first."""
+    options = ["OUTPUT", str(tmp_path), "DIST.MAX_RESTART", "1", "DATA.GLOBAL_BATCH", "64"]
+    monkeypatch.setattr(main_multi_gpu, "devices_now", lambda: 3)
+    config, ranks, how = main_multi_gpu.next_start(get_config(None, options), 4)
+    assert (config.MODEL.RESUME, ranks) == ("auto", 3)
+    assert how.startswith("with 3 processes instead of 4, as many as there are devices now, from")
 
 
 def test_restarts_need_a_folder_and_nothing_that_a_restart_would_undo():

@@ -113,6 +113,10 @@ def test_a_new_architecture_is_one_file(tmp_path, own_file, monkeypatch, capsys)
         "key", "MODEL.DEPTHS", "MODEL.DROPPATH", "MODEL.HUE",
     ]  # fmt: skip
     assert architecture("tiny").arguments["MODEL.HUE"].text == "what it sees, on two lines."
+    # What Tiny's DROPPATH doesn't need, ViT's does.
+    get_config(None, ["EVAL", "True", "MODEL.TYPE", "tiny", "MODEL.DROPPATH", "0.1"])
+    with pytest.raises(InputError, match=r"MODEL.DROPPATH does nothing under EVAL; leave it out$"):
+        get_config(None, ["EVAL", "True", "MODEL.TYPE", "ViT", "MODEL.DROPPATH", "0.1"])
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """Counts the code that a training enters until its first update.
 
     python tests/support/first_update.py
-    python tests/support/first_update.py -cfg=configs/vit/vit_digits.yaml -dataset=digits -o TRAIN.EMA True
+    python tests/support/first_update.py -cfg=configs/vit/vit_digits.yaml -dataset=digits -o TRAIN.MODEL_EMA True
 
 It runs main_single_gpu.py with these flags in this process, and ends it where the optimizer begins
 its first step. It prints the files of the repository of which any code ran, and the functions that
-were entered with their lines, by room. What a module does when it is imported counts as its file
+were entered with their lines, by package. What a module does when it is imported counts as its file
 alone. Processes that the run starts, such as the loader's workers, aren't counted.
 """
 

@@ -1,6 +1,6 @@
 """The test files that a change reaches: ``make check`` runs them.
 
-    python tests/support/reached.py [FILES]    # prints up to so many (12)
+    python tests/support/reached.py [N]    # prints at most N test files, by default 12
 
 A file is changed if it differs from the place where this branch left ``main``, or isn't committed.
 A test file is reached if it imports a changed file, by any number of steps and within functions,

@@ -38,8 +38,15 @@ RESULT = {
     "config": {"SEED": 1},
 }
 RESULT |= {
-    "ema": {"acc1": 71.0, "loss": 0.75, "num_samples": 8, "best": {"epoch": 1, "acc1": 71.25}},
+    "ema": {
+        "acc1": 71.0,
+        "loss": 0.75,
+        "num_samples": 8,
+        "best": {"epoch": 1, "acc1": 71.25},
+        "config": {"SEED": 1},
+    },
     "versions": {"numpy": "2"},
+    "environment": {"cores": 2},
 }
 FINAL = {
     "acc1": 75.0,

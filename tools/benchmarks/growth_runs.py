@@ -18,11 +18,11 @@ def prepare_save(ranks: int, folder: Path) -> Callable[[], object]:
     they share out.
 
     Returns:
-        what lets them save, and returns the largest costs among the ranks until training could go
-            on: all have taken
-        their copies. The memory is that of a rank's copies, and the CPU time that of its training
-        thread. Both are the algorithm's own. The time is more where ranks wait for cores. The
-        writing goes on beside it, as in a run. A further call waits for that.
+        a function that makes all ranks save, and returns the largest costs among them until
+            training can go on, which is once every rank has taken its copies. The memory is that of
+            a rank's copies, the CPU time that of its training thread; the elapsed time also
+            includes waiting for cores. The files are written in the background, as in a run. The
+            next call waits for that.
     """
     endpoints = ",".join(f"127.0.0.1:{port}" for port in _free_ports(ranks))
     context = multiprocessing.get_context("spawn")

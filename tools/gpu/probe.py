@@ -299,9 +299,8 @@ def train(request: Answer) -> Answer:
 
     Returns:
         by name ``reports`` (the lines of metrics.jsonl), ``weights`` (a SHA-256 of each),
-        ``transfers`` (per step, of
-        the later half: {where it comes from: number}), ``columns`` of a batch; or ``error``, one
-            line.
+            ``transfers`` (per step of the later half: {origin: number}) and the ``columns`` of a
+            batch; or ``error``, one line.
     """
     from main_multi_gpu import import_paddle, main_worker, read_datasets
 

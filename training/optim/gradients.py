@@ -141,7 +141,7 @@ class LossScaler:
             _divide(gradients, paddle.full([], self.loss_scale))
 
     def step(self, optimizer: paddle.optimizer.Optimizer, norm: paddle.Tensor) -> bool:
-        """Updates the parameters unless a gradient overflowed, and returns whether it did.
+        """Updates the parameters unless a gradient overflowed. Returns whether they were updated.
 
         The scale is adapted, too. If scaling is enabled, the call waits for ``norm``. That is the
         only synchronisation of an update in float16.

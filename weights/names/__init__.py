@@ -1,15 +1,14 @@
-"""Names that other toolkits give a model's tensors, turned into timm's. One module per family of
-architectures, which a model's class names (``ImageModel.weight_names``).
+"""Renames the tensors of other toolkits' weight files to timm's names. There is a module per family of
+architectures, which a model's class refers to as ``ImageModel.weight_names``.
 
-Names also tell how the model computes whose tensors they are. Besides ``timm_names`` a family may
-have:
+Names also tell how the model computes. Besides ``timm_names``, a family may have:
 
-``computes``: from timm's names, MODEL's keys that other tensors come with: a distillation token
-tells DISTILLED. What it says of a file and of a model shows which keys make the model the file's.
-``switches``: from the file's own names, MODEL's keys that come without other tensors.
-``unstored_arrays``: from the file's own names, arrays that its toolkit computes instead of storing
-them. ``repeated_names``: from the model's names, those under which timm's files hold a tensor
-again, where layers share it.
+- ``computes(arrays)``: keys of MODEL that can be told from timm's names, because other tensors come
+  with them. A distillation token means DISTILLED. If file and model differ in such a key, the error
+  says which keys to set.
+- ``switches(arrays)``: keys of MODEL that change no tensors, told from the file's own names.
+- ``unstored_arrays``: arrays that the file's toolkit computes instead of storing them.
+- ``repeated_names``: names under which timm's files store a shared tensor again.
 """
 
 import re

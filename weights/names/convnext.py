@@ -94,7 +94,7 @@ def computes(arrays: Mapping[str, np.ndarray | paddle.Tensor]) -> dict[str, Any]
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """transformers' last norm has another epsilon by itself."""
+    """Returns HEAD_NORM_EPS 1e-12 for transformers' files: its last norm has that epsilon."""
     theirs = any(name.endswith("embeddings.patch_embeddings.weight") for name in arrays)
     return {"HEAD_NORM_EPS": 1e-12} if theirs else {}
 

@@ -37,7 +37,9 @@ def timm_names(arrays: Arrays, layout: str, wanted: Collection[str]) -> Arrays:
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """Returns the authors' norm within the classifier has PyTorch's own epsilon."""
+    """Returns HEAD_NORM_EPS 1e-5 for the authors' files: their classifier's norm has PyTorch's
+    default epsilon.
+    """
     return {"HEAD_NORM_EPS": 1e-5} if _authors(arrays) else {}
 
 

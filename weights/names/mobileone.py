@@ -58,5 +58,5 @@ def computes(arrays: Collection[str]) -> dict[str, Any]:
 
 
 def switches(arrays: Collection[str]) -> dict[str, Any]:
-    """Returns the same, so that a folded file is read without being asked to."""
+    """Returns what ``computes`` returns, so that DEPLOY needn't be set for a folded file."""
     return computes(rename(dict.fromkeys(arrays, np.zeros(0)), _RULES))

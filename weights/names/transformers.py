@@ -230,12 +230,12 @@ def _towers(arrays: Arrays) -> Arrays:
     if "head.bias" in arrays:
         unused = r"^(attn_pool|norm)\." if "cls_token" in arrays else r"^attn_pool\."
         arrays = rename(arrays, [(unused, None)])
-    for name, dimensions in (
-        ("cls_token", (1, 1, -1)),
-        ("pos_embed", (1, *arrays["pos_embed"].shape)),
-    ):
-        if name in arrays:
-            arrays[name] = arrays[name].reshape(dimensions)
+    # transformers stores both without the axis of the batch.
+    if "cls_token" in arrays:
+        arrays["cls_token"] = arrays["cls_token"].reshape((1, 1, -1))
+    if "pos_embed" in arrays:
+        positions = arrays["pos_embed"]
+        arrays["pos_embed"] = positions.reshape((1, *positions.shape))
     for part in ("weight", "bias"):
         joined = arrays.pop(f"attn_pool.qkv.{part}", None)
         if joined is not None:
