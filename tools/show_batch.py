@@ -1,6 +1,6 @@
-"""Draws the images that a model is trained and evaluated with: augmented, mixed, with their labels.
+r"""Draws the images that a model is trained and evaluated with: augmented, mixed, with their labels.
 
-    python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers \\
+    python tools/show_batch.py -cfg=finetune_vit_small_patch16_224 -dataset=folder -data_path=/data/flowers \
         -output batch.png
 
 The images come from the run's own loader and transforms: the first batch of an epoch, in one

@@ -37,7 +37,7 @@ def used(tmp_path_factory):
     environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}:{ROOT / 'tests' / 'models'}"
     command = [
         sys.executable,
-        str(ROOT / "tests" / "every_step.py"),
+        str(ROOT / "tests" / "support" / "every_step.py"),
         str(tmp_path_factory.mktemp("runs")),
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
