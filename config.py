@@ -325,6 +325,10 @@ class DATA(Section):
 
 
 class MODEL(Section):
+    """The keys of all models. Each architecture has more, which its constructor in models/ declares:
+    ``python tools/list_models.py --keys NAME`` lists them.
+    """
+
     # The architecture: a name that a class in models/ registers. Upper and lower case are equal.
     TYPE: str = "ViT"
 
@@ -422,6 +426,8 @@ class TRAIN(Section):
     FREEZE: Sequence[str] | None = key(None, TRAINING, is_unset("TRAIN.ADAPTER.NAME"))
 
     class ADAPTER(Section):
+        """With an adapter, only a few parameters and the classifier train."""
+
         # lora (keys RANK, ALPHA, TARGETS, DROPOUT), prompt (MODEL.PROMPT_TOKENS) or bitfit
         # (biases). None: no adapter.
         NAME: str | None = key(None, TRAINING)
@@ -608,6 +614,8 @@ class DIST(Section):
     ENGINE: Literal["data_parallel", "fleet"] = key("data_parallel", TRAINING)
 
     class STRATEGY(Section):
+        """Keys of fleet's DistributedStrategy, spelled as there."""
+
         # True: each process keeps a share of the optimizer's state (ZeRO).
         sharding: bool = key(False, TRAINING, FLEET)
 

@@ -65,7 +65,7 @@ def _effect(needs: tuple[Need, ...], values: Mapping[str, Any]) -> list[str]:
     """Returns the lines on what a key needs to have an effect, and whether it has one."""
     lines = []
     if needs:
-        lines.append(f"needs    does nothing {', or '.join(need.text for need in needs)}")
+        lines.append(f"effect   none {', or '.join(need.text for need in needs)}")
     missing = unmet(needs, values)
-    lines.append(f"here     does nothing {missing.text}" if missing else "here     does something")
+    lines.append(f"here     no effect {missing.text}" if missing else "here     it has an effect")
     return lines

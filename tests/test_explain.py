@@ -249,21 +249,21 @@ TRAIN.BASE_LR: 0.1
   over     0.5, from {recipe.with_name("base.yaml")}
   means    The highest learning rate, reached when warm-up ends.
   default  0.003
-  needs    does nothing under EVAL
-  here     does something
+  effect   none under EVAL
+  here     it has an effect
 
 TRAIN.MIXUP_PROB: 0.9
   from     {recipe.with_name("base.yaml")}
   means    Probability that a batch (a pair, an image) is mixed.
   default  1.0
-  needs    does nothing under EVAL, or without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
-  here     does nothing without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
+  effect   none under EVAL, or without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
+  here     no effect without TRAIN.MIXUP_ALPHA or TRAIN.CUTMIX_ALPHA above 0, or TRAIN.CUTMIX_MINMAX
 
 SEED: 0
   from     the default
   means    Seed of the first weights, of the order of images and of their augmentation.
   default  0
-  here     does something
+  here     it has an effect
 """
     )
 

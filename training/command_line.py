@@ -38,32 +38,50 @@ FILE = "config.yaml"
 AUTO = "auto"
 # The origin of MODEL.PRETRAINED in a run that is resumed: the file it began with may be gone.
 CHECKPOINT = "the checkpoint, which has the weights"
-FLAGS: dict[str, tuple[str, type, str]] = {
-    "dataset": ("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
-    "data_path": ("DATA.DATA_PATH", str, "the dataset's folder"),
-    "output": ("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
-    "batch_size": (
+
+
+class Flag(NamedTuple):
+    """A flag that sets a key.
+
+    Attributes:
+        key: the dotted key.
+        kind: the type of its value.
+        help: what -h prints.
+    """
+
+    key: str
+    kind: type
+    help: str
+
+
+FLAGS = {
+    "dataset": Flag("DATA.DATASET", str, "one of " + ", ".join(datasets.names())),
+    "data_path": Flag("DATA.DATA_PATH", str, "the dataset's folder"),
+    "output": Flag("OUTPUT", str, "the run's folder (default: output/<train|eval>-<model>-<time>)"),
+    "batch_size": Flag(
         "DATA.BATCH_SIZE",
         int,
         "training samples per device; with -eval alone, evaluation's",
     ),
-    "batch_size_eval": ("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
-    "image_size": ("DATA.IMAGE_SIZE", str, "pixels: a side, or height x width as 224x160"),
-    "accum_iter": ("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
-    "pretrained": (
+    "batch_size_eval": Flag("DATA.BATCH_SIZE_EVAL", int, "evaluation samples per device"),
+    "image_size": Flag("DATA.IMAGE_SIZE", str, "pixels: a side, or height x width as 224x160"),
+    "accum_iter": Flag("TRAIN.ACCUM_ITER", int, "steps whose gradients make one update"),
+    "pretrained": Flag(
         "MODEL.PRETRAINED",
         str,
         "weights to start from or to evaluate: a file, a run's best, hf-hub:...",
     ),
-    "resume": (
+    "resume": Flag(
         "MODEL.RESUME",
         str,
         "a checkpoint, or a run's newest, to go on from; auto: the newest in -output",
     ),
-    "last_epoch": ("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
-    "ngpus": ("NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"),
-    "eval": ("EVAL", bool, "evaluate only"),
-    "amp": ("AMP", bool, "mixed precision; evaluations stay in float32 (AMP_EVAL)"),
+    "last_epoch": Flag("TRAIN.LAST_EPOCH", int, "the last epoch already done"),
+    "ngpus": Flag(
+        "NGPUS", int, "processes; -1: one per visible GPU, or without a GPU one per core"
+    ),
+    "eval": Flag("EVAL", bool, "evaluate only"),
+    "amp": Flag("AMP", bool, "mixed precision; evaluations stay in float32 (AMP_EVAL)"),
 }
 
 
@@ -86,7 +104,7 @@ def config_from_arguments(
     arguments = parse_command_line(program, argv, own)
     given = {flag: getattr(arguments, flag) for flag in FLAGS}
     flags = [
-        Option(FLAGS[flag][0], value, f"{FLAG}{flag}")
+        Option(FLAGS[flag].key, value, f"{FLAG}{flag}")
         for flag, value in given.items()
         if value is not None
     ]
@@ -302,7 +320,7 @@ class _Parser(Parser):
         super().__init__("Train or evaluate a Vision Transformer.", **settings)
 
     def instead(self, name: str, values: list[str]) -> str:
-        flag_of = {key: flag for flag, (key, _, _) in FLAGS.items()}
+        flag_of = {flag.key: name for name, flag in FLAGS.items()}
         found = _instead(name, values, flag_of, default_values()) or super().instead(name, values)
         return found or "; -h lists the flags, config.py the keys of -o"
 
@@ -322,13 +340,11 @@ def _parser(program: str, own: tuple[str, ...]) -> _Parser:
     )
     default = "the same, where neither -cfg is given nor a run (-resume, -pretrained): what scripts begin with"
     parser.add_argument("-default_cfg", "--default_cfg", metavar="FILE", help=default)
-    for flag, (_, kind, text) in FLAGS.items():
-        takes: dict[str, Any] = (
-            {"nargs": "?", "const": "True", "metavar": "BOOL"}
-            if kind is bool
-            else {"metavar": kind.__name__.upper()}
-        )
-        parser.add_argument(f"-{flag}", f"--{flag}", help=text, **takes)
+    for name, flag in FLAGS.items():
+        takes: dict[str, Any] = {"metavar": flag.kind.__name__.upper()}
+        if flag.kind is bool:
+            takes = {"nargs": "?", "const": "True", "metavar": "BOOL"}
+        parser.add_argument(f"-{name}", f"--{name}", help=flag.help, **takes)
     parser.add_argument(
         "-o",
         "--o",
