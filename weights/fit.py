@@ -197,13 +197,13 @@ def _fit_pos_map(channels_first: bool, wanted: tuple[int, ...], arrays: Arrays) 
         array = array.transpose(0, 2, 3, 1)
         wanted = (wanted[0], wanted[2], wanted[3], wanted[1])
     one, *old, dim = array.shape
-    rows, columns = grid = (wanted[1], wanted[2])
+    rows, columns = wanted[1], wanted[2]
     if (one, dim) != (wanted[0], wanted[3]):
         return []
-    resized = resize_pos_embed(array.reshape(1, -1, dim), 0, grid, (old[0], old[1]))
+    resized = resize_pos_embed(array.reshape(1, -1, dim), 0, (rows, columns), (old[0], old[1]))
     resized = resized.reshape(1, rows, columns, dim)
     arrays["pos_embed"] = resized.transpose(0, 3, 1, 2) if channels_first else resized
-    return ["pos_embed resized from {} x {} to {} x {}".format(*old, *grid)]
+    return [f"pos_embed resized from {old[0]} x {old[1]} to {rows} x {columns}"]
 
 
 def _fit_tables(model: Target, state: Tensors, arrays: Arrays, shape: float | None) -> list[str]:

@@ -65,8 +65,8 @@ _OTHERWISE = {
 
 
 class Family(NamedTuple):
-    """One of the YAML files beside this module, with what it is LIKE: see the module's head for the
-    parts.
+    """A family of PaddleViT's models: a file of configs/paddlevit, merged with the file that it is LIKE.
+    The module's docstring explains the parts.
     """
 
     name: str
@@ -83,9 +83,9 @@ class Family(NamedTuple):
 def family(name: str) -> Family:
     """Returns the family file ``NAME.yaml``."""
     content = read_yaml(FOLDER / f"{name}.yaml")
-    like = (
-        family(content["LIKE"]) if "LIKE" in content else Family(name, (), {}, (), {}, {}, {}, ())
-    )
+    like = Family(name, (), {}, (), {}, {}, {}, ())
+    if "LIKE" in content:
+        like = family(content["LIKE"])
     return Family(
         name,
         tuple(content.get("TYPES", ())),
@@ -127,21 +127,27 @@ def _all() -> tuple[Family, ...]:
 
 
 class Reading(NamedTuple):
-    """A file of PaddleViT's: its family, and what it comes to in this toolkit's keys."""
+    """A file of PaddleViT's, in this toolkit's keys.
+
+    Attributes:
+        family: the name of its family.
+        values: its values and its family's, by dotted key.
+        defaults: the keys that have the family's values, and not the file's own.
+    """
 
     family: str
     values: dict[str, Any]
-    defaults: frozenset[str] = frozenset()  # the keys of which the file itself says nothing
+    defaults: frozenset[str] = frozenset()
 
 
 def read(
     path: Path, content: dict[str, Any], own: dict[str, Any], others: dict[str, Any]
 ) -> tuple[Reading | None, str]:
-    """Returns (what a file of PaddleViT's, or a family's of this folder, comes to, a line to tell),
-    or (None, "").
+    """Returns (the file in this toolkit's keys, a line for the log), or (None, "") if it isn't a file
+    of PaddleViT's.
 
     Args:
-        path, content: of the file, which names no BASE.
+        path, content: of the file, which names no BASE. It may be a family's own.
         own: its dotted keys and values.
         others: config.py's defaults by dotted key.
 
@@ -154,45 +160,40 @@ def read(
         return Reading(one.name, translate(one, own, path)[0]), ""
     one, foreign = family_of(content, own)
     if one is None:
-        # it is named as unknown
-        nobodys = [key for key in own if key not in others and not has_key(key)]
-        if (
-            foreign
-            and not nobodys
-            and _matters(newest := families(content["MODEL"]["TYPE"])[0], own, others)
-        ):
+        # The caller reports keys of neither toolkit as unknown.
+        has_unknown = any(key not in others and not has_key(key) for key in own)
+        if not foreign or has_unknown:
+            return None, ""
+        newest = families(content["MODEL"]["TYPE"])[0]
+        if _is_ambiguous(newest, own, others):
             raise InputError(
                 f"{path}: it names no BASE, as PaddleViT's files, but PaddleViT's {newest.name} has {foreign}; say"
                 f" which defaults hold: BASE: paddlevit/{newest.name}.yaml (PaddleViT's) or BASE: '' (config.py's)"
             )
         return None, ""
     values, ignored = translate(one, own, path)
-    told = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
+    remark = f"; of no effect there, and ignored: {', '.join(ignored)}" if ignored else ""
     unsaid = translate(one, {}, path)[0]
     said = {own_key(key, value) for key, value in own.items()}
     defaults = frozenset(
         key for key, value in values.items() if key not in said and unsaid.get(key) == value
     )
     return Reading(one.name, values, defaults), (
-        f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{told}"
+        f"{path} is read as PaddleViT's, with the defaults of configs/paddlevit/{one.name}.yaml{remark}"
     )
 
 
-def _matters(newest: Family, own: dict[str, Any], others: dict[str, Any]) -> bool:
-    """Whether a file that isn't all PaddleViT's means something else by its defaults than by
-    config.py's (``others``).
+def _is_ambiguous(newest: Family, own: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Returns whether a file that also has keys of this toolkit would give another configuration with
+    PaddleViT's defaults than with config.py's (``others``).
 
     For ViT both are the same, unless the file has keys that only PaddleViT has.
     """
+    if any(key not in others for key in own):
+        return True
     values, _ = translate(newest, {}, FOLDER)
-    seen = {
-        key: value
-        for key, value in values.items()
-        if key.startswith(("TRAIN.", "DATA.IMAGENET_", "DATA.CROP_PCT"))
-    }
-    return any(key not in others for key in own) or any(
-        value != others[key] for key, value in seen.items()
-    )
+    compared = ("TRAIN.", "DATA.IMAGENET_", "DATA.CROP_PCT")
+    return any(key.startswith(compared) and values[key] != others[key] for key in values)
 
 
 def family_of(content: dict[str, Any], keys: Collection[str]) -> tuple[Family | None, str | None]:
@@ -256,14 +257,17 @@ def translate(one: Family, own: dict[str, Any], path: Path) -> tuple[dict[str, A
         values.setdefault(
             own_key(key, value), value.lower() if value and key == "MODEL.CNN.ACTIVATION" else value
         )
-    if values["DATA.BATCH_SIZE_EVAL"] is None:  # there it is -batch_size
+    # Without a value, PaddleViT takes -batch_size.
+    if values["DATA.BATCH_SIZE_EVAL"] is None:
         del values["DATA.BATCH_SIZE_EVAL"]
     return values | one.here, sorted((idle | unused) & own.keys())
 
 
 def _check_kind(key: str, value: Any, default: Any, path: Path) -> None:
-    """Raises InputError where a value isn't of its default's kind, as PaddleViT does; "auto" is
-    this toolkit's.
+    """Checks that a value is of its default's kind, as PaddleViT does. "auto" is this toolkit's own.
+
+    Raises:
+        InputError: it isn't.
     """
     found = _kind(value)
     expected = _kind(parse_value(default) if isinstance(default, str) else default)
@@ -296,10 +300,10 @@ def own_key(key: str, value: Any = None) -> str:
     name = _ALIASES.get(name, name)
     if name == "IN_CHANNELS":
         return "DATA.IMAGE_CHANNELS"
-    by_stage = (
-        {"EMBED_DIM": "EMBED_DIMS", "DEPTH": "STAGE_DEPTHS"} if isinstance(value, list) else {}
-    )
-    return f"MODEL.{by_stage.get(name, name)}"
+    if isinstance(value, list):
+        # A number for each stage.
+        name = {"EMBED_DIM": "EMBED_DIMS", "DEPTH": "STAGE_DEPTHS"}.get(name, name)
+    return f"MODEL.{name}"
 
 
 def difference_lines(name: str, config: Configuration) -> list[str]:
