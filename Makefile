@@ -50,10 +50,12 @@ train: install
 ALONE := tests/tools/test_benchmark.py tests/tools/test_measure.py
 PYTEST := -m pytest -n 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder $(addprefix --ignore ,$(ALONE))
 
-# tests/support/reached.py says which these are, and which it doesn't see.
-check: $(VENV)/installed-test ops lint
+# tests/support/reached.py says which these are, and which it doesn't see. Lint and types have one core meanwhile.
+check: $(VENV)/installed-test ops
 	$(RUN) tests/support/reached.py > $(VENV)/reached
-	$(RUN) -m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached
+	$(MAKE) --no-print-directory lint & lint=$$!; \
+	$(RUN) -m pytest -n 2 --max-worker-restart 0 --dist loadfile @$(VENV)/reached; tests=$$?; \
+	wait $$lint && exit $$tests
 
 test: $(VENV)/installed-test ops lint
 	$(RUN) $(PYTEST)

@@ -1,6 +1,6 @@
 """The test files that a change reaches: ``make check`` runs them.
 
-    python tests/support/reached.py [N]    # prints at most N test files, by default 12
+    python tests/support/reached.py [N]    # prints at most N test files, by default 8
 
 A file is changed if it differs from the place where this branch left ``main``, or isn't committed.
 A test file is reached if it imports a changed file, by any number of steps and within functions,
@@ -126,7 +126,7 @@ def _room(name: str) -> str:
 
 
 def main(words: list[str]) -> None:
-    run, left_out = chosen(changed_files(), int(words[0]) if words else 12)
+    run, left_out = chosen(changed_files(), int(words[0]) if words else 8)
     print("\n".join(run))
     if left_out:
         print(f"{left_out} more test files are reached; make test runs them", file=sys.stderr)
