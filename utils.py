@@ -216,7 +216,7 @@ def all_gather(data: Any) -> list[Any]:
         return [data]
     from launch import secret
 
-    key = secret.of_run()
+    key = secret.run_key()
     _calls += 1
     pickled = pickle.dumps(data, pickle.HIGHEST_PROTOCOL)
     message = secret.mac(key, f"{rank()} {_calls}".encode(), pickled) + pickled
@@ -230,12 +230,12 @@ def all_gather(data: Any) -> list[Any]:
     gathered = []
     for sender, (tensor, size) in enumerate(zip(messages, sizes, strict=True)):
         message = tensor.numpy()[: int(size)].tobytes()
-        code = message[: secret.SIZE]
-        pickled = message[secret.SIZE :]
+        code = message[: secret.MAC_SIZE]
+        pickled = message[secret.MAC_SIZE :]
         if not secret.same(code, secret.mac(key, f"{sender} {_calls}".encode(), pickled)):
             raise RunError(
                 f"a message claiming to be from rank {sender} failed authentication:"
-                f" another program sent it, or {secret.VARIABLE} differs between the ranks"
+                f" another program sent it, or {secret.SECRET_VARIABLE} differs between the ranks"
             )
         gathered.append(pickle.loads(pickled))
     return gathered

@@ -21,7 +21,7 @@ from typing import Any
 
 from launch import channel
 from launch.channel import CHALLENGE, HELLO, LONGEST_HELLO, OTHER_SECRET, VERSION, Channel
-from launch.secret import SIZE
+from launch.secret import MAC_SIZE
 
 # seconds in which ranks may still come after one that contradicts rank 0
 GRACE = 5.0
@@ -186,14 +186,14 @@ class Admission:
         if not client.first_line.endswith(b"\n"):
             return
         line = client.first_line.decode(errors="replace").rstrip()
-        hello = re.fullmatch(rf"{HELLO} {VERSION} ([0-9a-f]{{{2 * SIZE}}}) -", line)
+        hello = re.fullmatch(rf"{HELLO} {VERSION} ([0-9a-f]{{{2 * MAC_SIZE}}}) -", line)
         if not hello:
             # A rank of another version sends its party there, and compares it with this answer.
             other = re.fullmatch(rf"{HELLO} (\S.*) \S+ \S+", line)
             if other and line.isprintable():
                 client.connection.sendall(f"differs {other[1]}\n".encode())
             raise ValueError
-        own_nonce = secrets.token_bytes(SIZE)
+        own_nonce = secrets.token_bytes(MAC_SIZE)
         client.connection.sendall(f"{CHALLENGE} {own_nonce.hex()}\n".encode())
         key = channel.key(self.secret, channel.nonce(hello[1]), own_nonce)
         client.channel = Channel(client.connection, key, True, LONGEST_GREETING)
@@ -302,7 +302,7 @@ class Admission:
             # The address at which ranks reached this one. Those of this machine may use loopback.
             addresses = [guest.socket.getsockname()[0] for guest in self.guests.values()]
             address = min(addresses, key=lambda own: own.startswith("127."))
-            tell(self.guests, f"ok {address} {secrets.token_hex(SIZE)}")
+            tell(self.guests, f"ok {address} {secrets.token_hex(MAC_SIZE)}")
 
     def _dismiss(self, verdict: str) -> None:
         tell(self.guests, verdict)

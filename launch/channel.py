@@ -15,7 +15,7 @@ import socket
 import time
 from collections import deque
 
-from launch.secret import SIZE, mac, same
+from launch.secret import MAC_SIZE, mac, same
 
 HELLO = "paddle-vit-toolkit"
 CHALLENGE = "challenge"
@@ -169,7 +169,7 @@ def key(secret: bytes, guest: bytes, host: bytes) -> bytes:
 def pair() -> tuple[Channel, Channel]:
     """Returns (guest's end, host's end) of a connection within this process."""
     guest, host = socket.socketpair()
-    common = os.urandom(SIZE)
+    common = os.urandom(MAC_SIZE)
     return Channel(guest, common, False), Channel(host, common, True)
 
 
@@ -177,7 +177,7 @@ def nonce(text: str) -> bytes:
     """Returns the nonce that ``text`` gives in hexadecimal digits; raises ValueError if it is none."""
     value = bytes.fromhex(text)
     # ``fromhex`` allows spaces.
-    if len(value) != SIZE or len(text) != 2 * SIZE:
+    if len(value) != MAC_SIZE or len(text) != 2 * MAC_SIZE:
         raise ValueError
     return value
 
@@ -190,7 +190,7 @@ def introduce(connection: socket.socket, secret: bytes, limit: float) -> Channel
     Raises:
         OSError: the other end has gone.
     """
-    own_nonce = secrets.token_bytes(SIZE)
+    own_nonce = secrets.token_bytes(MAC_SIZE)
     # as many words as in version 1, whose host can then answer
     connection.sendall(f"{HELLO} {VERSION} {own_nonce.hex()} -\n".encode())
     answer = _read_line(connection, limit)

@@ -118,7 +118,7 @@ def meet(limit: float) -> Meeting:
         seat=gpu,
     )
     if ranks > 1:
-        secret.take_run(meeting.run_key)
+        secret.set_run_key(meeting.run_key)
     interfaces = {address: name for name, address in rendezvous.addresses().items()}
     interface = interfaces.get(meeting.own_address)
     if ranks > local_ranks and interface:

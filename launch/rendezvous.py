@@ -50,7 +50,7 @@ class Meeting:
             the master's.
         connection: to rank 0.
         guests: on rank 0, the connections to all ranks, by their numbers.
-        run_key: a key that only these ranks know (``secret.take_run``).
+        run_key: a key that only these ranks know (``secret.set_run_key``).
         claim: on rank 0, the socket that holds the port (``claim``).
     """
 
@@ -523,7 +523,7 @@ def _accept_answer(
     if answer == channel.OTHER_SECRET:
         raise InputError(
             f"{kind} 0 at {address} has another secret than {socket.gethostname()};"
-            f" {secret.differs(f'{kind} 0')}",
+            f" {secret.advice_if_different(f'{kind} 0')}",
             shared=False,
         )
     # another version's answer to this version's greeting

@@ -15,22 +15,22 @@ from pathlib import Path
 
 from errors import InputError
 
-VARIABLE = "PADDLE_VIT_SECRET"
-FILE = "PADDLE_VIT_SECRET_FILE"
+SECRET_VARIABLE = "PADDLE_VIT_SECRET"
+SECRET_FILE_VARIABLE = "PADDLE_VIT_SECRET_FILE"
 # the run's key, which a process that starts ranks sets for them
-RUN = "PADDLE_VIT_RUN_KEY"
+RUN_KEY_VARIABLE = "PADDLE_VIT_RUN_KEY"
 # the file in the user's home
-NAME = ".paddle_vit_secret"
+SECRET_FILE_NAME = ".paddle_vit_secret"
 # used if the home is missing or read-only, as in many containers
-MEMORY = "/dev/shm"
+SHARED_MEMORY = "/dev/shm"
 # Characters of a secret, at least. A shorter one can be guessed from what is sent.
-LEAST = 16
+MIN_CHARACTERS = 16
 # bytes that are read of the file
-MOST = 4096
+MAX_BYTES = 4096
 # seconds in which another process may finish writing the file
-WAIT = 2.0
+TIMEOUT = 2.0
 # bytes of a MAC, and of a nonce
-SIZE = 32
+MAC_SIZE = 32
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:
@@ -46,22 +46,22 @@ def same(one: bytes, other: bytes) -> bool:
     return hmac.compare_digest(one, other)
 
 
-def of_run() -> bytes:
+def run_key() -> bytes:
     """Returns this run's own key. Ranks that another program spawned have none, and use the user's
     secret instead.
     """
-    if key := os.environ.get(RUN):
+    if key := os.environ.get(RUN_KEY_VARIABLE):
         return mac(key.encode(), b"run")
     return shared_secret()
 
 
-def take_run(key: str | None = None) -> None:
+def set_run_key(key: str | None = None) -> None:
     """Sets the run's key, for this process and those that it starts.
 
     Args:
         key: None: a new random one.
     """
-    os.environ[RUN] = key or secrets.token_hex(SIZE)
+    os.environ[RUN_KEY_VARIABLE] = key or secrets.token_hex(MAC_SIZE)
 
 
 def shared_secret() -> bytes:
@@ -70,18 +70,18 @@ def shared_secret() -> bytes:
     Raises:
         InputError: it is too short, others may read it, or it can be neither read nor made.
     """
-    if text := os.environ.get(VARIABLE):
+    if text := os.environ.get(SECRET_VARIABLE):
         if "PADDLE_LOG_DIR" in os.environ:
             keep_from_logs()
-        return _long_enough(text, VARIABLE)
-    path = file()
+        return _long_enough(text, SECRET_VARIABLE)
+    path = secret_file()
     try:
         return _long_enough(_read(path), str(path))
     except FileNotFoundError:
-        if os.environ.get(FILE):
+        if os.environ.get(SECRET_FILE_VARIABLE):
             raise InputError(
-                f"{FILE} names {path}, which doesn't exist;"
-                f" write {2 * LEAST} random characters to it"
+                f"{SECRET_FILE_VARIABLE} names {path}, which doesn't exist;"
+                f" write {2 * MIN_CHARACTERS} random characters to it"
             ) from None
     except OSError as error:
         raise InputError(
@@ -100,43 +100,46 @@ def keep_from_logs() -> None:
     """Raises InputError if the secret is in the variable. Call it where Paddle's launcher starts ranks:
     it writes all variables to its logs, which others may read.
     """
-    if os.environ.get(VARIABLE):
+    if os.environ.get(SECRET_VARIABLE):
         raise InputError(
-            f"{VARIABLE} is set, but Paddle's launcher writes its environment to envlog.*, which"
-            f" others may read; unset it, write a new secret to a file, and set {FILE} to its path"
+            f"{SECRET_VARIABLE} is set, but Paddle's launcher writes its environment to envlog.*,"
+            " which others may read; unset it, write a new secret to a file,"
+            f" and set {SECRET_FILE_VARIABLE} to its path"
         )
 
 
-def file() -> Path:
+def secret_file() -> Path:
     """Returns the path of the secret's file. It is in the user's home. If that isn't possible, it is in
     shared memory, and the secret only holds on this machine.
     """
-    if named := os.environ.get(FILE):
+    if named := os.environ.get(SECRET_FILE_VARIABLE):
         return Path(named)
-    home = Path(os.path.expanduser("~"), NAME)
+    home = Path(os.path.expanduser("~"), SECRET_FILE_NAME)
     if home.is_absolute() and (os.path.lexists(home) or os.access(home.parent, os.W_OK | os.X_OK)):
         return home
-    return Path(MEMORY, f"{NAME}.{os.geteuid()}")
+    return Path(SHARED_MEMORY, f"{SECRET_FILE_NAME}.{os.geteuid()}")
 
 
-def differs(where: str) -> str:
+def advice_if_different(where: str) -> str:
     """Returns the advice for a user whose secret differs from that of ``where``."""
-    if os.environ.get(VARIABLE):
-        return f"set {VARIABLE} to the same value on all machines"
-    copy = f"copy {file()} from {where}'s machine to this one (mode 600)"
-    return f"{copy}, or set {VARIABLE} to the same value on all machines"
+    if os.environ.get(SECRET_VARIABLE):
+        return f"set {SECRET_VARIABLE} to the same value on all machines"
+    copy = f"copy {secret_file()} from {where}'s machine to this one (mode 600)"
+    return f"{copy}, or set {SECRET_VARIABLE} to the same value on all machines"
 
 
 def _alternative() -> str:
     """Returns the advice for a user whose file can't be used."""
-    secret = f"the same {2 * LEAST} random characters for all ranks"
-    return f"set {VARIABLE} to {secret}, or set {FILE} to the path of a file of mode 600 with them"
+    secret = f"the same {2 * MIN_CHARACTERS} random characters for all ranks"
+    file = f"set {SECRET_FILE_VARIABLE} to the path of a file of mode 600 with them"
+    return f"set {SECRET_VARIABLE} to {secret}, or {file}"
 
 
 def _long_enough(text: str, where: str) -> bytes:
-    if len(text) < LEAST:
+    if len(text) < MIN_CHARACTERS:
         raise InputError(
-            f"{where} holds a secret of {len(text)} characters; expected at least {LEAST} random ones"
+            f"{where} holds a secret of {len(text)} characters;"
+            f" expected at least {MIN_CHARACTERS} random ones"
         )
     return mac(text.encode(errors="surrogateescape"), b"paddle-vit-toolkit")
 
@@ -148,13 +151,13 @@ def _read(path: Path) -> str:
         InputError: it isn't this user's, or others may read it.
         OSError: it can't be read.
     """
-    until = time.monotonic() + WAIT
+    until = time.monotonic() + TIMEOUT
     while True:
         # Without O_NONBLOCK, a FIFO would block.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             _check_owner(path, os.fstat(descriptor))
-            text = os.read(descriptor, MOST).decode(errors="surrogateescape")
+            text = os.read(descriptor, MAX_BYTES).decode(errors="surrogateescape")
         finally:
             os.close(descriptor)
         # A file that was written by hand may lack the end of the line.
@@ -170,7 +173,7 @@ def _check_owner(path: Path, state: os.stat_result) -> None:
     user = os.geteuid()
     # A secret of Kubernetes is a file of root's, which the user's group may read. The variable has to
     # name it.
-    is_mounted = bool(os.environ.get(FILE)) and state.st_uid == 0 != user
+    is_mounted = bool(os.environ.get(SECRET_FILE_VARIABLE)) and state.st_uid == 0 != user
     problem = ""
     if not stat.S_ISREG(state.st_mode):
         problem = "is no regular file"
@@ -207,7 +210,7 @@ def _make(path: Path) -> str:
                 f" all files in {path.parent}, because its file system has no file modes;"
                 f" {_alternative()}"
             )
-        os.write(descriptor, f"{secrets.token_hex(SIZE)}\n".encode())
+        os.write(descriptor, f"{secrets.token_hex(MAC_SIZE)}\n".encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

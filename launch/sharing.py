@@ -47,7 +47,7 @@ def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ..
     global _shared
     if int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) == 1 or not sys.platform.startswith("linux"):
         return read()
-    name = f"\0{channel.HELLO}:{secret.mac(secret.of_run(), b'read', what, _seen_files()).hex()}"
+    name = f"\0{channel.HELLO}:{secret.mac(secret.run_key(), b'read', what, _seen_files()).hex()}"
     while True:
         with contextlib.ExitStack() as unless_done:
             listener = unless_done.enter_context(

@@ -49,7 +49,7 @@ def prepare_spawn() -> None:
         InputError: MASTER_PORT is taken.
     """
     global _claim
-    secret.take_run()
+    secret.set_run_key()
     rendezvous.use_loopback()
     if port := os.environ.get("MASTER_PORT"):
         address = f"{rendezvous.LOOPBACK}:{port}"

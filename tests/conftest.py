@@ -40,7 +40,7 @@ if os.environ.get("PYTHONDONTWRITEBYTECODE") != "mutants":
 _secret = tempfile.NamedTemporaryFile("w")  # noqa: SIM115  (as long as the tests; not in the user's home)
 _secret.write(f"{'tests ' * 6}\n")
 _secret.flush()
-os.environ[secret.FILE] = _secret.name
+os.environ[secret.SECRET_FILE_VARIABLE] = _secret.name
 gc.disable()  # until all is collected
 ops.load()  # as runs do; tests/ops/test_ops.py compares
 

@@ -35,8 +35,8 @@ def ranks(monkeypatch):
     returned), by rank.
     """
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "5")
-    secret.take_run()
-    monkeypatch.setenv(secret.RUN, os.environ[secret.RUN])
+    secret.set_run_key()
+    monkeypatch.setenv(secret.RUN_KEY_VARIABLE, os.environ[secret.RUN_KEY_VARIABLE])
     started = []
 
     def call(rank, act, args, pipe):

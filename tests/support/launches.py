@@ -27,7 +27,7 @@ def variables(monkeypatch):
     """
     monkeypatch.setattr(os, "environ", os.environ.copy())
     for name in list(os.environ):
-        if name.startswith(LAUNCHER_VARIABLES) and name != secret.FILE:
+        if name.startswith(LAUNCHER_VARIABLES) and name != secret.SECRET_FILE_VARIABLE:
             del os.environ[name]
     return lambda **values: os.environ.update({name: str(value) for name, value in values.items()})
 

@@ -79,10 +79,10 @@ def list_by_ranks(size: int, folder: Path) -> Callable[[], object]:
 
     _write_names(folder, _LISTED)
     context = multiprocessing.get_context("fork")
-    key = secrets.token_hex(secret.SIZE)
+    key = secrets.token_hex(secret.MAC_SIZE)
 
     def be_rank(ready: Any) -> None:
-        secret.take_run(key)
+        secret.set_run_key(key)
         os.environ["PADDLE_TRAINERS_NUM"] = str(size)
         sharing.read_once(lambda: (read(Split("train", alone=True), data_path=str(folder)),), b"")
         ready.release()

@@ -17,7 +17,9 @@ def common_secret() -> tuple[bool, str]:
         mark = secret.mac(secret.shared_secret(), b"doctor").hex()[:8]
     except InputError as error:
         return False, str(error)
-    where = secret.VARIABLE if os.environ.get(secret.VARIABLE) else secret.file()
+    where = secret.SECRET_VARIABLE
+    if not os.environ.get(where):
+        where = str(secret.secret_file())
     return True, f"{where}, mark {mark}: the same on all machines of a run"
 
 
