@@ -30,11 +30,11 @@ from launch.spawned import Ranks, leave, shared_arrays
 from launch.verdict import RankState, Verdict, judge
 
 # seconds between two reports of a parent
-EVERY = 1.0
+REPORT_INTERVAL = 1.0
 # seconds without a report after which a rank counts as not answering
-SILENCE = 10.0
+REPORT_TIMEOUT = 10.0
 # seconds that a parent whose rank failed waits for the verdict of rank 0's parent
-PATIENT = 5.0
+VERDICT_TIMEOUT = 5.0
 SILENT = "isn't answering (is its machine down, or out of reach?)"
 LOST = "was lost (its machine went down, or its launcher killed it)"
 # The stages of a rank before Paddle starts: it reads its data; it waits for the other ranks; all are
@@ -72,11 +72,11 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     meeting = meet(config.DIST.INIT_TIMEOUT)
     signals.hold_signals()
     process = context.Process(target=_become_rank, args=(meeting, target, failed, beats, config))
-    parent_class = First if rank == 0 else Other
-    parent = parent_class(meeting, process, failed, beats, config.DIST.TIMEOUT)
-    verdict = parent.wait()
+    watcher_class = DecidingWatcher if rank == 0 else ReportingWatcher
+    watcher = watcher_class(meeting, process, failed, beats, config.DIST.TIMEOUT)
+    verdict = watcher.wait()
     # One message is enough where all ranks share stderr.
-    if verdict and (rank == 0 or has_own_stderr or parent.alone):
+    if verdict and (rank == 0 or has_own_stderr or watcher.decides_alone):
         leave(verdict)
     sys.exit(verdict.status if verdict else 0)
 
@@ -146,24 +146,24 @@ def wait_for_all() -> None:
     sharing.close()
 
 
-class Launched(Ranks):
+class RankWatcher(Ranks):
     """Watches a launched rank, which is a child process of this one.
 
     Attributes:
-        own: the state of this rank.
-        alone: whether this parent decides by itself when the run ends.
+        own_state: the state of this rank.
+        decides_alone: whether this parent decides by itself when the run ends.
     """
 
-    alone = True
+    decides_alone = True
 
     def __init__(
         self, process: multiprocessing.Process, failed: Any, beats: Any, timeout: float
     ) -> None:
         process.start()
         super().__init__(SimpleNamespace(processes=[process]), failed, beats, timeout)
-        self.own = self.states[0]
-        self.own.place = int(os.environ["PADDLE_TRAINER_ID"])
-        self.own.host = platform.node()
+        self.own_state = self.states[0]
+        self.own_state.place = int(os.environ["PADDLE_TRAINER_ID"])
+        self.own_state.host = platform.node()
         self.last_report = 0.0
 
     def check(self) -> bool:
@@ -182,17 +182,17 @@ class Launched(Ranks):
 
     def is_report_due(self) -> bool:
         """Returns whether it is time for the next report, which then counts as sent."""
-        is_due = self.now - self.last_report > EVERY
+        is_due = self.now - self.last_report > REPORT_INTERVAL
         if is_due:
             self.last_report = self.now
         return is_due
 
 
-class First(Launched):
+class DecidingWatcher(RankWatcher):
     """The parent of rank 0: it receives the reports of the other parents and decides for all.
 
     Attributes:
-        all: the states of all ranks.
+        all_states: the states of all ranks.
         peers: the connections to the other parents, and the numbers of their ranks.
         ready: the ranks that have read their data.
         ended: the ranks that have ended without an error, or were lost.
@@ -201,7 +201,7 @@ class First(Launched):
 
     def __init__(self, meeting: Meeting, *args: Any) -> None:
         super().__init__(*args)
-        self.all = [self.own, *map(RankState, range(1, len(meeting.guests)))]
+        self.all_states = [self.own_state, *map(RankState, range(1, len(meeting.guests)))]
         self.peers = {Peer(guest): place for place, guest in meeting.guests.items() if place}
         self.ready: set[int] = set()
         self.ended: set[int] = set()
@@ -216,14 +216,14 @@ class First(Launched):
             if peer.closed:
                 del self.peers[peer]
                 if place not in self.ended:
-                    self._lose(self.all[place])
+                    self._lose(self.all_states[place])
                 continue
-            if not self.all[place].trouble and self.now - peer.heard > SILENCE:
-                self.all[place].trouble = SILENT
+            if not self.all_states[place].trouble and self.now - peer.heard > REPORT_TIMEOUT:
+                self.all_states[place].trouble = SILENT
             if is_due:
                 # An empty message shows the other parent that this one is there.
                 peer.send({})
-        if _stage[0] == READY and len(self.ready) == len(self.all) - 1:
+        if _stage[0] == READY and len(self.ready) == len(self.all_states) - 1:
             _stage[0] = GO
             for peer in self.peers:
                 peer.send({"go": True})
@@ -233,7 +233,7 @@ class First(Launched):
     def _take_report(self, place: int, message: dict[str, Any]) -> None:
         """Takes the report of another rank's parent. Raises any error if it isn't one."""
         state = RankState(**message["seen"])
-        known = self.all[place]
+        known = self.all_states[place]
         # A failure is the one attribute of two types.
         failure = state.failure and Failure(*state.failure)
         state.failure = None
@@ -249,7 +249,7 @@ class First(Launched):
         state.gone_at = known.gone_at
         if state.gone and not state.gone_at:
             state.gone_at = self.now
-        self.all[place] = state
+        self.all_states[place] = state
         if message["ready"]:
             self.ready.add(place)
         if message["done"]:
@@ -263,7 +263,7 @@ class First(Launched):
             state.gone_at = self.now
 
     def verdict(self) -> Verdict | None:
-        return judge(self.all, self.started, self.timeout)
+        return judge(self.all_states, self.started, self.timeout)
 
     def end(self, verdict: Verdict) -> None:
         super().end(verdict)
@@ -282,7 +282,7 @@ class First(Launched):
             time.sleep(0.02)
 
 
-class Other(Launched):
+class ReportingWatcher(RankWatcher):
     """The parent of another rank: it reports to rank 0's parent, and does what that one decides.
 
     Attributes:
@@ -290,7 +290,7 @@ class Other(Launched):
         failed_at: when this rank failed; 0: it didn't.
     """
 
-    alone = False
+    decides_alone = False
 
     def __init__(self, meeting: Meeting, *args: Any) -> None:
         super().__init__(*args)
@@ -307,32 +307,32 @@ class Other(Launched):
                 _stage[0] = GO
             if message.get("parted"):
                 # Rank 0 has ended without an error.
-                self.alone = True
+                self.decides_alone = True
                 self.peer.close()
-        if self.alone:
+        if self.decides_alone:
             return
         is_ready = _stage[0] == READY
-        has_news = done or is_ready or self.own.gone or self.own.failure
+        has_news = done or is_ready or self.own_state.gone or self.own_state.failure
         if self.is_report_due() or has_news:
-            self.peer.send({"seen": asdict(self.own), "ready": is_ready, "done": done})
+            self.peer.send({"seen": asdict(self.own_state), "ready": is_ready, "done": done})
 
     def verdict(self) -> Verdict | None:
         if self.decided:
             return self.decided
-        if self.alone:
-            return judge([self.own], self.started, self.timeout)
+        if self.decides_alone:
+            return judge([self.own_state], self.started, self.timeout)
         # Whether the run stalls is for rank 0's parent to say.
-        own = judge([self.own], self.started, math.inf)
+        own = judge([self.own_state], self.started, math.inf)
         if own and not self.failed_at:
             self.failed_at = self.now
         silent = self.now - self.peer.heard
-        patience = SILENCE if own else max(SILENCE, self.timeout)
-        self.alone = self.peer.closed or silent > patience
+        patience = REPORT_TIMEOUT if own else max(REPORT_TIMEOUT, self.timeout)
+        self.decides_alone = self.peer.closed or silent > patience
         # This rank may be lost only because rank 0 was.
-        if self.alone and (own is None or own.lost):
+        if self.decides_alone and (own is None or own.lost):
             how = LOST if self.peer.closed else f"{SILENT} for {silent:.0f} s"
             return Verdict(1, f"error: rank 0 on {self.host} {how}", lost=True)
-        if self.alone or self.now - self.failed_at > PATIENT:
+        if self.decides_alone or self.now - self.failed_at > VERDICT_TIMEOUT:
             return own
         return None
 

@@ -150,7 +150,9 @@ def test_a_watchers_message_is_taken_or_its_line_is_closed(texts, tail):
         guest, host = channel.pair()
         with guest.socket, host.socket:
             meeting = SimpleNamespace(guests={0: None, 1: host})
-            first = launched.First(meeting, own, SimpleNamespace(value=b""), [0.0] * 4, 60.0)
+            first = launched.DecidingWatcher(
+                meeting, own, SimpleNamespace(value=b""), [0.0] * 4, 60.0
+            )
             with contextlib.suppress(OSError):  # its other end is closed
                 for text in texts:
                     guest.send(text)
@@ -158,7 +160,7 @@ def test_a_watchers_message_is_taken_or_its_line_is_closed(texts, tail):
                     first.verdict()
                 guest.socket.sendall(tail)
                 first.check()
-            seen = first.all[1]
+            seen = first.all_states[1]
             assert seen.place == 1
             assert [*map(type, (seen.host, seen.trouble, seen.gone))] == [str] * 3
             hostile_files.tried["a watcher's message"]["refused" if host.closed else "read"] += 1

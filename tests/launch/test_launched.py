@@ -201,15 +201,15 @@ def test_nonsense_is_not_listened_to(monkeypatch, told):
     monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
     own = SimpleNamespace(pid=1, exitcode=None, start=lambda: None)
     theirs, ours = channel.pair()
-    first = launched.First(
+    first = launched.DecidingWatcher(
         SimpleNamespace(guests={0: None, 1: ours}), own, SimpleNamespace(value=b""), [0.0] * 4, 60.0
     )
     with theirs.socket:
         theirs.send(told if isinstance(told, str) else json.dumps(told))
         first.check()
         assert ours.closed == (told in NONSENSE)
-    assert first.all[1].failure == (None if told in NONSENSE else (2, "error: so", False))
-    assert first.all[1].gone == (launched.LOST if told in NONSENSE else "")
+    assert first.all_states[1].failure == (None if told in NONSENSE else (2, "error: so", False))
+    assert first.all_states[1].gone == (launched.LOST if told in NONSENSE else "")
     ours.close()
 
 

@@ -16,7 +16,12 @@ from launch import secret
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """A home without a secret, and none in the environment."""
-    for name in (secret.SECRET_VARIABLE, secret.SECRET_FILE_VARIABLE, secret.RUN_KEY_VARIABLE, "PADDLE_LOG_DIR"):
+    for name in (
+        secret.SECRET_VARIABLE,
+        secret.SECRET_FILE_VARIABLE,
+        secret.RUN_KEY_VARIABLE,
+        "PADDLE_LOG_DIR",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path

@@ -74,9 +74,9 @@ def launch(place, count, port, folder, acts, timeout, separate):
     }
     os.environ |= {"PADDLE_LOG_DIR": "log"} if separate else {}
     sys.stderr = open(Path(folder) / str(place), "w")  # noqa: SIM115
-    launched.EVERY = 0.1
-    launched.SILENCE = 0.5
-    launched.PATIENT = 1.0
+    launched.REPORT_INTERVAL = 0.1
+    launched.REPORT_TIMEOUT = 0.5
+    launched.VERDICT_TIMEOUT = 1.0
     keys = SimpleNamespace(TIMEOUT=timeout, MAX_RESTART=0, INIT_TIMEOUT=20.0)
     with reporting():
         launched.watch(_launched, SimpleNamespace(DIST=keys, act=acts[place]))
