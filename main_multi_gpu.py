@@ -67,7 +67,7 @@ def main_worker(config, dataset_train, dataset_val, failed=None):
     from training.run import Run
 
     run = None
-    with reporting_memory(lambda: less_memory(config, run and run.directory)):
+    with reporting_memory(lambda: memory_advice(config, run and run.directory)):
         ranks = utils.world_size()
         stall.begin(config.DIST.TIMEOUT, by_gloo=ranks > 1 and not utils.num_gpus())
         if not config.DATA.NUM_WORKERS:
@@ -106,7 +106,7 @@ def leave_report(run, dataset_val):
     run.log_files()
 
 
-def less_memory(config, directory):
+def memory_advice(config, directory):
     """Returns advice for a run that ran out of memory: what takes less of it, and how a training
     goes on with that.
 
@@ -180,7 +180,7 @@ def watched_worker(failed, beats, given):
             from launch import launched, sharing
 
             config, dataset_train, dataset_val = sharing.read_once(
-                lambda: read_datasets(given, utils.world_size()), what_is_read(given)
+                lambda: read_datasets(given, utils.world_size()), datasets_key(given)
             )
             launched.wait_for_all()
         main_worker(config, dataset_train, dataset_val, failed=failed)
@@ -228,7 +228,7 @@ def read_datasets(config, ranks=1):
     return datasets.get_datasets(config, classes)
 
 
-def what_is_read(config):
+def datasets_key(config):
     """Returns bytes that are equal on two ranks of a machine if ``read_datasets`` would return the
     same to both.
     """

@@ -296,7 +296,7 @@ class Admission:
             if self.others:
                 reason += f", {self.others} had a different secret"
             self._dismiss(f"{reason}; start what is missing, or read its error message")
-        elif error := same_gpu(self.seats):
+        elif error := shared_gpu_error(self.seats):
             self._dismiss(f"{WRONG} {error}")
         else:
             # The address at which ranks reached this one. Those of this machine may use loopback.
@@ -327,7 +327,7 @@ def tell(guests: dict[int, Channel], verdict: str) -> None:
             guests[place].send(verdict)
 
 
-def same_gpu(seats: dict[int, tuple[str, str]]) -> str:
+def shared_gpu_error(seats: dict[int, tuple[str, str]]) -> str:
     """Returns an error message if two ranks of one machine use the same GPU, else "".
 
     Containers with different names may share a GPU without an error here. NCCL, too, knows machines

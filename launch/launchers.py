@@ -386,7 +386,7 @@ def _select_device(local_rank: int) -> None:
         )
     else:
         # SLURM shows each task a single GPU, its own. The ranks compare their GPUs when they meet
-        # (``admission.same_gpu``).
+        # (``admission.shared_gpu_error``).
         os.environ.setdefault("FLAGS_selected_gpus", str(local_rank if gpus > 1 else 0))
 
 

@@ -34,12 +34,12 @@ _CREDENTIALS = struct.Struct("3i")
 _shared: tuple[socket.socket, SharedObjects] | None = None
 
 
-def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ...]:
+def read_once(read: Callable[[], tuple[Any, ...]], key: bytes) -> tuple[Any, ...]:
     """Returns what ``read()`` returns. One of this machine's ranks calls it for all of them, and then
     has to call ``answer`` until all have the result.
 
     Args:
-        what: bytes that determine the result. A rank with other bytes reads by itself.
+        key: bytes that determine the result. A rank with another key reads by itself.
 
     Raises:
         RunError: the error of ``read``, also on the ranks that wait for the one that reads.
@@ -47,7 +47,7 @@ def read_once(read: Callable[[], tuple[Any, ...]], what: bytes) -> tuple[Any, ..
     global _shared
     if int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) == 1 or not sys.platform.startswith("linux"):
         return read()
-    name = f"\0{channel.HELLO}:{secret.mac(secret.run_key(), b'read', what, _seen_files()).hex()}"
+    name = f"\0{channel.HELLO}:{secret.mac(secret.run_key(), b'read', key, _seen_files()).hex()}"
     while True:
         with contextlib.ExitStack() as unless_done:
             listener = unless_done.enter_context(

@@ -305,12 +305,12 @@ def _log_steps(
         f" learning rate {begin}, after warm-up {warmed_up}, at the end {end};"
         f" on another number of processes DATA.{kept} is kept and {scaling}"
     )
-    for warning in (far_batch(config, effective), rising(config, effective)):
+    for warning in (batch_size_warning(config, effective), rising_rate_warning(config, effective)):
         if warning:
             run.info(warning)
 
 
-def far_batch(config: Configuration, effective: int) -> str:
+def batch_size_warning(config: Configuration, effective: int) -> str:
     """Returns a warning if the rates are for a batch that is far from the effective one, else ""."""
     batch = recipe_batch(config)
     rate = config.TRAIN.BASE_LR
@@ -323,7 +323,7 @@ def far_batch(config: Configuration, effective: int) -> str:
     )
 
 
-def rising(config: Configuration, effective: int) -> str:
+def rising_rate_warning(config: Configuration, effective: int) -> str:
     """Returns a warning if the scaled BASE_LR is below END_LR, which doesn't scale, else ""."""
     train = config.TRAIN
     if not train.LINEAR_SCALED_LR or train.LR_SCALED == "all":

@@ -16,7 +16,7 @@ from config import get_config
 from errors import InputError, RunError
 from launch import secret, sharing, spawned
 from loading.files import Paths
-from main_multi_gpu import what_is_read
+from main_multi_gpu import datasets_key
 
 FORK = multiprocessing.get_context("fork")
 LARGE = 32 << 20  # bytes
@@ -240,7 +240,7 @@ def test_every_setting_decides_what_is_read():
     words = ["DATA.DATASET", "folder", "SEED", "1"]
     same = get_config(None, words)
     other = get_config(None, [*words[:-1], "2"])
-    assert what_is_read(same) == what_is_read(get_config(None, words)) != what_is_read(other)
+    assert datasets_key(same) == datasets_key(get_config(None, words)) != datasets_key(other)
 
 
 def test_a_rank_does_not_wait_in_a_full_queue():

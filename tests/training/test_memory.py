@@ -15,7 +15,7 @@ from config import get_config
 from errors import RunError, gpu_failure, out_of_memory, reporting_memory
 from launch import progress
 from loading.workers import _load
-from main_multi_gpu import less_memory
+from main_multi_gpu import memory_advice
 
 # As Paddle's sources put them: allocation/cuda_allocator.cc, auto_growth_best_fit and naive
 # allocators; enforce.h.
@@ -135,7 +135,7 @@ def test_what_to_do_about_it(monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "_doing", progress.COMPUTING)
 
     def told(*words, directory=None):
-        return less_memory(get_config(None, words), directory)
+        return memory_advice(get_config(None, words), directory)
 
     assert told("EVAL", "True") == "lower -batch_size_eval (now 64)"
     assert told("EVAL", "True", "DATA.BATCH_SIZE_EVAL", "1").startswith(

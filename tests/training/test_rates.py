@@ -7,7 +7,7 @@ from support.training_runs import train
 
 from config import get_config
 from errors import InputError
-from training.setup import far_batch, recipe_batch, rising
+from training.setup import batch_size_warning, recipe_batch, rising_rate_warning
 
 # ------------------------------------------------------------------ warm-up
 
@@ -54,13 +54,21 @@ def test_rates_of_a_far_batch_are_told_with_what_they_would_scale_to(tmp_path, t
         "warning: the recipe's rates are for a batch of 4096, the effective batch is {}: BASE_LR {} would scale to"
         " {}; set TRAIN.BASE_LR, or TRAIN.LINEAR_SCALED_LR 4096, which scales the rates"
     )
-    assert far_batch(vit, 64) == told.format(64, "0.001", "1.56e-05")
-    assert far_batch(vit, 1023) == told.format(1023, "0.001", "0.00025")
-    assert far_batch(vit, 1024) == far_batch(vit, 4096) == far_batch(vit, 16384) == ""
-    assert far_batch(vit, 16385) == told.format(16385, "0.001", "0.004")
+    assert batch_size_warning(vit, 64) == told.format(64, "0.001", "1.56e-05")
+    assert batch_size_warning(vit, 1023) == told.format(1023, "0.001", "0.00025")
+    assert (
+        batch_size_warning(vit, 1024)
+        == batch_size_warning(vit, 4096)
+        == batch_size_warning(vit, 16384)
+        == ""
+    )
+    assert batch_size_warning(vit, 16385) == told.format(16385, "0.001", "0.004")
     # the user's
-    assert far_batch(get_config("vit_small_patch16_224", ["TRAIN.BASE_LR", "0.001"]), 64) == ""
-    assert far_batch(get_config("vit_digits"), 64) == ""
+    assert (
+        batch_size_warning(get_config("vit_small_patch16_224", ["TRAIN.BASE_LR", "0.001"]), 64)
+        == ""
+    )
+    assert batch_size_warning(get_config("vit_digits"), 64) == ""
     train([*tiny, "DATA.BATCH_SIZE", "8", "TRAIN.ACCUM_ITER", "2"], tmp_path, 16)
     assert told.format(16, "0.003", "1.17e-05") in (tmp_path / "log.txt").read_text()
 
@@ -71,17 +79,17 @@ def test_a_highest_rate_that_scales_below_the_lowest_is_told(tmp_path, tiny):
         "warning: for the effective batch of {} BASE_LR scales to {}, below END_LR {}, which doesn't scale: the rate"
         " rises; take a larger batch, or set TRAIN.END_LR"
     )
-    assert rising(deit, 64) == told.format(64, "6.25e-07", "5e-06")
-    assert rising(deit, 512) == ""  # the source's: all its rates are equal
+    assert rising_rate_warning(deit, 64) == told.format(64, "6.25e-07", "5e-06")
+    assert rising_rate_warning(deit, 512) == ""  # the source's: all its rates are equal
     for options in (
         ["TRAIN.LR_SCALED", "all"],
         ["TRAIN.END_LR", "0"],
         ["TRAIN.LR_SCALING", "sqrt", "TRAIN.END_LR", "1e-6"],
     ):
-        assert rising(get_config("deit_base_patch16_384", options), 64) == ""
+        assert rising_rate_warning(get_config("deit_base_patch16_384", options), 64) == ""
     assert (
-        rising(get_config("deit3_finetune_base"), 8)
-        == rising(get_config("swin_tiny_patch4_window7_224"), 8)
+        rising_rate_warning(get_config("deit3_finetune_base"), 8)
+        == rising_rate_warning(get_config("swin_tiny_patch4_window7_224"), 8)
         == ""
     )
     scaled = ["TRAIN.LINEAR_SCALED_LR", "4096", "TRAIN.LR_SCALED", "base", "TRAIN.END_LR", "1e-5"]
