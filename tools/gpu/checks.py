@@ -1,12 +1,13 @@
-"""The checks of ``tools/doctor.py --gpu``: what docs/gpu.md says was never run, run.
+"""The checks of ``tools/doctor.py --gpu``. They run what docs/gpu.md lists as not run on a GPU.
 
 A check starts processes (the toolkit's programs, or ``tools/gpu/probe.py``) and returns a finding.
-Rehearsed on a CPU, sizes are small, and speed isn't judged.
+On a CPU (``--rehearse``), sizes are small, and speed isn't judged.
 
-The estimate of a rate is UTILISATION x peak / (3 x 2 x multiply-adds of an image's forward pass). A
-backward pass counts as two forward ones. The peaks are those of NVIDIA's data sheets, dense.
-UTILISATION is an assumption: DeiT's authors reached 0.2 (DeiT-B, 2,000 images/s on eight V100,
-arXiv:2012.12877), with plain attention.
+A training rate is compared with an estimate, in images per second: UTILISATION x peak / (3 x 2 x
+multiply-adds of an image's forward pass). The factor 3 is for the backward pass, which costs as
+much as two forward passes. The factor 2 is for a multiplication and an addition. The peaks are
+those of NVIDIA's data sheets for dense matrices. UTILISATION is an assumption: DeiT's authors
+reached 0.2 (DeiT-B, 2,000 images/s on eight V100, arXiv:2012.12877), with plain attention.
 """
 
 import contextlib
@@ -27,19 +28,25 @@ from errors import RunError
 from tools.checks.machine import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 240  # seconds for a check; where all is well, all of them together take ten minutes
-FLASH = 8.0  # compute capability from which Paddle has flash attention
-WORST = 1e-4  # of the logits' range: float32 on two devices
-LEAST_VARIES = 0.01  # of that range, from image to image: else equal logits would say nothing
-# of attention, over its largest value
+# seconds that a check may take; without problems, all checks together take ten minutes
+LIMIT = 240
+# the compute capability from which Paddle has flash attention
+FLASH_CAPABILITY = 8.0
+# The largest difference between float32 logits of two devices, over the range of the logits.
+MAX_DIFFERENCE = 1e-4
+# How much logits have to vary from image to image, over their range. If they hardly vary, equal
+# logits prove nothing.
+MIN_VARIATION = 0.01
+# The largest rounding error of attention, over its largest value.
 ROUNDING = {"bfloat16": 0.03, "float16": 0.004, "float32": 1e-5}
 REPORT = "please report this line"
-ALONE = "not tried: it needs two GPUs"
+NEEDS_TWO = "not tried: it needs two GPUs"
 
 _SMALL = "-o DATA.IMAGE_SIZE 32 MODEL.EMBED_DIM 32"
 _TINY = f"{_SMALL} MODEL.DEPTH 2 MODEL.NUM_HEADS 2 MODEL.PATCH_SIZE 8"
 _WINDOW = "MODEL.WINDOW_SIZE 4"
-MODELS = {  # (the file in configs/, what makes it tiny)
+# By name: the file in configs/, and the options that make the model tiny.
+MODELS = {
     "ViT-S": ("vit_small_patch16_224", _TINY),
     "ViT-B": ("vit_base_patch16_224", _TINY),
     "Swin-T": (
@@ -49,16 +56,24 @@ MODELS = {  # (the file in configs/, what makes it tiny)
     "BEiT-B": ("beit_base_patch16_224", _TINY),
     "ResNet-50": ("resnet50", "-o DATA.IMAGE_SIZE 32 MODEL.DEPTH 18"),
 }
-# and their number
+# The number of images follows.
 _SYNTHETIC = "-dataset=synthetic -o TRAIN.WARMUP_EPOCHS 0 TRAIN.NUM_EPOCHS 1 DATA.SYNTHETIC_SIZE"
-_DIGITS = "-cfg=vit_digits -batch_size=128 -amp -o DETERMINISTIC True TRAIN.MODEL_EMA True DATA.NUM_WORKERS 2"
-_DIGITS += " TRAIN.WARMUP_EPOCHS 1 SAVE_FREQ 1"
+_DIGITS = (
+    "-cfg=vit_digits -batch_size=128 -amp -o DETERMINISTIC True TRAIN.MODEL_EMA True"
+    " DATA.NUM_WORKERS 2 TRAIN.WARMUP_EPOCHS 1 SAVE_FREQ 1"
+)
 
 
 @dataclass
 class Bench:
-    """Where the checks are made: ``about`` is the answer of ``probe.about``; ``folder`` takes
-    what they leave.
+    """The place where checks are made.
+
+    Attributes:
+        folder: for the files of the checks.
+        rehearsing: whether they are rehearsed on a CPU.
+        about: the answer of ``probe.about``.
+        ngpus: the number of ranks for the all-reduce; None: one for each GPU.
+        deadline: when the check has to end, by ``time.monotonic``.
     """
 
     folder: Path
@@ -68,25 +83,23 @@ class Bench:
     deadline: float = float("inf")
 
     def model(self, name: str, folder: str, options: str = "") -> list[str]:
-        """The command line of a run of that model in a folder of its own."""
+        """Returns the command line of a run of that model in a folder of its own."""
         file, tiny = MODELS[name]
-        return [
-            f"-cfg={file}",
-            f"-output={self.folder / folder}",
-            *(tiny * self.rehearsing).split(),
-            *options.split(),
-        ]
+        words = [f"-cfg={file}", f"-output={self.folder / folder}"]
+        if self.rehearsing:
+            words += tiny.split()
+        return words + options.split()
 
     def ask(self, probe: str, request: Mapping[str, Any], **environment: Any) -> dict[str, Any]:
-        """The answer of a probe (``tools/gpu/probe.py``)."""
+        """Returns the answer of a probe (``tools/gpu/probe.py``)."""
         printed = self.run("tools/gpu/probe.py", probe, json.dumps(request), **environment)
         return json.loads(printed.splitlines()[-1])
 
     def train(self, words: list[str], **request: Any) -> dict[str, Any]:
-        """The answer of ``probe.train`` for one job.
+        """Returns the answer of ``probe.train`` for one job.
 
         Raises:
-            RunError: it failed.
+            RunError: the job failed.
         """
         answer = self.ask("train", {"jobs": {"": words}, **request})[""]
         if "error" in answer:
@@ -96,18 +109,20 @@ class Bench:
     def run(
         self, program: str, *words: str, until: Callable[[], Any] | None = None, **environment: str
     ) -> str:
-        """Runs a program of the toolkit and returns what it printed; none of its processes is left.
+        """Runs a program of the toolkit and returns what it printed. All of its processes have
+        ended.
 
         Args:
-            until: as soon as this holds, the program is killed by SIGKILL.
+            until: as soon as this returns true, the program is killed by SIGKILL, and "" is
+                returned.
 
         Raises:
-            RunError: it failed, or didn't end in time. Status 1 of the doctor is no failure:
-                something is to do.
+            RunError: the program failed, or didn't end in time. The doctor's exit status 1 is no
+                failure: it has found something to do.
         """
-        environ = (
-            os.environ | environment | ({"CUDA_VISIBLE_DEVICES": ""} if self.rehearsing else {})
-        )
+        environ = os.environ | environment
+        if self.rehearsing:
+            environ["CUDA_VISIBLE_DEVICES"] = ""
         streams = {
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
@@ -130,10 +145,11 @@ class Bench:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode > (program == "tools/doctor.py") or process.returncode < 0:
-            told = (errors.strip() or "nothing on stderr").splitlines()[-1]
+        is_doctor = program == "tools/doctor.py"
+        if process.returncode not in ((0, 1) if is_doctor else (0,)):
+            last_line = (errors.strip() or "nothing on stderr").splitlines()[-1]
             raise RunError(
-                f"{Path(program).name} ended with status {process.returncode}: {told[:240]}"
+                f"{Path(program).name} ended with status {process.returncode}: {last_line[:240]}"
             )
         return printed
 
@@ -142,7 +158,7 @@ class Bench:
 
 
 def attention(bench: Bench) -> Finding:
-    """Whether -amp's attention is Paddle's fused one, in half precision."""
+    """Checks that attention under -amp is Paddle's fused kernel, in half precision."""
     answer = bench.ask("route", {"words": bench.model("ViT-B", "attention", "-amp")})
     count = answer["attentions"]
     fused = answer["fused"]
@@ -150,37 +166,45 @@ def attention(bench: Bench) -> Finding:
     if fused:
         called = ", ".join(f"{name} {number} times" for name, number in answer["backends"].items())
         found += f", in {', '.join(answer['types'])}; Paddle calls {called or 'no fused kernel'}"
-    if bench.about["capability"] < FLASH:
-        return not fused, f"{found}; none is expected below compute capability {FLASH:g}"
-    right = (
-        fused == count
-        and answer["types"] == [answer["precision"]]
-        and answer["backends"].get("flash_attn")
-    )
-    return bool(right), found if right else f"{found}; expected all, by flash_attn: {REPORT}"
+    if bench.about["capability"] < FLASH_CAPABILITY:
+        return not fused, f"{found}; none is expected below compute capability {FLASH_CAPABILITY:g}"
+    is_half = answer["types"] == [answer["precision"]]
+    if fused == count and is_half and answer["backends"].get("flash_attn"):
+        return True, found
+    return False, f"{found}; expected all, by flash_attn: {REPORT}"
 
 
 def flash(bench: Bench) -> Finding:
-    """Fused attention beside plain products, in the shape of ViT-B/16."""
-    shape, repeats = ([2, 50, 2, 16], 2) if bench.rehearsing else ([64, 197, 12, 64], 20)
+    """Checks time, memory and rounding of fused attention beside those of plain products, in the
+    shape of ViT-B/16.
+    """
+    # batch, length, heads, channels of a head
+    shape = [64, 197, 12, 64]
+    repeats = 20
+    if bench.rehearsing:
+        shape = [2, 50, 2, 16]
+        repeats = 2
+    elif bench.about["capability"] < FLASH_CAPABILITY:
+        reason = f"Paddle has none below compute capability {FLASH_CAPABILITY:g}"
+        return True, f"not tried: {reason}; the toolkit takes plain products"
     dtype = bench.about["precision"]
-    if not bench.rehearsing and bench.about["capability"] < FLASH:
-        return (
-            True,
-            f"not tried: Paddle has none below compute capability {FLASH:g}; the toolkit takes plain products",
-        )
     answer = bench.ask("sdpa", {"shape": shape, "dtype": dtype, "repeats": repeats})
     fused = answer["fused"]
     plain = answer["plain"]
-    kept = ["" if bench.rehearsing else f" and {way['MB']:.0f} MB kept" for way in (fused, plain)]
-    found = f"{' x '.join(map(str, shape))}, {dtype}, forward and backward: fused {fused['ms']:.3g} ms{kept[0]}, plain"
-    found += f" {plain['ms']:.3g} ms{kept[1]}; they round off {fused['error']:.1e} and {plain['error']:.1e} of the"
-    found += " largest value"
+
+    def cost(way: dict[str, float]) -> str:
+        # A CPU doesn't tell how much is kept.
+        memory = "" if bench.rehearsing else f" and {way['MB']:.0f} MB kept"
+        return f"{way['ms']:.3g} ms{memory}"
+
+    found = (
+        f"{' x '.join(map(str, shape))}, {dtype}, forward and backward:"
+        f" fused {cost(fused)}, plain {cost(plain)};"
+        f" they round off {fused['error']:.1e} and {plain['error']:.1e} of the largest value"
+    )
     if fused["error"] > ROUNDING[dtype]:
-        return (
-            False,
-            f"{found}: expected at most {ROUNDING[dtype]:g}; don't train with -amp here, and report this line",
-        )
+        limit = f"expected at most {ROUNDING[dtype]:g}"
+        return False, f"{found}: {limit}; don't train with -amp here, and report this line"
     if not bench.rehearsing and fused["ms"] > plain["ms"]:
         return False, f"{found}; expected the fused one to be faster: {REPORT}"
     return True, found
@@ -190,92 +214,110 @@ def flash(bench: Bench) -> Finding:
 
 
 def transfers(bench: Bench) -> Finding:
-    """Copies between host and device in a training step, with mixup, an average and AdamW."""
+    """Checks that a training step copies nothing between host and device but its batch, with mixup,
+    an average of the weights and AdamW.
+    """
     mixed = "TRAIN.MIXUP_ALPHA 0.8 TRAIN.CUTMIX_ALPHA 1.0 TRAIN.MODEL_EMA True REPORT_FREQ 1000"
     job = bench.model("ViT-S", "transfers", f"-batch_size=8 -amp {_SYNTHETIC} 256 {mixed}")
     answer = bench.train(job, steps=16, transfers=True)
-    loaded = sum(
-        number for where, number in answer["transfers"].items() if " loading/workers.py:" in where
-    )
-    others = {
-        where: number
-        for where, number in answer["transfers"].items()
-        if " loading/workers.py:" not in where
-    }
+    loaded = 0
+    others = {}
+    for where, number in answer["transfers"].items():
+        if " loading/workers.py:" in where:
+            loaded += number
+        else:
+            others[where] = number
     found = f"a step brings the {answer['columns']} columns of its batch to the device"
     if loaded <= answer["columns"] and not others:
         return True, f"{found}, and nothing else goes there or back"
-    listed = ", ".join(
-        f"{number:g} {where}" for where, number in sorted(others.items(), key=lambda item: -item[1])
-    )
-    return False, f"{found}, and besides {listed or f'{loaded:g} copies by the loader'}; {REPORT}"
+    most_first = sorted(others.items(), key=lambda item: -item[1])
+    listed = ", ".join(f"{number:g} {where}" for where, number in most_first)
+    if not others:
+        listed = f"{loaded:g} copies by the loader"
+    return False, f"{found}, and besides {listed}; {REPORT}"
 
 
 def parity(bench: Bench) -> Finding:
-    """Logits of the same random weights on the CPU and here, with TF32 off, and as Paddle has it."""
+    """Checks that the same random weights give the same logits on the CPU and on the device. It
+    compares them with TF32 off, and also with Paddle's own setting.
+    """
     jobs = {name: bench.model(name, name, "-dataset=synthetic") for name in ("ViT-S", "ResNet-50")}
     request = {"jobs": jobs, "folder": str(bench.folder)}
     cpu = bench.ask("logits", request | {"cpu": True})
     exact = bench.ask("logits", request, NVIDIA_TF32_OVERRIDE="0")
     usual = exact if bench.rehearsing else bench.ask("logits", request)
-    told = [
-        f"{name} {exact[name]['difference']:.1e} with TF32 off, {usual[name]['difference']:.1e} as Paddle has it"
+    differences = [
+        f"{name} {exact[name]['difference']:.1e} with TF32 off,"
+        f" {usual[name]['difference']:.1e} as Paddle has it"
         for name in cpu
     ]
-    found = (
-        f"float32 logits beside the CPU's, largest difference over their range: {'; '.join(told)}"
-    )
-    if any(answer["varies"] < LEAST_VARIES for answer in cpu.values()):
+    found = "float32 logits beside the CPU's, largest difference over their range: "
+    found += "; ".join(differences)
+    if any(answer["varies"] < MIN_VARIATION for answer in cpu.values()):
         return False, f"{found}; but they hardly differ from image to image: {REPORT}"
-    if max(answer["difference"] for answer in exact.values()) > WORST:
-        return False, f"{found}; expected at most {WORST:g} with TF32 off: {REPORT}"
+    if max(answer["difference"] for answer in exact.values()) > MAX_DIFFERENCE:
+        return False, f"{found}; expected at most {MAX_DIFFERENCE:g} with TF32 off: {REPORT}"
     return True, found
 
 
 def same_bits(bench: Bench) -> Finding:
-    """The same few steps of four kinds of models, in two processes: DETERMINISTIC means the same
-    weights.
+    """Checks that DETERMINISTIC gives the same weights after the same few steps, which four kinds
+    of models make in two processes.
     """
-    batch, steps, flags = (8, 4, ("",)) if bench.rehearsing else (16, 12, ("", " -amp"))
-    options = f"-batch_size={batch} {_SYNTHETIC} 512 DETERMINISTIC True DATA.NUM_WORKERS 2 REPORT_FREQ 1000"
+    batch = 16
+    steps = 12
+    flags = ["", " -amp"]
+    if bench.rehearsing:
+        batch = 8
+        steps = 4
+        flags = [""]
+    options = (
+        f"-batch_size={batch} {_SYNTHETIC} 512 DETERMINISTIC True DATA.NUM_WORKERS 2"
+        " REPORT_FREQ 1000"
+    )
     names = [(name, flag) for name in ("ViT-S", "Swin-T", "BEiT-B", "ResNet-50") for flag in flags]
-    first, second = (
-        bench.ask("train", {"steps": steps, "jobs": {
-            f"{name}{flag}": bench.model(name, f"{time}-{name}{flag.strip()}", options + flag) for name, flag in names
-        }})
-        for time in ("first", "second")
-    )  # fmt: skip
+
+    def train(time: str) -> dict[str, Any]:
+        jobs = {}
+        for name, flag in names:
+            folder = f"{time}-{name}{flag.strip()}"
+            jobs[f"{name}{flag}"] = bench.model(name, folder, options + flag)
+        return bench.ask("train", {"steps": steps, "jobs": jobs})
+
+    first = train("first")
+    second = train("second")
     wrong = []
-    for name, one in first.items():
-        two = second[name]
-        if failed := one.get("error") or two.get("error"):
-            wrong.append(f"{name} failed ({failed[:120]})")
-        elif differ := [key for key, bits in one["weights"].items() if two["weights"][key] != bits]:
-            wrong.append(
-                f"{name} differs in {len(differ)} of {len(one['weights'])} tensors, such as {differ[0]}"
-            )
+    for name in first:
+        error = first[name].get("error") or second[name].get("error")
+        if error:
+            wrong.append(f"{name} failed ({error[:120]})")
+            continue
+        weights = first[name]["weights"]
+        different = [key for key in weights if weights[key] != second[name]["weights"][key]]
+        if different:
+            counts = f"{len(different)} of {len(weights)} tensors"
+            wrong.append(f"{name} differs in {counts}, such as {different[0]}")
     found = f"{steps} steps twice with DETERMINISTIC"
     if wrong:
         return False, f"{found}: {'; '.join(wrong)}; {REPORT}"
     return True, f"{found}, the same bits of weights: {', '.join(first)}"
 
 
-# ------------------------------------------------------------ saved, gone on with
+# ------------------------------------------------------------ saved and resumed
 
 
 def resume(bench: Bench) -> Finding:
-    """A run that is killed by SIGKILL and goes on, beside one that isn't."""
+    """Checks that a run that is killed and resumed ends with the weights of one that isn't."""
     whole = bench.folder / "whole"
     killed = bench.folder / "killed"
     words = [*_DIGITS.split(), "SAVE_STEPS", "5", "TRAIN.NUM_EPOCHS", "5"]
     bench.run("main_single_gpu.py", *words, f"-output={whole}")
     saved = killed / "checkpoints"
-    bench.run(
-        "main_single_gpu.py",
-        *words,
-        f"-output={killed}",
-        until=lambda: list(saved.glob("epoch_0002*")),
-    )
+
+    def is_in_second_epoch() -> bool:
+        return any(saved.glob("epoch_0002*"))
+
+    bench.run("main_single_gpu.py", *words, f"-output={killed}", until=is_in_second_epoch)
     if (killed / "result.json").exists():
         return False, "the run that was to be killed had ended already; run this check again"
     newest = max(file.name for file in saved.glob("epoch_*"))
@@ -284,57 +326,51 @@ def resume(bench: Bench) -> Finding:
 
 
 def sharding(bench: Bench) -> Finding:
-    """A run of two ranks that share the optimizer's state out, saved and gone on with."""
+    """Checks that a run of two ranks with a sharded optimizer state, saved and resumed, ends with
+    the weights of one that isn't interrupted.
+    """
     if not bench.rehearsing and bench.about["gpus"] < 2:
-        return True, ALONE
+        return True, NEEDS_TWO
     whole = bench.folder / "sharded"
     again = bench.folder / "sharded-again"
-    words = [
-        *_DIGITS.split(),
-        "TRAIN.NUM_EPOCHS",
-        "2",
-        "DIST.ENGINE",
-        "fleet",
-        "DIST.STRATEGY.sharding",
-        "True",
-    ]
-    bench.run("main_multi_gpu.py", "-ngpus=2", *words, f"-output={whole}")
-    bench.run(
-        "main_multi_gpu.py", f"-resume={whole / 'checkpoints' / 'epoch_0001'}", f"-output={again}"
-    )
-    return compare_bits(
-        "fleet's sharding on 2 ranks, saved after epoch_0001, gone on with", whole, again
-    )
+    options = f"{_DIGITS} TRAIN.NUM_EPOCHS 2 DIST.ENGINE fleet DIST.STRATEGY.sharding True"
+    bench.run("main_multi_gpu.py", "-ngpus=2", *options.split(), f"-output={whole}")
+    checkpoint = whole / "checkpoints" / "epoch_0001"
+    bench.run("main_multi_gpu.py", f"-resume={checkpoint}", f"-output={again}")
+    what = "fleet's sharding on 2 ranks, saved after epoch_0001, gone on with"
+    return compare_bits(what, whole, again)
 
 
 def compare_bits(what: str, whole: Path, again: Path) -> Finding:
-    """Whether two runs' last checkpoints hold the same bits."""
+    """Checks that the last checkpoints of two runs hold the same bits.
+
+    Args:
+        what: describes the second run.
+        whole, again: the directories of the runs.
+    """
     from safetensors.numpy import load_file
 
-    differ = []
+    different = []
     count = 0
     for file in sorted((whole / "checkpoints" / "last").glob("*.safetensors")):
-        one = load_file(file)
-        two = load_file(again / "checkpoints" / "last" / file.name)
-        count += len({*one, *two})
-        differ += [
-            f"{file.name} {key}"
-            for key in sorted({*one, *two})
-            if key not in one or key not in two or one[key].tobytes() != two[key].tobytes()
-        ]
-    if differ or not count:
-        first = f", such as {differ[0]}" if differ else ""
-        return (
-            False,
-            f"{what}: {len(differ)} of {count} tensors differ from the whole run's{first}; {REPORT}",
-        )
+        expected = load_file(file)
+        resumed = load_file(again / "checkpoints" / "last" / file.name)
+        for key in sorted({*expected, *resumed}):
+            count += 1
+            in_both = key in expected and key in resumed
+            if not in_both or expected[key].tobytes() != resumed[key].tobytes():
+                different.append(f"{file.name} {key}")
+    if different or not count:
+        example = f", such as {different[0]}" if different else ""
+        counts = f"{len(different)} of {count} tensors"
+        return False, f"{what}: {counts} differ from the whole run's{example}; {REPORT}"
     return True, f"{what}: the {count} tensors of the whole run, bit by bit"
 
 
 def all_reduce(bench: Bench) -> Finding:
-    """The doctor's own all-reduce, over all GPUs."""
+    """Checks an all-reduce over all GPUs, by the doctor itself."""
     if not bench.rehearsing and bench.about["gpus"] < 2:
-        return True, ALONE
+        return True, NEEDS_TWO
     ranks = bench.ngpus or (2 if bench.rehearsing else bench.about["gpus"])
     printed = bench.run("tools/doctor.py", f"-ngpus={ranks}")
     if not (line := re.search(r"^(ok|todo) +all-reduce +(.*)$", printed, re.MULTILINE)):
@@ -347,10 +383,13 @@ def all_reduce(bench: Bench) -> Finding:
 # ----------------------------------------------------------------------- rates
 
 UTILISATION = 0.3
-LEAST = 0.5  # of the estimate: less is worth a look
-INPUT_BOUND = 0.2  # share of the time that waits for data, from which on a run says so
-MULTIPLY_ADDS = {"ViT-S": 4.6e9, "ViT-B": 17.6e9}  # of one image's forward pass
-# by a pattern of the driver's name, TFLOP/s: half precision with sums in float32, TF32, float32
+# The share of the estimate below which a rate is reported as slow.
+MIN_SHARE = 0.5
+# The share of the time that waits for data, above which the loader is reported as slow.
+INPUT_BOUND = 0.2
+# of one image's forward pass
+MULTIPLY_ADDS = {"ViT-S": 4.6e9, "ViT-B": 17.6e9}
+# TFLOP/s by a pattern of the driver's name: half precision with sums in float32, TF32, float32.
 PEAKS = {
     r"H100.*PCIe": (756, 378, 51),
     r"H100": (989, 494, 67),
@@ -363,62 +402,76 @@ PEAKS = {
 
 
 def rate(bench: Bench, name: str = "ViT-S", amp: bool = True, share: int = 1) -> Finding:
-    """Training with one batch that stays on the device; ``share``: of the batch that the memory
-    holds.
+    """Compares the rate of training with its estimate. One batch stays on the device for all steps.
+
+    Args:
+        share: divides the batch, for a model that needs more memory than ViT-S.
     """
     if bench.rehearsing and (name, amp) != ("ViT-S", True):
         return True, 'not rehearsed: the line "rate" is the same'
     batch = batch_of(bench, share)
-    report, told = _medians(bench, name, batch, amp)
-    found = f"{name}, {bench.about['precision'] if amp else 'float32'}, batch {batch}, kept on the device: {told}"
-    known = [
-        peak for pattern, peak in PEAKS.items() if re.search(pattern, bench.about.get("name", ""))
-    ]
-    if not known:
+    report, speed = _medians(bench, name, batch, amp)
+    precision = bench.about["precision"] if amp else "float32"
+    found = f"{name}, {precision}, batch {batch}, kept on the device: {speed}"
+    device = bench.about.get("name", "")
+    peaks = next((peaks for pattern, peaks in PEAKS.items() if re.search(pattern, device)), None)
+    if not peaks:
         return True, f"{found}; no estimate for this device"
-    tflops = known[0][0 if amp else 1 if bench.about["tf32"] else 2]
-    cost = 6 * MULTIPLY_ADDS[name]
+    half, tf32, float32 = peaks
+    if amp:
+        tflops = half
+    elif bench.about["tf32"]:
+        tflops = tf32
+    else:
+        tflops = float32
+    cost = 3 * 2 * MULTIPLY_ADDS[name]
     estimate = UTILISATION * tflops * 1e12 / cost
-    found += (
-        f"; estimate {estimate:.0f} ({UTILISATION:g} x {tflops:g} TFLOP/s / {cost / 1e9:.0f} GFLOP)"
-    )
-    if report["images_per_s"] < LEAST * estimate:
-        return (
-            False,
-            f"{found}: less than half; is another program on the GPU, or is it hot? Else report this line",
-        )
+    formula = f"{UTILISATION:g} x {tflops:g} TFLOP/s / {cost / 1e9:.0f} GFLOP"
+    found += f"; estimate {estimate:.0f} ({formula})"
+    if report["images_per_s"] < MIN_SHARE * estimate:
+        advice = "is another program on the GPU, or is it hot? Else report this line"
+        return False, f"{found}: less than half; {advice}"
     return True, found
 
 
 def loader(bench: Bench) -> Finding:
-    """ViT-S/16, -amp, with the loader and its recipe's augmentation."""
+    """Checks that the loader keeps up with training: ViT-S/16 under -amp, with the augmentation of
+    its recipe.
+    """
     batch = batch_of(bench)
-    report, told = _medians(bench, "ViT-S", batch, amp=True, keep=False)
-    found = f"ViT-S, {bench.about['precision']}, batch {batch}, loader processes {_workers(bench)}: {told};"
-    found += f" {report['data_wait']:.0%} of the time waits for data"
+    report, speed = _medians(bench, "ViT-S", batch, amp=True, keep=False)
+    found = (
+        f"ViT-S, {bench.about['precision']}, batch {batch}, loader processes {_workers(bench)}:"
+        f" {speed}; {report['data_wait']:.0%} of the time waits for data"
+    )
     if report["data_wait"] > INPUT_BOUND and not bench.rehearsing:
         return False, f"{found}: raise DATA.NUM_WORKERS if there are cores (docs/performance.md)"
     return True, found
 
 
 def host(bench: Bench) -> Finding:
-    """Steps so small that the host is what takes the time."""
-    report, _ = _medians(bench, "ViT-S", 2, amp=True)
-    return (
-        True,
-        f"ViT-S, batch 2: {2e3 / report['images_per_s']:.1f} ms a step, about what the host takes for any batch",
-    )
+    """Measures the time that the host takes for a step, with a batch so small that the GPU takes
+    less.
+    """
+    batch = 2
+    report, _ = _medians(bench, "ViT-S", batch, amp=True)
+    milliseconds = 1e3 * batch / report["images_per_s"]
+    step = f"ViT-S, batch {batch}: {milliseconds:.1f} ms a step"
+    return True, f"{step}, about what the host takes for any batch"
 
 
 def batch_of(bench: Bench, share: int = 1) -> int:
-    """The batch to measure with: ViT-S in float32 keeps about 0.2 GB for an image."""
+    """Returns the size of a batch that fits the device's memory: ViT-S in float32 keeps about 0.2
+    GB for an image.
+
+    Args:
+        share: divides the batch, for a model that needs more.
+    """
     if bench.rehearsing:
         return 4
-    return max(
-        32,
-        next((batch for batch in (256, 128, 64) if bench.about["memory"] >= 0.2 * batch), 32)
-        // share,
-    )
+    fitting = [batch for batch in (256, 128, 64) if bench.about["memory"] >= 0.2 * batch]
+    largest = fitting[0] if fitting else 32
+    return max(32, largest // share)
 
 
 def _workers(bench: Bench) -> int:
@@ -428,19 +481,26 @@ def _workers(bench: Bench) -> int:
 def _medians(
     bench: Bench, name: str, batch: int, amp: bool, keep: bool = True
 ) -> tuple[dict[str, float], str]:
-    """(medians of the reports of a few steps, the first left out; how fast that is, in words)."""
-    every = 2 if bench.rehearsing else 10
-    words = f"{'-amp ' * amp}-batch_size={batch} {_SYNTHETIC} {batch * (4 * every + 1)} REPORT_FREQ {every}"
+    """Trains for a few steps. Returns the medians of all reports but the first, and words that say
+    how fast training was.
+
+    Args:
+        keep: whether one batch is kept on the device for all steps.
+    """
+    report_freq = 2 if bench.rehearsing else 10
+    steps = 4 * report_freq
+    options = f"-batch_size={batch} {_SYNTHETIC} {batch * (steps + 1)} REPORT_FREQ {report_freq}"
+    if amp:
+        options = f"-amp {options}"
     folder = f"rate-{name}-{batch}-{amp}-{keep}"
-    job = bench.model(name, folder, f"{words} DATA.NUM_WORKERS {_workers(bench)}")
-    reports = bench.train(job, steps=4 * every, keep=keep)["reports"]
-    found = {
+    job = bench.model(name, folder, f"{options} DATA.NUM_WORKERS {_workers(bench)}")
+    reports = bench.train(job, steps=steps, keep=keep)["reports"]
+    medians = {
         key: statistics.median(report[key] for report in reports[1:])
         for key in ("images_per_s", "data_wait")
     }
-    told = (
-        f"{found['images_per_s']:.0f} images/s, {1e3 * batch / found['images_per_s']:.1f} ms a step"
-    )
+    rate = medians["images_per_s"]
+    speed = f"{rate:.0f} images/s, {1e3 * batch / rate:.1f} ms a step"
     if memory := max(report.get("peak_memory_gpu", 0) for report in reports):
-        told += f", {memory / 1e3:.1f} GB at most"
-    return found, told
+        speed += f", {memory / 1e3:.1f} GB at most"
+    return medians, speed
