@@ -2,9 +2,9 @@
 clients do.
 
 One thread serves all clients. A guest is a rank that has proved that it knows the secret. Any other
-client may be silent, slow, wrong or one of many. It has a few seconds and a line of a thousand bytes
-to prove itself. If too many unproved clients are connected, the oldest is dropped. Nothing that they
-send is parsed before its MAC was right.
+client may be silent, slow, wrong or one of many. It has a few seconds and a line of a thousand
+bytes to prove itself. If too many unproved clients are connected, the oldest is dropped. Nothing
+that they send is parsed before its MAC was right.
 """
 
 import contextlib
@@ -228,8 +228,8 @@ class Admission:
         self.seats[place] = seat
 
     def _judge(self, greeting: dict[str, Any]) -> tuple[str, int, tuple[str, str]]:
-        """Returns the answer to a greeting, the rank's number and its seat. Raises any error if this
-        isn't a greeting.
+        """Returns the answer to a greeting, the rank's number and its seat. Raises any error if
+        this isn't a greeting.
         """
         party, place, gpu, machine = (greeting[key] for key in ("party", "place", "gpu", "machine"))
         # A bool is an int, too, but no number of a rank.
@@ -247,8 +247,9 @@ class Admission:
         return "twice" if self._is_here(place) else "wait", place, (gpu, machine)
 
     def _contradict(self, greeting: dict[str, Any], answer: str) -> None:
-        """Notes that a rank of this job can't start, or was started with other numbers: then not all
-        ranks will come. A rank of another job may have found this address by mistake, and is ignored.
+        """Notes that a rank of this job can't start, or was started with other numbers: then not
+        all ranks will come. A rank of another job may have found this address by mistake, and is
+        ignored.
         """
         if self.contradiction or _job(greeting["party"]) != _job(self.party):
             return
@@ -269,8 +270,8 @@ class Admission:
         self.until = min(self.until, time.monotonic() + GRACE)
 
     def _is_here(self, place: int) -> bool:
-        """Returns whether a rank of this number is connected. If its connection has ended, it may have
-        been started again, and the new one is admitted.
+        """Returns whether a rank of this number is connected. If its connection has ended, it may
+        have been started again, and the new one is admitted.
         """
         if place not in self.guests:
             return False
@@ -347,8 +348,8 @@ def shared_gpu_error(seats: dict[int, tuple[str, str]]) -> str:
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Turns on keep-alive packets: routers forget idle connections, and a machine that loses its power
-    doesn't close its own.
+    """Turns on keep-alive packets: routers forget idle connections, and a machine that loses its
+    power doesn't close its own.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):

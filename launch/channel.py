@@ -19,7 +19,8 @@ from launch.secret import MAC_SIZE, mac, same
 
 HELLO = "paddle-vit-toolkit"
 CHALLENGE = "challenge"
-# The version of this protocol. Version 1 had no secret: its greeting had a party, a rank and a seat.
+# The version of this protocol. Version 1 had no secret: its greeting had a party, a rank and a
+# seat.
 VERSION = 2
 # the host's answer, without a MAC, to a guest with a different secret
 OTHER_SECRET = "secret"
@@ -88,7 +89,8 @@ class Channel:
         """Returns the lines that have come, without waiting.
 
         Raises:
-            OSError: the other end has gone, and all its lines have been returned; or a MAC is wrong.
+            OSError: the other end has gone, and all its lines have been returned; or a MAC is
+                wrong.
         """
         self._read(0)
         lines = [*self.lines]

@@ -1,11 +1,11 @@
 """Runs a rank that a launcher started, and watches it. Messages and exit statuses equal those of
 spawned ranks.
 
-The launcher's processes meet (``meet``) and then fork, before they import Paddle: the child is the
-rank, and the parent (13 MB) watches it. Once a second each parent sends the state of its rank to
-rank 0's parent, over the connections of the meeting. Rank 0's parent decides for all whether the run
-ends, and sends them its verdict. None of this needs the ranks' own threads, which may be suspended,
-or may be waiting in C++.
+The processes that a launcher started meet (``meet``) and then fork, before they import Paddle. The
+child is the rank, and the parent (13 MB) watches it. Once a second each parent sends the state of
+its rank to rank 0's parent, over the connections of the meeting. Rank 0's parent decides for all
+whether the run ends, and sends its verdict to the other parents. So a run also ends if a rank is
+suspended or waits in C++, where none of its threads could report anything.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from errors import Failure, InputError
 from launch import devices, launchers, rendezvous, secret, sharing, signals
 from launch.channel import Channel
 from launch.rendezvous import Meeting
-from launch.spawned import Ranks, leave, shared_arrays
+from launch.spawned import Watcher, exit_with, shared_arrays
 from launch.verdict import RankState, Verdict, judge
 
 # seconds between two reports of a parent
@@ -37,10 +37,10 @@ REPORT_TIMEOUT = 10.0
 VERDICT_TIMEOUT = 5.0
 SILENT = "isn't answering (is its machine down, or out of reach?)"
 LOST = "was lost (its machine went down, or its launcher killed it)"
-# The stages of a rank before Paddle starts: it reads its data; it waits for the other ranks; all are
-# there.
+# The stages of a rank before it trains: it reads its data, it waits for the other ranks, and all
+# are ready.
 READING, READY, GO = range(3)
-# one of these, in memory that the rank and its parent share
+# The rank's stage, in memory that it shares with its parent.
 _stage: Any = None
 
 
@@ -64,7 +64,8 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     os.environ["LAUNCHER_PID"] = str(os.getppid() if launchers.set_by_launcher() else os.getpid())
     # Paddle's launcher writes each rank's stderr to a file of its own.
     has_own_stderr = "PADDLE_LOG_DIR" in os.environ
-    # The rank ends with these launchers. A shell, in contrast, may end and leave its ranks running.
+    # If one of these launchers is killed, its ranks shall end, too. A shell, in contrast, may end
+    # and leave its ranks running.
     if has_own_stderr or "TORCHELASTIC_RUN_ID" in os.environ:
         signals.die_with_parent(signal.SIGTERM)
     failed, beats = shared_arrays(context, 1)
@@ -77,18 +78,17 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     verdict = watcher.wait()
     # One message is enough where all ranks share stderr.
     if verdict and (rank == 0 or has_own_stderr or watcher.decides_alone):
-        leave(verdict)
+        exit_with(verdict)
     sys.exit(verdict.status if verdict else 0)
 
 
 def meet(limit: float) -> Meeting:
-    """Waits until all ranks of a launched run are there, for ``limit`` seconds at most. ``ready``
-    of the returned meeting waits until they have read their data, too.
+    """Waits until all ranks of a launched run have connected to rank 0, ``limit`` seconds at most.
 
-    Between machines, it tells gloo and NCCL to use the network interface that reaches rank 0. By
-    itself gloo takes the address that the machine's own name stands for. In many an /etc/hosts that
-    is 127.0.1.1, where no other machine finds it. NCCL takes the first interface, which may lead
-    nowhere.
+    If the run has several machines, gloo and NCCL get the network interface that reaches rank 0. By
+    default gloo listens at the address that the machine's own name stands for. In many an
+    /etc/hosts that is 127.0.1.1, which no other machine can reach. NCCL uses the first interface,
+    which may not reach the other machines.
 
     Raises:
         InputError, RunError: as ``rendezvous.meet``.
@@ -97,9 +97,10 @@ def meet(limit: float) -> Meeting:
     ranks = launchers.read_number("PADDLE_TRAINERS_NUM")
     local_ranks = launchers.read_number("PADDLE_LOCAL_SIZE", default=1)
     master = launchers.master_address()
-    # torchrun's number of local ranks is a guess without LOCAL_WORLD_SIZE.
+    # Without LOCAL_WORLD_SIZE, the number of torchrun's local ranks is a guess.
     is_guess = os.environ.get("RANK") and not os.environ.get("LOCAL_WORLD_SIZE")
     if local_ranks == ranks > 1 and not is_guess:
+        # All ranks are on this machine, so they need no other interface than loopback.
         _, port = rendezvous.parse_address(master)
         master = os.environ["PADDLE_MASTER"] = f"{rendezvous.LOOPBACK}:{port}"
         rendezvous.use_loopback()
@@ -113,9 +114,9 @@ def meet(limit: float) -> Meeting:
         ranks,
         limit,
         job=launchers.job(),
-        here=local_ranks,
-        first=launchers.read_number("PADDLE_LOCAL_RANK", default=0) == 0,
-        seat=gpu,
+        local_ranks=local_ranks,
+        prints_error=launchers.read_number("PADDLE_LOCAL_RANK", default=0) == 0,
+        gpu=gpu,
     )
     if ranks > 1:
         secret.set_run_key(meeting.run_key)
@@ -123,30 +124,31 @@ def meet(limit: float) -> Meeting:
     interface = interfaces.get(meeting.own_address)
     if ranks > local_ranks and interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        # "=": this name, not any that begins with it
+        # With "=", NCCL takes this name alone, otherwise any that begins with it.
         os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     return meeting
 
 
 def _become_rank(meeting: Meeting, target: Callable[..., None], *args: Any) -> None:
-    # Only the parent keeps the connections, so that the others notice when it ends.
+    # The parent alone keeps the connections: they end with it, which the other parents notice.
     meeting.close()
     target(*args)
 
 
 def wait_for_all() -> None:
-    """Returns when every launched rank has called it. A rank may read data for a long time, and Paddle
-    would wait for it only 900 s.
+    """Returns when every launched rank has called it.
+
+    A rank may take longer to read its data than the 900 s that Paddle would wait for it.
     """
     _stage[0] = READY
     while _stage[0] != GO:
-        # The other ranks of this machine may still fetch the data that this one has read.
+        # Other ranks of this machine may still need the data that this one has read.
         sharing.answer()
         time.sleep(0.02)
     sharing.close()
 
 
-class RankWatcher(Ranks):
+class LaunchedWatcher(Watcher):
     """Watches a launched rank, which is a child process of this one.
 
     Attributes:
@@ -188,7 +190,7 @@ class RankWatcher(Ranks):
         return is_due
 
 
-class DecidingWatcher(RankWatcher):
+class DecidingWatcher(LaunchedWatcher):
     """The parent of rank 0: it receives the reports of the other parents and decides for all.
 
     Attributes:
@@ -234,15 +236,17 @@ class DecidingWatcher(RankWatcher):
         """Takes the report of another rank's parent. Raises any error if it isn't one."""
         state = RankState(**message["seen"])
         known = self.all_states[place]
-        # A failure is the one attribute of two types.
-        failure = state.failure and Failure(*state.failure)
+        failure = None
+        if state.failure:
+            failure = Failure(*state.failure)
+        # Without a failure, all attributes have the types of a new state's.
         state.failure = None
         types = [type(value) for value in vars(state).values()]
         expected = [type(value) for value in vars(RankState(0)).values()]
         if state.place != place or types != expected:
             raise ValueError("not a report of one of our ranks")
         state.failure = failure
-        # Clocks of machines differ: a new beat counts from the moment at which it is reported.
+        # Machines have different clocks: a new beat gets the time at which its report came.
         has_new_beat = self.beats_received.get(place, 0.0) != state.time
         self.beats_received[place] = state.time
         state.time = self.now if has_new_beat else known.time
@@ -282,11 +286,13 @@ class DecidingWatcher(RankWatcher):
             time.sleep(0.02)
 
 
-class ReportingWatcher(RankWatcher):
-    """The parent of another rank: it reports to rank 0's parent, and does what that one decides.
+class ReportingWatcher(LaunchedWatcher):
+    """The parent of another rank: it reports to rank 0's parent, which decides when the run ends.
 
     Attributes:
-        decided: the verdict of rank 0's parent.
+        host: the machine of rank 0.
+        peer: the connection to rank 0's parent.
+        decided: the verdict of rank 0's parent; None: none has come yet.
         failed_at: when this rank failed; 0: it didn't.
     """
 
@@ -321,19 +327,19 @@ class ReportingWatcher(RankWatcher):
             return self.decided
         if self.decides_alone:
             return judge([self.own_state], self.started, self.timeout)
-        # Whether the run stalls is for rank 0's parent to say.
-        own = judge([self.own_state], self.started, math.inf)
-        if own and not self.failed_at:
+        # Without a time limit: only rank 0's parent can tell whether the run stalls.
+        own_verdict = judge([self.own_state], self.started, math.inf)
+        if own_verdict and not self.failed_at:
             self.failed_at = self.now
         silent = self.now - self.peer.heard
-        patience = REPORT_TIMEOUT if own else max(REPORT_TIMEOUT, self.timeout)
-        self.decides_alone = self.peer.closed or silent > patience
-        # This rank may be lost only because rank 0 was.
-        if self.decides_alone and (own is None or own.lost):
+        limit = REPORT_TIMEOUT if own_verdict else max(REPORT_TIMEOUT, self.timeout)
+        self.decides_alone = self.peer.closed or silent > limit
+        # If this rank was lost, rank 0's loss may be the cause.
+        if self.decides_alone and (own_verdict is None or own_verdict.lost):
             how = LOST if self.peer.closed else f"{SILENT} for {silent:.0f} s"
             return Verdict(1, f"error: rank 0 on {self.host} {how}", lost=True)
         if self.decides_alone or self.now - self.failed_at > VERDICT_TIMEOUT:
-            return own
+            return own_verdict
         return None
 
 
@@ -342,7 +348,7 @@ class Peer:
 
     Attributes:
         closed: whether this end is closed.
-        heard: when something came the last time.
+        heard: when bytes last came from the other end.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -357,7 +363,7 @@ class Peer:
         return self.channel.heard
 
     def send(self, message: dict[str, Any]) -> None:
-        # If the other end has gone, ``receive`` finds out, after its last messages.
+        # If the other end has gone, ``receive`` still returns its last messages, and then closes.
         with self.closing_on_error(), contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.channel.send(json.dumps(message))
 
@@ -374,8 +380,8 @@ class Peer:
 
     @contextlib.contextmanager
     def closing_on_error(self) -> Iterator[None]:
-        """Closes the connection on any error in the body: the other end has gone, or its message is
-        wrong. The error goes no further.
+        """Closes the connection if the body raises: the other end has gone, or its message is
+        wrong. The error is suppressed.
         """
         try:
             yield

@@ -2,10 +2,10 @@
 
 Paddle's own rendezvous (its TCPStore, in 3.3.1 and 2.6.2) tries for ever if nothing answers at the
 address. It hangs if another program listens there. It waits 900 s for a rank that never comes, and
-doesn't name it. So the ranks first meet at the same address. Rank 0 listens (``admission``), each
-rank proves that it knows the user's secret (``channel``), and all get the result. After that, Paddle
-gets the port. The processes that watch ranks stay connected for the whole run (``launched``), others
-until all are ready.
+doesn't name it. So the ranks first meet at the same address: rank 0 listens there (``admission``),
+each rank proves that it knows the user's secret (``channel``), and all get the result. Then the
+port is left to Paddle. The processes that watch ranks (``launched``) stay connected for the whole
+run. Nodes (``nodes``) stay connected until all are ready.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ from launch import channel, secret
 from launch.admission import GRACE, LIMITS, WRONG, Admission, keep_alive, number_list, tell
 from launch.channel import Channel, Forged
 
-# seconds for a connection
+# seconds in which a connection has to be made
 CONNECT = 5.0
-# seconds for each of rank 0's first answers
+# seconds in which rank 0 has to send each of its first answers
 ANSWER = 10.0
 # seconds in which the program that holds rank 0's port may show that it is another rank 0
 TAKEN = 2.0
@@ -69,7 +69,7 @@ class Meeting:
             RunError: a rank has ended meanwhile.
         """
         with contextlib.closing(self):
-            # ``_verdict`` gets the same error.
+            # If rank 0 has gone, ``_verdict`` raises the error.
             with contextlib.suppress(OSError):
                 self.connection.send("ready")
             verdict = "ok"
@@ -99,9 +99,9 @@ def meet(
     limit: float,
     job: str = "",
     kind: str = "rank",
-    here: int = 1,
-    first: bool = True,
-    seat: str = "",
+    local_ranks: int = 1,
+    prints_error: bool = True,
+    gpu: str = "",
 ) -> Meeting:
     """Waits until all ``count`` ranks have come to ``address``.
 
@@ -111,9 +111,10 @@ def meet(
         limit: seconds to wait.
         job: an identifier of this run, the same on all ranks.
         kind: "rank", or "node" if machines meet instead of ranks.
-        here: the number of ranks on this machine.
-        first: whether this rank is the one that prints the error for all ranks on this machine.
-        seat: the UUID of this rank's GPU, which no other may have; "" where there is none.
+        local_ranks: the number of ranks on this machine.
+        prints_error: whether this rank prints the error for all ranks of this machine if rank 0
+            doesn't answer.
+        gpu: the UUID of this rank's GPU, which no other rank may have; "" if it has none.
 
     Raises:
         InputError: the address isn't valid, its port is taken, or two ranks contradict each other.
@@ -129,22 +130,22 @@ def meet(
     party = _party(str(count), kind, job)
     machine = _printable(socket.gethostname())
     greeting = json.dumps(
-        {"party": party, "place": place, "gpu": _printable(seat), "machine": machine}
+        {"party": party, "place": place, "gpu": _printable(gpu), "machine": machine}
     )
     admission = None
     held = None
-    # Its callbacks run after an error.
+    # Its callbacks run only after an error.
     with contextlib.ExitStack() as cleanup:
         if place == 0:
             try:
-                listener, held = listen(host, port, far=count > here)
+                listener, held = listen(host, port, has_other_machines=count > local_ranks)
             except InputError:
                 _check_alone(address, kind, own_secret, greeting)
                 raise
             admission = Admission(listener, own_secret, party, count, kind)
             receiver = threading.Thread(target=admission.receive_all, args=(limit,), daemon=True)
             cleanup.push(held or listener)
-            # The admitted ranks get the reason before this process ends.
+            # Before this process ends, the thread sends the reason to the admitted ranks.
             cleanup.callback(receiver.join, CONNECT)
             cleanup.callback(admission.close)
             receiver.start()
@@ -153,18 +154,30 @@ def meet(
         try:
             answered = _greet([host], port, own_secret, greeting, limit if place else ANSWER)
         except OSError as error:
-            raise _no_answer_error(
-                address, kind, place, limit, machine, error, here, first
+            reason = error.strerror or str(error)
+            if place == 0:
+                # This process listens, so the address is wrong.
+                raise InputError(
+                    f"{kind} 0 runs on {machine}, but can't reach itself at {address} ({reason});"
+                    " set MASTER_ADDR to an address of that machine"
+                ) from None
+            waiting = f"{local_ranks} ranks" if local_ranks > 1 else f"{kind} {place}"
+            raise RunError(
+                f"{kind} 0 didn't answer at {address} within {limit:g} s"
+                f" ({reason}; {LIMITS[kind]});"
+                f" {waiting} on {machine} waited for it: start it there, correct MASTER_ADDR and"
+                " MASTER_PORT, or open the port in the firewall",
+                shared=not prints_error,
             ) from None
         connection, rank_0_address, key = _accept_answer(answered, address, kind, party, limit)
         if admission:
-            # Without this thread, the process may fork.
+            # A process that runs no other thread can be forked.
             receiver.join()
         cleanup.pop_all()
     own_address = connection.socket.getsockname()[0]
     if own_address.startswith("127."):
-        # On rank 0's machine its name may mean 127.0.1.1 (Debian's /etc/hosts), which others can't
-        # reach.
+        # On rank 0's machine, its name may stand for 127.0.1.1 (Debian's /etc/hosts), which other
+        # machines can't reach.
         own_address = rank_0_address
     run_key = secret.mac(own_secret, b"run", key.encode()).hex()
     guests = admission.guests if admission else {}
@@ -179,8 +192,8 @@ def cancel(
     job: str = "",
     kind: str = "rank",
 ) -> None:
-    """Tells all ranks that this one can't start, so that none waits for it. Rank 0 tells all others;
-    another rank tells rank 0.
+    """Tells all ranks that this one can't start, so that none waits for it. Rank 0 tells all
+    others; another rank tells rank 0.
 
     Args:
         place: this rank's number as the user or a launcher gave it: maybe no number, or None.
@@ -201,6 +214,7 @@ def cancel(
     refusal = f"{who} on {machine} can't start: {reason}"
     if place == "0":
         others = int(count) - 1 if count and re.fullmatch("[1-9][0-9]{0,5}", count) else sys.maxsize
+        # Outside Linux there is no claim. Then the listener is closed twice, which does no harm.
         with _claiming(host, port) as held, _bound_socket("", port) as listener, held or listener:
             listener.listen(1024)
             Admission(listener, own_secret, party, others, kind, refusal).receive_all(GRACE)
@@ -208,7 +222,7 @@ def cancel(
     greeting = {"party": party, "place": -1, "gpu": "", "machine": machine, "refusal": refusal}
     hosts = [host]
     if socket.gethostbyname(host) in addresses().values():
-        # If all ranks are on this machine, rank 0 only listens on loopback.
+        # If all ranks are on this machine, rank 0 listens on loopback alone.
         hosts.append(LOOPBACK)
     connection, _ = _greet(hosts, port, own_secret, json.dumps(greeting), ANSWER)
     if connection:
@@ -222,8 +236,8 @@ def _party(count: str, kind: str, job: str) -> str:
 
 
 def _check_alone(address: str, kind: str, own_secret: bytes, greeting: str) -> None:
-    """Raises InputError if the program that holds rank 0's port is another rank 0 of this run. That
-    one is told of this one, too.
+    """Raises InputError if the program that holds rank 0's port is another rank 0 of this run,
+    which then gets the same error.
     """
     host, port = parse_address(address)
     with contextlib.suppress(OSError):
@@ -241,36 +255,9 @@ def _number_error(address: str, kind: str) -> InputError:
     )
 
 
-def _no_answer_error(
-    address: str,
-    kind: str,
-    place: int,
-    limit: float,
-    machine: str,
-    error: OSError,
-    here: int,
-    first: bool,
-) -> RunError:
-    """Returns the error for the case that rank 0 didn't answer."""
-    reason = error.strerror or str(error)
-    if place == 0:
-        # It listens, so the address is wrong.
-        return InputError(
-            f"{kind} 0 runs on {machine}, but can't reach itself at {address} ({reason});"
-            " set MASTER_ADDR to an address of that machine"
-        )
-    waiting = f"{here} ranks" if here > 1 else f"{kind} {place}"
-    return RunError(
-        f"{kind} 0 didn't answer at {address} within {limit:g} s ({reason}; {LIMITS[kind]});"
-        f" {waiting} on {machine} waited for it: start it there, correct MASTER_ADDR and"
-        " MASTER_PORT, or open the port in the firewall",
-        shared=not first,
-    )
-
-
 def _printable(text: str) -> str:
-    """Returns a name from outside, fit for a message: one line, at most 200 characters, valid
-    UTF-8.
+    """Returns a text from outside in a form that fits a message: one line of valid UTF-8, at most
+    200 characters.
     """
     return " ".join(text.encode(errors="backslashreplace").decode().split())[:200]
 
@@ -285,7 +272,7 @@ def addresses() -> dict[str, str]:
             try:
                 answer = fcntl.ioctl(any_socket, siocgifaddr, request)
             except OSError:
-                # This interface has none.
+                # This interface has no IPv4 address.
                 continue
             by_interface[name] = socket.inet_ntoa(answer[20:24])
     return by_interface
@@ -329,8 +316,8 @@ def check_free(address: str) -> socket.socket | None:
 def claim(port: int) -> socket.socket | None:
     """Holds a port of this machine for one run of the toolkit, until the returned socket is closed.
 
-    Nobody listens at the port between the meeting and the start of Paddle's store. Without the claim,
-    two runs that start at the same time could mix.
+    Nobody listens at the port between the meeting and the start of Paddle's store. Without the
+    claim, two runs that start at the same time could mix.
 
     Raises:
         OSError: another run holds it.
@@ -351,23 +338,28 @@ def claim(port: int) -> socket.socket | None:
             time.sleep(0.1)
 
 
-def listen(host: str, port: int, far: bool = False) -> tuple[socket.socket, socket.socket | None]:
+def listen(
+    host: str, port: int, has_other_machines: bool = False
+) -> tuple[socket.socket, socket.socket | None]:
     """Returns (a socket that listens at HOST:PORT, the socket of ``claim``).
 
-    It listens at that address alone if possible. A name may mean 127.0.1.1, but only on this machine.
-    Behind NAT, this machine doesn't have the address itself. Kubeflow gives rank 0's machine the name
-    "localhost". In these cases it listens on all addresses, and prints a note.
+    It listens at that address alone if possible. In these cases it listens on all addresses
+    instead, and prints a note:
+
+    - On this machine alone, the name stands for a loopback address such as 127.0.1.1.
+    - This machine is behind NAT, and doesn't have the address itself.
+    - The name is "localhost", by which Kubeflow calls rank 0's machine on that machine itself.
 
     Args:
-        far: whether ranks of other machines will connect.
+        has_other_machines: whether ranks of other machines will connect.
     """
     with _claiming(host, port) as held:
         listener = _bound_socket("", port)
-        # If the name is unknown, ``_greet`` raises the error.
+        # If the name is unknown, the listener stays as it is, and ``_greet`` raises the error.
         with contextlib.suppress(OSError):
             ip = socket.gethostbyname(host)
-            # A loopback address is only taken if the user asked for it, or all ranks are here.
-            is_meant = host == ip or (host == "localhost" and not far)
+            # A loopback address counts only if the user named it, or if all ranks are here.
+            is_meant = host == ip or (host == "localhost" and not has_other_machines)
             if ip != "0.0.0.0" and (is_meant or not ip.startswith("127.")):
                 listener.close()
                 listener = _bound_socket(ip, port, instead="")
@@ -387,7 +379,7 @@ def _bound_socket(address: str, port: int, instead: str | None = None) -> socket
     that address.
     """
     bound = socket.socket()
-    # Paddle's store will do the same.
+    # Paddle's store sets this, too, and so gets the port while the meeting's connections stay open.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((address, port))
@@ -401,8 +393,8 @@ def _bound_socket(address: str, port: int, instead: str | None = None) -> socket
 
 @contextlib.contextmanager
 def _claiming(host: str, port: int) -> Iterator[socket.socket | None]:
-    """Claims the port for the body. Raises InputError if that isn't possible, or if the body can't open
-    the port.
+    """Claims the port for the body. Raises InputError if that isn't possible, or if the body can't
+    open the port.
     """
     held = None
     try:
@@ -439,7 +431,7 @@ def _verdict(connection: Channel, host: str, limit: float | None) -> list[str]:
 def _greet(
     hosts: Sequence[str],
     port: int,
-    own: bytes,
+    own_secret: bytes,
     greeting: str,
     limit: float,
     patience: float | None = None,
@@ -449,25 +441,27 @@ def _greet(
 
     Args:
         hosts: names or addresses of rank 0's machine, which are tried in turn.
-        own: the user's secret.
-        limit: seconds for a connection.
+        own_secret: the user's secret.
+        limit: seconds after which no further attempt is made.
         patience: seconds for each answer; None: ANSWER.
 
     Raises:
         OSError: the error of the last attempt, if there was no connection within ``limit`` seconds.
     """
     deadline = time.monotonic() + limit
-    patience = ANSWER if patience is None else patience
+    if patience is None:
+        patience = ANSWER
     for host in itertools.cycle(hosts):
         connection = socket.socket()
         try:
             connection.settimeout(min(CONNECT, patience))
             connection.connect((host, port))
-            # If nobody listens at a port of this machine, a socket may connect to itself.
+            # If nobody listens at a port of this machine, the system may connect a socket to
+            # itself.
             if connection.getsockname() == connection.getpeername():
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             keep_alive(connection)
-            introduced = channel.introduce(connection, own, patience)
+            introduced = channel.introduce(connection, own_secret, patience)
             if isinstance(introduced, str):
                 connection.close()
                 return None, introduced
@@ -487,12 +481,12 @@ def _greet(
 def _accept_answer(
     answered: tuple[Channel | None, str], address: str, kind: str, party: str, limit: float
 ) -> tuple[Channel, str, str]:
-    """Waits for all ranks. Returns the connection, the address at which rank 0 was reached, and the
-    random part of the run's key.
+    """Waits until all ranks have come. Returns the connection, the address at which rank 0 was
+    reached, and the random part of the run's key.
 
     Args:
-        answered: of ``_greet``.
-        limit: seconds.
+        answered: the return value of ``_greet``.
+        limit: seconds that rank 0 waits for all ranks.
 
     Raises:
         InputError: the answer, or the verdict, is that something is wrong.
@@ -506,7 +500,8 @@ def _accept_answer(
             connection.close()
             raise
         return connection, rank_0_address, key
-    # An answer by way of a connection is authentic. Without one, it is any program's.
+    # An answer that came by a channel is authentic. Without a channel, any program may have sent
+    # it.
     if connection:
         connection.close()
         if answer == "twice":
@@ -526,7 +521,7 @@ def _accept_answer(
             f" {secret.advice_if_different(f'{kind} 0')}",
             shared=False,
         )
-    # another version's answer to this version's greeting
+    # This is how another version of the toolkit answers to this version's greeting.
     if answer.startswith("differs "):
         raise InputError(
             f"{kind} 0 at {address} runs another version of this toolkit;"

@@ -1,8 +1,8 @@
 """The secret that all ranks of a user know, and nobody else.
 
-It is in a variable, or in a file that belongs to the user and is made at first use. Ranks prove that
-they know it by message authentication codes (HMAC), and never send it. When launched ranks meet,
-they derive a key of this run from it. A process that spawns ranks makes a random key instead.
+It is in a variable, or in a file that belongs to the user and is made at first use. Ranks prove
+that they know it by message authentication codes (HMAC), and never send it. When launched ranks
+meet, they derive a key of this run from it. A process that spawns ranks makes a random key instead.
 """
 
 import hmac
@@ -97,8 +97,8 @@ def shared_secret() -> bytes:
 
 
 def keep_from_logs() -> None:
-    """Raises InputError if the secret is in the variable. Call it where Paddle's launcher starts ranks:
-    it writes all variables to its logs, which others may read.
+    """Raises InputError if the secret is in the variable. Call it where Paddle's launcher starts
+    ranks: it writes all variables to its logs, which others may read.
     """
     if os.environ.get(SECRET_VARIABLE):
         raise InputError(
@@ -109,8 +109,8 @@ def keep_from_logs() -> None:
 
 
 def secret_file() -> Path:
-    """Returns the path of the secret's file. It is in the user's home. If that isn't possible, it is in
-    shared memory, and the secret only holds on this machine.
+    """Returns the path of the secret's file. It is in the user's home. If that isn't possible, it
+    is in shared memory, and the secret only holds on this machine.
     """
     if named := os.environ.get(SECRET_FILE_VARIABLE):
         return Path(named)
@@ -171,8 +171,8 @@ def _read(path: Path) -> str:
 def _check_owner(path: Path, state: os.stat_result) -> None:
     """Raises InputError if the file isn't this user's, or if others may read it."""
     user = os.geteuid()
-    # A secret of Kubernetes is a file of root's, which the user's group may read. The variable has to
-    # name it.
+    # A secret of Kubernetes is a file of root's, which the user's group may read. The variable has
+    # to name it.
     is_mounted = bool(os.environ.get(SECRET_FILE_VARIABLE)) and state.st_uid == 0 != user
     problem = ""
     if not stat.S_ISREG(state.st_mode):
@@ -194,8 +194,8 @@ def _check_owner(path: Path, state: os.stat_result) -> None:
 
 
 def _make(path: Path) -> str:
-    """Makes the file with a new secret, unless another process of the user has just made it. Returns
-    its text.
+    """Makes the file with a new secret, unless another process of the user has just made it.
+    Returns its text.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

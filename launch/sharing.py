@@ -1,12 +1,14 @@
 """Reads data once for all launched ranks of a machine: one of them reads it and shares it.
 
-The rank that first binds a socket to a certain name reads. It is the name of an abstract Unix socket,
-which is no file, and is free again as soon as its process ends. The name is derived from the run's
-key, from what is to be read and from the files that a process sees. So ranks that would read
-something else have another name. The other ranks connect and wait. They get the descriptor of memory
-that has no name (``spawned.SharedObjects``), so nothing is left over, whichever process is killed.
+The rank that first binds a socket to a certain name reads. It is the name of an abstract Unix
+socket, which is no file, and is free again as soon as its process ends. The name is derived from
+the run's key, from what is to be read and from the files that a process sees. So ranks that would
+read something else have another name. The other ranks connect and wait. They get the descriptor of
+memory that has no name (``spawned.SharedObjects``), so nothing is left over, whichever process is
+killed.
 
-The kernel says whose process is at the other end. Data is only shared between processes of one user.
+The kernel says whose process is at the other end. Data is only shared between processes of one
+user.
 """
 
 import contextlib
@@ -35,8 +37,8 @@ _shared: tuple[socket.socket, SharedObjects] | None = None
 
 
 def read_once(read: Callable[[], tuple[Any, ...]], key: bytes) -> tuple[Any, ...]:
-    """Returns what ``read()`` returns. One of this machine's ranks calls it for all of them, and then
-    has to call ``answer`` until all have the result.
+    """Returns what ``read()`` returns. One of this machine's ranks calls it for all of them, and
+    then has to call ``answer`` until all have the result.
 
     Args:
         key: bytes that determine the result. A rank with another key reads by itself.
@@ -129,7 +131,7 @@ def _wait(name: str) -> Any:
         except OSError:
             return None
     if descriptors:
-        return SharedObjects.of(descriptors[0])
+        return SharedObjects.from_descriptor(descriptors[0])
     if not message:
         return None
     failure = json.loads(message)
@@ -141,8 +143,8 @@ def _wait(name: str) -> Any:
 
 
 def _seen_files() -> bytes:
-    """Returns bytes that differ between processes for which a path leads to different files. Ranks in
-    containers of their own may see other files.
+    """Returns bytes that differ between processes for which a path leads to different files. Ranks
+    in containers of their own may see other files.
     """
     identities = []
     for path in (".", "/", "/proc/self/ns/mnt"):

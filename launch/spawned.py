@@ -1,7 +1,7 @@
 """Runs the ranks that this process spawns, and watches them.
 
 It sends signals on to the ranks, ends all of them if one fails or stalls, and starts them again
-(DIST.MAX_RESTART). ``Ranks`` also watches a rank that a launcher started (``launched``).
+(DIST.MAX_RESTART). ``Watcher`` also watches a rank that a launcher started (``launched``).
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _ALIGNMENT = 64
 _INTEGER = struct.Struct("q")
 # If more seconds than these pass between two checks, this process itself was suspended.
 SUSPENDED = 5.0
-# holds MASTER_PORT while this process lives
+# The socket that holds MASTER_PORT while this process lives (``rendezvous.claim``).
 _claim: socket.socket | None = None
 
 
@@ -54,7 +54,7 @@ def prepare_spawn() -> None:
     if port := os.environ.get("MASTER_PORT"):
         address = f"{rendezvous.LOOPBACK}:{port}"
         if _claim:
-            # of an earlier run of this process, in a notebook, say
+            # An earlier run of this process, in a notebook for example, holds the port.
             _claim.close()
         _claim = rendezvous.check_free(address)
         os.environ["PADDLE_MASTER"] = address
@@ -62,12 +62,11 @@ def prepare_spawn() -> None:
 
 @contextlib.contextmanager
 def without_current_folder() -> Iterator[None]:
-    """Has multiprocessing start its Python processes so that they import no module from the current
-    folder.
+    """Keeps the Python processes that multiprocessing starts from importing their first modules
+    from the current folder.
 
-    They would look there first, and a run's folder that somebody else made may have a
-    ``socket.py``. So they start in ``/``. Before they import anything of this program, they change
-    to the current folder.
+    Python looks there first, and a folder that somebody else made may contain a ``socket.py``. So
+    the processes start in ``/``. They change to the current folder before they import this program.
     """
     current = os.getcwd()
     get_preparation_data = multiprocessing.spawn.get_preparation_data
@@ -88,9 +87,9 @@ class SharedObjects:
     Arrays are in the machine's memory once: the ranks map them instead of copying. The memory is a
     file without a name (memfd), because /dev/shm is often too small.
 
-    Objects of this size can't be plain arguments of a rank. Those go through a pipe, which holds 64
-    kB. If they are larger, the parent waits until the rank has imported Paddle before it starts the
-    next one. If the rank has ended, it waits for ever.
+    Objects of this size can't be plain arguments of a rank. Arguments go through a pipe, which
+    holds 64 kB. If they are larger, the parent can't start the next rank before this one has
+    imported Paddle and reads the pipe. If this rank has ended, the parent waits for ever.
 
     The memory begins with the number of blocks and their sizes, as 64-bit integers. Then follow the
     blocks. The first one is a pickle, and each other one is the content of an array.
@@ -110,13 +109,14 @@ class SharedObjects:
             file.truncate()
 
     @classmethod
-    def of(cls, descriptor: int) -> "SharedObjects":
+    def from_descriptor(cls, descriptor: int) -> "SharedObjects":
         """Returns the objects that another process shares, from the descriptor of their memory."""
         shared = cls.__new__(cls)
         shared._hold(descriptor)
         return shared
 
     def _hold(self, descriptor: int) -> None:
+        """Keeps the descriptor of the memory, and closes it when this object is deleted."""
         self.descriptor = descriptor
         weakref.finalize(self, os.close, descriptor)
 
@@ -128,7 +128,7 @@ class SharedObjects:
 
     def open(self) -> tuple[Any, ...]:
         """Returns the objects. If this process writes into an array, it gets a copy of that page."""
-        # Mapped, not read: the ranks share the file's position.
+        # The memory is mapped, because the ranks share the position for reads.
         data = memoryview(mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_COPY))
         [count] = _INTEGER.unpack_from(data)
         sizes = struct.unpack_from(f"{count}q", data, _INTEGER.size)
@@ -166,7 +166,7 @@ def shared_arrays(context: Any, count: int) -> tuple[Any, Any]:
     return context.Array("c", FAILURE), context.Array("d", FIELDS * count, lock=False)
 
 
-class Ranks:
+class Watcher:
     """Watches ranks of this machine, which are child processes of this one.
 
     Args:
@@ -174,8 +174,9 @@ class Ranks:
             long as the ranks do.
         failed, beats: of ``shared_arrays``.
         timeout: the run ends after this many seconds without progress of any rank.
-        saves: whether a rank that has begun is asked to stop by a signal, so that it can save.
-            Otherwise it is killed.
+        can_save: whether a rank that has begun can save its state. Then it gets the signals that
+        ask
+            to stop; otherwise it is killed.
 
     Attributes:
         states: the state of each rank, by the last ``check``.
@@ -184,14 +185,14 @@ class Ranks:
     """
 
     def __init__(
-        self, context: Any, failed: Any, beats: Any, timeout: float, saves: bool = True
+        self, context: Any, failed: Any, beats: Any, timeout: float, can_save: bool = True
     ) -> None:
         self.context = context
         self.processes = context.processes
         self.failed = failed
         self.beats = beats
         self.timeout = timeout
-        self.saves = saves
+        self.can_save = can_save
         self.states = [
             RankState(place, process.pid) for place, process in enumerate(self.processes)
         ]
@@ -208,7 +209,7 @@ class Ranks:
             SystemExit: after a second Ctrl-C.
         """
         signals.catch_signals(self._send_on)
-        # Those that came while the ranks were started. A restart shall not get them again.
+        # These came while the ranks were started. The ranks of a restart shall not get them again.
         for number in list(signals.received):
             self._send_on(number, None)
         signals.received.clear()
@@ -236,7 +237,8 @@ class Ranks:
             if process.exitcode and not state.gone:
                 state.gone = how_it_ended(process.exitcode)
                 state.gone_at = time.monotonic()
-        # All ranks share the memory for a failure. Its text names the rank, so any state will do.
+        # The ranks share one place for a failure, and its text names the rank. So it doesn't matter
+        # which state gets it.
         failure = failure_in(self.failed.value)
         self.states[0].failure = failure
         return not failure and all(process.exitcode == 0 for process in self.processes)
@@ -266,15 +268,16 @@ class Ranks:
     def _send_on(self, number: int, _: Any) -> None:
         """Sends a signal on to the ranks: the handler of this process's signals."""
         now = time.monotonic()
-        # A second Ctrl-C. One that comes at once is the same one in another way.
+        # The second Ctrl-C. One that follows within half a second is the first, which came in two
+        # ways (``signals.record``).
         if number == self.stop_signal == signal.SIGINT and now - self.stop_time > 0.5:
             verdict = Verdict(128 + number, "interrupted", lost=False)
             self.end(verdict)
-            leave(verdict)
+            exit_with(verdict)
         if number in signals.STOP_SIGNALS and not self.stop_signal:
             self.stop_signal = number
             self.stop_time = now
-        can_save = self.saves and self.has_begun()
+        can_save = self.can_save and self.has_begun()
         for state, process in zip(self.states, self.processes, strict=True):
             if process.exitcode is not None:
                 continue
@@ -287,11 +290,12 @@ class Ranks:
                 process.kill()
 
 
-def leave(verdict: Verdict) -> NoReturn:
+def exit_with(verdict: Verdict) -> NoReturn:
     """Prints why the run ends, and exits with its status. Signals are ignored from now on."""
-    # At its end Python restores the default handlers, and a signal would change the exit status.
+    # While Python ends, it restores the default handlers, and a signal would change the exit
+    # status.
     signals.catch_signals(signal.SIG_IGN)
-    # A tool whose reader of standard output has gone ends without a message.
+    # The verdict on a tool whose standard output was closed has no text.
     if verdict.text:
         print(verdict.text, file=sys.stderr, flush=True)
     sys.exit(verdict.status)
@@ -321,37 +325,40 @@ def run(
     has_stepped = True
     restarts = config.DIST.MAX_RESTART if not config.EVAL else 0
     for attempt in itertools.count(1):
-        # Before signals are held back: this starts Python's resource tracker, which unblocks two.
+        # Before signals are held back: this starts Python's resource tracker, which unblocks SIGINT
+        # and SIGTERM again.
         with without_current_folder():
             failed, beats = shared_arrays(context, count)
-        # Until the ranks handle signals; this process then sends on what has come.
+        # Signals are held back until the ranks handle them. Then this process sends them on.
         signals.hold_signals()
         started = start(config, count, failed, beats)
-        ranks = Ranks(started, failed, beats, config.DIST.TIMEOUT, saves=next_start is not None)
-        verdict = ranks.wait()
+        can_save = next_start is not None
+        watcher = Watcher(started, failed, beats, config.DIST.TIMEOUT, can_save)
+        verdict = watcher.wait()
         # A signal that comes from now on is for the next ranks.
         signals.hold_signals()
         forget_lost_tracker()
         if not verdict:
-            # for the reason in ``leave``
+            # As in ``exit_with``, a signal would change the exit status.
             signals.catch_signals(signal.SIG_IGN)
             return
         had_stepped = has_stepped
-        has_stepped = ranks.has_stepped()
-        if not verdict.lost or ranks.stop_signal or next_start is None or attempt > restarts:
-            leave(verdict)
+        has_stepped = watcher.has_stepped()
+        if not verdict.lost or watcher.stop_signal or next_start is None or attempt > restarts:
+            exit_with(verdict)
         if not (had_stepped or has_stepped):
             reason = "no further restart: the last two starts completed no step"
-            leave(verdict._replace(text=f"{verdict.text}; {reason}"))
+            exit_with(verdict._replace(text=f"{verdict.text}; {reason}"))
         config, count, how = next_start(config, count)
         cause = verdict.text.strip().splitlines()[-1].removeprefix("error: ")
         _print_and_log(config, f"{cause}; restart {attempt} of {restarts} (DIST.MAX_RESTART) {how}")
 
 
 def forget_lost_tracker() -> None:
-    """Keeps Python from starting another resource tracker at its end if the first one was killed.
-    The new one would warn of each name that it doesn't know. This process removes its shared memory
-    by itself.
+    """Keeps Python from starting a second resource tracker at its end if the first one was killed.
+
+    The second one would warn of each name that this process unregisters. Shared memory is removed
+    without it, too.
     """
     tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
     if tracker._fd is not None and not tracker._check_alive():

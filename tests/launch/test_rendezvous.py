@@ -60,7 +60,7 @@ def listening(port):
 def test_rank_0_may_be_told_localhost_though_others_come_from_afar(port, capfd, far, where):
     """As Kubeflow does, which tells the other machines its name."""
     for host, expected in (("localhost", where), ("127.0.0.1", "127.0.0.1")):
-        listener, held = rendezvous.listen(host, port, far=far)
+        listener, held = rendezvous.listen(host, port, has_other_machines=far)
         with listener, held or listener:
             assert listener.getsockname()[0] == expected
     assert capfd.readouterr().err.count("so it listens on all its addresses") == far
@@ -83,7 +83,7 @@ def test_all_ranks_meet_whatever_the_order_and_whoever_else_knocks(port, capfd):
     stranger = threading.Thread(target=knock)
     stranger.start()
     calls = [
-        {"address": address, "place": place, "count": 3, "job": "a b", "here": 3}
+        {"address": address, "place": place, "count": 3, "job": "a b", "local_ranks": 3}
         for place in (2, 1, 0)
     ]
     assert together(*calls) == ["127.0.0.1"] * 3
@@ -108,7 +108,7 @@ def test_names_that_others_chose_dont_break_the_greeting(port, monkeypatch, host
         ("9" * 200, ""),
     ):
         calls = [
-            {"address": f"127.0.0.1:{port}", "place": n, "count": 2, "job": job, "seat": seats[n]}
+            {"address": f"127.0.0.1:{port}", "place": n, "count": 2, "job": job, "gpu": seats[n]}
             for n in (0, 1)
         ]
         assert together(*calls) == ["127.0.0.1"] * 2
@@ -116,7 +116,7 @@ def test_names_that_others_chose_dont_break_the_greeting(port, monkeypatch, host
 
 def test_a_gpu_is_one_ranks_on_a_machine_and_may_be_that_of_two_containers(port, monkeypatch):
     calls = [
-        {"address": f"127.0.0.1:{port}", "place": n, "count": 2, "seat": "GPU-a"} for n in (0, 1)
+        {"address": f"127.0.0.1:{port}", "place": n, "count": 2, "gpu": "GPU-a"} for n in (0, 1)
     ]
     monkeypatch.setattr(socket, "gethostname", lambda: "one")
     for error in together(*calls):
@@ -207,7 +207,7 @@ def test_a_web_server_is_no_rank_0(port):
 def test_an_address_that_never_answers_is_named_with_who_waits(port):
     machine = re.escape(socket.gethostname())
     with pytest.raises(RunError) as caught:
-        rendezvous.meet(f"127.0.0.1:{port}", 2, 4, limit=0.2, here=2)
+        rendezvous.meet(f"127.0.0.1:{port}", 2, 4, limit=0.2, local_ranks=2)
     assert re.fullmatch(
         rf"rank 0 didn't answer at 127.0.0.1:{port} within 0.2 s \(Connection refused; DIST.INIT_TIMEOUT\); 2 ranks"
         rf" on {machine} waited for it: start it there, correct MASTER_ADDR and MASTER_PORT, or open the .*",
@@ -217,7 +217,9 @@ def test_an_address_that_never_answers_is_named_with_who_waits(port):
     with pytest.raises(
         RunError, match=rf"\(.*; INIT_TIMEOUT\); node 1 on {machine} waited for it: "
     ) as caught:
-        rendezvous.meet(f"no.such.host.invalid:{port}", 1, 2, limit=0.2, kind="node", first=False)
+        rendezvous.meet(
+            f"no.such.host.invalid:{port}", 1, 2, limit=0.2, kind="node", prints_error=False
+        )
     assert caught.value.shared
 
 

@@ -17,7 +17,7 @@ from support.ranks import run_ranks
 from errors import FAILURE
 from launch import signals, spawned
 from launch.progress import COMPUTING, LOADING
-from launch.spawned import Ranks
+from launch.spawned import Watcher
 from training import requests
 from training.requests import Requests, Stopped
 from utils import rank, world_size
@@ -140,7 +140,7 @@ def test_a_stop_has_its_exit_status(number, status):
 
 @pytest.fixture
 def ranks():
-    """Returns a function that starts dummy ranks: (Ranks, their processes); ends what is left of
+    """Returns a function that starts dummy ranks: (Watcher, their processes); ends what is left of
     them.
     """
     started = []
@@ -157,7 +157,7 @@ def ranks():
         beats = (
             [time.monotonic(), 7.0, float(COMPUTING), 8.0] * len(calls) if beats is None else beats
         )
-        return Ranks(SimpleNamespace(processes=processes), failed, beats, timeout), processes
+        return Watcher(SimpleNamespace(processes=processes), failed, beats, timeout), processes
 
     yield start
     for process in started:
@@ -172,7 +172,7 @@ def ended(parent, processes, capsys):
     verdict = parent.wait()
     assert all(process.exitcode is not None for process in processes)
     with pytest.raises(SystemExit) as end:
-        spawned.leave(verdict)
+        spawned.exit_with(verdict)
     return end.value.code, capsys.readouterr().err
 
 

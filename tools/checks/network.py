@@ -1,5 +1,5 @@
-"""The checks of tools/doctor.py against strangers: the secret that ranks share, and the one port that
-the toolkit doesn't open itself.
+"""The checks of tools/doctor.py against strangers: the secret that ranks share, and the one port
+that the toolkit doesn't open itself.
 """
 
 import os
