@@ -1,10 +1,11 @@
 """Rank 0's part of the rendezvous: it accepts connections until all ranks have come, whatever other
 clients do.
 
-One thread serves all clients. A guest is a rank that has proved that it knows the secret. Any other
-client may be silent, slow, wrong or one of many. It has a few seconds and a line of a thousand
-bytes to prove itself. If too many unproved clients are connected, the oldest is dropped. Nothing
-that they send is parsed before its MAC was right.
+One thread serves all clients. A guest is a client that has proved that it knows the secret, and so
+is a rank of this user. Any other client may be silent, slow or wrong, and there may be many of
+them. Each has a few seconds and a line of a thousand bytes to prove that it knows the secret. If
+too many unproved clients are connected, the oldest is dropped. Nothing that a client sends is
+parsed before its MAC was verified.
 """
 
 import contextlib
@@ -29,6 +30,7 @@ GRACE = 5.0
 PATIENCE = 5.0
 # connections of unproved clients that are open at a time
 MOST_UNPROVED = 128
+# bytes of a greeting, at most
 LONGEST_GREETING = 1 << 14
 # the key or variable that sets the time limit
 LIMITS = {"rank": "DIST.INIT_TIMEOUT", "node": "INIT_TIMEOUT"}
@@ -61,14 +63,15 @@ class Admission:
         party: describes the run; all its ranks say the same (``rendezvous``).
         count: the number of ranks.
         kind: "rank", or "node" if machines meet.
-        refusal: why rank 0 can't start, which is the answer to every rank; "": it can.
+        refusal: why rank 0 can't start, which every rank gets as its answer; "" if it can start.
 
     Attributes:
         guests: the connections of the admitted ranks, by their numbers.
-        seats: the GPU and the machine of each.
+        seats: the GPU and the machine of each guest, by the ranks' numbers.
         unproved: the other clients, by their sockets' descriptors, the oldest first.
         others: how many clients had a different secret.
-        contradiction: why a rank that knows the secret contradicts this one; "": none does.
+        until: when to stop waiting, by ``time.monotonic``.
+        contradiction: how a rank that knows the secret contradicts rank 0; "" if none does.
         refused: how many ranks got ``refusal``.
     """
 
@@ -188,7 +191,8 @@ class Admission:
         line = client.first_line.decode(errors="replace").rstrip()
         hello = re.fullmatch(rf"{HELLO} {VERSION} ([0-9a-f]{{{2 * MAC_SIZE}}}) -", line)
         if not hello:
-            # A rank of another version sends its party there, and compares it with this answer.
+            # In its first line, a rank of another version sends its party. It compares that with
+            # this answer.
             other = re.fullmatch(rf"{HELLO} (\S.*) \S+ \S+", line)
             if other and line.isprintable():
                 client.connection.sendall(f"differs {other[1]}\n".encode())
@@ -232,7 +236,7 @@ class Admission:
         this isn't a greeting.
         """
         party, place, gpu, machine = (greeting[key] for key in ("party", "place", "gpu", "machine"))
-        # A bool is an int, too, but no number of a rank.
+        # ``isinstance`` would accept a bool as an int.
         if [type(value) for value in (party, place, gpu, machine)] != [str, int, str, str]:
             raise ValueError
         if self.refusal and _job(party) == _job(self.party):
@@ -283,8 +287,8 @@ class Admission:
         return True
 
     def _conclude(self, limit: float) -> None:
-        """Sends the result to all: what is wrong, or "ok", rank 0's address and a random part of
-        the run's key.
+        """Sends the result to all guests: an error, or "ok" with rank 0's address and a random part
+        of the run's key.
         """
         missing = [place for place in range(self.count) if place not in self.guests]
         if missing and self.contradiction:
@@ -300,9 +304,10 @@ class Admission:
         elif error := shared_gpu_error(self.seats):
             self._dismiss(f"{WRONG} {error}")
         else:
-            # The address at which ranks reached this one. Those of this machine may use loopback.
+            # The address at which ranks reached this one. Ranks of this machine may have used
+            # loopback, so any other address comes first.
             addresses = [guest.socket.getsockname()[0] for guest in self.guests.values()]
-            address = min(addresses, key=lambda own: own.startswith("127."))
+            address = min(addresses, key=lambda address: address.startswith("127."))
             tell(self.guests, f"ok {address} {secrets.token_hex(MAC_SIZE)}")
 
     def _dismiss(self, verdict: str) -> None:
@@ -321,9 +326,9 @@ def _note(text: str) -> None:
 
 
 def tell(guests: dict[int, Channel], verdict: str) -> None:
-    """Sends the same line to all. Rank 0 comes last, because the line may end this process."""
+    """Sends a line to all guests. Rank 0 comes last, because the line may end this process."""
     for place in sorted(guests, reverse=True):
-        # If it has gone, ``Meeting.ready`` reports it.
+        # ``Meeting.ready`` reports a guest that has gone.
         with contextlib.suppress(OSError):
             guests[place].send(verdict)
 
@@ -331,8 +336,8 @@ def tell(guests: dict[int, Channel], verdict: str) -> None:
 def shared_gpu_error(seats: dict[int, tuple[str, str]]) -> str:
     """Returns an error message if two ranks of one machine use the same GPU, else "".
 
-    Containers with different names may share a GPU without an error here. NCCL, too, knows machines
-    by their names.
+    Two containers on one machine have different names, so a GPU that they share isn't noticed here.
+    NCCL, too, tells machines apart by their names.
     """
     ranks: dict[tuple[str, str], list[int]] = {}
     for place, seat in sorted(seats.items()):

@@ -20,7 +20,7 @@ DRIVER = Path("/proc/driver/nvidia/gpus")
 _LIBRARIES = ("libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1")
 # SLURM writes NoDevFiles for a job without GPUs.
 _NONE = ("-1", "NoDevFiles")
-# int takes other scripts' digits, too, and raises at 4,301 of them
+# ``int`` also takes the digits of other scripts, and raises for more than 4,300.
 _NUMBER = re.compile(r"[0-9]{1,4}")
 # NVML's names have at most 95 bytes.
 _NAME = re.compile(r"[0-9]{1,4}|(GPU|MIG)-[A-Za-z0-9_/-]{1,90}")
@@ -93,8 +93,8 @@ def num_gpus_of_paddle() -> int:
 
 
 def check_seen(gpus_seen: int) -> None:
-    """Raises InputError if Paddle sees no GPU though there are some. It would use the CPU without a
-    warning.
+    """Raises InputError if Paddle sees no GPU although the machine has some. Paddle would use the
+    CPU without a warning.
     """
     if not gpus_seen and (gpus := num_gpus_of_paddle()):
         verb = "GPUs are" if gpus > 1 else "GPU is"
@@ -194,8 +194,8 @@ def _uuids_by_nvml() -> list[str] | None:
 
 
 def _uuids_of(nvml: ctypes.CDLL) -> list[str] | None:
-    # Otherwise the driver isn't loaded, or is of another version.
     if nvml.nvmlInit_v2() != 0:
+        # The driver isn't loaded, or has another version.
         return None
     count = ctypes.c_uint()
     uuids = []

@@ -1,5 +1,5 @@
-"""Opens whatever the toolkit writes, and never writes through a link. ``errors.open_file`` opens what
-it reads.
+"""Opens whatever the toolkit writes, and never writes through a link. ``errors.open_file`` opens
+what it reads.
 
 A folder may come from somebody else, or be shared with them, and a link within it could lead to any
 file of the user. So could a second name of such a file (a hard link): a file with two names isn't
@@ -19,7 +19,7 @@ from typing import IO, Any
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _LINK = "it is a link, through which nothing is written"
-# Bytes of a name that are kept in a temporary one. With what is added, it has at most 255.
+# Bytes of a name that are kept in its temporary name, which has at most 255 in all.
 _LONGEST = 200
 # The temporary paths of what this process is writing. A signal that ends the process removes them.
 _unfinished: set[Path | None] = set()
@@ -71,7 +71,8 @@ def leftovers(folder: Path, earlier: bool = False) -> Iterator[tuple[Path, str]]
 def _has_ended(process: int) -> bool:
     """Returns whether a process has ended, so that its files are left over.
 
-    A number that no process can have belongs to no temporary name of ours. This process's own number
+    A number that no process can have belongs to no temporary name of ours. This process's own
+    number
     counts as ended: an earlier process had it, perhaps before a restart of the container.
     """
     if process > _MOST_PROCESSES:
@@ -153,7 +154,7 @@ def open_to_append(path: Path) -> IO[str]:
 def _open(path: Path, flags: int) -> int:
     if problem := obstacle(path):
         raise problem
-    # It may have been replaced since it was checked: check what was opened.
+    # The file may have been replaced since the check, so what was opened is checked again.
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if problem := _obstacle(os.fstat(descriptor).st_mode, path):
         os.close(descriptor)
@@ -163,8 +164,8 @@ def _open(path: Path, flags: int) -> int:
 
 @contextlib.contextmanager
 def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Opens a temporary file that replaces ``path`` if the body ends without an error. So ``path`` is
-    never half written.
+    """Opens a temporary file that replaces ``path`` if the body ends without an error. So ``path``
+    is never half written.
 
     Raises:
         OSError: ``path`` is a link, a folder or no regular file, or the disk is full, say.
@@ -193,7 +194,8 @@ def writing_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         error.filename = str(path)
         raise
     finally:
-        # It may fail because the disk has become read-only. Then the first error is the one to raise.
+        # If this fails, because the disk has become read-only for example, the first error is
+        # raised.
         with contextlib.suppress(OSError):
             os.unlink(temporary.name, dir_fd=folder)
         _unfinished.discard(temporary)
@@ -258,8 +260,8 @@ def temporary_folder(parent: Path | str | None = None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def removing_if_stopped(path: Path | None) -> Iterator[None]:
-    """Has a signal that ends this process remove ``path``, a new file or folder that another process
-    writes for it.
+    """Has a signal that ends this process remove ``path``, a new file or folder that another
+    process writes for it.
     """
     _unfinished.add(path)
     try:

@@ -33,7 +33,8 @@ PADDLE = (
     "PADDLE_CURRENT_ENDPOINT",
     "PADDLE_TRAINER_ENDPOINTS",
 )
-TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+TORCHRUN_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+TORCHRUN = (*TORCHRUN_RANKS, "MASTER_ADDR", "MASTER_PORT")
 MPI = (
     # Open MPI
     MpiVariables(
@@ -66,7 +67,7 @@ SIZES = (
     "SLURM_STEP_NUM_TASKS",
 )
 # the rank, by launchers that aren't supported: PMIx alone, Cray, Flux, IBM
-UNREAD = (
+UNSUPPORTED = (
     "PMIX_RANK",
     "PMI_RANK",
     "PALS_RANKID",
@@ -74,10 +75,10 @@ UNREAD = (
     "FLUX_TASK_RANK",
     "JSM_NAMESPACE_RANK",
 )
-# variables by which a run differs from others
+# variables that identify a run
 JOBS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
-# Where none of these is set, no launcher started this process.
-_SIGNS = (*PADDLE, *RANKS, *SIZES, *UNREAD, *TORCHRUN[:3], *SLURM_NTASKS, "SLURM_STEP_ID")
+# If none of these is set, no launcher started this process.
+_SIGNS = (*PADDLE, *RANKS, *SIZES, *UNSUPPORTED, *TORCHRUN_RANKS, *SLURM_NTASKS, "SLURM_STEP_ID")
 
 
 def is_launched() -> bool:
@@ -98,12 +99,12 @@ def is_launched() -> bool:
 
 
 def _translate() -> bool:
-    """Sets the variables of Paddle's launcher; returns whether any launcher started this process."""
+    """Sets the variables of Paddle's launcher. Returns whether a launcher started this process."""
     if all_set(PADDLE, "start with python -m paddle.distributed.launch, or unset them", PADDLE):
-        rank = read_number(PADDLE[0])
-        ranks = read_number(PADDLE[1], least=1)
-        check_rank(PADDLE[0], rank, ranks)
-        local_ranks = _local_ranks("PADDLE_LOCAL_SIZE", PADDLE[1], ranks, ranks)
+        rank = read_number("PADDLE_TRAINER_ID")
+        ranks = read_number("PADDLE_TRAINERS_NUM", least=1)
+        check_rank("PADDLE_TRAINER_ID", rank, ranks)
+        local_ranks = _local_ranks("PADDLE_LOCAL_SIZE", "PADDLE_TRAINERS_NUM", ranks, ranks)
         check_rank("PADDLE_LOCAL_RANK", read_number("PADDLE_LOCAL_RANK", default=0), local_ranks)
     elif all(map(os.environ.get, TORCHRUN)):
         _translate_torchrun()
@@ -111,7 +112,7 @@ def _translate() -> bool:
         _note_unsupported()
         # MASTER_ADDR and MASTER_PORT alone don't show that a launcher started this process.
         advice = "start with torchrun or run_train_multi_node.sh, or unset them"
-        return all_set(TORCHRUN, advice, TORCHRUN[:3])
+        return all_set(TORCHRUN, advice, TORCHRUN_RANKS)
     _select_device(read_number("PADDLE_LOCAL_RANK", default=0))
     return True
 
@@ -133,7 +134,8 @@ def telling_others(
     except InputError as error:
         from launch import rendezvous
 
-        # It can't be told if rank 0's address or the secret is unknown, or if nobody listens.
+        # The others can't be told if rank 0's address or the secret is unknown, or if nobody
+        # listens.
         with contextlib.suppress(InputError, OSError):
             rendezvous.cancel(
                 master_address(), first_set(*ranks), first_set(*sizes), str(error), job(), kind
@@ -148,14 +150,14 @@ def master_address() -> str:
         return os.environ.get("PADDLE_MASTER") or endpoints.split(",")[0]
     port = read_number("MASTER_PORT")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun itself listens at its MASTER_PORT, for its own workers
+        # torchrun itself listens at MASTER_PORT, for its workers.
         port += 1
     return f"{os.environ.get('MASTER_ADDR', '')}:{port}"
 
 
 def job() -> str:
-    """Returns what tells this launcher's run from others; "" if the launcher has nothing of the
-    kind.
+    """Returns an identifier of this run, from the launcher's variables; "" if the launcher sets
+    none.
     """
     return " ".join(filter(None, map(os.environ.get, JOBS)))
 
@@ -236,7 +238,8 @@ def _translate_torchrun() -> None:
     ranks = read_number("WORLD_SIZE", least=1)
     local_rank = read_number("LOCAL_RANK")
     check_rank("RANK", rank, ranks)
-    # Without LOCAL_WORLD_SIZE: from the first rank of this machine on, all are on it.
+    # Without LOCAL_WORLD_SIZE, the guess is that all ranks from this machine's first one on are on
+    # it.
     at_most = min(ranks, ranks - (rank - local_rank))
     local_ranks = _local_ranks("LOCAL_WORLD_SIZE", "WORLD_SIZE", ranks, at_most)
     check_rank("LOCAL_RANK", local_rank, local_ranks)
@@ -270,7 +273,7 @@ def _translate_mpi_variables(names: MpiVariables) -> None:
     if not os.environ.get("MASTER_PORT") and not job_name:
         missing.append("MASTER_PORT (any free one, such as 29500)")
     if missing:
-        # With these variables, rank 0 alone prints the error.
+        # ``errors.reporting`` reads these variables, so that rank 0 alone prints the error.
         os.environ |= {"PADDLE_TRAINER_ID": str(rank), "PADDLE_TRAINERS_NUM": str(ranks)}
         raise InputError(
             f"{names.ranks} is {ranks}, {names.local_ranks} is {local_ranks}:"
@@ -313,7 +316,8 @@ def _translate_slurm() -> bool:
     sizes = expand_counts(first_set(*SLURM_SIZES) or "1")
     # SLURM_NTASKS_PER_NODE is one number for all nodes, and tasks may not be divisible by it.
     if (len(sizes), sum(sizes)) != (len(nodes), tasks):
-        sizes = [tasks // len(nodes) + (node < tasks % len(nodes)) for node in range(len(nodes))]
+        each, rest = divmod(tasks, len(nodes))
+        sizes = [each + 1 if node < rest else each for node in range(len(nodes))]
     hosts = [host for host, size in zip(nodes, sizes, strict=True) for _ in range(size)]
     node = read_number("SLURM_NODEID", default=nodes.index(hosts[rank]))
     host = os.environ.get("MASTER_ADDR") or nodes[0]
@@ -329,9 +333,9 @@ def _note_unsupported() -> None:
     srun, and mpirun with a single rank, set such variables, too.
     """
     is_single = first_set(*(names.ranks for names in MPI)) == "1"
-    if first_set("SLURM_STEP_ID") or is_single or all(map(os.environ.get, TORCHRUN[:3])):
+    if first_set("SLURM_STEP_ID") or is_single or all(map(os.environ.get, TORCHRUN_RANKS)):
         return
-    if rank := next(filter(os.environ.get, UNREAD), None):
+    if rank := next(filter(os.environ.get, UNSUPPORTED), None):
         _note(
             f"{rank} is {os.environ[rank]}, which this program doesn't read: it runs on this"
             " machine alone; for one run of all ranks set RANK, WORLD_SIZE, LOCAL_RANK,"
@@ -374,7 +378,7 @@ def _set(rank: int, local_rank: int, local_ranks: int, hosts: list[str], master:
 
 
 def _select_device(local_rank: int) -> None:
-    """Selects this process's GPU, or gloo if there is none, unless Paddle's launcher has done so."""
+    """Selects this process's GPU, or gloo without one, unless Paddle's launcher has done so."""
     gpus = devices.num_gpus_of_paddle()
     if not gpus:
         os.environ.setdefault("PADDLE_DISTRI_BACKEND", "gloo")

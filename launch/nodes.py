@@ -1,8 +1,8 @@
 """Starts the machines of a run under Paddle's launcher: the program of run_train_multi_node.sh.
 
 It waits until all machines have come, each with the same numbers, and then prints the flags for
-``python -m paddle.distributed.launch``. That launcher would hang if the port is taken or the address
-is wrong.
+``python -m paddle.distributed.launch``. That launcher would hang if the port is taken or the
+address is wrong.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ def launcher_flags() -> list[str]:
     if not processes:
         processes = str(devices.num_gpus_of_paddle() or devices.num_cores())
     flags = ["--nproc_per_node", processes]
-    # MASTER is etcd://HOST:PORT for an elastic run: nodes come and go, and etcd numbers them.
+    # An elastic run has MASTER, etcd://HOST:PORT: nodes come and go, and etcd numbers them.
     if etcd := os.environ.get("MASTER"):
         _check_etcd(etcd)
         variables = {"--nnodes": "NNODES", "--rank": "NODE_RANK", "--host": "HOST"}
@@ -46,8 +46,8 @@ def launcher_flags() -> list[str]:
     address = f"{os.environ['MASTER_ADDR']}:{port}"
     limit = read_number("INIT_TIMEOUT", default=300)
     meeting = rendezvous.meet(address, node, nodes, limit, kind="node")
-    # Both as numbers: Paddle's launcher becomes the master where --master begins with --host. By
-    # default it takes for --host what the machine's own name stands for.
+    # Both are IP addresses: Paddle's launcher becomes the master if --master begins with --host.
+    # Its default for --host is the address that the machine's own name stands for.
     host = os.environ.get("HOST") or meeting.own_address
     master = host if node == 0 else meeting.connection.socket.getpeername()[0]
     meeting.ready()

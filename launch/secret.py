@@ -1,4 +1,4 @@
-"""The secret that all ranks of a user know, and nobody else.
+"""The secret that only the ranks of one user know.
 
 It is in a variable, or in a file that belongs to the user and is made at first use. Ranks prove
 that they know it by message authentication codes (HMAC), and never send it. When launched ranks
@@ -17,15 +17,15 @@ from errors import InputError
 
 SECRET_VARIABLE = "PADDLE_VIT_SECRET"
 SECRET_FILE_VARIABLE = "PADDLE_VIT_SECRET_FILE"
-# the run's key, which a process that starts ranks sets for them
+# The variable of the run's key, which a process that starts ranks sets for them.
 RUN_KEY_VARIABLE = "PADDLE_VIT_RUN_KEY"
-# the file in the user's home
+# the name of the file in the user's home
 SECRET_FILE_NAME = ".paddle_vit_secret"
-# used if the home is missing or read-only, as in many containers
+# The folder for the file if the home is missing or read-only, as in many containers.
 SHARED_MEMORY = "/dev/shm"
 # Characters of a secret, at least. A shorter one can be guessed from what is sent.
 MIN_CHARACTERS = 16
-# bytes that are read of the file
+# bytes of the file that are read, at most
 MAX_BYTES = 4096
 # seconds in which another process may finish writing the file
 TIMEOUT = 2.0
@@ -41,9 +41,9 @@ def mac(key: bytes, *parts: bytes) -> bytes:
     return hmac.digest(key, message, sha256)
 
 
-def same(one: bytes, other: bytes) -> bool:
+def same(code: bytes, expected: bytes) -> bool:
     """Returns whether two MACs are equal, in a time that doesn't depend on where they differ."""
-    return hmac.compare_digest(one, other)
+    return hmac.compare_digest(code, expected)
 
 
 def run_key() -> bytes:
@@ -171,9 +171,10 @@ def _read(path: Path) -> str:
 def _check_owner(path: Path, state: os.stat_result) -> None:
     """Raises InputError if the file isn't this user's, or if others may read it."""
     user = os.geteuid()
-    # A secret of Kubernetes is a file of root's, which the user's group may read. The variable has
-    # to name it.
-    is_mounted = bool(os.environ.get(SECRET_FILE_VARIABLE)) and state.st_uid == 0 != user
+    # A secret that Kubernetes mounts belongs to root, and the user's group may read it. It is
+    # accepted only if the variable names it.
+    is_named = bool(os.environ.get(SECRET_FILE_VARIABLE))
+    is_mounted = is_named and state.st_uid == 0 and user != 0
     problem = ""
     if not stat.S_ISREG(state.st_mode):
         problem = "is no regular file"

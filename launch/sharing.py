@@ -32,7 +32,7 @@ _LONGEST = 1 << 14
 _BACKLOG = 4096
 # process, user, group
 _CREDENTIALS = struct.Struct("3i")
-# On the rank that has read: the socket to which the others connect, and what they get.
+# On the rank that has read: the socket to which the others connect, and the objects that they get.
 _shared: tuple[socket.socket, SharedObjects] | None = None
 
 
@@ -51,20 +51,22 @@ def read_once(read: Callable[[], tuple[Any, ...]], key: bytes) -> tuple[Any, ...
         return read()
     name = f"\0{channel.HELLO}:{secret.mac(secret.run_key(), b'read', key, _seen_files()).hex()}"
     while True:
-        with contextlib.ExitStack() as unless_done:
-            listener = unless_done.enter_context(
-                socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            )
+        # The listener is closed, unless this rank has read and goes on to share.
+        with contextlib.ExitStack() as cleanup:
+            listener = cleanup.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             try:
                 listener.bind(name)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     return read()
                 # Another rank reads.
-                objects = _wait(name)
-                if objects is None:
+                try:
+                    shared = _wait(name)
+                except _NotShared:
+                    return read()
+                if shared is None:
                     continue
-                return objects.open() if objects else read()
+                return shared.open()
             listener.listen(_BACKLOG)
             listener.setblocking(False)
             try:
@@ -73,7 +75,7 @@ def read_once(read: Callable[[], tuple[Any, ...]], key: bytes) -> tuple[Any, ...
                 failure = {"status": error.exit_status, "text": str(error), "shared": error.shared}
                 _answer(listener, json.dumps(failure).encode(), [])
                 raise
-            unless_done.pop_all()
+            cleanup.pop_all()
             _shared = listener, objects
             return objects.open()
 
@@ -95,7 +97,7 @@ def close() -> None:
 
 
 def _answer(listener: socket.socket, message: bytes, descriptors: list[int]) -> None:
-    # It ends when no other connection waits.
+    # ``accept`` raises BlockingIOError when no other connection waits.
     with contextlib.suppress(BlockingIOError):
         while True:
             guest, _ = listener.accept()
@@ -105,27 +107,32 @@ def _answer(listener: socket.socket, message: bytes, descriptors: list[int]) -> 
                     socket.send_fds(guest, [message], descriptors)
 
 
-def _wait(name: str) -> Any:
-    """Waits for the rank that reads. Returns the ``SharedObjects`` that it shares; None if it has
-    ended, so that another one has to read; False if this rank can't get them.
+class _NotShared(Exception):
+    """This rank can't get what another one has read."""
+
+
+def _wait(name: str) -> SharedObjects | None:
+    """Waits for the rank that reads. Returns the objects that it shares; None if it has ended, so
+    that another one has to read.
 
     Raises:
+        _NotShared: this rank can't get the objects.
         RunError: the error by which that rank failed.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         try:
-            # If others fill the queue, a blocking connect would wait.
+            # A blocking connect would wait if the queue of the other rank is full.
             connection.setblocking(False)
             connection.connect(name)
             connection.setblocking(True)
             if not _is_own(connection):
-                return False
+                raise _NotShared
         except ConnectionRefusedError:
-            # It doesn't listen yet, or no longer.
+            # The other rank doesn't listen yet, or no longer.
             time.sleep(0.02)
             return None
         except OSError:
-            return False
+            raise _NotShared from None
         try:
             message, descriptors, _, _ = socket.recv_fds(connection, _LONGEST, 1)
         except OSError:
@@ -137,7 +144,7 @@ def _wait(name: str) -> Any:
     failure = json.loads(message)
     if not failure:
         # The kernel dropped the descriptor: this process can open no more files.
-        return False
+        raise _NotShared
     kind = InputError if failure["status"] == InputError.exit_status else RunError
     raise kind(failure["text"], shared=failure["shared"])
 

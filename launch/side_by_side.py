@@ -36,9 +36,9 @@ class Command(NamedTuple):
     printed: Path
 
 
-def places(processes: int, side_by_side: int | None) -> list[dict[str, str]]:
-    """Returns the variables for each command that may run at the same time: its GPUs, or its share of
-    the CPU's cores.
+def environments(processes: int, side_by_side: int | None) -> list[dict[str, str]]:
+    """Returns the environment variables for each command that may run at the same time. They name
+    its GPUs, or its share of the CPU's cores.
 
     Args:
         processes: the number of processes of each command; each takes a GPU. GPUs aren't shared.
@@ -59,8 +59,8 @@ def places(processes: int, side_by_side: int | None) -> list[dict[str, str]]:
 def run(
     commands: Iterable[Command],
     environments: Sequence[dict[str, str]],
-    ended: Callable[[str, int], None],
-    keep: Sequence[int] = (),
+    on_end: Callable[[str, int], None],
+    pass_fds: Sequence[int] = (),
 ) -> int:
     """Runs the commands until all have ended or a signal asks to stop; returns that signal, or 0.
 
@@ -68,10 +68,10 @@ def run(
     process is killed, the running commands get SIGTERM.
 
     Args:
-        environments: as ``places`` returns them. With each, one command runs at a time.
-        ended: a function of the name and the exit status of a command, called when it ends. A
-            negative status is a signal.
-        keep: descriptors that the commands inherit.
+        environments: as ``environments`` returns them. With each, one command runs at a time.
+        on_end: is called with the name and the exit status of each command that ends. A negative
+            status is the number of a signal.
+        pass_fds: descriptors that the commands inherit.
     """
     waiting = deque(commands)
     free = list(environments)
@@ -82,26 +82,27 @@ def run(
         while waiting and free and not (stop or _received):
             command = waiting.popleft()
             environment = free.pop(0)
-            running[command.name] = _start(command, environment, keep), environment
+            running[command.name] = _start(command, environment, pass_fds), environment
         while _received:
             number = _received.popleft()
-            stop = stop or (number if number in signals.STOP_SIGNALS else 0)
+            if number in signals.STOP_SIGNALS and not stop:
+                stop = number
             for process, _ in running.values():
                 process.send_signal(number)
+        # Waits for one of the commands: in contrast to a sleep, this returns as soon as it ends.
         for process, _ in list(running.values())[:1]:
-            # In contrast to a sleep, this notices at once if the command ends.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_CHECK)
         for name, (process, environment) in list(running.items()):
             if (status := process.poll()) is not None:
                 del running[name]
                 free.append(environment)
-                ended(name, status)
+                on_end(name, status)
     return stop
 
 
 def _start(
-    command: Command, environment: dict[str, str], keep: Sequence[int]
+    command: Command, environment: dict[str, str], pass_fds: Sequence[int]
 ) -> subprocess.Popen[bytes]:
     """Starts a command in its own session: a terminal's Ctrl-C reaches it only through this
     process.
@@ -114,6 +115,6 @@ def _start(
             stdout=printed,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=keep,
+            pass_fds=pass_fds,
             preexec_fn=functools.partial(signals.die_with_parent, signal.SIGTERM),
         )

@@ -47,8 +47,8 @@ def catch_signals(handler: Any) -> None:
 
 
 def stop_at_once() -> None:
-    """Makes a signal that asks to stop end this process at once. Until ``begin`` there is nothing to
-    save.
+    """Makes a signal that asks to stop end this process at once. Until ``begin`` there is nothing
+    to save.
     """
     startup.stop_at_once()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -70,16 +70,16 @@ def record_signals() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignores signals in a loader's worker. One that is sent to the whole process group is meant for
-    the rank, which still needs its workers to stop in order.
+    """Ignores signals in a loader's worker. One that is sent to the whole process group is meant
+    for the rank, which still needs its workers to stop in order.
     """
     if signal.getsignal(signal.SIGTERM) is record:
         catch_signals(signal.SIG_IGN)
 
 
 def end_workers() -> None:
-    """Ends the loaders' workers at a run's end. Python itself would send SIGTERM, which they ignore,
-    and wait for ever.
+    """Ends the loaders' workers at a run's end. Python itself would send SIGTERM, which they
+    ignore, and wait for ever.
     """
     # At its end Python restores the default handlers, and a signal would kill this process.
     catch_signals(signal.SIG_IGN)
@@ -88,8 +88,8 @@ def end_workers() -> None:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Asks Linux to send this process the signal ``number`` when its parent ends, however that ends.
-    So no orphan stays behind.
+    """Asks Linux to send this process the signal ``number`` when its parent ends, however that
+    ends. So no orphan stays behind.
     """
     parent = multiprocessing.parent_process()
     startup.end_with_parent(number)
@@ -97,7 +97,7 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
         # If memory runs out, Linux kills this process before its parent, which reports it.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("500")
-    # It may have ended before Linux was asked.
+    # The parent may have ended before Linux was asked.
     if parent and not parent.is_alive():
         os._exit(1)
 

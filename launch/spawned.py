@@ -127,7 +127,7 @@ class SharedObjects:
         self._hold(descriptor.detach())
 
     def open(self) -> tuple[Any, ...]:
-        """Returns the objects. If this process writes into an array, it gets a copy of that page."""
+        """Returns the objects. A process that writes into an array gets a copy of that page."""
         # The memory is mapped, because the ranks share the position for reads.
         data = memoryview(mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_COPY))
         [count] = _INTEGER.unpack_from(data)

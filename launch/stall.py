@@ -1,9 +1,9 @@
-"""Names an image whose reading takes too long. The decoder can't be interrupted, and it may hold the
-interpreter's lock, so another process has to do this.
+"""Names an image whose reading takes too long. The decoder can't be interrupted, and it may hold
+the interpreter's lock, so another process has to do this.
 
-With DATA.NUM_WORKERS 0, a run's process reads images itself. It notes the name of each one in memory
-that it shares with a fork of its own, and this fork watches the time. Loader workers are watched by
-the process that waits for them (``loading.workers``).
+With DATA.NUM_WORKERS 0, a run's process reads images itself. It notes the name of each one in
+memory that it shares with a fork of its own, and this fork watches the time. Loader workers are
+watched by the process that waits for them (``loading.workers``).
 """
 
 import json
@@ -20,10 +20,10 @@ from typing import Any
 from errors import Failure
 from launch.signals import die_with_parent
 
-# The share of DIST.TIMEOUT that an image may take. After the whole, the process that watches ranks
-# would end the run, and could only say that they wait for data.
+# The share of DIST.TIMEOUT that an image may take. After the whole timeout, the process that
+# watches ranks would end the run, and its message could only say that they wait for data.
 SHARE = 0.8
-# Seconds that an image may take where other ranks wait by gloo, which gives up after 30.
+# Seconds that an image may take if other ranks wait in gloo, which gives up after 30.
 GLOO = 25.0
 # If more seconds than these pass between two checks, the processes were suspended.
 SUSPENDED = 5.0
@@ -39,7 +39,7 @@ def begin(timeout: float, by_gloo: bool) -> None:
 
     Args:
         timeout: DIST.TIMEOUT.
-        by_gloo: whether other ranks wait for this one by gloo.
+        by_gloo: whether other ranks wait for this one in gloo.
     """
     global limit
     limit = SHARE * timeout

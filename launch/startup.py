@@ -1,8 +1,8 @@
 """Prepares a program for signals and broken streams. Importing this module does it.
 
 A program imports this module first, because its other imports take a second. From then on a signal
-ends the program with one line, and a closed or broken standard stream doesn't end it. So this module
-itself imports next to nothing.
+ends the program with one line, and a closed or broken standard stream doesn't end it. So this
+module itself imports next to nothing.
 """
 
 import atexit
@@ -20,18 +20,18 @@ from typing import Any
 
 from launch import files, streams
 
-# bytes of address space that Paddle's libraries need; with less, Paddle hangs or crashes
-LEAST_MEMORY = 1200 << 20
+# Bytes of address space that Paddle's libraries need. With less, Paddle hangs or crashes.
+MIN_MEMORY = 1200 << 20
 # seconds in which a killed process ends
 ENDING = 5.0
-# files that a process with a few ranks and loader workers has open
-LEAST_FILES = 64
+# Files that a process with a few ranks and loader workers has open.
+MIN_FILES = 64
 
 # The signals that ask a program to stop. They come from a scheduler, from Ctrl-C, from a closed
 # terminal, and from a limit on CPU time, which Linux announces by SIGXCPU before it kills.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)
-# Those that were ignored when the program started, by nohup for example, stay ignored. SIGINT doesn't
-# count: shells ignore it for all commands in the background.
+# Signals that were already ignored when the program started, by nohup for example, stay ignored.
+# SIGINT doesn't count: shells ignore it for all commands in the background.
 IGNORED = [number for number in STOP_SIGNALS[2:] if signal.getsignal(number) is signal.SIG_IGN]
 STOPPED = "stopped by {}"
 NOT_BEGUN = "stopped by {} before the first step: nothing to save"
@@ -80,8 +80,8 @@ def stop_at_once() -> None:
 def without_collection() -> Iterator[None]:
     """Switches Python's garbage collector off within the body.
 
-    Imports and parsers make many objects, none of which is garbage. The collector would look through
-    all of them again and again.
+    Imports and parsers make many objects, none of which is garbage. The collector would look
+    through all of them again and again.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -93,7 +93,7 @@ def without_collection() -> Iterator[None]:
 
 
 def end_descendants() -> None:
-    """Kills the processes that this one has started, and theirs, and waits until they have ended."""
+    """Kills the processes that this one has started, and theirs, and waits for their end."""
     until = time.monotonic() + ENDING
     while (processes := descendants()) and time.monotonic() < until:
         for process in processes:
@@ -118,22 +118,24 @@ def descendants() -> list[int]:
             if state not in b"ZX":
                 children.setdefault(int(parent), []).append(int(name))
     family = [os.getpid()]
-    # The list grows while it is read: children of children follow.
+    # The loop also reaches the children that it appends.
     for process in family:
         family += children.get(process, [])
     return family[1:]
 
 
 def end_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Asks Linux to send this process the signal ``number`` when its parent ends, however that ends."""
+    """Asks Linux to send this process the signal ``number`` when its parent ends, however that
+    ends.
+    """
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(number))
 
 
 class _Finder:
-    """An import hook that holds signals back while NumPy or Paddle is imported, wherever a tool does
-    so first.
+    """An import hook that holds signals back while NumPy or Paddle is imported, wherever a tool
+    does so first.
 
     Paddle's import installs handlers in C++ for SIGTERM and others, which print a dump. NumPy's
     import starts threads. They inherit the mask of blocked signals; otherwise they would receive
@@ -176,8 +178,8 @@ def _ignore_stop_signals() -> None:
 
 
 def _open_tool() -> None:
-    """Prepares a tool: signals end it as they end the main programs, and whatever it forks ends with
-    it.
+    """Prepares a tool: signals end it as they end the main programs, and whatever it forks ends
+    with it.
     """
     sys.meta_path.insert(0, _Finder())  # type: ignore[arg-type]
     # The function that is registered first is called last.
@@ -197,9 +199,9 @@ def speak_utf8() -> None:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
 
 
-def unfit() -> str:
-    """Returns why no program can work in this process's environment, and what to do; "" if there is
-    no such reason.
+def environment_error() -> str:
+    """Returns why no program can work in this process's environment, and what to do; "" if programs
+    can.
 
     It also raises this process's limit on open files to the administrator's.
     """
@@ -214,10 +216,11 @@ def unfit() -> str:
         return "the current folder no longer exists; change to another one"
     if mask & 0o700:
         return f"umask {mask:03o} takes away your right to your own files; use umask 022"
-    if 0 <= most < LEAST_FILES:
-        return f"the limit on open files is {most}, expected {LEAST_FILES} at least; raise it (ulimit -n)"
-    if 0 <= memory < LEAST_MEMORY:
-        expected = f"expected {LEAST_MEMORY >> 20} MB at least, for Paddle alone"
+    if 0 <= most < MIN_FILES:
+        expected = f"expected {MIN_FILES} at least"
+        return f"the limit on open files is {most}, {expected}; raise it (ulimit -n)"
+    if 0 <= memory < MIN_MEMORY:
+        expected = f"expected {MIN_MEMORY >> 20} MB at least, for Paddle alone"
         return f"the limit on memory is {memory >> 20} MB, {expected}; raise it (ulimit -v)"
     return ""
 
@@ -241,6 +244,6 @@ _OURS = _FOLDER in (_ROOT, os.path.join(_ROOT, "tools"), os.path.join(_ROOT, "ex
 if _OURS and _PROGRAM.endswith(".py"):
     streams.keep()
     speak_utf8()
-    if problem := unfit():
+    if problem := environment_error():
         print(f"error: {problem}", file=sys.stderr, flush=True)
         os._exit(2)

@@ -38,7 +38,7 @@ def listeners() -> Iterator[socket.socket]:
 
 
 def shut(listener: socket.socket) -> bool:
-    """Makes a listening socket accept no new connections; returns whether the kernel supports this."""
+    """Makes a listening socket accept no new connections. Returns whether the kernel supports it."""
     program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     # struct sock_fprog: the number of instructions, and their address
     description = struct.pack("HP", 1, ctypes.addressof(program))
@@ -84,7 +84,7 @@ def wait_for_store() -> None:
 
 
 def listening_ports() -> set[int]:
-    """Returns the TCP ports at which processes of this machine, or of this network namespace, listen."""
+    """Returns the TCP ports at which processes of this machine or network namespace listen."""
     ports = set()
     for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
         with contextlib.suppress(OSError):

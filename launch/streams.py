@@ -3,7 +3,7 @@ is written to it is lost.
 
 A run's lines are in its log files, too. So a run doesn't wait for a blocked reader, such as a
 terminal that is stopped by Ctrl-S, or a pipe that nobody empties. Other commands do wait, because
-their output is what they are for.
+their output is their result.
 """
 
 import atexit
@@ -16,8 +16,8 @@ import sys
 import time
 from typing import Any
 
-# Seconds that a run waits for a blocked reader. After that it no longer waits at all, until the
-# reader reads again.
+# Seconds that a run waits for a blocked reader. If these have passed, it doesn't wait again before
+# the reader reads again.
 WAIT = 1.0
 # seconds that a run waits for a blocked reader at its end
 AT_END = 5.0
@@ -29,14 +29,14 @@ _raw: list["Lasting"] = []
 
 
 def hurry() -> None:
-    """Declares that this program is a run: from now on it waits for a blocked reader only briefly."""
+    """Declares that this program is a run, which waits only briefly for a blocked reader."""
     global _hurried
     _hurried = True
 
 
 class Lasting(io.RawIOBase):
-    """A stream that accepts whatever is written. It passes to ``descriptor`` as much as that accepts,
-    and keeps the rest for later.
+    """A stream that accepts whatever is written. It passes to ``descriptor`` as much as that
+    accepts, and keeps the rest for later.
 
     Attributes:
         kept: bytes that the descriptor hasn't accepted yet.
@@ -118,8 +118,8 @@ def _non_blocking(descriptor: int) -> int:
 
 
 def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWrapper:
-    """Returns a lasting text stream for a descriptor. Letters that its encoding lacks are written as
-    escapes.
+    """Returns a lasting text stream for a descriptor. Letters that its encoding lacks are written
+    as escapes.
 
     Args:
         lines: whether each line is passed on at once.
@@ -129,8 +129,11 @@ def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWra
     _raw.append(raw)
     atexit.register(raw.offer, AT_END)
     encoding = getattr(sys.__stderr__, "encoding", None) or "utf-8"
-    # Python's own stream has no buffer either, under python -u.
-    buffer: Any = raw if at_once else io.BufferedWriter(raw)
+    if at_once:
+        # Under python -u, Python's own stream has no buffer, either.
+        buffer: Any = raw
+    else:
+        buffer = io.BufferedWriter(raw)
     return io.TextIOWrapper(
         buffer,
         encoding,
@@ -141,7 +144,9 @@ def lasting(descriptor: int, lines: bool, at_once: bool = False) -> io.TextIOWra
 
 
 def finish() -> None:
-    """Writes what is kept, at the end of a forked process, where Python calls no ``atexit`` handlers."""
+    """Writes what is kept, at the end of a forked process, where Python calls no ``atexit``
+    handlers.
+    """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     for raw in _raw:
@@ -165,5 +170,6 @@ def keep() -> None:
         sys.stdout = lasting(1, lines=False, at_once=getattr(sys.stdout, "write_through", False))
     if sys.stderr is sys.__stderr__:
         sys.stderr = lasting(2, lines=True, at_once=getattr(sys.stderr, "write_through", False))
-    # The last to be registered runs first: what it flushes is then offered by ``lasting``'s handlers.
+    # This handler runs first, because it is registered last. The handlers of ``lasting`` then offer
+    # what it has flushed.
     atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush()))

@@ -1,4 +1,4 @@
-"""Decides why a run ends if ranks fail, are lost or stall: which rank caused it, and the message."""
+"""Decides why a run ends if ranks fail, are lost or stall: the rank that caused it, and a message."""
 
 import json
 import signal
@@ -12,12 +12,14 @@ from launch.progress import DOING
 from launch.signals import STOP_SIGNALS
 from launch.startup import NOT_BEGUN
 
-# seconds that ranks may take, at least, until all have got their first batch
+# The least time limit, in seconds, until all ranks have got their first batch.
 START_UP = 600.0
-# seconds to wait for the cause to show, after ranks aborted because of another one
+# Seconds to wait for the cause after ranks have aborted, which may be because of another one.
 GRACE = 2.0
-# Seconds without a beat after which a rank counts as the cause. gloo gives up after 30.
+# Seconds without a beat after which a rank counts as the cause of other ranks' failures. gloo gives
+# up after 30.
 PATIENCE = 20.0
+# The signal of each way to end by which a rank was asked to stop.
 STOPPED = {f"was stopped by {number.name}": number for number in STOP_SIGNALS}
 # gloo and NCCL abort if a peer has gone or doesn't answer.
 ABORTED = "was killed by SIGABRT"
@@ -85,7 +87,7 @@ def judge(ranks: list[RankState], started: float, timeout: float) -> Verdict | N
             begun, it is at least START_UP.
     """
     now = time.monotonic()
-    # those that the program foresees first: they are certain to be causes
+    # Failures that the program foresees come first: they are certain to be causes.
     failures = sorted(
         (state.failure for state in ranks if state.failure), key=lambda failure: failure.unforeseen
     )
@@ -96,7 +98,7 @@ def judge(ranks: list[RankState], started: float, timeout: float) -> Verdict | N
         return _stop_verdict(stopped[0], STOPPED[stopped[0].gone])
     if causes := [state for state in gone if state.gone != ABORTED]:
         return _loss_verdict(causes[0])
-    # Those that are left may have failed or aborted because another rank didn't answer.
+    # All that is left are failures and aborts that another rank may have caused by not answering.
     if failures or gone:
         hung = [
             state
@@ -141,8 +143,8 @@ def _stall_verdict(
     ranks: list[RankState], started: float, timeout: float, now: float
 ) -> Verdict | None:
     times = [state.time for state in ranks]
-    # Until each has got its first batch, they read the data and build the model, which takes some
-    # ranks longer than others.
+    # Until its first batch, a rank reads the data and builds the model, which takes some ranks
+    # longer than others.
     if not all(times):
         timeout = max(timeout, START_UP)
     if now - max(started, *times) < timeout:
@@ -154,8 +156,8 @@ def _stall_verdict(
 
 
 def _late(ranks: list[RankState]) -> list[RankState]:
-    """Returns the ranks that the others wait for: those in trouble, else those that are behind; []
-    if none is.
+    """Returns the ranks that the others wait for: those in trouble, or else those that are behind.
+    If all are at the same step, it returns [].
     """
     if troubled := [state for state in ranks if state.trouble]:
         return troubled
@@ -170,7 +172,7 @@ def how_it_ended(code: int) -> str:
     Args:
         code: the exit status; negative: the number of the signal that killed it.
     """
-    # A program that handles a signal to stop ends with 128 and its number.
+    # A program that handles a signal that asks to stop ends with 128 plus the signal's number.
     number = -code if code < 0 else code - 128
     if number in STOP_SIGNALS:
         return f"was stopped by {signal.Signals(number).name}"
@@ -193,5 +195,5 @@ def trouble(pid: int) -> str:
 
 
 def failure_in(shared: bytes) -> Failure | None:
-    """Returns the failure that ``errors.reporting`` left in shared memory; None if there is none."""
+    """Returns the failure that ``errors.reporting`` left in shared memory, or None."""
     return Failure(*json.loads(shared)) if shared else None

@@ -73,14 +73,14 @@ class Session:
     """The runs of a sweep: those that earlier calls of the tool have done, and those that this call
     runs.
 
-    Each result is read once, and each run's result when the run ends. So the time for a point doesn't
-    grow with the number of points before it.
+    Each result is read once, and each run's result when the run ends. So the time for a point
+    doesn't grow with the number of points before it.
 
     Args:
         plan: all points of the sweep; none with Optuna.
         points: the points that earlier calls have begun.
         metric: what the runs are compared by.
-        places: the environment variables of each command that runs at the same time.
+        environments: the environment variables of each command that runs at the same time.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class Session:
         plan: list[Point],
         points: list[Point],
         metric: str,
-        places: list[dict[str, str]],
+        environments: list[dict[str, str]],
     ) -> None:
         self.sweep = sweep
         self.plan = plan
         self.metric = metric
-        self.places = places
+        self.environments = environments
         self.points: list[Point] = []
         self.rows: list[results.Row] = []
         self.row_of: dict[str, int] = {}
@@ -125,14 +125,16 @@ class Session:
         ]
 
     def next_points(self) -> list[Point]:
-        """Returns the next points: all that are left, or as many of Optuna's as run at the same time."""
+        """Returns the next points: all that are left, or as many of Optuna's as run at the same
+        time.
+        """
         if self.sweep.method != "optuna":
             return self.plan[len(self.points) :]
         sign = -1 if self.metric.endswith("loss") else 1
         first = len(self.scores) * max(1, len(self.sweep.seeds))
         means = [results.mean(runs) for runs in results.by_point(self.rows[first:], self.sweep)]
         self.scores += [mean and sign * mean for mean in means]
-        count = min(len(self.places), self.sweep.runs - len(self.points))
+        count = min(len(self.environments), self.sweep.runs - len(self.points))
         return self.suggestions.next(self.points, self.scores, count)
 
     @functools.cached_property
@@ -162,7 +164,7 @@ class Session:
             results.record(self.sweep, [])
         while True:
             if commands := self.commands():
-                if stop := side_by_side.run(commands, self.places, self.print_result, [lock]):
+                if stop := side_by_side.run(commands, self.environments, self.print_result, [lock]):
                     return stop
             elif new := self.next_points():
                 if optuna:  # the points of other methods were checked at the start
@@ -186,23 +188,23 @@ def main() -> int:
     plan = [] if sweep.method == "optuna" else plan_points(sweep)
     tried = plan or edges(sweep)
     metric = check(sweep, tried, Progress(len(tried), "configurations are checked"))
-    places = side_by_side.places(sweep.processes, sweep.side_by_side)
-    if not places:
+    environments = side_by_side.environments(sweep.processes, sweep.side_by_side)
+    if not environments:
         raise InputError(
             f"{arguments.file}: devices is {sweep.processes}, more than the GPUs that are visible"
         )
     lock = None if arguments.dry else results.lock(sweep.output)
-    session = Session(sweep, plan, results.read_points(sweep, plan), metric, places)
+    session = Session(sweep, plan, results.read_points(sweep, plan), metric, environments)
     if lock is None:
         session.add(session.next_points())
-        variables = [f"{name}={value}" for name, value in places[0].items()]
+        variables = [f"{name}={value}" for name, value in environments[0].items()]
         for command in session.commands():
             print(shlex.join([*variables, *command.words]))
         return 0
     done = sum(row.outcome is not None for row in session.rows)
-    shared = ", ".join(f"{name}={value}" for name, value in places[0].items())
+    shared = ", ".join(f"{name}={value}" for name, value in environments[0].items())
     print(
-        f"{sweep.output}: {done} runs are done; {len(places)} side by side ({shared} ...)",
+        f"{sweep.output}: {done} runs are done; {len(environments)} side by side ({shared} ...)",
         flush=True,
     )
     try:

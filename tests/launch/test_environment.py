@@ -174,7 +174,7 @@ def test_mpi_on_two_machines_within_a_slurm_job_and_of_one_rank(variables, capfd
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", launchers.UNREAD)
+@pytest.mark.parametrize("name", launchers.UNSUPPORTED)
 def test_ranks_of_an_unread_launcher_are_told_that_they_are_alone(variables, name, capfd):
     variables(**{name: 3})
     assert not is_launched()

@@ -254,7 +254,8 @@ def test_a_rank_does_not_wait_in_a_full_queue():
             guest.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 guest.connect(name)
-        assert sharing._wait(name) is False
+        with pytest.raises(sharing._NotShared):
+            sharing._wait(name)
     assert sharing._wait(name) is None  # nobody listens
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.programs import ROOT, assert_none_left, wait_for
 
 from launch import devices, side_by_side, signals
-from launch.side_by_side import Command, places, run
+from launch.side_by_side import Command, environments, run
 
 
 @pytest.fixture(autouse=True)
@@ -90,20 +90,20 @@ def test_devices_are_shared_out(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(side_by_side, "num_cores", lambda: 8)
     monkeypatch.setattr(side_by_side, "num_gpus_of_paddle", lambda: 0)
-    assert places(1, None) == [{"OMP_NUM_THREADS": "1"}] * 8
-    assert places(2, None) == [{"OMP_NUM_THREADS": "1"}] * 4
-    assert places(1, 2) == [{"OMP_NUM_THREADS": "4"}] * 2
-    assert places(16, None) == [{"OMP_NUM_THREADS": "1"}]
+    assert environments(1, None) == [{"OMP_NUM_THREADS": "1"}] * 8
+    assert environments(2, None) == [{"OMP_NUM_THREADS": "1"}] * 4
+    assert environments(1, 2) == [{"OMP_NUM_THREADS": "4"}] * 2
+    assert environments(16, None) == [{"OMP_NUM_THREADS": "1"}]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert places(1, 2) == [{"OMP_NUM_THREADS": "3"}] * 2
+    assert environments(1, 2) == [{"OMP_NUM_THREADS": "3"}] * 2
     monkeypatch.setattr(devices, "check_visible", lambda: None)
     monkeypatch.setattr(side_by_side, "num_gpus_of_paddle", lambda: 4)
     monkeypatch.setattr(devices, "visible_names", lambda: ["3", "5", "6", "7"])
-    assert places(2, None) == [{"CUDA_VISIBLE_DEVICES": "3,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
-    assert places(1, 3) == [{"CUDA_VISIBLE_DEVICES": number} for number in "356"]
+    assert environments(2, None) == [{"CUDA_VISIBLE_DEVICES": "3,5"}, {"CUDA_VISIBLE_DEVICES": "6,7"}]
+    assert environments(1, 3) == [{"CUDA_VISIBLE_DEVICES": number} for number in "356"]
     monkeypatch.setattr(devices, "visible_names", lambda: None)
-    assert places(3, None) == [{"CUDA_VISIBLE_DEVICES": "0,1,2"}]
-    assert places(5, None) == []
+    assert environments(3, None) == [{"CUDA_VISIBLE_DEVICES": "0,1,2"}]
+    assert environments(5, None) == []
     assert devices.num_cores() >= 1
 
 

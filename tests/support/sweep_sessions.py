@@ -50,7 +50,7 @@ def session_of(sweep, monkeypatch, dies_after=10**9, fails=()):
     runs.
     """
 
-    def run(commands, places, ended, keep):
+    def run(commands, environments, on_end, pass_fds):
         for command in commands:
             if len(ran) == dies_after:
                 raise KeyboardInterrupt
@@ -65,7 +65,7 @@ def session_of(sweep, monkeypatch, dies_after=10**9, fails=()):
                     sweep, command.name, 90 - (math.log10(float(point["TRAIN.BASE_LR"])) + 3) ** 2
                 )
             command.printed.write_text("one\nerror: two\n\n")
-            ended(command.name, 1 if failed else 0)
+            on_end(command.name, 1 if failed else 0)
         return 0
 
     ran = []
