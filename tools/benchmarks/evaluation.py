@@ -1,13 +1,13 @@
-"""``eval``: images/s of evaluation, ours (eager, and EVAL_ENGINE inference) and timm's (eager and
-torch.compile).
+"""``eval`` measures the images/s of evaluation: ours (eager, and EVAL_ENGINE inference) and timm's
+(eager and torch.compile).
 
 Ours is a whole ``main_single_gpu.py -eval`` on synthetic images and random weights, timed from
-batch to batch. timm's reads the same weights. It takes random uint8 images, normalises them and
-counts the hits. The first WARM_UP batches of each run don't count. Each run tells the peak memory
-of its process.
+batch to batch. timm's side reads the same weights, normalises random uint8 images and counts the
+hits. The first WARM_UP batches of each run don't count. The peak memory is that of a run's process.
 """
 
 import argparse
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ from tools.benchmarks.measure import (
 )
 from tools.benchmarks.training import timm_request
 
-# batches: at the first, torch.compile makes its code; up to the third, ours gives memory back
+# Batches that don't count: torch.compile makes its code at the first one, and ours returns memory
+# to the system up to the third one.
 WARM_UP = 4
 _RATE = "evaluation"
 
 
 def evaluation(arguments: argparse.Namespace) -> None:
-    """Measures evaluation; with ``-amp`` in bfloat16, which eager layers have where the CPU has it.
+    """Measures evaluation. With ``-amp`` it runs in bfloat16; ours needs a CPU that has bfloat16.
 
     Raises:
         InputError: timm isn't there, or keys aren't free here.
@@ -41,40 +42,43 @@ def evaluation(arguments: argparse.Namespace) -> None:
     peers = timm_versions(arguments.timm_python) if arguments.against else {}
     with temporary_folder() as folder:
         kinds = evaluation_sides(arguments, folder)
-        own = [kind for kind in kinds if kind.startswith("ours")]
-        title = f"{arguments.cfg}, batch {arguments.batch_size}, one process of {arguments.threads} threads,"
-        title += f" {'bfloat16' if arguments.amp else 'float32'}, {arguments.batches} batches a run"
-        compared = each(_RATE, own, [kind for kind in kinds if kind not in own])
-        measure(
-            Benchmark(title, kinds, {_RATE: "images/s", MEMORY: "MB"}, compared, peers), arguments
+        ours = [kind for kind in kinds if kind.startswith("ours")]
+        theirs = [kind for kind in kinds if kind.startswith("timm")]
+        precision = "bfloat16" if arguments.amp else "float32"
+        title = (
+            f"{arguments.cfg}, batch {arguments.batch_size},"
+            f" one process of {arguments.threads} threads, {precision},"
+            f" {arguments.batches} batches a run"
         )
+        units = {_RATE: "images/s", MEMORY: "MB"}
+        compared = each(_RATE, ours, theirs)
+        measure(Benchmark(title, kinds, units, compared, peers), arguments)
 
 
 def evaluation_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, Run]:
-    """Returns the runs of "ours, ENGINE" and, if timm is asked for, of "timm, MODE".
+    """Returns the runs of "ours, ENGINE" and, with ``--against timm``, those of "timm, MODE".
 
     Args:
         folder: where the model's random weights are written.
     """
     batch = arguments.batch_size
-    engine = "EVAL_ENGINE" in get_config(arguments.cfg)
-    engines = ["eager", *(["inference"] if engine else [])]
-    # One batch more: the time runs from beginning to beginning. Resizing synthetic images would
-    # only take time.
+    has_engines = "EVAL_ENGINE" in get_config(arguments.cfg)
+    engines = ["eager"]
     fixed = {
         "DATA.DATASET": "synthetic",
         "DATA.BATCH_SIZE_EVAL": batch,
+        # One batch more, because the time is taken from the beginning of one to that of the next.
+        "DATA.SYNTHETIC_SIZE": batch * (WARM_UP + arguments.batches + 1),
+        # Synthetic images aren't resized, which would only take time.
         "DATA.CROP_PCT": 1.0,
         "TUNE_CPU": True,
-    }
-    fixed |= {
-        "DATA.SYNTHETIC_SIZE": batch * (WARM_UP + arguments.batches + 1),
         "AMP": arguments.amp,
         "EVAL": True,
     }
     if arguments.amp:
         fixed["AMP_EVAL"] = True
-    if engine:
+    if has_engines:
+        engines.append("inference")
         fixed["EVAL_ENGINE"] = "eager"
     options = option_words(arguments, fixed)
     weights = f"{folder}/{Path(arguments.cfg).stem}.safetensors"
@@ -82,23 +86,36 @@ def evaluation_sides(arguments: argparse.Namespace, folder: Path) -> dict[str, R
     ask("our_evaluation.py", request, arguments.threads)
     request["warm_up"] = WARM_UP
 
-    def ours(name: str) -> dict[str, list[float]]:
+    def ours(engine: str) -> dict[str, list[float]]:
+        chosen = list(options)
+        if has_engines:
+            chosen += ["EVAL_ENGINE", engine]
         with temporary_folder(folder) as output:
-            chosen = [*options, *(["EVAL_ENGINE", name] if engine else [])]
-            asked = request | {"options": chosen, "output": f"{output}/run"}
-            return _figures(ask("our_evaluation.py", asked, arguments.threads))
+            own_request = request | {"options": chosen, "output": f"{output}/run"}
+            return _figures(ask("our_evaluation.py", own_request, arguments.threads))
 
-    kinds: dict[str, Run] = {f"ours, {name}": lambda name=name: ours(name) for name in engines}
+    kinds: dict[str, Run] = {f"ours, {name}": functools.partial(ours, name) for name in engines}
     if arguments.against:
-        peer = timm_request(arguments.cfg, options) | {"measure": "eval", "batch_size": batch}
-        peer |= {"amp": arguments.amp, "threads": arguments.threads, "weights": weights}
-        peer |= {"warm_up": WARM_UP, "batches": arguments.batches}
+        peer_request = timm_request(arguments.cfg, options) | {
+            "measure": "eval",
+            "batch_size": batch,
+            "amp": arguments.amp,
+            "threads": arguments.threads,
+            "weights": weights,
+            "warm_up": WARM_UP,
+            "batches": arguments.batches,
+        }
 
         def theirs(mode: str) -> dict[str, list[float]]:
-            asked = peer | {"compile": mode == "compile"}
-            return _figures(ask("timm_peer.py", asked, arguments.threads, arguments.timm_python))
+            answer = ask(
+                "timm_peer.py",
+                peer_request | {"compile": mode == "compile"},
+                arguments.threads,
+                arguments.timm_python,
+            )
+            return _figures(answer)
 
-        kinds |= {f"timm, {mode}": lambda mode=mode: theirs(mode) for mode in arguments.timm_modes}
+        kinds |= {f"timm, {mode}": functools.partial(theirs, mode) for mode in arguments.timm_modes}
     return kinds
 
 

@@ -1,15 +1,16 @@
-"""``growth``: how the cost of work grows with its size, as an exponent: 1 where twice the size
-costs twice as much.
+"""``growth`` measures how the cost of work grows with its size. The result is an exponent: it is 1
+if twice the size costs twice as much.
 
-Each size of a subject is a process of its own (our_growth.py). The sizes take turns, ``-repeats``
-times. The exponent is the slope of the cost's logarithm over the size's, by least squares. It is
-that of the larger half of the sizes, and of three sizes at least. It is taken of each size's
-cheapest run, which other programs disturbed least. Times below a hundredth of a second and memory
-below 8 MB count as that: they show no growth. "grows faster" marks an exponent that is above the
-expected one by more than 0.2.
+Each size of a subject is measured in a process of its own (our_growth.py). The sizes take turns,
+``-repeats`` times. The exponent is the slope of the cost's logarithm over that of the size, by
+least squares. Only the larger half of the sizes counts, but three sizes at least. The cost of a
+size is that of its cheapest run, which other programs disturbed least. Times below a hundredth of a
+second count as a hundredth, and memory below 8 MB counts as 8 MB, because such figures show no
+growth. "grows faster" marks an exponent that is above the expected one by more than 0.2.
 """
 
 import argparse
+import functools
 import importlib.util
 import math
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from typing import Any
 from errors import InputError
 from tools.benchmarks import growth_data, growth_runs, growth_tools, growth_weights
 from tools.benchmarks.growth_measure import Growth
-from tools.benchmarks.measure import Benchmark, ask, format_number, measure, positive
+from tools.benchmarks.measure import Benchmark, ask, format_number, measure, positive, quantity
 
 MODULES = (growth_data, growth_runs, growth_tools, growth_weights)
 MEASURES: dict[str, Growth] = {
@@ -29,7 +30,7 @@ SECONDS = "time"
 CPU = "CPU time"
 PEAK = "peak memory"
 RISE = "memory added"
-# Below this a figure is the noise of a start.
+# Smaller figures count as these: they are the noise of a start.
 _FLOORS = {SECONDS: 0.01, CPU: 0.01, RISE: 8.0}
 _TOLERANCE = 0.2
 _LEAST_SIZES = 3
@@ -42,37 +43,35 @@ def growth(arguments: argparse.Namespace) -> None:
         InputError: -repeats or --threads is below 1; a subject's package isn't installed.
     """
     positive(arguments, "repeats", "threads")
-    there = [
+    available = [
         name
         for name, subject in MEASURES.items()
         if not subject.needs or importlib.util.find_spec(subject.needs)
     ]
-    names = list(dict.fromkeys(arguments.subjects)) or there
-    if absent := sorted(set(names) - set(there)):
+    names = list(dict.fromkeys(arguments.subjects)) or available
+    if missing := sorted(set(names) - set(available)):
         raise InputError(
-            f"{absent[0]} needs {MEASURES[absent[0]].needs}, which isn't installed; leave it out"
+            f"{missing[0]} needs {MEASURES[missing[0]].needs}, which isn't installed; leave it out"
         )
-    sizes = {
-        name: MEASURES[name].quick if arguments.quick else MEASURES[name].sizes for name in names
-    }
-    kinds = {
-        f"{name}, {size}": lambda name=name, size=size: ask(
-            "our_growth.py", {"subject": name, "size": size}, arguments.threads
-        )
-        for name in names
-        for size in sizes[name]
-    }
-    title = f"a process for each size, {arguments.threads} thread{'s' * (arguments.threads > 1)}"
+    sizes = {}
+    kinds = {}
+    for name in names:
+        subject = MEASURES[name]
+        sizes[name] = subject.quick if arguments.quick else subject.sizes
+        for size in sizes[name]:
+            request = {"subject": name, "size": size}
+            kinds[f"{name}, {size}"] = functools.partial(
+                ask, "our_growth.py", request, arguments.threads
+            )
+    title = f"a process for each size, {quantity(arguments.threads, 'thread', 'threads')}"
     units = {SECONDS: "s", CPU: "CPU s", PEAK: "MB", RISE: "MB"}
-    measure(
-        Benchmark(title, kinds, units, rows=_rows, more=lambda figures: _exponents(figures, sizes)),
-        arguments,
-    )
+    more = functools.partial(_exponents, sizes=sizes)
+    measure(Benchmark(title, kinds, units, rows=_rows, more=more), arguments)
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """Returns the slope of log cost over log size, by least squares over the larger half, three
-    sizes at least.
+    """Returns the slope of log cost over log size, by least squares over the larger half of the
+    sizes, but over three sizes at least.
     """
     first = min(len(sizes) // 2, max(0, len(sizes) - _LEAST_SIZES))
     x = [math.log(size) for size in sizes[first:]]
@@ -84,19 +83,24 @@ def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
 
 
 def _exponents(figures: dict[str, Any], sizes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Returns what the report has besides the figures: of each subject the sizes and the exponents."""
+    """Returns the further entries of the report: the sizes and the exponents of each subject."""
     found = {}
-    for name, own in sizes.items():
+    for name, subject_sizes in sizes.items():
         subject = MEASURES[name]
         expected: dict[str, float] = dict.fromkeys((SECONDS, CPU), subject.expected)
         expected[RISE] = subject.expected if subject.memory is None else subject.memory
         slopes = {}
         for what, floor in _FLOORS.items():
-            costs = [max(floor, min(figures[f"{name}, {size}"][what])) for size in own]
-            slopes[what] = exponent(own, costs)
+            costs = [max(floor, min(figures[f"{name}, {size}"][what])) for size in subject_sizes]
+            slopes[what] = exponent(subject_sizes, costs)
         faster = [what for what, slope in slopes.items() if slope > expected[what] + _TOLERANCE]
-        found[name] = {"unit": subject.unit, "sizes": own}
-        found[name] |= {"exponents": slopes, "expected": expected, "faster": faster}
+        found[name] = {
+            "unit": subject.unit,
+            "sizes": subject_sizes,
+            "exponents": slopes,
+            "expected": expected,
+            "faster": faster,
+        }
     return {"growth": found}
 
 
@@ -110,10 +114,9 @@ def _rows(report: dict[str, Any]) -> list[str]:
             seconds = [format_number(figures[SECONDS][key]) for key in ("median", "min", "max")]
             others = [format_number(figures[what]["median"]) for what in (CPU, PEAK, RISE)]
             rows.append([f"{size:,}", *seconds, *others])
-        for title, of in (("exponent", found["exponents"]), ("expected", found["expected"])):
-            rows.append(
-                [title, f"{of[SECONDS]:.2f}", "", "", f"{of[CPU]:.2f}", "", f"{of[RISE]:.2f}"]
-            )
+        for title, key in (("exponent", "exponents"), ("expected", "expected")):
+            seconds, cpu, rise = (f"{found[key][what]:.2f}" for what in (SECONDS, CPU, RISE))
+            rows.append([title, seconds, "", "", cpu, "", rise])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines += [name, *("  ".join(map(str.rjust, row, widths)).rstrip() for row in rows)]
         if found["faster"]:

@@ -1,4 +1,4 @@
-"""What ``growth`` measures of data: samplers, metrics of several labels, listings, caches."""
+"""Subjects of ``growth`` about data: samplers, metrics of several labels, listings and caches."""
 
 import multiprocessing
 import os
@@ -12,13 +12,16 @@ import numpy as np
 
 from tools.benchmarks.growth_measure import Growth
 
-_CLASS = 650  # images of a class: ImageNet-22k has 14.2 million of 21,841 classes
-_LABELS = 100  # classes of the images with several labels
-_LISTED = 20_000  # files that ranks share
+# Images of a class: ImageNet-22k has 14.2 million images of 21,841 classes.
+_CLASS = 650
+# classes of the images with several labels
+_LABELS = 100
+# files that ranks share
+_LISTED = 20_000
 
 
 class _Labels:
-    """What a sampler needs of a dataset."""
+    """Stands in for a dataset, of which a sampler needs the length and the labels."""
 
     def __init__(self, labels: np.ndarray) -> None:
         self.labels = labels
@@ -28,7 +31,7 @@ class _Labels:
 
 
 def balanced_sampler(size: int, _: Path) -> Callable[[], object]:
-    """The start of an epoch with DATA.SAMPLER balanced, up to its first batch."""
+    """Measures the start of an epoch with DATA.SAMPLER balanced, up to its first batch."""
     from config import get_config
     from loading.samplers import TrainBatchSampler
 
@@ -39,7 +42,7 @@ def balanced_sampler(size: int, _: Path) -> Callable[[], object]:
 
 
 def multilabel_metrics(size: int, _: Path) -> Callable[[], object]:
-    """The evaluation of several labels an image, of which the outputs are known already."""
+    """Measures an evaluation of images with several labels, whose outputs are already known."""
     import paddle
 
     from config import get_config
@@ -61,7 +64,7 @@ def multilabel_metrics(size: int, _: Path) -> Callable[[], object]:
 
 
 def list_folder(size: int, folder: Path) -> Callable[[], object]:
-    """The images of a folder of classes, as each start lists them."""
+    """Measures how a start lists the images of a folder of classes."""
     from loading.sources import Split
     from loading.sources import class_folders as read
 
@@ -70,8 +73,8 @@ def list_folder(size: int, folder: Path) -> Callable[[], object]:
 
 
 def list_by_ranks(size: int, folder: Path) -> Callable[[], object]:
-    """A folder of as many images for any number of launched ranks, which are here processes that do
-    nothing else.
+    """Measures how launched ranks list the same folder, for any number of ranks. The ranks are
+    processes that do nothing else.
     """
     from launch import secret, sharing
     from loading.sources import Split
@@ -86,7 +89,7 @@ def list_by_ranks(size: int, folder: Path) -> Callable[[], object]:
         os.environ["PADDLE_TRAINERS_NUM"] = str(size)
         sharing.read_once(lambda: (read(Split("train", alone=True), data_path=str(folder)),), b"")
         ready.release()
-        # Until it is ended, as ranks wait for each other.
+        # Ranks wait for one another, so this one shares what it has read until it is killed.
         while True:
             sharing.answer()
             time.sleep(0.02)
@@ -106,7 +109,7 @@ def list_by_ranks(size: int, folder: Path) -> Callable[[], object]:
 
 
 def hand_over(size: int, _: Path) -> Callable[[], object]:
-    """What a rank does with names and labels that another process has read."""
+    """Measures how a rank opens names and labels that another process has read."""
     from launch.spawned import SharedObjects
     from loading.files import Paths
 
@@ -118,8 +121,8 @@ def hand_over(size: int, _: Path) -> Callable[[], object]:
 
 
 def open_cache(size: int, folder: Path) -> Callable[[], object]:
-    """A start with a DATA.CACHE whose images were decoded before, without the sources' sizes and
-    times.
+    """Measures a start with a DATA.CACHE whose images were decoded before. The sizes and times of
+    the source files aren't compared.
     """
     from loading.cache import Sources, cached_images
 

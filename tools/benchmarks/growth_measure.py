@@ -1,5 +1,5 @@
-"""What a subject of ``growth`` is: work of a size that can be chosen, whose cost is then compared
-from size to size.
+"""The subjects of ``growth``: work whose size can be chosen, so that its cost can be compared
+between sizes.
 """
 
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 
 class Cost(NamedTuple):
-    """What the measured function may return where its own time and memory aren't what is meant,
-    such as a rank's.
+    """The cost of a subject, which the measured function may return if its own cost isn't the one
+    to measure. An example is the cost of a rank that it started.
 
     Args:
-        seconds: instead of the time that the function takes.
-        memory: MB, instead of what the peak memory rises by meanwhile; None: that.
-        busy: CPU seconds, instead of what this process takes; None: that.
+        seconds: the elapsed time.
+        memory: MB; None: the rise of the peak memory while the function runs.
+        busy: CPU seconds; None: those of this process.
     """
 
     seconds: float
@@ -26,15 +26,18 @@ class Growth(NamedTuple):
     """Work whose cost is measured at growing sizes.
 
     Args:
-        unit: what ``sizes`` count ("images", "points").
-        sizes: growing, of a full measurement.
-        prepare: takes a size and an empty folder, makes the inputs there, and returns what is then
-            timed.
-        expected: the exponent that it should have: 1 where the cost grows as the size does, 0 where
-            it is flat.
-        quick: growing sizes that take about a second, for tests; they need not show the exponent.
-        memory: the exponent that its memory should have; None: the same.
-        needs: a package that may not be installed, without which it isn't measured.
+        unit: what ``sizes`` counts, such as "images".
+        sizes: the sizes of a full measurement, in rising order.
+        prepare: a function of a size and an empty folder. It makes the inputs there, and returns
+            the
+            function to measure.
+        expected: the expected exponent of the times: 1 if they grow as the size does, 0 if they
+            stay
+            the same.
+        quick: sizes in rising order that take about a second, for tests. They need not show the
+            exponent.
+        memory: the expected exponent of the memory; None: the same.
+        needs: the name of an optional package without which this can't be measured; "": none.
     """
 
     unit: str

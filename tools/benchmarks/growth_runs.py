@@ -1,4 +1,4 @@
-"""Subjects of ``growth``: what grows, or shouldn't, with the number of a run's processes."""
+"""Subjects of ``growth`` about runs of several processes."""
 
 import multiprocessing
 import os
@@ -14,15 +14,14 @@ _MODEL = "vit_small_patch16_224"
 
 
 def prepare_save(ranks: int, folder: Path) -> Callable[[], object]:
-    """Starts ``ranks`` processes with a model of 22 million parameters, whose optimizer's state
-    they share out.
+    """Starts ``ranks`` processes with a model of 22 million parameters and a sharded optimizer
+    state.
 
-    Returns:
-        a function that makes all ranks save, and returns the largest costs among them until
-            training can go on, which is once every rank has taken its copies. The memory is that of
-            a rank's copies, the CPU time that of its training thread; the elapsed time also
-            includes waiting for cores. The files are written in the background, as in a run. The
-            next call waits for that.
+    Returns a function that makes all ranks save. It returns the largest cost among the ranks, up to
+    the moment at which training can go on, when every rank has copied its tensors. The memory is
+    that of a rank's copies, and the CPU time is that of its training thread. The elapsed time also
+    includes waiting for cores. The files are written in the background, as in a run, and the next
+    call waits for them.
     """
     endpoints = ",".join(f"127.0.0.1:{port}" for port in _free_ports(ranks))
     context = multiprocessing.get_context("spawn")
@@ -36,7 +35,9 @@ def prepare_save(ranks: int, folder: Path) -> Callable[[], object]:
         connections.append(here)
 
     def largest() -> Cost:
-        return Cost(*map(max, zip(*(connection.recv() for connection in connections), strict=True)))
+        costs = [connection.recv() for connection in connections]
+        seconds, memory, busy = map(max, zip(*costs, strict=True))
+        return Cost(seconds, memory, busy)
 
     def save() -> Cost:
         for connection in connections:
@@ -56,15 +57,16 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> None:
-    """Saves whenever ``connection`` asks for it; ends when it is closed."""
+    """Saves each time that ``connection`` asks for it. Returns when the connection is closed."""
     ranks = endpoints.count(",") + 1
     os.environ |= {
         "PADDLE_TRAINER_ID": str(rank),
         "PADDLE_TRAINERS_NUM": str(ranks),
+        "PADDLE_TRAINER_ENDPOINTS": endpoints,
+        "PADDLE_CURRENT_ENDPOINT": endpoints.split(",")[rank],
+        "PADDLE_DISTRI_BACKEND": "gloo",
         "OMP_NUM_THREADS": "1",
     }
-    os.environ |= {"PADDLE_TRAINER_ENDPOINTS": endpoints, "PADDLE_DISTRI_BACKEND": "gloo"}
-    os.environ["PADDLE_CURRENT_ENDPOINT"] = endpoints.split(",")[rank]
 
     import paddle
 
@@ -77,17 +79,10 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
     from training.optim import LossScaler, build_optimizer
     from training.run import Run
 
-    paddle.disable_signal_handler()  # it prints pages when this process is ended
-    options = [
-        "DATA.DATASET",
-        "synthetic",
-        "DATA.SYNTHETIC_SIZE",
-        "16",
-        "OUTPUT",
-        f"{folder}/run",
-        "KEEP_LAST",
-        "1",
-    ]
+    # Paddle's handlers would print pages when this process is ended.
+    paddle.disable_signal_handler()
+    options = ["DATA.DATASET", "synthetic", "DATA.SYNTHETIC_SIZE", "16"]
+    options += ["KEEP_LAST", "1", "OUTPUT", f"{folder}/run"]
     if ranks > 1:
         options += ["DIST.ENGINE", "fleet", "DIST.STRATEGY.sharding", "True"]
     config = get_config(_MODEL, options)
@@ -115,7 +110,8 @@ def _save_often(rank: int, endpoints: str, folder: Path, connection: Any) -> Non
         saver.save(Progress(epoch=epoch, step=epoch))
         seconds = time.perf_counter() - started
         busy = time.thread_time() - busy
-        if epoch == 1:  # the first one maps the memory of the copies
+        if epoch == 1:
+            # The first save maps the memory of the copies.
             saver.wait()
         connection.send((seconds, copied / 1e6, busy))
         try:

@@ -1,5 +1,5 @@
-"""What ``growth`` measures of tools: a sweep's own work, a search among features, duplicates,
-comparisons, listings.
+"""Subjects of ``growth`` about tools: a sweep's own work, a search among features, duplicates,
+comparisons and listings.
 """
 
 import contextlib
@@ -25,17 +25,17 @@ output: {folder}/swept
 
 
 def sweep(size: int, folder: Path) -> Callable[[], object]:
-    """All of a sweep but its runs: each leaves its result at once."""
+    """Measures a sweep without its runs: each leaves its result at once."""
     return _sweep(size, folder, "random")
 
 
 def sweep_optuna(size: int, folder: Path) -> Callable[[], object]:
-    """The same with Optuna's points, two at a time, whose suggestions are Optuna's own time."""
+    """Measures a sweep with Optuna's points, two at a time. It includes Optuna's own time."""
     return _sweep(size, folder, "optuna")
 
 
 def sweep_again(size: int, folder: Path) -> Callable[[], object]:
-    """The same command once more: every result is read, nothing is run."""
+    """Measures the command of a finished sweep: it reads all results, and runs nothing."""
     work = _sweep(size, folder, "random")
     work()
     return work
@@ -45,7 +45,7 @@ def _sweep(size: int, folder: Path, method: str) -> Callable[[], object]:
     from launch import side_by_side
     from tools import sweep as tool
 
-    # What draws the sweep's picture is imported only when it is needed: not within the measurement.
+    # The measured work would import the module that draws the picture.
     from training.pages import plotting  # noqa: F401
 
     locks: list[int] = []
@@ -54,8 +54,8 @@ def _sweep(size: int, folder: Path, method: str) -> Callable[[], object]:
 
     def run(
         commands: Sequence[side_by_side.Command],
-        places: object,
-        ended: Callable[[str, int], None],
+        environments: object,
+        on_end: Callable[[str, int], None],
         *_: object,
     ) -> int:
         for command in commands:
@@ -65,7 +65,7 @@ def _sweep(size: int, folder: Path, method: str) -> Callable[[], object]:
             (output / "result.json").write_text(
                 json.dumps({"best": best, "loss": 2.0, "num_samples": 4})
             )
-            ended(command.name, 0)
+            on_end(command.name, 0)
         return 0
 
     lock = tool.results.lock
@@ -90,14 +90,14 @@ def _sweep(size: int, folder: Path, method: str) -> Callable[[], object]:
 
 
 def search(size: int, folder: Path) -> Callable[[], object]:
-    """A search among stored features of 8 channels, whose names were read before."""
+    """Measures a search among stored features of 8 channels, whose names were already read."""
     work = search_first(size, folder)
     work()
     return work
 
 
 def search_first(size: int, folder: Path) -> Callable[[], object]:
-    """The first search, which reads the names in the index."""
+    """Measures the first search, which also reads the names in the index."""
     import numpy as np
 
     from inference.feature_store import array_header, open_features
@@ -112,8 +112,11 @@ def search_first(size: int, folder: Path) -> Callable[[], object]:
         "cfg": None,
         "options": [],
         "layer": None,
+        "pool": "avg",
+        "norm": False,
+        "index": "csv",
+        "shape": [size, 8],
     }
-    made |= {"pool": "avg", "norm": False, "index": "csv", "shape": [size, 8]}
     with open(file, "wb") as values:
         made["offset"] = values.write(array_header(".npy", made["shape"]))
         for first in range(0, size, 1 << 20):
@@ -132,7 +135,7 @@ def search_first(size: int, folder: Path) -> Callable[[], object]:
 
 
 def duplicates(size: int, folder: Path) -> Callable[[], object]:
-    """Images of a data set that look like another one: a tenth of them do."""
+    """Measures the search for images that look alike. A tenth of them look like another one."""
     import numpy as np
 
     from loading.check.findings import ReadableImages, exact_duplicates, near_duplicates
@@ -154,7 +157,7 @@ def duplicates(size: int, folder: Path) -> Callable[[], object]:
 
 
 def compare_runs(size: int, folder: Path) -> Callable[[], object]:
-    """Two runs with their answers to the same images, of 1,000 classes."""
+    """Measures the comparison of two runs by their answers to the same images, of 1,000 classes."""
     import numpy as np
     import scipy.stats  # noqa: F401  (what a comparison imports when it is needed)
 
@@ -178,8 +181,8 @@ def compare_runs(size: int, folder: Path) -> Callable[[], object]:
         (run / "config.yaml").write_text(resolved_yaml(config))
         with open(run / "predictions.csv", "w") as table:
             table.write('"image","label","predicted","probability"\n')
-            for image, (label, told) in enumerate(zip(labels, predicted, strict=True)):
-                table.write(f'"class_{label:04}/{image:08}.jpg",{label},{told},0.5\n')
+            for image, (label, answer) in enumerate(zip(labels, predicted, strict=True)):
+                table.write(f'"class_{label:04}/{image:08}.jpg",{label},{answer},0.5\n')
 
     def work() -> None:
         assert len(compare(runs).verdicts) == 1
@@ -188,7 +191,7 @@ def compare_runs(size: int, folder: Path) -> Callable[[], object]:
 
 
 def list_models(size: int, folder: Path) -> Callable[[], object]:
-    """Rows of the table of models."""
+    """Measures how the table of models is made, by the number of its rows."""
     from config import model_files
     from tools.list_models import describe
 

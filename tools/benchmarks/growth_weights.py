@@ -1,5 +1,5 @@
-"""What ``growth`` measures of weights, predictions and long runs: loading, averaging, a report, an
-epoch's end.
+"""Subjects of ``growth`` about weights, predictions and long runs: loading, averaging, a report and
+the end of an epoch.
 """
 
 import json
@@ -9,12 +9,13 @@ from pathlib import Path
 from tools.benchmarks.growth_measure import Growth
 
 _CLASSES = 1000
-_TIMES = 20  # epochs whose end is measured
+# epochs whose end is measured
+_TIMES = 20
 
 
 def load_weights(size: int, folder: Path) -> Callable[[], object]:
-    """A .safetensors file of ``size`` blocks of ViT-L/16, of 50 MB each, into a model that there
-    is.
+    """Measures how a .safetensors file is loaded into a model. It has ``size`` blocks of ViT-L/16,
+    of 50 MB each.
     """
     from models import create_model
     from weights import load_weights, save_weights
@@ -25,7 +26,7 @@ def load_weights(size: int, folder: Path) -> Callable[[], object]:
 
 
 def average_weights(size: int, folder: Path) -> Callable[[], object]:
-    """The mean of as many files, of 40 MB each."""
+    """Measures how ``size`` files of 40 MB each are averaged."""
     import numpy as np
 
     from tools.average_checkpoints import average
@@ -45,7 +46,9 @@ def average_weights(size: int, folder: Path) -> Callable[[], object]:
 
 
 def predictions(size: int, folder: Path) -> Callable[[], object]:
-    """What an evaluation with 1,000 classes leaves: predictions.csv, and from that its report."""
+    """Measures how predictions.csv of 1,000 classes is written, and the report that is made from
+    it.
+    """
     import numpy as np
     from PIL import Image
 
@@ -87,8 +90,8 @@ def predictions(size: int, folder: Path) -> Callable[[], object]:
 
 
 def epoch_end(size: int, folder: Path) -> Callable[[], object]:
-    """The ends of 20 epochs, reports and checkpoint, of a run that has kept the checkpoints of
-    ``size`` epochs.
+    """Measures the ends of 20 epochs, with report and checkpoint, in a run that has kept the
+    checkpoints of ``size`` epochs.
     """
     from config import get_config
     from datasets import get_dataset
@@ -126,7 +129,8 @@ def epoch_end(size: int, folder: Path) -> Callable[[], object]:
         saver.save(progress, improved=progress.keep_best({"val": metrics}, task.score))
         saver.wait()
 
-    end_epoch()  # the first save of a process lists the checkpoints
+    # The first save of a process lists the checkpoints.
+    end_epoch()
 
     def work() -> None:
         for _ in range(_TIMES):

@@ -1,13 +1,15 @@
-"""``infer``: images/s of a model that only answers: ours (eager, and each export) and timm's (eager
-and torch.compile).
+"""``infer`` measures the images/s of inference: ours (eager, and each export) and timm's (eager and
+torch.compile).
 
-What is timed is a call from images [B, C, S, S] float32 in memory to logits in memory. Weights are
-random; int8 is calibrated on crops of photographs: the speed is the same. timm's bfloat16 is a
-model of bfloat16, without autocast; max-autotune freezes the weights, which its kernels for CPUs
-need.
+A call is timed from images [B, C, S, S] float32 in memory to logits in memory. The weights are
+random, and int8 is calibrated on crops of photographs, which doesn't change the speed. timm's
+bfloat16 is a model in bfloat16, without autocast. max-autotune freezes the weights, because its
+kernels for CPUs need that.
 """
 
 import argparse
+import functools
+from typing import Any
 
 from config import get_config
 from errors import InputError
@@ -23,16 +25,24 @@ from tools.benchmarks.measure import (
 )
 from tools.benchmarks.training import timm_request
 
-WARM_UP = 5  # calls: of the first, torch.compile makes its code
+# Calls that don't count: torch.compile makes its code at the first one.
+WARM_UP = 5
 MODELS = [
     "vit_tiny_patch16_224",
     "vit_small_patch16_224",
     "vit_base_patch16_224",
     "swin_tiny_patch4_window7_224",
+    "convnext_tiny",
 ]
-MODELS += ["convnext_tiny"]
-SIDES = ("paddle, float32", "paddle, bfloat16", "onnx, float32", "onnx, int8")
-SIDES += ("openvino, float32", "openvino, bfloat16", "openvino, int8")
+SIDES = (
+    "paddle, float32",
+    "paddle, bfloat16",
+    "onnx, float32",
+    "onnx, int8",
+    "openvino, float32",
+    "openvino, bfloat16",
+    "openvino, int8",
+)
 MODES = ("eager", "compile", "max-autotune")
 _RATE = "inference"
 
@@ -63,47 +73,56 @@ def infer(arguments: argparse.Namespace) -> None:
                     for side in ("eager", *made)
                 }
                 if arguments.against:
-                    peer = timm_request(cfg, options) | {
-                        "measure": "infer",
-                        "batch_size": batch,
-                        "warm_up": WARM_UP,
-                    }
-                    peer |= {"threads": arguments.threads, "seconds": arguments.seconds}
-                    sides |= {
-                        f"timm, {mode}, {kind}": peer
-                        | {"mode": mode, "bfloat16": kind == "bfloat16"}
-                        for mode in arguments.timm_modes
-                        for kind in ("float32", "bfloat16")
-                    }
+                    sides |= _timm_sides(arguments, timm_request(cfg, options), batch)
                 prefix = f"{cfg}, {batch}: "
-                for side, asked in sides.items():
-                    kinds[prefix + side] = lambda asked=asked: {_RATE: _ask(asked, arguments)}
+                for side, side_request in sides.items():
+                    kinds[prefix + side] = functools.partial(_rate, side_request, arguments)
                 compared += _ratios(prefix, list(sides))
         title = f"one process of {arguments.threads} threads, {arguments.seconds:g} s a run"
         measure(Benchmark(title, kinds, {_RATE: "images/s"}, compared, peers), arguments)
 
 
 def _options(arguments: argparse.Namespace, cfg: str) -> list[str]:
-    one = argparse.Namespace(**vars(arguments) | {"cfg": cfg})
-    return option_words(one, {"EVAL": True} if "EVAL" in get_config(cfg) else {})
+    arguments = argparse.Namespace(**vars(arguments) | {"cfg": cfg})
+    return option_words(arguments, {"EVAL": True} if "EVAL" in get_config(cfg) else {})
 
 
-def _ask(request: dict, arguments: argparse.Namespace) -> list[float]:
+def _timm_sides(
+    arguments: argparse.Namespace, request: dict[str, Any], batch: int
+) -> dict[str, dict[str, Any]]:
+    """Returns the requests to timm's side, by its modes and precisions."""
+    request = request | {
+        "measure": "infer",
+        "batch_size": batch,
+        "warm_up": WARM_UP,
+        "threads": arguments.threads,
+        "seconds": arguments.seconds,
+    }
+    return {
+        f"timm, {mode}, {precision}": request | {"mode": mode, "bfloat16": precision == "bfloat16"}
+        for mode in arguments.timm_modes
+        for precision in ("float32", "bfloat16")
+    }
+
+
+def _rate(request: dict[str, Any], arguments: argparse.Namespace) -> dict[str, list[float]]:
     if "side" in request:
-        return ask("our_inference.py", request, arguments.threads)
-    return ask("timm_peer.py", request, arguments.threads, arguments.timm_python)
+        rates = ask("our_inference.py", request, arguments.threads)
+    else:
+        rates = ask("timm_peer.py", request, arguments.threads, arguments.timm_python)
+    return {_RATE: rates}
 
 
 def _ratios(prefix: str, sides: list[str]) -> list[Ratio]:
-    """Ours over theirs: a precision over the same one; int8 over float32."""
-    pairs = [
-        (one, other)
-        for one in sides
-        for other in sides
-        if one.startswith("ours") and other.startswith("timm") and other.endswith(_peer(one))
-    ]
-    return [Ratio(_RATE, prefix + one, prefix + other) for one, other in pairs]
-
-
-def _peer(side: str) -> str:
-    return "bfloat16" if side.endswith("bfloat16") else "float32"
+    """Returns the ratios of ours over theirs, each of the same precision. int8 is compared with
+    float32.
+    """
+    ratios = []
+    for ours in sides:
+        if not ours.startswith("ours"):
+            continue
+        precision = "bfloat16" if ours.endswith("bfloat16") else "float32"
+        for theirs in sides:
+            if theirs.startswith("timm") and theirs.endswith(precision):
+                ratios.append(Ratio(_RATE, prefix + ours, prefix + theirs))
+    return ratios

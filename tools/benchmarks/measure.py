@@ -1,8 +1,8 @@
-"""What every benchmark shares: runs in turn, medians and ratios, the table, the JSON file, programs
-as processes.
+"""Functions that all benchmarks share. They make runs in turn, compute medians and ratios, print
+the table, write the JSON file, and start programs as processes.
 
-Figures are {kind: {what: values}}: a kind is a side of the comparison, and each of its runs adds to
-each list.
+Figures are {kind: {what: values}}. A kind is a side of the comparison, such as "ours" or "timm".
+Each of its runs adds a value or more to each list.
 """
 
 import argparse
@@ -26,46 +26,54 @@ from launch.startup import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HERE = Path(__file__).resolve().parent
-MEMORY = "peak memory"  # of a whole process, in MB
-ENVIRONMENT = dict(os.environ)  # as the user set it: Paddle's import would set OMP_NUM_THREADS to 1
+# of a whole process, in MB
+MEMORY = "peak memory"
+# The variables as the user set them: Paddle's import may set OMP_NUM_THREADS to 1.
+ENVIRONMENT = dict(os.environ)
 
 Figures = dict[str, dict[str, list[float]]]
-Run = Callable[[], dict[str, list[float]]]  # makes one run: {what: one value or more}
+# A function that makes one run, and returns {what: one value or more}.
+Run = Callable[[], dict[str, list[float]]]
 
 
 @dataclass
 class Ratio:
-    """What is compared: ``factor`` times the values of ``what`` by the kind ``of``, over those by
+    """A ratio between two kinds: ``factor`` times the values of ``of``, over the values of
     ``over``.
+
+    Args:
+        what: the figure that is compared.
+        of, over: the kinds.
+        name: the name in the table; "": ``what``.
+        base: the figure of ``over``; "": ``what``, too.
     """
 
     what: str
     of: str
     over: str
     factor: float = 1.0
-    name: str = ""  # instead of ``what``
-    base: str = ""  # what of ``over``, if not ``what``
+    name: str = ""
+    base: str = ""
 
     def values(self, figures: Figures) -> list[float]:
         """Returns the ratios, run by run."""
-        pairs = zip(
-            figures[self.of][self.what], figures[self.over][self.base or self.what], strict=True
-        )
-        return [self.factor * one / other for one, other in pairs]
+        values = figures[self.of][self.what]
+        base_values = figures[self.over][self.base or self.what]
+        return [self.factor * value / base for value, base in zip(values, base_values, strict=True)]
 
 
 @dataclass
 class Benchmark:
-    """What one benchmark measures.
+    """A benchmark.
 
     Args:
-        title: what was run, for the table's head.
-        kinds: what makes one run of each side.
-        units: of what was measured, by ``what``; "" stands for all others.
-        compared: the ratios that the table ends with.
-        peers: versions of the other side, by package.
-        rows: makes the table's lines of the report, if not ``rows_of_all``.
-        more: makes what else the report holds, of the figures.
+        title: describes the runs, for the head of the table.
+        kinds: the function that makes one run, for each side of the comparison.
+        units: the units of the figures; that of "" is for all that aren't named.
+        compared: the ratios at the end of the table.
+        peers: the versions of the other side's packages.
+        rows: returns the lines of the table for a report; None: ``rows_of_all``.
+        more: returns further entries of the report for the figures.
     """
 
     title: str
@@ -81,17 +89,17 @@ class Benchmark:
 
 
 def alternate(kinds: dict[str, Run], repeats: int) -> Figures:
-    """Returns what ``repeats`` runs of each kind gave. The kinds take turns, so that a machine
-    whose speed drifts drifts for all of them.
+    """Returns the figures of ``repeats`` runs of each kind. The kinds take turns, so that a change
+    of the machine's speed affects all of them.
     """
-    found: Figures = {kind: {} for kind in kinds}
+    figures: Figures = {kind: {} for kind in kinds}
     for turn in range(repeats):
         for kind, run in kinds.items():
             if sys.stderr.isatty():
                 print(f"run {turn + 1} of {repeats}: {kind}", file=sys.stderr, flush=True)
             for what, values in run().items():
-                found[kind].setdefault(what, []).extend(values)
-    return found
+                figures[kind].setdefault(what, []).extend(values)
+    return figures
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
@@ -108,16 +116,18 @@ def machine() -> dict[str, Any]:
     """Returns ``cpu`` (the model), ``cores`` (that this process may use) and ``load`` (the last
     minute's average).
     """
-    described = Path("/proc/cpuinfo")  # Linux has it, where a sandbox hides nothing
-    model = (
-        re.search(r"model name\s*: (.*)", described.read_text()) if described.is_file() else None
-    )
-    cpu = model[1] if model else platform.processor() or platform.machine()
+    cpu = platform.processor() or platform.machine()
+    # Linux has this file, unless a sandbox hides it.
+    description = Path("/proc/cpuinfo")
+    if description.is_file():
+        model = re.search(r"model name\s*: (.*)", description.read_text())
+        if model:
+            cpu = model[1]
     return {"cpu": cpu, "cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 2)}
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of what this side stands on."""
+    """Returns the versions of Python and of the packages that our side computes with."""
     found = {"python": platform.python_version()}
     for package in ("paddlepaddle", "paddlepaddle-gpu", "numpy", "pillow"):
         try:
@@ -210,7 +220,22 @@ def _row(kind: str, what: str, found: dict[str, Any]) -> tuple[str, ...]:
 
 def format_number(value: float) -> str:
     """Returns a number with about four digits and no exponent."""
-    return f"{value:.{0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3}f}"
+    size = abs(value)
+    if size >= 1000:
+        digits = 0
+    elif size >= 100:
+        digits = 1
+    elif size >= 10:
+        digits = 2
+    else:
+        digits = 3
+    return f"{value:.{digits}f}"
+
+
+def quantity(count: int, singular: str, plural: str) -> str:
+    """Returns a number with its noun: "1 process", "2 processes"."""
+    noun = plural if count > 1 else singular
+    return f"{count} {noun}"
 
 
 # ---------------------------------------------------------------- programs
@@ -224,8 +249,8 @@ def words(options: dict[str, Any]) -> list[str]:
 def option_words(
     arguments: argparse.Namespace, fixed: dict[str, Any], defaults: dict[str, Any] | None = None
 ) -> list[str]:
-    """Returns the words of ``-o`` for a run: ``defaults``, the user's own, then what is ``fixed``;
-    an error in them is told before anything is measured.
+    """Returns the words of ``-o`` for a run: ``defaults``, then the user's, then ``fixed``. So an
+    error in them is raised before anything is measured.
 
     Raises:
         InputError: -o names a key that the benchmark sets itself, or one that ``get_config``
@@ -243,8 +268,8 @@ def option_words(
 def positive(arguments: argparse.Namespace, *names: str) -> None:
     """Raises InputError for a flag below 1."""
     for name in names:
-        found = getattr(arguments, name)
-        values = found if isinstance(found, list) else [found]
+        value = getattr(arguments, name)
+        values = value if isinstance(value, list) else [value]
         if any(value is not None and value < 1 for value in values):
             raise InputError(f"-{name} {' '.join(map(str, values))}: expected at least 1")
 
@@ -259,7 +284,8 @@ def run(command: Sequence[str | Path], threads: int | None, **variables: str) ->
     """Runs a program to its end and returns what it printed.
 
     Raises:
-        InputError, RunError: it failed, with status 2 or another; the message is its last line.
+        InputError: it failed with status 2. The message is its last line.
+        RunError: it failed with another status.
     """
     environ = environment(threads) | variables
     done = subprocess.run(
@@ -270,30 +296,30 @@ def run(command: Sequence[str | Path], threads: int | None, **variables: str) ->
         preexec_fn=end_with_parent,
     )
     if done.returncode:
-        told = (done.stderr.strip() or "nothing on stderr").splitlines()
+        last_line = (done.stderr.strip() or "nothing on stderr").splitlines()[-1]
         if done.returncode == 2:
-            raise InputError(told[-1].removeprefix("error: "))
+            raise InputError(last_line.removeprefix("error: "))
         print(done.stderr, file=sys.stderr)
-        raise RunError(f"{Path(command[1]).name} ended with status {done.returncode}: {told[-1]}")
+        raise RunError(f"{Path(command[1]).name} ended with status {done.returncode}: {last_line}")
     return done.stdout
 
 
 def ask(
     script: str, request: dict[str, Any], threads: int | None, python: str = sys.executable
 ) -> Any:
-    """Runs a script of this folder in a process of its own: a request in JSON, an answer in the
-    last line of JSON.
+    """Runs a script of this folder in a process of its own, and returns its answer.
 
-    (Libraries print words of their own, at the process's end, too.)
+    The request is its argument, and the answer is its last line that is JSON: libraries may print
+    other lines, even at the end of the process.
 
     Raises:
         RunError: it gave no answer.
     """
-    said = run([python, str(HERE / script), json.dumps(request)], threads)
-    for line in reversed(said.splitlines()):
+    printed = run([python, str(HERE / script), json.dumps(request)], threads)
+    for line in reversed(printed.splitlines()):
         with contextlib.suppress(ValueError):
             return json.loads(line)
-    raise RunError(f"{script} gave no answer; its output ends in {said[-200:]!r}")
+    raise RunError(f"{script} gave no answer; its output ends in {printed[-200:]!r}")
 
 
 def train_records(folder: Path) -> list[dict[str, Any]]:
@@ -312,11 +338,12 @@ def timm_versions(python: str) -> dict[str, str]:
         return ask("timm_peer.py", {"measure": "versions"}, None, python)
     except (RunError, OSError, ValueError, IndexError) as error:
         raise InputError(
-            f"--against timm: {python} gave no torch and timm ({error}); name an interpreter that has them with"
-            " --timm_python PATH (tools/check_parity.py -h says how to make one)"
+            f"--against timm: {python} gave no torch and timm ({error});"
+            " name an interpreter that has them with --timm_python PATH"
+            " (tools/check_parity.py -h says how to make one)"
         ) from None
 
 
 def each(what: str, ours: Sequence[str], theirs: Sequence[str]) -> list[Ratio]:
-    """Returns the ratios of every one of ours over every one of theirs."""
-    return [Ratio(what, one, other) for one in ours for other in theirs]
+    """Returns the ratios of each of our kinds over each of theirs."""
+    return [Ratio(what, of, over) for of in ours for over in theirs]

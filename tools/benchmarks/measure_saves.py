@@ -1,7 +1,7 @@
-"""What saves cost a training process, and what reading them takes: the part of tools/benchmark.py
-that runs in it.
+"""The training process of tools/benchmark.py checkpoint. It measures what saves cost it, and how
+long it takes to read them.
 
-It takes the arguments of ``measure_saves`` as one word of JSON and answers in one line.
+The argument is one word of JSON with the arguments of ``measure_saves``. The answer is one line.
 """
 
 import json
@@ -36,9 +36,11 @@ from training.setup import prepare
 from training.window import peak_memory
 from utils import seed_everything
 
-# steps: at the start; then before each save, and beside the writing
+# Steps that don't count at the start.
 WARM_UP = 2
+# Steps before each save.
 QUIET = 2
+# Steps after each save, while it is written.
 MEANWHILE = 3
 
 Figures = dict[str, list[float]]
@@ -47,18 +49,16 @@ Figures = dict[str, list[float]]
 def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figures:
     """Trains on synthetic images on the CPU, by the engine's own loop, and saves ``saves`` times.
 
+    Returns the seconds of each part. A name that begins with "memory" has the peak memory of the
+    process so far, in MB.
+
     Args:
         kind: "Saver" (checkpoint.Saver) or "paddle.save".
         options: alternating keys and values; OUTPUT is among them.
-
-    Returns:
-        seconds by what they were spent on; what begins with "memory" is the process's peak so far,
-        in MB.
     """
     way_type = {"Saver": BySaver, "paddle.save": ByPaddle}[kind]
-    images = get_config(cfg, options).DATA.BATCH_SIZE * (
-        WARM_UP + saves * (QUIET + way_type.meanwhile) + 1
-    )
+    steps = WARM_UP + saves * (QUIET + way_type.meanwhile) + 1
+    images = steps * get_config(cfg, options).DATA.BATCH_SIZE
     config = get_config(cfg, [*options, "DATA.SYNTHETIC_SIZE", str(images)])
     tune_cpu(1)
     seed_everything(config.SEED)
@@ -82,8 +82,8 @@ def measure_saves(kind: str, cfg: str, options: list[str], saves: int) -> Figure
 
 
 class Rounds:
-    """The ``after_step`` of ``engine.train_one_epoch``: QUIET steps, a save, ``way.meanwhile``
-    steps, and again.
+    """The ``after_step`` of ``engine.train_one_epoch``. Each round is QUIET steps, a save, and
+    ``way.meanwhile`` steps.
     """
 
     def __init__(self, way: "BySaver | ByPaddle", progress: Progress, figures: Figures) -> None:
@@ -113,16 +113,16 @@ class Rounds:
             if way.writing():
                 figures["a step beside the writing"].append(took)
         if place == QUIET - 1:
-            # its buffers have to be mapped; the allocator keeps them
-            if first := "memory" not in figures:
+            # The first save maps the memory of its buffers, which the allocator keeps.
+            part = "training waits, later saves"
+            if "memory" not in figures:
+                part = "training waits, first save"
                 figures["memory"].append(peak_memory())
             self.waited = way.save(self.progress, statistics)
-            figures[
-                "training waits, first save" if first else "training waits, later saves"
-            ].append(self.waited)
+            figures[part].append(self.waited)
         if place == QUIET + way.meanwhile - 1:
             way.settle()
-            # of this round: a machine's speed drifts
+            # Compared with steps of the same round, because a machine's speed changes.
             slower = sum(self.after) - len(self.after) * median(self.quiet)
             figures["training loses"].append(self.waited + slower)
             self.quiet = []
@@ -130,20 +130,28 @@ class Rounds:
 
 
 class BySaver:
-    """Saves as the engine does: a copy at the step, which a thread writes and syncs."""
+    """Saves as the engine does: it copies the tensors at the step, and a thread writes and syncs
+    them.
+    """
 
     meanwhile = MEANWHILE
 
     def __init__(self, training: Any, dataset: ImageDataset, figures: Figures) -> None:
         self.training = training
         self.figures = figures
-        parts = (training.evaluated_models, training.optimizer, training.scaler, dataset)
-        self.saver = Saver(training.config, training.run, *parts)
+        self.saver = Saver(
+            training.config,
+            training.run,
+            training.evaluated_models,
+            training.optimizer,
+            training.scaler,
+            dataset,
+        )
 
     def save(
         self, progress: Progress, statistics: dict[str, paddle.Tensor], written: str = "written"
     ) -> float:
-        """Returns the seconds that training waited; a thread notes when the writing ends."""
+        """Returns the seconds that training waited. A thread notes when the writing ends."""
         started = time.perf_counter()
         self.saver.save(progress, statistics)
         begun = time.perf_counter()
@@ -159,24 +167,25 @@ class BySaver:
         return begun - started
 
     def writing(self) -> bool:
-        """Whether the last save is being written, and was all the time since."""
+        """Returns whether the last save is still being written."""
         return self.noting.is_alive()
 
     def settle(self) -> None:
-        """Waits for the writing; raises what it met."""
+        """Waits for the writing, and raises its error if it failed."""
         self.noting.join()
         self.saver.wait(last=True)
 
     def readers(self) -> dict[str, Callable[[], Any]]:
-        """Saves once more, with no step beside it, and returns the parts of going on from there."""
+        """Saves once more, without a step meanwhile, and returns functions that read the save."""
         self.save(Progress(epoch=1), {}, written="written, no step beside it")
         self.settle()
         path = self.saver.path
-        t = self.training
-        return {
-            "verified": lambda: verify(path),
-            "restored": lambda: load_checkpoint(path, t.model, t.optimizer, t.averaged_model),
-        }
+        training = self.training
+
+        def restore() -> None:
+            load_checkpoint(path, training.model, training.optimizer, training.averaged_model)
+
+        return {"verified": lambda: verify(path), "restored": restore}
 
 
 class ByPaddle:
@@ -185,9 +194,11 @@ class ByPaddle:
     meanwhile = 0
 
     def __init__(self, training: Any, dataset: ImageDataset, figures: Figures) -> None:
-        self.figures, self.folder = figures, Path(training.run.directory)
+        self.figures = figures
+        self.folder = Path(training.run.directory)
         self.parts = {"model": training.model, "optimizer": training.optimizer}
-        self.parts |= {"ema": training.averaged_model} if training.ema else {}
+        if training.ema:
+            self.parts["ema"] = training.averaged_model
 
     def save(self, progress: Progress, statistics: dict[str, paddle.Tensor]) -> float:
         """Returns the seconds that training waited."""
@@ -200,11 +211,11 @@ class ByPaddle:
         return time.perf_counter() - started
 
     def writing(self) -> bool:
-        """Never beside a step."""
+        """Returns False: the file is complete when ``save`` returns."""
         return False
 
     def settle(self) -> None:
-        """Syncs the files: else the disk would be busy with them in the next steps."""
+        """Syncs the files. Otherwise the disk would be busy with them during the next steps."""
         started = time.perf_counter()
         for file in self.files.values():
             with open(file, "rb") as stream:
@@ -212,7 +223,7 @@ class ByPaddle:
         self.figures["synced (paddle.save doesn't)"].append(time.perf_counter() - started)
 
     def readers(self) -> dict[str, Callable[[], Any]]:
-        """Returns the parts of going on from the last save."""
+        """Returns the function that reads the last save."""
 
         def restore() -> None:
             for name, part in self.parts.items():

@@ -1,10 +1,10 @@
-"""main_single_gpu.py's evaluation with the time of each batch recorded, for tools/benchmark.py.
+"""Runs main_single_gpu.py's evaluation and records the time of each batch, for tools/benchmark.py.
 
-It takes a request as one word of JSON: ``cfg``, ``options``, ``weights``. Without ``output`` it
-makes the weights. With it, it answers in one line: ``peak_memory`` of this process in MB, and
-``images_per_s``, a list of one rate. The rate is taken from the beginning of batch ``warm_up`` to
-that of the last one. The run's beats (``progress.beat``), by which it is seen to go on, say when:
-on a CPU a batch is done when its call returns.
+The argument is a request as one word of JSON: ``cfg``, ``options`` and ``weights``. Without
+``output``, the weights are made. With ``output``, the answer is one line: ``peak_memory`` of this
+process in MB, and ``images_per_s``, a list of one rate. The rate is taken from the beginning of
+batch ``warm_up`` to that of the last batch. The run's beats (``progress.beat``) give these times,
+because on a CPU a batch is done when its call returns.
 """
 
 import json
@@ -24,9 +24,10 @@ from weights import save_weights
 
 
 class Times(list):
-    """Stands for the shared array of beats: when each batch of an evaluation began."""
+    """Replaces the shared array of beats, and records when each batch of an evaluation began."""
 
     def __setitem__(self, place: int, value: float) -> None:
+        # Place 2 of a beat says what the rank does.
         if place == 2 and value == progress.EVALUATING:
             self.append(time.perf_counter())
 
@@ -51,7 +52,8 @@ def main() -> None:
     timed = times[request["warm_up"] :]
     if len(timed) < 2:
         raise RunError(
-            f"the evaluation recorded {len(times)} batches, expected {request['warm_up'] + 2} or more"
+            f"the evaluation recorded {len(times)} batches,"
+            f" expected {request['warm_up'] + 2} or more"
         )
     rate = (len(timed) - 1) * config.DATA.BATCH_SIZE_EVAL / (timed[-1] - timed[0])
     print(json.dumps({"images_per_s": [rate], "peak_memory": peak_memory()}))

@@ -1,9 +1,9 @@
-"""One size of a subject of tools/benchmark.py growth, in a process of its own: it prepares the work
-and does it once.
+"""Measures one size of a subject of tools/benchmark.py growth, in a process of its own. It prepares
+the work and does it once.
 
-It takes a request as one word of JSON. The answer has the seconds, the CPU seconds, the peak memory
-in MB, and what of that the work itself added. Processes that the work started count once they have
-ended.
+The argument is a request as one word of JSON. The answer has the seconds, the CPU seconds, the peak
+memory in MB, and the part of this memory that the work added. Processes that the work started count
+once they have ended.
 """
 
 import json
@@ -35,25 +35,30 @@ def main() -> None:
 
 
 def measured(work: Callable[[], object]) -> dict[str, list[float]]:
-    """Does the work, and returns what it took."""
-    # From here on the peak is that of the work.
+    """Does the work, and returns its costs."""
+    # Resets the peak memory of this process.
     Path("/proc/self/clear_refs").write_text("5")
     before = _own_memory("VmRSS")
     started = time.perf_counter()
     busy = _cpu()
-    found = work()
+    result = work()
     seconds = time.perf_counter() - started
     busy = _cpu() - busy
-    # Of processes that it started, the largest one.
-    peak = max(_own_memory("VmHWM"), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)
-    cost = found if isinstance(found, Cost) else Cost(seconds)
-    rise = peak - before if cost.memory is None else cost.memory
-    busy = busy if cost.busy is None else cost.busy
-    return {SECONDS: [cost.seconds], CPU: [busy], PEAK: [peak], RISE: [max(0.0, rise)]}
+    # Of the processes that the work started, the largest one counts.
+    children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    peak = max(_own_memory("VmHWM"), children)
+    rise = peak - before
+    if isinstance(result, Cost):
+        seconds = result.seconds
+        if result.memory is not None:
+            rise = result.memory
+        if result.busy is not None:
+            busy = result.busy
+    return {SECONDS: [seconds], CPU: [busy], PEAK: [peak], RISE: [max(0.0, rise)]}
 
 
 def _own_memory(what: str) -> float:
-    """A figure of this process's memory, in MB (Linux)."""
+    """Returns a figure of this process's memory, in MB (Linux)."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{what}:"))
 

@@ -1,10 +1,10 @@
-"""A training step's time on the host, part by part, for tools/benchmark.py.
+"""Measures the time of a training step on the host, part by part, for tools/benchmark.py.
 
-It takes a request as one word of JSON: ``cfg``, ``options``, ``warm_up`` (steps that don't count).
-It answers in one line: {what: [the median over the steps]}. These are ms of the training thread's
-CPU time, which other programs disturb less. The whole step's time by the clock stands beside them.
-The steps are ``engine.train_one_epoch``'s own, from the moment that a batch is there to that at
-which the next is asked for: all but the loader.
+The argument is a request as one word of JSON: ``cfg``, ``options`` and ``warm_up`` (steps that
+don't count). The answer is one line: {part: [the median over the steps]}. The figures are ms of the
+training thread's CPU time, which other programs disturb less. The elapsed time of the whole step is
+among them. The steps are those of ``engine.train_one_epoch``. A step lasts from the moment at which
+its batch comes to the one at which the next batch is asked for, so the loader isn't included.
 """
 
 import json
@@ -25,10 +25,11 @@ REST = "the rest: reports' sums, bar, Python"
 
 
 class Stopwatch:
-    """Adds up, step by step, what each part takes.
+    """Measures the parts of each step.
 
     Attributes:
-        steps: {what: CPU seconds} of each step that ended.
+        steps: {part: CPU seconds} of each step that has ended.
+        current: the same of the step that is running.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class Stopwatch:
         return call
 
     def batches(self, loader: Any) -> Iterator:
-        """Yields the loader's batches; a step is from one's yielding to the next's asking."""
+        """Yields the loader's batches. A step lasts from one batch until the next is asked for."""
         for batch in loader:
             self.current = defaultdict(float)
             begun = time.thread_time()
@@ -59,15 +60,15 @@ class Stopwatch:
 
 
 class Replaced:
-    """Stands for an object of the training: has its own attributes, and the object's where it has
-    none.
+    """Replaces an object of the training. It has the attributes that are given, and otherwise those
+    of the object.
     """
 
-    def __init__(self, of: Any, **own: Any) -> None:
-        self.__dict__.update(own, _of=of)
+    def __init__(self, original: Any, **attributes: Any) -> None:
+        self.__dict__.update(attributes, _original=original)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
+        return getattr(self._original, name)
 
     def __call__(self, *args: Any) -> Any:
         return self.call(*args)
@@ -76,11 +77,11 @@ class Replaced:
         return self.iterate()
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._original)
 
 
 def watch(training: Any, stopwatch: Stopwatch) -> None:
-    """Lets a stopwatch time the parts of the engine's steps with ``training``."""
+    """Makes a stopwatch measure the parts of the engine's steps with ``training``."""
     from training import classification, engine, window
 
     timed = stopwatch.wrap
@@ -128,7 +129,8 @@ def main() -> None:
 
     request = json.loads(sys.argv[1])
     config = get_config(request["cfg"], request["options"])
-    ops.enable(False)  # and no tune_cpu: what a GPU's run calls
+    # Without the compiled operators and tune_cpu, this run makes the same calls as one on a GPU.
+    ops.enable(False)
     seed_everything(config.SEED)
     dataset = get_dataset(config, "train")
     run = Run(config, [])
@@ -147,11 +149,8 @@ def main() -> None:
         training, progress, stopwatch.wrap("checking signals and clock", checkpointing.after_step)
     )
     steps = stopwatch.steps[request["warm_up"] : -1]
-    print(
-        json.dumps(
-            {what: [1000 * statistics.median(step[what] for step in steps)] for what in steps[0]}
-        )
-    )
+    medians = {part: statistics.median(step[part] for step in steps) for part in steps[0]}
+    print(json.dumps({part: [1000 * seconds] for part, seconds in medians.items()}))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Our side of tools/benchmark.py infer, in a process of its own: exports a model, or runs it one
-way and times that.
+"""Our side of tools/benchmark.py infer, in a process of its own: exports a model, or measures one
+way to run it.
 
-It takes a request as one word of JSON. With ``make`` it writes the exports of random weights below
-``folder`` and answers which there are. Otherwise it answers with [images/s] of ``side``: "eager",
-or an export's "FORMAT, PRECISION".
+The argument is a request as one word of JSON. With ``sides``, the exports of random weights are
+written below ``folder``, and the answer is the list of those that could be written. Otherwise the
+answer is [images/s] of ``side``: "eager", or an export's "FORMAT, PRECISION".
 """
 
 import json
@@ -32,7 +32,7 @@ def make(request: dict) -> list[str]:
     paddle.seed(0)
     model = build_model(config)
     for name, tensor in model.named_parameters():
-        # some begin at zero, and every logit would be the same
+        # Some classifiers begin at zero, and all logits would be the same.
         if name.startswith(model.classifier_names()):
             tensor.set_value(paddle.randn(tensor.shape) * 0.05)
     pictures = photographs(config, 32)
@@ -41,17 +41,8 @@ def make(request: dict) -> list[str]:
         kind, precision = side.split(", ")
         images = pictures if precision == "int8" else None
         try:
-            write_export(
-                config,
-                model,
-                Path(request["folder"], side),
-                [],
-                kind,
-                precision,
-                "classification",
-                images,
-                0,
-            )
+            path = Path(request["folder"], side)
+            write_export(config, model, path, [], kind, precision, "classification", images, 0)
             made.append(side)
         except RunError as error:
             print(f"{request['cfg']}: {side}: {error}", file=sys.stderr)
@@ -68,16 +59,19 @@ def rate(request: dict) -> list[float]:
     set_device_flags(config, 1)
     if request["side"] == "eager":
         model = build_model(config)
-        tensor = paddle.to_tensor(images)
         model.eval()
-        with paddle.no_grad():
-            return [
-                calls_rate(
-                    lambda: model(tensor).numpy(), batch, request["warm_up"], request["seconds"]
-                )
-            ]
-    run = open_export(Path(request["folder"], request["side"]))
-    return [calls_rate(lambda: run(images), batch, request["warm_up"], request["seconds"])]
+        tensor = paddle.to_tensor(images)
+
+        def call() -> object:
+            return model(tensor).numpy()
+    else:
+        run = open_export(Path(request["folder"], request["side"]))
+
+        def call() -> object:
+            return run(images)
+
+    with paddle.no_grad():
+        return [calls_rate(call, batch, request["warm_up"], request["seconds"])]
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The loaders of tools/benchmark.py that run on Paddle, each measured in a process of its own.
 
-It takes a request as one word of JSON, of which ``pipeline`` is "ours" or "paddlevit", and answers
-in one line.
+The argument is a request as one word of JSON, whose ``pipeline`` is "ours" or "paddlevit". The
+answer is one line.
 """
 
 import json
@@ -24,8 +24,8 @@ from ops.device import keep_buffers
 
 
 def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:
-    """Returns the toolkit's training or validation set and its loader, in a process that is tuned
-    as a run's.
+    """Returns the toolkit's training or validation set and its loader. The process is tuned as a
+    run is.
     """
     keep_buffers()
     config = get_config(request["cfg"], request["options"])
@@ -38,8 +38,8 @@ def ours(request: dict[str, Any]) -> tuple[paddle.io.Dataset, Any]:
 
 
 class PaddleVit(paddle.io.Dataset):
-    """PaddleViT's training images, rebuilt from its description: ``paddle.vision``'s transforms of
-    Pillow images, float32 from there on.
+    """PaddleViT's training images, rebuilt from its description: ``paddle.vision`` transforms
+    Pillow images, and makes float32 arrays of them.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -70,16 +70,22 @@ class PaddleVit(paddle.io.Dataset):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         path, label = self.samples[index]
         with Image.open(path) as image:
-            # Paddle's shared memory crashes workers whose samples are tensors, one run of five
-            # here.
+            # An array: if samples are tensors, Paddle's shared memory crashed the workers in one
+            # run of five.
             return self.transform(image.convert("RGB")).numpy(), label
 
 
 def paddlevit(request: dict[str, Any]) -> tuple[paddle.io.Dataset, paddle.io.DataLoader]:
     """Returns PaddleViT's training set and ``paddle.io``'s loader of it."""
     dataset = PaddleVit(request)
-    how = {"batch_size": request["batch_size"], "num_workers": request["workers"]}
-    return dataset, paddle.io.DataLoader(dataset, shuffle=True, drop_last=True, **how)
+    batches = paddle.io.DataLoader(
+        dataset,
+        batch_size=request["batch_size"],
+        shuffle=True,
+        drop_last=True,
+        num_workers=request["workers"],
+    )
+    return dataset, batches
 
 
 def main() -> None:
@@ -87,8 +93,8 @@ def main() -> None:
     dataset, batches = {"ours": ours, "paddlevit": paddlevit}[request["pipeline"]](request)
     amount = request["warm_up"], request["images"]
     samples = (len(dataset[index][:1]) for index in range(len(dataset)))
-    # First the loader: workers crash that are forked from a process in which Paddle has computed.
-    # They idle soon.
+    # The loader comes first: workers crash if they are forked from a process in which Paddle has
+    # computed. Afterwards they soon wait, and don't disturb the second measurement.
     labels = "labels" if request["pipeline"] == "ours" else 1
     answer = {
         "loader": images_per_second((len(batch[labels]) for batch in batches), *amount, workers_cpu)

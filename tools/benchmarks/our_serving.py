@@ -1,9 +1,9 @@
 """The plain model, and clients of a server, for tools/benchmark.py serve.
 
-It takes a request as one word of JSON: ``measure`` ("weights", "plain" or "clients"), ``weights``,
-``images``, ``batch_size``, ``seconds``; for weights ``cfg`` and ``options``, for clients their
-number and the server's ``port``. It answers in one line: {what: [value]}. The first fifth of the
-seconds doesn't count.
+The argument is a request as one word of JSON: ``measure`` ("weights", "plain" or "clients"),
+``weights``, ``images``, ``batch_size`` and ``seconds``. For weights, ``cfg`` and ``options`` are
+added, for clients their number and the server's ``port``. The answer is one line: {what: [value]}.
+The first fifth of the seconds doesn't count.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _WARM_UP = 0.2
 
 
 def write_weights(request: dict[str, Any]) -> dict[str, list[float]]:
-    """Writes random weights that say what they are of."""
+    """Writes random weights, with a description of their model."""
     from config import get_config
     from models import build_model
     from training.checkpoint import describe
@@ -31,8 +31,8 @@ def write_weights(request: dict[str, Any]) -> dict[str, list[float]]:
     from weights import file_arrays, formats
 
     config = get_config(request["cfg"], request["options"])
-    told = {METADATA: describe(config, []).to_json()}
-    formats.write_weights(Path(request["weights"]), file_arrays(build_model(config)), told)
+    metadata = {METADATA: describe(config, []).to_json()}
+    formats.write_weights(Path(request["weights"]), file_arrays(build_model(config)), metadata)
     return {}
 
 
@@ -45,12 +45,8 @@ def plain(request: dict[str, Any]) -> dict[str, list[float]]:
     size = request["batch_size"]
     seconds = request["seconds"]
     predictor = Predictor(request["weights"], batch_size=size)
-    pixels = np.stack(
-        [
-            predictor.pixels(file)
-            for file in itertools.islice(itertools.cycle(_files(request)), size)
-        ]
-    )
+    files = itertools.islice(itertools.cycle(_files(request)), size)
+    pixels = np.stack([predictor.pixels(file) for file in files])
     began = time.perf_counter()
     counted = 0.0
     batches = 0
@@ -64,7 +60,7 @@ def plain(request: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def clients(request: dict[str, Any]) -> dict[str, list[float]]:
-    """Asks a server, each client as soon as it is answered."""
+    """Measures a server. Each client sends the next request as soon as it has an answer."""
     return asyncio.run(_clients(request))
 
 
@@ -83,9 +79,7 @@ async def _clients(request: dict[str, Any]) -> dict[str, list[float]]:
 
 
 async def _client(port: int, files: Iterator[bytes], counted: float, until: float) -> list[float]:
-    """Returns the seconds that each answer took, of those that came after ``counted`` and before
-    ``until``.
-    """
+    """Returns the seconds of each answer that came between ``counted`` and ``until``."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     taken = []
     while (began := time.perf_counter()) < until:
@@ -108,13 +102,12 @@ def _files(request: dict[str, Any]) -> list[Path]:
     return sorted(Path(request["images"]).rglob("*.jpg"))[:256]
 
 
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    functions = {"weights": write_weights, "plain": plain, "clients": clients}
+    print(json.dumps(functions[request["measure"]](request)))
+
+
 if __name__ == "__main__":
     with reporting():
-        asked = json.loads(sys.argv[1])
-        print(
-            json.dumps(
-                {"weights": write_weights, "plain": plain, "clients": clients}[asked["measure"]](
-                    asked
-                )
-            )
-        )
+        main()

@@ -1,5 +1,6 @@
-"""The rate of this machine's matrix products, for tools/benchmark.py: by what the layers use, the
-compiled operators if they are there. It answers in one line: [GFLOP/s] of float32.
+"""Measures the rate of this machine's matrix products, for tools/benchmark.py. They are computed as
+layers do it, by the compiled operators if there are any. The answer is one line: [GFLOP/s] of
+float32.
 """
 
 import json
@@ -19,15 +20,17 @@ SIDE = 2048
 
 def main() -> None:
     tune_cpu(1)
-    one = paddle.rand([SIDE, SIDE])
-    other = paddle.rand([SIDE, SIDE])
+    x = paddle.rand([SIDE, SIDE])
+    weight = paddle.rand([SIDE, SIDE])
     bias = paddle.zeros([SIDE])
-    product = (
-        (lambda: ops.linear(one, other, bias))
-        if ops.usable(one)
-        else lambda: paddle.matmul(one, other)
-    )
-    print(json.dumps([2 * SIDE**3 / 1e9 * calls_rate(product, 1, 3, 2.0)]))
+
+    def product() -> paddle.Tensor:
+        if ops.usable(x):
+            return ops.linear(x, weight, bias)
+        return paddle.matmul(x, weight)
+
+    products_per_s = calls_rate(product, batch=1, warm_up=3, seconds=2.0)
+    print(json.dumps([2 * SIDE**3 / 1e9 * products_per_s]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""main_single_gpu.py or main_multi_gpu.py, which says how far it has come, for tools/benchmark.py:
-it takes the script's name, then its flags.
+"""Runs main_single_gpu.py or main_multi_gpu.py, and prints how far it is, for tools/benchmark.py.
 
-Whoever reads the lines as they come knows when: "begun", "imported", "data" (the data set is made),
-and the run's own.
+The arguments are the script's name and its flags. The lines are "begun", "imported", "data" (the
+data set is made), and those of the run. Their times of arrival give the times of the parts.
 """
 
 import importlib
@@ -12,7 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 IMPORTS = {
-    "main_single_gpu": "launch.signals datasets utils models.pretrained training.engine training.optim training.run",
+    "main_single_gpu": "launch.signals datasets utils models.pretrained"
+    " training.engine training.optim training.run",
     "main_multi_gpu": "paddle.distributed launch.spawned datasets utils models.pretrained",
 }
 
@@ -22,16 +22,17 @@ def main() -> None:
     name = sys.argv.pop(1)
     program = importlib.import_module(name)
     program.import_paddle()
-    for module in IMPORTS[name].split():  # what it imports before it has anything to do
+    # The modules that the run would import before its first work.
+    for module in IMPORTS[name].split():
         importlib.import_module(module)
     print("imported", flush=True)
     datasets = sys.modules["datasets"]
     get_datasets = datasets.get_datasets
 
     def noted(*args: object) -> object:
-        found = get_datasets(*args)
+        result = get_datasets(*args)
         print("data", flush=True)
-        return found
+        return result
 
     vars(datasets)["get_datasets"] = noted
     with importlib.import_module("errors").reporting():

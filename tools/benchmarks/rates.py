@@ -1,4 +1,4 @@
-"""How rates are taken, the same for Paddle's side and torch's: this file needs neither."""
+"""Measures rates in the same way for Paddle's side and torch's. This module imports neither."""
 
 import os
 import time
@@ -15,13 +15,13 @@ def images_per_second(
         counts: yields the number of images of each batch.
         warm_up: images that come before the clock starts.
         images: images to take from there on, at least.
-        cpu: returns the CPU seconds that were spent so far by what makes the batches.
+        cpu: returns the CPU seconds that the processes that make the batches have used so far.
 
     Returns:
         (images per second, images per CPU second).
 
     Raises:
-        ValueError: the batches end before that.
+        ValueError: there are fewer batches.
     """
     taken = -warm_up
     started = None
@@ -43,10 +43,11 @@ def workers_cpu() -> float:
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # After the name, which may hold anything: state, parent, ...; 11 and 12 are the user's
-            # and system's ticks.
+            # The fields after the program's name, which may have any characters: the state, the
+            # parent, and so on. 11 and 12 are the ticks of the user and of the system.
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
+        except OSError:
+            # This process has ended.
             continue
         if int(fields[1]) == os.getpid():
             ticks += int(fields[11]) + int(fields[12])
@@ -54,12 +55,12 @@ def workers_cpu() -> float:
 
 
 def calls_rate(call: Callable[[], object], batch: int, warm_up: int, seconds: float) -> float:
-    """Returns images/s of ``call``, which takes ``batch`` of them, over ``seconds``, and at least
-    three calls.
+    """Returns the images/s of ``call``, which computes ``batch`` of them. It is measured for
+    ``seconds``, and for three calls at least.
 
     Args:
-        warm_up: calls before the clock starts: compilers make their code, libraries choose their
-            kernels.
+        warm_up: the number of calls before the clock starts, in which compilers make their code and
+            libraries choose their kernels.
     """
     for _ in range(warm_up):
         call()

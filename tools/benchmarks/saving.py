@@ -1,7 +1,7 @@
-"""``checkpoint``: what saving costs training, by checkpoint.Saver and by paddle.save of the state
-dicts.
+"""``checkpoint`` measures the time that saving takes from training, by checkpoint.Saver and by
+paddle.save of the state dicts.
 
-What is measured, measure_saves.py says; each run is a process of its own.
+Each run is a process of its own (measure_saves.py).
 """
 
 import argparse
@@ -22,8 +22,6 @@ def checkpoint(arguments: argparse.Namespace) -> None:
         "DATA.DATASET": "synthetic",
         "DATA.BATCH_SIZE": arguments.batch_size,
         "DATA.NUM_WORKERS": 0,
-    }
-    fixed |= {
         "TRAIN.NUM_EPOCHS": 1,
         "TRAIN.WARMUP_EPOCHS": 0,
         "TRAIN.ACCUM_ITER": 1,
@@ -38,13 +36,14 @@ def checkpoint(arguments: argparse.Namespace) -> None:
                 "kind": kind,
                 "cfg": arguments.cfg,
                 "options": [*options, "OUTPUT", f"{folder}/run"],
+                "saves": arguments.saves,
             }
-            return ask("measure_saves.py", request | {"saves": arguments.saves}, arguments.threads)
+            return ask("measure_saves.py", request, arguments.threads)
 
     kinds = {kind: lambda kind=kind: saves(kind) for kind in ("Saver", "paddle.save")}
     title = (
-        f"{arguments.cfg}, batch {arguments.batch_size}, one process of {arguments.threads} threads"
+        f"{arguments.cfg}, batch {arguments.batch_size},"
+        f" one process of {arguments.threads} threads, {arguments.saves} saves a run"
     )
-    title += f", {arguments.saves} saves a run"
     units = {"": "s", "memory": "MB", "memory with saves": "MB"}
     measure(Benchmark(title, kinds, units), arguments)

@@ -1,14 +1,15 @@
-"""``serve``: what tools/serve.py answers to several clients at once, against the plain model on the
-same images.
+"""``serve`` measures how many images tools/serve.py answers for several clients at once, beside the
+plain model on the same images.
 
 The plain model is a Predictor that computes prepared images, batch after batch. A server gets them
-as JPEG files of about 500 x 375, one a request. Its clients ask again as soon as they are answered,
-each on a connection of its own. They run on the same machine, in one process: what they cost is the
-server's loss.
+as JPEG files of about 500 x 375, one in each request. Each client has a connection of its own, and
+sends the next request as soon as it has an answer. The clients run in one process on the same
+machine, so they take time from the server.
 """
 
 import argparse
 import contextlib
+import functools
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from tools.benchmarks.measure import (
     measure,
     option_words,
     positive,
+    quantity,
 )
 
 _RATE = "images/s"
@@ -47,29 +49,28 @@ def serving(arguments: argparse.Namespace) -> None:
         request: dict[str, Any] = {
             "weights": f"{folder}/weights.safetensors",
             "batch_size": arguments.batch_size,
+            "seconds": arguments.seconds,
+            "images": str(photographs(folder)),
         }
-        request |= {"seconds": arguments.seconds, "images": str(photographs(folder))}
-        ask(
-            _SCRIPT,
-            request | {"measure": "weights", "cfg": arguments.cfg, "options": options},
-            arguments.threads,
-        )
+        made = request | {"measure": "weights", "cfg": arguments.cfg, "options": options}
+        ask(_SCRIPT, made, arguments.threads)
 
         def plain() -> dict[str, list[float]]:
             return ask(_SCRIPT, request | {"measure": "plain"}, arguments.threads)
 
         def served(clients: int) -> dict[str, list[float]]:
             with _server(request["weights"], arguments) as port:
-                return ask(
-                    _SCRIPT, request | {"measure": "clients", "clients": clients, "port": port}, 1
-                )
+                asked = request | {"measure": "clients", "clients": clients, "port": port}
+                return ask(_SCRIPT, asked, threads=1)
 
         kinds = {"plain model": plain}
         for clients in arguments.clients:
-            name = f"{clients} client{'s' * (clients > 1)}"
-            kinds[name] = lambda clients=clients: served(clients)
-        title = f"{arguments.cfg}, batch {arguments.batch_size}, workers {arguments.workers},"
-        title += f" {arguments.threads} threads, {arguments.seconds} s a run after the first fifth"
+            name = quantity(clients, "client", "clients")
+            kinds[name] = functools.partial(served, clients)
+        title = (
+            f"{arguments.cfg}, batch {arguments.batch_size}, workers {arguments.workers},"
+            f" {arguments.threads} threads, {arguments.seconds} s a run after the first fifth"
+        )
         compared = [Ratio(_RATE, name, "plain model") for name in list(kinds)[1:]]
         measure(Benchmark(title, kinds, {_RATE: "", "p50": "ms", "p99": "ms"}, compared), arguments)
 
@@ -84,12 +85,12 @@ def _server(weights: str, arguments: argparse.Namespace) -> Iterator[int]:
         command, env=threads, stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent
     ) as process:
         try:
-            said = ""
+            printed = ""
             for line in process.stdout or ():
-                said += line
+                printed += line
                 if line.startswith("ready"):
                     break
-            if not (port := re.search(r":(\d+)/", said)) or "ready" not in said:
+            if not (port := re.search(r":(\d+)/", printed)) or "ready" not in printed:
                 raise RunError(
                     f"the server ended with status {process.wait()}; its own line says why"
                 )

@@ -1,21 +1,21 @@
-"""``startup``: seconds from the command to the end of the first step, and what they are made of.
+"""``startup`` measures the seconds from the command to the end of the first step, part by part.
 
 Each run is the program itself (our_startup.py calls its ``main``), on synthetic images, with one
-step. The parts lie between the moments at which its lines arrive here, and add up to the whole. The
-run's first report (data_wait) tells the last two. Spawned processes import everything again: that
-is in their "processes".
+step. A part lasts from one of its lines to the next, and all parts add up to the whole. The last
+two parts come from the run's first report (data_wait). Spawned processes import everything again,
+which counts as "processes".
 
-Besides, ``-X importtime`` tells how long importing one process's modules took, by package: once,
-and in a run of its own, for telling takes time too.
+``-X importtime`` also measures how long one process imports the modules of each package. It slows
+the import down, so it gets a run of its own, once.
 """
 
 import argparse
 import collections
+import functools
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from errors import RunError
@@ -25,15 +25,17 @@ from tools.benchmarks.measure import (
     HERE,
     ROOT,
     Benchmark,
+    Run,
     environment,
     measure,
     option_words,
     positive,
+    quantity,
     train_records,
 )
 from tools.benchmarks.our_startup import IMPORTS
 
-# What begins when the one before has ended, and the line that ends it.
+# Each part begins when the one before ends, and ends with a line of this pattern.
 _PARTS = {
     "interpreter": "^begun",
     "imports": "^imported",
@@ -60,19 +62,24 @@ def startup(arguments: argparse.Namespace) -> None:
         "TRAIN.ACCUM_ITER": 1,
         "REPORT_FREQ": 1,
         "SAVE_FREQ": 0,
+        "DATA.DATASET": "synthetic",
+        "DATA.BATCH_SIZE": batch,
+        "DATA.SYNTHETIC_SIZE": batch * max(arguments.processes),
     }
-    fixed |= {"DATA.DATASET": "synthetic", "DATA.BATCH_SIZE": batch}
-    fixed |= {"DATA.SYNTHETIC_SIZE": batch * max(arguments.processes)}
     options = option_words(arguments, fixed)
-    kinds: dict[str, Callable[[], dict[str, list[float]]]] = {
-        f"{n} process{'es' * (n > 1)}": lambda n=n: {
-            what: [s] for what, s in start(arguments.cfg, n, options).items()
-        }
-        for n in dict.fromkeys(arguments.processes)
-    }
+
+    def one_start(processes: int) -> dict[str, list[float]]:
+        parts = start(arguments.cfg, processes, options)
+        return {part: [seconds] for part, seconds in parts.items()}
+
+    kinds: dict[str, Run] = {}
+    for processes in dict.fromkeys(arguments.processes):
+        name = quantity(processes, "process", "processes")
+        kinds[name] = functools.partial(one_start, processes)
     title = (
         f"{arguments.cfg}, batch {batch} per process, from the command to the end of the first step"
     )
+    # The first run has the figures, and later ones have none.
     once = iter([import_times()])
     kinds["1 process, -X importtime"] = lambda: next(once, {})
     measure(Benchmark(title, kinds, {"": "s"}), arguments)
@@ -84,11 +91,13 @@ def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
     Raises:
         RunError: the run failed, or one of its lines wasn't found.
     """
-    name, many = (
-        ("main_single_gpu", []) if processes == 1 else ("main_multi_gpu", [f"-ngpus={processes}"])
-    )
+    name = "main_single_gpu"
+    ngpus = []
+    if processes > 1:
+        name = "main_multi_gpu"
+        ngpus = [f"-ngpus={processes}"]
     with temporary_folder() as folder:
-        flags = [f"-cfg={cfg}", f"-output={folder}/run", *many, "-o", *options]
+        flags = [f"-cfg={cfg}", f"-output={folder}/run", *ngpus, "-o", *options]
         command = [sys.executable, str(HERE / "our_startup.py"), name, *flags]
         moments = [time.perf_counter()]
         awaited = list(_PARTS.values())
@@ -105,11 +114,10 @@ def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
                 if awaited and re.search(awaited[0], line.rstrip()):
                     moments.append(time.perf_counter())
                     del awaited[0]
-            told = process.stderr.read().strip()
+            errors = process.stderr.read().strip()
         if process.returncode or awaited:
-            raise RunError(
-                f"{name} ended with status {process.returncode}: {told or 'no line ' + awaited[0]}"
-            )
+            reason = errors or f"no line {awaited[0]}"
+            raise RunError(f"{name} ended with status {process.returncode}: {reason}")
         first = train_records(Path(folder) / "run")[0]
     parts = {
         part: end - begin for part, begin, end in zip(_PARTS, moments, moments[1:], strict=False)
@@ -121,8 +129,8 @@ def start(cfg: str, processes: int, options: list[str]) -> dict[str, float]:
 
 
 def import_times(count: int = 10) -> dict[str, list[float]]:
-    """Returns the ``count`` packages whose modules took longest to import, each without those of
-    others, and the sum of all packages.
+    """Returns the import times of the ``count`` packages that took longest, each without the
+    packages that it imports, and the sum over all packages.
     """
     modules = ", ".join(["main_single_gpu", *IMPORTS["main_single_gpu"].split()])
     command = [sys.executable, "-X", "importtime", "-c", f"import {modules}"]

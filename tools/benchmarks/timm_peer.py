@@ -1,9 +1,9 @@
 """timm's side of tools/benchmark.py, in a process of its own: it needs torch and timm, and no
 Paddle.
 
-It takes a request as one word of JSON and answers in one line. ``measure`` says what: "versions",
-"train", "eval", "infer" or "loader". Everything runs on the CPU, with ``threads`` threads. With the
-rates of "train" and "eval" comes ``peak_memory``: of this process, in MB.
+The argument is a request as one word of JSON, and the answer is one line. ``measure`` is
+"versions", "train", "eval", "infer" or "loader". Everything runs on the CPU, with ``threads``
+threads. "train" and "eval" also answer with ``peak_memory`` of this process, in MB.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from timm_reference import build, timm
 def made_batches(
     request: dict[str, Any], count: int = 4
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields (images [B, C, S, S] uint8, labels [B]) for ever, ``count`` random ones in turn."""
+    """Yields (images [B, C, S, S] uint8, labels [B]) for ever: ``count`` random batches in turn."""
     shape = (request["batch_size"], *request["image"])
     classes = request["options"]["num_classes"]
     made = [
@@ -39,19 +39,19 @@ def made_batches(
 
 
 def normalize(images: torch.Tensor, request: dict[str, Any]) -> torch.Tensor:
-    """Returns uint8 images as the model takes them."""
+    """Returns uint8 images as float32, normalised for the model."""
     mean, std = (255 * torch.tensor(request[key]).view(1, -1, 1, 1) for key in ("mean", "std"))
     return images.float().sub_(mean).div_(std)
 
 
 def autocast(request: dict[str, Any]) -> contextlib.AbstractContextManager:
-    """Returns the context of a forward pass: bfloat16 autocast with ``amp``."""
+    """Returns the context for a forward pass, which is bfloat16 autocast with ``amp``."""
     return torch.autocast("cpu", torch.bfloat16) if request["amp"] else contextlib.nullcontext()
 
 
 def train(request: dict[str, Any]) -> list[float]:
-    """Returns the images/s of each of ``reports`` times ``steps`` training steps; steps before them
-    aren't timed.
+    """Returns the images/s of ``reports`` rounds of ``steps`` training steps. A round before them
+    isn't timed.
     """
     model = build(request["model"], request["options"]).train()
     create_optimizer = importlib.import_module("timm.optim").create_optimizer_v2
@@ -74,11 +74,11 @@ def train(request: dict[str, Any]) -> list[float]:
 
 @torch.no_grad()
 def evaluate(request: dict[str, Any]) -> list[float]:
-    """Returns [images/s] over ``batches`` batches after ``warm_up`` ones, with a file's weights;
-    hits are counted.
+    """Returns [images/s] of an evaluation with the weights of a file, which counts hits. The rate
+    is that of ``batches`` batches after the first ``warm_up``.
     """
     model = build(request["model"], request["options"]).eval()
-    # PoolFormer's last norm has another name
+    # Not strict, because PoolFormer's last norm has another name.
     timm.models.load_checkpoint(model, request["weights"], strict=False)
     run = torch.compile(model) if request["compile"] else model
     source = made_batches(request)
@@ -94,25 +94,27 @@ def evaluate(request: dict[str, Any]) -> list[float]:
 
 @torch.no_grad()
 def infer(request: dict[str, Any]) -> list[float]:
-    """Returns [images/s] from images [B, C, S, S] to logits, by ``mode``: eager, compile or
+    """Returns [images/s] from images [B, C, S, S] to logits. ``mode`` is eager, compile or
     max-autotune.
     """
-    kind = torch.bfloat16 if request["bfloat16"] else torch.float32
-    model = build(request["model"], request["options"]).eval().to(kind)
-    images = torch.randn((request["batch_size"], *request["image"]), dtype=kind)
+    dtype = torch.bfloat16 if request["bfloat16"] else torch.float32
+    model = build(request["model"], request["options"]).eval().to(dtype)
+    images = torch.randn((request["batch_size"], *request["image"]), dtype=dtype)
     if request["mode"] == "max-autotune":
         importlib.import_module("torch._inductor.config").freezing = True  # pyright: ignore[reportAttributeAccessIssue]
-    modes = {"compile": "default", "max-autotune": "max-autotune"}
-    run = model if request["mode"] == "eager" else torch.compile(model, mode=modes[request["mode"]])
-    return [
-        calls_rate(
-            lambda: run(images).float().numpy(), len(images), request["warm_up"], request["seconds"]
-        )
-    ]
+    run = model
+    if request["mode"] != "eager":
+        torch_mode = {"compile": "default", "max-autotune": "max-autotune"}[request["mode"]]
+        run = torch.compile(model, mode=torch_mode)
+
+    def call() -> object:
+        return run(images).float().numpy()
+
+    return [calls_rate(call, len(images), request["warm_up"], request["seconds"])]
 
 
 class ListedFiles(timm.data.readers.reader.Reader):
-    """The files of a list: on each line a path, then a label."""
+    """The files of a list. Each line has a path and a label."""
 
     def __init__(self, file: str) -> None:
         super().__init__()
@@ -133,12 +135,12 @@ class ListedFiles(timm.data.readers.reader.Reader):
 
 
 def load(request: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Returns (images/s, images per CPU second) of the dataset alone and of the loader with its
+    """Returns (images/s, images per CPU second) for the dataset alone, and for the loader with its
     prefetcher.
     """
     dataset = timm.data.ImageDataset(request["list"], reader=ListedFiles(request["list"]))
     training = not request["evaluation"]
-    # timm has none: torchvision's, as the policies of timm stand
+    # timm has no TrivialAugment, so torchvision's takes the place of timm's policies.
     trivial = request["auto_augment"] == "trivial"
     loader = timm.data.create_loader(
         dataset,
@@ -159,15 +161,16 @@ def load(request: dict[str, Any]) -> dict[str, tuple[float, float]]:
     )
     if trivial:
         transforms = importlib.import_module("torchvision.transforms")
-        # behind crop and flip
+        # after crop and flip
         dataset.transform.transforms.insert(2, transforms.TrivialAugmentWide())
     amount = request["warm_up"], request["images"]
+    batch_sizes = (len(labels) for _, labels in loader)
+    # Each sample counts as one image.
     samples = (len(dataset[index][:1]) for index in range(len(dataset)))
-    # In the order of our_loader.py.
-    found = {
-        "loader": images_per_second((len(labels) for _, labels in loader), *amount, workers_cpu)
-    }
-    return found | {"dataset": images_per_second(samples, *amount, time.process_time)}
+    # The loader comes first, as in our_loader.py.
+    loader_rates = images_per_second(batch_sizes, *amount, workers_cpu)
+    dataset_rates = images_per_second(samples, *amount, time.process_time)
+    return {"loader": loader_rates, "dataset": dataset_rates}
 
 
 def main() -> None:
@@ -180,9 +183,8 @@ def main() -> None:
         }
     else:
         torch.set_num_threads(request["threads"])
-        answer = {"train": train, "eval": evaluate, "infer": infer, "loader": load}[
-            request["measure"]
-        ](request)
+        functions = {"train": train, "eval": evaluate, "infer": infer, "loader": load}
+        answer = functions[request["measure"]](request)
     if request["measure"] in ("train", "eval"):
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
         answer = {"images_per_s": answer, "peak_memory": peak}

@@ -2,10 +2,10 @@
 Paddle.
 
 Each line of the input is a JSON object: ``model`` (timm's name, or "lenet"), ``options`` (of its
-constructor), ``images`` (C, H, W) and ``folder``. There it leaves weights.safetensors, random, and
-outputs.npz: images, logits, features (what the classifier reads), and intermediates by their
-number. The line that it answers holds ``parameters``, ``info`` (channels and reduction of each
-intermediate) and the versions.
+constructor), ``images`` (C, H, W) and ``folder``. It writes two files to the folder. One is
+weights.safetensors, with random weights. The other one is outputs.npz, with images, logits,
+features (the classifier's input), and intermediates by their number. The answer is a line with
+``parameters``, ``info`` (channels and reduction of each intermediate) and the versions.
 """
 
 import importlib
@@ -16,10 +16,10 @@ import types
 from pathlib import Path
 from typing import Any
 
-if lacks := [
+if missing := [
     name for name in ("numpy", "torch", "timm", "safetensors") if not importlib.util.find_spec(name)
 ]:
-    sys.exit(f"{sys.executable} lacks {', '.join(lacks)}")
+    sys.exit(f"{sys.executable} lacks {', '.join(missing)}")
 
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]: another interpreter runs this
@@ -28,7 +28,8 @@ from safetensors.torch import save_file
 try:
     import timm  # pyright: ignore[reportMissingImports]: likewise
 except (RuntimeError, ImportError):
-    # torchvision's compiled operators don't load beside a torch without CUDA
+    # torchvision's compiled operators can't be loaded beside a torch without CUDA. timm doesn't
+    # need them.
     for name in [name for name in sys.modules if name.partition(".")[0] in ("timm", "torchvision")]:
         del sys.modules[name]
     for name in ("torchvision._meta_registrations", "torchvision._autograd_registrations"):
@@ -37,7 +38,7 @@ except (RuntimeError, ImportError):
 
 
 def build(name: str, options: dict[str, Any]) -> torch.nn.Module:
-    """Returns timm's model, or LeNet-5 as ``paddle.vision`` has it, which timm hasn't."""
+    """Returns timm's model, or ``paddle.vision``'s LeNet-5, which timm lacks."""
     if name != "lenet":
         return timm.create_model(name, **options)
     nn = torch.nn
@@ -58,18 +59,20 @@ def build(name: str, options: dict[str, Any]) -> torch.nn.Module:
 
 @torch.no_grad()
 def randomise(model: torch.nn.Module, images: torch.Tensor) -> None:
-    """Gives random values to what starts at zero, one or nearly so, and the images' statistics to
-    batch norm. Every path has to matter, and the images have to matter to the end.
+    """Gives random values to tensors that start at zero, at one or close to it, and the images'
+    statistics to batch norm. So each path of the model affects the logits, and so do the images.
     """
     for name, tensor in model.state_dict().items():
         if "running_" in name:
             continue
         if tensor.is_floating_point() and tensor.ndim <= 1:
-            if name.endswith("weight"):  # of a norm
+            if name.endswith("weight"):
+                # the weight of a norm
                 tensor.normal_(1, 0.1)
             elif name.endswith("bias"):
                 tensor.normal_(0, 0.05)
-            else:  # layer scale
+            else:
+                # layer scale
                 tensor.uniform_(0.1, 1)
         elif tensor.is_floating_point() and tensor.std() < 5e-3:
             # tokens, tables, gates, classifiers
@@ -80,7 +83,8 @@ def randomise(model: torch.nn.Module, images: torch.Tensor) -> None:
         if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm)
     ]
     for norm in norms:
-        # with 1, ConvMixer's 32 blocks magnify rounding to 5e-4: timm's own against float64
+        # With a momentum of 1, ConvMixer's 32 blocks magnify timm's own rounding to 5e-4, measured
+        # against float64.
         norm.momentum = 0.98
     if norms:
         model.train()(images)
@@ -88,17 +92,18 @@ def randomise(model: torch.nn.Module, images: torch.Tensor) -> None:
 
 
 def outputs(model: torch.nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns the features that the classifier reads, and the intermediates with the last norm; of
-    LeNet nothing.
+    """Returns the features that the classifier reads, and the intermediates after the last norm.
+    For LeNet it returns an empty dict.
     """
     if not hasattr(model, "forward_intermediates"):
         return {}
     try:
         features, maps = model.forward_intermediates(images, norm=True)
-    except AssertionError:  # Hiera has no norm before the pooling, and refuses
+    except AssertionError:
+        # Hiera has no norm before the pooling, and accepts no ``norm=True``.
         features, maps = model.forward_intermediates(images)
     pooled = model.forward_head(features, pre_logits=True)
-    return {"features": pooled, **{str(i): one for i, one in enumerate(maps)}}
+    return {"features": pooled, **{str(i): features for i, features in enumerate(maps)}}
 
 
 def main() -> None:
@@ -108,7 +113,7 @@ def main() -> None:
         torch.manual_seed(0)
         model = build(request["model"], request["options"]).eval()
         channels, height, width = request["images"]
-        # Noise alone looks the same to what averages places.
+        # Noise alone would look the same to a layer that averages over places.
         coarse = torch.nn.functional.interpolate(
             torch.randn(2, channels, 4, 4), (height, width), mode="bilinear"
         )
@@ -117,23 +122,20 @@ def main() -> None:
         with torch.no_grad():
             logits = model(images)
             kept = outputs(model, images)
-        # Layers of CoaT share tensors, which save_file refuses: each name gets a copy.
-        save_file(
-            {name: t.clone().contiguous() for name, t in model.state_dict().items()},
-            folder / "weights.safetensors",
-        )
-        arrays = {"images": images, "logits": logits, **kept}
-        np.savez(
-            folder / "outputs.npz", **{name: tensor.numpy() for name, tensor in arrays.items()}
-        )
+        # Layers of CoaT share tensors, which save_file refuses, so each name gets a copy.
+        weights = {name: t.clone().contiguous() for name, t in model.state_dict().items()}
+        save_file(weights, folder / "weights.safetensors")
+        tensors = {"images": images, "logits": logits, **kept}
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        np.savez(folder / "outputs.npz", **arrays)
+        feature_info = getattr(model, "feature_info", ())
         answer = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "timm": timm.__version__,
+            "info": [(stage["num_chs"], stage["reduction"]) for stage in feature_info],
+            "torch": torch.__version__,
         }
-        answer["info"] = [
-            (one["num_chs"], one["reduction"]) for one in getattr(model, "feature_info", ())
-        ]
-        print(json.dumps(answer | {"torch": torch.__version__}), flush=True)
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":

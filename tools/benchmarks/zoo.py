@@ -1,11 +1,11 @@
-"""``zoo``: images/s and peak memory of training and of evaluation, ours and timm's, one model of
-each architecture.
+"""``zoo`` measures images/s and peak memory of training and evaluation, ours and timm's, for one
+model of each architecture.
 
-Each figure is that of ``train --against timm`` or of ``eval --against timm`` (both eager). A
-model's four runs follow each other; then comes the next model, and after the last one the next
-round. Beside them stands the share of the machine's rate of matrix products that our training
-reaches. That rate is sgemm's, which our_sgemm.py measures once in each round. A training step
-counts as 3 forward passes, a multiply-add as 2 operations, as models/costs.py counts those.
+The figures are those of ``train --against timm`` and of ``eval --against timm`` (both eager). A
+round makes the four runs of the first model, then those of the next one, and so on. The table also
+shows which share of the machine's rate of matrix products our training reaches. our_sgemm.py
+measures that rate once in each round. A training step counts as 3 forward passes, and a
+multiply-add of models/costs.py as 2 operations.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from tools.benchmarks.measure import (
 from tools.benchmarks.training import training_sides
 from tools.list_models import describe
 
-# One of each architecture that timm has, of about 25 M parameters if there is one.
+# A model of each architecture that timm has, with about 25 million parameters if there is one.
 ZOO = [
     "vit_small_patch16_224", "deit3_small_patch16_224", "beit_base_patch16_224", "eva02_small_patch14_224",
     "vit_small_patch16_dinov3", "cait_xxs36_224", "crossvit_15_224", "pit_s_224", "levit_256", "volo_d1_224",
@@ -52,58 +52,51 @@ def zoo(arguments: argparse.Namespace) -> None:
     kinds: dict[str, Run] = {_SGEMM: lambda: {_SGEMM: ask("our_sgemm.py", {}, arguments.threads)}}
     with temporary_folder() as folder:
         for cfg in arguments.cfg:
-            one = argparse.Namespace(**vars(arguments) | _FIXED | {"cfg": cfg})
-            training = training_sides(one, folder)
-            evaluating = evaluation_sides(one, folder)
-            sides = {
-                "training": training.values(),
-                "evaluation": (evaluating["ours, eager"], evaluating["timm, eager"]),
-            }
-            for what, (ours, theirs) in sides.items():
-                kinds |= {f"{cfg}, {what}: ours": ours, f"{cfg}, {what}: timm": theirs}
-                compared.append(
-                    Ratio(
-                        what, f"{cfg}, {what}: ours", f"{cfg}, {what}: timm", name=f"{cfg}, {what}"
-                    )
-                )
-            compared += [
-                Ratio(MEMORY, one.of, one.over, name=f"{one.name}, {MEMORY}")
-                for one in compared[-2:]
-            ]
-            operations = 6 * describe(find_config(cfg))["macs"] / 1e9
-            compared.append(
-                Ratio(
-                    "training",
-                    f"{cfg}, training: ours",
-                    _SGEMM,
-                    operations,
-                    f"{cfg}, share",
-                    _SGEMM,
-                )
-            )
+            model_arguments = argparse.Namespace(**vars(arguments) | _FIXED | {"cfg": cfg})
+            training = training_sides(model_arguments, folder)
+            evaluating = evaluation_sides(model_arguments, folder)
+            kinds[f"{cfg}, training: ours"] = training["ours"]
+            kinds[f"{cfg}, training: timm"] = training["timm"]
+            kinds[f"{cfg}, evaluation: ours"] = evaluating["ours, eager"]
+            kinds[f"{cfg}, evaluation: timm"] = evaluating["timm, eager"]
+            compared += _ratios(cfg)
         title = (
-            f"batch {arguments.batch_size}, one process of {arguments.threads} threads, "
-            f"float32, {_SGEMM} in GFLOP/s"
+            f"batch {arguments.batch_size}, one process of {arguments.threads} threads,"
+            f" float32, {_SGEMM} in GFLOP/s"
         )
-        measure(
-            Benchmark(
-                title,
-                kinds,
-                {"": "images/s", _SGEMM: "GFLOP/s", MEMORY: "MB"},
-                compared,
-                peers,
-                _rows,
-            ),
-            arguments,
-        )
+        units = {"": "images/s", _SGEMM: "GFLOP/s", MEMORY: "MB"}
+        measure(Benchmark(title, kinds, units, compared, peers, rows=_rows), arguments)
 
 
+# The arguments of ``train`` and ``eval`` that ``zoo`` has no flags for.
 _FIXED = {"amp": False, "processes": 1, "timm_modes": ["eager"], "against": ["timm"]}
 
 
+def _ratios(cfg: str) -> list[Ratio]:
+    """Returns the ratios of rates and of memory, and the share of the rate of matrix products."""
+    ratios = []
+    for figure in ("", MEMORY):
+        for what in ("training", "evaluation"):
+            ours = f"{cfg}, {what}: ours"
+            theirs = f"{cfg}, {what}: timm"
+            name = f"{cfg}, {what}, {figure}" if figure else f"{cfg}, {what}"
+            ratios.append(Ratio(figure or what, ours, theirs, name=name))
+    # GFLOP of a training step, for each image
+    operations = 3 * 2 * describe(find_config(cfg))["macs"] / 1e9
+    share = Ratio(
+        "training",
+        f"{cfg}, training: ours",
+        _SGEMM,
+        factor=operations,
+        name=f"{cfg}, share",
+        base=_SGEMM,
+    )
+    return [*ratios, share]
+
+
 def _rows(report: dict[str, Any]) -> list[str]:
-    """Returns two tables in Markdown, of rates and of memory, with a line for each model: medians,
-    and in parentheses the least and the most of the ratios.
+    """Returns two tables in Markdown, one of rates and one of memory, with a line for each model.
+    They show medians, and the smallest and the largest ratio in parentheses.
     """
     rates = _table(report, "training", "evaluation")
     memory = _table(report, MEMORY, MEMORY)
@@ -120,33 +113,28 @@ def _rows(report: dict[str, Any]) -> list[str]:
 
 
 def _table(report: dict[str, Any], *measured: str) -> list[str]:
-    """Returns the lines of a table: ``measured`` are a training's and an evaluation's figure."""
+    """Returns the lines of a table.
+
+    Args:
+        measured: the figures of training and of evaluation.
+    """
     figures = report["figures"]
-    ratios = {one["what"]: one for one in report["ratios"]}
-    with_share = MEMORY not in measured
-    sides = ["ours", "timm", "ours / timm"]
-    titles = [
-        "model",
-        "training: ours",
-        *sides[1:],
-        *["share of sgemm"] * with_share,
-        "evaluation: ours",
-        *sides[1:],
-    ]
+    ratios = {ratio["what"]: ratio for ratio in report["ratios"]}
+    has_share = MEMORY not in measured
+    titles = ["model", "training: ours", "timm", "ours / timm"]
+    if has_share:
+        titles.append("share of sgemm")
+    titles += ["evaluation: ours", "timm", "ours / timm"]
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for cfg in (name.removesuffix(", share") for name in ratios if name.endswith(", share")):
         cells = [cfg]
         for what, figure in zip(("training", "evaluation"), measured, strict=True):
-            cells += [
-                format_number(figures[f"{cfg}, {what}: {side}"][figure]["median"])
-                for side in sides[:2]
-            ]
-            found = ratios[f"{cfg}, {what}" if with_share else f"{cfg}, {what}, {MEMORY}"]
-            cells.append(f"{found['median']:.2f} ({found['min']:.2f}, {found['max']:.2f})")
-            cells += (
-                [f"{ratios[f'{cfg}, share']['median']:.0%}"]
-                if with_share and what == "training"
-                else []
-            )
+            for side in ("ours", "timm"):
+                median = figures[f"{cfg}, {what}: {side}"][figure]["median"]
+                cells.append(format_number(median))
+            ratio = ratios[f"{cfg}, {what}" if has_share else f"{cfg}, {what}, {MEMORY}"]
+            cells.append(f"{ratio['median']:.2f} ({ratio['min']:.2f}, {ratio['max']:.2f})")
+            if has_share and what == "training":
+                cells.append(f"{ratios[f'{cfg}, share']['median']:.0%}")
         lines.append(f"| {' | '.join(cells)} |")
     return lines
