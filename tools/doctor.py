@@ -1,8 +1,8 @@
 """Checks this machine, and how its processes reach each other. Each line is ok, or says what to do.
 
-    python tools/doctor.py [-ngpus N] [-master HOST:PORT] [-cfg FILE] [-dataset NAME] [-data_path DIR] ...
-    python -m paddle.distributed.launch --nnodes 2 --master HOST:PORT ... tools/doctor.py     (on each machine)
-    python tools/doctor.py --gpu [--rehearse] [--only NAME ...] [-ngpus N]
+    python tools/doctor.py [-ngpus N] [-master HOST:PORT] [-cfg FILE] [-dataset NAME] [-data_path
+    DIR] ... python -m paddle.distributed.launch --nnodes 2 --master HOST:PORT ... tools/doctor.py
+    (on each machine) python tools/doctor.py --gpu [--rehearse] [--only NAME ...] [-ngpus N]
 
 The first form starts N ranks here (default: one per visible GPU, or 2), and times an all-reduce
 between them. Started by a launcher on several machines, it is one of their ranks. The all-reduce is
@@ -40,23 +40,26 @@ try:
 except ModuleNotFoundError:  # an installed copy has none
     first_steps = None
 
-ELEMENTS = 22_050_664  # float32: the gradients of ViT-S/16
+# float32 numbers that are reduced, as many as ViT-S/16 has parameters
+ELEMENTS = 22_050_664
 REPEATS = 5
-LEAST_RATE = 0.1e9  # bytes per second: a network of 1 Gbit/s
-MOST_SKEW = 5.0  # seconds between the hosts' clocks
+# Bytes per second. A network of 1 Gbit/s reaches about this rate.
+MIN_RATE = 0.1e9
+# seconds by which the hosts' clocks may differ
+MAX_CLOCK_DIFFERENCE = 5.0
 HANG = "do all ranks run? check firewalls, GLOO_SOCKET_IFNAME (NCCL_SOCKET_IFNAME), NCCL_DEBUG=INFO"
 
 # ------------------------------------------------------------ between ranks
 
 
-def rank_of(answers: Any, told: list[str]) -> None:
-    """A rank: joins the others, times an all-reduce, and gathers what each host reported.
+def rank_of(answers: Any, problems: list[str]) -> None:
+    """Runs a rank: it joins the others, times an all-reduce, and gathers the problems of all hosts.
 
-    It is a process of its own, because it may hang. It puts (rank, "joined") into ``answers``, then
-    (rank, result) or (rank, exception).
+    A rank is a process of its own, because it may hang. It puts (rank, "joined") into ``answers``,
+    and then (rank, result) or (rank, exception).
 
     Args:
-        told: what is wrong on this host.
+        problems: the problems that were found on this host.
     """
     try:
         import paddle
@@ -70,31 +73,33 @@ def rank_of(answers: Any, told: list[str]) -> None:
         rank = utils.rank()
         ranks = utils.world_size()
         if ranks > 1:
-            with contextlib.redirect_stderr(io.StringIO()):  # Paddle prints a list of its flags
+            # Paddle prints a list of its flags.
+            with contextlib.redirect_stderr(io.StringIO()):
                 dist.init_parallel_env()
         answers.put((rank, "joined"))
         times = []
         right = True
         for _ in range(REPEATS + 1):
             tensor = paddle.full([ELEMENTS], rank + 1.0)
-            utils.all_gather(None)  # a barrier: all begin at the same time
+            # A barrier, so that all ranks begin at the same time.
+            utils.all_gather(None)
             start = time.perf_counter()
             if ranks > 1:
                 dist.all_reduce(tensor)
             # Reading a value waits for the device.
             right = tensor[-1].item() == ranks * (ranks + 1) / 2 and right
             times.append(time.perf_counter() - start)
-        hosts = utils.all_gather((socket.gethostname(), told, time.time()))
+        hosts = utils.all_gather((socket.gethostname(), problems, time.time()))
         backend = dist.get_backend() if ranks > 1 else "nothing"
         answers.put((rank, (ranks, backend, statistics.median(times[1:]), right, hosts)))
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-            type(error).__name__
-        ]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        if not lines:
+            lines = [type(error).__name__]
         answers.put((int(os.environ.get("PADDLE_TRAINER_ID") or 0), RuntimeError(lines[-1])))
 
 
-def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
+def start_ranks(ngpus: int | None, problems: list[str]) -> tuple[Any, Any]:
     """Starts the ranks of this process: one, if a launcher started this process. Returns their
     context and the queue of their answers.
     """
@@ -108,9 +113,9 @@ def start_ranks(ngpus: int | None, told: list[str]) -> tuple[Any, Any]:
     with spawned.without_current_folder():
         answers = spawn.Queue()
         if spawns:
-            # They are on this host, whose findings this process tells itself.
+            # They are on this host, whose problems this process prints itself.
             return dist.spawn(rank_of, args=(answers, []), nprocs=ranks, join=False), answers
-        process = spawn.Process(target=rank_of, args=(answers, told), daemon=True)
+        process = spawn.Process(target=rank_of, args=(answers, problems), daemon=True)
         process.start()
     return types.SimpleNamespace(processes=[process]), answers
 
@@ -135,11 +140,9 @@ def all_reduce(
             except queue.Empty:
                 for place, process in enumerate(processes):
                     if code := process.exitcode:
-                        how = (
-                            f"was killed by {signal.Signals(-code).name}"
-                            if code < 0
-                            else f"ended with status {code}"
-                        )
+                        how = f"ended with status {code}"
+                        if code < 0:
+                            how = f"was killed by {signal.Signals(-code).name}"
                         return (False, f"rank {first + place} {how}"), []
                 if time.monotonic() > deadline:
                     who = ", ".join(
@@ -164,19 +167,26 @@ def all_reduce(
 def judge_all_reduce(
     ranks: int, backend: str, seconds: float, right: bool, hosts: list[tuple]
 ) -> machine.Finding:
-    """Returns the finding for an all-reduce that took ``seconds``. ``hosts`` is what ``rank_of``
-    gathers.
+    """Returns the finding for an all-reduce.
+
+    Args:
+        seconds: the median time.
+        right: whether all sums were right.
+        hosts: for each rank, the name, the problems and the time of its host (``rank_of``).
     """
     size = 4 * ELEMENTS
-    found = f"{size / 1e6:.0f} MB between {ranks} ranks over {backend}: {1e3 * seconds:.1f} ms, median of {REPEATS}"
-    found += f" ({size / seconds / 1e9:.3g} GB/s)"
+    found = (
+        f"{size / 1e6:.0f} MB between {ranks} ranks over {backend}:"
+        f" {1e3 * seconds:.1f} ms, median of {REPEATS} ({size / seconds / 1e9:.3g} GB/s)"
+    )
     if not right:
         return False, f"{found}, but the sums are wrong; check memory and network hardware"
-    if size / seconds < LEAST_RATE:
-        return False, f"{found}: less than {LEAST_RATE / 1e9:g} GB/s; choose a faster interface"
-    skew = max(clock for *_, clock in hosts) - min(clock for *_, clock in hosts)
-    if skew > MOST_SKEW:
-        return False, f"{found}; the hosts' clocks differ by {skew:.0f} s: let NTP set them"
+    if size / seconds < MIN_RATE:
+        return False, f"{found}: less than {MIN_RATE / 1e9:g} GB/s; choose a faster interface"
+    clocks = [clock for _, _, clock in hosts]
+    difference = max(clocks) - min(clocks)
+    if difference > MAX_CLOCK_DIFFERENCE:
+        return False, f"{found}; the hosts' clocks differ by {difference:.0f} s: let NTP set them"
     return True, found
 
 
@@ -193,42 +203,44 @@ def main() -> None:
                 "--gpu needs a checkout of the toolkit; there, run python tools/doctor.py --gpu"
             )
         sys.exit(first_steps.main(arguments, _tell))
-    meeting = absent = None
+    meeting = None
+    meeting_error = ""
     if launchers.is_launched():
         try:
             # This also tells gloo which network reaches rank 0.
             meeting = launched.meet(arguments.timeout)
         except RunError as error:
-            absent = str(error)
+            meeting_error = str(error)
     rank = int(os.environ.get("PADDLE_TRAINER_ID") or 0)
-    several = int(os.environ.get("PADDLE_TRAINERS_NUM") or 1) > int(
-        os.environ.get("PADDLE_LOCAL_SIZE") or 1
-    )
+    ranks = int(os.environ.get("PADDLE_TRAINERS_NUM") or 1)
+    local_ranks = int(os.environ.get("PADDLE_LOCAL_SIZE") or 1)
     findings: dict[str, machine.Finding] = {}
     # One rank of each machine checks it: the others would find the same.
     if not int(os.environ.get("PADDLE_LOCAL_RANK") or 0):
-        for name, finding in machine.checks(arguments, several):
+        for name, finding in machine.checks(arguments, several=ranks > local_ranks):
             findings[name] = finding
             _tell(name, finding, aloud=rank == 0)
         if "devices" not in findings:
             sys.exit("the other checks need these packages")
-    told = [f"{name}: {text}" for name, (ok, text) in findings.items() if not ok]
-    if absent:
-        findings["all-reduce"], hosts = (False, absent), []
+    problems = [f"{name}: {text}" for name, (ok, text) in findings.items() if not ok]
+    if meeting_error:
+        findings["all-reduce"] = False, meeting_error
+        hosts = []
     else:
         if meeting:
             meeting.ready()
-        # The context is kept: a rank that starts needs its parent's queues.
-        started, answers = start_ranks(arguments.ngpus, told)
+        # ``started`` is kept, because a rank that starts needs its parent's queues.
+        started, answers = start_ranks(arguments.ngpus, problems)
         findings["all-reduce"], hosts = all_reduce(
             started.processes, answers, rank, arguments.timeout
         )
     _tell("all-reduce", findings["all-reduce"], aloud=rank == 0)
-    for name, theirs, _ in hosts[1:]:
-        if theirs:
-            findings[name] = False, "; ".join(theirs)
+    for name, host_problems, _ in hosts[1:]:
+        if host_problems:
+            findings[name] = False, "; ".join(host_problems)
             _tell(name, findings[name], aloud=rank == 0)
-    if rank and not hosts:  # rank 0 has no report of this machine
+    if rank and not hosts:
+        # Rank 0 has no report of this machine.
         for name, finding in findings.items():
             _tell(name, finding, aloud=not finding[0])
     todo = sum(not ok for ok, _ in findings.values())
@@ -238,8 +250,9 @@ def main() -> None:
 
 
 def _tell(name: str, finding: machine.Finding, aloud: bool) -> None:
+    is_well, text = finding
     if aloud:
-        print(f"{'ok  ' if finding[0] else 'todo'}  {name:10}  {finding[1]}", flush=True)
+        print(f"{'ok  ' if is_well else 'todo'}  {name:10}  {text}", flush=True)
 
 
 def _arguments() -> argparse.Namespace:

@@ -1,6 +1,6 @@
 """The checks of one machine in tools/doctor.py.
 
-A check returns whether all is well, and what it found or what to do.
+A check returns a finding: whether all is well, and a text that says what was found or what to do.
 """
 
 import argparse
@@ -23,12 +23,16 @@ from tools.checks import network
 Finding = tuple[bool, str]
 
 GB = 1 << 30
-LEAST_SHM = GB  # NVIDIA's containers need this much; Docker's default is 64 MB
-LEAST_MEMORY = GB  # per process, for a small model
-LEAST_FILES = 1024
-LEAST_IMAGES = 100.0  # per second and worker; a core decodes and augments 350 to 1150 photographs
+# Bytes of shared memory. NVIDIA's containers need this much; Docker's default is 64 MB.
+MIN_SHARED_MEMORY = GB
+# Bytes of memory for each process, with a small model.
+MIN_MEMORY = GB
+MIN_OPEN_FILES = 1024
+# Images per second and worker. A core decodes and augments 350 to 1,150 photographs per second.
+MIN_IMAGES = 100.0
 LOADER_SECONDS = 1.0
-SOURCE_TIME = 1_760_000_000  # October 2025
+# October 2025, when this toolkit was written. An earlier clock is wrong.
+SOURCE_TIME = 1_760_000_000
 PACKAGES = ("paddlepaddle", "paddlepaddle-gpu", "numpy", "protobuf", "simplejpeg")
 
 # ------------------------------------------------------------ before Paddle
@@ -76,10 +80,8 @@ def libraries(versions: dict[str, str]) -> Finding:
     if _numbers(paddle) < (3,) and _numbers(versions["numpy"]) >= (2,):
         return False, f'{shown}: Paddle {paddle} was built against NumPy 1; pip install "numpy<2"'
     if _numbers(paddle) < (3,) and _numbers(versions["protobuf"]) >= (7,):
-        return (
-            False,
-            f'{shown}: Paddle {paddle}\'s fleet uses what protobuf 7 no longer has; pip install "protobuf<7"',
-        )
+        reason = f"Paddle {paddle}'s fleet uses what protobuf 7 no longer has"
+        return False, f'{shown}: {reason}; pip install "protobuf<7"'
     return True, shown
 
 
@@ -91,7 +93,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def devices() -> Finding:
-    """Checks that Paddle sees the GPUs that are there; tells what it computes on."""
+    """Checks that Paddle sees the machine's GPUs, and says which devices it computes on."""
     import paddle
 
     from launch.devices import check_visible, gpu_uuids, visible_names
@@ -100,7 +102,8 @@ def devices() -> Finding:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     listed = visible_names() or []
     try:
-        check_visible()  # before Paddle counts the GPUs
+        # Before Paddle counts the GPUs.
+        check_visible()
     except InputError as error:
         return False, str(error)
     gpus = num_gpus()
@@ -112,10 +115,8 @@ def devices() -> Finding:
         return False, f"{names}; name GPUs that nvidia-smi -L lists, or unset it"
     here = len(gpu_uuids())
     if here and not paddle.device.is_compiled_with_cuda():
-        return (
-            False,
-            f"{here} GPUs, but Paddle is a CPU build; make install PADDLE=... (docs/quick_start.md)",
-        )
+        advice = "make install PADDLE=... (docs/quick_start.md)"
+        return False, f"{here} GPUs, but Paddle is a CPU build; {advice}"
     if not gpus:
         text = f"no GPU is visible to {build}: on the CPU, over gloo"
         # Paddle's launcher ends in an IndexError with "" and with "-1".
@@ -145,20 +146,16 @@ def cuda() -> Finding:
     supported = f"{number.value // 1000}.{number.value % 1000 // 10}"
     # Within a major version, a driver runs newer builds.
     if _numbers(supported)[0] < _numbers(built)[0]:
-        return (
-            False,
-            f"Paddle is built for {built}, the driver is of {supported}; install a newer driver or another Paddle",
-        )
+        versions = f"Paddle is built for {built}, the driver is of {supported}"
+        return False, f"{versions}; install a newer driver or another Paddle"
     if not num_gpus():
         return True, f"Paddle is built for {built}, the driver is of {supported}"
     try:
         core: Any = paddle.base.core
         nccl = core.nccl_version()
     except RuntimeError:
-        return (
-            False,
-            "libnccl.so isn't found: no more than one GPU works; pip install nvidia-nccl-cu11 or -cu12",
-        )
+        reason = "libnccl.so isn't found: no more than one GPU works"
+        return False, f"{reason}; pip install nvidia-nccl-cu11 or -cu12"
     return True, f"Paddle is built for {built}, the driver is of {supported}, NCCL {nccl}"
 
 
@@ -176,10 +173,8 @@ def interfaces() -> Finding:
             continue
         prefixes = tuple(chosen.split(","))
         if not any(name.startswith(prefixes) for name in interface_addresses):
-            return (
-                False,
-                f"{variable}={chosen} names no interface with an address; there are {shown}",
-            )
+            problem = f"{variable}={chosen} names no interface with an address"
+            return False, f"{problem}; there are {shown}"
     return True, shown
 
 
@@ -187,29 +182,25 @@ def host(name: str, several: bool) -> Finding:
     """Checks the address that the host's name resolves to, at which gloo listens.
 
     Args:
-        several: ranks of other machines have to reach it.
+        several: whether ranks of other machines have to reach the address.
     """
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
-        return (
-            False,
-            f"{name} resolves to no address ({error.strerror}); name it in /etc/hosts, with its address",
-        )
+        problem = f"{name} resolves to no address ({error.strerror})"
+        return False, f"{problem}; name it in /etc/hosts, with its address"
     loopback = address.startswith("127.")
     if loopback and several and not os.environ.get("GLOO_SOCKET_IFNAME"):
-        reason = (
+        problem = (
             f"{name} resolves to {address}, where gloo would listen and no other machine reaches it"
         )
-        return (
-            False,
-            f"{reason}; give it its address in /etc/hosts, or set GLOO_SOCKET_IFNAME and launch with --host",
+        advice = (
+            "give it its address in /etc/hosts, or set GLOO_SOCKET_IFNAME and launch with --host"
         )
+        return False, f"{problem}; {advice}"
     if not loopback and address not in addresses().values():
-        return (
-            False,
-            f"{name} resolves to {address}, which is no address of this machine; correct /etc/hosts or DNS",
-        )
+        problem = f"{name} resolves to {address}, which is no address of this machine"
+        return False, f"{problem}; correct /etc/hosts or DNS"
     note = ""
     if loopback and several:
         note = f", but gloo listens at {os.environ.get('GLOO_SOCKET_IFNAME')}"
@@ -219,17 +210,18 @@ def host(name: str, several: bool) -> Finding:
 
 
 def is_far(master: str | None) -> bool:
-    """Returns whether HOST:PORT is for other machines, too, and so no loopback address."""
+    """Returns whether HOST:PORT isn't a loopback address, so that other machines can reach it."""
+    if not master:
+        return False
+    host, _, _ = master.rpartition(":")
     try:
-        return bool(master) and not socket.gethostbyname(master.rpartition(":")[0]).startswith(
-            "127."
-        )
+        return not socket.gethostbyname(host).startswith("127.")
     except OSError:
         return True
 
 
 def port(master: str, timeout: float = 3.0) -> Finding:
-    """Checks that HOST:PORT is free if it is on this machine, or else can be reached.
+    """Checks that HOST:PORT is free if it is on this machine. Otherwise it has to be reachable.
 
     Raises:
         InputError: ``master`` isn't HOST:PORT.
@@ -240,19 +232,15 @@ def port(master: str, timeout: float = 3.0) -> Finding:
     try:
         address = socket.gethostbyname(name)
     except OSError:
-        return (
-            False,
-            f"{name} resolves to no address; give the master's address, or name it in /etc/hosts",
-        )
+        advice = "give the master's address, or name it in /etc/hosts"
+        return False, f"{name} resolves to no address; {advice}"
     if address.startswith("127.") or address in addresses().values():
         with socket.socket() as tried:
             try:
                 tried.bind((address, int(number)))
             except OSError as error:
-                return (
-                    False,
-                    f"{master} can't be used here ({error.strerror}); choose another port (ss -ltnp)",
-                )
+                problem = f"{master} can't be used here ({error.strerror})"
+                return False, f"{problem}; choose another port (ss -ltnp)"
         return True, f"{master} is free on this machine"
     try:
         socket.create_connection((address, int(number)), timeout).close()
@@ -266,9 +254,10 @@ def port(master: str, timeout: float = 3.0) -> Finding:
 # ----------------------------------------------------------------- resources
 
 
-def shared_memory(folder: str = "/dev/shm", least: int = LEAST_SHM) -> Finding:
+def shared_memory(folder: str = "/dev/shm", least: int = MIN_SHARED_MEMORY) -> Finding:
     """Checks that ``folder`` has ``least`` bytes free."""
-    advice = "docker run --shm-size=1g, or --ipc=host (NCCL and Paddle's own loader put their buffers there)"
+    users = "NCCL and Paddle's own loader put their buffers there"
+    advice = f"docker run --shm-size=1g, or --ipc=host ({users})"
     if not os.access(folder, os.W_OK | os.X_OK):
         return False, f"{folder} isn't there or can't be written; {advice}"
     space = os.statvfs(folder)
@@ -289,7 +278,7 @@ def ranks_here(ngpus: int | None) -> int:
     return utils.num_processes(ngpus)
 
 
-def memory(processes: int, least: int = LEAST_MEMORY) -> Finding:
+def memory(processes: int, least: int = MIN_MEMORY) -> Finding:
     """Checks that the machine, or its container, has ``least`` bytes free for each process."""
     from utils import free_memory, num_cores
 
@@ -298,23 +287,27 @@ def memory(processes: int, least: int = LEAST_MEMORY) -> Finding:
     plural = "process" if processes == 1 else "processes"
     found = f"{free / GB:.1f} GB free, {cores} cores, for {processes} {plural}"
     if free < processes * least:
-        return (
-            False,
-            f"{found}: expected {least / GB:g} GB each; raise the container's limit, or lower -ngpus",
-        )
+        advice = "raise the container's limit, or lower -ngpus"
+        return False, f"{found}: expected {least / GB:g} GB each; {advice}"
     return True, found
 
 
 def open_files() -> Finding:
     """Checks the limit on open files and sockets."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit != resource.RLIM_INFINITY and limit < LEAST_FILES:
-        return False, f"at most {limit} open files, expected {LEAST_FILES}; ulimit -n 65536"
-    return True, "no limit" if limit == resource.RLIM_INFINITY else f"at most {limit}"
+    if limit == resource.RLIM_INFINITY:
+        return True, "no limit"
+    if limit < MIN_OPEN_FILES:
+        return False, f"at most {limit} open files, expected {MIN_OPEN_FILES}; ulimit -n 65536"
+    return True, f"at most {limit}"
 
 
 def clock(now: float) -> Finding:
-    """Checks the time of day; ``now`` is in seconds since 1970."""
+    """Checks this machine's clock.
+
+    Args:
+        now: its time, in seconds since 1970.
+    """
     shown = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
     if now < SOURCE_TIME:
         return False, f"{shown} is before this toolkit was written: let NTP set the clock"
@@ -334,13 +327,11 @@ def operators() -> Finding:
         return True, f"a GPU needs none{missing}"
     if ops.load():
         return True, f"{ops.library().parent.name}{missing}"
-    return (
-        False,
-        "not compiled for this Paddle, which makes training slow (docs/performance.md); python -m ops.build",
-    )
+    problem = "not compiled for this Paddle, which makes training slow (docs/performance.md)"
+    return False, f"{problem}; python -m ops.build"
 
 
-def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Finding:
+def loader(cfg: str, options: Sequence[str], least: float = MIN_IMAGES) -> Finding:
     """Checks that one worker loads ``least`` training images in a second."""
     from config import get_config, with_values
     from datasets import get_dataloader, get_dataset
@@ -357,7 +348,8 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
         dataset = get_dataset(config, "train", alone=True)
         train_loader = get_dataloader(config, dataset, "train")
         batches = _batches(train_loader)
-        next(batches)  # starts the worker
+        # The first batch starts the worker.
+        next(batches)
         start = time.perf_counter()
         images = 0
         while time.perf_counter() - start < LOADER_SECONDS:
@@ -366,12 +358,13 @@ def loader(cfg: str, options: Sequence[str], least: float = LEAST_IMAGES) -> Fin
         train_loader.close()
     except RunError as error:
         return False, str(error)
-    shown = f"{config.DATA.DATASET}, {size_text(config.DATA.IMAGE_SIZE)} pixels: {rate:.0f} images/s per worker"
+    images_text = f"{config.DATA.DATASET}, {size_text(config.DATA.IMAGE_SIZE)} pixels"
+    shown = f"{images_text}: {rate:.0f} images/s per worker"
     if rate < least:
-        return (
-            False,
-            f"{shown}: few; pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)",
+        advice = (
+            "pack slow storage by tools/make_shards.py, or set DATA.CACHE (docs/performance.md)"
         )
+        return False, f"{shown}: few; {advice}"
     return True, shown
 
 
@@ -385,9 +378,9 @@ def _batches(train_loader: Any) -> Iterator[dict]:
 
 
 def checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, Finding]]:
-    """Yields (name, finding) of each check of this machine.
+    """Yields the name and the finding of each check of this machine.
 
-    If a package is wrong, the other checks aren't made: importing Paddle may fail.
+    If a package is wrong, the other checks aren't made, because importing Paddle may fail.
     """
     versions = installed_versions()
     packages = {
@@ -420,5 +413,9 @@ def checks(arguments: argparse.Namespace, several: bool) -> Iterator[tuple[str, 
 
 
 def _options(arguments: argparse.Namespace) -> list[str]:
-    named = {"DATA.DATASET": arguments.dataset, "DATA.DATA_PATH": arguments.data_path}
-    return [word for pair in named.items() if pair[1] for word in pair] + arguments.o
+    options = []
+    if arguments.dataset:
+        options += ["DATA.DATASET", arguments.dataset]
+    if arguments.data_path:
+        options += ["DATA.DATA_PATH", arguments.data_path]
+    return options + arguments.o

@@ -1,5 +1,5 @@
-"""The checks of tools/doctor.py against strangers: the secret that ranks share, and the one port
-that the toolkit doesn't open itself.
+"""The checks of tools/doctor.py that concern security: the secret that ranks share, and the port
+that Paddle opens.
 """
 
 import os
@@ -11,9 +11,9 @@ from launch.rendezvous import addresses
 
 
 def common_secret() -> tuple[bool, str]:
-    """Checks the secret by which ranks know one another."""
+    """Checks the secret by which ranks recognise one another."""
     try:
-        # It tells two secrets apart, and reveals nothing else of them.
+        # Equal marks mean equal secrets. Nothing else follows from a mark.
         mark = secret.mac(secret.shared_secret(), b"doctor").hex()[:8]
     except InputError as error:
         return False, str(error)
@@ -28,29 +28,23 @@ def can_fence() -> tuple[bool, str]:
     connected.
     """
     with socket.create_server(("", 0)) as listener:
-        found = listener.getsockname()[1]
-        open_at = [address for address in addresses().values() if _connects(address, found)]
-        shut = store.shut(listener)
-        still = [address for address in addresses().values() if _connects(address, found)]
-    far = (
-        ", ".join(address for address in open_at if not address.startswith("127."))
-        or "no address but loopback"
-    )
-    if not shut or still:
+        port = listener.getsockname()[1]
+        open_before = [address for address in addresses().values() if _connects(address, port)]
+        is_shut = store.shut(listener)
+        open_after = [address for address in addresses().values() if _connects(address, port)]
+    reachable = [address for address in open_before if not address.startswith("127.")]
+    where = ", ".join(reachable) or "no address but loopback"
+    if not is_shut or open_after:
         reason = "this kernel filters no sockets: Paddle's store answers anybody for the whole run"
-        return (
-            False,
-            f"{reason} (at {far}); let a firewall pass the run's machines alone (docs/reliability.md, The network)",
-        )
-    return (
-        True,
-        f"Paddle's store listens at {far} until all ranks are connected, then nobody else connects",
-    )
+        advice = "let a firewall pass the run's machines alone (docs/reliability.md, The network)"
+        return False, f"{reason} (at {where}); {advice}"
+    until = "until all ranks are connected, then nobody else connects"
+    return True, f"Paddle's store listens at {where} {until}"
 
 
-def _connects(address: str, number: int) -> bool:
+def _connects(address: str, port: int) -> bool:
     try:
-        socket.create_connection((address, number), 0.2).close()
+        socket.create_connection((address, port), 0.2).close()
     except OSError:
         return False
     return True

@@ -1,5 +1,5 @@
-"""``tools/doctor.py --gpu``: which checks are made, in which order, and what stands above them to
-be pasted.
+"""Runs the checks of ``tools/doctor.py --gpu`` in order, below a header that describes the machine,
+so that the output can be pasted into a report.
 """
 
 import argparse
@@ -38,24 +38,26 @@ CHECKS: dict[str, Callable[[Bench], Finding]] = {
 
 
 def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], None]) -> int:
-    """Makes the checks and tells each as soon as it is made; returns the exit status.
+    """Makes the checks and returns the exit status.
 
     Args:
-        arguments: the doctor's: ``gpu``, ``rehearse``, ``only``, ``ngpus``; ``changed`` are those
-            that were given.
+        arguments: the doctor's ``gpu``, ``rehearse``, ``only`` and ``ngpus``. ``changed`` has the
+            names
+            of all flags that were given.
+        tell: is called with the name and the finding of each check as soon as it is made.
 
     Raises:
         InputError: there is no GPU, or a flag that does nothing here.
     """
     if not arguments.gpu:
         raise InputError("--rehearse and --only go with --gpu; write that, too, or leave them out")
-    if idle := [
-        flag for flag in arguments.changed if flag not in ("gpu", "rehearse", "only", "ngpus")
-    ]:
-        raise InputError(f"-{idle[0]} does nothing with --gpu; leave it out")
+    for flag in arguments.changed:
+        if flag not in ("gpu", "rehearse", "only", "ngpus"):
+            raise InputError(f"-{flag} does nothing with --gpu; leave it out")
     if is_launched():
         raise InputError(
-            "--gpu starts ranks by itself, but a launcher started this; run python tools/doctor.py --gpu"
+            "--gpu starts ranks by itself, but a launcher started this;"
+            " run python tools/doctor.py --gpu"
         )
     try:
         tempfile.gettempdir()
@@ -73,27 +75,30 @@ def main(arguments: argparse.Namespace, tell: Callable[[str, Finding, bool], Non
         print("\n".join(header(bench)), flush=True)
         for name in arguments.only or CHECKS:
             finding = run_check(CHECKS[name], bench)
-            todo += not finding[0]
+            is_well, _ = finding
+            if not is_well:
+                todo += 1
             tell(name, finding, True)
-    took = f"{time.monotonic() - begun:.0f} s{f'; {REHEARSAL}' if arguments.rehearse else ''}"
-    print(f"{f'{todo} to do' if todo else 'all is well'}, {took}")
+    verdict = f"{todo} to do" if todo else "all is well"
+    summary = f"{verdict}, {time.monotonic() - begun:.0f} s"
+    if arguments.rehearse:
+        summary += f"; {REHEARSAL}"
+    print(summary)
     return 1 if todo else 0
 
 
 def no_gpu(about: dict[str, Any]) -> str:
-    """Returns the line that says what stands in the way of a GPU."""
-    advice = (
-        "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES"
-        if about["built"]
-        else "install paddlepaddle-gpu"
-    )
+    """Returns the error that Paddle sees no GPU, with advice."""
+    advice = "install paddlepaddle-gpu"
+    if about["built"]:
+        advice = "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES"
     found = f"--gpu: Paddle {about['paddle']} sees no GPU, expected at least one"
     return f"{found}; {advice} (docs/gpu.md), or rehearse on the CPU with --gpu --rehearse"
 
 
 def run_check(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
-    """Returns what a check finds, within its time; a check that fails is something to do, and the
-    others go on.
+    """Returns the finding of a check, which has LIMIT seconds. A check that raises an error counts
+    as something to do, and the other checks go on.
     """
     bench.deadline = time.monotonic() + LIMIT
     try:
@@ -104,30 +109,31 @@ def run_check(check: Callable[[Bench], Finding], bench: Bench) -> Finding:
 
 
 def header(bench: Bench) -> list[str]:
-    """Returns the lines above the checks: what they were made with."""
+    """Returns the lines above the checks, which describe toolkit, Paddle and machine."""
     about = bench.about
     git = ("git", "-C", str(ROOT))
     commit = _output_of(*git, "rev-parse", "--short", "HEAD")
-    changed = _output_of(*git, "status", "--porcelain", "--untracked-files=no")
-    told = {
-        "toolkit": f"{commit}{', with changes' * bool(changed)}" if commit else "no git checkout"
-    }
-    told["paddle"] = about["paddle"]
+    toolkit = commit or "no git checkout"
+    if commit and _output_of(*git, "status", "--porcelain", "--untracked-files=no"):
+        toolkit += ", with changes"
+    described = {"toolkit": toolkit, "paddle": about["paddle"]}
     if not bench.rehearsing:
         driver = _output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        told |= {"gpus": about["kinds"], "cuda": about["cuda"]}
-        told["driver"] = ", ".join(sorted(set(driver.split()))) or "nvidia-smi isn't there"
-    here = measure.machine()
-    told["host"] = (
-        f"Python {platform.python_version()}, {here['cpu']}, {here['cores']} cores, {platform.platform()}"
-    )
+        described["gpus"] = about["kinds"]
+        described["cuda"] = about["cuda"]
+        described["driver"] = ", ".join(sorted(set(driver.split()))) or "nvidia-smi isn't there"
+    machine = measure.machine()
+    python = f"Python {platform.python_version()}"
+    cpu = f"{machine['cpu']}, {machine['cores']} cores"
+    described["host"] = f"{python}, {cpu}, {platform.platform()}"
     title = f"first steps on a GPU, {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}"
-    first = [f"{title}: {REHEARSAL}" if bench.rehearsing else title]
-    return first + [f"      {name:10}  {text}" for name, text in told.items()]
+    if bench.rehearsing:
+        title += f": {REHEARSAL}"
+    return [title, *(f"      {name:10}  {text}" for name, text in described.items())]
 
 
 def _output_of(*command: str) -> str:
-    """What a command prints; nothing where it isn't there, fails or hangs."""
+    """Returns what a command prints; "" if there is no such command, or if it fails or hangs."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

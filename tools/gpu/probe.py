@@ -1,8 +1,9 @@
-"""What ``tools/doctor.py --gpu`` asks of a device: a question by its name, in a process of its own.
+"""The probes of ``tools/doctor.py --gpu``. Each asks the device one question, in a process of its
+own.
 
-Name and request (JSON) are its arguments; the answer, in JSON too, is the last line that it prints.
-A process of its own leaves no memory on the device, can be ended when it hangs, and takes nobody
-along when it crashes.
+The arguments are the probe's name and a request in JSON. The answer is the last line that is
+printed, in JSON, too. Such a process leaves no memory on the device. If it hangs, it can be ended,
+and if it crashes, the others go on.
 """
 
 import collections
@@ -18,16 +19,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))  # it is run by its path
+# Run by its path, Python would look in tools/gpu/ alone.
+sys.path.insert(0, str(ROOT))
 
 import errors  # noqa: E402  (before Paddle)
 
 Answer = dict[str, Any]
 # Paddle's operators that compute attention in one kernel, by the names of ``paddle._C_ops``.
 BACKENDS = ("flash_attn", "flash_attn_v3", "memory_efficient_attention")
-TO_TENSOR = "_to_tensor_non_static"  # what paddle.to_tensor does, under all of its names
-# How a tensor's values come to the host, or a tensor to another place, and the operators that copy
-# values from the host or ask the device for a number.
+# The function behind all names of paddle.to_tensor.
+TO_TENSOR = "_to_tensor_non_static"
+# Methods that copy a tensor's values to the host, or a tensor to another place.
 METHODS = (
     "numpy",
     "item",
@@ -37,8 +39,15 @@ METHODS = (
     "__float__",
     "__int__",
     "__index__",
+    "__bool__",
+    "__nonzero__",
+    "_copy_to",
+    "cpu",
+    "cuda",
+    "pin_memory",
+    "set_value",
 )
-METHODS += ("__bool__", "__nonzero__", "_copy_to", "cpu", "cuda", "pin_memory", "set_value")
+# Operators that copy values from the host, or ask the device for a number.
 OPERATORS = (
     "assign_value",
     "assign_value_",
@@ -47,8 +56,6 @@ OPERATORS = (
     "unique",
     "unique_consecutive",
     "bincount",
-)
-OPERATORS += (
     "histogram",
     "repeat_interleave_with_tensor_index",
     "memcpy_d2h",
@@ -56,12 +63,12 @@ OPERATORS += (
     "allclose",
     "equal_all",
 )
-# by a mask: the device is asked how many of its places are true
+# With a mask as the index, these ask the device how many of its places are true.
 INDEXED = ("__getitem__", "__setitem__")
 
 
 def about(request: Answer) -> Answer:
-    """Returns what Paddle says of itself and of the GPUs it sees; ``memory`` in GB, of the first."""
+    """Describes Paddle and the GPUs that it sees. ``memory`` is that of the first GPU, in GB."""
     import paddle
     from paddle import version
 
@@ -69,12 +76,16 @@ def about(request: Answer) -> Answer:
     from utils import num_gpus
 
     built = paddle.device.is_compiled_with_cuda()
-    how = f"built for CUDA {version.cuda()} and cuDNN {version.cudnn()}" if built else "a CPU build"
+    build = "a CPU build"
+    if built:
+        build = f"built for CUDA {version.cuda()} and cuDNN {version.cudnn()}"
     found = {
-        "paddle": f"{version.full_version}, {how}, commit {version.commit[:10]}",
+        "paddle": f"{version.full_version}, {build}, commit {version.commit[:10]}",
         "built": built,
+        "gpus": num_gpus(),
+        "capability": 0.0,
+        "precision": "float32",
     }
-    found |= {"gpus": num_gpus(), "capability": 0.0, "precision": "float32"}
     if not found["gpus"]:
         return found
     gpus = [paddle.device.cuda.get_device_properties(number) for number in range(found["gpus"])]
@@ -88,7 +99,8 @@ def about(request: Answer) -> Answer:
         "memory": gpus[0].total_memory / 1e9,
         "kinds": "; ".join(f"{count} x {kind}" for kind, count in kinds.items()),
         "precision": "bfloat16" if paddle.amp.is_bfloat16_supported() else "float16",
-        "tf32": bool(paddle.base.core.get_cublas_switch()),  # of matrix products
+        # whether matrix products use TF32
+        "tf32": bool(paddle.base.core.get_cublas_switch()),
         "cuda": f"{machine.cuda()[1]}; cuDNN {paddle.device.get_cudnn_version()}",
     }
 
@@ -100,7 +112,9 @@ def about(request: Answer) -> Answer:
 def replacing(
     places: Iterable[tuple[Any, str]], by: Callable[[str, Callable], Callable]
 ) -> Iterator[None]:
-    """Has the functions ``owner.name`` of ``places`` replaced by ``by(name, function)``."""
+    """Replaces the functions ``owner.name`` of ``places`` by ``by(name, function)``, within the
+    body.
+    """
     kept = [(owner, name, getattr(owner, name)) for owner, name in places if hasattr(owner, name)]
     for owner, name, function in kept:
         setattr(owner, name, by(name, function))
@@ -113,11 +127,12 @@ def replacing(
 
 @contextlib.contextmanager
 def counting_copies() -> Iterator[collections.Counter]:
-    """Counts copies to the device and from it by who asks for them: "to_tensor
-    loading/transforms/batch.py:61".
+    """Counts copies to the device and from it, by the function and the line that calls it:
+    "to_tensor loading/transforms/batch.py:61".
 
-    Of calls within each other the outermost counts, and only this thread's: another one copies
-    batches to a GPU. Copies that Paddle makes in C++ for an operator aren't seen.
+    If such calls are nested, the outermost one counts. Only calls in this thread count, because
+    another thread copies batches to a GPU. Copies that Paddle makes in C++ for an operator aren't
+    seen.
     """
     import paddle
     from paddle import _C_ops
@@ -130,7 +145,8 @@ def counting_copies() -> Iterator[collections.Counter]:
         def counts(*args: Any, **keywords: Any) -> Any:
             if inside[0] or not _copies(name, args) or threading.get_ident() != thread:
                 return function(*args, **keywords)
-            count[f"{'to_tensor' if name == TO_TENSOR else name} {_asked_by()}"] += 1
+            shown = "to_tensor" if name == TO_TENSOR else name
+            count[f"{shown} {_caller()}"] += 1
             inside[0] = True
             try:
                 return function(*args, **keywords)
@@ -139,15 +155,17 @@ def counting_copies() -> Iterator[collections.Counter]:
 
         return counts
 
-    places = [(paddle.tensor.creation, TO_TENSOR)]
-    places += [(paddle.Tensor, name) for name in METHODS + INDEXED] + [
-        (_C_ops, name) for name in OPERATORS
+    places = [
+        (paddle.tensor.creation, TO_TENSOR),
+        *((paddle.Tensor, name) for name in METHODS + INDEXED),
+        *((_C_ops, name) for name in OPERATORS),
     ]
     with replacing(places, counting):
         yield count
 
 
 def _copies(name: str, args: tuple) -> bool:
+    """Returns whether a call of a function of this name copies values, given its arguments."""
     import paddle
 
     if name == "set_value":
@@ -158,8 +176,8 @@ def _copies(name: str, args: tuple) -> bool:
     return True
 
 
-def _asked_by() -> str:
-    """file:line of the innermost of the toolkit's frames, but for this file's."""
+def _caller() -> str:
+    """Returns the file and line of the innermost frame of the toolkit outside this file."""
     frame = sys._getframe(2)
     while frame:
         file = frame.f_code.co_filename
@@ -173,7 +191,7 @@ def _asked_by() -> str:
 
 
 def route(request: Answer) -> Answer:
-    """Returns which way the attention of a training step goes.
+    """Returns which kernels compute the attention of a training step.
 
     Args:
         request: ``words``: the command line of main_single_gpu.py.
@@ -194,9 +212,10 @@ def route(request: Answer) -> Answer:
 
     def noted(name: str, function: Callable) -> Callable:
         def note(q: paddle.Tensor, *others: Any, **keywords: Any) -> Any:
-            (backends if name in BACKENDS else types).append(
-                (name, str(q.dtype).removeprefix("paddle."))
-            )
+            if name in BACKENDS:
+                backends.append(name)
+            else:
+                types.append(str(q.dtype).removeprefix("paddle."))
             return function(q, *others, **keywords)
 
         return note
@@ -213,23 +232,22 @@ def route(request: Answer) -> Answer:
     return {
         "attentions": sum(isinstance(layer, Attention) for layer in model.sublayers()),
         "fused": len(types),
-        "types": sorted({dtype for _, dtype in types}),
-        "backends": dict(collections.Counter(name for name, _ in backends)),
+        "types": sorted(set(types)),
+        "backends": dict(collections.Counter(backends)),
         "precision": precision(config),
     }
 
 
 def sdpa(request: Answer) -> Answer:
-    """Measures time, memory and results of Paddle's ``scaled_dot_product_attention`` beside the
-    plain products.
+    """Measures time, memory and results of Paddle's ``scaled_dot_product_attention`` and of plain
+    products.
+
+    Returns for both, "fused" and "plain", the ``ms`` of forward and backward pass, and the ``MB``
+    kept for the backward pass (on a GPU). ``error`` is the largest error of output and gradients,
+    over the largest value of plain float32 products.
 
     Args:
         request: ``shape`` [batch, length, heads, channels of a head], ``dtype``, ``repeats``.
-
-    Returns:
-        by way: ``ms`` of forward and backward, and ``MB`` kept for the backward pass (on a GPU).
-            Also the largest
-        ``error`` of output and gradients, over the largest value of plain float32 products.
     """
     import paddle
     from paddle.nn import functional as F
@@ -241,29 +259,35 @@ def sdpa(request: Answer) -> Answer:
         )
 
     paddle.seed(0)
-    exact = [paddle.randn(request["shape"]) for _ in range(4)]  # q, k, v and the output's gradient
-    wanted, _ = _both_ways(plain, exact)
-    given = [x.astype(request["dtype"]) for x in exact]
+    # q, k, v and the gradient of the output
+    exact = [paddle.randn(request["shape"]) for _ in range(4)]
+    expected, _ = _forward_backward(plain, exact)
+    rounded = [x.astype(request["dtype"]) for x in exact]
     answer = {}
     for name, function in (("fused", F.scaled_dot_product_attention), ("plain", plain)):
         for number in range(request["repeats"] + 2):
-            if number == 2:  # the first two don't count
+            # The first two don't count.
+            if number == 2:
                 start = time.perf_counter()
-            found, kept = _both_ways(function, given)
+            results, kept = _forward_backward(function, rounded)
             if number in (1, request["repeats"] + 1):
-                found[-1].flatten()[0].item()  # waits for the device
+                # Reading a value waits for the device.
+                results[-1].flatten()[0].item()
         seconds = (time.perf_counter() - start) / request["repeats"]
-        worst = [
-            ((a.astype("float32") - b).abs().max() / b.abs().max())
-            for a, b in zip(found, wanted, strict=True)
+        errors = [
+            float((result.astype("float32") - exact_result).abs().max() / exact_result.abs().max())
+            for result, exact_result in zip(results, expected, strict=True)
         ]
-        answer[name] = {"ms": 1e3 * seconds, "MB": kept / 1e6, "error": max(map(float, worst))}
+        answer[name] = {"ms": 1e3 * seconds, "MB": kept / 1e6, "error": max(errors)}
     return answer
 
 
-def _both_ways(function: Callable, given: list) -> tuple[list, int]:
-    """([the output, the gradients of q, k, v], bytes that a GPU keeps between the forward and the
-    backward pass).
+def _forward_backward(function: Callable, inputs: list) -> tuple[list, int]:
+    """Returns ([the output, the gradients of q, k and v], the bytes that a GPU keeps from the
+    forward to the backward pass).
+
+    Args:
+        inputs: q, k, v and the gradient of the output.
     """
     import paddle
 
@@ -272,35 +296,35 @@ def _both_ways(function: Callable, given: list) -> tuple[list, int]:
     def allocated() -> int:
         return paddle.device.cuda.memory_allocated() if num_gpus() else 0
 
-    q, k, v = (x.detach() for x in given[:3])
+    q, k, v = (x.detach() for x in inputs[:3])
     for x in (q, k, v):
         x.stop_gradient = False
     before = allocated()
     output = function(q, k, v)
     kept = allocated() - before
-    return [output.detach(), *paddle.grad([output], [q, k, v], [given[3]])], kept
+    return [output.detach(), *paddle.grad([output], [q, k, v], [inputs[3]])], kept
 
 
 # ------------------------------------------------------------------- training
 
 
 class Enough(Exception):
-    """The steps that were asked for are done."""
+    """All requested steps are done."""
 
 
 def train(request: Answer) -> Answer:
-    """Makes the first steps of training runs, by the toolkit's own worker; they are given up before
-    anything is saved.
+    """Makes the first steps of training runs, by the toolkit's own worker. The runs are given up
+    before anything is saved.
+
+    Returns for each job ``reports`` (the lines of metrics.jsonl), ``weights`` (a SHA-256 of each),
+    ``transfers`` (of the later half, {origin: number per step}) and the number of ``columns`` of a
+    batch. For a job that failed it is ``error``, one line.
 
     Args:
-        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``steps``; ``keep``:
-            the first batch serves for all steps, and stays on the device; ``transfers``: to count
-            them.
-
-    Returns:
-        by name ``reports`` (the lines of metrics.jsonl), ``weights`` (a SHA-256 of each),
-            ``transfers`` (per step of the later half: {origin: number}) and the ``columns`` of a
-            batch; or ``error``, one line.
+        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``steps``: their
+            number;
+            ``keep``: whether all steps use the first batch, which stays on the device;
+            ``transfers``: whether copies are counted.
     """
     from main_multi_gpu import import_paddle, main_worker, read_datasets
 
@@ -315,41 +339,40 @@ def train(request: Answer) -> Answer:
         try:
             with replacing(
                 [(Window, "timed_batches")],
-                lambda _, timed, told=answer: _limit(timed, request, told),
+                lambda _, timed, answer=answer: _limit(timed, request, answer),
             ):
                 main_worker(*read_datasets(config))
         except Enough:
             file = Path(config.OUTPUT) / "metrics.jsonl"
-            answer["reports"] = (
-                [json.loads(line) for line in file.read_text().splitlines()]
-                if file.exists()
-                else []
-            )
+            lines = file.read_text().splitlines() if file.exists() else []
+            answer["reports"] = [json.loads(line) for line in lines]
         except Exception as error:
-            answer["error"] = (
-                f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[-1].strip()}"
-            )
+            lines = str(error).strip().splitlines() or [""]
+            answer["error"] = f"{type(error).__name__}: {lines[-1].strip()}"
     return answers
 
 
 def _limit(timed: Callable, request: Answer, answer: Answer) -> Callable:
-    """``Window.timed_batches``, which yields the batches of an epoch, for so many steps."""
+    """Returns a ``Window.timed_batches`` that ends after the requested number of steps, and writes
+    its results to ``answer``.
+    """
 
     def limited(window: Any, loader: Any, step: int) -> Iterator[list]:
         batches = timed(window, loader, step)
         batch = next(batches)
         answer["columns"] = len(batch)
-        with (
-            counting_copies()
-            if request.get("transfers")
-            else contextlib.nullcontext(collections.Counter()) as count
-        ):
-            half = request["steps"] // 2  # which is even
+        counting = contextlib.nullcontext(collections.Counter())
+        if request.get("transfers"):
+            counting = counting_copies()
+        # ``steps`` is even.
+        half = request["steps"] // 2
+        with counting as count:
             for number in range(2 * half):
                 if number == half:
                     count.clear()
                 yield batch
-                batch = batch if request.get("keep") else next(batches)
+                if not request.get("keep"):
+                    batch = next(batches)
             answer["transfers"] = {where: many / half for where, many in count.items()}
         state = window.training.model.state_dict()
         answer["weights"] = {
@@ -361,18 +384,17 @@ def _limit(timed: Callable, request: Answer, answer: Answer) -> Callable:
 
 
 def logits(request: Answer) -> Answer:
-    """Computes logits of random weights: the CPU's, which are kept, or others, which are compared
-    with those.
+    """Computes logits of random weights. Those of the CPU are stored, and others are compared with
+    them.
+
+    Returns for each job ``difference``, the largest one, and ``varies``, how much the stored logits
+    differ from image to image. Both are over the range of the stored logits, and ``varies`` has to
+    be much larger.
 
     Args:
-        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``folder``: where
-            they are kept; ``cpu``: on the CPU by Paddle's own operators. Without it, and without a
-            GPU, by the toolkit's compiled operators.
-
-    Returns:
-        two figures by name. ``difference``: the largest one over the range of the kept logits.
-        ``varies``: how much they differ from image to image over that range, which has to be far
-        above it.
+        request: ``jobs``: {name: words of main_single_gpu.py's command line}; ``folder``: where the
+            logits are stored; ``cpu``: whether the CPU computes them, by Paddle's own operators.
+            Without ``cpu`` and without a GPU, the toolkit's compiled operators compute them.
     """
     import numpy as np
     import paddle
@@ -395,34 +417,34 @@ def logits(request: Answer) -> Answer:
         _randomise(model, draw)
         images = draw.standard_normal([8, 3, *model.image_size]).astype(np.float32)
         with paddle.no_grad():
-            found = model(paddle.to_tensor(images)).numpy()
+            logits = model(paddle.to_tensor(images)).numpy()
         file = Path(request["folder"]) / f"{name}.npy"
         if request.get("cpu"):
-            np.save(file, found)
-        kept = np.load(file)
-        difference = np.abs(found - kept).max() / np.ptp(kept)
-        varies = kept.std(0).mean() / np.ptp(kept)
+            np.save(file, logits)
+        stored = np.load(file)
+        difference = np.abs(logits - stored).max() / np.ptp(stored)
+        varies = stored.std(0).mean() / np.ptp(stored)
         answers[name] = {"difference": float(difference), "varies": float(varies)}
     return answers
 
 
 def _randomise(model: Any, draw: Any) -> None:
-    """Gives every parameter a value that counts: fresh biases would be 0, and fresh scales 1."""
+    """Gives each parameter random values. Without this, biases would be 0 and scales 1."""
     import numpy as np
 
     for name, parameter in model.named_parameters():
         noise = draw.standard_normal(parameter.shape).astype(np.float32)
         if parameter.ndim > 1:
-            fan_in = (
-                parameter.shape[0]
-                if parameter.ndim == 2
-                else max(1, parameter.size // parameter.shape[0])
-            )
+            # Paddle's linear weights are [inputs, outputs], and convolutions [outputs, inputs,
+            # ...].
+            fan_in = parameter.shape[0]
+            if parameter.ndim > 2:
+                fan_in = max(1, parameter.size // parameter.shape[0])
             parameter.set_value(noise * np.float32(fan_in**-0.5))
         else:
-            parameter.set_value(
-                np.float32(name.endswith(("weight", "variance"))) + np.float32(0.1) * noise
-            )
+            # Scales and variances are around 1, and biases around 0.
+            mean = np.float32(name.endswith(("weight", "variance")))
+            parameter.set_value(mean + np.float32(0.1) * noise)
 
 
 PROBES = {probe.__name__: probe for probe in (about, route, sdpa, train, logits)}
