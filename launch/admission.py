@@ -295,8 +295,8 @@ class Admission:
             self._dismiss(f"{WRONG} {self.contradiction}")
         elif missing:
             reason = (
-                f"{self.kind} {number_list(missing)} of {self.count} didn't connect within {limit:g} s"
-                f" ({LIMITS[self.kind]})"
+                f"{self.kind} {number_list(missing)} of {self.count} didn't connect"
+                f" within {limit:g} s ({LIMITS[self.kind]})"
             )
             if self.others:
                 reason += f", {self.others} had a different secret"

@@ -176,7 +176,7 @@ def pair() -> tuple[Channel, Channel]:
 
 
 def nonce(text: str) -> bytes:
-    """Returns the nonce that ``text`` has in hexadecimal digits; raises ValueError if it has none."""
+    """Returns the nonce that ``text`` has in hexadecimal digits, or raises ValueError."""
     value = bytes.fromhex(text)
     # ``fromhex`` allows spaces.
     if len(value) != MAC_SIZE or len(text) != 2 * MAC_SIZE:

@@ -57,7 +57,8 @@ def watch(target: Callable[..., None], config: Any) -> NoReturn:
     global _stage
     if config.DIST.MAX_RESTART:
         raise InputError(
-            "DIST.MAX_RESTART restarts only ranks that this program starts; set it to 0 under a launcher"
+            "DIST.MAX_RESTART restarts only ranks that this program starts;"
+            " set it to 0 under a launcher"
         )
     context = multiprocessing.get_context("fork")
     rank = int(os.environ["PADDLE_TRAINER_ID"])

@@ -510,9 +510,9 @@ def _accept_answer(
             raise InputError(answer.removeprefix(f"{WRONG} "))
         if answer.startswith("differs "):
             raise InputError(
-                f"{kind} 0 at {address} waits for {answer.removeprefix('differs ')}, but this is one"
-                f" of {party}: another run has the port (choose another MASTER_PORT), or not all"
-                " were started with the same numbers",
+                f"{kind} 0 at {address} waits for {answer.removeprefix('differs ')},"
+                f" but this is one of {party}: another run has the port (choose another"
+                " MASTER_PORT), or not all were started with the same numbers",
                 shared=False,
             )
     if answer == channel.OTHER_SECRET:

@@ -38,7 +38,7 @@ def listeners() -> Iterator[socket.socket]:
 
 
 def shut(listener: socket.socket) -> bool:
-    """Makes a listening socket accept no new connections. Returns whether the kernel supports it."""
+    """Makes a socket accept no new connections. Returns whether the kernel supports this."""
     program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     # struct sock_fprog: the number of instructions, and their address
     description = struct.pack("HP", 1, ctypes.addressof(program))

@@ -1,4 +1,4 @@
-"""Decides why a run ends if ranks fail, are lost or stall: the rank that caused it, and a message."""
+"""Decides why a run ends if ranks fail, are lost or stall: which rank caused it, and a message."""
 
 import json
 import signal
