@@ -1,11 +1,12 @@
-"""Programs that tests start, without the two seconds of processor time that the imports of each
-would take.
+"""Starts programs for tests without the two seconds of CPU time that the imports of each would
+take.
 
-``python()`` is an interpreter by the look of it: a client (client.py). A server (server.py), which
-has imported Paddle and other packages, though nothing of the toolkit, forks itself and takes over
-the client's words, environment, folder and descriptors. Whatever a fork couldn't do as a start
-does, the client leaves to the real interpreter. Tests of the start itself, of signals, streams and
-limits start that, by ``sys.executable``.
+``python()`` is a program that tests start instead of the interpreter: a client (client.py). A
+server (server.py) has imported Paddle and other packages, but nothing of the toolkit. For each
+client it forks itself. The fork takes over the client's arguments, environment, folder and
+descriptors, and runs the program. If a fork couldn't behave as a real start would, the client runs
+the real interpreter. Tests of the start itself, of signals, streams and limits use
+``sys.executable``.
 """
 
 import functools
@@ -22,10 +23,11 @@ _starting = threading.Lock()
 
 
 def _folder() -> tempfile.TemporaryDirectory:
-    """Returns the folder with the client, which is a ``python``; at first it starts this process's
-    server.
+    """Returns the folder with the client, whose name is ``python``. The first call starts this
+    process's server.
     """
-    with _starting:  # a test's threads ask at the same time
+    # Threads of a test may call this at the same time.
+    with _starting:
         return _started()
 
 
@@ -44,18 +46,19 @@ def _started() -> tempfile.TemporaryDirectory:
         listener.bind(address)
         listener.listen(64)
         words = [sys.executable, str(_HERE / "server.py"), str(listener.fileno()), str(client)]
-        folder.server = subprocess.Popen(  # until this process ends, which closes its stdin
+        # The server ends when its stdin is closed, at the end of this process.
+        folder.server = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[listener.fileno()]
         )
     return folder
 
 
 def python() -> str:
-    """Returns what stands for ``sys.executable``."""
+    """Returns the path of the client, which replaces ``sys.executable``."""
     return str(Path(_folder().name, "python"))
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Returns this process's environment, in which ``python`` is ``python()``, and ``more``."""
+    """Returns this process's environment and ``more``. Its ``python`` is the client."""
     path = os.pathsep.join([_folder().name, str(Path(sys.executable).parent), os.environ["PATH"]])
     return {**os.environ, "PATH": path, "VIRTUAL_ENV": "1", **more}

@@ -1,5 +1,6 @@
-"""Forks itself for each client, into the program that the client was started as. It begins as a
-fresh interpreter does: its module is __main__, and its end is as Python's.
+"""Forks itself for each client. The fork runs the program that the client was started for, as a
+fresh
+interpreter would: as ``__main__``, and with the same end.
 """
 
 import ast
@@ -24,16 +25,15 @@ LISTENER = int(sys.argv[1])
 CLIENT = sys.argv[2]
 INITIAL = dict(os.environ)
 ROOT = Path(__file__).resolve().parents[2]
-# What is read before the first line of a program runs, or as Paddle is imported; and what launchers
-# set, whose ranks mustn't have imported it when they fork.
+# Variables that are read before a program's first line, or while Paddle is imported. Also those of
+# launchers, whose ranks mustn't have imported Paddle when they fork.
 EARLY = re.compile(
     r"PYTHON(?!PATH|WARNINGS)|(FLAGS|OMP|MKL|KMP|GOMP|OPENBLAS|LD|LC|GLOG|CUDA|NVIDIA|MALLOC|SLURM|TORCHELASTIC|PADDLE(?!_VIT))_"
     r"|(LANG|GLIBC_TUNABLES|RANK|WORLD_SIZE|LOCAL_RANK)$"
 )
-ROOM = 200  # above the descriptors that this process and its clients have
-
-
-# What programs import; zlib before Paddle (errors.py says why).
+# A number above all descriptors of this process and its clients.
+ROOM = 200
+# Modules that programs import. zlib comes before Paddle (errors.py says why).
 PRELOADED = (
     "zlib",
     "paddle",
@@ -41,8 +41,6 @@ PRELOADED = (
     "matplotlib.pyplot",
     "sklearn.datasets",
     "safetensors.numpy",
-)
-PRELOADED += (
     "yacs.config",
     "yaml",
     "threadpoolctl",
@@ -53,7 +51,7 @@ PRELOADED += (
 
 
 def preload():
-    """Imports PRELOADED; returns what Paddle's import changed in the environment."""
+    """Imports PRELOADED. Returns the variables that Paddle's import changed."""
     changed = {}
     for name in PRELOADED:
         importlib.import_module(name)
@@ -61,17 +59,18 @@ def preload():
             changed = {
                 name: value for name, value in os.environ.items() if INITIAL.get(name) != value
             }
-    # as in a program's first moments, in which there is none
+    # At its start, a program has no handlers of Paddle.
     sys.modules["paddle"].disable_signal_handler()
-    figure = sys.modules["matplotlib.figure"].Figure()  # its first text looks for fonts
+    # The first text of a process searches for fonts.
+    figure = sys.modules["matplotlib.figure"].Figure()
     figure.subplots().set_title("0")
     figure.savefig(io.BytesIO())
     return changed
 
 
 def keep_trees():
-    """Lets ``ast.parse`` remember the toolkit's files: each program reads the keys of all
-    architectures and components there, by syntax alone.
+    """Makes ``ast.parse`` remember the syntax trees of the toolkit's files. Each program parses
+    them to read the keys of all architectures and components.
     """
     parse = ast.parse
     trees = {}
@@ -84,7 +83,15 @@ def keep_trees():
 
 
 class Start:
-    """What a client was started as: its words, its environment, its descriptors."""
+    """Describes how a client was started.
+
+    Attributes:
+        words: its arguments, without those of the interpreter.
+        environment: its variables.
+        numbers: its descriptors.
+        received: this process's copies of them.
+        pid: its process.
+    """
 
     def __init__(self, connection):
         self.connection = connection
@@ -95,13 +102,14 @@ class Start:
         self.pid = int.from_bytes(credentials[:4], sys.byteorder)
 
     def read(self):
-        """Reads what the client's process tells of itself; returns whether that is all."""
-        # after Python's name, -IS and the client's
+        """Reads the client's process from /proc. Returns whether all of its descriptors came."""
+        # The first three are Python, -IS and the client.
         self.words = self._read("cmdline").split("\0")[3:-1]
         pairs = (pair.partition("=") for pair in self._read("environ").split("\0") if pair)
         self.environment = {name: value for name, _, value in pairs}
         self.status = dict(re.findall(r"^(\w+):\s*(.*)$", self._read("status"), re.M))
-        flags = subprocess._args_from_interpreter_flags()  # as what a program starts gets them
+        # A program that starts others passes its interpreter's flags on.
+        flags = subprocess._args_from_interpreter_flags()
         if self.words[: len(flags)] == flags:
             del self.words[: len(flags)]
         return len(self.numbers) == len(self.received)
@@ -110,37 +118,36 @@ class Start:
         return Path(f"/proc/{self.pid}/{name}").read_bytes().decode(errors="surrogateescape")
 
     def is_like_mine(self, changed):
-        """Whether a fork of this process can stand for it."""
-        # what it inherits, Paddle's import has set
-        spawned = "--multiprocessing-fork" in self.words
-        mine = INITIAL | changed if spawned else INITIAL
-        early = [
-            {name: env[name] for name in env if EARLY.match(name)}
-            for env in (mine, self.environment)
-        ]
-        spaces = ("net", "mnt", "pid", "user", "ipc", "uts")
+        """Returns whether a fork of this process behaves as the client's program would."""
+        mine = INITIAL
+        if "--multiprocessing-fork" in self.words:
+            # A process that a program spawned inherits the variables that Paddle's import changed.
+            mine = INITIAL | changed
+        my_early = {name: value for name, value in mine.items() if EARLY.match(name)}
+        its_early = {name: value for name, value in self.environment.items() if EARLY.match(name)}
         folder = os.readlink(f"/proc/{self.pid}/cwd")
+        if not self.words or not os.path.isdir(folder):
+            return False
+        is_file = os.path.isfile(os.path.join(folder, self.words[0]))
+        namespaces = ("net", "mnt", "pid", "user", "ipc", "uts")
         return (
-            len(self.words) > 0
-            and (
-                self.words[0] in ("-c", "-m") or os.path.isfile(os.path.join(folder, self.words[0]))
-            )
-            and early[0] == early[1]
-            and os.path.isdir(folder)
+            (is_file or self.words[0] in ("-c", "-m"))
+            and my_early == its_early
             and {0, 1, 2} <= {*self.numbers}
             and max(self.numbers) < ROOM
             and not any(os.isatty(descriptor) for descriptor in self.received)
             and self._read("limits") == Path("/proc/self/limits").read_text()
             and all(
-                os.readlink(f"/proc/{self.pid}/ns/{n}") == os.readlink(f"/proc/self/ns/{n}")
-                for n in spaces
+                os.readlink(f"/proc/{self.pid}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}")
+                for name in namespaces
             )
         )
 
     def become(self, changed):
-        """Makes this process, a fork, what the client was."""
+        """Gives this process, a fork, the state of the client's process."""
         high = [os.dup2(old, ROOM + place) for place, old in enumerate(self.received)]
-        self.connection.detach()  # or it would close its number later, whatever that is by then
+        # Otherwise the socket would later close its number, which then belongs to something else.
+        self.connection.detach()
         os.closerange(3, ROOM)
         for number, descriptor in zip(self.numbers, high, strict=True):
             os.dup2(descriptor, number)
@@ -150,8 +157,10 @@ class Start:
         os.sched_setaffinity(0, os.sched_getaffinity(self.pid))
         os.environ.clear()
         os.environ.update(self.environment)
+        # Variables that Paddle's import would change, unless the client has other values.
         same = (name for name in changed if self.environment.get(name) == INITIAL.get(name))
         os.environ.update({name: changed[name] for name in same})
+        # A mask with a bit for each signal that the client ignored at its start.
         ignored = int(self.status["SigIgn"], 16)
         for number in (
             signal.SIGINT,
@@ -168,7 +177,9 @@ class Start:
 
 
 class Server:
-    """Forks for those who come, and passes on how it ended; a client's end is its program's, too."""
+    """Forks a program for each client, and sends it the program's exit status. If a client ends,
+    its program is killed.
+    """
 
     def __init__(self, listener, changed):
         self.listener = listener
@@ -176,15 +187,16 @@ class Server:
         self.poll = select.poll()
         self.poll.register(listener, select.POLLIN)
         self.poll.register(0, select.POLLIN)
-        # By the descriptors of the connection and of the process: (connection, pid, pidfd, parent
-        # of a rank's client).
+        # By the descriptors of the connection and of the process: (connection, pid, pidfd, pid of
+        # the program that spawned this one, or 0).
         self.programs = {}
 
     def serve(self):
-        """Returns in forks alone: what each is to be."""
+        """Returns in forks alone, with the ``Start`` of their client."""
         while True:
             for descriptor, _ in self.poll.poll():
-                if descriptor == 0:  # the tests have ended
+                if descriptor == 0:
+                    # The tests have ended.
                     for _, pid, _, _ in self.programs.values():
                         os.kill(pid, signal.SIGKILL)
                     os._exit(0)
@@ -198,24 +210,22 @@ class Server:
         start = Start(connection)
         try:
             known = start.read() and start.is_like_mine(self.changed)
-        except OSError:  # it is gone
+        except OSError:
+            # The client has gone.
             known = False
         if known and not (pid := os.fork()):
             return start
-        if not known:
-            print("left to Python:", start.words, flush=True)  # in the log, beside the socket
         for descriptor in start.received:
             os.close(descriptor)
         if not known:
-            connection.close()  # the client sees that
+            # The log is beside the socket.
+            print("left to Python:", start.words, flush=True)
+            # The client then runs the real interpreter.
+            connection.close()
             return None
         handle = os.pidfd_open(pid)
-        program = (
-            connection,
-            pid,
-            handle,
-            int(start.status["PPid"]) if "--multiprocessing-fork" in start.words else 0,
-        )
+        parent = int(start.status["PPid"]) if "--multiprocessing-fork" in start.words else 0
+        program = connection, pid, handle, parent
         for descriptor in (connection.fileno(), handle):
             self.programs[descriptor] = program
             self.poll.register(descriptor, select.POLLIN)
@@ -224,7 +234,8 @@ class Server:
 
     def look_at(self, descriptor):
         connection, pid, handle, _ = self.programs[descriptor]
-        if descriptor != handle:  # its client was killed, and what that started goes with it
+        if descriptor != handle:
+            # The client was killed, so its program is killed, too.
             os.kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
         with contextlib.suppress(OSError):
@@ -240,7 +251,7 @@ class Server:
 
 
 def as_main(words):
-    """Does as the interpreter does with its words."""
+    """Runs a program as the interpreter does with these arguments."""
     import multiprocessing
     import runpy
 
@@ -248,7 +259,8 @@ def as_main(words):
         path for path in sys.path[1:] if path not in INITIAL.get("PYTHONPATH", "").split(os.pathsep)
     ]
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path] + paths
-    sys.executable = CLIENT  # of what it starts in turn
+    # Programs that this one starts are warm, too.
+    sys.executable = CLIENT
     multiprocessing.set_executable(CLIENT)
     multiprocessing.process.ORIGINAL_DIR = os.getcwd()
     if told := os.environ.get("PYTHONWARNINGS"):
@@ -271,16 +283,19 @@ def as_main(words):
 
 
 def status_of(words):
-    """Does the program, and what an interpreter does at its end but for taking its modules apart:
-    that touches, and so copies, every page of them.
+    """Runs the program and ends it as an interpreter does. Returns the exit status.
+
+    Modules aren't torn down: that would write to each of their pages, and so copy it.
     """
     status = 0
     try:
         as_main(words)
-    except SystemExit as asked:
-        status = asked.code if isinstance(asked.code, int) else int(asked.code is not None)
-        if status and not isinstance(asked.code, int):
-            print(asked.code, file=sys.stderr)
+    except SystemExit as error:
+        if isinstance(error.code, int):
+            status = error.code
+        elif error.code is not None:
+            status = 1
+            print(error.code, file=sys.stderr)
     except KeyboardInterrupt:
         sys.excepthook(*sys.exc_info())
         status = -signal.SIGINT
@@ -301,8 +316,10 @@ gc.disable()
 changed = preload()
 keep_trees()
 gc.collect()
-gc.freeze()  # else a collection copies every page that forks share
-gc.set_threshold(10_000)  # as tests/conftest.py
+# Otherwise a collection would copy all pages that forks share.
+gc.freeze()
+# as in tests/conftest.py
+gc.set_threshold(10_000)
 gc.enable()
 start = Server(socket.socket(fileno=LISTENER), changed).serve()
 start.become(changed)

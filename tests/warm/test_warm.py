@@ -1,5 +1,5 @@
-"""A program from the warm server is what Python makes of it, to the last line; what it can't be is
-left to that.
+"""A program that the warm server runs behaves as under Python, to its last line. Programs that
+can't are left to Python.
 """
 
 import functools
@@ -29,7 +29,7 @@ print("told", file=sys.stderr)
 
 
 def both(folder, *words, **how):
-    """What Python and what the warm server makes of a program: (exit status, stdout, stderr) of
+    """Runs a program by Python and by the warm server. Returns (exit status, stdout, stderr) of
     each.
     """
     how |= {"env": warm.environment() | how.get("env", {}), "timeout": 120}
